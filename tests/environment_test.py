@@ -1,0 +1,88 @@
+"""Tests of the locks, of setup.py and of the script that builds .venv."""
+
+import itertools
+import os
+import pathlib
+import re
+import runpy
+import subprocess
+from unittest import mock
+
+import pytest
+import setuptools
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_LOCKS = [
+    _ROOT / 'requirements' / f'{name}.lock'
+    for name in ('py39', 'py310', 'py311')
+]
+_REQUIREMENT = (
+    r'([a-z0-9-]+)==(\S+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n'
+)
+
+
+def _versions(lock):
+  return dict(re.findall(_REQUIREMENT, lock.read_text()))
+
+
+def _setup_arguments():
+  with mock.patch.object(setuptools, 'setup') as setup:
+    runpy.run_path(str(_ROOT / 'setup.py'))
+  return setup.call_args.kwargs
+
+
+@pytest.mark.parametrize('lock', _LOCKS, ids=lambda lock: lock.stem)
+def test_lock_holds_only_pins_with_hashes(lock):
+  # No room for a URL, an index option or an unhashed pin.
+  assert re.fullmatch(f'(?:{_REQUIREMENT})+', lock.read_text())
+
+
+@pytest.mark.parametrize('lock', _LOCKS, ids=lambda lock: lock.stem)
+def test_lock_holds_the_overridden_pins(lock):
+  versions = _versions(lock)
+  assert versions['tensorflow-federated'] == '0.87.0'
+  overrides = (_ROOT / 'requirements' / 'overrides.txt').read_text()
+  pins = re.findall(r'^([a-z]+)==(\S+)$', overrides, re.MULTILINE)
+  assert {'jax', 'jaxlib'} <= {name for name, _ in pins}
+  assert set(pins) <= set(versions.items())
+
+
+def test_locks_agree_on_packages_of_the_corpus():
+  from simulations import docstrings
+
+  for name in docstrings.PACKAGES:
+    assert len({_versions(lock)[name] for lock in _LOCKS}) == 1, name
+
+
+def test_setup_requires_no_tensorflow_federated():
+  arguments = _setup_arguments()
+  requirements = itertools.chain(
+      arguments['install_requires'], *arguments['extras_require'].values()
+  )
+  names = {re.match('[a-z0-9-]+', each).group() for each in requirements}
+  assert 'tensorflow' in names
+  assert not {name for name in names if 'federated' in name}
+
+
+def test_locks_satisfy_setup_extras():
+  arguments = _setup_arguments()
+  wanted = arguments['install_requires'] + arguments['extras_require']['dev']
+  for each in wanted:
+    name = re.match('[a-z0-9-]+', each).group()
+    locks = _LOCKS[:2] if 'python_version < "3.11"' in each else _LOCKS
+    assert all(name in _versions(lock) for lock in locks), name
+
+
+def test_make_env_refuses_a_python_that_does_not_run(tmp_path):
+  shim = tmp_path / 'python3.11'
+  shim.write_text('#!/bin/sh\nexit 127\n')
+  shim.chmod(0o755)
+  result = subprocess.run(
+      [_ROOT / 'requirements' / 'make_env.sh'],
+      env={**os.environ, 'PYTHON': str(shim)},
+      capture_output=True,
+      text=True,
+  )
+  assert result.returncode == 1
+  assert f'PYTHON={shim}' in result.stderr
+  assert 'Python 3.9, 3.10 or 3.11' in result.stderr
