@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 readonly SELF=requirements/make_env.sh
 readonly VENV=.venv
-readonly STAMP=$VENV/current  # Written last: a build without it is not finished.
+readonly STAMP=$VENV/current  # First to go, last to come: it means finished.
 
 # Prints 'VERSION PATH' of a Python that fits. Every candidate is run, because
 # a name on PATH may be a broken shim. Links are followed, as those in .venv
@@ -36,13 +36,17 @@ find_python() {
   return 1
 }
 
+if [[ $(uname -sm) != 'Linux x86_64' ]]; then
+  echo 'make env: the locks are for Linux on x86-64 only.' >&2
+  exit 1
+fi
 if ! found=$(find_python); then
   cat >&2 <<END
-make env: ${PYTHON:+PYTHON=$PYTHON is not such a Python. }Python 3.9, 3.10 or \
-3.11 with its venv module is needed; 3.11 is best.
+make env: ${PYTHON:+PYTHON=$PYTHON does not fit; }a working Python 3.9, 3.10 \
+or 3.11 with its venv module is needed. Install 3.11:
   Debian, Ubuntu:  apt install python3.11 python3.11-venv
   with uv:         uv python install 3.11
-  with conda:      conda create --name py311 python=3.11
+  with conda:      conda create --name py311 python=3.11; conda activate py311
   elsewhere:       make env PYTHON=/path/to/python3.11
 END
   exit 1
@@ -61,6 +65,7 @@ if [[ -e $STAMP && $(<"$STAMP") == "$key" ]] &&
 fi
 
 echo "make env: building $VENV with Python $version ($python)"
+rm -f "$STAMP"
 rm -rf "$VENV"
 "$python" -m venv "$VENV"
 if command -v uv >/dev/null; then
