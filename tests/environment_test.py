@@ -13,12 +13,9 @@ import setuptools
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _LOCKS = [
-    _ROOT / 'requirements' / f'{name}.lock'
-    for name in ('py39', 'py310', 'py311')
+  _ROOT / 'requirements' / f'{name}.lock' for name in ('py39', 'py310', 'py311')
 ]
-_REQUIREMENT = (
-    r'([a-z0-9-]+)==(\S+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n'
-)
+_REQUIREMENT = r'([a-z0-9-]+)==(\S+)(?: \\\n    --hash=sha256:[0-9a-f]{64})+\n'
 
 
 def _versions(lock):
@@ -47,17 +44,17 @@ def test_lock_holds_the_overridden_pins(lock):
   assert set(pins) <= set(versions.items())
 
 
-def test_locks_agree_on_packages_of_the_corpus():
+@pytest.mark.parametrize('lock', _LOCKS, ids=lambda lock: lock.stem)
+def test_lock_pins_the_packages_of_the_corpus(lock):
   from simulations import docstrings
 
-  for name in docstrings.PACKAGES:
-    assert len({_versions(lock)[name] for lock in _LOCKS}) == 1, name
+  assert set(docstrings.PACKAGES) <= set(_versions(lock).items())
 
 
 def test_setup_requires_no_tensorflow_federated():
   arguments = _setup_arguments()
   requirements = itertools.chain(
-      arguments['install_requires'], *arguments['extras_require'].values()
+    arguments['install_requires'], *arguments['extras_require'].values()
   )
   names = {re.match('[a-z0-9-]+', each).group() for each in requirements}
   assert 'tensorflow' in names
@@ -78,10 +75,10 @@ def test_make_env_refuses_a_python_that_does_not_run(tmp_path):
   shim.write_text('#!/bin/sh\nexit 127\n')
   shim.chmod(0o755)
   result = subprocess.run(
-      [_ROOT / 'requirements' / 'make_env.sh'],
-      env={**os.environ, 'PYTHON': str(shim)},
-      capture_output=True,
-      text=True,
+    [_ROOT / 'requirements' / 'make_env.sh'],
+    env={**os.environ, 'PYTHON': str(shim)},
+    capture_output=True,
+    text=True,
   )
   assert result.returncode == 1
   assert f'PYTHON={shim}' in result.stderr
