@@ -1,0 +1,202 @@
+"""The aggregator: clip, sum, correlated noise, fixed divisor."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pathlib
+import tempfile
+from typing import Any, Optional, Union
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tensorflow_privacy as tfp
+
+from tff_bandmf import accounting
+from tff_bandmf import errors
+from tff_bandmf import noise
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import query as query_lib
+from tff_bandmf import strategies
+
+STATE = noise.StateSource.placement
+TAPE = noise.TapeSource.placement
+
+# State passes between processes by value every round, 20 to 40 ms a MB.
+_MAX_STATE_BYTES = 32 * 2**20
+
+
+class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
+  """Means of clipped updates with correlated noise.
+
+  Make it with `correlated_noise_aggregator`. What it creates keeps the state of
+  `tff.aggregators.DifferentiallyPrivateFactory` and measures
+
+  * `dp_query_metrics`: round and noise, at no cost in privacy;
+  * `dp`: what the record aggregation measures;
+  * `non_finite_count`: clients whose update held NaN or infinity and counted
+    as zero. A count without noise: it is outside the guarantee.
+
+  Attributes:
+    spec: the claim of a run with this aggregator.
+    noise_placement: 'state' or 'tape'.
+  """
+
+  def __init__(
+      self,
+      spec: accounting.PrivacySpec,
+      record_specs: Any,
+      source: noise.NoiseSource,
+      dp_factory: tff.aggregators.DifferentiallyPrivateFactory,
+  ):
+    self.spec = spec
+    self.noise_placement = source.placement
+    self._record_specs = record_specs
+    self._source = source
+    self._dp_factory = dp_factory
+
+  def close(self) -> None:
+    """Ends the noise producer, if there is one, and removes its files."""
+    self._source.close()
+
+  def __enter__(self) -> CorrelatedNoiseFactory:
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self.close()
+
+  def create(
+      self, value_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Returns the process for updates of `value_type`.
+
+    Raises:
+      ValueError: `value_type` is not what `record_specs` said.
+    """
+    expected = tff.types.to_type(
+        tf.nest.map_structure(_type_of, self._record_specs))
+    if not expected.is_equivalent_to(value_type):
+      raise ValueError(
+          errors.invalid(
+              'value_type', value_type.compact_representation(),
+              'differs from record_specs='
+              f'{expected.compact_representation()}',
+              'give the specs of the trainable variables'))
+    process = self._dp_factory.create(value_type)
+
+    @tff.tensorflow.computation(value_type)
+    def non_finite(record):
+      return tf.cast(~query_lib.is_finite_record(record), tf.int32)
+
+    @tff.federated_computation(
+        process.initialize.type_signature.result,
+        tff.FederatedType(value_type, tff.CLIENTS))
+    def next_fn(state, value):
+      output = process.next(state, value)
+      count = tff.federated_sum(tff.federated_map(non_finite, value))
+      measurements = tff.federated_zip(collections.OrderedDict(
+          dp_query_metrics=output.measurements['dp_query_metrics'],
+          dp=output.measurements['dp'],
+          non_finite_count=count))
+      return tff.templates.MeasuredProcessOutput(
+          output.state, output.result, measurements)
+
+    return tff.templates.AggregationProcess(process.initialize, next_fn)
+
+
+def _type_of(spec: tf.TensorSpec) -> tff.TensorType:
+  return tff.TensorType(spec.dtype.as_numpy_dtype, spec.shape.as_list())
+
+
+def correlated_noise_aggregator(
+    noise_multiplier: float,
+    clients_per_round: float,
+    l2_norm_clip: float,
+    record_specs: Any,
+    noise_seed: Optional[int] = None,
+    record_aggregation_factory: Optional[
+        tff.aggregators.UnweightedAggregationFactory
+    ] = None,
+    *,
+    strategy: strategies.Strategy,
+    participation: participation_lib.Participation,
+    noise_placement: Optional[str] = None,
+    tape_directory: Optional[Union[str, os.PathLike]] = None,
+    start_round: int = 0,
+) -> CorrelatedNoiseFactory:
+  """Returns an aggregation factory with matrix-factorization noise.
+
+    (sum_i clip(x_i) + z_stddev * (C^-1 Z)[t]) / clients_per_round
+    z_stddev = l2_norm_clip * noise_multiplier * sens(C)
+
+  The leading parameters are those of TFF's `tree_aggregation`. The guarantee,
+  `factory.spec`, rests on `participation` being enforced, on one record a
+  client and round, and on no round being released for two cohorts.
+
+  Args:
+    noise_multiplier: standard deviation of z over clip times sensitivity, what
+      an accountant takes; see `accounting.calibrate`. (TFF's tree aggregation
+      takes z over clip.) 0 adds no noise and guarantees nothing.
+    clients_per_round: the divisor, fixed whatever the cohort's size.
+    l2_norm_clip: clipping norm over all leaves of an update.
+    record_specs: nested structure of `tf.TensorSpec` of an update: float
+      leaves of any width.
+    noise_seed: integer for repeatable noise in simulations; None draws a key
+      from the operating system.
+    record_aggregation_factory: how clipped records are summed, as in
+      `tff.aggregators.DifferentiallyPrivateFactory`.
+    strategy: C; fixes the number of rounds.
+    participation: schema under which the sensitivity of C is taken.
+    noise_placement: 'state', 'tape', or None to choose by size.
+    tape_directory: folder for the tape, private and seen by the process that
+      runs the rounds; None makes a temporary one, in memory where possible.
+    start_round: round of the state that a resumed run continues from. Only a
+      tape needs it, together with the same `noise_seed`.
+
+  Returns:
+    A factory; `close` it, or use it in a `with` statement, when training ends.
+
+  Raises:
+    TypeError: a leaf of the record is no float, or a wrong kind of argument.
+    ValueError: a value out of range.
+  """
+  errors.check_positive(
+      'clients_per_round', clients_per_round, 'it is the divisor of the mean')
+  errors.check_positive(
+      'l2_norm_clip', l2_norm_clip, 'it bounds the norm of one update')
+  if noise_placement not in (None, STATE, TAPE):
+    raise ValueError(
+        errors.invalid(
+            'noise_placement', noise_placement, 'is not known',
+            f'use {STATE} or {TAPE}'))
+  spec = accounting.PrivacySpec(strategy, participation, noise_multiplier)
+  dimension = query_lib.record_dimension(record_specs)
+  plan = noise.ToeplitzPlan.of(strategy)
+  if noise_placement is None:
+    state_bytes = plan.memory * dimension * np.dtype(np.float32).itemsize
+    noise_placement = TAPE if state_bytes > _MAX_STATE_BYTES else STATE
+  key = None if noise_seed is None else noise.Key.from_seed(noise_seed)
+  if noise_placement == STATE or not noise_multiplier:
+    source: noise.NoiseSource = noise.StateSource(
+        plan if noise_multiplier else noise.ToeplitzPlan(np.ones(1)),
+        dimension, key)
+  else:
+    source = noise.TapeSource(noise.Tape(
+        tape_directory or _temporary_directory(), plan, dimension,
+        strategy.rounds, key or noise.Key.from_entropy(), start_round))
+  query = query_lib.CorrelatedNoiseSumQuery(
+      l2_norm_clip, spec.z_stddev * l2_norm_clip, record_specs,
+      strategy.rounds, source)
+  return CorrelatedNoiseFactory(
+      spec, record_specs, source,
+      tff.aggregators.DifferentiallyPrivateFactory(
+          tfp.NormalizedQuery(query, denominator=float(clients_per_round)),
+          record_aggregation_factory))
+
+
+def _temporary_directory() -> str:
+  """Returns a new private folder, in memory where the system has that."""
+  memory = pathlib.Path('/dev/shm')
+  return tempfile.mkdtemp(
+      prefix='tff_bandmf-tape-', dir=memory if memory.is_dir() else None)

@@ -1,0 +1,89 @@
+"""The key of the noise of one run: 128 secret bits."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import secrets
+from typing import Union
+
+import numpy as np
+
+from tff_bandmf import errors
+
+_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Key:
+  """128 bits from which all z of a run are made; never printed.
+
+  Whoever knows the key can take the noise off every release. It stands in its
+  file and, with noise in TFF's state, in the server state; nowhere else.
+
+  Attributes:
+    secret: 16 bytes.
+  """
+
+  secret: bytes
+
+  def __post_init__(self):
+    if len(self.secret) != _BYTES:
+      raise ValueError(
+          errors.invalid(
+              'len(key)', len(self.secret), f'must be {_BYTES} bytes',
+              'use Key.from_entropy()'))
+
+  def __repr__(self) -> str:
+    return 'Key(<secret>)'
+
+  @classmethod
+  def from_entropy(cls) -> Key:
+    """Returns a fresh key from the operating system."""
+    return cls(secrets.token_bytes(_BYTES))
+
+  @classmethod
+  def from_seed(cls, seed: int) -> Key:
+    """Returns the key that belongs to an integer, for repeatable simulations.
+
+    The noise is as secret as the seed: a seed that can be guessed protects
+    nobody.
+
+    Raises:
+      TypeError: `seed` is no integer.
+    """
+    if isinstance(seed, bool) or not hasattr(seed, '__index__'):
+      raise TypeError(
+          errors.invalid(
+              'noise_seed', type(seed).__name__, 'must be an integer',
+              'leave it out to draw a key from the operating system'))
+    return cls(
+        hashlib.blake2b(
+            str(int(seed)).encode(), digest_size=_BYTES,
+            person=b'tff_bandmf seed').digest())
+
+  @classmethod
+  def load_or_create(cls, path: Union[str, os.PathLike]) -> Key:
+    """Returns the key in the file, which is made (mode 0600) if missing.
+
+    Raises:
+      ValueError: the file is not 16 bytes long.
+      OSError: it cannot be read or made.
+    """
+    path = pathlib.Path(path)
+    try:
+      handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+      return cls(path.read_bytes())
+    key = cls.from_entropy()
+    with os.fdopen(handle, 'wb') as stream:
+      stream.write(key.secret)
+      stream.flush()
+      os.fsync(stream.fileno())
+    return key
+
+  def words(self) -> np.ndarray:
+    """Returns the key as [2] int64, what `normal.standard_normal` takes."""
+    return np.frombuffer(self.secret, '<i8').copy()

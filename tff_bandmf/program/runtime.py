@@ -1,0 +1,90 @@
+"""TFF's local runtime, with a worker process that never outlives this one."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import subprocess
+from typing import Iterator, Optional, Union
+
+import grpc
+import portpicker
+import tensorflow_federated as tff
+
+_PR_SET_PDEATHSIG = 1
+_START_SECONDS = 60
+# Values cross processes in one message; TFF's own limit is below 2^31 bytes.
+_MAX_MESSAGE_BYTES = 2**31 - 1
+
+
+def _die_with_parent() -> None:
+  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def local_runtime(
+    concurrency: Optional[int] = None,
+    log: Optional[Union[str, os.PathLike]] = None,
+) -> Iterator[None]:
+  """Sets TFF's execution context to a worker of our own, for a `with` block.
+
+  TFF's default worker survives its program and keeps its pipes open. This one
+  ends with the block; on Linux also if this process is killed. Call it from
+  the main thread, which must live as long as the block.
+
+  Args:
+    concurrency: computations that run at once; None takes the cores.
+    log: file for the worker's output, which is otherwise dropped.
+
+  Raises:
+    RuntimeError: the worker did not start.
+  """
+  concurrency = concurrency or os.cpu_count() or 1
+  binary = pathlib.Path(tff.__file__).parent / 'data' / 'worker_binary'
+  port = portpicker.pick_unused_port()
+  with contextlib.ExitStack() as stack:
+    output = stack.enter_context(open(log or os.devnull, 'ab'))
+    worker = subprocess.Popen(  # pylint: disable=subprocess-popen-preexec-fn
+        [str(binary), f'--port={port}',
+         f'--max_concurrent_computation_calls={concurrency}'],
+        stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        preexec_fn=_die_with_parent)
+    stack.callback(_end, worker)
+    channel = grpc.insecure_channel(
+        f'localhost:{port}',
+        options=[('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
+                 ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES)])
+    stack.callback(channel.close)
+    try:
+      grpc.channel_ready_future(channel).result(timeout=_START_SECONDS)
+    except grpc.FutureTimeoutError as error:
+      raise RuntimeError(
+          f'TFF worker: no answer on port={port} after {_START_SECONDS} s; '
+          f'exit status {worker.poll()}; see log={log}.') from error
+    stub = tff.framework.RemoteExecutorGrpcStub(channel)
+
+    def executor(cardinalities):
+      remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
+      # `initialize` has no clients and so gives no cardinality.
+      remote.set_cardinalities({tff.CLIENTS: 0, **cardinalities})
+      return remote
+
+    tff.framework.set_default_context(
+        tff.framework.SyncExecutionContext(
+            executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
+            compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+            transform_args=tff.tensorflow.transform_args,
+            transform_result=tff.tensorflow.transform_result))
+    yield
+
+
+def _end(worker: subprocess.Popen) -> None:
+  worker.terminate()
+  try:
+    worker.wait(timeout=10)
+  except subprocess.TimeoutExpired:
+    worker.kill()
+    worker.wait()
