@@ -5,4 +5,6 @@
 
 from tff_bandmf.program.cohorts import CohortError
 from tff_bandmf.program.cohorts import CohortSampler
+from tff_bandmf.program.cohorts import History
 from tff_bandmf.program.ledger import Ledger
+from tff_bandmf.program.ledger import Observed

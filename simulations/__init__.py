@@ -1,0 +1,1 @@
+"""Federated next-word prediction with correlated-noise differential privacy."""
