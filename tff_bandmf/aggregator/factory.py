@@ -114,7 +114,7 @@ def correlated_noise_aggregator(
     clients_per_round: float,
     l2_norm_clip: float,
     record_specs: Any,
-    noise_seed: Optional[int] = None,
+    noise_seed: Optional[Union[int, noise.Key]] = None,
     record_aggregation_factory: Optional[
         tff.aggregators.UnweightedAggregationFactory
     ] = None,
@@ -142,8 +142,9 @@ def correlated_noise_aggregator(
     l2_norm_clip: clipping norm over all leaves of an update.
     record_specs: nested structure of `tf.TensorSpec` of an update: float
       leaves of any width.
-    noise_seed: integer for repeatable noise in simulations; None draws a key
-      from the operating system.
+    noise_seed: a key, kept by the caller to resume a run; an integer, for
+      repeatable noise in simulations; None draws a key from the operating
+      system.
     record_aggregation_factory: how clipped records are summed, as in
       `tff.aggregators.DifferentiallyPrivateFactory`.
     strategy: C; fixes the number of rounds.
@@ -176,7 +177,9 @@ def correlated_noise_aggregator(
   if noise_placement is None:
     state_bytes = plan.memory * dimension * np.dtype(np.float32).itemsize
     noise_placement = TAPE if state_bytes > _MAX_STATE_BYTES else STATE
-  key = None if noise_seed is None else noise.Key.from_seed(noise_seed)
+  key = noise_seed
+  if key is not None and not isinstance(key, noise.Key):
+    key = noise.Key.from_seed(key)
   if noise_placement == STATE or not noise_multiplier:
     source: noise.NoiseSource = noise.StateSource(
         plan if noise_multiplier else noise.ToeplitzPlan(np.ones(1)),

@@ -1,0 +1,327 @@
+"""One training run: from an experiment to the files that a report reads.
+
+A run directory holds
+
+  run.json        the experiment, the claim, what is outside it, versions
+  strategy.json   C
+  ledger.sqlite   who took part in which round
+  metrics.csv     a row a round
+  tensorboard/    the same numbers
+  result.json     test accuracy; written last
+  private/        mode 0700: the noise key and the checkpoints, whose state may
+                  hold noise; never publish it
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tqdm
+
+from simulations import client_data
+from simulations import config as config_lib
+from simulations import docstrings
+from simulations import evaluation
+from simulations import models
+from tff_bandmf import accounting
+from tff_bandmf import aggregator
+from tff_bandmf import errors
+from tff_bandmf import noise
+from tff_bandmf import optimize
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import program
+from tff_bandmf import report
+from tff_bandmf import strategies
+
+_METRICS = ('round', 'seconds', 'clients', 'non_finite', 'accuracy', 'loss')
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+  """The three splits of a corpus, and where they came from."""
+
+  path: str
+  train: client_data.TokenizedClients
+  validation: client_data.TokenizedClients
+  test: client_data.TokenizedClients
+
+
+def load_corpus(data: config_lib.Data) -> Corpus:
+  """Returns the corpus of an experiment, built or tokenised where needed."""
+  path = data.corpus
+  if path == config_lib.DOCSTRINGS:
+    path = docstrings.cached_corpus()
+  vocabulary = client_data.build_vocabulary(path, data.vocabulary_size)
+  splits = [
+      client_data.load_clients(
+          path, split, vocabulary, sequence_length=data.sequence_length,
+          max_sentences_per_client=data.max_sentences_per_client)
+      for split in docstrings.SPLIT_NAMES
+  ]
+  return Corpus(path, *splits)
+
+
+def build_strategy(
+    training: config_lib.Training, privacy: config_lib.Privacy
+) -> optimize.Optimized:
+  """Returns C of an experiment, optimised where its family needs it."""
+  bands = privacy.bands or min(privacy.min_sep, training.rounds)
+  if privacy.family != strategies.BandedToeplitz.family:
+    bands = 1
+  return optimize.optimize_banded_toeplitz(
+      training.rounds, bands, privacy.objective)
+
+
+def run(
+    config: config_lib.Config,
+    corpus: Corpus,
+    directory: pathlib.Path,
+    resume: bool = False,
+    name: Optional[str] = None,
+) -> dict[str, Any]:
+  """Trains and tests; returns the result, which is also in the directory.
+
+  A round is in the ledger before it runs. A resumed run goes on from its last
+  checkpoint and replays the rounds after it with the very cohorts and the very
+  noise that they had.
+
+  Args:
+    config: the experiment; `compare` is not looked at.
+    corpus: what `load_corpus` gives for it.
+    directory: of the run.
+    resume: whether to go on with a run that is there.
+    name: of the progress bar.
+
+  Raises:
+    ValueError: a value out of range, a run is there and `resume` is False, or
+      the run that is there had another configuration.
+  """
+  training, privacy = config.training, config.privacy
+  schema = participation_lib.MinSep(
+      privacy.min_sep, privacy.max_participations)
+  sampler = program.CohortSampler(
+      corpus.train.num_clients, training.clients_per_round, training.rounds,
+      schema, training.seed)
+  found = build_strategy(training, privacy)
+  if privacy.family == config_lib.NO_NOISE:
+    spec = accounting.PrivacySpec(found.strategy, schema, 0.0)
+  else:
+    spec = accounting.calibrate(
+        found.strategy, schema, privacy.epsilon, privacy.delta)
+  description = _describe(config, corpus, spec)
+  _open_directory(directory, description, resume)
+  strategies.save(
+      found.strategy, directory / report.STRATEGY_FILE,
+      {'objective': privacy.objective, 'loss': found.loss,
+       'converged': found.converged})
+  if (directory / report.RESULT_FILE).exists():
+    return json.loads((directory / report.RESULT_FILE).read_text())
+
+  weights = models.lstm_weights(
+      corpus.train.vocabulary.num_ids, config.model.embedding_size,
+      config.model.lstm_size, config.model.tied, training.seed)
+  key = noise.Key.load_or_create(directory / 'private' / 'noise.key')
+  checkpoints = tff.program.FileProgramStateManager(
+      directory / 'private' / 'checkpoints', keep_total=2, keep_first=False)
+  versions = asyncio.run(checkpoints.get_versions())
+  start = max(versions) if versions else 0
+  with aggregator.correlated_noise_aggregator(
+      spec.noise_multiplier, training.clients_per_round, privacy.l2_norm_clip,
+      tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights),
+      key, strategy=found.strategy, participation=schema,
+      noise_placement=privacy.noise_placement, start_round=start) as factory:
+    process = _learning_process(config, weights, factory)
+    state = process.initialize()
+    if start:
+      state = asyncio.run(checkpoints.load(start, state))
+    state = _train(
+        process, state, start, sampler, config, corpus, directory,
+        checkpoints, name)
+  result = _test(process, state, corpus)
+  _write_json(directory / report.RESULT_FILE, result)
+  return result
+
+
+def _learning_process(
+    config: config_lib.Config,
+    weights: list[np.ndarray],
+    factory: aggregator.CorrelatedNoiseFactory,
+) -> tff.learning.templates.LearningProcess:
+  training = config.training
+  return tff.learning.algorithms.build_unweighted_fed_avg(
+      models.functional_model(weights, config.data.sequence_length),
+      tff.learning.optimizers.build_sgdm(training.client_learning_rate),
+      tff.learning.optimizers.build_sgdm(
+          training.server_learning_rate, training.server_momentum or None),
+      model_aggregator=factory,
+      loop_implementation=(
+          tff.learning.LoopImplementation.DATASET_ITERATOR))
+
+
+def _train(
+    process, state, start, sampler, config, corpus, directory, checkpoints,
+    name,
+):
+  """Returns the state after the last round."""
+  training = config.training
+  validate = evaluation.Evaluator(
+      corpus.validation, training.evaluation_sentences)
+  rounds = tqdm.trange(
+      start, training.rounds, initial=start, total=training.rounds, desc=name,
+      unit='round')
+  with program.Ledger(directory / report.LEDGER_FILE) as ledger, _Metrics(
+      directory, start) as metrics, rounds:
+    history = ledger.history(sampler.clients, before=start)
+    for t in rounds:
+      began = time.perf_counter()
+      cohort = sampler.sample(t, history)
+      # PRIVACY: durable before the round, so a crash cannot hide it.
+      # Guard: training_test.test_killed_run_resumes_with_its_cohorts.
+      ledger.start_round(t, cohort)
+      history.record(t, cohort)
+      output = process.next(state, [
+          corpus.train.client_dataset(
+              int(client), training.batch_size, seed=training.seed,
+              round_index=t)
+          for client in cohort
+      ])
+      state = output.state
+      aggregation = output.metrics['aggregator']
+      row = {
+          'round': t, 'clients': len(cohort),
+          'non_finite': int(aggregation['non_finite_count']),
+          'seconds': time.perf_counter() - began,
+      }
+      last = t + 1 == training.rounds
+      if last or (t + 1) % training.evaluate_every == 0:
+        row.update(validate(process.get_model_weights(state).trainable))
+        rounds.set_postfix(accuracy=f"{row['accuracy']:.4f}")
+        asyncio.run(checkpoints.save(state, t + 1))
+      metrics.write(row)
+      ledger.finish_round(t)
+  return state
+
+
+def _test(process, state, corpus: Corpus) -> dict[str, Any]:
+  weights = process.get_model_weights(state).trainable
+  tested = evaluation.Evaluator(corpus.test)(weights)
+  return {
+      'test_accuracy': tested['accuracy'],
+      'test_loss': tested['loss'],
+      'parameters': int(sum(np.size(weight) for weight in weights)),
+  }
+
+
+class _Metrics:
+  """Rows for `metrics.csv` and TensorBoard; continues a file at a round."""
+
+  def __init__(self, directory: pathlib.Path, start: int):
+    path = directory / report.METRICS_FILE
+    kept = []
+    if path.exists():
+      with open(path, newline='') as stream:
+        kept = [row for row in csv.DictReader(stream)
+                if int(row['round']) < start]
+    self._stream = open(path, 'w', newline='')
+    self._csv = csv.DictWriter(self._stream, _METRICS)
+    self._csv.writeheader()
+    self._csv.writerows(kept)
+    self._tensorboard = tf.summary.create_file_writer(
+        str(directory / 'tensorboard'))
+
+  def __enter__(self) -> _Metrics:
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self._stream.close()
+    self._tensorboard.close()
+
+  def write(self, row: dict[str, Any]) -> None:
+    self._csv.writerow(row)
+    self._stream.flush()
+    with self._tensorboard.as_default(step=row['round']):
+      for name in _METRICS[1:]:
+        if name in row:
+          tf.summary.scalar(name, row[name])
+
+
+def _describe(
+    config: config_lib.Config, corpus: Corpus, spec: accounting.PrivacySpec
+) -> dict[str, Any]:
+  """Returns the content of `run.json`."""
+  privacy = config.privacy
+  tree = dataclasses.asdict(config)
+  del tree['compare']
+  return {
+      'format': report.RUN_FORMAT,
+      'version': report.RUN_VERSION,
+      'config': tree,
+      'claim': {
+          **spec.to_dict(),
+          'delta': privacy.delta,
+          'l2_norm_clip': privacy.l2_norm_clip,
+          'clients_per_round': config.training.clients_per_round,
+      },
+      'unit_of_privacy': 'one client of the train split, with all its sentences',
+      'population': corpus.train.num_clients,
+      'data': (
+          f'{os.path.basename(corpus.path)}: {corpus.train.num_clients} train, '
+          f'{corpus.validation.num_clients} validation, '
+          f'{corpus.test.num_clients} test clients'),
+      'released': 'the model after every round, and the metrics of the run',
+      'not_covered': [
+          'the vocabulary, counted on the train split without noise',
+          'the validation and test splits, evaluated without noise',
+          'the choice of hyperparameters, made with other runs on this corpus',
+      ],
+      'side_releases': [
+          'non_finite_count, exact, every round',
+          'the number of training examples that TFF counts, exact, every round',
+          'cohort membership in ledger.sqlite, for whoever can read it',
+      ],
+  }
+
+
+def _open_directory(
+    directory: pathlib.Path, description: dict[str, Any], resume: bool
+) -> None:
+  """Makes the run directory, or checks that it holds this very run."""
+  path = directory / report.RUN_FILE
+  if path.exists():
+    if not resume:
+      raise ValueError(
+          errors.invalid(
+              'output_dir', directory, 'holds a run',
+              'continue it with --resume, or choose another directory'))
+    if json.loads(path.read_text()) != json.loads(json.dumps(description)):
+      raise ValueError(
+          errors.invalid(
+              'output_dir', directory,
+              'holds a run with another configuration, corpus or strategy',
+              'resume with the configuration of run.json, or choose another '
+              'directory'))
+    return
+  directory.mkdir(parents=True, exist_ok=True)
+  (directory / 'private').mkdir(mode=0o700, exist_ok=True)
+  _write_json(path, description)
+
+
+def _write_json(path: pathlib.Path, content: Any) -> None:
+  """Writes a JSON file, complete or not at all."""
+  temporary = path.with_suffix('.part')
+  with open(temporary, 'w') as stream:
+    json.dump(content, stream, indent=1)
+    stream.write('\n')
+    stream.flush()
+    os.fsync(stream.fileno())
+  os.replace(temporary, path)
