@@ -7,10 +7,9 @@ from typing import Any
 
 import dp_accounting
 
-from tff_bandmf import errors
+from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf import strategies
 from tff_bandmf.accounting import gaussian
 
 # Two data sets are neighbours if one client's contributions are zero in one.

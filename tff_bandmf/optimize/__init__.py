@@ -1,5 +1,8 @@
 """The search for good strategies, in TensorFlow."""
 
-from tff_bandmf.optimize.toeplitz import MEAN, MAX
-from tff_bandmf.optimize.toeplitz import optimize_banded_toeplitz
-from tff_bandmf.optimize.toeplitz import Optimized
+from tff_bandmf.optimize.toeplitz import (
+    MAX,
+    MEAN,
+    Optimized,
+    optimize_banded_toeplitz,
+)

@@ -27,8 +27,7 @@ import numpy as np
 import scipy.optimize
 import tensorflow as tf
 
-from tff_bandmf import errors
-from tff_bandmf import strategies
+from tff_bandmf import errors, strategies
 
 MEAN = 'mean'
 MAX = 'max'

@@ -21,13 +21,17 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
     [...] float64.
   """
   n = weights.shape[-1]
+  # Where min_sep alone bounds the count, F needs no m: F[i, m-1] = F[i, m].
+  counted = count * min_sep < n
+  source = slice(None, -1) if counted else slice(1, None)
+  levels = count if counted else 1
   # Ring over i of F[i, 0..k]; entries at or past n are 0.
-  ring = np.zeros((min_sep + 1,) + weights.shape[:-1] + (count + 1,))
+  ring = np.zeros((min_sep + 1,) + weights.shape[:-1] + (levels + 1,))
   for i in range(n - 1, -1, -1):
     skip = ring[(i + 1) % (min_sep + 1)]
-    take = ring[(i + min_sep) % (min_sep + 1)][..., :-1] + weights[..., i, None]
+    take = ring[(i + min_sep) % (min_sep + 1)][..., source]
     # i and i + b + 1 share a slot: `take` and `skip` are read before it.
-    best = np.maximum(take, skip[..., 1:])
+    best = np.maximum(take + weights[..., i, None], skip[..., 1:])
     ring[i % (min_sep + 1)][..., 1:] = best
   return ring[0][..., -1]
 

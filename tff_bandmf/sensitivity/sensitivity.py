@@ -16,9 +16,8 @@ import math
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import strategies
 from tff_bandmf.sensitivity import patterns
 
 EXACT = 'exact'
@@ -93,12 +92,11 @@ def _toeplitz(
         'largest column norm (one participation)')
   min_sep = participation.min_sep
   if len(coefficients) <= min_sep:
-    # Column j b holds the first min(bands, n - j b) coefficients.
-    squares = np.cumsum(coefficients**2)
-    lengths = np.minimum(
-        len(coefficients), rounds - min_sep * np.arange(k, dtype=np.int64))
+    # Only the last column can be cut at n: it has n - (k-1) b rows left.
+    squares = coefficients**2
+    last = squares[:rounds - (k - 1) * min_sep]
     return Sensitivity(
-        math.sqrt(squares[lengths - 1].sum()), EXACT,
+        math.sqrt((k - 1) * squares.sum() + last.sum()), EXACT,
         'columns of one client do not overlap (bands <= min_sep)')
   if np.all(coefficients >= 0) and np.all(np.diff(coefficients) <= 0):
     return Sensitivity(

@@ -8,8 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from tff_bandmf import errors
-from tff_bandmf.strategies import base
-from tff_bandmf.strategies import toeplitz
+from tff_bandmf.strategies import base, toeplitz
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -22,6 +21,7 @@ class BandedToeplitz(base.Strategy):
       Copied; read-only.
 
   Raises:
+    TypeError: coefficients that are no real numbers.
     ValueError: more bands than rounds, or coefficients that are no series.
 
   >>> c = BandedToeplitz(rounds=3, coefficients=[1.0, 0.5])
@@ -37,7 +37,7 @@ class BandedToeplitz(base.Strategy):
 
   def __post_init__(self):
     errors.check_count('rounds', self.rounds, 'give the number of rounds')
-    coefficients = np.array(self.coefficients, np.float64)
+    coefficients = base.real_array('coefficients', self.coefficients)
     if coefficients.ndim != 1 or not len(coefficients):
       raise ValueError(
           errors.invalid(
@@ -49,12 +49,7 @@ class BandedToeplitz(base.Strategy):
           errors.invalid(
               'bands', len(coefficients),
               f'must not exceed rounds={self.rounds}', 'use fewer bands'))
-    if not np.all(np.isfinite(coefficients)):
-      raise ValueError(
-          errors.invalid(
-              'coefficients', 'NaN or infinity', 'must be finite',
-              'optimise the strategy again'))
-    base.check_diagonal('coefficients[0]', coefficients[:1])
+    base.check_entries('coefficients', coefficients, coefficients[:1])
     coefficients.flags.writeable = False
     object.__setattr__(self, 'coefficients', coefficients)
 

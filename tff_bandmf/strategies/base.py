@@ -13,6 +13,11 @@ from tff_bandmf import errors
 
 # Above this many rounds nothing n x n is materialised.
 _MAX_DENSE_ROUNDS = 20_000
+# PRIVACY: squares of such entries neither vanish nor overflow, so sensitivity
+# is neither 0 nor infinite; nor do they as float32 noise.
+# Guard: strategies_test.test_extreme_scale_is_refused.
+_SMALLEST_DIAGONAL = 1e-30
+_LARGEST_ENTRY = 1e30
 
 
 class Strategy(abc.ABC):
@@ -87,11 +92,46 @@ class Strategy(abc.ABC):
     return sha.hexdigest()
 
 
-def check_diagonal(name: str, diagonal: np.ndarray) -> None:
-  """Raises ValueError unless every entry of the diagonal of C is positive."""
+def real_array(name: str, values: Any) -> np.ndarray:
+  """Returns a copy of `values` as float64.
+
+  Raises:
+    TypeError: they are no real numbers; a cast would drop what they are.
+    ValueError: their shape is ragged.
+  """
+  array = np.array(values)
+  if array.dtype.kind not in 'fiu':
+    raise TypeError(
+        errors.invalid(
+            f'{name}.dtype', array.dtype, 'must be real numbers',
+            'give float64'))
+  return array.astype(np.float64)
+
+
+def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
+  """Raises ValueError unless C is finite, invertible and of sane scale.
+
+  Args:
+    name: of the array of entries, for messages.
+    entries: the entries of C.
+    diagonal: those on its diagonal.
+  """
+  if not np.all(np.isfinite(entries)):
+    raise ValueError(
+        errors.invalid(
+            name, 'NaN or infinity', 'must be finite',
+            'check the file or optimise the strategy again'))
   if not np.all(diagonal > 0):
     raise ValueError(
         errors.invalid(
             name, float(np.min(diagonal)),
             'the diagonal of C must be positive',
             'C must be lower-triangular and invertible'))
+  smallest, largest = np.min(diagonal), np.max(np.abs(entries))
+  if smallest < _SMALLEST_DIAGONAL or largest > _LARGEST_ENTRY:
+    raise ValueError(
+        errors.invalid(
+            name, float(smallest if largest <= _LARGEST_ENTRY else largest),
+            f'the diagonal of C must be at least {_SMALLEST_DIAGONAL:g} and '
+            f'no entry above {_LARGEST_ENTRY:g}',
+            'multiply C by a constant: the mechanism stays the same'))

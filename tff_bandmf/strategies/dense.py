@@ -21,6 +21,7 @@ class Dense(base.Strategy):
       Copied; read-only.
 
   Raises:
+    TypeError: the entries are no real numbers.
     ValueError: the matrix is not of that form.
   """
 
@@ -28,23 +29,20 @@ class Dense(base.Strategy):
   values: np.ndarray
 
   def __post_init__(self):
-    values = np.array(self.values, np.float64)
-    if values.ndim != 2 or values.shape[0] != values.shape[1] or not len(values):
+    values = base.real_array('C', self.values)
+    shape = values.shape
+    if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
       raise ValueError(
           errors.invalid(
-              'C.shape', values.shape, 'must be square and not empty',
+              'C.shape', shape, 'must be square and not empty',
               'give the n x n strategy matrix'))
-    if not np.all(np.isfinite(values)):
-      raise ValueError(
-          errors.invalid(
-              'C', 'NaN or infinity', 'must be finite', 'check the file'))
     if np.any(np.triu(values, 1)):
       raise ValueError(
           errors.invalid(
               'C', 'entries above the diagonal', 'must be lower-triangular',
               'C is the factor that multiplies the data, C[t, i] = 0 for i > t'
           ))
-    base.check_diagonal('C[t, t]', np.diagonal(values))
+    base.check_entries('C', values, np.diagonal(values))
     values.flags.writeable = False
     object.__setattr__(self, 'values', values)
 
@@ -66,7 +64,13 @@ class Dense(base.Strategy):
     # (A C^-1)^T = C^-T A^T, solved row by row of A C^-1.
     decoder = scipy.linalg.solve_triangular(
         self.values.T, np.triu(np.ones_like(self.values)), lower=False).T
-    per_query = np.einsum('ij,ij->i', decoder, decoder)
+    with np.errstate(over='ignore', invalid='ignore'):
+      per_query = np.einsum('ij,ij->i', decoder, decoder)
+    if not np.all(np.isfinite(per_query)):
+      raise ValueError(
+          errors.invalid(
+              'C', f'{self.rounds} rounds', 'C^-1 overflows',
+              'use a better conditioned C'))
     return float(per_query.mean()), float(per_query.max())
 
   def arrays(self) -> dict[str, np.ndarray]:

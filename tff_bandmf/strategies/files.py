@@ -22,18 +22,24 @@ import os
 import pathlib
 import tempfile
 import zipfile
-from typing import Any, Mapping, Optional, Union
+import zlib
+from collections.abc import Mapping
+from typing import Any, Optional, Union
 
 import numpy as np
 
 from tff_bandmf import errors
-from tff_bandmf.strategies import banded_toeplitz
-from tff_bandmf.strategies import base
-from tff_bandmf.strategies import dense
-from tff_bandmf.strategies import identity
+from tff_bandmf.strategies import banded_toeplitz, base, dense, identity
+
+_SUFFIXES = ('.json', '.npz')
 
 FORMAT = 'tff_bandmf.strategy'
 VERSION = 1
+
+# What reading a file that is cut short, or no such file at all, raises.
+_DAMAGE = (
+    AttributeError, EOFError, KeyError, RuntimeError, TypeError, ValueError,
+    zipfile.BadZipFile, zlib.error)
 
 
 def save(
@@ -52,7 +58,7 @@ def save(
     ValueError: `path` has another ending.
     OSError: the folder does not exist or cannot be written.
   """
-  path = pathlib.Path(path)
+  path = check_path(path)
   header = {
       'format': FORMAT,
       'version': VERSION,
@@ -60,16 +66,12 @@ def save(
       'rounds': strategy.rounds,
       'optimized': dict(optimized or {}),
   }
-  if path.suffix not in ('.json', '.npz'):
-    raise ValueError(
-        errors.invalid(
-            'out', path, 'must end in .json or .npz', 'rename the file'))
+  header_text = json.dumps(header, allow_nan=False)
   handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
   try:
     with os.fdopen(handle, 'wb') as stream:
       if path.suffix == '.npz':
-        np.savez(stream, header=np.array(json.dumps(header)),
-                 **strategy.arrays())
+        np.savez(stream, header=np.array(header_text), **strategy.arrays())
       else:
         header['arrays'] = {
             name: array.tolist() for name, array in strategy.arrays().items()
@@ -83,6 +85,20 @@ def save(
     raise
 
 
+def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
+  """Returns `path` if a strategy file can have that name.
+
+  Raises:
+    ValueError: `path` ends in neither `.json` nor `.npz`.
+  """
+  path = pathlib.Path(path)
+  if path.suffix not in _SUFFIXES:
+    raise ValueError(
+        errors.invalid(
+            'file', path, 'must end in .json or .npz', 'rename the file'))
+  return path
+
+
 def load(path: Union[str, os.PathLike]) -> base.Strategy:
   """Returns the strategy in a strategy file or in a `.npy` file of C.
 
@@ -91,19 +107,13 @@ def load(path: Union[str, os.PathLike]) -> base.Strategy:
     OSError: it cannot be read.
   """
   path = pathlib.Path(path)
+  if path.suffix == '.npy':
+    return _read_matrix(path)
+  check_path(path)
   try:
-    if path.suffix == '.npy':
-      return dense.Dense(np.load(path, allow_pickle=False))
-    if path.suffix == '.npz':
-      with np.load(path, allow_pickle=False) as archive:
-        header = json.loads(str(archive['header'][()]))
-        header['arrays'] = {
-            name: archive[name] for name in archive.files if name != 'header'
-        }
-    else:
-      header = json.loads(path.read_bytes())
-  except (KeyError, EOFError, UnicodeDecodeError, json.JSONDecodeError,
-          zipfile.BadZipFile) as error:
+    header = _read_npz(path) if path.suffix == '.npz' else json.loads(
+        path.read_bytes())
+  except _DAMAGE as error:
     raise ValueError(_not_a_strategy(path)) from error
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
@@ -116,18 +126,51 @@ def load(path: Union[str, os.PathLike]) -> base.Strategy:
   return _from_header(path, header)
 
 
+def _read_matrix(path: pathlib.Path) -> dense.Dense:
+  """Returns the strategy whose matrix a `.npy` file holds."""
+  # Opened here, so that what NumPy raises is about the content.
+  with path.open('rb') as stream:
+    try:
+      values = np.lib.format.read_array(stream, allow_pickle=False)
+    except _DAMAGE as error:
+      raise ValueError(
+          errors.invalid(
+              'file', path, 'is not a whole .npy file of numbers',
+              'write C with numpy.save')) from error
+  try:
+    return dense.Dense(values)
+  except TypeError as error:
+    raise ValueError(str(error)) from error
+
+
+def _read_npz(path: pathlib.Path) -> dict[str, Any]:
+  """Returns the header of an archive, `arrays` included."""
+  with zipfile.ZipFile(path) as archive:
+    members = {}
+    for member in archive.namelist():
+      with archive.open(member) as stream:
+        members[member[:-len('.npy')]] = np.lib.format.read_array(
+            stream, allow_pickle=False)
+  header = json.loads(str(members.pop('header')[()]))
+  header['arrays'] = members
+  return header
+
+
 def _from_header(path: pathlib.Path, header: dict[str, Any]) -> base.Strategy:
   """Returns the strategy that a file's header and arrays describe."""
   family, arrays = header.get('family'), header.get('arrays')
-  rounds = errors.check_count(
-      'rounds', header.get('rounds'), f'{path} is damaged: write it again')
   try:
+    rounds = errors.check_count(
+        'rounds', header.get('rounds'), f'{path} is damaged: write it again')
     if family == identity.Identity.family:
       return identity.Identity(rounds)
     if family == banded_toeplitz.BandedToeplitz.family:
       return banded_toeplitz.BandedToeplitz(rounds, arrays['coefficients'])
     if family == dense.Dense.family:
-      return dense.Dense(arrays['values'])
+      strategy = dense.Dense(arrays['values'])
+      if strategy.rounds != rounds:
+        raise ValueError(_not_a_strategy(path))
+      return strategy
   except (KeyError, TypeError) as error:
     raise ValueError(_not_a_strategy(path)) from error
   raise ValueError(

@@ -49,7 +49,8 @@ def prefix_errors(coefficients: np.ndarray, rounds: int) -> tuple[float, float]:
   coefficients = np.asarray(coefficients, np.float64)
   state = np.zeros(len(coefficients) - 1)
   total = coefficients.sum()
-  limit = 1 / total if total > 0 else np.inf
+  # Without a limit nothing is near it, and every term is added up.
+  limit = 1 / total if total > 0 else np.nan
   weighted = squares = 0.0
   done, block = 0, _FIRST_BLOCK
   while done < rounds:
@@ -62,11 +63,15 @@ def prefix_errors(coefficients: np.ndarray, rounds: int) -> tuple[float, float]:
     terms = min(max(block, len(coefficients)), rounds - done)
     w, state = scipy.signal.lfilter(
         [1.0], coefficients, np.ones(terms), zi=state)
-    squared = w * w
-    squares += squared.sum()
-    weighted += squared @ (rounds - np.arange(done, done + terms, dtype=float))
+    with np.errstate(over='ignore', invalid='ignore'):
+      squared = w * w
+      squares += squared.sum()
+      weighted += squared @ (
+          rounds - np.arange(done, done + terms, dtype=float))
     done += terms
     block *= 2
+    if not np.isfinite(squares):
+      break
     tail = w[-len(coefficients):]
     if np.all(np.abs(tail - limit) <= _CONVERGED * limit):
       left = float(rounds - done)
