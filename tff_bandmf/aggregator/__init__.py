@@ -12,5 +12,7 @@ except ImportError as _error:
           'TensorFlow Federated 0.87.0',
           'install it from requirements/*.lock: make env')) from _error
 
-from tff_bandmf.aggregator.factory import CorrelatedNoiseFactory
-from tff_bandmf.aggregator.factory import correlated_noise_aggregator
+from tff_bandmf.aggregator.factory import (
+  CorrelatedNoiseFactory,
+  correlated_noise_aggregator,
+)

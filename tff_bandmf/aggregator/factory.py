@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import pathlib
-import tempfile
 from typing import Any, Optional, Union
 
 import numpy as np
@@ -13,12 +11,9 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tensorflow_privacy as tfp
 
-from tff_bandmf import accounting
-from tff_bandmf import errors
-from tff_bandmf import noise
+from tff_bandmf import accounting, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
-from tff_bandmf import strategies
 
 STATE = noise.StateSource.placement
 TAPE = noise.TapeSource.placement
@@ -153,7 +148,8 @@ def correlated_noise_aggregator(
     tape_directory: folder for the tape, private and seen by the process that
       runs the rounds; None makes a temporary one, in memory where possible.
     start_round: round of the state that a resumed run continues from. Only a
-      tape needs it, together with the same `noise_seed`.
+      tape needs it, together with the `noise_seed` of the run; `initialize`
+      then gives a state of that round, with no trace of those before it.
 
   Returns:
     A factory; `close` it, or use it in a `with` statement, when training ends.
@@ -171,6 +167,22 @@ def correlated_noise_aggregator(
         errors.invalid(
             'noise_placement', noise_placement, 'is not known',
             f'use {STATE} or {TAPE}'))
+  if not isinstance(strategy, strategies.Strategy):
+    raise TypeError(
+        errors.invalid(
+            'strategy', strategy, 'must be a tff_bandmf.strategies.Strategy',
+            'load or optimise one'))
+  if not 0 <= start_round <= strategy.rounds:
+    raise ValueError(
+        errors.invalid(
+            'start_round', start_round,
+            f'must be in [0, rounds={strategy.rounds}]',
+            'give the round of the state that the run continues from'))
+  if start_round and noise_seed is None:
+    raise ValueError(
+        errors.invalid(
+            'start_round', start_round, 'needs the noise_seed of the run',
+            'noise of another key would not go on with the noise of its past'))
   spec = accounting.PrivacySpec(strategy, participation, noise_multiplier)
   dimension = query_lib.record_dimension(record_specs)
   plan = noise.ToeplitzPlan.of(strategy)
@@ -185,21 +197,20 @@ def correlated_noise_aggregator(
         plan if noise_multiplier else noise.ToeplitzPlan(np.ones(1)),
         dimension, key)
   else:
+    # A run that is over still needs a round for `initialize` to evaluate.
     source = noise.TapeSource(noise.Tape(
-        tape_directory or _temporary_directory(), plan, dimension,
-        strategy.rounds, key or noise.Key.from_entropy(), start_round))
-  query = query_lib.CorrelatedNoiseSumQuery(
-      l2_norm_clip, spec.z_stddev * l2_norm_clip, record_specs,
-      strategy.rounds, source)
-  return CorrelatedNoiseFactory(
-      spec, record_specs, source,
-      tff.aggregators.DifferentiallyPrivateFactory(
-          tfp.NormalizedQuery(query, denominator=float(clients_per_round)),
-          record_aggregation_factory))
-
-
-def _temporary_directory() -> str:
-  """Returns a new private folder, in memory where the system has that."""
-  memory = pathlib.Path('/dev/shm')
-  return tempfile.mkdtemp(
-      prefix='tff_bandmf-tape-', dir=memory if memory.is_dir() else None)
+        tape_directory, plan, dimension, strategy.rounds,
+        key or noise.Key.from_entropy(),
+        min(start_round, strategy.rounds - 1)))
+  try:
+    query = query_lib.CorrelatedNoiseSumQuery(
+        l2_norm_clip, spec.z_stddev * l2_norm_clip, record_specs,
+        strategy.rounds, source)
+    return CorrelatedNoiseFactory(
+        spec, record_specs, source,
+        tff.aggregators.DifferentiallyPrivateFactory(
+            tfp.NormalizedQuery(query, denominator=float(clients_per_round)),
+            record_aggregation_factory))
+  except BaseException:
+    source.close()
+    raise

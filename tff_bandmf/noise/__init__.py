@@ -3,7 +3,5 @@
 from tff_bandmf.noise.key import Key
 from tff_bandmf.noise.normal import standard_normal
 from tff_bandmf.noise.plan import ToeplitzPlan
-from tff_bandmf.noise.source import NoiseSource
-from tff_bandmf.noise.source import StateSource
-from tff_bandmf.noise.source import TapeSource
+from tff_bandmf.noise.source import NoiseSource, StateSource, TapeSource
 from tff_bandmf.noise.tape import Tape

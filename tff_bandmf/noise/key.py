@@ -84,6 +84,17 @@ class Key:
       os.fsync(stream.fileno())
     return key
 
+  def identify(self, subject: bytes) -> int:
+    """Returns 63 bits that name this key and subject; one-way.
+
+    Public, so that a state can say which noise it belongs to. Who can guess
+    the key (a small seed) can check the guess with it.
+    """
+    digest = hashlib.blake2b(
+        subject, key=self.secret, digest_size=8,
+        person=b'tff_bandmf id').digest()
+    return int.from_bytes(digest, 'little') >> 1
+
   def words(self) -> np.ndarray:
     """Returns the key as [2] int64, what `normal.standard_normal` takes."""
     return np.frombuffer(self.secret, '<i8').copy()

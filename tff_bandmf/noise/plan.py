@@ -7,8 +7,7 @@ import dataclasses
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import errors
-from tff_bandmf import strategies
+from tff_bandmf import errors, strategies
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

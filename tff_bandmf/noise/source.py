@@ -9,7 +9,7 @@ from typing import Optional
 import tensorflow as tf
 
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import normal
+from tff_bandmf.noise import normal, tape_reader
 from tff_bandmf.noise import plan as plan_lib
 from tff_bandmf.noise import tape as tape_lib
 
@@ -23,14 +23,16 @@ class NoiseSource(abc.ABC):
   Attributes:
     placement: 'state' or 'tape'.
     dimension: d, coordinates of y_t.
+    start_round: the round that `initial_state` belongs to.
   """
 
   placement: str
   dimension: int
+  start_round: int = 0
 
   @abc.abstractmethod
   def initial_state(self):
-    """Returns the structure of tensors that `next` takes at round 0."""
+    """Returns the structure of tensors that `next` takes at `start_round`."""
 
   @abc.abstractmethod
   def next(self, state, round_index: tf.Tensor):
@@ -45,7 +47,7 @@ class NoiseSource(abc.ABC):
       next round.
     """
 
-  def close(self) -> None:
+  def close(self) -> None:  # noqa: B027
     """Ends what runs in the background."""
 
 
@@ -103,13 +105,15 @@ class StateSource(NoiseSource):
 class TapeSource(NoiseSource):
   """y is read from the files of a `Tape`; the state names the tape.
 
-  The process that runs the round must see the tape's folder.
+  The process that runs the round must see the tape's folder. A tape serves one
+  run: two that go on from its initial state would share noise.
   """
 
   placement = 'tape'
 
   def __init__(self, tape: tape_lib.Tape):
     self.dimension = tape.dimension
+    self.start_round = tape.start_round
     self._tape = tape
 
   def initial_state(self):
@@ -117,7 +121,7 @@ class TapeSource(NoiseSource):
         tape_id=tf.constant(self._tape.tape_id, tf.int64))
 
   def next(self, state, round_index: tf.Tensor):
-    y = tape_lib.read(
+    y = tape_reader.read(
         str(self._tape.directory), state['tape_id'], round_index,
         self.dimension, _TAPE_TIMEOUT_SECONDS)
     return y, state

@@ -6,15 +6,16 @@ noise, and gives a round nothing but a file.
 
 A tape is a folder, mode 0700:
 
-  lock            held by the producer
-  reached         decimal: the round that was read last; those below are gone
-  failed          exists if the producer ended early; holds the exception type
-  00000000.noise  one file a round
+  lock              held by the producer
+  00000003.noise    y of round 3
+  00000003.reached  rounds below 3 were used; the highest of these counts
+  failed            the producer ended early; holds the type of the exception
 
 A noise file is little-endian: 8 int64 (`MAGIC`, `VERSION`, tape id, round,
 count, checksum, 0, 0), then `count` float32, y_t for unit z. The checksum is
 TensorFlow's `tf.strings.to_hash_bucket_fast` of the float32 bytes. A file
-appears under its name when it is complete.
+appears under its name when it is complete. The producer writes noise,
+`tape_reader` writes `reached`: its name says all, so it is never half-written.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import shutil
+import tempfile
 import threading
-from typing import Union
+from typing import Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -44,7 +47,11 @@ HASH_BUCKETS = 2**63 - 1
 _CHUNK = 1 << 16
 _BLOCK_ROUNDS = 16
 _AHEAD_BYTES = 512 * 2**20
-_POLL_SECONDS = 0.02
+POLL_SECONDS = 0.02
+_PREFIX = 'tff_bandmf-tape-'
+_MEMORY = pathlib.Path('/dev/shm')
+# What `tf.io.matching_files` does not take literally.
+_GLOB = frozenset('*?[]\\')
 
 
 class Tape:
@@ -55,19 +62,22 @@ class Tape:
   gives there, to the bit on one machine.
 
   PRIVACY: a round that has been read can be read again (TFF evaluates the
-  query once inside `initialize`, and retries calls) until the next round is
-  read; then its file is overwritten and removed, and reading it is an error.
-  Guard: tape_test.test_round_is_gone_after_the_next_one_was_read.
+  query once inside `initialize`, and retries calls) until a later round is
+  read; from then on reading it is an error, and its file is overwritten and
+  removed. Guard: tape_test.test_round_is_gone_after_the_next_one_was_read.
 
   Attributes:
     directory: where the files are.
     dimension: d, coordinates of y_t.
-    tape_id: random 63-bit integer that every file of this tape carries.
+    start_round: first round to be read.
+    tape_id: 63 bits that every file carries and the reader asks for; a one-way
+      function of key, plan, dimension and rounds, so that a tape made again
+      from them continues a run and no other does.
   """
 
   def __init__(
       self,
-      directory: Union[str, os.PathLike],
+      directory: Optional[Union[str, os.PathLike]],
       plan: plan_lib.ToeplitzPlan,
       dimension: int,
       rounds: int,
@@ -79,7 +89,8 @@ class Tape:
 
     Args:
       directory: made with mode 0700 if missing; a tape that an ended process
-        left there is removed.
+        left there is removed. None makes a temporary one, in memory if there
+        is room, and removes those whose process was killed.
       plan: the recursion of C.
       dimension: d.
       rounds: n; nothing is made past it.
@@ -89,20 +100,31 @@ class Tape:
       ahead_bytes: bound on unread files. Two rounds are allowed whatever it is.
 
     Raises:
-      ValueError: a value out of range, or the folder has a live producer.
+      ValueError: a value out of range, or the folder holds other files or has a
+        live producer.
     """
-    self.directory = pathlib.Path(directory)
     self.dimension = errors.check_count(
         'dimension', dimension, 'the model has no parameters')
-    self.tape_id = int.from_bytes(os.urandom(8), 'little') >> 1
+    self.start_round = start_round
     self._plan = plan
     self._rounds = errors.check_count('rounds', rounds, 'see the strategy')
+    if not 0 <= start_round <= rounds:
+      raise ValueError(
+          errors.invalid(
+              'start_round', start_round, f'must be in [0, rounds={rounds}]',
+              'give the round of the state that the run continues from'))
     self._key = key
-    self._start_round = start_round
+    self.tape_id = key.identify(
+        np.array([dimension, rounds], '<i8').tobytes()
+        + plan.coefficients.astype('<f8').tobytes())
     self._ahead = max(2, ahead_bytes // (4 * dimension))
     self._block_rounds = min(_BLOCK_ROUNDS, rounds)
     self._stop = threading.Event()
+    self._closed = False
     self._removed = start_round
+    self.directory = pathlib.Path(
+        directory or _temporary_directory(
+            4 * dimension * min(self._ahead, rounds))).absolute()
     self._prepare_directory()
     self._thread = threading.Thread(
         target=self._run, name='tff_bandmf tape', daemon=True)
@@ -111,99 +133,115 @@ class Tape:
 
   def close(self) -> None:
     """Stops the producer and removes its files; may be called twice."""
-    if self._stop.is_set():
+    if self._closed:
       return
     self._stop.set()
-    atexit.unregister(self.close)
     self._thread.join()
-    for path in self.directory.glob('*.noise*'):
-      _wipe(path)
-    for name in ('reached', 'failed', 'lock'):
-      (self.directory / name).unlink(missing_ok=True)
+    _remove_tape(self.directory)
     os.close(self._lock)
-    with contextlib.suppress(OSError):
-      self.directory.rmdir()
+    self._closed = True
+    atexit.unregister(self.close)
 
   def _prepare_directory(self) -> None:
+    if _GLOB.intersection(str(self.directory)):
+      raise ValueError(
+          errors.invalid(
+              'tape directory', self.directory,
+              f'must not contain any of {"".join(sorted(_GLOB))}',
+              'choose another path'))
     self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if set(self.directory.iterdir()) - set(_tape_files(self.directory)):
+      raise ValueError(
+          errors.invalid(
+              'tape directory', self.directory, 'holds files of others',
+              'give the tape a directory of its own'))
     self.directory.chmod(0o700)
-    self._lock = os.open(
-        self.directory / 'lock', os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-      fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      os.close(self._lock)
+    lock = _lock(self.directory)
+    if lock is None:
       raise ValueError(
           errors.invalid(
               'tape directory', self.directory, 'has a live producer',
-              'give every run a directory of its own')) from None
-    for path in self.directory.glob('*.noise*'):
-      _wipe(path)
-    (self.directory / 'failed').unlink(missing_ok=True)
-    (self.directory / 'reached').write_text(str(self._start_round))
+              'give every run a directory of its own'))
+    self._lock = lock
+    for path in _tape_files(self.directory):
+      if path.name != 'lock':
+        _wipe(path)
+    _write_private(self._reached_path(self.start_round), b'')
 
   def _run(self) -> None:
     try:
       self._produce()
     except BaseException as error:  # pylint: disable=broad-except
       # The type alone: a message could hold anything.
-      (self.directory / 'failed').write_text(type(error).__name__)
+      _write_private(
+          self.directory / 'failed', type(error).__name__.encode())
       raise
 
   def _produce(self) -> None:
     """Writes all rounds, waiting for the reader in between."""
+    m = self._block_rounds
     chunks = [
         (start, min(_CHUNK, self.dimension - start))
         for start in range(0, self.dimension, _CHUNK)
     ]
-    past = [
-        np.zeros((self._plan.memory, count), np.float32) for _, count in chunks
-    ]
     words = tf.constant(self._key.words())
-    scale, weights = self._plan.block(self._block_rounds)
-    block = np.empty((self._block_rounds, self.dimension), np.float32)
-    for first in range(0, self._rounds, self._block_rounds):
-      for i, (start, count) in enumerate(chunks):
+    scale, weights = self._plan.block(m)
+    # The past is a ring: row u % len(ring) of each chunk holds round u.
+    ring_rounds = -(-self._plan.memory // m) * m
+    rings = [np.zeros((ring_rounds, count), np.float32) for _, count in chunks]
+    block = np.empty((m, self.dimension), np.float32)
+    for first in range(0, self._rounds, m):
+      ring_weights = np.zeros((m, ring_rounds), np.float32)
+      if ring_rounds:
+        lags = np.arange(self._plan.memory)
+        ring_weights[:, (first - 1 - lags) % ring_rounds] = weights
+      for (start, count), ring in zip(chunks, rings):
         if self._stop.is_set():
           return
         z = np.stack([
             normal.standard_normal(words, first + r, start, count).numpy()
-            for r in range(self._block_rounds)
+            for r in range(m)
         ])
-        y = scale @ z - weights @ past[i]
+        y = scale @ z
+        if ring_rounds:
+          y -= ring_weights @ ring
+          row = first % ring_rounds
+          ring[row:row + m] = y
         block[:, start:start + count] = y
-        past[i] = np.concatenate([y[::-1], past[i]])[:self._plan.memory]
-      for r in range(min(self._block_rounds, self._rounds - first)):
-        if first + r < self._start_round:
+      for r in range(min(m, self._rounds - first)):
+        if first + r < self.start_round:
           continue
         if not self._wait_for_room(first + r):
           return
         self._write(first + r, block[r])
-    while not self._stop.wait(_POLL_SECONDS):
+    while not self._stop.wait(POLL_SECONDS):
       self._remove_read_rounds()
 
   def _wait_for_room(self, round_index: int) -> bool:
     """Returns True when the round may be written, False when closing."""
-    while True:
-      if round_index < self._remove_read_rounds() + self._ahead:
-        return not self._stop.is_set()
-      if self._stop.wait(_POLL_SECONDS):
+    while round_index >= self._remove_read_rounds() + self._ahead:
+      if self._stop.wait(POLL_SECONDS):
         return False
+    return not self._stop.is_set()
 
   def _remove_read_rounds(self) -> int:
     """Removes the files below the round read last, and returns that round."""
-    text = (self.directory / 'reached').read_text()
-    # The reader does not write atomically: an empty file says nothing new.
-    reached = int(text) if text.isdigit() else self._removed
+    marks = [int(path.stem) for path in self.directory.glob('*.reached')]
+    reached = max(marks, default=self._removed)
     while self._removed < reached:
-      path = self._path(self._removed)
-      if path.exists():
-        _wipe(path)
+      _wipe(self._noise_path(self._removed))
       self._removed += 1
+    # The highest mark stays until there is a higher one.
+    for mark in marks:
+      if mark < reached:
+        self._reached_path(mark).unlink(missing_ok=True)
     return self._removed
 
-  def _path(self, round_index: int) -> pathlib.Path:
+  def _noise_path(self, round_index: int) -> pathlib.Path:
     return self.directory / f'{round_index:08d}.noise'
+
+  def _reached_path(self, round_index: int) -> pathlib.Path:
+    return self.directory / f'{round_index:08d}.reached'
 
   def _write(self, round_index: int, values: np.ndarray) -> None:
     payload = values.tobytes()
@@ -211,95 +249,76 @@ class Tape:
     header = np.array(
         [MAGIC, VERSION, self.tape_id, round_index, self.dimension, checksum,
          0, 0], '<i8')
-    path = self._path(round_index)
+    path = self._noise_path(round_index)
     temporary = path.with_suffix('.noise-part')
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT, 0o600), 'wb') as f:
-      f.write(header.tobytes())
-      f.write(payload)
+    _write_private(temporary, header.tobytes(), payload)
     os.replace(temporary, path)
 
 
-def _wipe(path: pathlib.Path) -> None:
-  """Overwrites a file with zeros and removes it."""
-  with open(path, 'r+b') as stream:
-    size = stream.seek(0, os.SEEK_END)
-    stream.seek(0)
-    stream.write(bytes(size))
-  path.unlink()
-
-
-def read(
-    directory: str,
-    tape_id: tf.Tensor,
-    round_index: tf.Tensor,
-    dimension: int,
-    timeout_seconds: float,
-) -> tf.Tensor:
-  """Returns y of a round from a tape, in a graph of any process.
-
-  Waits for the producer if it is behind. Every check fails the round: noise is
-  never silently zero, stale or used up.
-
-  Args:
-    directory: of the tape.
-    tape_id: scalar int64, of the tape that the state belongs to.
-    round_index: scalar int64.
-    dimension: d.
-    timeout_seconds: how long to wait for the producer.
-
-  Returns:
-    [dimension] float32, unit z.
+def _temporary_directory(size: int) -> str:
+  """Returns a new private folder, in memory if there is room for `size` bytes.
   """
-  name = tf.strings.as_string(round_index, width=8, fill='0')
-  path = tf.strings.join([directory, '/', name, '.noise'])
-  # File operations count as pure, so a constant path would be read once, when
-  # the graph is optimised: every path depends on the round.
-  folder = tf.strings.join([directory, tf.strings.substr(name, 0, 0), '/'])
-  reached_path, failed_path = folder + 'reached', folder + 'failed'
+  parent = pathlib.Path(tempfile.gettempdir())
+  for place in {parent, _MEMORY}:
+    for directory in place.glob(f'{_PREFIX}*'):
+      _remove_abandoned(directory)
+  with contextlib.suppress(OSError):
+    # Half: others use it too.
+    if shutil.disk_usage(_MEMORY).free > 2 * size:
+      parent = _MEMORY
+  return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
 
-  def check(condition, message):
-    return tf.debugging.Assert(
-        condition,
-        [f'noise tape: {message}; round, path:', round_index, path])
 
-  reached = tf.strings.to_number(tf.io.read_file(reached_path), tf.int64)
-  unused = check(
-      reached <= round_index,
-      'the noise of this round was already used and removed; resume with a '
-      'tape that starts at the round of the state')
-  with tf.control_dependencies([unused]):
-    deadline = tf.timestamp() + timeout_seconds
+def _remove_abandoned(directory: pathlib.Path) -> None:
+  """Removes a tape of this user whose producer is gone."""
+  with contextlib.suppress(OSError):
+    status = directory.lstat()
+    # A mark is made under the lock: without one a producer may be starting.
+    if status.st_uid == os.getuid() and any(directory.glob('*.reached')):
+      lock = _lock(directory)
+      if lock is not None:
+        _remove_tape(directory)
+        os.close(lock)
 
-  def behind(_):
-    exists = tf.size(tf.io.matching_files(path)) > 0
-    failed = tf.size(tf.io.matching_files(failed_path)) > 0
-    late = tf.timestamp() > deadline
-    return ~(exists | failed | late)
 
-  waited = tf.while_loop(behind, lambda n: n + 1, [tf.constant(0)])
-  with tf.control_dependencies(tf.nest.flatten(waited)):
-    there = check(
-        tf.size(tf.io.matching_files(path)) > 0,
-        'the producer ended or fell behind; is its process alive?')
-  with tf.control_dependencies([there]):
-    contents = tf.io.read_file(path)
-  # tf.equal: TFF traces into a graph where == compares object identity.
-  whole = check(
-      tf.equal(tf.strings.length(contents), HEADER_BYTES + 4 * dimension),
-      'the file has the wrong size')
-  with tf.control_dependencies([whole]):
-    header = tf.io.decode_raw(
-        tf.strings.substr(contents, 0, HEADER_BYTES), tf.int64)
-    payload = tf.strings.substr(contents, HEADER_BYTES, 4 * dimension)
-  checksum = tf.strings.to_hash_bucket_fast(payload, HASH_BUCKETS)
-  expected = tf.stack([
-      tf.constant(MAGIC, tf.int64), tf.constant(VERSION, tf.int64), tape_id,
-      round_index, tf.constant(dimension, tf.int64), checksum])
-  genuine = check(
-      tf.reduce_all(tf.equal(header[:6], expected)),
-      'the file is damaged, or of another tape or round')
-  with tf.control_dependencies([genuine]):
-    done = tf.io.write_file(reached_path, tf.strings.as_string(round_index))
-  with tf.control_dependencies([done]):
-    return tf.ensure_shape(
-        tf.io.decode_raw(payload, tf.float32), [dimension])
+def _lock(directory: pathlib.Path) -> Optional[int]:
+  """Returns an open file that locks the tape, or None if another has it."""
+  lock = os.open(directory / 'lock', os.O_RDWR | os.O_CREAT, 0o600)
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    os.close(lock)
+    return None
+  return lock
+
+
+def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the files of a tape, the lock last."""
+  return [
+      path for pattern in ('*.noise', '*.noise-part', '*.reached', 'failed',
+                           'lock') for path in directory.glob(pattern)
+  ]
+
+
+def _remove_tape(directory: pathlib.Path) -> None:
+  for path in _tape_files(directory):
+    _wipe(path)
+  with contextlib.suppress(OSError):
+    directory.rmdir()
+
+
+def _write_private(path: pathlib.Path, *contents: bytes) -> None:
+  handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+  with open(handle, 'wb') as stream:
+    for content in contents:
+      stream.write(content)
+
+
+def _wipe(path: pathlib.Path) -> None:
+  """Overwrites a file with zeros and removes it, if it is there."""
+  with contextlib.suppress(FileNotFoundError):
+    with open(path, 'r+b') as stream:
+      size = stream.seek(0, os.SEEK_END)
+      stream.seek(0)
+      stream.write(bytes(size))
+    path.unlink()

@@ -3,8 +3,5 @@
 `runtime` is imported by its own name, since it needs TensorFlow Federated.
 """
 
-from tff_bandmf.program.cohorts import CohortError
-from tff_bandmf.program.cohorts import CohortSampler
-from tff_bandmf.program.cohorts import History
-from tff_bandmf.program.ledger import Ledger
-from tff_bandmf.program.ledger import Observed
+from tff_bandmf.program.cohorts import CohortError, CohortSampler, History
+from tff_bandmf.program.ledger import Ledger, Observed

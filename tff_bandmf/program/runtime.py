@@ -8,7 +8,8 @@ import os
 import pathlib
 import signal
 import subprocess
-from typing import Iterator, Optional, Union
+from collections.abc import Iterator
+from typing import Optional, Union
 
 import grpc
 import portpicker

@@ -6,12 +6,14 @@ import collections
 from typing import Any, NamedTuple
 
 import dp_accounting
+import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tff_bandmf import errors
-from tff_bandmf import noise
+from tff_bandmf import errors, noise
 from tff_bandmf.query import clipping
+
+_FLOAT32 = np.finfo(np.float32)
 
 
 class QueryState(NamedTuple):
@@ -63,6 +65,14 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
     """
     self._l2_norm_clip = errors.check_positive(
         'l2_norm_clip', l2_norm_clip, 'it bounds the norm of one update')
+    # PRIVACY: noise is float32; there it must neither vanish nor overflow.
+    # Guard: query_test.test_noise_that_float32_cannot_hold_is_refused.
+    if z_stddev and not _FLOAT32.tiny <= z_stddev <= _FLOAT32.max / 10:
+      raise ValueError(
+          errors.invalid(
+              'z_stddev', z_stddev,
+              f'must be 0 or in [{_FLOAT32.tiny:.2g}, {_FLOAT32.max / 10:.2g}]',
+              'change the unit of the updates'))
     self._z_stddev = z_stddev
     self._record_specs = record_specs
     self._rounds = rounds
@@ -76,12 +86,13 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
 
   def initial_global_state(self) -> QueryState:
     return QueryState(
-        tf.constant(0, tf.int64), self._source.initial_state())
+        tf.constant(self._source.start_round, tf.int64),
+        self._source.initial_state())
 
   def derive_sample_params(self, global_state: QueryState) -> tf.Tensor:
-    """Returns the clipping norm, scalar float32."""
+    """Returns the clipping norm, scalar float64."""
     del global_state
-    return tf.constant(self._l2_norm_clip, tf.float32)
+    return tf.constant(self._l2_norm_clip, tf.float64)
 
   def preprocess_record(self, params: tf.Tensor, record: Any) -> Any:
     """Returns the record clipped, or zero where it is not finite."""
@@ -116,20 +127,25 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
       sizes = [spec.shape.num_elements()
                for spec in tf.nest.flatten(self._record_specs)]
       parts = tf.split(y * tf.constant(self._z_stddev, tf.float32), sizes)
+
+      def noised(spec, total, part):
+        # PRIVACY: a float64 sum has bits below the last one of float32 noise,
+        # which would come out as they are; so it loses them before.
+        # Guard: query_test.test_float64_sum_shows_no_bit_below_its_noise.
+        total = tf.cast(total, tf.float32) + tf.reshape(part, spec.shape)
+        return tf.cast(total, spec.dtype)
+
+      result = tf.nest.map_structure(
+          noised, self._record_specs, sample_state,
+          tf.nest.pack_sequence_as(self._record_specs, parts))
     else:
       noise_state = global_state.noise
-      parts = [0.0] * len(tf.nest.flatten(self._record_specs))
-
-    def add(spec, total, part):
-      part = tf.cast(part, total.dtype)
-      noised = total + (tf.reshape(part, spec.shape) if part.shape.rank else part)
-      return tf.cast(noised, spec.dtype)
-
-    noised_sum = tf.nest.map_structure(
-        add, self._record_specs, sample_state,
-        tf.nest.pack_sequence_as(self._record_specs, parts))
+      with tf.control_dependencies([t]):
+        result = tf.nest.map_structure(
+            lambda spec, total: tf.cast(total, spec.dtype),
+            self._record_specs, sample_state)
     return (
-        noised_sum,
+        result,
         QueryState(t + 1, noise_state),
         dp_accounting.UnsupportedDpEvent(),
     )

@@ -1,0 +1,78 @@
+"""Tests of the key of the noise."""
+
+import copy
+import os
+import stat
+
+import numpy as np
+import pytest
+
+from tff_bandmf import noise
+
+
+def test_key_is_never_printed():
+  key = noise.Key(b'sixteen bytes ok')
+  for text in (repr(key), str(key), f'{[key]}'):
+    assert 'sixteen' not in text and str(key.words()[0]) not in text
+
+
+@pytest.mark.parametrize('secret', [b'', b'short', b'x' * 17])
+def test_key_of_another_length_is_refused_without_showing_it(secret):
+  with pytest.raises(ValueError, match=f'={len(secret)}: must be 16') as error:
+    noise.Key(secret)
+  assert not secret or secret.decode() not in str(error.value)
+
+
+def test_keys_from_entropy_differ():
+  assert noise.Key.from_entropy() != noise.Key.from_entropy()
+
+
+def test_key_from_seed_is_a_function_of_the_seed():
+  assert noise.Key.from_seed(3) == noise.Key.from_seed(np.int64(3))
+  keys = [noise.Key.from_seed(seed) for seed in (-1, 0, 1, 2**200)]
+  assert len(set(keys)) == len(keys)
+
+
+@pytest.mark.parametrize('seed', ['7', 7.0, True, None])
+def test_seed_that_is_no_integer_is_refused(seed):
+  with pytest.raises(TypeError, match='noise_seed'):
+    noise.Key.from_seed(seed)
+
+
+def test_key_file_is_made_once_and_only_for_its_owner(tmp_path):
+  path = tmp_path / 'noise.key'
+  umask = os.umask(0)
+  try:
+    key = noise.Key.load_or_create(path)
+  finally:
+    os.umask(umask)
+  assert stat.S_IMODE(path.stat().st_mode) == 0o600
+  assert noise.Key.load_or_create(path) == key
+  assert path.read_bytes() == key.secret
+
+
+def test_damaged_key_file_is_refused_and_kept(tmp_path):
+  path = tmp_path / 'noise.key'
+  path.write_bytes(b'half')
+  with pytest.raises(ValueError, match='16 bytes'):
+    noise.Key.load_or_create(path)
+  assert path.read_bytes() == b'half'
+
+
+def test_words_are_the_128_bits():
+  key = noise.Key(bytes(range(16)))
+  assert key.words().dtype == np.int64
+  assert key.words().tobytes() == key.secret
+  key.words()[0] = 0
+  assert copy.copy(key) == key
+
+
+def test_identity_depends_on_key_and_subject():
+  key = noise.Key.from_seed(1)
+  identities = {
+      key.identify(b'a'), key.identify(b'b'), key.identify(b''),
+      noise.Key.from_seed(2).identify(b'a'),
+  }
+  assert len(identities) == 4
+  assert key.identify(b'a') == noise.Key.from_seed(1).identify(b'a')
+  assert all(0 <= identity < 2**63 for identity in identities)
