@@ -129,11 +129,16 @@ class _Objective:
 
   def __init__(self, rounds: int, bands: int, objective: str):
     self._rounds = rounds
+    self._bands = bands
     self._objective = objective
     self._set_terms(max(_FEWEST_TERMS, 8 * bands))
 
   def _set_terms(self, terms: int) -> None:
     self._terms = min(terms, self._rounds)
+    # A trace per shape is meant; called otherwise, TensorFlow warns of each.
+    self._loss_and_gradient = _loss_and_gradient.get_concrete_function(
+        *(tf.TensorSpec(shape, tf.float64)
+          for shape in ([self._bands], [self._terms], [])))
     n, left = float(self._rounds), float(self._rounds - self._terms)
     if self._objective == MEAN:
       self._weights = 1 - np.arange(self._terms) / n
@@ -145,7 +150,7 @@ class _Objective:
   def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
     coefficients = np.concatenate([[1.0], free])
     while True:
-      value, gradient, residual = _loss_and_gradient(
+      value, gradient, residual = self._loss_and_gradient(
           tf.constant(coefficients, tf.float64),
           tf.constant(self._weights, tf.float64),
           tf.constant(self._tail_weight, tf.float64))

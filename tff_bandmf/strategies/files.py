@@ -95,7 +95,7 @@ def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
   if path.suffix not in _SUFFIXES:
     raise ValueError(
         errors.invalid(
-            'file', path, 'must end in .json or .npz', 'rename the file'))
+            'out', path, 'must end in .json or .npz', 'rename the file'))
   return path
 
 
@@ -109,7 +109,11 @@ def load(path: Union[str, os.PathLike]) -> base.Strategy:
   path = pathlib.Path(path)
   if path.suffix == '.npy':
     return _read_matrix(path)
-  check_path(path)
+  if path.suffix not in _SUFFIXES:
+    raise ValueError(
+        errors.invalid(
+            'file', path, 'must end in .json, .npz or .npy',
+            'write one with bandmf optimize --out FILE'))
   try:
     header = _read_npz(path) if path.suffix == '.npz' else json.loads(
         path.read_bytes())

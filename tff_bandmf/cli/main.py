@@ -1,0 +1,101 @@
+"""`bandmf`: what becomes of its errors.
+
+Exit status: 0 done, 1 a claim did not hold, 2 bad input (one line on standard
+error, no traceback), 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Optional
+
+import click
+
+from tff_bandmf import errors
+
+_BAD_INPUT = 2
+_INTERRUPTED = 130
+
+# Flags that will come with families of later releases.
+_LATER = (
+  '--alpha',
+  '--amplification',
+  '--b0',
+  '--buffers',
+  '--column-normalize',
+  '--cooldown',
+  '--lambda',
+  '--momentum',
+  '--no-column-normalize',
+  '--nu',
+  '--sampling-prob',
+)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+  """Returns the exit status of `bandmf` with these arguments.
+
+  Args:
+    arguments: without the name of the program; None takes the process's.
+  """
+  arguments = list(sys.argv[1:] if arguments is None else arguments)
+  try:
+    # Takes a second; Ctrl-C shall be clean from the start.
+    from tff_bandmf.cli import commands
+
+    with commands.bandmf.make_context('bandmf', arguments) as context:
+      return commands.bandmf.invoke(context)
+  except click.exceptions.Exit as stop:  # After --help.
+    return stop.exit_code
+  except KeyboardInterrupt:
+    click.echo('interrupted; a file is written whole or not at all.', err=True)
+    return _INTERRUPTED
+  except click.UsageError as error:
+    message = _usage(error)
+  except FileNotFoundError as error:
+    message = errors.invalid(
+      'file', error.filename, 'does not exist', 'check the path'
+    )
+  except OSError as error:
+    message = errors.invalid(
+      'file',
+      error.filename,
+      f'cannot be used ({error.strerror})',
+      'check the path and its permissions',
+    )
+  except (MemoryError, OverflowError) as error:
+    message = f'{error}; use fewer rounds, or fewer bands.'
+  except ValueError as error:
+    message = str(error)
+  click.echo(' '.join(message.split()), err=True)
+  return _BAD_INPUT
+
+
+def _usage(error: click.UsageError) -> str:
+  """Returns the line for a command line that click could not parse."""
+  name = error.ctx.command_path if error.ctx else 'bandmf'
+  see_help = f'see {name} --help'
+  if isinstance(error, click.NoSuchOption):
+    if error.option_name in _LATER:
+      return errors.invalid(
+        'option',
+        error.option_name,
+        'is not in this release',
+        'leave it out; no family of this release needs it',
+      )
+    return errors.invalid(
+      'option', error.option_name, f'is no option of {name}', see_help
+    )
+  if isinstance(error, click.MissingParameter) and error.param is not None:
+    flag = error.param.opts[0]
+    if isinstance(error.param, click.Argument):
+      flag = error.param.name.upper()
+    return errors.invalid(
+      error.param.name, None, f'{name} needs it', f'give {flag}'
+    )
+  return f'{error.format_message().rstrip(".")}; {see_help}.'
+
+
+if __name__ == '__main__':
+  sys.exit(main())

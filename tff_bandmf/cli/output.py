@@ -1,0 +1,85 @@
+"""What a command prints: one JSON object, or a table."""
+
+from __future__ import annotations
+
+import decimal
+import json
+import math
+from typing import Any
+
+import click
+import tabulate
+
+from tff_bandmf import accounting, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import sensitivity as sensitivity_lib
+
+# PRIVACY: numbers of the table are rounded up, so that no epsilon and no noise
+# is printed below the one computed. Guard: cli_test.test_table_rounds_up.
+_ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
+
+
+def describe(
+  strategy: strategies.Strategy,
+  participation: participation_lib.Participation,
+  sensitivity: sensitivity_lib.Sensitivity,
+  with_coefficients: bool,
+) -> dict[str, Any]:
+  """Returns the record of a strategy: every key, null where it has no value.
+
+  Errors are those of unit noise; rmse and max_rmse those of sigma = 1.
+  """
+  mean_error, max_error = strategy.prefix_errors()
+  record = {
+    'family': strategy.family,
+    'rounds': strategy.rounds,
+    'bands': strategy.bands,
+    'buffers': None,
+    'parameters': {},
+    'participation': participation.name,
+    'min_sep': participation.min_sep,
+    'max_participations': participation.participations(strategy.rounds),
+    'sensitivity': sensitivity.value,
+    'sensitivity_method': sensitivity.method,
+    'sensitivity_reason': sensitivity.reason,
+    'mean_error': mean_error,
+    'max_error': max_error,
+    'rmse': sensitivity.value * math.sqrt(mean_error),
+    'max_rmse': sensitivity.value * math.sqrt(max_error),
+    'clip': None,
+    'noise_multiplier': None,
+    'z_stddev': None,
+    'rho': None,
+    'epsilon': None,
+    'delta': None,
+    'adjacency': accounting.ADJACENCY,
+  }
+  if with_coefficients:
+    first_column = getattr(strategy, 'coefficients', None)
+    record['coefficients'] = (
+      None if first_column is None else first_column.tolist()
+    )
+  return record
+
+
+def show(record: dict[str, Any], as_json: bool) -> None:
+  """Prints a record on standard output."""
+  if as_json:
+    click.echo(json.dumps(record, allow_nan=False))
+    return
+  rows = [
+    (name, _text(value))
+    for name, value in record.items()
+    if value is not None and value != {}
+  ]
+  click.echo(tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True))
+
+
+def _text(value: Any) -> str:
+  """Returns a value as the table shows it."""
+  if isinstance(value, float):
+    # Of the digits that float64 is sure of, so that 0.1 stays 0.1.
+    return f'{_ROUND_UP.create_decimal(format(value, ".14g")):g}'
+  if isinstance(value, list):
+    return '\n'.join(map(_text, value))
+  return str(value)
