@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_bandmf import noise
-from tff_bandmf import strategies
+from tff_bandmf import noise, strategies
 
 _ROUNDS = 40
 

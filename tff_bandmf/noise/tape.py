@@ -25,6 +25,7 @@ import contextlib
 import fcntl
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import threading
@@ -50,6 +51,7 @@ _AHEAD_BYTES = 512 * 2**20
 POLL_SECONDS = 0.02
 _PREFIX = 'tff_bandmf-tape-'
 _MEMORY = pathlib.Path('/dev/shm')
+_FILE = re.compile(r'lock|failed|\d{8,}\.(noise|noise-part|reached)')
 # What `tf.io.matching_files` does not take literally.
 _GLOB = frozenset('*?[]\\')
 
@@ -150,7 +152,8 @@ class Tape:
               f'must not contain any of {"".join(sorted(_GLOB))}',
               'choose another path'))
     self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if set(self.directory.iterdir()) - set(_tape_files(self.directory)):
+    if not all(
+        _FILE.fullmatch(path.name) for path in self.directory.iterdir()):
       raise ValueError(
           errors.invalid(
               'tape directory', self.directory, 'holds files of others',
@@ -293,11 +296,8 @@ def _lock(directory: pathlib.Path) -> Optional[int]:
 
 
 def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of a tape, the lock last."""
-  return [
-      path for pattern in ('*.noise', '*.noise-part', '*.reached', 'failed',
-                           'lock') for path in directory.glob(pattern)
-  ]
+  """Returns the files of the folder that are a tape's."""
+  return [path for path in directory.iterdir() if _FILE.fullmatch(path.name)]
 
 
 def _remove_tape(directory: pathlib.Path) -> None:
