@@ -3,7 +3,7 @@
 .PHONY: help env demo test bench seeds lint clean
 
 PYTHON_OF_ENV := .venv/bin/python
-export TF_CPP_MIN_LOG_LEVEL ?= 2
+export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 help:  ## lists the targets
 	@sed -n 's/^\([a-z]*\):.*##  */\1\t/p' Makefile | expand -t 8

@@ -29,7 +29,7 @@ from simulations import config as config_lib
 def main(
     config_path: str, settings: tuple[str, ...], output_dir: str, resume: bool
 ) -> None:
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   try:
     config = config_lib.load(config_path, settings)
     _run_all(config, pathlib.Path(output_dir), resume)
