@@ -79,7 +79,7 @@ def _text(value: Any) -> str:
   """Returns a value as the table shows it."""
   if isinstance(value, float):
     # Of the digits that float64 is sure of, so that 0.1 stays 0.1.
-    return f'{_ROUND_UP.create_decimal(format(value, ".14g")):g}'
+    return f'{float(_ROUND_UP.create_decimal(format(value, ".14g"))):.8g}'
   if isinstance(value, list):
     return '\n'.join(map(_text, value))
   return str(value)

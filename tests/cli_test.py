@@ -1,0 +1,494 @@
+"""Tests of the `bandmf` command."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from tff_bandmf import optimize as optimize_lib
+from tff_bandmf import report as report_lib
+from tff_bandmf import strategies
+from tff_bandmf.cli import main as main_lib
+from tff_bandmf.cli import output
+
+_KEYS = [
+  'family',
+  'rounds',
+  'bands',
+  'buffers',
+  'parameters',
+  'sensitivity',
+  'sensitivity_method',
+  'mean_error',
+  'max_error',
+  'rmse',
+  'max_rmse',
+  'noise_multiplier',
+  'z_stddev',
+  'rho',
+  'epsilon',
+  'delta',
+  'adjacency',
+  'seconds',
+]
+
+# `gaussian_sigma` of shared/targets.json: [BandMF23, Table 4], delta = 1e-6.
+_SIGMA = [(1, 4.22468), (2, 2.23048), (4, 1.19352), (8, 0.65294), (16, 0.36861)]
+
+
+@pytest.fixture(autouse=True)
+def _in_own_folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(capsys):
+  """Runs `bandmf`; returns (exit status, standard output, standard error)."""
+
+  def call(*arguments):
+    status = main_lib.main([str(each) for each in arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+  return call
+
+
+@pytest.fixture
+def run_json(run):
+  """Runs `bandmf --json`; returns the object, and checks that it is one."""
+
+  def refuse(constant):
+    raise AssertionError(f'{constant} is no JSON')
+
+  def call(*arguments):
+    status, out, error = run(*arguments, '--json')
+    assert (status, error) == (0, '')
+    return json.loads(out, parse_constant=refuse)
+
+  return call
+
+
+def _toeplitz(rounds=2052, coefficients=(1.0, 0.5, 0.375)):
+  strategies.save(
+    strategies.BandedToeplitz(rounds, np.array(coefficients)), 'toeplitz.json'
+  )
+  return 'toeplitz.json'
+
+
+def _identity(rounds=2052):
+  strategies.save(strategies.Identity(rounds), 'identity.json')
+  return 'identity.json'
+
+
+def test_identity_in_the_published_setting(run_json):
+  found = run_json(
+    *'optimize --family identity --rounds 2052 --min-sep 342'.split(),
+    *('--out', 'i.npz'),
+  )
+  evaluated = run_json('evaluate', 'i.npz', '--min-sep', 342)
+  for record in (found, evaluated):
+    assert set(_KEYS) <= set(record)
+    assert record['rmse'] == pytest.approx(78.479, abs=5e-4)
+    assert record['max_rmse'] == pytest.approx(math.sqrt(6 * 2052))
+    assert record['sensitivity'] == math.sqrt(6)
+    assert record['sensitivity_method'] == 'exact'
+    assert record['adjacency'] == 'zero-out'
+    assert record['seconds'] >= 0
+    for key in ('noise_multiplier', 'z_stddev', 'rho', 'epsilon', 'delta'):
+      assert record[key] is None
+  assert 'coefficients' not in found
+
+
+def test_optimize_writes_the_strategy_it_shows(run_json):
+  found = run_json(
+    *'optimize --family banded-toeplitz --rounds 2052 --min-sep 342'.split(),
+    *'--coefficients --out bt.json'.split(),
+  )
+  assert found['bands'] == 342
+  assert found['rmse'] <= 8.81
+  assert (
+    found['coefficients'] == strategies.load('bt.json').coefficients.tolist()
+  )
+  evaluated = run_json('evaluate', 'bt.json', '--min-sep', 342)
+  for key in set(_KEYS) - {'seconds'}:
+    assert evaluated[key] == found[key]
+  written = json.load(open('bt.json'))['optimized']
+  assert written['objective'] == 'mean'
+  assert written['converged'] is True
+  assert written['loss'] == pytest.approx(
+    found['mean_error'] * found['sensitivity'] ** 2 / 6
+  )
+
+
+def test_objective_max_has_the_lower_max_error(run_json):
+  command = 'optimize --family banded-toeplitz --rounds 500 --bands 8'.split()
+  mean = run_json(*command, '--objective', 'mean')
+  largest = run_json(*command, '--objective', 'max')
+  assert mean['participation'] == 'single'
+  assert mean['rmse'] < largest['rmse']
+  assert largest['max_rmse'] < mean['max_rmse']
+
+
+def test_bands_default_to_min_sep_but_never_past_rounds(run_json):
+  command = 'optimize --family banded-toeplitz --rounds 20'.split()
+  assert run_json(*command, '--min-sep', 7)['bands'] == 7
+  assert run_json(*command, '--min-sep', 70)['bands'] == 20
+  assert run_json(*command, '--min-sep', 7, '--bands', 3)['bands'] == 3
+
+
+@pytest.mark.parametrize(('epsilon', 'sigma'), _SIGMA)
+def test_calibrate_gives_the_published_noise(run_json, epsilon, sigma):
+  found = run_json(
+    *('calibrate', _identity(1), '--epsilon', epsilon, '--delta', 1e-6)
+  )
+  assert set(_KEYS) <= set(found)
+  assert found['noise_multiplier'] == pytest.approx(sigma, rel=1e-5)
+  assert found['epsilon'] <= epsilon
+  assert found['epsilon'] == pytest.approx(epsilon, rel=1e-9)
+  assert found['rho'] == pytest.approx(0.5 / sigma**2, rel=2e-5)
+
+
+def test_calibrate_names_both_noise_multipliers(run_json):
+  found = run_json(
+    *('calibrate', _toeplitz(), '--min-sep', 342, '--epsilon', 8),
+    *('--delta', 1e-6, '--clip', 0.25),
+  )
+  assert found['sensitivity'] == pytest.approx(
+    math.sqrt(6 * (1 + 0.5**2 + 0.375**2))
+  )
+  assert found['z_stddev'] == pytest.approx(
+    found['noise_multiplier'] * found['sensitivity'] * 0.25
+  )
+
+
+@pytest.mark.parametrize('clip', [1, 0.25, 30])
+def test_account_takes_either_noise_multiplier(run_json, clip):
+  flags = [
+    *('--min-sep', 342, '--max-participations', 3),
+    *('--clip', clip, '--delta', 1e-10),
+  ]
+  first = run_json('account', _toeplitz(), '--noise-multiplier', 2, *flags)
+  assert first['rho'] == 0.125
+  assert first['max_participations'] == 3
+  second = run_json(
+    *('account', 'toeplitz.json', '--z-stddev', first['z_stddev'], *flags)
+  )
+  for key in ('noise_multiplier', 'z_stddev', 'rho', 'epsilon'):
+    assert second[key] == pytest.approx(first[key], rel=1e-9)
+
+
+def test_account_of_a_launched_model(run_json):
+  # `gboard_report` of shared/targets.json: squared sensitivity 0.6.
+  strategies.save(
+    strategies.BandedToeplitz(2000, [math.sqrt(0.2)]), 'gboard.json'
+  )
+  found = run_json(
+    *'account gboard.json --min-sep 485 --max-participations 3'.split(),
+    *'--z-stddev 1.411 --delta 1e-10'.split(),
+  )
+  assert found['rho'] == pytest.approx(0.150684, rel=1e-5)
+  assert found['epsilon'] == pytest.approx(3.424007, rel=1e-5)
+
+
+def test_participations_are_never_silently_one(run_json):
+  file = _toeplitz(9)
+  separated = run_json('evaluate', file, '--min-sep', 4)
+  assert separated['participation'] == 'min-sep'
+  assert separated['max_participations'] == 3
+  fixed = run_json(
+    'evaluate', file, '--min-sep', 4, '--participation', 'fixed-epoch'
+  )
+  assert fixed['participation'] == 'fixed-epoch'
+  alone = run_json('evaluate', file)
+  assert (alone['participation'], alone['max_participations']) == ('single', 1)
+
+
+def test_table_names_the_participation(run):
+  _, out, _ = run('evaluate', _identity(9))
+  assert ['participation', 'single'] in [
+    line.split() for line in out.split('\n')
+  ]
+
+
+def test_evaluate_takes_a_matrix(run_json):
+  matrix = np.tril(np.random.default_rng(0).normal(size=(9, 9)), -1) + np.eye(9)
+  np.save('c.npy', matrix)
+  found = run_json('evaluate', 'c.npy', '--min-sep', 2, '--coefficients')
+  assert found['family'] == 'dense'
+  assert found['coefficients'] is None
+  assert found['sensitivity_method'] == 'upper_bound'
+  decoder = np.tri(9) @ np.linalg.inv(matrix)
+  assert found['mean_error'] == pytest.approx((decoder**2).sum(1).mean())
+
+
+def test_json_has_every_digit(run_json):
+  found = run_json(
+    *('account', _toeplitz(9, [1 / 3]), '--noise-multiplier', 1 / 7),
+    *('--delta', 1e-6, '--coefficients'),
+  )
+  assert found['noise_multiplier'] == 1 / 7
+  assert found['coefficients'] == [1 / 3]
+
+
+def test_table_rounds_up(run):
+  _, out, _ = run(
+    *('account', _toeplitz(), '--min-sep', 342),
+    *('--noise-multiplier', 1.23456781, '--delta', 1e-6),
+  )
+  shown = dict(line.split(None, 1) for line in out.splitlines())
+  _, out, _ = run(
+    *('account', _toeplitz(), '--min-sep', 342),
+    *('--noise-multiplier', 1.23456781, '--delta', 1e-6, '--json'),
+  )
+  for name, value in json.loads(out).items():
+    if isinstance(value, float) and name != 'seconds':
+      assert value * (1 - 1e-14) <= float(shown[name]) <= value * (1 + 2e-7)
+  assert shown['noise_multiplier'] == '1.2345679'
+  assert shown['delta'] == '1e-06'
+
+
+def test_numbers_of_the_table_stay_short():
+  assert output._text(0.1) == '0.1'
+  assert output._text(8.0) == '8'
+  assert output._text(8 * (1 + 1e-15)) == '8'
+  assert output._text(8 * (1 + 1e-12)) == '8.0000001'
+
+
+_BAD_INPUT = [
+  ('', 'Missing command'),
+  ('frobnicate', 'frobnicate'),
+  ('reproduce', 'reproduce'),
+  ('optimize --rounds 9', 'family=None: '),
+  ('optimize --family identity', 'rounds=None: '),
+  ('optimize --family blt --rounds 9', 'family=blt: is not in this release'),
+  ('optimize --family blur --rounds 9', 'family=blur: is not known'),
+  ('optimize --family identity --rounds 0', 'rounds=0: '),
+  ('optimize --family identity --rounds 9.5', 'rounds=9.5: '),
+  ('optimize --family identity --rounds nine', 'rounds=nine: '),
+  ('optimize --family identity --rounds', '--rounds'),
+  ('optimize --family identity --rounds 9 --bands 2', 'bands=2: '),
+  ('optimize --family banded-toeplitz --rounds 9', 'bands=None: '),
+  (
+    'optimize --family banded-toeplitz --rounds 9 --bands 10',
+    'bands=10: must not exceed rounds=9',
+  ),
+  (
+    'optimize --family banded-toeplitz --rounds 9 --bands 4 --min-sep 3',
+    'bands=4: must not exceed min_sep=3',
+  ),
+  ('optimize --family identity --rounds 9 --out x.txt', 'out=x.txt: '),
+  ('optimize --family identity --rounds 9 --out no/x.json', 'out=no/x.json: '),
+  ('optimize --family identity --rounds 9 --out d.json', 'out=d.json: '),
+  (
+    'optimize --family identity --rounds 9 --workload momentum',
+    'workload=momentum: is not in this release',
+  ),
+  (
+    'optimize --family identity --rounds 9 --objective median',
+    'objective=median: ',
+  ),
+  (
+    'optimize --family identity --rounds 9 --amplification none',
+    'option=--amplification: is not in this release',
+  ),
+  ('evaluate ok.json --buffers 3', 'option=--buffers: is not in this release'),
+  ('evaluate ok.json --column-normalize', 'option=--column-normalize: '),
+  ('evaluate ok.json --rounds 3', 'option=--rounds: is no option of bandmf ev'),
+  ('evaluate ok.json --min-sepp 3', 'option=--min-sepp: is no option'),
+  ('evaluate ok.json --min-sep 0', 'min_sep=0: must be at least 1'),
+  ('evaluate ok.json --min-sep -3', 'min_sep=-3: must be at least 1'),
+  ('evaluate ok.json --max-participations 2', 'max_participations=2: needs mi'),
+  (
+    'evaluate ok.json --min-sep 2 --max-participations 0',
+    'max_participations=0: must be at least 1',
+  ),
+  ('evaluate ok.json --participation min-sep', 'min_sep=None: '),
+  ('evaluate ok.json --participation fixed-epoch', 'min_sep=None: '),
+  ('evaluate ok.json --participation single --min-sep 2', 'participation=sin'),
+  ('evaluate ok.json --participation twice', 'participation=twice: '),
+  ('evaluate', 'file=None: '),
+  ('evaluate ok.json another.json', 'another.json'),
+  ('evaluate missing.json', 'file=missing.json: is no file'),
+  ('evaluate d.json', 'file=d.json: is no file'),
+  ('evaluate .', 'file=.: is no file'),
+  ('evaluate empty.json', 'file=empty.json: is not a whole strategy file'),
+  ('evaluate empty.npz', 'file=empty.npz: is not a whole strategy file'),
+  ('evaluate empty.npy', 'file=empty.npy: is not a whole .npy file'),
+  ('evaluate newer.json', 'version=2: newer.json must have'),
+  ('evaluate text.txt', 'file=text.txt: must end in'),
+  ('evaluate upper.npy', 'must be lower-triangular'),
+  ('evaluate complex.npy', 'must be real numbers'),
+  ('evaluate singular.npy', 'C=0.0: the diagonal of C must be positive'),
+  ('evaluate tiny.npy', 'multiply C by a constant'),
+  ('calibrate ok.json --delta 1e-6', 'epsilon=None: '),
+  ('calibrate ok.json --epsilon 1', 'delta=None: '),
+  ('calibrate ok.json --epsilon 0 --delta 1e-6', 'epsilon=0.0: '),
+  ('calibrate ok.json --epsilon -1 --delta 1e-6', 'epsilon=-1.0: '),
+  ('calibrate ok.json --epsilon nan --delta 1e-6', 'epsilon=nan: '),
+  ('calibrate ok.json --epsilon 1e7 --delta 1e-6', 'epsilon=10000000.0: '),
+  ('calibrate ok.json --epsilon one --delta 1e-6', 'epsilon=one: '),
+  ('calibrate ok.json --epsilon 1 --delta 0', 'delta=0.0: '),
+  ('calibrate ok.json --epsilon 1 --delta 1', 'delta=1.0: '),
+  ('calibrate ok.json --epsilon 1 --delta -1e-6', 'delta=-1e-06: '),
+  ('calibrate ok.json --epsilon 1 --delta 1e-6 --clip 0', 'clip=0.0: '),
+  (
+    'calibrate ok.json --epsilon 1 --delta 1e-6 --adjacency replace-one',
+    'adjacency=replace-one: ',
+  ),
+  (
+    'account ok.json --noise-multiplier 1 --delta 1e-6 --adjacency replace-one',
+    'adjacency=replace-one: ',
+  ),
+  ('account ok.json --delta 1e-6', 'noise_multiplier=None: '),
+  (
+    'account ok.json --noise-multiplier 1 --z-stddev 1 --delta 1e-6',
+    'noise_multiplier=1.0: give either',
+  ),
+  ('account ok.json --noise-multiplier 0 --delta 1e-6', 'noise_multiplier=0.0'),
+  ('account ok.json --noise-multiplier inf --delta 1e-6', 'noise_multiplier=i'),
+  ('account ok.json --noise-multiplier 1e-9 --delta 1e-6', 'epsilon would exc'),
+  ('account ok.json --z-stddev -1 --delta 1e-6', 'z_stddev=-1.0: '),
+  ('report', 'run_dir=None: '),
+  ('report missing', 'run=missing: '),
+  ('report ok.json', 'ok.json'),
+]
+
+
+@pytest.mark.parametrize(('command', 'message'), _BAD_INPUT)
+def test_bad_input_gives_one_line_and_status_2(run, tmp_path, command, message):
+  strategies.save(strategies.Identity(9), 'ok.json')
+  (tmp_path / 'd.json').mkdir()
+  for name in ('empty.json', 'empty.npz', 'empty.npy'):
+    (tmp_path / name).touch()
+  newer = json.loads((tmp_path / 'ok.json').read_text())
+  (tmp_path / 'newer.json').write_text(json.dumps({**newer, 'version': 2}))
+  (tmp_path / 'text.txt').write_text('text')
+  np.save('upper.npy', np.ones((3, 3)))
+  np.save('complex.npy', np.eye(3) * 1j)
+  np.save('singular.npy', np.diag([1.0, 0.0]))
+  np.save('tiny.npy', np.eye(3) * 1e-200)
+  before = sorted(tmp_path.iterdir())
+  status, out, error = run(*command.split())
+  assert (status, out) == (2, '')
+  assert error.count('\n') == 1 and error.endswith('.\n')
+  assert message in error
+  assert sorted(tmp_path.iterdir()) == before
+
+
+def test_too_many_rounds_for_the_memory_is_one_line(run):
+  # Bands past min_sep need an array of n numbers.
+  file = _toeplitz(10**15)
+  status, out, error = run('evaluate', file, '--min-sep', 2)
+  assert (status, out, error.count('\n')) == (2, '', 1)
+
+
+def test_optimiser_that_did_not_converge_gives_status_1(run, monkeypatch):
+  optimize = optimize_lib.optimize_banded_toeplitz
+  monkeypatch.setattr(
+    optimize_lib,
+    'optimize_banded_toeplitz',
+    lambda *args, **kwargs: optimize(*args, **kwargs, max_evaluations=2),
+  )
+  status, out, error = run(
+    *'optimize --family banded-toeplitz --rounds 100 --bands 9'.split(),
+    *'--out cut.json --json'.split(),
+  )
+  assert status == 1
+  assert json.loads(out)['converged'] is False
+  assert json.load(open('cut.json'))['optimized']['converged'] is False
+  assert error.startswith('converged=False: ') and error.count('\n') == 1
+  assert 'cut.json is written' in error
+
+
+@pytest.mark.parametrize(
+  'place', ['optimize_banded_toeplitz', 'save', 'prefix_errors']
+)
+def test_interrupt_is_one_line_and_leaves_nothing(
+  run, monkeypatch, tmp_path, place
+):
+  def interrupt(*_, **__):
+    raise KeyboardInterrupt
+
+  owner = {
+    'optimize_banded_toeplitz': optimize_lib,
+    'save': os,
+    'prefix_errors': strategies.BandedToeplitz,
+  }[place]
+  name = 'replace' if place == 'save' else place
+  monkeypatch.setattr(owner, name, interrupt)
+  status, out, error = run(
+    *'optimize --family banded-toeplitz --rounds 9 --bands 2'.split(),
+    *('--out', 'x.json'),
+  )
+  assert (status, out) == (130, '')
+  assert error.count('\n') == 1 and error.startswith('interrupted')
+  assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(('violated', 'expected'), [(False, 0), (True, 1)])
+def test_report_says_whether_the_claim_held(
+  run, monkeypatch, violated, expected
+):
+  written = {
+    'summary': '(8, 1e-6)-differential privacy',
+    'participation': 'min-sep',
+    'violated': violated,
+  }
+  monkeypatch.setattr(
+    report_lib, 'write', lambda directory: {**written, 'directory': directory}
+  )
+  status, out, error = run('report', 'runs/demo')
+  assert status == expected
+  assert out.splitlines() == [written['summary'], 'runs/demo/report.md']
+  assert error.count('\n') == expected
+  status, out, _ = run('report', 'runs/demo', '--json')
+  assert status == expected
+  assert json.loads(out) == {**written, 'directory': 'runs/demo'}
+
+
+@pytest.mark.parametrize('command', ['', 'optimize', 'account', 'report'])
+def test_help_is_printed(run, command):
+  status, out, error = run(*command.split(), '--help')
+  assert (status, error) == (0, '')
+  assert out.startswith(f'Usage: bandmf {command}'.rstrip())
+
+
+def test_commands_that_need_no_tensorflow_do_not_import_it():
+  program = """
+import sys
+from tff_bandmf.cli import main
+for command in sys.argv[1:]:
+  assert main.main(command.split()) == 0, command
+heavy = {'tensorflow', 'tensorflow_federated', 'jax', 'matplotlib'}
+print('imported:', sorted(heavy & set(sys.modules)))
+"""
+  commands = [
+    'optimize --family identity --rounds 9 --out i.json',
+    'evaluate i.json --min-sep 3',
+    'account i.json --noise-multiplier 1 --delta 1e-6',
+    'calibrate i.json --epsilon 1 --delta 1e-6',
+  ]
+  result = subprocess.run(
+    [sys.executable, '-c', program, *commands],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert result.returncode == 0, result.stderr
+  assert result.stdout.splitlines()[-1] == 'imported: []'
+  assert result.stderr == ''
+
+
+def test_installed_command_exits_with_the_status():
+  result = subprocess.run(
+    [sys.executable, '-m', 'tff_bandmf.cli.main', 'evaluate', 'missing.json'],
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert (result.returncode, result.stdout) == (2, '')
+  assert result.stderr.count('\n') == 1

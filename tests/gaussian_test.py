@@ -1,0 +1,241 @@
+"""Tests of the accounting of one Gaussian release, and of PrivacySpec."""
+
+import dataclasses
+import math
+
+import dp_accounting
+import mpmath
+import numpy as np
+import pytest
+
+from tff_bandmf import accounting, participation, strategies
+
+# [BandMF23, Table 4] (zero-out, sensitivity 1): `gaussian_sigma` of
+# shared/targets.json. Epsilon and sigma at delta = 1e-6.
+_SIGMA_DELTA = 1e-6
+_SIGMA = [
+  (1, 4.22468),
+  (2, 2.23048),
+  (4, 1.19352),
+  (8, 0.65294),
+  (16, 0.36861),
+]
+
+_DELTAS = [1e-50, 1e-20, 1e-10, 1e-6, 1e-3, 0.5, 1 - 1e-9]
+
+
+def _true_delta(noise_multiplier, epsilon):
+  """Returns delta(epsilon) of the Gaussian mechanism, to 50 digits."""
+  with mpmath.workdps(70):
+    mu = 1 / mpmath.mpf(noise_multiplier)
+    epsilon = mpmath.mpf(epsilon)
+    return mpmath.ncdf(mu / 2 - epsilon / mu) - mpmath.exp(
+      epsilon
+    ) * mpmath.ncdf(-mu / 2 - epsilon / mu)
+
+
+@pytest.mark.parametrize(('epsilon', 'sigma'), _SIGMA)
+def test_noise_multiplier_is_the_published_one(epsilon, sigma):
+  found = accounting.gaussian_noise_multiplier(epsilon, _SIGMA_DELTA)
+  assert found == pytest.approx(sigma, rel=1e-5)
+
+
+@pytest.mark.parametrize(('epsilon', 'sigma'), _SIGMA)
+def test_epsilon_is_the_published_one(epsilon, sigma):
+  found = accounting.gaussian_epsilon(sigma, _SIGMA_DELTA)
+  assert found == pytest.approx(epsilon, rel=2e-5)
+
+
+def test_published_accounting_of_a_launched_model():
+  # `gboard_report` of shared/targets.json: Spanish (Spain), z_stddev / clip
+  # 1.411, squared sensitivity 0.6 as released.
+  noise_multiplier = 1.411 / math.sqrt(0.6)
+  assert accounting.zcdp_rho(noise_multiplier) == pytest.approx(
+    0.150684, rel=1e-5
+  )
+  assert accounting.gaussian_epsilon(noise_multiplier, 1e-10) == pytest.approx(
+    3.424007, rel=1e-5
+  )
+
+
+@pytest.mark.parametrize('noise_multiplier', [3e-3, 0.1, 1, 30, 1e4, 1e6, 1e9])
+def test_epsilon_rounds_up(noise_multiplier):
+  for delta in _DELTAS:
+    epsilon = accounting.gaussian_epsilon(noise_multiplier, delta)
+    assert _true_delta(noise_multiplier, epsilon) <= delta
+    if noise_multiplier <= 100 and epsilon > 0 and delta < 0.9:
+      # And by next to nothing.
+      assert _true_delta(noise_multiplier, epsilon * (1 - 1e-9)) > delta
+
+
+@pytest.mark.parametrize('epsilon', [1e-9, 1e-4, 0.1, 1, 20, 1e3, 1e6])
+def test_noise_multiplier_rounds_up(epsilon):
+  for delta in _DELTAS:
+    found = accounting.gaussian_noise_multiplier(epsilon, delta)
+    assert _true_delta(found, epsilon) <= delta
+    if epsilon >= 0.1 and delta < 0.9:
+      assert _true_delta(found * (1 - 1e-9), epsilon) > delta
+
+
+def test_delta_rounds_up():
+  rng = np.random.default_rng(2)
+  for _ in range(300):
+    noise_multiplier = 10 ** rng.uniform(-3, 9)
+    # Where delta is between about 1e-60 and 1.
+    x = rng.uniform(-3, 16)
+    epsilon = max(0.0, x / noise_multiplier + 0.5 / noise_multiplier**2)
+    found = accounting.gaussian_delta(noise_multiplier, epsilon)
+    true = _true_delta(noise_multiplier, epsilon)
+    assert true <= found <= 1
+    if noise_multiplier < 10:
+      assert found <= true * (1 + 1e-9)
+
+
+def test_epsilon_of_enough_noise_is_zero():
+  # delta(0) = erf(1 / (2 sqrt(2) noise_multiplier)).
+  delta = math.erf(1 / (2 * math.sqrt(2) * 50))
+  assert accounting.gaussian_epsilon(50, delta * (1 + 1e-9)) == 0
+  assert accounting.gaussian_epsilon(50, delta * (1 - 1e-9)) > 0
+
+
+def test_epsilon_falls_with_noise_and_with_delta():
+  multipliers = np.geomspace(0.05, 50, 12)
+  epsilons = np.array(
+    [
+      [
+        accounting.gaussian_epsilon(each, delta)
+        for delta in (1e-10, 1e-6, 1e-2)
+      ]
+      for each in multipliers
+    ]
+  )
+  assert np.all(np.diff(epsilons, axis=0) < 0)
+  assert np.all(np.diff(epsilons, axis=1) < 0)
+
+
+def test_noise_falls_with_epsilon_and_with_delta():
+  noise = np.array(
+    [
+      [accounting.gaussian_noise_multiplier(e, d) for d in (1e-10, 1e-6, 1e-2)]
+      for e in np.geomspace(0.01, 100, 9)
+    ]
+  )
+  assert np.all(np.diff(noise, axis=0) < 0)
+  assert np.all(np.diff(noise, axis=1) < 0)
+
+
+def test_epsilon_is_below_what_zcdp_gives():
+  rho = accounting.zcdp_rho(2)
+  loose = rho + 2 * math.sqrt(rho * math.log(1e6))
+  assert accounting.gaussian_epsilon(2, 1e-6) < 0.96 * loose
+
+
+def test_epsilon_agrees_with_the_pld_accountant():
+  accountant = dp_accounting.pld.PLDAccountant(
+    value_discretization_interval=1e-3
+  )
+  accountant.compose(dp_accounting.GaussianDpEvent(1.5))
+  assert accounting.gaussian_epsilon(1.5, 1e-6) == pytest.approx(
+    accountant.get_epsilon(1e-6), rel=1e-3
+  )
+
+
+@pytest.mark.parametrize('delta', [0, 1, 2, -1e-6, math.nan, math.inf, 1e-60])
+def test_delta_out_of_range_is_refused(delta):
+  with pytest.raises(ValueError, match='delta='):
+    accounting.gaussian_epsilon(1.0, delta)
+  with pytest.raises(ValueError, match='delta='):
+    accounting.gaussian_noise_multiplier(1.0, delta)
+
+
+@pytest.mark.parametrize('epsilon', [0, -1, math.nan, math.inf, 1.1e6])
+def test_epsilon_out_of_range_is_refused(epsilon):
+  with pytest.raises(ValueError, match='epsilon='):
+    accounting.gaussian_noise_multiplier(epsilon, 1e-6)
+
+
+@pytest.mark.parametrize('epsilon', [-1, math.nan, math.inf])
+def test_delta_at_a_bad_epsilon_is_refused(epsilon):
+  with pytest.raises(ValueError, match='epsilon='):
+    accounting.gaussian_delta(1.0, epsilon)
+
+
+@pytest.mark.parametrize('noise_multiplier', [0, -1, math.nan, math.inf])
+def test_noise_multiplier_out_of_range_is_refused(noise_multiplier):
+  for call in (
+    accounting.zcdp_rho,
+    lambda it: accounting.gaussian_epsilon(it, 1e-6),
+    lambda it: accounting.gaussian_delta(it, 1.0),
+  ):
+    with pytest.raises(ValueError, match='noise_multiplier='):
+      call(noise_multiplier)
+
+
+@pytest.mark.parametrize('value', ['1', None, True])
+def test_what_is_no_number_is_refused(value):
+  with pytest.raises(TypeError, match='must be a number'):
+    accounting.gaussian_epsilon(value, 1e-6)
+  with pytest.raises(TypeError, match='must be a number'):
+    accounting.gaussian_epsilon(1.0, value)
+  with pytest.raises(TypeError, match='must be a number'):
+    accounting.gaussian_noise_multiplier(value, 1e-6)
+
+
+def test_too_little_noise_is_refused():
+  with pytest.raises(ValueError, match='epsilon would exceed 1e.06'):
+    accounting.gaussian_epsilon(1e-4, 1e-6)
+
+
+def _spec(noise_multiplier):
+  return accounting.PrivacySpec(
+    strategies.BandedToeplitz(100, [1.0, 0.5]),
+    participation.MinSep(10, 4),
+    noise_multiplier,
+  )
+
+
+def test_spec_names_both_noise_multipliers():
+  spec = _spec(2.0)
+  assert spec.sensitivity.value == pytest.approx(math.sqrt(4 * 1.25))
+  assert spec.z_stddev == pytest.approx(2 * math.sqrt(5), rel=1e-14)
+  assert spec.rho == 1 / 8
+  assert spec.epsilon(1e-6) == accounting.gaussian_epsilon(2.0, 1e-6)
+  assert spec.dp_event() == dp_accounting.GaussianDpEvent(2.0)
+  described = spec.to_dict()
+  assert described['z_stddev'] == spec.z_stddev
+  assert described['participations'] == 4
+  assert described['adjacency'] == 'zero-out'
+
+
+def test_spec_without_noise_guarantees_nothing():
+  spec = _spec(0)
+  assert spec.z_stddev == 0
+  assert spec.rho == spec.epsilon(1e-6) == math.inf
+  assert spec.dp_event() == dp_accounting.NonPrivateDpEvent()
+
+
+@pytest.mark.parametrize('noise_multiplier', [-1, math.nan, math.inf])
+def test_spec_refuses_noise_that_is_none(noise_multiplier):
+  with pytest.raises(ValueError, match='noise_multiplier='):
+    _spec(noise_multiplier)
+
+
+def test_spec_takes_no_sensitivity():
+  spec = _spec(1.0)
+  with pytest.raises(TypeError):
+    accounting.PrivacySpec(
+      spec.strategy, spec.participation, 1.0, spec.sensitivity
+    )
+  replaced = dataclasses.replace(spec, participation=participation.MinSep(1))
+  assert replaced.sensitivity.value > spec.sensitivity.value
+
+
+def test_calibrate_meets_epsilon_and_delta():
+  spec = _spec(1.0)
+  for epsilon in (0.5, 8, 1e6):
+    found = accounting.calibrate(
+      spec.strategy, spec.participation, epsilon, 1e-6
+    )
+    assert _true_delta(found.noise_multiplier, epsilon) <= 1e-6
+    assert found.epsilon(1e-6) == pytest.approx(epsilon, rel=1e-9)
+    assert found.sensitivity == spec.sensitivity

@@ -1,0 +1,166 @@
+"""Tests that packages import one way only, and nothing heavy by accident."""
+
+import ast
+import pathlib
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# Each imports only from those before it.
+_ORDER = [
+  'errors',
+  'participation',
+  'strategies',
+  'optimize',
+  'sensitivity',
+  'accounting',
+  'noise',
+  'query',
+  'aggregator',
+  'program',
+  'report',
+  'cli',
+]
+
+_WITHOUT_TENSORFLOW = [
+  'errors',
+  'participation',
+  'strategies',
+  'sensitivity',
+  'accounting',
+  'report',
+  'cli',
+]
+
+_TENSORFLOW = ('tensorflow', 'tensorflow_privacy', 'tensorflow_federated')
+
+_FILES = sorted(
+  path.relative_to(_ROOT)
+  for package in ('tff_bandmf', 'simulations')
+  for path in (_ROOT / package).rglob('*.py')
+)
+
+
+def _modules(nodes):
+  """Yields the dotted names that import statements among the nodes name."""
+  for node in nodes:
+    if isinstance(node, ast.Import):
+      for alias in node.names:
+        yield alias.name
+    elif isinstance(node, ast.ImportFrom):
+      assert node.level == 0, 'imports are absolute'
+      for alias in node.names:
+        yield f'{node.module}.{alias.name}'
+
+
+def _imports(path):
+  """Returns what a file imports, functions included."""
+  return set(_modules(ast.walk(ast.parse((_ROOT / path).read_text()))))
+
+
+def _executed(node):
+  """Yields the nodes that importing a module executes."""
+  for child in ast.iter_child_nodes(node):
+    if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+      continue
+    yield child
+    yield from _executed(child)
+
+
+def _imports_at_module_level(path):
+  return set(_modules(_executed(ast.parse((_ROOT / path).read_text()))))
+
+
+def _package(path):
+  """Returns the name in `_ORDER` of a file of tff_bandmf; '' for its root."""
+  if path == pathlib.Path('tff_bandmf/__init__.py'):
+    return ''
+  return path.parts[1].replace('.py', '')
+
+
+def _own(imports):
+  """Returns the packages of tff_bandmf that are imported."""
+  return {
+    name.split('.')[1] for name in imports if name.startswith('tff_bandmf.')
+  }
+
+
+def _of(imports, tops):
+  return {name for name in imports if name.split('.')[0] in tops}
+
+
+def test_every_package_has_its_place():
+  packages = {
+    _package(path) for path in _FILES if path.parts[0] == 'tff_bandmf'
+  }
+  assert packages - {''} == set(_ORDER)
+
+
+@pytest.mark.parametrize('path', _FILES, ids=str)
+def test_imports_go_one_way(path):
+  imports = _imports(path)
+  if path.parts[0] == 'simulations':
+    return
+  assert not _of(imports, ['simulations', 'tests'])
+  package = _package(path)
+  allowed = set()
+  if package:
+    allowed = set(_ORDER[: _ORDER.index(package) + 1]) | {'__version__'}
+  assert _own(imports) <= allowed
+
+
+@pytest.mark.parametrize('path', _FILES, ids=str)
+def test_tensorflow_federated_is_imported_where_it_is_needed(path):
+  if path.parts[0] == 'simulations':
+    return
+  if _package(path) == 'aggregator' or path.parts[1:] == (
+    'program',
+    'runtime.py',
+  ):
+    return
+  assert not _of(_imports(path), ['tensorflow_federated'])
+
+
+@pytest.mark.parametrize('package', _WITHOUT_TENSORFLOW)
+def test_tensorflow_is_not_imported_with_the_module(package):
+  """Follows the imports of a package, module by module."""
+  todo = [
+    path
+    for path in _FILES
+    if path.parts[0] == 'tff_bandmf' and _package(path) == package
+  ]
+  assert todo
+  seen = set()
+  while todo:
+    path = todo.pop()
+    if path in seen:
+      continue
+    seen.add(path)
+    imports = _imports_at_module_level(path)
+    assert not _of(imports, _TENSORFLOW), path
+    for name in imports:
+      parts = name.split('.')
+      # Each package on the way runs its __init__.
+      for end in range(1, len(parts) + 1):
+        stem = pathlib.Path(*parts[:end])
+        for file in (stem / '__init__.py', stem.with_suffix('.py')):
+          if file in _FILES:
+            todo.append(file)
+
+
+def test_checks_see_what_they_forbid(tmp_path):
+  path = tmp_path / 'module.py'
+  path.write_text(
+    'import tensorflow as tf\n'
+    'def f():\n'
+    '  from tff_bandmf import cli\n'
+    'class C:\n'
+    '  import tensorflow_federated.x\n'
+  )
+  assert _own(_imports(path)) == {'cli'}
+  assert _own(_imports_at_module_level(path)) == set()
+  assert _of(_imports_at_module_level(path), _TENSORFLOW) == {
+    'tensorflow',
+    'tensorflow_federated.x',
+  }

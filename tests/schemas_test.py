@@ -1,0 +1,93 @@
+"""Tests of participation schemas."""
+
+import itertools
+
+import pytest
+
+from tff_bandmf import participation
+
+
+def _longest_pattern(rounds, min_sep, max_participations):
+  """Returns the size of the largest legal set of rounds, by enumeration."""
+  longest = 0
+  for size in range(1, rounds + 1):
+    if size > (max_participations or rounds):
+      break
+    for pattern in itertools.combinations(range(rounds), size):
+      if all(j - i >= min_sep for i, j in zip(pattern, pattern[1:])):
+        longest = size
+        break
+  return longest
+
+
+@pytest.mark.parametrize(
+  'schema', [participation.MinSep, participation.FixedEpoch]
+)
+def test_participations_is_the_longest_pattern(schema):
+  # The longest pattern of a min-separation is one of a fixed epoch too.
+  for rounds, min_sep in itertools.product(range(1, 10), range(1, 12)):
+    for most in (None, 1, 2, 3, 20):
+      expected = _longest_pattern(rounds, min_sep, most)
+      assert schema(min_sep, most).participations(rounds) == expected
+
+
+def test_participations_counts_a_last_short_epoch():
+  assert participation.MinSep(4).participations(9) == 3
+  assert participation.MinSep(485, 3).participations(2000) == 3
+  assert participation.MinSep(485).participations(2000) == 5
+
+
+def test_single_is_one_participation():
+  assert participation.Single().participations(10**9) == 1
+
+
+@pytest.mark.parametrize('min_sep', [0, -1])
+@pytest.mark.parametrize('name', ['min-sep', 'fixed-epoch'])
+def test_min_sep_below_one_is_refused(name, min_sep):
+  with pytest.raises(ValueError, match=f'min_sep={min_sep}: must be at least'):
+    participation.from_name(name, min_sep)
+
+
+@pytest.mark.parametrize('min_sep', [1.5, 4.0, True, '4'])
+def test_min_sep_of_another_kind_is_refused(min_sep):
+  with pytest.raises(TypeError, match=f'min_sep={min_sep}: must be an integer'):
+    participation.MinSep(min_sep)
+
+
+def test_no_participation_is_refused():
+  with pytest.raises(ValueError, match='max_participations=0: must be at leas'):
+    participation.MinSep(3, 0)
+
+
+@pytest.mark.parametrize(
+  'schema',
+  [
+    participation.Single(),
+    participation.MinSep(342),
+    participation.MinSep(342, 6),
+    participation.FixedEpoch(10, 2),
+  ],
+)
+def test_from_name_reads_to_dict_back(schema):
+  described = schema.to_dict()
+  name = described.pop('participation')
+  assert participation.from_name(name, **described) == schema
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (('epochs',), 'participation=epochs: is not a known schema'),
+    (('min-sep',), 'min_sep=None: participation min-sep needs it'),
+    (('fixed-epoch', None, 3), 'min_sep=None: participation fixed-epoch'),
+    (('single', 3), 'participation=single: takes no min_sep'),
+    (('single', None, 2), 'participation=single: takes no min_sep'),
+  ],
+)
+def test_from_name_refuses(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    participation.from_name(*arguments)
+
+
+def test_single_takes_one_as_max_participations():
+  assert participation.from_name('single', None, 1) == participation.Single()

@@ -1,0 +1,440 @@
+"""Tests of strategies, their errors and their files."""
+
+import json
+import pathlib
+import pickle
+import re
+
+import hypothesis
+import hypothesis.extra.numpy as hypothesis_numpy
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from tff_bandmf import strategies
+from tff_bandmf.strategies import files
+
+_few_examples = hypothesis.settings(max_examples=50, deadline=None)
+
+
+def _dense_errors(matrix):
+  """Returns (mean, max) of squared row norms of A C^-1, by inversion."""
+  decoder = np.tril(np.ones_like(matrix)) @ np.linalg.inv(matrix)
+  squared = (decoder**2).sum(1)
+  return squared.mean(), squared.max()
+
+
+def _dense_toeplitz(coefficients, rounds):
+  return sum(
+    c * np.eye(rounds, k=-s) for s, c in enumerate(coefficients[:rounds])
+  )
+
+
+def _square_root(bands):
+  j = np.arange(1, bands)
+  return np.concatenate([[1.0], np.cumprod((j - 0.5) / j)])
+
+
+@pytest.mark.parametrize('rounds', [1, 2, 7, 40])
+def test_errors_of_identity_against_dense(rounds):
+  np.testing.assert_allclose(
+    strategies.Identity(rounds).prefix_errors(),
+    _dense_errors(np.eye(rounds)),
+    rtol=1e-13,
+  )
+
+
+def test_errors_of_identity_in_the_published_setting():
+  mean, largest = strategies.Identity(2052).prefix_errors()
+  assert (mean, largest) == (1026.5, 2052)
+  assert np.sqrt(6 * mean) == pytest.approx(78.479, abs=5e-4)
+
+
+@_few_examples
+@hypothesis.given(
+  first=st.floats(0.5, 2),
+  rest=st.lists(st.floats(-1, 1), max_size=5),
+  extra=st.integers(0, 20),
+)
+def test_errors_of_toeplitz_against_dense(first, rest, extra):
+  coefficients = [first, *rest]
+  strategy = strategies.BandedToeplitz(len(coefficients) + extra, coefficients)
+  expected = _dense_toeplitz(coefficients, strategy.rounds)
+  np.testing.assert_array_equal(strategy.matrix(), expected)
+  np.testing.assert_allclose(
+    strategy.prefix_errors(), _dense_errors(expected), rtol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+  'coefficients',
+  [_square_root(8), [1.0, 0.9], [0.3], [1.0, 0.5, -0.2, 0.1]],
+)
+@pytest.mark.parametrize('rounds', [4095, 4097, 30_000])
+def test_errors_of_toeplitz_with_closed_tail_against_every_term(
+  coefficients, rounds
+):
+  # One row of the recursion after the other, no tail closed.
+  w = []
+  for t in range(rounds):
+    past = sum(
+      c * w[t - s] for s, c in enumerate(coefficients[1:], 1) if s <= t
+    )
+    w.append((1 - past) / coefficients[0])
+  errors = np.cumsum(np.square(w))
+  np.testing.assert_allclose(
+    strategies.BandedToeplitz(rounds, coefficients).prefix_errors(),
+    (errors.mean(), errors.max()),
+    rtol=1e-11,
+  )
+
+
+@pytest.mark.parametrize('coefficients', [[1, -1], [1, 1], [1, -2], [2, 1, -4]])
+def test_errors_of_toeplitz_without_limit_are_added_up(coefficients):
+  # C^-1 1 grows, or swings for ever.
+  np.testing.assert_allclose(
+    strategies.BandedToeplitz(9, coefficients).prefix_errors(),
+    _dense_errors(_dense_toeplitz(coefficients, 9)),
+    rtol=1e-9,
+  )
+
+
+def test_errors_of_toeplitz_that_overflow_are_refused():
+  strategy = strategies.BandedToeplitz(5000, [1.0, -3.0])
+  with pytest.raises(ValueError, match='grows without bound'):
+    strategy.prefix_errors()
+
+
+def test_errors_of_toeplitz_at_a_million_rounds():
+  mean, largest = strategies.BandedToeplitz(10**6, [1.0, 1e-9]).prefix_errors()
+  # C is nearly I.
+  assert mean == pytest.approx(500_000.5, rel=1e-8)
+  assert largest == pytest.approx(1e6, rel=1e-8)
+
+
+@_few_examples
+@hypothesis.given(
+  values=hypothesis_numpy.arrays(np.float64, (6, 6), elements=st.floats(-1, 1))
+)
+def test_errors_of_dense_against_inverse(values):
+  matrix = np.tril(values, -1) + np.diag(1 + np.abs(np.diag(values)))
+  np.testing.assert_allclose(
+    strategies.Dense(matrix).prefix_errors(), _dense_errors(matrix), rtol=1e-9
+  )
+
+
+def test_errors_of_dense_that_overflow_are_refused():
+  matrix = np.eye(40) - 1e10 * np.eye(40, k=-1)
+  with pytest.raises(ValueError, match='overflows'):
+    strategies.Dense(matrix).prefix_errors()
+
+
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    strategies.Identity(5),
+    strategies.BandedToeplitz(5, [1.0, 0.5, 0.25]),
+    strategies.Dense(np.tril(np.arange(1.0, 26).reshape(5, 5))),
+    strategies.Dense(np.eye(5) + np.eye(5, k=-3)),
+  ],
+)
+def test_band_rows_are_the_bands_of_the_matrix(strategy):
+  matrix = strategy.matrix()
+  t, i = np.nonzero(matrix)
+  assert strategy.bands == np.max(t - i) + 1
+  rows = strategy.band_rows(1, 5)
+  assert rows.shape == (4, strategy.bands)
+  for t in range(1, 5):
+    for s in range(strategy.bands):
+      assert rows[t - 1, s] == (matrix[t, t - s] if t >= s else 0)
+
+
+def test_arrays_are_read_only_copies():
+  coefficients = np.array([1.0, 0.5])
+  strategy = strategies.BandedToeplitz(3, coefficients)
+  coefficients[1] = 7
+  assert strategy.coefficients[1] == 0.5
+  with pytest.raises(ValueError, match='read-only'):
+    strategy.coefficients[0] = 2
+
+
+@pytest.mark.parametrize(
+  ('rounds', 'coefficients', 'message'),
+  [
+    (2, [1, 0.5, 0.2], 'bands=3: must not exceed rounds=2'),
+    (0, [1], 'rounds=0: must be at least 1'),
+    (3, [], 'must be one-dimensional and not empty'),
+    (3, [[1.0]], 'must be one-dimensional and not empty'),
+    (3, [1, np.nan], 'must be finite'),
+    (3, [1, np.inf], 'must be finite'),
+    (3, [0, 1], 'diagonal of C must be positive'),
+    (3, [-1, 1], 'diagonal of C must be positive'),
+  ],
+)
+def test_toeplitz_refuses(rounds, coefficients, message):
+  with pytest.raises(ValueError, match=message):
+    strategies.BandedToeplitz(rounds, np.asarray(coefficients, float))
+
+
+@pytest.mark.parametrize(
+  ('matrix', 'message'),
+  [
+    (np.ones((2, 3)), 'must be square'),
+    (np.ones((0, 0)), 'must be square and not empty'),
+    (np.ones(3), 'must be square'),
+    (np.ones((2, 2)), 'must be lower-triangular'),
+    (np.diag([1.0, 0.0]), 'diagonal of C must be positive'),
+    (np.diag([1.0, np.nan]), 'must be finite'),
+    (np.diag([1.0, np.inf]), 'must be finite'),
+  ],
+)
+def test_dense_refuses(matrix, message):
+  with pytest.raises(ValueError, match=message):
+    strategies.Dense(matrix)
+
+
+@pytest.mark.parametrize(
+  'values', [np.eye(2) * 1j, [['1']], [[True]], [[None]]]
+)
+def test_values_that_are_no_real_numbers_are_refused(values):
+  with pytest.raises(TypeError, match='must be real numbers'):
+    strategies.Dense(values)
+
+
+@pytest.mark.parametrize('scale', [1e-200, 1e-31, 1e31, 1e200])
+def test_extreme_scale_is_refused(scale):
+  # 1e-200 squared is 0: a sensitivity of 0 would ask for no noise at all.
+  with pytest.raises(ValueError, match='multiply C by a constant'):
+    strategies.BandedToeplitz(3, [scale])
+  with pytest.raises(ValueError, match='multiply C by a constant'):
+    strategies.Dense(np.eye(3) * scale)
+
+
+def test_digest_depends_on_what_defines_the_matrix():
+  digests = {
+    strategy.digest()
+    for strategy in (
+      strategies.Identity(3),
+      strategies.Identity(4),
+      strategies.BandedToeplitz(3, [1.0]),
+      strategies.BandedToeplitz(4, [1.0]),
+      strategies.BandedToeplitz(3, [1.0, 0.0]),
+      strategies.BandedToeplitz(3, [1.0, 5e-324]),
+    )
+  }
+  assert len(digests) == 6
+
+
+# Files.
+
+
+def _same(left, right):
+  assert left.family == right.family
+  assert left.rounds == right.rounds
+  assert left.digest() == right.digest()
+  left, right = left.arrays(), right.arrays()
+  assert left.keys() == right.keys()
+  for name, array in left.items():
+    assert array.dtype == right[name].dtype == np.float64
+    assert array.tobytes() == right[name].tobytes()
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.npz'])
+@_few_examples
+@hypothesis.given(
+  coefficients=st.lists(
+    st.floats(-1e30, 1e30, allow_subnormal=True), min_size=1, max_size=5
+  ),
+  rounds=st.integers(6, 2**70),
+)
+def test_file_gives_toeplitz_back_bit_for_bit(
+  tmp_path_factory, suffix, coefficients, rounds
+):
+  coefficients[0] = max(1e-30, abs(coefficients[0]))
+  strategy = strategies.BandedToeplitz(rounds, coefficients)
+  path = tmp_path_factory.mktemp('files') / f'strategy{suffix}'
+  strategies.save(strategy, path)
+  _same(strategies.load(path), strategy)
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.npz'])
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    strategies.Identity(2052),
+    strategies.Dense(np.tril(np.random.default_rng(0).random((7, 7)))),
+  ],
+)
+def test_file_gives_other_families_back(tmp_path, suffix, strategy):
+  path = tmp_path / f'strategy{suffix}'
+  strategies.save(strategy, path, {'objective': 'mean'})
+  _same(strategies.load(path), strategy)
+  assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_npy_file_is_the_matrix(tmp_path):
+  matrix = np.tril(np.random.default_rng(1).random((5, 5)))
+  np.save(tmp_path / 'c.npy', matrix)
+  _same(strategies.load(tmp_path / 'c.npy'), strategies.Dense(matrix))
+  np.save(tmp_path / 'fortran.npy', np.asfortranarray(matrix))
+  _same(strategies.load(tmp_path / 'fortran.npy'), strategies.Dense(matrix))
+
+
+def test_documented_example_is_a_strategy_file(tmp_path):
+  example = re.search(r'^  (\{.*?\}\})$', files.__doc__, re.DOTALL | re.M)
+  path = tmp_path / 'strategy.json'
+  path.write_text(example.group(1))
+  _same(
+    strategies.load(path), strategies.BandedToeplitz(2052, np.array([1.0, 0.5]))
+  )
+
+
+def _header(**changes):
+  header = {
+    'format': 'tff_bandmf.strategy',
+    'version': 1,
+    'family': 'banded-toeplitz',
+    'rounds': 9,
+    'arrays': {'coefficients': [1.0, 0.5]},
+    'optimized': {},
+  }
+  return {**header, **changes}
+
+
+@pytest.mark.parametrize('version', [0, 2, '1', None])
+@pytest.mark.parametrize('suffix', ['.json', '.npz'])
+def test_file_of_another_version_is_refused(tmp_path, suffix, version):
+  path = tmp_path / f'strategy{suffix}'
+  header = _header(version=version)
+  if suffix == '.json':
+    path.write_text(json.dumps(header))
+  else:
+    np.savez(path, header=np.array(json.dumps(header)))
+  with pytest.raises(ValueError, match=f'version={version}: .* version 1'):
+    strategies.load(path)
+
+
+@pytest.mark.parametrize(
+  'header',
+  [
+    _header(format='other'),
+    _header(family='blt'),
+    _header(family=None),
+    _header(rounds=None),
+    _header(rounds=0),
+    _header(rounds=1),
+    _header(rounds=9.0),
+    _header(rounds=True),
+    _header(arrays=None),
+    _header(arrays=[]),
+    _header(arrays={}),
+    _header(arrays={'coefficients': 'x'}),
+    _header(arrays={'coefficients': ['1.0']}),
+    _header(arrays={'coefficients': [1.0, None]}),
+    _header(arrays={'coefficients': [1.0, [2.0]]}),
+    _header(arrays={'coefficients': [1.0, float('nan')]}),
+    _header(arrays={'coefficients': [1.0, 10**400]}),
+    _header(arrays={'coefficients': []}),
+    _header(family='dense', arrays={'values': [[1.0]]}),
+    _header(family='dense', arrays={'values': [1.0]}),
+    [],
+    'text',
+    None,
+    3,
+  ],
+)
+def test_file_with_other_content_is_refused(tmp_path, header):
+  path = tmp_path / 'strategy.json'
+  path.write_text(json.dumps(header))
+  with pytest.raises(ValueError):
+    strategies.load(path)
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.npz', '.npy'])
+def test_file_that_is_cut_short_is_refused(tmp_path, suffix):
+  path = tmp_path / f'strategy{suffix}'
+  if suffix == '.npy':
+    np.save(path, np.eye(4))
+  else:
+    strategies.save(strategies.BandedToeplitz(9, [1.0, 0.5]), path)
+  whole = path.read_bytes().rstrip()
+  for end in range(len(whole)):
+    path.write_bytes(whole[:end])
+    with pytest.raises(ValueError, match='is not a whole'):
+      strategies.load(path)
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.npz', '.npy'])
+@pytest.mark.parametrize(
+  'content', [b'', b'\0' * 100, b'\xff\xfe text', b'{', b'[' * 100_000, b'PK']
+)
+def test_file_of_something_else_is_refused(tmp_path, suffix, content):
+  path = tmp_path / f'strategy{suffix}'
+  path.write_bytes(content)
+  with pytest.raises(ValueError, match='is not a whole'):
+    strategies.load(path)
+
+
+def test_pickles_are_never_loaded(tmp_path):
+  class Trap:
+    def __reduce__(self):
+      return (pathlib.Path.touch, (tmp_path / 'sprung',))
+
+  trap = np.array([Trap()], object)
+  np.save(tmp_path / 'c.npy', trap, allow_pickle=True)
+  (tmp_path / 'raw.npy').write_bytes(pickle.dumps(Trap()))
+  np.savez(
+    tmp_path / 'c.npz',
+    header=np.array(json.dumps(_header())),
+    coefficients=trap,
+  )
+  for name in ('c.npy', 'raw.npy', 'c.npz'):
+    with pytest.raises(ValueError, match='is not a whole'):
+      strategies.load(tmp_path / name)
+  assert not (tmp_path / 'sprung').exists()
+
+
+def test_npy_file_of_complex_numbers_is_refused(tmp_path):
+  np.save(tmp_path / 'c.npy', np.eye(3) * (1 + 1j))
+  with pytest.raises(ValueError, match='must be real numbers'):
+    strategies.load(tmp_path / 'c.npy')
+
+
+@pytest.mark.parametrize('name', ['strategy', 'strategy.txt', 'c.npy'])
+def test_save_refuses_another_suffix(tmp_path, name):
+  with pytest.raises(ValueError, match='must end in .json or .npz'):
+    strategies.save(strategies.Identity(3), tmp_path / name)
+  assert not list(tmp_path.iterdir())
+
+
+def test_load_refuses_another_suffix(tmp_path):
+  path = tmp_path / 'strategy.txt'
+  path.write_text(json.dumps(_header()))
+  with pytest.raises(ValueError, match='must end in .json, .npz or .npy'):
+    strategies.load(path)
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.npz'])
+@pytest.mark.parametrize('error', [OSError, KeyboardInterrupt])
+def test_save_that_fails_leaves_the_old_file(
+  tmp_path, monkeypatch, suffix, error
+):
+  path = tmp_path / f'strategy{suffix}'
+  strategies.save(strategies.Identity(3), path)
+
+  def fail(_):
+    raise error
+
+  monkeypatch.setattr(files.os, 'fsync', fail)
+  with pytest.raises(error):
+    strategies.save(strategies.Identity(4), path)
+  assert [each.name for each in tmp_path.iterdir()] == [path.name]
+  _same(strategies.load(path), strategies.Identity(3))
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.npz'])
+def test_save_writes_no_infinity(tmp_path, suffix):
+  path = tmp_path / f'strategy{suffix}'
+  with pytest.raises(ValueError):
+    strategies.save(strategies.Identity(3), path, {'loss': float('inf')})
+  assert not list(tmp_path.iterdir())
