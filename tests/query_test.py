@@ -62,7 +62,8 @@ def _clip(query, record):
   return query.preprocess_record(params, record)
 
 
-@pytest.mark.parametrize('mix', _MIXES, ids=lambda m: '-'.join(d.name for d in m))
+@pytest.mark.parametrize(
+    'mix', _MIXES, ids=lambda mix: '-'.join(dtype.name for dtype in mix))
 @pytest.mark.parametrize('l2_norm_clip', [0.1, 1.0, 3e4, 1e-12])
 def test_norm_is_at_most_the_clip_in_every_dtype(mix, l2_norm_clip):
   specs = _specs(*mix)
@@ -217,7 +218,7 @@ def test_noise_is_laid_out_like_the_record(container):
   state = query.initial_global_state()
   dimension = query_lib.record_dimension(specs)
   y = []
-  for t in range(2):
+  for _ in range(2):
     result, state, _ = query.get_noised_result(
         query.initial_sample_state(), state)
     tf.nest.assert_same_structure(result, specs)

@@ -50,6 +50,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self._record_specs = record_specs
     self._source = source
     self._dp_factory = dp_factory
+    self._created = False
 
   def close(self) -> None:
     """Ends the noise producer, if there is one, and removes its files."""
@@ -67,7 +68,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Returns the process for updates of `value_type`.
 
     Raises:
-      ValueError: `value_type` is not what `record_specs` said.
+      ValueError: `value_type` is not what `record_specs` said, or the factory
+        has a tape and made a process before.
     """
     expected = tff.types.to_type(
         tf.nest.map_structure(_type_of, self._record_specs))
@@ -78,7 +80,15 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
               'differs from record_specs='
               f'{expected.compact_representation()}',
               'give the specs of the trainable variables'))
+    # PRIVACY: two runs on one tape would get the same noise.
+    # Guard: aggregator_test.test_second_process_on_a_tape_is_refused.
+    if self._created and self.noise_placement == TAPE:
+      raise ValueError(
+          errors.invalid(
+              'noise_placement', TAPE, 'a tape serves one run',
+              'make a factory for every learning process'))
     process = self._dp_factory.create(value_type)
+    self._created = True
 
     @tff.tensorflow.computation(value_type)
     def non_finite(record):

@@ -168,7 +168,9 @@ class Ledger:
 
   def observed(self) -> Observed:
     """Returns what really happened, from the rows alone."""
-    one = lambda query: self._connection.execute(query).fetchone()
+    def one(query):
+      return self._connection.execute(query).fetchone()
+
     rounds, = one('SELECT COUNT(*) FROM rounds')
     finished, = one("SELECT COUNT(*) FROM rounds WHERE status = 'finished'")
     min_cohort, max_cohort = one(

@@ -7,7 +7,9 @@ import ctypes
 import os
 import pathlib
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Optional, Union
 
@@ -17,6 +19,7 @@ import tensorflow_federated as tff
 
 _PR_SET_PDEATHSIG = 1
 _START_SECONDS = 60
+_POLL_SECONDS = 0.02
 # Values cross processes in one message; TFF's own limit is below 2^31 bytes.
 _MAX_MESSAGE_BYTES = 2**31 - 1
 
@@ -34,14 +37,18 @@ def local_runtime(
 
   TFF's default worker survives its program and keeps its pipes open. This one
   ends with the block; on Linux also if this process is killed. Call it from
-  the main thread, which must live as long as the block.
+  the main thread, which must live as long as the block. After the block
+  computations fail until another context is set.
+
+  The worker listens on all interfaces, without authentication or encryption:
+  whoever can reach its port can use it, and may read what is in it.
 
   Args:
     concurrency: computations that run at once; None takes the cores.
     log: file for the worker's output, which is otherwise dropped.
 
   Raises:
-    RuntimeError: the worker did not start.
+    RuntimeError: the worker did not start; from a computation: it ended.
   """
   concurrency = concurrency or os.cpu_count() or 1
   binary = pathlib.Path(tff.__file__).parent / 'data' / 'worker_binary'
@@ -52,22 +59,24 @@ def local_runtime(
         [str(binary), f'--port={port}',
          f'--max_concurrent_computation_calls={concurrency}'],
         stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        preexec_fn=_die_with_parent)
+        # A Ctrl-C is for this process, which then ends the worker.
+        start_new_session=True, preexec_fn=_die_with_parent)
     stack.callback(_end, worker)
+    _wait_for(worker, port, log)
     channel = grpc.insecure_channel(
         f'localhost:{port}',
         options=[('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
-                 ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES)])
+                 ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
+                 ('grpc.enable_http_proxy', 0)])
     stack.callback(channel.close)
-    try:
-      grpc.channel_ready_future(channel).result(timeout=_START_SECONDS)
-    except grpc.FutureTimeoutError as error:
-      raise RuntimeError(
-          f'TFF worker: no answer on port={port} after {_START_SECONDS} s; '
-          f'exit status {worker.poll()}; see log={log}.') from error
-    stub = tff.framework.RemoteExecutorGrpcStub(channel)
+    stub = _stub(channel)
 
     def executor(cardinalities):
+      # TFF retries for ever, and asks for an executor each time.
+      if worker.poll() is not None:
+        raise RuntimeError(
+            f'TFF worker: ended with exit status {worker.poll()} (-9 may be '
+            f'for want of memory); see log={log}.')
       remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
       # `initialize` has no clients and so gives no cardinality.
       remote.set_cardinalities({tff.CLIENTS: 0, **cardinalities})
@@ -80,6 +89,29 @@ def local_runtime(
             transform_args=tff.tensorflow.transform_args,
             transform_result=tff.tensorflow.transform_result))
     yield
+
+
+def _wait_for(worker: subprocess.Popen, port: int, log) -> None:
+  """Returns when the worker listens, or raises RuntimeError."""
+  deadline = time.monotonic() + _START_SECONDS
+  while worker.poll() is None and time.monotonic() < deadline:
+    with contextlib.suppress(OSError):
+      socket.create_connection(('localhost', port), timeout=1).close()
+      return
+    time.sleep(_POLL_SECONDS)
+  raise RuntimeError(
+      f'TFF worker: no answer on port={port} within {_START_SECONDS} s; '
+      f'exit status {worker.poll()}; see log={log}.')
+
+
+def _stub(channel: grpc.Channel) -> tff.framework.RemoteExecutorGrpcStub:
+  """Returns a stub that does not watch the channel.
+
+  TFF's stub never stops to watch, and its thread prints a traceback when the
+  channel is closed. What it sees is not used.
+  """
+  channel.subscribe = lambda callback, try_to_connect=False: None
+  return tff.framework.RemoteExecutorGrpcStub(channel)
 
 
 def _end(worker: subprocess.Popen) -> None:
