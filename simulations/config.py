@@ -21,6 +21,8 @@ else:
 NO_NOISE = 'none'
 FAMILIES = (NO_NOISE, 'identity', 'banded-toeplitz')
 DOCSTRINGS = 'docstrings'
+SGD = 'sgd'
+ADAM = 'adam'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +60,11 @@ class Training:
     clients_per_round: cohort size, also the divisor of the mean.
     batch_size: sentences of a client's step; every client does one epoch.
     client_learning_rate: of a client's SGD.
-    server_learning_rate: of the server's SGD on the noised mean.
-    server_momentum: in [0, 1).
+    server_optimizer: 'sgd' or 'adam', on the noised mean.
+    server_learning_rate: of the server.
+    server_momentum: in [0, 1); Adam's beta_1.
+    adam_beta_2: of a server with Adam.
+    adam_epsilon: of a server with Adam, in the units of a mean update.
     evaluate_every: rounds between validations and checkpoints.
     evaluation_sentences: sentences of a validation; the test takes all.
     seed: of initial weights, cohorts and the order of sentences; never of
@@ -70,8 +75,11 @@ class Training:
   clients_per_round: int
   batch_size: int = 16
   client_learning_rate: float = 0.5
+  server_optimizer: str = SGD
   server_learning_rate: float = 1.0
   server_momentum: float = 0.9
+  adam_beta_2: float = 0.99
+  adam_epsilon: float = 1e-3
   evaluate_every: int = 10
   evaluation_sentences: int = 10_000
   seed: int = 0
@@ -126,11 +134,17 @@ class Config:
             f'{group}.{field.name}',
             getattr(getattr(self, group), field.name))
     training, privacy = self.training, self.privacy
-    if training.server_momentum >= 1:
+    if training.server_optimizer not in (SGD, ADAM):
       raise ValueError(
           errors.invalid(
-              'training.server_momentum', training.server_momentum,
-              'must be in [0, 1)', 'use 0.9, say'))
+              'training.server_optimizer', training.server_optimizer,
+              'is not known', f'use {SGD} or {ADAM}'))
+    for name in ('server_momentum', 'adam_beta_2'):
+      if getattr(training, name) >= 1:
+        raise ValueError(
+            errors.invalid(
+                f'training.{name}', getattr(training, name),
+                'must be below 1', 'use 0.9, say'))
     if privacy.family not in FAMILIES:
       raise ValueError(
           errors.invalid(
@@ -204,6 +218,12 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
   for key, value in changes.items():
     _assign(tree, key, value)
   return _from_tree(tree)
+
+
+def with_seed(config: Config, seed: int) -> Config:
+  """Returns the experiment, and those it is compared with, with this seed."""
+  return dataclasses.replace(
+      config, training=dataclasses.replace(config.training, seed=seed))
 
 
 def _assign(tree: dict[str, Any], key: str, value: Any) -> None:

@@ -18,8 +18,14 @@ def lstm_weights(
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
+  The softmax bias starts at Zipf's law, log p(rank r) = -log(r + 2) + const:
+  words are numbered by frequency, so the order of the vocabulary, and nothing
+  else of the data, saves the rounds that would learn it. The forget gate
+  starts open (bias 1).
+
   Args:
-    num_ids: vocabulary with its special ids.
+    num_ids: vocabulary with its special ids: padding 0, words by frequency,
+      then out-of-vocabulary, beginning and end of sentence.
     embedding_size: of a word, also of the projection before the softmax.
     lstm_size: units.
     tied: whether the softmax uses the embedding, transposed.
@@ -37,13 +43,19 @@ def lstm_weights(
     limit = np.sqrt(6 / (rows + columns))
     return generator.uniform(-limit, limit, (rows, columns))
 
+  # The gates of BlockLSTM: input, cell, forget, output.
+  lstm_bias = np.repeat([0.0, 0.0, 1.0, 0.0], lstm_size)
+  softmax_bias = -np.log(np.arange(num_ids) + 2.0)
+  # As frequent as the first words; the other two are never predicted.
+  softmax_bias[-3] = softmax_bias[-1] = softmax_bias[2]
+  softmax_bias[0] = softmax_bias[-2] = softmax_bias.min()
   weights = [
-      generator.uniform(-0.05, 0.05, (num_ids, embedding_size)),
+      generator.uniform(-0.2, 0.2, (num_ids, embedding_size)),
       glorot(embedding_size + lstm_size, 4 * lstm_size),
-      np.zeros(4 * lstm_size),
+      lstm_bias,
       glorot(lstm_size, embedding_size),
       np.zeros(embedding_size),
-      np.zeros(num_ids),
+      softmax_bias,
   ]
   if not tied:
     weights.append(glorot(embedding_size, num_ids))

@@ -9,13 +9,73 @@ nothing: continue with --resume.
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import sys
+from typing import Any, Callable
 
 import click
 
 from simulations import config as config_lib
+
+Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
+
+
+def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
+  """Returns the command with bad input told in one line, exit status 2."""
+
+  @functools.wraps(command)
+  def wrapped(*args, **kwargs):
+    # TensorFlow's C++ side talks of missing GPUs and of graph rewrites.
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    try:
+      command(*args, **kwargs)
+    except (ValueError, TypeError, OSError) as error:
+      if '\n' in str(error):
+        raise
+      click.echo(str(error), err=True)
+      sys.exit(2)
+    except KeyboardInterrupt:
+      click.echo('Interrupted; continue with --resume.', err=True)
+      sys.exit(130)
+
+  return wrapped
+
+
+def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
+  """Returns the main run and its comparisons: name to experiment, folder.
+
+  The name of the main run is its family.
+  """
+  runs = {config.privacy.family: (config, directory)}
+  for name, changes in config.compare.items():
+    runs[name] = (
+        config_lib.changed(config, changes), directory / 'compare' / name)
+  return runs
+
+
+def train_all(runs: Runs, resume: bool) -> dict[str, dict[str, Any]]:
+  """Trains the runs in order and writes their reports; returns the results.
+
+  Raises:
+    ValueError: `resume` is False and a folder holds a run.
+  """
+  # TensorFlow Federated takes 10 s to import: bad input is told before.
+  from simulations import training
+  from tff_bandmf import report
+  from tff_bandmf.program import runtime
+
+  if not resume:
+    for _, directory in runs.values():
+      training.refuse_existing(directory)
+  results = {}
+  corpus = training.load_corpus(next(iter(runs.values()))[0].data)
+  with runtime.local_runtime():
+    for name, (config, directory) in runs.items():
+      results[name] = training.run(config, corpus, directory, resume, name)
+      report.write(directory)
+  return results
 
 
 @click.command(help=__doc__.split('\n')[0])
@@ -26,45 +86,20 @@ from simulations import config as config_lib
 @click.option('--output_dir', required=True, metavar='DIR',
               help='Where the run goes.')
 @click.option('--resume', is_flag=True, help='Continue the run in DIR.')
+@one_line_errors
 def main(
     config_path: str, settings: tuple[str, ...], output_dir: str, resume: bool
 ) -> None:
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  try:
-    config = config_lib.load(config_path, settings)
-    _run_all(config, pathlib.Path(output_dir), resume)
-  except (ValueError, TypeError, OSError) as error:
-    if '\n' in str(error):
-      raise
-    click.echo(str(error), err=True)
-    sys.exit(2)
-  except KeyboardInterrupt:
-    click.echo('Interrupted; continue with --resume.', err=True)
-    sys.exit(130)
-
-
-def _run_all(
-    config: config_lib.Config, directory: pathlib.Path, resume: bool
-) -> None:
-  """Trains the main run and its comparisons, and writes the reports."""
-  # TensorFlow Federated takes 10 s to import: bad input is told before.
-  from simulations import training
+  config = config_lib.load(config_path, settings)
+  directory = pathlib.Path(output_dir)
+  train_all(planned_runs(config, directory), resume)
+  # Again, now that the runs it is compared with are there.
   from tff_bandmf import report
-  from tff_bandmf.program import runtime
 
-  runs = {config.privacy.family: (config, directory)}
-  for name, changes in config.compare.items():
-    runs[name] = (
-        config_lib.changed(config, changes),
-        directory / report.COMPARE_DIRECTORY / name)
-  corpus = training.load_corpus(config.data)
-  with runtime.local_runtime():
-    for name, (run_config, run_directory) in runs.items():
-      training.run(run_config, corpus, run_directory, resume, name)
-      if run_directory != directory:
-        report.write(run_directory)
   written = report.write(directory)
   click.echo(written['summary'])
+  for row in written['runs']:
+    click.echo(f"{row['name']}: test accuracy {100 * row['test_accuracy']:.2f}%")
   click.echo(f'Report: {directory / report.MARKDOWN_FILE}')
 
 

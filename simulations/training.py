@@ -161,11 +161,21 @@ def _learning_process(
   return tff.learning.algorithms.build_unweighted_fed_avg(
       models.functional_model(weights, config.data.sequence_length),
       tff.learning.optimizers.build_sgdm(training.client_learning_rate),
-      tff.learning.optimizers.build_sgdm(
-          training.server_learning_rate, training.server_momentum or None),
+      _server_optimizer(training),
       model_aggregator=factory,
       loop_implementation=(
           tff.learning.LoopImplementation.DATASET_ITERATOR))
+
+
+def _server_optimizer(
+    training: config_lib.Training,
+) -> tff.learning.optimizers.Optimizer:
+  if training.server_optimizer == config_lib.ADAM:
+    return tff.learning.optimizers.build_adam(
+        training.server_learning_rate, beta_1=training.server_momentum,
+        beta_2=training.adam_beta_2, epsilon=training.adam_epsilon)
+  return tff.learning.optimizers.build_sgdm(
+      training.server_learning_rate, training.server_momentum or None)
 
 
 def _train(
@@ -292,17 +302,23 @@ def _describe(
   }
 
 
+def refuse_existing(directory: pathlib.Path) -> None:
+  """Raises ValueError if the directory holds a run."""
+  if (directory / report.RUN_FILE).exists():
+    raise ValueError(
+        errors.invalid(
+            'output_dir', directory, 'holds a run',
+            'continue it with --resume, or choose another directory'))
+
+
 def _open_directory(
     directory: pathlib.Path, description: dict[str, Any], resume: bool
 ) -> None:
   """Makes the run directory, or checks that it holds this very run."""
+  if not resume:
+    refuse_existing(directory)
   path = directory / report.RUN_FILE
   if path.exists():
-    if not resume:
-      raise ValueError(
-          errors.invalid(
-              'output_dir', directory, 'holds a run',
-              'continue it with --resume, or choose another directory'))
     if json.loads(path.read_text()) != json.loads(json.dumps(description)):
       raise ValueError(
           errors.invalid(

@@ -1,0 +1,68 @@
+"""Tests of experiment files: bad input is told in one line."""
+
+import pathlib
+
+import pytest
+
+from simulations import config
+
+_DEMO = str(
+    pathlib.Path(__file__).resolve().parent.parent / 'configs' / 'demo.toml')
+
+
+def test_demo_configuration_loads():
+  demo = config.load(_DEMO)
+  assert demo.privacy.family == 'banded-toeplitz'
+  assert {'identity', 'none'} <= set(demo.compare)
+
+
+def test_compared_runs_share_the_guarantee():
+  demo = config.load(_DEMO)
+  identity = config.changed(demo, demo.compare['identity'])
+  for name in ('epsilon', 'delta', 'min_sep', 'max_participations'):
+    assert getattr(identity.privacy, name) == getattr(demo.privacy, name)
+  assert identity.training.rounds == demo.training.rounds
+  assert (identity.training.clients_per_round
+          == demo.training.clients_per_round)
+
+
+def test_set_takes_toml_values_and_bare_words():
+  changed = config.load(
+      _DEMO, ('training.rounds=200', 'privacy.family=identity',
+              'privacy.epsilon=2'))
+  assert changed.training.rounds == 200
+  assert changed.privacy.family == 'identity'
+  assert changed.privacy.epsilon == 2.0
+
+
+@pytest.mark.parametrize('setting, named', [
+    ('training.round=3', 'round'),
+    ('epsilon=3', 'epsilon'),
+    ('training.rounds', 'KEY=VALUE'),
+    ('training.rounds=many', 'training.rounds'),
+    ('training.rounds=0', 'training.rounds=0'),
+    ('training.server_momentum=1.0', 'training.server_momentum'),
+    ('training.server_optimizer=adagrad', 'adagrad'),
+    ('privacy.epsilon=0', 'privacy.epsilon'),
+    ('privacy.epsilon=-1', 'privacy.epsilon'),
+    ('privacy.epsilon=nan', 'privacy.epsilon'),
+    ('privacy.min_sep=0', 'privacy.min_sep'),
+    ('privacy.bands=10000', 'privacy.bands'),
+    ('privacy.family=fourier', 'privacy.family'),
+    ('data.vocabulary_size=-5', 'data.vocabulary_size'),
+    ('training.rounds.deeper=1', 'training.rounds.deeper'),
+    ('compare.none={"data.corpus" = "x"}', 'data.corpus'),
+    ('compare.none={"privacy.epsilon" = 0}', 'privacy.epsilon'),
+])
+def test_bad_setting_is_named_in_one_line(setting, named):
+  with pytest.raises(ValueError) as caught:
+    config.load(_DEMO, (setting,))
+  assert named in str(caught.value)
+  assert '\n' not in str(caught.value)
+
+
+def test_file_that_is_no_toml_is_named(tmp_path):
+  path = tmp_path / 'broken.toml'
+  path.write_text('[training\n')
+  with pytest.raises(ValueError, match='broken.toml'):
+    config.load(str(path))

@@ -1,0 +1,183 @@
+"""Tests of whole runs: real text, real TFF, real noise, kill -9."""
+
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from simulations import client_data
+from simulations import config as config_lib
+from simulations import docstrings
+from simulations import evaluation
+from simulations import models
+from simulations import training
+from tff_bandmf import program
+from tff_bandmf import report
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_TOML = """
+[data]
+corpus = '{corpus}'
+vocabulary_size = 100
+max_sentences_per_client = 4
+[model]
+embedding_size = 8
+lstm_size = 8
+tied = true
+[training]
+rounds = 12
+clients_per_round = 4
+evaluate_every = 3
+evaluation_sentences = 50
+[privacy]
+family = 'banded-toeplitz'
+min_sep = 4
+max_participations = 2
+epsilon = 8.0
+delta = 1e-5
+l2_norm_clip = 0.5
+noise_placement = '{placement}'
+"""
+
+
+@pytest.fixture(scope='module')
+def corpus_path(tmp_path_factory):
+  packages = [p for p in docstrings.PACKAGES if p[0] == 'absl-py']
+  path = tmp_path_factory.mktemp('corpus') / 'absl.sqlite'
+  docstrings.write_clients(docstrings.read_clients(packages), str(path))
+  return path
+
+
+def _config_file(folder, corpus_path, placement='tape'):
+  path = folder / f'{placement}.toml'
+  path.write_text(_TOML.format(corpus=corpus_path, placement=placement))
+  return path
+
+
+def _command(config_path, directory, *more):
+  return [
+      sys.executable, '-m', 'simulations.run_stackoverflow',
+      f'--config={config_path}', f'--output_dir={directory}', *more]
+
+
+@pytest.mark.parametrize('placement', ['tape', 'state'])
+def test_killed_run_resumes_with_its_cohorts(
+    tmp_path, corpus_path, runtime, placement
+):
+  config_path = _config_file(tmp_path, corpus_path, placement)
+  config = config_lib.load(str(config_path))
+  corpus = training.load_corpus(config.data)
+  whole, killed = tmp_path / 'whole', tmp_path / 'killed'
+  expected = training.run(config, corpus, whole)
+  # The same key, so that the two runs can be compared.
+  (killed / 'private').mkdir(parents=True)
+  shutil.copy(whole / 'private' / 'noise.key', killed / 'private')
+
+  with open(tmp_path / 'log', 'wb') as log:
+    process = subprocess.Popen(
+        _command(config_path, killed), cwd=_ROOT, stdout=log, stderr=log)
+    ledger_path = killed / report.LEDGER_FILE
+    deadline = time.monotonic() + 120
+    started = 0
+    while started < 5:
+      assert process.poll() is None, (tmp_path / 'log').read_text()
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+      if ledger_path.exists():
+        with program.Ledger(ledger_path) as ledger:
+          started = ledger.observed().rounds
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+  with program.Ledger(ledger_path) as ledger:
+    before = [ledger.cohort(t) for t in range(started)]
+  assert not (killed / report.RESULT_FILE).exists()
+
+  resumed = training.run(config, corpus, killed, resume=True)
+
+  with program.Ledger(ledger_path) as ledger, program.Ledger(
+      whole / report.LEDGER_FILE) as undisturbed:
+    for t in range(started):
+      np.testing.assert_array_equal(ledger.cohort(t), before[t])
+    for t in range(config.training.rounds):
+      np.testing.assert_array_equal(ledger.cohort(t), undisturbed.cohort(t))
+    assert ledger.observed() == undisturbed.observed()
+  assert resumed['test_loss'] == pytest.approx(expected['test_loss'], rel=1e-4)
+  rounds = (killed / report.METRICS_FILE).read_text().splitlines()
+  assert [row.split(',')[0] for row in rounds[1:]] == [
+      str(t) for t in range(config.training.rounds)]
+  written = report.write(killed)
+  assert written['epsilon'] <= config.privacy.epsilon
+  assert written['observed']['min_sep'] >= config.privacy.min_sep
+  assert written['observed']['participations'] <= 2
+
+
+def test_directory_with_a_run_is_refused(tmp_path, corpus_path, runtime):
+  config = config_lib.load(
+      str(_config_file(tmp_path, corpus_path)), ('training.rounds=4',))
+  corpus = training.load_corpus(config.data)
+  training.run(config, corpus, tmp_path / 'run')
+  with pytest.raises(ValueError, match='--resume'):
+    training.run(config, corpus, tmp_path / 'run')
+  other = config_lib.changed(config, {'privacy.epsilon': 2.0})
+  with pytest.raises(ValueError, match='another configuration'):
+    training.run(other, corpus, tmp_path / 'run', resume=True)
+
+
+def test_cohort_that_cannot_be_filled_stops_before_training(
+    tmp_path, corpus_path
+):
+  done = subprocess.run(
+      _command(_config_file(tmp_path, corpus_path), tmp_path / 'run',
+               '--set', 'training.clients_per_round=100000'),
+      cwd=_ROOT, capture_output=True, text=True, timeout=120)
+  assert done.returncode == 2
+  assert 'cohort_size=100000' in done.stderr
+  assert 'Traceback' not in done.stderr
+  assert not (tmp_path / 'run').exists()
+
+
+def test_key_stands_in_its_file_alone(tmp_path, corpus_path, runtime):
+  config = config_lib.load(
+      str(_config_file(tmp_path, corpus_path)), ('training.rounds=4',))
+  directory = tmp_path / 'run'
+  training.run(config, training.load_corpus(config.data), directory)
+  report.write(directory)
+  assert (directory / 'private').stat().st_mode & 0o777 == 0o700
+  key_path = directory / 'private' / 'noise.key'
+  assert key_path.stat().st_mode & 0o777 == 0o600
+  secret = key_path.read_bytes()
+  for path in directory.rglob('*'):
+    if path.is_file() and path != key_path:
+      content = path.read_bytes()
+      assert secret not in content and secret.hex().encode() not in content
+
+
+def test_accuracy_ignores_padding_unknown_and_end():
+  y = np.array([[5, 7, 9, 3, 0]], np.int32)
+  logits = np.full((1, 5, 12), -1.0, np.float32)
+  for place, word in enumerate([5, 7, 9, 4, 0]):
+    logits[0, place, word] = 1.0
+  right, count = models.correct_words(logits, y, ignored=(0, 7, 9))
+  assert (float(right), float(count)) == (1.0, 2.0)
+
+
+def test_evaluator_agrees_with_a_direct_computation():
+  vocabulary = client_data.Vocabulary(('the', 'a', 'of'))
+  ids = np.array([[5, 1, 2, 3, 6], [5, 3, 1, 6, 0]], np.int16)
+  clients = client_data.TokenizedClients(
+      'test', ('c',), np.array([0, 2]), ids, vocabulary)
+  weights = models.lstm_weights(vocabulary.num_ids, 4, 3, False, seed=1)
+  logits = models.lstm_logits(weights, ids[:, :-1].astype(np.int32)).numpy()
+  y = ids[:, 1:]
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  chosen = np.take_along_axis(log_p, y[..., None].astype(int), -1)[..., 0]
+  counted = np.isin(y, [1, 2, 3])
+  found = evaluation.Evaluator(clients)(weights)
+  assert found['loss'] == pytest.approx(-chosen[y != 0].mean(), rel=1e-5)
+  assert found['accuracy'] == pytest.approx(
+      (logits.argmax(-1) == y)[counted].mean())
