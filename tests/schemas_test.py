@@ -1,7 +1,9 @@
 """Tests of participation schemas."""
 
 import itertools
+import json
 
+import numpy as np
 import pytest
 
 from tff_bandmf import participation
@@ -91,3 +93,12 @@ def test_from_name_refuses(arguments, message):
 
 def test_single_takes_one_as_max_participations():
   assert participation.from_name('single', None, 1) == participation.Single()
+
+
+def test_numpy_integers_become_json():
+  schema = participation.MinSep(np.int64(4), np.int32(2))
+  assert json.loads(json.dumps(schema.to_dict())) == {
+    'participation': 'min-sep',
+    'min_sep': 4,
+    'max_participations': 2,
+  }

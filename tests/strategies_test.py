@@ -68,7 +68,7 @@ def test_errors_of_toeplitz_against_dense(first, rest, extra):
 
 @pytest.mark.parametrize(
   'coefficients',
-  [_square_root(8), [1.0, 0.9], [0.3], [1.0, 0.5, -0.2, 0.1]],
+  [_square_root(8), [1, 0.9], [0.3], [1, 0.5, -0.2, 0.1], [1, -0.999]],
 )
 @pytest.mark.parametrize('rounds', [4095, 4097, 30_000])
 def test_errors_of_toeplitz_with_closed_tail_against_every_term(
@@ -199,6 +199,15 @@ def test_dense_refuses(matrix, message):
 def test_values_that_are_no_real_numbers_are_refused(values):
   with pytest.raises(TypeError, match='must be real numbers'):
     strategies.Dense(values)
+
+
+def test_rounds_may_be_a_numpy_integer(tmp_path):
+  for make in (
+    strategies.Identity,
+    lambda rounds: strategies.BandedToeplitz(rounds, [1.0]),
+  ):
+    strategies.save(make(np.int64(9)), tmp_path / 'strategy.json')
+    _same(strategies.load(tmp_path / 'strategy.json'), make(9))
 
 
 @pytest.mark.parametrize('scale', [1e-200, 1e-31, 1e31, 1e200])

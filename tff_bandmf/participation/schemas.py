@@ -60,13 +60,15 @@ class _Separated(Participation):
   max_participations: Optional[int] = None
 
   def __post_init__(self):
-    errors.check_count(
+    min_sep = errors.check_count(
         'min_sep', self.min_sep,
         'it is r2 - r1, so 1 allows consecutive rounds')
+    object.__setattr__(self, 'min_sep', min_sep)
     if self.max_participations is not None:
-      errors.check_count(
+      most = errors.check_count(
           'max_participations', self.max_participations,
           'leave it out where only min_sep is enforced')
+      object.__setattr__(self, 'max_participations', most)
 
   def participations(self, rounds: int) -> int:
     # PRIVACY: ceil, not floor: n=9, b=4 fits rounds 0, 4 and 8.

@@ -36,7 +36,8 @@ class BandedToeplitz(base.Strategy):
   coefficients: np.ndarray
 
   def __post_init__(self):
-    errors.check_count('rounds', self.rounds, 'give the number of rounds')
+    rounds = errors.check_count(
+        'rounds', self.rounds, 'give the number of rounds')
     coefficients = base.real_array('coefficients', self.coefficients)
     if coefficients.ndim != 1 or not len(coefficients):
       raise ValueError(
@@ -51,6 +52,7 @@ class BandedToeplitz(base.Strategy):
               f'must not exceed rounds={self.rounds}', 'use fewer bands'))
     base.check_entries('coefficients', coefficients, coefficients[:1])
     coefficients.flags.writeable = False
+    object.__setattr__(self, 'rounds', rounds)
     object.__setattr__(self, 'coefficients', coefficients)
 
   @property

@@ -23,7 +23,9 @@ class Identity(base.Strategy):
   rounds: int
 
   def __post_init__(self):
-    errors.check_count('rounds', self.rounds, 'give the number of rounds')
+    rounds = errors.check_count(
+        'rounds', self.rounds, 'give the number of rounds')
+    object.__setattr__(self, 'rounds', rounds)
 
   @property
   def bands(self) -> int:
