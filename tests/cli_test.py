@@ -173,7 +173,7 @@ def test_account_takes_either_noise_multiplier(run_json, clip):
   ]
   first = run_json('account', _toeplitz(), '--noise-multiplier', 2, *flags)
   assert first['rho'] == 0.125
-  assert first['max_participations'] == 3
+  assert first['max_participations'] == first['participations'] == 3
   second = run_json(
     *('account', 'toeplitz.json', '--z-stddev', first['z_stddev'], *flags)
   )
@@ -198,13 +198,14 @@ def test_participations_are_never_silently_one(run_json):
   file = _toeplitz(9)
   separated = run_json('evaluate', file, '--min-sep', 4)
   assert separated['participation'] == 'min-sep'
-  assert separated['max_participations'] == 3
+  assert separated['max_participations'] is None
+  assert separated['participations'] == 3
   fixed = run_json(
     'evaluate', file, '--min-sep', 4, '--participation', 'fixed-epoch'
   )
   assert fixed['participation'] == 'fixed-epoch'
   alone = run_json('evaluate', file)
-  assert (alone['participation'], alone['max_participations']) == ('single', 1)
+  assert (alone['participation'], alone['participations']) == ('single', 1)
 
 
 def test_table_names_the_participation(run):
@@ -435,7 +436,6 @@ def test_report_says_whether_the_claim_held(
 ):
   written = {
     'summary': '(8, 1e-6)-differential privacy',
-    'participation': 'min-sep',
     'violated': violated,
   }
   monkeypatch.setattr(

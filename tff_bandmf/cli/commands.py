@@ -238,9 +238,9 @@ def report(run_dir, as_json):
   if written['violated']:
     click.echo(
       errors.invalid(
-        'participation',
-        written['participation'],
-        'was planned, and the ledger shows more or closer rounds of a client',
+        'violated',
+        True,
+        'the ledger shows more or closer rounds of a client than were planned',
         'the report claims what holds for the run as it was',
       ),
       err=True,
