@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bandmf import noise, strategies
-from tff_bandmf.noise import normal, tape_reader
+from tff_bandmf.noise import normal, stream, tape_reader
 from tff_bandmf.noise import tape as tape_lib
 
 _DIMENSION = 30
@@ -79,7 +79,7 @@ def tape(tmp_path):
 @pytest.mark.parametrize(
     'bands, rounds', [(1, 5), (2, 33), (7, 40), (16, 40), (17, 40), (40, 40)])
 def test_streamed_noise_equals_dense(tmp_path, monkeypatch, bands, rounds):
-  monkeypatch.setattr(tape_lib, '_CHUNK', 8)
+  monkeypatch.setattr(stream, '_CHUNK', 8)
   strategy = _strategy(bands, rounds)
   tape = _tape(tmp_path / 'tape', strategy)
   streamed = np.stack([_read(tape, t) for t in range(rounds)])
@@ -146,7 +146,7 @@ def test_round_may_be_skipped(tape):
     _read(tape, 4)
 
 
-@pytest.mark.parametrize('offset', [0, 8, 16, 24, 32, 40, 64, 100])
+@pytest.mark.parametrize('offset', [0, 8, 16, 24, 32, 40, 48, 64, 100, 183])
 def test_damaged_file_is_refused(tape, offset):
   path = _noise_file(tape, 0)
   content = bytearray(path.read_bytes())
@@ -219,14 +219,14 @@ def test_reader_waits_for_a_producer_that_is_behind(tape):
 @pytest.mark.filterwarnings(
     'ignore::pytest.PytestUnhandledThreadExceptionWarning')
 def test_failed_producer_fails_the_round_at_once(tmp_path, monkeypatch):
-  make = normal.standard_normal
+  advance = stream._advance
 
-  def fail(words, t, start, count):
-    if t >= 16:
+  def fail(words, first, *args):
+    if first >= 16:
       raise MemoryError('with a secret')
-    return make(words, t, start, count)
+    return advance(words, first, *args)
 
-  monkeypatch.setattr(normal, 'standard_normal', fail)
+  monkeypatch.setattr(stream, '_advance', fail)
   tape = _tape(tmp_path / 'tape')
   began = time.monotonic()
   for t in range(16):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Union
+
 import tensorflow as tf
 
 _PHILOX = 1
@@ -10,7 +12,10 @@ GROUP = 4
 
 
 def standard_normal(
-    key: tf.Tensor, round_index: tf.Tensor, start: int, count: int
+    key: tf.Tensor,
+    round_index: tf.Tensor,
+    start: Union[int, tf.Tensor],
+    count: int,
 ) -> tf.Tensor:
   """Returns z[round, start : start + count], independent of how it is cut.
 
@@ -25,17 +30,18 @@ def standard_normal(
   Args:
     key: [2] int64, secret; see `Key.words`.
     round_index: scalar integer tensor, the round, 0 or more.
-    start: first coordinate, a multiple of 4.
+    start: first coordinate, a multiple of 4; not checked in a tensor.
     count: how many coordinates.
 
   Returns:
     [count] float32, unit standard deviation.
   """
-  if start % GROUP:
+  if not tf.is_tensor(start) and start % GROUP:
     raise ValueError(f'start={start}: must be a multiple of {GROUP}')
   words = tf.bitcast(key, tf.uint64)
   high = words[1] + tf.cast(round_index, tf.uint64)
-  low = tf.constant(start // GROUP, tf.uint64)
+  low = tf.cast(
+      tf.convert_to_tensor(start, tf.int64) // GROUP, tf.uint64)
   return tf.raw_ops.StatelessRandomNormalV2(
       shape=[count], key=words[:1], counter=tf.stack([low, high]),
       alg=_PHILOX, dtype=tf.float32)

@@ -12,10 +12,11 @@ A tape is a folder, mode 0700:
   failed            the producer ended early; holds the type of the exception
 
 A noise file is little-endian: 8 int64 (`MAGIC`, `VERSION`, tape id, round,
-count, checksum, 0, 0), then `count` float32, y_t for unit z. The checksum is
-TensorFlow's `tf.strings.to_hash_bucket_fast` of the float32 bytes. A file
-appears under its name when it is complete. The producer writes noise,
-`tape_reader` writes `reached`: its name says all, so it is never half-written.
+count, checksum, 0, 0), then `count` float32, y_t for unit z, and one zero more
+if `count` is odd. The checksum is the sum, modulo 2^64, of what follows the
+header taken as int64. A file appears under its name when it is complete. The
+producer writes noise, `tape_reader` writes `reached`: its name says all, so it
+is never half-written.
 """
 
 from __future__ import annotations
@@ -32,25 +33,21 @@ import threading
 from typing import Optional, Union
 
 import numpy as np
-import tensorflow as tf
 
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import normal
 from tff_bandmf.noise import plan as plan_lib
+from tff_bandmf.noise import stream
 
 MAGIC = 0x7466665F6D66
 VERSION = 1
-HEADER_BYTES = 64
-HASH_BUCKETS = 2**63 - 1
+HEADER_WORDS = 8
 
-# Coordinates made at once: the block's GEMM stays in cache.
-_CHUNK = 1 << 16
-_BLOCK_ROUNDS = 16
 _AHEAD_BYTES = 512 * 2**20
 POLL_SECONDS = 0.02
 _PREFIX = 'tff_bandmf-tape-'
 _MEMORY = pathlib.Path('/dev/shm')
+_ZEROS = memoryview(bytes(2**20))
 _FILE = re.compile(r'lock|failed|\d{8,}\.(noise|noise-part|reached)')
 # What `tf.io.matching_files` does not take literally.
 _GLOB = frozenset('*?[]\\')
@@ -59,9 +56,8 @@ _GLOB = frozenset('*?[]\\')
 class Tape:
   """A thread that stays a bounded number of rounds ahead of its reader.
 
-  Every block of rounds is made by the same operations whatever round the tape
-  starts at, so a tape that starts at round s gives what a tape from round 0
-  gives there, to the bit on one machine.
+  A tape that starts at round s makes the rounds before it too, so it gives what
+  a tape from round 0 gives there, to the bit on one machine.
 
   PRIVACY: a round that has been read can be read again (TFF evaluates the
   query once inside `initialize`, and retries calls) until a later round is
@@ -108,19 +104,18 @@ class Tape:
     self.dimension = errors.check_count(
         'dimension', dimension, 'the model has no parameters')
     self.start_round = start_round
-    self._plan = plan
     self._rounds = errors.check_count('rounds', rounds, 'see the strategy')
     if not 0 <= start_round <= rounds:
       raise ValueError(
           errors.invalid(
               'start_round', start_round, f'must be in [0, rounds={rounds}]',
               'give the round of the state that the run continues from'))
-    self._key = key
+    self._stream = stream.Stream(plan, dimension, rounds, key)
     self.tape_id = key.identify(
         np.array([dimension, rounds], '<i8').tobytes()
         + plan.coefficients.astype('<f8').tobytes())
     self._ahead = max(2, ahead_bytes // (4 * dimension))
-    self._block_rounds = min(_BLOCK_ROUNDS, rounds)
+    self._payload = np.zeros(2 * payload_words(dimension), '<f4')
     self._stop = threading.Event()
     self._closed = False
     self._removed = start_round
@@ -182,41 +177,19 @@ class Tape:
 
   def _produce(self) -> None:
     """Writes all rounds, waiting for the reader in between."""
-    m = self._block_rounds
-    chunks = [
-        (start, min(_CHUNK, self.dimension - start))
-        for start in range(0, self.dimension, _CHUNK)
-    ]
-    words = tf.constant(self._key.words())
-    scale, weights = self._plan.block(m)
-    # The past is a ring: row u % len(ring) of each chunk holds round u.
-    ring_rounds = -(-self._plan.memory // m) * m
-    rings = [np.zeros((ring_rounds, count), np.float32) for _, count in chunks]
-    block = np.empty((m, self.dimension), np.float32)
-    for first in range(0, self._rounds, m):
-      ring_weights = np.zeros((m, ring_rounds), np.float32)
-      if ring_rounds:
-        lags = np.arange(self._plan.memory)
-        ring_weights[:, (first - 1 - lags) % ring_rounds] = weights
-      for (start, count), ring in zip(chunks, rings):
-        if self._stop.is_set():
-          return
-        z = np.stack([
-            normal.standard_normal(words, first + r, start, count).numpy()
-            for r in range(m)
-        ])
-        y = scale @ z
-        if ring_rounds:
-          y -= ring_weights @ ring
-          row = first % ring_rounds
-          ring[row:row + m] = y
-        block[:, start:start + count] = y
-      for r in range(min(m, self._rounds - first)):
-        if first + r < self.start_round:
+    first = 0
+    for block in self._stream.blocks():
+      if self._stop.is_set():
+        return
+      if block is None:
+        continue
+      for t in range(first, min(first + len(block), self._rounds)):
+        if t < self.start_round:
           continue
-        if not self._wait_for_room(first + r):
+        if not self._wait_for_room(t):
           return
-        self._write(first + r, block[r])
+        self._write(t, block[t - first])
+      first += len(block)
     while not self._stop.wait(POLL_SECONDS):
       self._remove_read_rounds()
 
@@ -229,7 +202,9 @@ class Tape:
 
   def _remove_read_rounds(self) -> int:
     """Removes the files below the round read last, and returns that round."""
-    marks = [int(path.stem) for path in self.directory.glob('*.reached')]
+    marks = [
+        int(name[:-len('.reached')]) for name in os.listdir(self.directory)
+        if name.endswith('.reached')]
     reached = max(marks, default=self._removed)
     while self._removed < reached:
       _wipe(self._noise_path(self._removed))
@@ -247,15 +222,21 @@ class Tape:
     return self.directory / f'{round_index:08d}.reached'
 
   def _write(self, round_index: int, values: np.ndarray) -> None:
-    payload = values.tobytes()
-    checksum = tf.strings.to_hash_bucket_fast(payload, HASH_BUCKETS).numpy()
+    payload = self._payload
+    payload[:self.dimension] = values
+    checksum = payload.view(np.int64).sum()
     header = np.array(
         [MAGIC, VERSION, self.tape_id, round_index, self.dimension, checksum,
          0, 0], '<i8')
     path = self._noise_path(round_index)
     temporary = path.with_suffix('.noise-part')
-    _write_private(temporary, header.tobytes(), payload)
+    _write_private(temporary, header, payload)
     os.replace(temporary, path)
+
+
+def payload_words(dimension: int) -> int:
+  """Returns how many int64 follow the header of a file."""
+  return -(-dimension // 2)
 
 
 def _temporary_directory(size: int) -> str:
@@ -307,7 +288,7 @@ def _remove_tape(directory: pathlib.Path) -> None:
     directory.rmdir()
 
 
-def _write_private(path: pathlib.Path, *contents: bytes) -> None:
+def _write_private(path: pathlib.Path, *contents) -> None:
   handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
   with open(handle, 'wb') as stream:
     for content in contents:
@@ -320,5 +301,6 @@ def _wipe(path: pathlib.Path) -> None:
     with open(path, 'r+b') as stream:
       size = stream.seek(0, os.SEEK_END)
       stream.seek(0)
-      stream.write(bytes(size))
+      for start in range(0, size, len(_ZEROS)):
+        stream.write(_ZEROS[:size - start])
     path.unlink()
