@@ -4,9 +4,11 @@ import dataclasses
 import math
 
 import dp_accounting
+import hypothesis
 import mpmath
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from tff_bandmf import accounting, participation, strategies
 
@@ -239,3 +241,15 @@ def test_calibrate_meets_epsilon_and_delta():
     assert _true_delta(found.noise_multiplier, epsilon) <= 1e-6
     assert found.epsilon(1e-6) == pytest.approx(epsilon, rel=1e-9)
     assert found.sensitivity == spec.sensitivity
+
+
+@hypothesis.given(
+  epsilon=st.floats(1e-3, 1e3), delta_exponent=st.floats(-20, -0.01)
+)
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_calibrated_noise_reports_no_more_than_was_asked(
+  epsilon, delta_exponent
+):
+  delta = 10**delta_exponent
+  multiplier = accounting.gaussian_noise_multiplier(epsilon, delta)
+  assert accounting.gaussian_epsilon(multiplier, delta) <= epsilon

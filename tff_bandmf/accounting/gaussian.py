@@ -20,6 +20,7 @@ _ROUNDING = 1e-15
 _SMALLEST_DELTA = 1e-50
 _LARGEST_EPSILON = 1e6
 _RELATIVE_WIDTH = 1e-13
+_CALIBRATION_MARGIN = 1e-10
 
 
 def zcdp_rho(noise_multiplier: float) -> float:
@@ -92,6 +93,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   """Returns the smallest noise multiplier for (epsilon, delta), rounded up.
 
+  The `gaussian_epsilon` of what is returned is at most `epsilon`.
+
   Args:
     epsilon: positive, at most 1e6.
     delta: in [1e-50, 1).
@@ -110,8 +113,12 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
             'train without noise if no guarantee is wanted'))
   _check_delta(delta)
 
+  # A hair less, so that `gaussian_epsilon` of the result, which rounds up
+  # again, does not exceed `epsilon`.
+  target = epsilon * (1 - _CALIBRATION_MARGIN)
+
   def holds(multiplier):
-    return gaussian_delta(multiplier, epsilon) <= delta
+    return gaussian_delta(multiplier, target) <= delta
 
   high = 1.0
   while not holds(high):
