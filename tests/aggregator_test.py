@@ -316,6 +316,12 @@ def test_placement_follows_the_size_of_the_state():
       assert factory.noise_placement == placement
 
 
+def test_state_that_cannot_pass_is_refused():
+  huge = [tf.TensorSpec([230_000_000], tf.float32)]
+  with pytest.raises(ValueError, match='1.8 GB of noise cannot pass.*use tape'):
+    _factory('state', record_specs=huge)
+
+
 def test_spec_is_the_claim():
   with _factory('state') as factory:
     spec = factory.spec
@@ -408,9 +414,9 @@ def test_weighted_fed_avg_is_refused():
     ({'participation': 3}, TypeError, 'participation'),
     ({'start_round': -1}, ValueError, 'start_round=-1'),
     ({'start_round': _ROUNDS + 1}, ValueError, 'start_round=7'),
-    ({'start_round': 1, 'noise_seed': None}, ValueError, 'needs the noise_seed'),
+    ({'start_round': 1, 'noise_seed': None}, ValueError, 'noise_seed'),
     ({'record_specs': [tf.TensorSpec([2], tf.int32)]}, TypeError, 'int32'),
-    ({'record_aggregation_factory': 3}, TypeError, 'UnweightedAggregationFactory'),
+    ({'record_aggregation_factory': 3}, TypeError, 'AggregationFactory'),
 ])
 @pytest.mark.parametrize('placement', _PLACEMENTS)
 def test_bad_argument_is_refused_and_leaves_nothing(

@@ -41,7 +41,8 @@ _SCHEMAS = st.one_of(
 
 @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 @hypothesis.given(
-    clients=st.integers(1, 30), share=st.floats(0, 1), rounds=st.integers(1, 25),
+    clients=st.integers(1, 30), share=st.floats(0, 1),
+    rounds=st.integers(1, 25),
     schema=_SCHEMAS, seed=st.integers(0, 2**64))
 def test_schema_holds(clients, share, rounds, schema, seed):
   size = max(1, round(share * clients))

@@ -244,18 +244,34 @@ def test_float64_sum_shows_no_bit_below_its_noise():
   assert np.array_equal(result, tf.cast(result, tf.float32))
 
 
-def test_result_has_the_dtypes_of_the_record():
+@pytest.mark.parametrize('z_stddev', [0.0, 1.0])
+def test_mean_has_the_dtypes_of_the_record_and_the_sum_its_own(z_stddev):
   specs = _specs(*_DTYPES)
-  for z_stddev in (0.0, 1.0):
-    query = _query(specs, z_stddev=z_stddev)
-    state = query.initial_global_state()
-    result, _, _ = query.get_noised_result(
-        query.initial_sample_state(), state)
-    tf.nest.map_structure(
-        lambda spec, x: spec.shape.assert_is_compatible_with(x.shape), specs,
-        result)
-    assert [x.dtype for x in tf.nest.flatten(result)] == [
-        s.dtype for s in tf.nest.flatten(specs)]
+  query = _query(specs, z_stddev=z_stddev)
+  zero = query.initial_sample_state()
+  total, _, _ = query.get_noised_result(zero, query.initial_global_state())
+  mean_query = query_lib.MeanQuery(query, 5.0, specs)
+  mean, _, _ = mean_query.get_noised_result(
+      zero, mean_query.initial_global_state())
+  for sums, means, zeros, spec in zip(
+      *map(tf.nest.flatten, (total, mean, zero, specs))):
+    assert sums.shape == means.shape == spec.shape
+    assert sums.dtype == zeros.dtype and sums.dtype.size >= 4
+    assert means.dtype == spec.dtype
+    np.testing.assert_allclose(
+        tf.cast(means, tf.float64), tf.cast(sums / 5, tf.float64), rtol=4e-3)
+
+
+def test_sum_too_large_for_its_type_has_a_mean():
+  # 100,000 is infinity in float16, and 1001 is 1000 in bfloat16.
+  specs = (tf.TensorSpec([1], tf.float16), tf.TensorSpec([1], tf.bfloat16))
+  query = _query(specs, l2_norm_clip=1e4, z_stddev=0.0)
+  mean_query = query_lib.MeanQuery(query, 1001.0, specs)
+  mean, _, _ = mean_query.get_noised_result(
+      (tf.constant([1e5]), tf.constant([1001.0])),
+      mean_query.initial_global_state())
+  assert float(mean[0][0]) == pytest.approx(1e5 / 1001, rel=1e-3)
+  assert float(mean[1][0]) == 1.0
 
 
 def test_same_state_twice_gives_the_same_result():

@@ -9,7 +9,6 @@ from typing import Any, Optional, Union
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
-import tensorflow_privacy as tfp
 
 from tff_bandmf import accounting, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
@@ -18,8 +17,10 @@ from tff_bandmf import query as query_lib
 STATE = noise.StateSource.placement
 TAPE = noise.TapeSource.placement
 
-# State passes between processes by value every round, 20 to 40 ms a MB.
-_MAX_STATE_BYTES = 32 * 2**20
+# State passes between processes by value every round, 20 to 40 ms a MB; past
+# 1.9 GB TFF's local runtime refuses it or retries for ever.
+_GOOD_STATE_BYTES = 32 * 2**20
+_MAX_STATE_BYTES = 1_800_000_000
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
@@ -196,9 +197,15 @@ def correlated_noise_aggregator(
   spec = accounting.PrivacySpec(strategy, participation, noise_multiplier)
   dimension = query_lib.record_dimension(record_specs)
   plan = noise.ToeplitzPlan.of(strategy)
+  state_bytes = plan.memory * dimension * np.dtype(np.float32).itemsize
   if noise_placement is None:
-    state_bytes = plan.memory * dimension * np.dtype(np.float32).itemsize
-    noise_placement = TAPE if state_bytes > _MAX_STATE_BYTES else STATE
+    noise_placement = TAPE if state_bytes > _GOOD_STATE_BYTES else STATE
+  if noise_placement == STATE and state_bytes > _MAX_STATE_BYTES:
+    raise ValueError(
+        errors.invalid(
+            'noise_placement', STATE,
+            f'{state_bytes / 1e9:.1f} GB of noise cannot pass between TFF '
+            f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can', f'use {TAPE}'))
   key = noise_seed
   if key is not None and not isinstance(key, noise.Key):
     key = noise.Key.from_seed(key)
@@ -219,7 +226,7 @@ def correlated_noise_aggregator(
     return CorrelatedNoiseFactory(
         spec, record_specs, source,
         tff.aggregators.DifferentiallyPrivateFactory(
-            tfp.NormalizedQuery(query, denominator=float(clients_per_round)),
+            query_lib.MeanQuery(query, float(clients_per_round), record_specs),
             record_aggregation_factory))
   except BaseException:
     source.close()

@@ -18,6 +18,8 @@ import portpicker
 import tensorflow_federated as tff
 
 _PR_SET_PDEATHSIG = 1
+# Loaded here: between fork and exec nothing should be.
+_LIBC = ctypes.CDLL(None)
 _START_SECONDS = 60
 _POLL_SECONDS = 0.02
 # Values cross processes in one message; TFF's own limit is below 2^31 bytes.
@@ -25,7 +27,7 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 
 
 def _die_with_parent() -> None:
-  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -7,5 +7,6 @@ from tff_bandmf.query.clipping import (
 )
 from tff_bandmf.query.correlated_noise import (
     CorrelatedNoiseSumQuery,
+    MeanQuery,
     QueryState,
 )

@@ -108,7 +108,7 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
   def get_noised_result(
       self, sample_state: Any, global_state: QueryState
   ) -> tuple[Any, QueryState, dp_accounting.DpEvent]:
-    """Returns (noised sum in the record's types, next state, event).
+    """Returns (noised sum, in the types it was summed in, next state, event).
 
     Raises:
       tf.errors.InvalidArgumentError: when run, past round n.
@@ -132,8 +132,9 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
         # PRIVACY: a float64 sum has bits below the last one of float32 noise,
         # which would come out as they are; so it loses them before.
         # Guard: query_test.test_float64_sum_shows_no_bit_below_its_noise.
-        total = tf.cast(total, tf.float32) + tf.reshape(part, spec.shape)
-        return tf.cast(total, spec.dtype)
+        noised_total = (
+            tf.cast(total, tf.float32) + tf.reshape(part, spec.shape))
+        return tf.cast(noised_total, total.dtype)
 
       result = tf.nest.map_structure(
           noised, self._record_specs, sample_state,
@@ -141,9 +142,7 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
     else:
       noise_state = global_state.noise
       with tf.control_dependencies([t]):
-        result = tf.nest.map_structure(
-            lambda spec, total: tf.cast(total, spec.dtype),
-            self._record_specs, sample_state)
+        result = tf.nest.map_structure(tf.identity, sample_state)
     return (
         result,
         QueryState(t + 1, noise_state),
@@ -155,3 +154,37 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
     return collections.OrderedDict(
         round=global_state.round,
         z_stddev=tf.constant(self._z_stddev, tf.float32))
+
+
+class MeanQuery(tfp.NormalizedQuery):
+  """Returns the sum of another query over a fixed number of records.
+
+  The mean is rounded to the types of the record after the division: a sum may
+  be too large for 16 bits where its mean is not.
+  """
+
+  def __init__(
+      self,
+      numerator_query: CorrelatedNoiseSumQuery,
+      denominator: float,
+      record_specs: Any,
+  ):
+    """Initializes the query.
+
+    Args:
+      numerator_query: the sum.
+      denominator: records of a round, fixed whatever their number is.
+      record_specs: nested structure of `tf.TensorSpec`, floats.
+    """
+    super().__init__(numerator_query, denominator)
+    self._record_specs = record_specs
+
+  def get_noised_result(
+      self, sample_state: Any, global_state: Any
+  ) -> tuple[Any, Any, dp_accounting.DpEvent]:
+    """Returns (noised mean in the record's types, next state, event)."""
+    mean, new_state, event = super().get_noised_result(
+        sample_state, global_state)
+    rounded = tf.nest.map_structure(
+        lambda spec, leaf: tf.cast(leaf, spec.dtype), self._record_specs, mean)
+    return rounded, new_state, event
