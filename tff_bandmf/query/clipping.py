@@ -72,6 +72,11 @@ def is_finite_record(record: Any) -> tf.Tensor:
 
   False also for finite entries whose sum of squares overflows float64.
   """
+  leaves = tf.nest.flatten(record)
+  if all(leaf.dtype.size < 8 for leaf in leaves):
+    # Squares of such entries cannot overflow float64.
+    return tf.reduce_all([
+        tf.reduce_all(tf.math.is_finite(leaf)) for leaf in leaves])
   return tf.math.is_finite(_global_norm(record))
 
 
@@ -93,13 +98,15 @@ def clip_record(record: Any, l2_norm_clip: tf.Tensor) -> Any:
   """
   norm = _global_norm(record)
   clip = tf.cast(l2_norm_clip, tf.float64)
-  scale = tf.where(norm > clip * (1 - _ROUNDING_MARGIN),
-                   clip * (1 - _ROUNDING_MARGIN) / norm, 1.0)
+  bound = clip * (1 - _ROUNDING_MARGIN)
+  scale = tf.where(norm > bound, bound / norm, 1.0)
+  # Multiplied twice: the scale itself may be below float32's range.
+  root = tf.where(tf.math.is_finite(norm), tf.sqrt(scale), 0.0)
 
   def clip_leaf(leaf):
-    dtype = sum_dtype(leaf.dtype)
-    # Scaled in float64: a scale below float32's range must not become 0 * inf.
-    scaled = tf.cast(tf.cast(leaf, tf.float64) * scale, dtype)
-    return tf.where(tf.math.is_finite(norm), scaled, tf.zeros_like(scaled))
+    leaf = tf.cast(leaf, sum_dtype(leaf.dtype))
+    factor = tf.cast(root, leaf.dtype)
+    # Zero wins over NaN and infinity.
+    return tf.math.multiply_no_nan(leaf, factor) * factor
 
   return tf.nest.map_structure(clip_leaf, record)
