@@ -21,8 +21,6 @@ else:
 NO_NOISE = 'none'
 FAMILIES = (NO_NOISE, 'identity', 'banded-toeplitz')
 DOCSTRINGS = 'docstrings'
-SGD = 'sgd'
-ADAM = 'adam'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,11 +42,21 @@ class Data:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The LSTM; the defaults are those of the literature."""
+  """The LSTM; the defaults are those of the literature.
+
+  Attributes:
+    embedding_size: of a word, and of the projection before the softmax.
+    lstm_size: units.
+    tied: whether the softmax uses the embedding.
+    skip: whether the projection also sees the embedding of the last word.
+    embedding_scale: initial embeddings are uniform in +- this.
+  """
 
   embedding_size: int = 96
   lstm_size: int = 670
   tied: bool = False
+  skip: bool = False
+  embedding_scale: float = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +68,10 @@ class Training:
     clients_per_round: cohort size, also the divisor of the mean.
     batch_size: sentences of a client's step; every client does one epoch.
     client_learning_rate: of a client's SGD.
-    server_optimizer: 'sgd' or 'adam', on the noised mean.
-    server_learning_rate: of the server.
-    server_momentum: in [0, 1); Adam's beta_1.
-    adam_beta_2: of a server with Adam.
-    adam_epsilon: of a server with Adam, in the units of a mean update.
+    server_learning_rate: of the server's SGD on the noised mean.
+    server_momentum: in [0, 1).
+    server_cooldown_rounds: last rounds, in which the server's learning rate
+      falls linearly towards 0.
     evaluate_every: rounds between validations and checkpoints.
     evaluation_sentences: sentences of a validation; the test takes all.
     seed: of initial weights, cohorts and the order of sentences; never of
@@ -75,11 +82,9 @@ class Training:
   clients_per_round: int
   batch_size: int = 16
   client_learning_rate: float = 0.5
-  server_optimizer: str = SGD
   server_learning_rate: float = 1.0
   server_momentum: float = 0.9
-  adam_beta_2: float = 0.99
-  adam_epsilon: float = 1e-3
+  server_cooldown_rounds: int = 0
   evaluate_every: int = 10
   evaluation_sentences: int = 10_000
   seed: int = 0
@@ -134,17 +139,11 @@ class Config:
             f'{group}.{field.name}',
             getattr(getattr(self, group), field.name))
     training, privacy = self.training, self.privacy
-    if training.server_optimizer not in (SGD, ADAM):
+    if training.server_momentum >= 1:
       raise ValueError(
           errors.invalid(
-              'training.server_optimizer', training.server_optimizer,
-              'is not known', f'use {SGD} or {ADAM}'))
-    for name in ('server_momentum', 'adam_beta_2'):
-      if getattr(training, name) >= 1:
-        raise ValueError(
-            errors.invalid(
-                f'training.{name}', getattr(training, name),
-                'must be below 1', 'use 0.9, say'))
+              'training.server_momentum', training.server_momentum,
+              'must be below 1', 'use 0.9, say'))
     if privacy.family not in FAMILIES:
       raise ValueError(
           errors.invalid(
@@ -159,7 +158,9 @@ class Config:
 
 
 # Numbers that may be 0.
-_MAY_BE_ZERO = ('training.seed', 'training.server_momentum')
+_MAY_BE_ZERO = (
+    'training.seed', 'training.server_momentum',
+    'training.server_cooldown_rounds')
 
 
 def _check_positive(name: str, value: Any) -> None:

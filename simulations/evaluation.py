@@ -7,8 +7,7 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from simulations import client_data
-from simulations import models
+from simulations import client_data, models
 
 _BATCH = 256
 

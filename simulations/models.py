@@ -14,6 +14,8 @@ def lstm_weights(
     embedding_size: int,
     lstm_size: int,
     tied: bool,
+    skip: bool,
+    embedding_scale: float,
     seed: int,
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
@@ -29,13 +31,17 @@ def lstm_weights(
     embedding_size: of a word, also of the projection before the softmax.
     lstm_size: units.
     tied: whether the softmax uses the embedding, transposed.
+    skip: whether the projection also sees the embedding of the last word, which
+      learns pairs of words before the LSTM has learnt anything.
+    embedding_scale: embeddings are uniform in +- this.
     seed: of the draws.
 
   Returns:
     embedding [num_ids, embedding_size], kernel [embedding_size + lstm_size,
-    4 lstm_size], LSTM bias [4 lstm_size], projection [lstm_size,
-    embedding_size] and its bias [embedding_size], softmax bias [num_ids] and,
-    unless tied, softmax kernel [embedding_size, num_ids]; all float32.
+    4 lstm_size], LSTM bias [4 lstm_size], projection [lstm_size, or with the
+    skip lstm_size + embedding_size, embedding_size] and its bias
+    [embedding_size], softmax bias [num_ids] and, unless tied, softmax kernel
+    [embedding_size, num_ids]; all float32.
   """
   generator = np.random.default_rng(seed)
 
@@ -50,10 +56,11 @@ def lstm_weights(
   softmax_bias[-3] = softmax_bias[-1] = softmax_bias[2]
   softmax_bias[0] = softmax_bias[-2] = softmax_bias.min()
   weights = [
-      generator.uniform(-0.2, 0.2, (num_ids, embedding_size)),
+      generator.uniform(
+          -embedding_scale, embedding_scale, (num_ids, embedding_size)),
       glorot(embedding_size + lstm_size, 4 * lstm_size),
       lstm_bias,
-      glorot(lstm_size, embedding_size),
+      glorot(lstm_size + skip * embedding_size, embedding_size),
       np.zeros(embedding_size),
       softmax_bias,
   ]
@@ -74,7 +81,7 @@ def lstm_logits(weights: Any, x: tf.Tensor) -> tf.Tensor:
   """
   embedding, kernel, bias, projection, projection_bias, softmax_bias = (
       weights[:6])
-  lstm_size = projection.shape[0]
+  lstm_size = kernel.shape[1] // 4
   embedded = tf.transpose(tf.gather(embedding, x), [1, 0, 2])
   zero = tf.zeros([tf.shape(x)[0], lstm_size])
   peephole = tf.zeros([lstm_size])
@@ -83,6 +90,8 @@ def lstm_logits(weights: Any, x: tf.Tensor) -> tf.Tensor:
       seq_len_max=tf.shape(x, out_type=tf.int64)[1], x=embedded,
       cs_prev=zero, h_prev=zero, w=kernel, wci=peephole, wcf=peephole,
       wco=peephole, b=bias, cell_clip=0.0, use_peephole=False).h
+  if projection.shape[0] > lstm_size:
+    hidden = tf.concat([hidden, embedded], -1)
   projected = tf.tensordot(hidden, projection, 1) + projection_bias
   softmax = tf.transpose(embedding) if len(weights) == 6 else weights[6]
   logits = tf.tensordot(projected, softmax, 1) + softmax_bias

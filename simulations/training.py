@@ -28,20 +28,19 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
-from simulations import client_data
+from simulations import client_data, docstrings, evaluation, models
 from simulations import config as config_lib
-from simulations import docstrings
-from simulations import evaluation
-from simulations import models
-from tff_bandmf import accounting
-from tff_bandmf import aggregator
-from tff_bandmf import errors
-from tff_bandmf import noise
-from tff_bandmf import optimize
+from tff_bandmf import (
+  accounting,
+  aggregator,
+  errors,
+  noise,
+  optimize,
+  program,
+  report,
+  strategies,
+)
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import program
-from tff_bandmf import report
-from tff_bandmf import strategies
 
 _METRICS = ('round', 'seconds', 'clients', 'non_finite', 'accuracy', 'loss')
 
@@ -129,7 +128,8 @@ def run(
 
   weights = models.lstm_weights(
       corpus.train.vocabulary.num_ids, config.model.embedding_size,
-      config.model.lstm_size, config.model.tied, training.seed)
+      config.model.lstm_size, config.model.tied, config.model.skip,
+      config.model.embedding_scale, training.seed)
   key = noise.Key.load_or_create(directory / 'private' / 'noise.key')
   checkpoints = tff.program.FileProgramStateManager(
       directory / 'private' / 'checkpoints', keep_total=2, keep_first=False)
@@ -170,12 +170,17 @@ def _learning_process(
 def _server_optimizer(
     training: config_lib.Training,
 ) -> tff.learning.optimizers.Optimizer:
-  if training.server_optimizer == config_lib.ADAM:
-    return tff.learning.optimizers.build_adam(
-        training.server_learning_rate, beta_1=training.server_momentum,
-        beta_2=training.adam_beta_2, epsilon=training.adam_epsilon)
-  return tff.learning.optimizers.build_sgdm(
+  optimizer = tff.learning.optimizers.build_sgdm(
       training.server_learning_rate, training.server_momentum or None)
+  if not training.server_cooldown_rounds:
+    return optimizer
+
+  def schedule(t):
+    left = tf.cast(training.rounds - t, tf.float32)
+    return training.server_learning_rate * tf.minimum(
+        1.0, left / training.server_cooldown_rounds)
+
+  return tff.learning.optimizers.schedule_learning_rate(optimizer, schedule)
 
 
 def _train(

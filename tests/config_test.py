@@ -42,7 +42,6 @@ def test_set_takes_toml_values_and_bare_words():
     ('training.rounds=many', 'training.rounds'),
     ('training.rounds=0', 'training.rounds=0'),
     ('training.server_momentum=1.0', 'training.server_momentum'),
-    ('training.server_optimizer=adagrad', 'adagrad'),
     ('privacy.epsilon=0', 'privacy.epsilon'),
     ('privacy.epsilon=-1', 'privacy.epsilon'),
     ('privacy.epsilon=nan', 'privacy.epsilon'),

@@ -7,11 +7,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tff_bandmf import accounting
-from tff_bandmf import participation
-from tff_bandmf import program
-from tff_bandmf import report
-from tff_bandmf import strategies
+from tff_bandmf import accounting, participation, program, report, strategies
 from tff_bandmf.report import report as report_lib
 
 _ROUNDS = 6

@@ -10,14 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from simulations import client_data
+from simulations import client_data, docstrings, evaluation, models, training
 from simulations import config as config_lib
-from simulations import docstrings
-from simulations import evaluation
-from simulations import models
-from simulations import training
-from tff_bandmf import program
-from tff_bandmf import report
+from tff_bandmf import program, report
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _TOML = """
@@ -41,7 +36,7 @@ max_participations = 2
 epsilon = 8.0
 delta = 1e-5
 l2_norm_clip = 0.5
-noise_placement = '{placement}'
+noise_placement = 'tape'
 """
 
 
@@ -53,9 +48,9 @@ def corpus_path(tmp_path_factory):
   return path
 
 
-def _config_file(folder, corpus_path, placement='tape'):
-  path = folder / f'{placement}.toml'
-  path.write_text(_TOML.format(corpus=corpus_path, placement=placement))
+def _config_file(folder, corpus_path):
+  path = folder / 'run.toml'
+  path.write_text(_TOML.format(corpus=corpus_path))
   return path
 
 
@@ -65,11 +60,8 @@ def _command(config_path, directory, *more):
       f'--config={config_path}', f'--output_dir={directory}', *more]
 
 
-@pytest.mark.parametrize('placement', ['tape', 'state'])
-def test_killed_run_resumes_with_its_cohorts(
-    tmp_path, corpus_path, runtime, placement
-):
-  config_path = _config_file(tmp_path, corpus_path, placement)
+def test_killed_run_resumes_with_its_cohorts(tmp_path, corpus_path, runtime):
+  config_path = _config_file(tmp_path, corpus_path)
   config = config_lib.load(str(config_path))
   corpus = training.load_corpus(config.data)
   whole, killed = tmp_path / 'whole', tmp_path / 'killed'
@@ -171,7 +163,7 @@ def test_evaluator_agrees_with_a_direct_computation():
   ids = np.array([[5, 1, 2, 3, 6], [5, 3, 1, 6, 0]], np.int16)
   clients = client_data.TokenizedClients(
       'test', ('c',), np.array([0, 2]), ids, vocabulary)
-  weights = models.lstm_weights(vocabulary.num_ids, 4, 3, False, seed=1)
+  weights = models.lstm_weights(vocabulary.num_ids, 4, 3, False, True, 0.05, seed=1)
   logits = models.lstm_logits(weights, ids[:, :-1].astype(np.int32)).numpy()
   y = ids[:, 1:]
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))

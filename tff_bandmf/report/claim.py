@@ -6,11 +6,8 @@ import math
 import pathlib
 from typing import Any, Optional
 
-from tff_bandmf import accounting
-from tff_bandmf import errors
+from tff_bandmf import accounting, errors, program, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import program
-from tff_bandmf import strategies
 from tff_bandmf.report import files
 
 

@@ -11,9 +11,7 @@ from typing import Any, Optional, Union
 
 import jinja2
 
-from tff_bandmf.report import claim
-from tff_bandmf.report import files
-from tff_bandmf.report import plot
+from tff_bandmf.report import claim, files, plot
 
 _PACKAGES = (
     'tff-bandmf', 'tensorflow-federated', 'tensorflow', 'tensorflow-privacy',
