@@ -234,7 +234,8 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
     tree = tree.setdefault(group, {})
     if not isinstance(tree, dict):
       raise ValueError(
-          errors.invalid(key, value, 'is not a key', 'see simulations/config.py'))
+          errors.invalid(
+              key, value, 'is not a key', 'see simulations/config.py'))
   tree[name] = value
 
 

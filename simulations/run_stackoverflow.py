@@ -99,7 +99,8 @@ def main(
   written = report.write(directory)
   click.echo(written['summary'])
   for row in written['runs']:
-    click.echo(f"{row['name']}: test accuracy {100 * row['test_accuracy']:.2f}%")
+    accuracy = 100 * row['test_accuracy']
+    click.echo(f"{row['name']}: test accuracy {accuracy:.2f}%")
   click.echo(f'Report: {directory / report.MARKDOWN_FILE}')
 
 

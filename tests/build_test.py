@@ -21,7 +21,9 @@ def _targets():
         str(pathlib.Path(path).relative_to(_ROOT))
         for pattern in patterns for path in glob.glob(str(_ROOT / pattern)))
 
-  ignore = lambda *args, **kwargs: None
+  def ignore(*args, **kwargs):
+    pass
+
   exec((_ROOT / 'BUILD').read_text(), {
       'py_library': py_library, 'py_binary': ignore, 'py_test': ignore,
       'glob': find, 'package': ignore, 'licenses': ignore,

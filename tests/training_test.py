@@ -163,7 +163,9 @@ def test_evaluator_agrees_with_a_direct_computation():
   ids = np.array([[5, 1, 2, 3, 6], [5, 3, 1, 6, 0]], np.int16)
   clients = client_data.TokenizedClients(
       'test', ('c',), np.array([0, 2]), ids, vocabulary)
-  weights = models.lstm_weights(vocabulary.num_ids, 4, 3, False, True, 0.05, seed=1)
+  weights = models.lstm_weights(
+      vocabulary.num_ids, 4, 3, tied=False, skip=True, embedding_scale=0.05,
+      seed=1)
   logits = models.lstm_logits(weights, ids[:, :-1].astype(np.int32)).numpy()
   y = ids[:, 1:]
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
