@@ -2,6 +2,7 @@
 
 import collections
 import threading
+import time
 
 import numpy as np
 import psutil
@@ -10,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bandmf import aggregator, noise, participation, strategies
+from tff_bandmf.noise import stream
 
 _PLACEMENTS = ('state', 'tape')
 _ROUNDS = 6
@@ -237,6 +239,20 @@ def test_round_after_close_fails_at_once(runtime):
     state = process.initialize()
   with pytest.raises(Exception, match='the tape is not there'):
     process.next(state, _updates(1, seed=0))
+
+
+@pytest.mark.filterwarnings(
+    'ignore::pytest.PytestUnhandledThreadExceptionWarning')
+def test_failed_producer_fails_the_round_at_once(runtime, monkeypatch):
+  def fail(*args):
+    raise MemoryError
+
+  monkeypatch.setattr(stream, '_advance', fail)
+  began = time.monotonic()
+  with _factory('tape') as factory:
+    with pytest.raises(Exception, match='producer ended'):
+      factory.create(_type(_SPECS)).initialize()
+  assert time.monotonic() - began < 60
 
 
 def test_used_noise_is_refused_to_a_second_run(runtime):

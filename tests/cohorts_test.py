@@ -133,9 +133,16 @@ def test_round_out_of_range_is_refused(round_index):
     sampler.sample(round_index, program.History.empty(10))
 
 
-def test_fixed_epochs_are_refused():
-  with pytest.raises(TypeError, match='fixed-epoch'):
-    program.CohortSampler(10, 1, 5, participation_lib.FixedEpoch(2), 0)
+@pytest.mark.parametrize('schema', [participation_lib.FixedEpoch(2), 3, None])
+def test_schema_that_uniform_cohorts_cannot_hold_is_refused(schema):
+  with pytest.raises(TypeError, match='participation'):
+    program.CohortSampler(10, 1, 5, schema, 0)
+
+
+def test_history_of_another_population_is_refused():
+  sampler = program.CohortSampler(10, 1, 5, participation_lib.MinSep(1), 0)
+  with pytest.raises(ValueError, match='11 clients'):
+    sampler.sample(0, program.History.empty(11))
 
 
 @pytest.mark.parametrize('name', ['clients', 'cohort_size', 'rounds'])

@@ -148,6 +148,18 @@ def test_history_gives_the_cohorts_of_a_run_that_was_not_interrupted(ledger):
   assert np.array_equal(final.last_round, history.last_round)
 
 
+def test_integers_of_numpy_are_integers(ledger):
+  ledger.start_round(np.int64(2), np.array([1, 2]))
+  ledger.start_round(np.int64(4), np.array([1]))
+  ledger.finish_round(np.int32(2))
+  assert ledger.cohort(np.int64(2)).tolist() == [1, 2]
+  assert ledger.observed().finished == 1
+  assert ledger.history(3, np.int64(4)).count.tolist() == [0, 1, 1]
+  for round_index in (2.0, '2', None):
+    with pytest.raises(TypeError):
+      ledger.start_round(round_index, np.array([5]))
+
+
 def test_history_of_a_larger_population_is_refused(ledger):
   ledger.start_round(0, np.array([30]))
   with pytest.raises(ValueError, match='client=30'):

@@ -93,13 +93,15 @@ class Stream:
 @tf.function(autograph=False)
 def _advance(words, first, start, scale, weights, ring, count):
   """Returns y of rounds first .. first + m - 1, [m, count]; see `plan`."""
-  z = tf.stack([
-      normal.standard_normal(words, first + r, start, count)
-      for r in range(scale.shape[0])
-  ])
-  if ring is None:
-    return scale[0, 0] * z
-  return tf.matmul(scale, z) - tf.matmul(weights, ring)
+  # Where the ring is; other devices would also round z in other ways.
+  with tf.device('/CPU:0'):
+    z = tf.stack([
+        normal.standard_normal(words, first + r, start, count)
+        for r in range(scale.shape[0])
+    ])
+    if ring is None:
+      return scale[0, 0] * z
+    return tf.matmul(scale, z) - tf.matmul(weights, ring)
 
 
 def _aligned_zeros(rows: int, columns: int) -> np.ndarray:

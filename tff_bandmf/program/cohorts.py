@@ -64,11 +64,13 @@ class CohortSampler:
   def __post_init__(self):
     for name in ('clients', 'cohort_size', 'rounds'):
       errors.check_count(name, getattr(self, name), 'see the configuration')
-    if isinstance(self.participation, participation_lib.FixedEpoch):
+    if not isinstance(
+        self.participation,
+        (participation_lib.Single, participation_lib.MinSep)):
       raise TypeError(
           errors.invalid(
-              'participation', self.participation.name,
-              'cannot be held by uniform cohorts', 'use min-sep'))
+              'participation', self.participation,
+              'cannot be held by uniform cohorts', 'use min-sep or single'))
     if self.cohort_size > self.clients:
       raise CohortError(
           errors.invalid(
@@ -105,6 +107,12 @@ class CohortSampler:
           errors.invalid(
               'round_index', round_index, f'must be in [0, {self.rounds})',
               'the run is over'))
+    if len(history.count) != self.clients:
+      raise ValueError(
+          errors.invalid(
+              'history', f'{len(history.count)} clients',
+              f'must be of the clients={self.clients}',
+              'resume with the data that the run started with'))
     eligible = self.eligible(round_index, history)
     if len(eligible) < self.cohort_size:
       raise CohortError(

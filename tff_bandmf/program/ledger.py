@@ -11,6 +11,7 @@ A round that was started counts, whether or not it finished.
 from __future__ import annotations
 
 import dataclasses
+import operator
 import os
 import pathlib
 import sqlite3
@@ -52,6 +53,14 @@ class Observed:
   max_cohort: int
   min_sep: Optional[int]
   max_participations: int
+
+
+def _integer(value: int) -> int:
+  """Returns the integer as Python's own, the only kind that SQLite compares.
+
+  It takes NumPy's for bytes, and every integer is less than any bytes.
+  """
+  return operator.index(value)
 
 
 class Ledger:
@@ -104,6 +113,7 @@ class Ledger:
     Raises:
       ValueError: the round was started with another cohort.
     """
+    round_index = _integer(round_index)
     # PRIVACY: one round's noise never meets two cohorts.
     # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
     recorded = self.cohort(round_index)
@@ -132,11 +142,12 @@ class Ledger:
     """Records that the result of a started round was taken over."""
     self._connection.execute(
         'UPDATE rounds SET status = ? WHERE round = ?',
-        ('finished', round_index))
+        ('finished', _integer(round_index)))
 
   def cohort(self, round_index: int) -> Optional[np.ndarray]:
     """Returns the cohort of a round, [m] int64 ascending; None if not started.
     """
+    round_index = _integer(round_index)
     started = self._connection.execute(
         'SELECT 1 FROM rounds WHERE round = ?', (round_index,)).fetchone()
     if started is None:
@@ -155,7 +166,7 @@ class Ledger:
     history = cohorts.History.empty(clients)
     rows = self._connection.execute(
         'SELECT client, MAX(round), COUNT(*) FROM participations '
-        'WHERE round < ? GROUP BY client', (before,))
+        'WHERE round < ? GROUP BY client', (_integer(before),))
     for client, last_round, count in rows:
       if not 0 <= client < clients:
         raise ValueError(
