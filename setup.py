@@ -25,9 +25,7 @@ setuptools.setup(
   description=(
     'Correlated-noise differential privacy for TensorFlow Federated'
   ),
-  long_description=(
-    _README.read_text(encoding='utf-8') if _README.exists() else ''
-  ),
+  long_description=_README.read_text(encoding='utf-8'),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   license_files=['LICENSE'],
