@@ -178,6 +178,15 @@ def test_wiped_file_is_refused_not_read_as_zero_noise(tape):
     _read(tape, 0)
 
 
+@pytest.mark.parametrize('wiped', [1, 64, 100, 180])
+def test_file_that_is_being_wiped_is_refused(tape, wiped):
+  path = _noise_file(tape, 0)
+  content = path.read_bytes()
+  path.write_bytes(bytes(wiped) + content[wiped:])
+  with _refused('damaged'):
+    _read(tape, 0)
+
+
 def test_file_of_another_round_is_refused(tape):
   shutil.copy(_noise_file(tape, 1), _noise_file(tape, 0))
   with _refused('another tape or round'):

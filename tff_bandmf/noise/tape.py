@@ -290,17 +290,17 @@ def _remove_tape(directory: pathlib.Path) -> None:
 
 def _write_private(path: pathlib.Path, *contents) -> None:
   handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-  with open(handle, 'wb') as stream:
+  with open(handle, 'wb') as file:
     for content in contents:
-      stream.write(content)
+      file.write(content)
 
 
 def _wipe(path: pathlib.Path) -> None:
   """Overwrites a file with zeros and removes it, if it is there."""
   with contextlib.suppress(FileNotFoundError):
-    with open(path, 'r+b') as stream:
-      size = stream.seek(0, os.SEEK_END)
-      stream.seek(0)
+    with open(path, 'r+b') as file:
+      size = file.seek(0, os.SEEK_END)
+      file.seek(0)
       for start in range(0, size, len(_ZEROS)):
-        stream.write(_ZEROS[:size - start])
+        file.write(_ZEROS[:size - start])
     path.unlink()
