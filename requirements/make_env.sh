@@ -64,7 +64,7 @@ if [[ -e $STAMP && $(<"$STAMP") == "$key" ]] &&
   exit
 fi
 
-echo "make env: building $VENV with Python $version ($python)"
+echo "make env: building $VENV with Python $version ($python)" >&2
 rm -f "$STAMP"
 rm -rf "$VENV"
 "$python" -m venv "$VENV"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import signal
 import sys
 from typing import Any, Callable
 
@@ -23,12 +24,17 @@ Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-  """Returns the command with bad input told in one line, exit status 2."""
+  """Returns the command with bad input told in one line, exit status 2.
+
+  SIGTERM and Ctrl-C end it cleanly.
+  """
 
   @functools.wraps(command)
   def wrapped(*args, **kwargs):
     # TensorFlow's C++ side talks of missing GPUs and of graph rewrites.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    # As an exception, so that the noise on the tape does not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
       command(*args, **kwargs)
     except (ValueError, TypeError, OSError) as error:
