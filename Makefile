@@ -13,7 +13,7 @@ env:  ## builds .venv from the lock of the Python found (PYTHON=... chooses it)
 
 demo: env  ## trains with DP on real text; leaves runs/demo/report.md
 	$(PYTHON_OF_ENV) -m simulations.run_stackoverflow \
-	  --config=configs/demo.toml --output_dir=runs/demo
+	  --config=configs/demo.toml --output_dir=runs/demo --resume
 
 test: env  ## runs the tests (ARGS='-k word' chooses)
 	$(PYTHON_OF_ENV) -m pytest tests -q --durations=10 $(ARGS)

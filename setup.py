@@ -15,7 +15,7 @@ _SIMULATIONS = [
   'sqlalchemy>=1.4,<2',
   'tomli>=2; python_version < "3.11"',
 ]
-_DEV = ['hypothesis>=6.100', 'pytest>=8', 'ruff>=0.5']
+_DEV = ['hypothesis>=6.100', 'psutil>=5', 'pytest>=8', 'ruff>=0.5']
 
 _README = pathlib.Path(__file__).parent / 'README.md'
 
@@ -41,7 +41,7 @@ setuptools.setup(
   packages=setuptools.find_packages(
     include=['tff_bandmf', 'tff_bandmf.*', 'simulations', 'simulations.*']
   ),
-  package_data={'': ['*.j2', '*.html']},
+  package_data={'': ['*.j2']},
   install_requires=[
     'click>=8.1',
     'dp-accounting>=0.4.3,<0.5',

@@ -145,6 +145,14 @@ class TokenizedClients:
     spec = tf.TensorSpec([None, self.sequence_length], tf.int32)
     return spec, spec
 
+  def digest(self) -> str:
+    """Returns the SHA-256 of clients, sentences and vocabulary."""
+    sha = hashlib.sha256(self.vocabulary.fingerprint().encode())
+    sha.update('\n'.join(self.client_ids).encode())
+    sha.update(self.offsets.tobytes())
+    sha.update(self.ids.tobytes())
+    return sha.hexdigest()
+
   def client_arrays(
     self,
     client_index: int,

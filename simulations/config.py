@@ -19,6 +19,7 @@ else:
 
 # Noise of a run that claims nothing; next to the strategy families.
 NO_NOISE = 'none'
+PLACEMENTS = (None, 'state', 'tape')
 FAMILIES = (NO_NOISE, 'identity', 'banded-toeplitz')
 DOCSTRINGS = 'docstrings'
 
@@ -149,6 +150,21 @@ class Config:
           errors.invalid(
               'privacy.family', privacy.family, 'is not known',
               f'use one of {", ".join(FAMILIES)}'))
+    if privacy.noise_placement not in PLACEMENTS:
+      raise ValueError(
+          errors.invalid(
+              'privacy.noise_placement', privacy.noise_placement,
+              'is not known', 'use state or tape, or leave it out'))
+    if privacy.objective not in ('mean', 'max'):
+      raise ValueError(
+          errors.invalid(
+              'privacy.objective', privacy.objective, 'is not known',
+              'use mean or max'))
+    if privacy.delta >= 1:
+      raise ValueError(
+          errors.invalid(
+              'privacy.delta', privacy.delta, 'must be below 1',
+              'use less than 1 / population'))
     if (privacy.bands or 0) > training.rounds:
       raise ValueError(
           errors.invalid(
@@ -164,13 +180,17 @@ _MAY_BE_ZERO = (
 
 
 def _check_positive(name: str, value: Any) -> None:
+  if isinstance(value, bool) and not name.startswith('model.'):
+    raise ValueError(
+        errors.invalid(name, value, 'must be a number', 'correct it'))
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     return
   if value < 0 or not math.isfinite(value) or (
       value == 0 and name not in _MAY_BE_ZERO):
     raise ValueError(
         errors.invalid(
-            name, value, 'must be positive and finite',
+            name, value, 'must be finite and '
+            + ('at least 0' if name in _MAY_BE_ZERO else 'positive'),
             'change it in the configuration file or with --set'))
 
 

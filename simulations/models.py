@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from typing import Any
 
 import numpy as np
@@ -124,10 +125,19 @@ def correct_words(
   )
 
 
+# Metric: clients of a round whose update was finite.
+FINITE = 'finite_clients'
+
+
 def functional_model(
     weights: list[np.ndarray], sequence_length: int
 ) -> tff.learning.models.FunctionalModel:
-  """Returns the model in the form that TFF trains."""
+  """Returns the model in the form that TFF trains.
+
+  Its one training metric, `FINITE`, is 1 for a client. TFF turns an update with
+  NaN or infinity into zero and such a client's metrics back to their initial
+  values, before any aggregator sees them: the sum counts the others.
+  """
   spec = tf.TensorSpec([None, sequence_length], tf.int32)
 
   @tf.function(autograph=False)
@@ -140,8 +150,22 @@ def functional_model(
     del sample_weight
     return next_word_loss(output, label)
 
+  @tf.function(autograph=False)
+  def initial_metrics():
+    return collections.OrderedDict({FINITE: 0.0})
+
+  @tf.function(autograph=False)
+  def update_metrics(state, labels, batch_output, sample_weight=None):
+    del state, labels, batch_output, sample_weight
+    return collections.OrderedDict({FINITE: 1.0})
+
+  @tf.function(autograph=False)
+  def finalize_metrics(state):
+    return state
+
   return tff.learning.models.FunctionalModel(
       initial_weights=(tuple(weights), ()),
       predict_on_batch_fn=predict,
       loss_fn=loss,
+      metrics_fns=(initial_metrics, update_metrics, finalize_metrics),
       input_spec=(spec, spec))

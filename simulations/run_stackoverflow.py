@@ -19,6 +19,7 @@ from typing import Any, Callable
 import click
 
 from simulations import config as config_lib
+from tff_bandmf import errors
 
 Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
 
@@ -37,7 +38,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
       command(*args, **kwargs)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
       if '\n' in str(error):
         raise
       click.echo(str(error), err=True)
@@ -53,9 +54,17 @@ def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
   """Returns the main run and its comparisons: name to experiment, folder.
 
   The name of the main run is its family.
+
+  Raises:
+    ValueError: a comparison has that name too.
   """
   runs = {config.privacy.family: (config, directory)}
   for name, changes in config.compare.items():
+    if name in runs:
+      raise ValueError(
+          errors.invalid(
+              'compare', name, 'is the main run, by its family',
+              'change privacy.family, or rename what it is compared with'))
     runs[name] = (
         config_lib.changed(config, changes), directory / 'compare' / name)
   return runs
@@ -77,6 +86,8 @@ def train_all(runs: Runs, resume: bool) -> dict[str, dict[str, Any]]:
       training.refuse_existing(directory)
   results = {}
   corpus = training.load_corpus(next(iter(runs.values()))[0].data)
+  for config, _ in runs.values():
+    training.make_sampler(config, corpus)
   with runtime.local_runtime():
     for name, (config, directory) in runs.items():
       results[name] = training.run(config, corpus, directory, resume, name)

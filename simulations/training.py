@@ -70,15 +70,44 @@ def load_corpus(data: config_lib.Data) -> Corpus:
   return Corpus(path, *splits)
 
 
-def build_strategy(
-    training: config_lib.Training, privacy: config_lib.Privacy
-) -> optimize.Optimized:
-  """Returns C of an experiment, optimised where its family needs it."""
-  bands = privacy.bands or min(privacy.min_sep, training.rounds)
+def make_sampler(
+    config: config_lib.Config, corpus: Corpus
+) -> program.CohortSampler:
+  """Returns the sampler of an experiment, after a dry run of all rounds.
+
+  Raises:
+    ValueError: a cohort cannot be filled.
+  """
+  training, privacy = config.training, config.privacy
+  sampler = program.CohortSampler(
+      corpus.train.num_clients, training.clients_per_round, training.rounds,
+      participation_lib.MinSep(privacy.min_sep, privacy.max_participations),
+      training.seed)
+  history = program.History.empty(sampler.clients)
+  for t in range(training.rounds):
+    history.record(t, sampler.sample(t, history))
+  return sampler
+
+
+def _strategy(
+    config: config_lib.Config, directory: pathlib.Path
+) -> strategies.Strategy:
+  """Returns C of a run: that of its directory or, optimised, a new one."""
+  if (directory / report.RUN_FILE).exists():
+    return strategies.load(directory / report.STRATEGY_FILE)
+  training, privacy = config.training, config.privacy
   if privacy.family != strategies.BandedToeplitz.family:
-    bands = 1
-  return optimize.optimize_banded_toeplitz(
-      training.rounds, bands, privacy.objective)
+    return strategies.Identity(training.rounds)
+  found = optimize.optimize_banded_toeplitz(
+      training.rounds, privacy.bands or min(privacy.min_sep, training.rounds),
+      privacy.objective)
+  if not found.converged:
+    raise ValueError(
+        errors.invalid(
+            'privacy.bands', privacy.bands,
+            'the optimiser of the strategy did not converge',
+            'use other bands'))
+  return found.strategy
 
 
 def run(
@@ -106,23 +135,17 @@ def run(
       the run that is there had another configuration.
   """
   training, privacy = config.training, config.privacy
-  schema = participation_lib.MinSep(
-      privacy.min_sep, privacy.max_participations)
-  sampler = program.CohortSampler(
-      corpus.train.num_clients, training.clients_per_round, training.rounds,
-      schema, training.seed)
-  found = build_strategy(training, privacy)
+  sampler = make_sampler(config, corpus)
+  if not resume:
+    refuse_existing(directory)
+  strategy = _strategy(config, directory)
   if privacy.family == config_lib.NO_NOISE:
-    spec = accounting.PrivacySpec(found.strategy, schema, 0.0)
+    spec = accounting.PrivacySpec(strategy, sampler.participation, 0.0)
   else:
     spec = accounting.calibrate(
-        found.strategy, schema, privacy.epsilon, privacy.delta)
+        strategy, sampler.participation, privacy.epsilon, privacy.delta)
   description = _describe(config, corpus, spec)
-  _open_directory(directory, description, resume)
-  strategies.save(
-      found.strategy, directory / report.STRATEGY_FILE,
-      {'objective': privacy.objective, 'loss': found.loss,
-       'converged': found.converged})
+  _open_directory(directory, description, strategy)
   if (directory / report.RESULT_FILE).exists():
     return json.loads((directory / report.RESULT_FILE).read_text())
 
@@ -130,7 +153,7 @@ def run(
       corpus.train.vocabulary.num_ids, config.model.embedding_size,
       config.model.lstm_size, config.model.tied, config.model.skip,
       config.model.embedding_scale, training.seed)
-  key = noise.Key.load_or_create(directory / 'private' / 'noise.key')
+  key = _key(directory, description)
   checkpoints = tff.program.FileProgramStateManager(
       directory / 'private' / 'checkpoints', keep_total=2, keep_first=False)
   versions = asyncio.run(checkpoints.get_versions())
@@ -138,7 +161,7 @@ def run(
   with aggregator.correlated_noise_aggregator(
       spec.noise_multiplier, training.clients_per_round, privacy.l2_norm_clip,
       tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights),
-      key, strategy=found.strategy, participation=schema,
+      key, strategy=strategy, participation=spec.participation,
       noise_placement=privacy.noise_placement, start_round=start) as factory:
     process = _learning_process(config, weights, factory)
     state = process.initialize()
@@ -212,18 +235,23 @@ def _train(
       ])
       state = output.state
       aggregation = output.metrics['aggregator']
+      finite = output.metrics['client_work']['train'][models.FINITE]
       row = {
           'round': t, 'clients': len(cohort),
-          'non_finite': int(aggregation['non_finite_count']),
+          'non_finite': len(cohort) - int(finite) + int(
+              aggregation['non_finite_count']),
           'seconds': time.perf_counter() - began,
       }
       last = t + 1 == training.rounds
       if last or (t + 1) % training.evaluate_every == 0:
         row.update(validate(process.get_model_weights(state).trainable))
         rounds.set_postfix(accuracy=f"{row['accuracy']:.4f}")
-        asyncio.run(checkpoints.save(state, t + 1))
       metrics.write(row)
-      ledger.finish_round(t)
+      ledger.finish_round(
+          t, float(aggregation['dp_query_metrics']['z_stddev']))
+      if 'accuracy' in row:
+        # Last, so that a round before a checkpoint is complete everywhere.
+        asyncio.run(checkpoints.save(state, t + 1))
   return state
 
 
@@ -281,6 +309,8 @@ def _describe(
       'format': report.RUN_FORMAT,
       'version': report.RUN_VERSION,
       'config': tree,
+      'versions': report.versions(),
+      'train_sha256': corpus.train.digest(),
       'claim': {
           **spec.to_dict(),
           'delta': privacy.delta,
@@ -299,43 +329,70 @@ def _describe(
           'the vocabulary, counted on the train split without noise',
           'the validation and test splits, evaluated without noise',
           'the choice of hyperparameters, made with other runs on this corpus',
+          'the runs it is compared with: each has a guarantee of its own, they '
+          'compose, and a run without noise has none',
       ],
       'side_releases': [
-          'non_finite_count, exact, every round',
-          'the number of training examples that TFF counts, exact, every round',
+          'the number of clients whose update was not finite, every round',
           'cohort membership in ledger.sqlite, for whoever can read it',
       ],
   }
 
 
 def refuse_existing(directory: pathlib.Path) -> None:
-  """Raises ValueError if the directory holds a run."""
-  if (directory / report.RUN_FILE).exists():
+  """Raises ValueError if the directory holds a run, or what is left of one."""
+  remains = [
+      path for path in (
+          directory / report.RUN_FILE, directory / report.LEDGER_FILE,
+          directory / 'private' / 'noise.key',
+          directory / 'private' / 'checkpoints')
+      if path.exists()]
+  if remains:
     raise ValueError(
         errors.invalid(
-            'output_dir', directory, 'holds a run',
+            'output_dir', directory, f'holds a run ({remains[0].name})',
             'continue it with --resume, or choose another directory'))
 
 
 def _open_directory(
-    directory: pathlib.Path, description: dict[str, Any], resume: bool
+    directory: pathlib.Path,
+    description: dict[str, Any],
+    strategy: strategies.Strategy,
 ) -> None:
   """Makes the run directory, or checks that it holds this very run."""
-  if not resume:
-    refuse_existing(directory)
   path = directory / report.RUN_FILE
   if path.exists():
-    if json.loads(path.read_text()) != json.loads(json.dumps(description)):
+    if report.read_run(directory) != json.loads(json.dumps(description)):
       raise ValueError(
           errors.invalid(
               'output_dir', directory,
-              'holds a run with another configuration, corpus or strategy',
-              'resume with the configuration of run.json, or choose another '
-              'directory'))
+              'holds a run with another configuration, corpus or version',
+              'resume with what run.json says, or choose another directory'))
     return
-  directory.mkdir(parents=True, exist_ok=True)
-  (directory / 'private').mkdir(mode=0o700, exist_ok=True)
+  refuse_existing(directory)
+  (directory / 'private').mkdir(mode=0o700, parents=True, exist_ok=True)
+  strategies.save(strategy, directory / report.STRATEGY_FILE)
+  # Last: with it the directory holds a run.
   _write_json(path, description)
+
+
+def _key(directory: pathlib.Path, description: dict[str, Any]) -> noise.Key:
+  """Returns the noise key of the run, bound to the run by its ledger.
+
+  PRIVACY: rounds that were started can only be replayed with the key, and for
+  the run, that they were started with. Guard:
+  training_test.test_key_of_another_run_is_refused.
+  """
+  path = directory / 'private' / 'noise.key'
+  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
+    if ledger.observed().rounds and not path.exists():
+      raise ValueError(
+          errors.invalid(
+              'noise.key', path, 'is gone, and rounds were already started',
+              'without their noise they cannot be replayed: start a new run'))
+    key = noise.Key.load_or_create(path)
+    ledger.bind(key.identify(json.dumps(description, sort_keys=True).encode()))
+  return key
 
 
 def _write_json(path: pathlib.Path, content: Any) -> None:

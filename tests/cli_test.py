@@ -36,7 +36,7 @@ _KEYS = [
   'seconds',
 ]
 
-# `gaussian_sigma` of shared/targets.json: [BandMF23, Table 4], delta = 1e-6.
+# [BandMF23, Table 4], delta = 1e-6.
 _SIGMA = [(1, 4.22468), (2, 2.23048), (4, 1.19352), (8, 0.65294), (16, 0.36861)]
 
 
@@ -182,7 +182,7 @@ def test_account_takes_either_noise_multiplier(run_json, clip):
 
 
 def test_account_of_a_launched_model(run_json):
-  # `gboard_report` of shared/targets.json: squared sensitivity 0.6.
+  # A launched Gboard model: squared sensitivity 0.6.
   strategies.save(
     strategies.BandedToeplitz(2000, [math.sqrt(0.2)]), 'gboard.json'
   )

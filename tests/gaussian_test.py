@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tff_bandmf import accounting, participation, strategies
 
-# [BandMF23, Table 4] (zero-out, sensitivity 1): `gaussian_sigma` of
-# shared/targets.json. Epsilon and sigma at delta = 1e-6.
+# [BandMF23, Table 4] (zero-out, sensitivity 1): epsilon and sigma at
+# delta = 1e-6.
 _SIGMA_DELTA = 1e-6
 _SIGMA = [
   (1, 4.22468),
@@ -49,7 +49,7 @@ def test_epsilon_is_the_published_one(epsilon, sigma):
 
 
 def test_published_accounting_of_a_launched_model():
-  # `gboard_report` of shared/targets.json: Spanish (Spain), z_stddev / clip
+  # A launched Gboard model: Spanish (Spain), z_stddev / clip
   # 1.411, squared sensitivity 0.6 as released.
   noise_multiplier = 1.411 / math.sqrt(0.6)
   assert accounting.zcdp_rho(noise_multiplier) == pytest.approx(

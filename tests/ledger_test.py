@@ -110,7 +110,9 @@ def _brute_force(cohorts):
       rounds=len(cohorts), clients=len(rounds),
       min_cohort=min(sizes, default=0), max_cohort=max(sizes, default=0),
       min_sep=min(gaps, default=None),
-      max_participations=max(map(len, rounds.values()), default=0))
+      max_participations=max(map(len, rounds.values()), default=0),
+      last_round=max(cohorts, default=-1),
+      last_client=max(rounds, default=-1))
 
 
 @pytest.mark.parametrize('seed', range(5))
@@ -124,10 +126,12 @@ def test_observed_agrees_with_a_count(ledger, seed, rounds):
     ledger.start_round(t, np.array(cohort, np.int64))
   finished = list(cohorts)[::2]
   for t in finished:
-    ledger.finish_round(t)
+    ledger.finish_round(t, np.float32(t + 0.5))
   expected = _brute_force(cohorts)
   observed = ledger.observed()
-  assert observed == program.Observed(finished=len(finished), **expected)
+  assert observed == program.Observed(
+      finished=len(finished),
+      z_stddev=min(finished) + 0.5 if finished else None, **expected)
 
 
 def test_history_gives_the_cohorts_of_a_run_that_was_not_interrupted(ledger):
@@ -160,6 +164,15 @@ def test_integers_of_numpy_are_integers(ledger):
       ledger.start_round(round_index, np.array([5]))
 
 
+def test_ledger_belongs_to_one_run(tmp_path):
+  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+    ledger.bind(2**62)
+  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+    ledger.bind(2**62)
+    with pytest.raises(ValueError, match='another run'):
+      ledger.bind(2**62 + 1)
+
+
 def test_history_of_a_larger_population_is_refused(ledger):
   ledger.start_round(0, np.array([30]))
   with pytest.raises(ValueError, match='client=30'):
@@ -167,7 +180,7 @@ def test_history_of_a_larger_population_is_refused(ledger):
 
 
 def test_missing_ledger_is_an_error_where_it_must_be_there(tmp_path):
-  with pytest.raises(FileNotFoundError, match='does not exist'):
+  with pytest.raises(ValueError, match='does not exist'):
     program.Ledger(tmp_path / 'ledger.sqlite', create=False)
   assert not list(tmp_path.iterdir())
 

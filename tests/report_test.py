@@ -32,13 +32,14 @@ def _make_run(
   (directory / report.RUN_FILE).write_text(json.dumps(run))
   strategies.save(strategy, directory / report.STRATEGY_FILE)
   (directory / report.RESULT_FILE).write_text(
-      json.dumps({'test_accuracy': 0.123, 'test_loss': 5.0}))
+      json.dumps(
+          {'test_accuracy': 0.123, 'test_loss': 5.0, 'parameters': 10}))
   (directory / report.METRICS_FILE).write_text(
       'round,accuracy\n0,\n1,0.05\n5,0.125\n')
   with program.Ledger(directory / report.LEDGER_FILE) as ledger:
     for t, cohort in enumerate(cohorts):
       ledger.start_round(t, np.array(cohort))
-      ledger.finish_round(t)
+      ledger.finish_round(t, spec.z_stddev * 0.5)
   return spec
 
 
@@ -53,7 +54,7 @@ def test_report_gives_the_numbers_of_the_accountant(tmp_path):
   assert written['rho'] == pytest.approx(0.5 / 0.36)
   # Two disjoint columns of norm^2 1 + .25 + .16.
   assert written['sensitivity'] == pytest.approx(math.sqrt(2 * 1.41))
-  assert written['z_stddev'] == pytest.approx(0.6 * math.sqrt(2 * 1.41))
+  assert written['z_stddev'] == pytest.approx(0.5 * 0.6 * math.sqrt(2 * 1.41))
   assert written['sensitivity_method'] == 'exact'
   assert written['adjacency'] == 'zero-out'
   assert written['strategy_sha256'] == spec.strategy.digest()
@@ -81,7 +82,7 @@ def test_closer_participation_leads_and_raises_epsilon(tmp_path):
   assert written['epsilon'] == pytest.approx(
       accounting.gaussian_epsilon(0.6 * planned / worse, 1e-5))
   # The noise that was added does not change.
-  assert written['z_stddev'] == pytest.approx(0.6 * planned)
+  assert written['z_stddev'] == pytest.approx(0.5 * 0.6 * planned)
   first = (tmp_path / 'report.md').read_text().splitlines()[2]
   assert 'not kept' in first
 
@@ -95,7 +96,8 @@ def test_more_participations_raise_epsilon(tmp_path):
 
 
 @pytest.mark.parametrize('key, value', [
-    ('noise_multiplier', 6.0), ('max_participations', 1), ('z_stddev', 9.0)])
+    ('noise_multiplier', 6.0), ('max_participations', 1),
+    ('z_stddev_per_clip', 9.0)])
 def test_edited_claim_is_refused(tmp_path, key, value):
   _make_run(tmp_path, _KEPT)
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
@@ -118,9 +120,57 @@ def test_edited_strategy_is_refused(tmp_path):
 def test_missing_ledger_is_refused(tmp_path):
   _make_run(tmp_path, _KEPT)
   (tmp_path / report.LEDGER_FILE).unlink()
-  with pytest.raises(FileNotFoundError, match='ledger'):
+  with pytest.raises(ValueError, match='ledger'):
+    report.write(tmp_path)
+  (tmp_path / report.LEDGER_FILE).touch()
+  with pytest.raises(ValueError, match='ledger'):
     report.write(tmp_path)
 
+
+def test_ended_run_with_part_of_a_ledger_is_refused(tmp_path):
+  _make_run(tmp_path, _KEPT[:4])
+  with pytest.raises(ValueError, match='rounds=4'):
+    report.write(tmp_path)
+  (tmp_path / report.RESULT_FILE).unlink()
+  written = report.write(tmp_path)
+  assert not written['completed']
+  assert 'has not ended' in (tmp_path / 'report.md').read_text()
+
+
+def test_less_noise_measured_than_claimed_is_refused(tmp_path):
+  _make_run(tmp_path, _KEPT)
+  run = json.loads((tmp_path / report.RUN_FILE).read_text())
+  for key in ('noise_multiplier', 'z_stddev_per_clip'):
+    run['claim'][key] *= 10
+  (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+  with pytest.raises(ValueError, match='measured less noise'):
+    report.write(tmp_path)
+
+
+def test_client_beyond_the_population_is_refused(tmp_path):
+  _make_run(tmp_path, _KEPT[:5] + [[4, 12]])
+  with pytest.raises(ValueError, match='client=12'):
+    report.write(tmp_path)
+
+
+def test_result_cannot_change_the_claim(tmp_path):
+  _make_run(tmp_path, _KEPT)
+  (tmp_path / report.RESULT_FILE).write_text(json.dumps(
+      {'test_accuracy': 0.5, 'test_loss': 1.0, 'parameters': 1,
+       'epsilon': 0.001}))
+  assert report.write(tmp_path)['runs'][0]['epsilon'] > 1
+
+
+@pytest.mark.parametrize('name, content', [
+    (report.RUN_FILE, '{"format": "tff_bandmf.run", "version": 1}'),
+    (report.RUN_FILE, '{'), (report.RESULT_FILE, '{'),
+    (report.STRATEGY_FILE, '{')])
+def test_damaged_file_is_named_in_one_line(tmp_path, name, content):
+  _make_run(tmp_path, _KEPT)
+  (tmp_path / name).write_text(content)
+  with pytest.raises(ValueError, match=name) as caught:
+    report.write(tmp_path)
+  assert '\n' not in str(caught.value)
 
 def test_ledger_with_more_rounds_than_the_strategy_is_refused(tmp_path):
   _make_run(tmp_path, _KEPT + [[9, 10]])

@@ -92,7 +92,7 @@ class PrivacySpec:
         'sensitivity_method': self.sensitivity.method,
         'sensitivity_reason': self.sensitivity.reason,
         'noise_multiplier': self.noise_multiplier,
-        'z_stddev': self.z_stddev,
+        'z_stddev_per_clip': self.z_stddev,
         'adjacency': ADJACENCY,
     }
 

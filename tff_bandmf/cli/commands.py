@@ -210,9 +210,9 @@ def calibrate(
   started = time.perf_counter()
   schema = options.schema(participation, min_sep, max_participations)
   spec = accounting.calibrate(_load(file), schema, epsilon, delta)
-  # Both round up: what was asked for was met.
-  achieved = min(epsilon, spec.epsilon(delta))
-  record = _with_privacy(spec, clip, delta, achieved, with_coefficients)
+  record = _with_privacy(
+    spec, clip, delta, spec.epsilon(delta), with_coefficients
+  )
   output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
   return _DONE
 

@@ -2,8 +2,9 @@
 
 SQLite, write-ahead log:
 
-  rounds(round INTEGER PRIMARY KEY, status TEXT)      'started' or 'finished'
-  participations(round INTEGER, client INTEGER)       client index, one a row
+  rounds(round, status, z_stddev)   'started' or 'finished'; the noise measured
+  participations(round, client)     client index, one a row
+  runs(place, run)                  one row: the run that the ledger belongs to
 
 A round that was started counts, whether or not it finished.
 """
@@ -24,7 +25,9 @@ from tff_bandmf.program import cohorts
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS rounds (
-  round INTEGER PRIMARY KEY, status TEXT NOT NULL);
+  round INTEGER PRIMARY KEY, status TEXT NOT NULL, z_stddev REAL);
+CREATE TABLE IF NOT EXISTS runs (
+  place INTEGER PRIMARY KEY CHECK (place = 0), run INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS participations (
   round INTEGER NOT NULL, client INTEGER NOT NULL,
   PRIMARY KEY (round, client)) WITHOUT ROWID;
@@ -44,6 +47,9 @@ class Observed:
     min_sep: least r2 - r1 of two rounds of one client; None if no client took
       part twice.
     max_participations: most rounds of one client; 0 without rounds.
+    last_round: highest round; -1 without rounds.
+    last_client: highest client index; -1 without rounds.
+    z_stddev: least noise measured in a round; None if it was not recorded.
   """
 
   rounds: int
@@ -53,6 +59,9 @@ class Observed:
   max_cohort: int
   min_sep: Optional[int]
   max_participations: int
+  last_round: int
+  last_client: int
+  z_stddev: Optional[float]
 
 
 def _integer(value: int) -> int:
@@ -74,14 +83,13 @@ class Ledger:
       create: whether to make a new one where there is none.
 
     Raises:
-      FileNotFoundError: no file, and `create` is False.
-      ValueError: the file is no ledger.
+      ValueError: no file, and `create` is False; or the file is no ledger.
     """
     path = pathlib.Path(path)
-    if not create and not path.is_file():
-      raise FileNotFoundError(
+    if not create and not (path.is_file() and path.stat().st_size):
+      raise ValueError(
           errors.invalid(
-              'ledger', path, 'does not exist',
+              'ledger', path, 'does not exist or is empty',
               'without it nobody knows who took part, and nothing is claimed'))
     self._connection = sqlite3.connect(path, isolation_level=None)
     try:
@@ -104,6 +112,24 @@ class Ledger:
   def close(self) -> None:
     """Closes the file."""
     self._connection.close()
+
+  def bind(self, run: int) -> None:
+    """Says, once, which run and noise key this ledger belongs to.
+
+    Args:
+      run: 63 bits; see `noise.Key.identify`.
+
+    Raises:
+      ValueError: the ledger belongs to another run or key.
+    """
+    self._connection.execute('INSERT OR IGNORE INTO runs VALUES (0, ?)', (run,))
+    bound, = self._connection.execute('SELECT run FROM runs').fetchone()
+    if bound != run:
+      raise ValueError(
+          errors.invalid(
+              'ledger', 'that of another run or noise key',
+              'a started round keeps its key and its run',
+              'restore the files of this run, or start a new one'))
 
   def start_round(self, round_index: int, cohort: np.ndarray) -> None:
     """Records, durably, that a round starts with this cohort.
@@ -129,7 +155,7 @@ class Ledger:
     self._connection.execute('BEGIN IMMEDIATE')
     try:
       self._connection.execute(
-          'INSERT INTO rounds VALUES (?, ?)', (round_index, 'started'))
+          'INSERT INTO rounds VALUES (?, ?, NULL)', (round_index, 'started'))
       self._connection.executemany(
           'INSERT INTO participations VALUES (?, ?)',
           [(round_index, int(client)) for client in cohort])
@@ -138,11 +164,19 @@ class Ledger:
       self._connection.execute('ROLLBACK')
       raise
 
-  def finish_round(self, round_index: int) -> None:
-    """Records that the result of a started round was taken over."""
+  def finish_round(
+      self, round_index: int, z_stddev: Optional[float] = None
+  ) -> None:
+    """Records that the result of a started round was taken over.
+
+    Args:
+      round_index: the round.
+      z_stddev: what the aggregator measured, clip included, if it is known.
+    """
     self._connection.execute(
-        'UPDATE rounds SET status = ? WHERE round = ?',
-        ('finished', _integer(round_index)))
+        'UPDATE rounds SET status = ?, z_stddev = ? WHERE round = ?',
+        ('finished', None if z_stddev is None else float(z_stddev),
+         _integer(round_index)))
 
   def cohort(self, round_index: int) -> Optional[np.ndarray]:
     """Returns the cohort of a round, [m] int64 ascending; None if not started.
@@ -194,7 +228,12 @@ class Ledger:
     min_sep, = one(
         'SELECT MIN(gap) FROM (SELECT round - LAG(round) OVER'
         ' (PARTITION BY client ORDER BY round) AS gap FROM participations)')
+    last_round, z_stddev = one('SELECT MAX(round), MIN(z_stddev) FROM rounds')
+    last_client, = one('SELECT MAX(client) FROM participations')
     return Observed(
         rounds=rounds, finished=finished, clients=clients,
         min_cohort=min_cohort or 0, max_cohort=max_cohort or 0,
-        min_sep=min_sep, max_participations=most or 0)
+        min_sep=min_sep, max_participations=most or 0,
+        last_round=-1 if last_round is None else last_round,
+        last_client=-1 if last_client is None else last_client,
+        z_stddev=z_stddev)

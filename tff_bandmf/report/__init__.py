@@ -10,5 +10,6 @@ from tff_bandmf.report.files import (
     RUN_FORMAT,
     RUN_VERSION,
     STRATEGY_FILE,
+    read_run,
 )
-from tff_bandmf.report.report import write
+from tff_bandmf.report.report import versions, write

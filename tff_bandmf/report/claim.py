@@ -15,9 +15,10 @@ def established(directory: pathlib.Path) -> dict[str, Any]:
   """Returns the numbers of the claim, computed again from the run's files.
 
   The sensitivity is taken for what was planned and enforced or, where the
-  ledger shows more or closer participations than that, for what was observed;
-  the noise is what was really added (`z_stddev`), so the claim can only become
-  weaker.
+  ledger shows more or closer participations than that, for what was observed.
+  The noise is that of `run.json`, which the ledger's measurement of every round
+  must bear out. Files are compared with each other; against someone who edits
+  all of them alike there is no defence here.
 
   Raises:
     ValueError: a file is missing, damaged or contradicts another.
@@ -25,28 +26,33 @@ def established(directory: pathlib.Path) -> dict[str, Any]:
   run = files.read_run(directory)
   claim = run['claim']
   strategy = strategies.load(directory / files.STRATEGY_FILE)
-  planned = participation_lib.from_name(
-      claim['participation'], claim['min_sep'], claim['max_participations'])
+  # Exactly `min_sep` apart is not recorded, so fixed epochs get the bound of
+  # all patterns at least as far apart.
+  planned = participation_lib.MinSep(
+      claim['min_sep'], claim['max_participations'])
   spec = accounting.PrivacySpec(strategy, planned, claim['noise_multiplier'])
   # PRIVACY: run.json was written by the run; nothing in it is believed that
   # can be computed. Guard: report_test.test_edited_claim_is_refused.
-  if not math.isclose(spec.z_stddev, claim['z_stddev'], rel_tol=1e-9):
+  if not math.isclose(
+      spec.z_stddev, claim['z_stddev_per_clip'], rel_tol=1e-9):
     raise ValueError(
         errors.invalid(
-            'z_stddev', claim['z_stddev'],
+            'z_stddev_per_clip', claim['z_stddev_per_clip'],
             f'{files.RUN_FILE} contradicts {files.STRATEGY_FILE}, which gives '
             f'{spec.z_stddev}', 'nothing can be claimed for a changed run'))
   with program.Ledger(directory / files.LEDGER_FILE, create=False) as ledger:
     observed = ledger.observed()
-  if observed.rounds > strategy.rounds:
+  z_stddev = spec.z_stddev * claim['l2_norm_clip']
+  _check_ledger(observed, run, strategy, z_stddev)
+  if files.read_result(directory) and observed.rounds < strategy.rounds:
     raise ValueError(
         errors.invalid(
             'rounds', observed.rounds,
-            f'the ledger has more than the strategy supports, '
-            f'{strategy.rounds}', 'nothing can be claimed for such a run'))
+            f'the run has ended, but its ledger has not all {strategy.rounds} '
+            'rounds', 'nothing can be claimed without a whole ledger'))
   violated = (
       observed.max_participations > planned.participations(strategy.rounds)
-      or (observed.min_sep is not None and planned.min_sep is not None
+      or (observed.min_sep is not None
           and observed.min_sep < planned.min_sep))
   if violated:
     spec = _weakened(spec, observed)
@@ -54,7 +60,8 @@ def established(directory: pathlib.Path) -> dict[str, Any]:
   mean, largest = strategy.prefix_errors()
   return {
       **spec.to_dict(),
-      'z_stddev': claim['z_stddev'],
+      'z_stddev': z_stddev,
+      'measured_z_stddev': observed.z_stddev,
       'mean_error': mean,
       'max_error': largest,
       'rmse': spec.sensitivity.value * math.sqrt(mean),
@@ -83,16 +90,46 @@ def established(directory: pathlib.Path) -> dict[str, Any]:
   }
 
 
+def _check_ledger(
+    observed: program.Observed,
+    run: dict[str, Any],
+    strategy: strategies.Strategy,
+    z_stddev: float,
+) -> None:
+  """Raises ValueError if the ledger cannot be that of the run."""
+  nothing = 'nothing can be claimed for such a run'
+  if observed.last_round >= strategy.rounds:
+    raise ValueError(
+        errors.invalid(
+            'rounds', observed.last_round + 1,
+            'the ledger goes further than the strategy supports, '
+            f'{strategy.rounds}', nothing))
+  if observed.last_client >= run['population']:
+    raise ValueError(
+        errors.invalid(
+            'client', observed.last_client,
+            f"the ledger has clients beyond the population={run['population']}",
+            nothing))
+  # The measurement is float32.
+  if observed.z_stddev is not None and (
+      observed.z_stddev < z_stddev * (1 - 1e-6)):
+    raise ValueError(
+        errors.invalid(
+            'z_stddev', observed.z_stddev,
+            f'a round measured less noise than the claim, {z_stddev}', nothing))
+
+
 def _weakened(
     spec: accounting.PrivacySpec, observed: program.Observed
 ) -> accounting.PrivacySpec:
   """Returns the claim of the same noise under the observed participation."""
   planned = spec.participation
   rounds = spec.strategy.rounds
-  separations = [
-      b for b in (planned.min_sep, observed.min_sep) if b is not None]
+  min_sep = planned.min_sep
+  if observed.min_sep is not None:
+    min_sep = min(min_sep, observed.min_sep)
   seen = participation_lib.MinSep(
-      min(separations, default=1),
+      min_sep,
       max(planned.participations(rounds), observed.max_participations))
   worse = accounting.PrivacySpec(spec.strategy, seen, spec.noise_multiplier)
   return accounting.PrivacySpec(

@@ -54,7 +54,7 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
       'side_releases': run['side_releases'],
       'runs': rows if result else [],
       'plot': files.PLOT_FILE if drawn else None,
-      'versions': _versions(),
+      'versions': run.get('versions', {}),
   }
   report['summary'] = _summary(report)
   environment = jinja2.Environment(
@@ -91,10 +91,11 @@ def _summary(report: dict[str, Any]) -> str:
       f"{report['clients_per_round']} clients, {report['family']} noise.")
 
 
-def _number(value: Optional[float]) -> str:
-  """Returns a number with six digits, rounded up; a dash for None.
+def _number(value: Optional[float], up: bool = True) -> str:
+  """Returns a number with six digits; 'no guarantee' for None.
 
-  PRIVACY: up, so that no epsilon is printed below the one computed. Guard:
+  PRIVACY: up for what a client loses, down for the noise that protects it, so
+  that no claim is printed stronger than the one computed. Guard:
   report_test.test_printed_epsilon_is_never_below_the_computed_one.
   """
   if value is None:
@@ -102,17 +103,19 @@ def _number(value: Optional[float]) -> str:
   if value == 0:
     return '0'
   digits = 5 - math.floor(math.log10(abs(value)))
-  return f'{math.ceil(value * 10**digits) / 10**digits:.6g}'
+  rounded = (math.ceil if up else math.floor)(value * 10**digits)
+  return f'{rounded / 10**digits:.6g}'
 
 
-def _versions() -> dict[str, str]:
-  versions = {}
+def versions() -> dict[str, str]:
+  """Returns the versions of what the claim depends on, for `run.json`."""
+  found = {}
   for package in _PACKAGES:
     try:
-      versions[package] = importlib.metadata.version(package)
+      found[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-      versions[package] = 'not installed'
-  return versions
+      found[package] = 'not installed'
+  return found
 
 
 def _replace(path: pathlib.Path, text: str) -> None:

@@ -79,6 +79,7 @@ def save(
         stream.write(json.dumps(header, indent=1).encode() + b'\n')
       stream.flush()
       os.fsync(stream.fileno())
+    os.chmod(temporary, 0o644)
     os.replace(temporary, path)
   except BaseException:
     os.unlink(temporary)
