@@ -77,13 +77,13 @@ def train_all(runs: Runs, resume: bool) -> dict[str, dict[str, Any]]:
     ValueError: `resume` is False and a folder holds a run.
   """
   # TensorFlow Federated takes 10 s to import: bad input is told before.
-  from simulations import training
+  from simulations import run_directory, training
   from tff_bandmf import report
   from tff_bandmf.program import runtime
 
   if not resume:
     for _, directory in runs.values():
-      training.refuse_existing(directory)
+      run_directory.refuse_existing(directory)
   results = {}
   corpus = training.load_corpus(next(iter(runs.values()))[0].data)
   for config, _ in runs.values():

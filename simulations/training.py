@@ -1,21 +1,8 @@
-"""One training run: from an experiment to the files that a report reads.
-
-A run directory holds
-
-  run.json        the experiment, the claim, what is outside it, versions
-  strategy.json   C
-  ledger.sqlite   who took part in which round
-  metrics.csv     a row a round
-  tensorboard/    the same numbers
-  result.json     test accuracy; written last
-  private/        mode 0700: the noise key and the checkpoints, whose state may
-                  hold noise; never publish it
-"""
+"""One training run: from an experiment to the files that a report reads."""
 
 from __future__ import annotations
 
 import asyncio
-import csv
 import dataclasses
 import json
 import os
@@ -28,21 +15,24 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
-from simulations import client_data, docstrings, evaluation, models
+from simulations import (
+    client_data,
+    docstrings,
+    evaluation,
+    models,
+    run_directory,
+)
 from simulations import config as config_lib
 from tff_bandmf import (
   accounting,
   aggregator,
   errors,
-  noise,
   optimize,
   program,
   report,
   strategies,
 )
 from tff_bandmf import participation as participation_lib
-
-_METRICS = ('round', 'seconds', 'clients', 'non_finite', 'accuracy', 'loss')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +127,7 @@ def run(
   training, privacy = config.training, config.privacy
   sampler = make_sampler(config, corpus)
   if not resume:
-    refuse_existing(directory)
+    run_directory.refuse_existing(directory)
   strategy = _strategy(config, directory)
   if privacy.family == config_lib.NO_NOISE:
     spec = accounting.PrivacySpec(strategy, sampler.participation, 0.0)
@@ -145,7 +135,7 @@ def run(
     spec = accounting.calibrate(
         strategy, sampler.participation, privacy.epsilon, privacy.delta)
   description = _describe(config, corpus, spec)
-  _open_directory(directory, description, strategy)
+  run_directory.open_directory(directory, description, strategy)
   if (directory / report.RESULT_FILE).exists():
     return json.loads((directory / report.RESULT_FILE).read_text())
 
@@ -153,7 +143,7 @@ def run(
       corpus.train.vocabulary.num_ids, config.model.embedding_size,
       config.model.lstm_size, config.model.tied, config.model.skip,
       config.model.embedding_scale, training.seed)
-  key = _key(directory, description)
+  key = run_directory.noise_key(directory, description)
   checkpoints = tff.program.FileProgramStateManager(
       directory / 'private' / 'checkpoints', keep_total=2, keep_first=False)
   versions = asyncio.run(checkpoints.get_versions())
@@ -171,7 +161,7 @@ def run(
         process, state, start, sampler, config, corpus, directory,
         checkpoints, name)
   result = _test(process, state, corpus)
-  _write_json(directory / report.RESULT_FILE, result)
+  run_directory.write_json(directory / report.RESULT_FILE, result)
   return result
 
 
@@ -217,8 +207,9 @@ def _train(
   rounds = tqdm.trange(
       start, training.rounds, initial=start, total=training.rounds, desc=name,
       unit='round')
-  with program.Ledger(directory / report.LEDGER_FILE) as ledger, _Metrics(
-      directory, start) as metrics, rounds:
+  with program.Ledger(
+      directory / report.LEDGER_FILE) as ledger, run_directory.Metrics(
+          directory, start) as metrics, rounds:
     history = ledger.history(sampler.clients, before=start)
     for t in rounds:
       began = time.perf_counter()
@@ -265,39 +256,6 @@ def _test(process, state, corpus: Corpus) -> dict[str, Any]:
   }
 
 
-class _Metrics:
-  """Rows for `metrics.csv` and TensorBoard; continues a file at a round."""
-
-  def __init__(self, directory: pathlib.Path, start: int):
-    path = directory / report.METRICS_FILE
-    kept = []
-    if path.exists():
-      with open(path, newline='') as stream:
-        kept = [row for row in csv.DictReader(stream)
-                if int(row['round']) < start]
-    self._stream = open(path, 'w', newline='')
-    self._csv = csv.DictWriter(self._stream, _METRICS)
-    self._csv.writeheader()
-    self._csv.writerows(kept)
-    self._tensorboard = tf.summary.create_file_writer(
-        str(directory / 'tensorboard'))
-
-  def __enter__(self) -> _Metrics:
-    return self
-
-  def __exit__(self, *exc_info) -> None:
-    self._stream.close()
-    self._tensorboard.close()
-
-  def write(self, row: dict[str, Any]) -> None:
-    self._csv.writerow(row)
-    self._stream.flush()
-    with self._tensorboard.as_default(step=row['round']):
-      for name in _METRICS[1:]:
-        if name in row:
-          tf.summary.scalar(name, row[name])
-
-
 def _describe(
     config: config_lib.Config, corpus: Corpus, spec: accounting.PrivacySpec
 ) -> dict[str, Any]:
@@ -337,70 +295,3 @@ def _describe(
           'cohort membership in ledger.sqlite, for whoever can read it',
       ],
   }
-
-
-def refuse_existing(directory: pathlib.Path) -> None:
-  """Raises ValueError if the directory holds a run, or what is left of one."""
-  remains = [
-      path for path in (
-          directory / report.RUN_FILE, directory / report.LEDGER_FILE,
-          directory / 'private' / 'noise.key',
-          directory / 'private' / 'checkpoints')
-      if path.exists()]
-  if remains:
-    raise ValueError(
-        errors.invalid(
-            'output_dir', directory, f'holds a run ({remains[0].name})',
-            'continue it with --resume, or choose another directory'))
-
-
-def _open_directory(
-    directory: pathlib.Path,
-    description: dict[str, Any],
-    strategy: strategies.Strategy,
-) -> None:
-  """Makes the run directory, or checks that it holds this very run."""
-  path = directory / report.RUN_FILE
-  if path.exists():
-    if report.read_run(directory) != json.loads(json.dumps(description)):
-      raise ValueError(
-          errors.invalid(
-              'output_dir', directory,
-              'holds a run with another configuration, corpus or version',
-              'resume with what run.json says, or choose another directory'))
-    return
-  refuse_existing(directory)
-  (directory / 'private').mkdir(mode=0o700, parents=True, exist_ok=True)
-  strategies.save(strategy, directory / report.STRATEGY_FILE)
-  # Last: with it the directory holds a run.
-  _write_json(path, description)
-
-
-def _key(directory: pathlib.Path, description: dict[str, Any]) -> noise.Key:
-  """Returns the noise key of the run, bound to the run by its ledger.
-
-  PRIVACY: rounds that were started can only be replayed with the key, and for
-  the run, that they were started with. Guard:
-  training_test.test_key_of_another_run_is_refused.
-  """
-  path = directory / 'private' / 'noise.key'
-  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
-    if ledger.observed().rounds and not path.exists():
-      raise ValueError(
-          errors.invalid(
-              'noise.key', path, 'is gone, and rounds were already started',
-              'without their noise they cannot be replayed: start a new run'))
-    key = noise.Key.load_or_create(path)
-    ledger.bind(key.identify(json.dumps(description, sort_keys=True).encode()))
-  return key
-
-
-def _write_json(path: pathlib.Path, content: Any) -> None:
-  """Writes a JSON file, complete or not at all."""
-  temporary = path.with_suffix('.part')
-  with open(temporary, 'w') as stream:
-    json.dump(content, stream, indent=1)
-    stream.write('\n')
-    stream.flush()
-    os.fsync(stream.fileno())
-  os.replace(temporary, path)

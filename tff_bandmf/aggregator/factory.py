@@ -32,7 +32,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   * `dp_query_metrics`: round and noise, at no cost in privacy;
   * `dp`: what the record aggregation measures;
   * `non_finite_count`: clients whose update held NaN or infinity and counted
-    as zero. A count without noise: it is outside the guarantee.
+    as zero. A count without noise: it is outside the guarantee. TFF's own
+    client work (`build_unweighted_fed_avg`) makes such updates zero before they
+    get here, and then this count does not see them.
 
   Attributes:
     spec: the claim of a run with this aggregator.
@@ -150,12 +152,15 @@ def correlated_noise_aggregator(
       leaves of any width.
     noise_seed: a key, kept by the caller to resume a run; an integer, for
       repeatable noise in simulations; None draws a key from the operating
-      system.
+      system. With a key or an integer two runs get the same noise: their
+      difference has none. Use it for one run.
     record_aggregation_factory: how clipped records are summed, as in
       `tff.aggregators.DifferentiallyPrivateFactory`.
     strategy: C; fixes the number of rounds.
     participation: schema under which the sensitivity of C is taken.
-    noise_placement: 'state', 'tape', or None to choose by size.
+    noise_placement: 'state', 'tape', or None to choose by size. With 'state'
+      the key is in the server state: keep every copy of that secret, and do
+      not give it to `tff.learning.programs.train_model`, which releases it.
     tape_directory: folder for the tape, private and seen by the process that
       runs the rounds; None makes a temporary one, in memory where possible.
     start_round: round of the state that a resumed run continues from. Only a

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
 import secrets
+import tempfile
 from typing import Union
 
 import numpy as np
@@ -73,16 +75,20 @@ class Key:
       OSError: it cannot be read or made.
     """
     path = pathlib.Path(path)
-    try:
-      handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-      return cls(path.read_bytes())
-    key = cls.from_entropy()
-    with os.fdopen(handle, 'wb') as stream:
-      stream.write(key.secret)
-      stream.flush()
-      os.fsync(stream.fileno())
-    return key
+    if not path.exists():
+      # mkstemp makes files with mode 0600.
+      handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+      try:
+        with os.fdopen(handle, 'wb') as stream:
+          stream.write(cls.from_entropy().secret)
+          stream.flush()
+          os.fsync(stream.fileno())
+        # Appears whole; the first of two that do this at once wins.
+        with contextlib.suppress(FileExistsError):
+          os.link(temporary, path)
+      finally:
+        os.unlink(temporary)
+    return cls(path.read_bytes())
 
   def identify(self, subject: bytes) -> int:
     """Returns 63 bits that name this key and subject; one-way.
