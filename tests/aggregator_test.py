@@ -475,13 +475,16 @@ def test_secure_sum_composes(runtime):
       tff.backends.test.set_sync_test_cpp_execution_context()
       output = process.next(process.initialize(), [value] * 4)
     finally:
+      left = [child for child in psutil.Process().children()
+              if child.pid not in before]
+      # TFF ends its worker with SIGTERM, waits for it, and may wait for ever.
+      for child in left:
+        child.kill()
       tff.framework.set_default_context(context)
   np.testing.assert_allclose(
       _flat(output.result),
       (4 * _flat(value) + _Z_STDDEV * _dense_noise(5)[0]) / _CLIENTS,
       rtol=0, atol=1e-5)
   assert output.measurements['dp']['secure_upper_clipped_count'] == 0
-  left = [child for child in psutil.Process().children()
-          if child.pid not in before]
   psutil.wait_procs(left, timeout=10)
   assert not [child for child in left if child.is_running()]
