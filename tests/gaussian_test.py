@@ -204,7 +204,7 @@ def test_spec_names_both_noise_multipliers():
   assert spec.epsilon(1e-6) == accounting.gaussian_epsilon(2.0, 1e-6)
   assert spec.dp_event() == dp_accounting.GaussianDpEvent(2.0)
   described = spec.to_dict()
-  assert described['z_stddev'] == spec.z_stddev
+  assert described['z_stddev_per_clip'] == spec.z_stddev
   assert described['participations'] == 4
   assert described['adjacency'] == 'zero-out'
 

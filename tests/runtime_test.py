@@ -108,13 +108,15 @@ def test_results_and_errors_come_back(runtime):
 
 # First a Ctrl-C in the middle of a computation, then a SIGKILL.
 _PROGRAM = '''
-import sys, psutil
+import signal, sys, psutil
+# What a shell starts in the background ignores Ctrl-C.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 import tensorflow as tf, tensorflow_federated as tff
 from tff_bandmf.program import runtime
 
 @tff.tensorflow.computation
 def busy():
-  end = tf.timestamp() + 300
+  end = tf.timestamp() + 60
   return tf.while_loop(
       lambda n: tf.timestamp() < end, lambda n: [n + 1], [tf.constant(0)])
 
