@@ -21,7 +21,23 @@ import click
 from simulations import config as config_lib
 from tff_bandmf import errors
 
+_EXPERIMENT_OPTIONS = (
+    click.option('--config', 'config_path', required=True, metavar='FILE',
+                 help='TOML file of the experiment.'),
+    click.option('--set', 'settings', multiple=True, metavar='KEY=VALUE',
+                 help='Changes a value, for instance training.rounds=10.'),
+    click.option('--output_dir', required=True, metavar='DIR',
+                 help='Where the output goes.'),
+)
+
 Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
+
+
+def experiment_options(command: Callable[..., None]) -> Callable[..., None]:
+  """Returns the command with --config, --set and --output_dir."""
+  for option in reversed(_EXPERIMENT_OPTIONS):
+    command = option(command)
+  return command
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,12 +112,7 @@ def train_all(runs: Runs, resume: bool) -> dict[str, dict[str, Any]]:
 
 
 @click.command(help=__doc__.split('\n')[0])
-@click.option('--config', 'config_path', required=True, metavar='FILE',
-              help='TOML file of the experiment.')
-@click.option('--set', 'settings', multiple=True, metavar='KEY=VALUE',
-              help='Changes a value, for instance training.rounds=10.')
-@click.option('--output_dir', required=True, metavar='DIR',
-              help='Where the run goes.')
+@experiment_options
 @click.option('--resume', is_flag=True, help='Continue the run in DIR.')
 @one_line_errors
 def main(

@@ -22,12 +22,7 @@ from simulations import run_stackoverflow
 
 
 @click.command(help=__doc__.split('\n')[0])
-@click.option('--config', 'config_path', required=True, metavar='FILE',
-              help='TOML file of the experiment.')
-@click.option('--set', 'settings', multiple=True, metavar='KEY=VALUE',
-              help='Changes a value, for instance training.rounds=10.')
-@click.option('--output_dir', required=True, metavar='DIR',
-              help='Where the runs go.')
+@run_stackoverflow.experiment_options
 @click.option('--seeds', default=3, show_default=True,
               type=click.IntRange(min=2), help='How many.')
 @run_stackoverflow.one_line_errors

@@ -31,8 +31,9 @@ def established(directory: pathlib.Path) -> dict[str, Any]:
   planned = participation_lib.MinSep(
       claim['min_sep'], claim['max_participations'])
   spec = accounting.PrivacySpec(strategy, planned, claim['noise_multiplier'])
-  # PRIVACY: run.json was written by the run; nothing in it is believed that
-  # can be computed. Guard: report_test.test_edited_claim_is_refused.
+  # PRIVACY: the sensitivity is computed again, not read. Guards:
+  # report_test.test_edited_claim_is_refused and
+  # test_less_noise_measured_than_claimed_is_refused.
   if not math.isclose(
       spec.z_stddev, claim['z_stddev_per_clip'], rel_tol=1e-9):
     raise ValueError(
