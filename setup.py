@@ -41,7 +41,7 @@ setuptools.setup(
   packages=setuptools.find_packages(
     include=['tff_bandmf', 'tff_bandmf.*', 'simulations', 'simulations.*']
   ),
-  package_data={'': ['*.j2']},
+  package_data={'': ['*.j2', '*.json']},
   install_requires=[
     'click>=8.1',
     'dp-accounting>=0.4.3,<0.5',

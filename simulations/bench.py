@@ -120,8 +120,8 @@ def _produce(bands: int, parameters: int, rounds: int) -> dict[str, float]:
   with tempfile.TemporaryDirectory(
       dir='/dev/shm' if os.path.isdir('/dev/shm') else None) as parent:
     tape = noise.Tape(
-        pathlib.Path(parent) / 'tape', noise.ToeplitzPlan.of(_strategy(bands)),
-        parameters, _ROUNDS, noise.Key.from_entropy())
+        pathlib.Path(parent) / 'tape', noise.Plan.of(_strategy(bands)),
+        parameters, noise.Key.from_entropy())
     try:
       for t in range(rounds + 1):
         path = tape.directory / f'{t:08d}.noise'

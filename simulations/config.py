@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 import dacite
 
-from tff_bandmf import errors
+from tff_bandmf import errors, strategies
 
 if sys.version_info >= (3, 11):
   import tomllib
@@ -19,8 +19,8 @@ else:
 
 # Noise of a run that claims nothing; next to the strategy families.
 NO_NOISE = 'none'
-PLACEMENTS = (None, 'state', 'tape')
-FAMILIES = (NO_NOISE, 'identity', 'banded-toeplitz')
+PLACEMENTS = (None, 'state', 'tape', 'regenerate')
+FAMILIES = (NO_NOISE, *strategies.FAMILIES)
 DOCSTRINGS = 'docstrings'
 
 
@@ -97,14 +97,18 @@ class Privacy:
 
   Attributes:
     family: strategy family, or 'none' for no noise and no claim.
-    bands: of a banded strategy; None takes min_sep, the best up to there.
+    bands: of a banded family; what it and the other parameters of a family
+      are when they are not given, `tff_bandmf.optimize.families` says.
+    buffers: of a BLT.
+    b0: of robust Toeplitz.
     objective: 'mean' or 'max' error.
     min_sep: b, r2 - r1 of two rounds of one client, enforced.
     max_participations: k, enforced; None leaves it to min_sep.
     epsilon: to calibrate the noise to.
     delta: of epsilon.
     l2_norm_clip: clipping norm of an update.
-    noise_placement: 'state', 'tape', or None to choose by size.
+    noise_placement: 'state', 'tape', 'regenerate' (banded-inverse families),
+      or None to choose by size.
   """
 
   family: str
@@ -114,6 +118,8 @@ class Privacy:
   l2_norm_clip: float
   max_participations: Optional[int] = None
   bands: Optional[int] = None
+  buffers: Optional[int] = None
+  b0: Optional[int] = None
   objective: str = 'mean'
   noise_placement: Optional[str] = None
 
@@ -154,7 +160,8 @@ class Config:
       raise ValueError(
           errors.invalid(
               'privacy.noise_placement', privacy.noise_placement,
-              'is not known', 'use state or tape, or leave it out'))
+              'is not known',
+              'use state, tape or regenerate, or leave it out'))
     if privacy.objective not in ('mean', 'max'):
       raise ValueError(
           errors.invalid(

@@ -80,23 +80,32 @@ def make_sampler(
 
 
 def _strategy(
-    config: config_lib.Config, directory: pathlib.Path
+    config: config_lib.Config,
+    directory: pathlib.Path,
+    participation: participation_lib.Participation,
 ) -> strategies.Strategy:
   """Returns C of a run: that of its directory or, optimised, a new one."""
   if (directory / report.RUN_FILE).exists():
     return strategies.load(directory / report.STRATEGY_FILE)
   training, privacy = config.training, config.privacy
-  if privacy.family != strategies.BandedToeplitz.family:
+  if privacy.family == config_lib.NO_NOISE:
     return strategies.Identity(training.rounds)
-  found = optimize.optimize_banded_toeplitz(
-      training.rounds, privacy.bands or min(privacy.min_sep, training.rounds),
-      privacy.objective)
+  found = optimize.optimize(
+      optimize.Request(
+          privacy.family, training.rounds, participation,
+          objective=privacy.objective,
+          # What a run is compared with may take fewer than the main run.
+          **{
+              name: getattr(privacy, name)
+              for name in ('bands', 'buffers', 'b0')
+              if name in optimize.parameters_of(privacy.family)
+          }))
   if not found.converged:
     raise ValueError(
         errors.invalid(
-            'privacy.bands', privacy.bands,
+            'privacy.family', privacy.family,
             'the optimiser of the strategy did not converge',
-            'use other bands'))
+            'use other bands or buffers'))
   return found.strategy
 
 
@@ -128,7 +137,7 @@ def run(
   sampler = make_sampler(config, corpus)
   if not resume:
     run_directory.refuse_existing(directory)
-  strategy = _strategy(config, directory)
+  strategy = _strategy(config, directory, sampler.participation)
   if privacy.family == config_lib.NO_NOISE:
     spec = accounting.PrivacySpec(strategy, sampler.participation, 0.0)
   else:

@@ -426,7 +426,6 @@ def test_weighted_fed_avg_is_refused():
     ({'noise_multiplier': float('nan')}, ValueError, 'noise_multiplier=nan'),
     ({'noise_seed': 'secret'}, TypeError, 'noise_seed=str'),
     ({'strategy': np.eye(3)}, TypeError, 'strategy'),
-    ({'strategy': strategies.Dense(np.eye(3))}, TypeError, 'streaming'),
     ({'participation': 3}, TypeError, 'participation'),
     ({'start_round': -1}, ValueError, 'start_round=-1'),
     ({'start_round': _ROUNDS + 1}, ValueError, 'start_round=7'),

@@ -9,11 +9,13 @@ import sys
 import numpy as np
 import pytest
 
-from tff_bandmf import optimize as optimize_lib
 from tff_bandmf import report as report_lib
-from tff_bandmf import strategies
+from tff_bandmf import reproduction, strategies
 from tff_bandmf.cli import main as main_lib
 from tff_bandmf.cli import output
+from tff_bandmf.optimize import solver
+
+_MINIMIZE = solver.minimize
 
 _KEYS = [
   'family',
@@ -120,7 +122,7 @@ def test_optimize_writes_the_strategy_it_shows(run_json):
   assert written['objective'] == 'mean'
   assert written['converged'] is True
   assert written['loss'] == pytest.approx(
-    found['mean_error'] * found['sensitivity'] ** 2 / 6
+    found['mean_error'] * found['sensitivity'] ** 2
   )
 
 
@@ -253,19 +255,26 @@ def test_table_rounds_up(run):
 
 
 def test_numbers_of_the_table_stay_short():
-  assert output._text(0.1) == '0.1'
-  assert output._text(8.0) == '8'
-  assert output._text(8 * (1 + 1e-15)) == '8'
-  assert output._text(8 * (1 + 1e-12)) == '8.0000001'
+  assert output.text(0.1) == '0.1'
+  assert output.text(8.0) == '8'
+  assert output.text(8 * (1 + 1e-15)) == '8'
+  assert output.text(8 * (1 + 1e-12)) == '8.0000001'
 
 
 _BAD_INPUT = [
   ('', 'Missing command'),
   ('frobnicate', 'frobnicate'),
-  ('reproduce', 'reproduce'),
+  ('reproduce table_9', 'name=table_9: is no table'),
   ('optimize --rounds 9', 'family=None: '),
   ('optimize --family identity', 'rounds=None: '),
-  ('optimize --family blt --rounds 9', 'family=blt: is not in this release'),
+  ('optimize --family lti --rounds 9 --alpha 0.5', 'alpha=0.5: lti has no'),
+  ('optimize --family lti --rounds 9 --nu 2', 'nu=2.0: must be in [0, 1]'),
+  ('optimize --family lti --rounds 9 --nu -1', 'nu=-1.0: must be positive'),
+  ('optimize --family lti --rounds 1000000000000000', 'rounds=1000000000000'),
+  ('optimize --family robust-toeplitz --rounds 9 --bands 3', 'b0=None: '),
+  ('optimize --family stamped --rounds 9', 'block_rounds=None: '),
+  ('optimize --family tree --rounds 9 --arity 1', 'arity=1: '),
+  ('optimize --family tree --rounds 90000', 'rounds=90000: '),
   ('optimize --family blur --rounds 9', 'family=blur: is not known'),
   ('optimize --family identity --rounds 0', 'rounds=0: '),
   ('optimize --family identity --rounds 9.5', 'rounds=9.5: '),
@@ -286,17 +295,22 @@ _BAD_INPUT = [
   ('optimize --family identity --rounds 9 --out d.json', 'out=d.json: '),
   (
     'optimize --family identity --rounds 9 --workload momentum',
-    'workload=momentum: is not in this release',
+    'momentum=None: workload momentum needs it',
   ),
   (
     'optimize --family identity --rounds 9 --objective median',
     'objective=median: ',
   ),
   (
-    'optimize --family identity --rounds 9 --amplification none',
-    'option=--amplification: is not in this release',
+    'choose --rounds 9 --epsilon 1 --delta 1e-6 --amplification b-min-sep',
+    'amplification=b-min-sep: is not in this release',
   ),
-  ('evaluate ok.json --buffers 3', 'option=--buffers: is not in this release'),
+  ('evaluate ok.json --buffers 3', 'option=--buffers: is no option of band'),
+  ('evaluate ok.json --momentum 0.9', 'momentum=0.9: prefix sums have none'),
+  (
+    'choose --rounds 9 --epsilon 1 --delta 1e-6 --families blt,blur',
+    'families=blur: is not known',
+  ),
   ('evaluate ok.json --column-normalize', 'option=--column-normalize: '),
   ('evaluate ok.json --rounds 3', 'option=--rounds: is no option of bandmf ev'),
   ('evaluate ok.json --min-sepp 3', 'option=--min-sepp: is no option'),
@@ -380,47 +394,67 @@ def test_bad_input_gives_one_line_and_status_2(run, tmp_path, command, message):
   assert sorted(tmp_path.iterdir()) == before
 
 
-def test_too_many_rounds_for_the_memory_is_one_line(run):
-  # Bands past min_sep need an array of n numbers.
-  file = _toeplitz(10**15)
-  status, out, error = run('evaluate', file, '--min-sep', 2)
-  assert (status, out, error.count('\n')) == (2, '', 1)
+def _stopping_after(evaluations):
+  """Returns `solver.minimize` that is interrupted at that evaluation."""
+
+  def minimize(function, *args, **kwargs):
+    calls = 0
+
+    def counted(x):
+      nonlocal calls
+      calls += 1
+      if calls > evaluations:
+        raise KeyboardInterrupt
+      return function(x)
+
+    return _MINIMIZE(counted, *args, **kwargs)
+
+  return minimize
 
 
-def test_optimiser_that_did_not_converge_gives_status_1(run, monkeypatch):
-  optimize = optimize_lib.optimize_banded_toeplitz
-  monkeypatch.setattr(
-    optimize_lib,
-    'optimize_banded_toeplitz',
-    lambda *args, **kwargs: optimize(*args, **kwargs, max_evaluations=2),
-  )
+@pytest.mark.parametrize('family', ['banded-toeplitz', 'dp-cgd'])
+def test_search_that_is_interrupted_gives_the_best_so_far(
+  run, monkeypatch, family
+):
+  if family == 'dp-cgd':
+    errors, calls = strategies.DpCgd.errors, []
+
+    def interrupted(*args):
+      calls.append(args)
+      if len(calls) == 9:
+        raise KeyboardInterrupt
+      return errors(*args)
+
+    monkeypatch.setattr(strategies.DpCgd, 'errors', interrupted)
+  else:
+    monkeypatch.setattr(solver, 'minimize', _stopping_after(3))
   status, out, error = run(
-    *'optimize --family banded-toeplitz --rounds 100 --bands 9'.split(),
+    *f'optimize --family {family} --rounds 100 --min-sep 9'.split(),
     *'--out cut.json --json'.split(),
   )
   assert status == 1
-  assert json.loads(out)['converged'] is False
+  found = json.loads(out)
+  assert found['converged'] is False
+  identity = strategies.Identity(100).errors()[0] * found['participations']
+  assert found['loss'] < identity
   assert json.load(open('cut.json'))['optimized']['converged'] is False
   assert error.startswith('converged=False: ') and error.count('\n') == 1
   assert 'cut.json is written' in error
 
 
-@pytest.mark.parametrize(
-  'place', ['optimize_banded_toeplitz', 'save', 'prefix_errors']
-)
+@pytest.mark.parametrize('place', ['search', 'save', 'errors'])
 def test_interrupt_is_one_line_and_leaves_nothing(
   run, monkeypatch, tmp_path, place
 ):
   def interrupt(*_, **__):
     raise KeyboardInterrupt
 
-  owner = {
-    'optimize_banded_toeplitz': optimize_lib,
-    'save': os,
-    'prefix_errors': strategies.BandedToeplitz,
-  }[place]
-  name = 'replace' if place == 'save' else place
-  monkeypatch.setattr(owner, name, interrupt)
+  if place == 'search':  # Before there is a best.
+    monkeypatch.setattr(solver, 'minimize', _stopping_after(0))
+  elif place == 'save':
+    monkeypatch.setattr(os, 'replace', interrupt)
+  else:
+    monkeypatch.setattr(strategies.BandedToeplitz, 'errors', interrupt)
   status, out, error = run(
     *'optimize --family banded-toeplitz --rounds 9 --bands 2'.split(),
     *('--out', 'x.json'),
@@ -428,6 +462,120 @@ def test_interrupt_is_one_line_and_leaves_nothing(
   assert (status, out) == (130, '')
   assert error.count('\n') == 1 and error.startswith('interrupted')
   assert not list(tmp_path.iterdir())
+
+
+_BUILT = {
+  'identity': '',
+  'banded-sqrt': '--bands 4',
+  'banded-fractional': '--bands 4 --alpha 0.4',
+  'inverse-plus-constant': '--bands 4 --constant 0.2',
+  'sqrt-toeplitz': '',
+  'lti': '--nu 0.1',
+  'dp-cgd': '--lambda 0.9 --column-normalize',
+  'banded-inverse-sqrt': '--bands 4',
+  'banded-inverse-fractional': '--bands 4 --alpha 0.6',
+  'tree': '--arity 3',
+  'online-tree': '',
+  'stamped': '--block-family banded-sqrt --bands 4',
+}
+
+
+@pytest.mark.parametrize(('family', 'flags'), _BUILT.items())
+def test_family_is_built_as_given_and_evaluates_the_same(
+  run_json, family, flags
+):
+  shared = '--min-sep 8 --workload momentum --momentum 0.9 --cooldown 0.25'
+  built = run_json(
+    *f'optimize --family {family} --rounds 24 {flags} {shared}'.split(),
+    *('--out', 'x.json'),
+  )
+  assert (built['family'], built['rounds']) == (family, 24)
+  if '--bands' in flags and family != 'stamped':
+    assert built['bands'] == 4
+  evaluated = run_json('evaluate', 'x.json', *shared.split())
+  for key in set(_KEYS) - {'seconds'}:
+    assert evaluated[key] == built[key]
+  assert built['loss'] == pytest.approx(built['rmse'] ** 2)
+
+
+@pytest.mark.parametrize(
+  ('family', 'parameter'),
+  [
+    ('banded-fractional', 'alpha'),
+    ('inverse-plus-constant', 'constant'),
+    ('lti', 'nu'),
+    ('dp-cgd', 'lambda'),
+    ('banded-inverse-fractional', 'alpha'),
+  ],
+)
+def test_parameter_that_is_not_given_is_swept(run_json, family, parameter):
+  bands = '' if parameter in ('nu', 'lambda') else '--bands 4'
+  command = f'optimize --family {family} --rounds 60 --min-sep 8 {bands}'
+  swept = run_json(*command.split())
+  value = swept['parameters'][parameter]
+  for other in (0.9 * value, 1.05 * value):
+    given = run_json(*command.split(), f'--{parameter}', min(other, 1.0))
+    assert given['loss'] >= swept['loss'] * (1 - 1e-9)
+
+
+def test_bands_that_are_not_given_are_swept(run_json):
+  command = 'optimize --family banded-sqrt --rounds 60 --min-sep 8'.split()
+  swept = run_json(*command)
+  for bands in (1, 2, 4, 8, 16):
+    assert run_json(*command, '--bands', bands)['loss'] >= swept['loss']
+
+
+def test_choose_prints_what_the_library_ranks(run, run_json):
+  command = (
+    'choose --rounds 96 --min-sep 24 --max-participations 3 --epsilon 2 '
+    '--delta 1e-6 --memory-copies 4 --families identity,dp-cgd,banded-sqrt,lti'
+  ).split()
+  found = run_json(*command)
+  families = [choice['family'] for choice in found['choices']]
+  assert sorted(families) == ['banded-sqrt', 'dp-cgd', 'identity']
+  assert list(found['left_out']) == ['lti']
+  for choice in found['choices']:
+    assert choice['noise_copies'] <= 4
+    assert choice['epsilon'] == 2 and choice['z_stddev'] > 0
+  rmse = [choice['rmse'] for choice in found['choices']]
+  assert rmse == sorted(rmse)
+  status, out, error = run(*command)
+  assert (status, error) == (0, '')
+  lines = out.splitlines()
+  assert [line.split()[0] for line in lines[2:5]] == families
+  assert lines[5].startswith('left out: lti: noise_copies=4')
+
+
+def test_choose_with_cyclic_poisson(run_json):
+  found = run_json(
+    *'choose --rounds 64 --max-participations 4 --epsilon 2 --delta 1e-6'
+    ' --amplification cyclic-poisson --families banded-sqrt'.split()
+  )
+  for choice in found['choices']:
+    assert choice['sampling_prob'] == choice['bands'] * 4 / 64
+
+
+@pytest.mark.parametrize('tolerance, expected', [(1e-5, 0), (0.0, 1)])
+def test_reproduce_prints_rows_and_whether_they_pass(
+  run, monkeypatch, tolerance, expected
+):
+  monkeypatch.setitem(
+    reproduction.TABLES,
+    'gboard_report',
+    lambda table: iter([
+      reproduction.Row('', 'rho', 2.0, 2.0, tolerance),
+      reproduction.Row('', 'epsilon', 3.0, 3.00001, tolerance),
+    ]),
+  )
+  status, out, error = run('reproduce', 'gboard_report', '--json')
+  assert status == expected
+  rows = [json.loads(line) for line in out.splitlines()]
+  assert [row['row'] for row in rows] == ['rho', 'epsilon']
+  assert [row['pass'] for row in rows] == [True, not expected]
+  assert error.startswith('rows=1 of 2: ') if expected else not error
+  status, out, _ = run('reproduce', 'gboard_report')
+  assert status == expected
+  assert out.splitlines()[2].endswith('NO' if expected else 'yes')
 
 
 @pytest.mark.parametrize(('violated', 'expected'), [(False, 0), (True, 1)])

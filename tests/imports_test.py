@@ -10,11 +10,14 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Each imports only from those before it.
 _ORDER = [
   'errors',
+  'workloads',
   'participation',
   'strategies',
-  'optimize',
   'sensitivity',
+  'optimize',
   'accounting',
+  'choosing',
+  'reproduction',
   'noise',
   'query',
   'aggregator',
@@ -25,10 +28,13 @@ _ORDER = [
 
 _WITHOUT_TENSORFLOW = [
   'errors',
+  'workloads',
   'participation',
   'strategies',
   'sensitivity',
   'accounting',
+  'choosing',
+  'reproduction',
   'report',
   'cli',
 ]

@@ -31,7 +31,7 @@ def _specs(*dtypes):
 
 def _query(specs, l2_norm_clip=1.0, z_stddev=1.0):
   source = noise.StateSource(
-      noise.ToeplitzPlan.of(_STRATEGY), query_lib.record_dimension(specs), _KEY)
+      noise.Plan.of(_STRATEGY), query_lib.record_dimension(specs), _KEY)
   return query_lib.CorrelatedNoiseSumQuery(
       l2_norm_clip, z_stddev, specs, _ROUNDS, source)
 
@@ -175,7 +175,7 @@ def test_noise_that_float32_cannot_hold_is_refused(z_stddev):
 
 
 def test_source_of_another_size_is_refused():
-  source = noise.StateSource(noise.ToeplitzPlan.of(_STRATEGY), 5, _KEY)
+  source = noise.StateSource(noise.Plan.of(_STRATEGY), 5, _KEY)
   with pytest.raises(ValueError, match='source.dimension=5'):
     query_lib.CorrelatedNoiseSumQuery(
         1.0, 1.0, _specs(tf.float32), _ROUNDS, source)

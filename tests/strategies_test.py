@@ -38,14 +38,14 @@ def _square_root(bands):
 @pytest.mark.parametrize('rounds', [1, 2, 7, 40])
 def test_errors_of_identity_against_dense(rounds):
   np.testing.assert_allclose(
-    strategies.Identity(rounds).prefix_errors(),
+    strategies.Identity(rounds).errors(),
     _dense_errors(np.eye(rounds)),
     rtol=1e-13,
   )
 
 
 def test_errors_of_identity_in_the_published_setting():
-  mean, largest = strategies.Identity(2052).prefix_errors()
+  mean, largest = strategies.Identity(2052).errors()
   assert (mean, largest) == (1026.5, 2052)
   assert np.sqrt(6 * mean) == pytest.approx(78.479, abs=5e-4)
 
@@ -62,7 +62,7 @@ def test_errors_of_toeplitz_against_dense(first, rest, extra):
   expected = _dense_toeplitz(coefficients, strategy.rounds)
   np.testing.assert_array_equal(strategy.matrix(), expected)
   np.testing.assert_allclose(
-    strategy.prefix_errors(), _dense_errors(expected), rtol=1e-6
+    strategy.errors(), _dense_errors(expected), rtol=1e-6
   )
 
 
@@ -83,7 +83,7 @@ def test_errors_of_toeplitz_with_closed_tail_against_every_term(
     w.append((1 - past) / coefficients[0])
   errors = np.cumsum(np.square(w))
   np.testing.assert_allclose(
-    strategies.BandedToeplitz(rounds, coefficients).prefix_errors(),
+    strategies.BandedToeplitz(rounds, coefficients).errors(),
     (errors.mean(), errors.max()),
     rtol=1e-11,
   )
@@ -93,7 +93,7 @@ def test_errors_of_toeplitz_with_closed_tail_against_every_term(
 def test_errors_of_toeplitz_without_limit_are_added_up(coefficients):
   # C^-1 1 grows, or swings for ever.
   np.testing.assert_allclose(
-    strategies.BandedToeplitz(9, coefficients).prefix_errors(),
+    strategies.BandedToeplitz(9, coefficients).errors(),
     _dense_errors(_dense_toeplitz(coefficients, 9)),
     rtol=1e-9,
   )
@@ -102,11 +102,11 @@ def test_errors_of_toeplitz_without_limit_are_added_up(coefficients):
 def test_errors_of_toeplitz_that_overflow_are_refused():
   strategy = strategies.BandedToeplitz(5000, [1.0, -3.0])
   with pytest.raises(ValueError, match='grows without bound'):
-    strategy.prefix_errors()
+    strategy.errors()
 
 
 def test_errors_of_toeplitz_at_a_million_rounds():
-  mean, largest = strategies.BandedToeplitz(10**6, [1.0, 1e-9]).prefix_errors()
+  mean, largest = strategies.BandedToeplitz(10**6, [1.0, 1e-9]).errors()
   # C is nearly I.
   assert mean == pytest.approx(500_000.5, rel=1e-8)
   assert largest == pytest.approx(1e6, rel=1e-8)
@@ -119,14 +119,14 @@ def test_errors_of_toeplitz_at_a_million_rounds():
 def test_errors_of_dense_against_inverse(values):
   matrix = np.tril(values, -1) + np.diag(1 + np.abs(np.diag(values)))
   np.testing.assert_allclose(
-    strategies.Dense(matrix).prefix_errors(), _dense_errors(matrix), rtol=1e-9
+    strategies.Dense(matrix).errors(), _dense_errors(matrix), rtol=1e-9
   )
 
 
 def test_errors_of_dense_that_overflow_are_refused():
   matrix = np.eye(40) - 1e10 * np.eye(40, k=-1)
   with pytest.raises(ValueError, match='overflows'):
-    strategies.Dense(matrix).prefix_errors()
+    strategies.Dense(matrix).errors()
 
 
 @pytest.mark.parametrize(
@@ -447,3 +447,12 @@ def test_save_writes_no_infinity(tmp_path, suffix):
   with pytest.raises(ValueError):
     strategies.save(strategies.Identity(3), path, {'loss': float('inf')})
   assert not list(tmp_path.iterdir())
+
+
+def test_lower_factor_has_this_gram():
+  """Not C C^T = X, which a plain Cholesky factor would give."""
+  gram = strategies.Tree(9).gram()
+  factor = strategies.lower_factor(gram)
+  np.testing.assert_array_equal(factor, np.tril(factor))
+  np.testing.assert_allclose(factor.T @ factor, gram, atol=1e-12)
+  assert np.abs(factor @ factor.T - gram).max() > 0.1

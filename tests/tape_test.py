@@ -31,8 +31,8 @@ def _strategy(bands=7, rounds=_ROUNDS):
 def _tape(directory, strategy=None, **kwargs):
   strategy = strategy or _strategy()
   arguments = {
-      'plan': noise.ToeplitzPlan.of(strategy), 'dimension': _DIMENSION,
-      'rounds': strategy.rounds, 'key': _KEY, **kwargs}
+      'plan': noise.Plan.of(strategy), 'dimension': _DIMENSION, 'key': _KEY,
+      **kwargs}
   return noise.Tape(directory, **arguments)
 
 
@@ -402,10 +402,11 @@ def test_temporary_tape_is_on_disk_where_memory_is_short(
   tape.close()
 
 
-def test_tape_id_names_key_plan_dimension_and_rounds(tmp_path):
+def test_tape_id_names_key_strategy_and_dimension(tmp_path):
   variants = [
       {}, {'key': noise.Key.from_seed(6)}, {'dimension': _DIMENSION + 1},
-      {'rounds': _ROUNDS + 1}, {'strategy': _strategy(bands=6)},
+      {'strategy': _strategy(rounds=_ROUNDS + 1)},
+      {'strategy': _strategy(bands=6)},
   ]
   tapes = [
       _tape(tmp_path / str(i), **variant) for i, variant in enumerate(variants)]

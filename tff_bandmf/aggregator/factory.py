@@ -6,7 +6,6 @@ import collections
 import os
 from typing import Any, Optional, Union
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -15,8 +14,11 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
 
 STATE = noise.StateSource.placement
+REGENERATE = noise.RegenerateSource.placement
 TAPE = noise.TapeSource.placement
 
+# Making z again costs as much as making it, once a band.
+_MOST_REGENERATED = 8
 # State passes between processes by value every round, 20 to 40 ms a MB; past
 # 1.9 GB TFF's local runtime refuses it or retries for ever.
 _GOOD_STATE_BYTES = 32 * 2**20
@@ -38,7 +40,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
   Attributes:
     spec: the claim of a run with this aggregator.
-    noise_placement: 'state' or 'tape'.
+    noise_placement: 'state', 'regenerate' or 'tape'.
   """
 
   def __init__(
@@ -158,11 +160,17 @@ def correlated_noise_aggregator(
       `tff.aggregators.DifferentiallyPrivateFactory`.
     strategy: C; fixes the number of rounds.
     participation: schema under which the sensitivity of C is taken.
-    noise_placement: 'state', 'tape', or None to choose by size. With 'state'
-      the key is in the server state: keep every copy of that secret, and do
-      not give it to `tff.learning.programs.train_model`, which releases it.
-    tape_directory: folder for the tape, private and seen by the process that
-      runs the rounds; None makes a temporary one, in memory where possible.
+    noise_placement: 'state', 'regenerate', 'tape', or None to choose. With
+      'state' the key is in the server state: keep every copy of that secret,
+      and do not give it to `tff.learning.programs.train_model`, which releases
+      it. 'regenerate' is for a C^-1 of few bands, and up to 8 the default: a
+      file holds the key, and nothing else is kept, but z is made once a band.
+      Else the size of the state chooses. A tape refuses to give a round's
+      noise again after a later round; with the others that is up to who runs
+      the rounds.
+    tape_directory: folder for the tape or the key's file, private and seen by
+      the process that runs the rounds; None makes a temporary one, in memory
+      where possible.
     start_round: round of the state that a resumed run continues from. Only a
       tape needs it, together with the `noise_seed` of the run; `initialize`
       then gives a state of that round, with no trace of those before it.
@@ -178,11 +186,11 @@ def correlated_noise_aggregator(
       'clients_per_round', clients_per_round, 'it is the divisor of the mean')
   errors.check_positive(
       'l2_norm_clip', l2_norm_clip, 'it bounds the norm of one update')
-  if noise_placement not in (None, STATE, TAPE):
+  if noise_placement not in (None, STATE, REGENERATE, TAPE):
     raise ValueError(
         errors.invalid(
             'noise_placement', noise_placement, 'is not known',
-            f'use {STATE} or {TAPE}'))
+            f'use {STATE}, {REGENERATE} or {TAPE}'))
   if not isinstance(strategy, strategies.Strategy):
     raise TypeError(
         errors.invalid(
@@ -201,10 +209,14 @@ def correlated_noise_aggregator(
             'noise of another key would not go on with the noise of its past'))
   spec = accounting.PrivacySpec(strategy, participation, noise_multiplier)
   dimension = query_lib.record_dimension(record_specs)
-  plan = noise.ToeplitzPlan.of(strategy)
-  state_bytes = plan.memory * dimension * np.dtype(np.float32).itemsize
+  plan = noise.Plan.of(strategy)
+  state_bytes = noise.StateSource.bytes_passed(plan, dimension)
   if noise_placement is None:
-    noise_placement = TAPE if state_bytes > _GOOD_STATE_BYTES else STATE
+    if (strategy.inverse_bands is not None
+        and strategy.inverse_bands <= _MOST_REGENERATED):
+      noise_placement = REGENERATE
+    else:
+      noise_placement = TAPE if state_bytes > _GOOD_STATE_BYTES else STATE
   if noise_placement == STATE and state_bytes > _MAX_STATE_BYTES:
     raise ValueError(
         errors.invalid(
@@ -214,15 +226,18 @@ def correlated_noise_aggregator(
   key = noise_seed
   if key is not None and not isinstance(key, noise.Key):
     key = noise.Key.from_seed(key)
-  if noise_placement == STATE or not noise_multiplier:
-    source: noise.NoiseSource = noise.StateSource(
-        plan if noise_multiplier else noise.ToeplitzPlan(np.ones(1)),
-        dimension, key)
+  source: noise.NoiseSource
+  if not noise_multiplier:
+    source = noise.StateSource(
+        noise.Plan.of(strategies.Identity(strategy.rounds)), dimension, key)
+  elif noise_placement == STATE:
+    source = noise.StateSource(plan, dimension, key)
+  elif noise_placement == REGENERATE:
+    source = noise.RegenerateSource(plan, dimension, key, tape_directory)
   else:
     # A run that is over still needs a round for `initialize` to evaluate.
     source = noise.TapeSource(noise.Tape(
-        tape_directory, plan, dimension, strategy.rounds,
-        key or noise.Key.from_entropy(),
+        tape_directory, plan, dimension, key or noise.Key.from_entropy(),
         min(start_round, strategy.rounds - 1)))
   try:
     query = query_lib.CorrelatedNoiseSumQuery(

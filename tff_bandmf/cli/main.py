@@ -17,21 +17,6 @@ from tff_bandmf import errors
 _BAD_INPUT = 2
 _INTERRUPTED = 130
 
-# Flags that will come with families of later releases.
-_LATER = (
-  '--alpha',
-  '--amplification',
-  '--b0',
-  '--buffers',
-  '--column-normalize',
-  '--cooldown',
-  '--lambda',
-  '--momentum',
-  '--no-column-normalize',
-  '--nu',
-  '--sampling-prob',
-)
-
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
   """Returns the exit status of `bandmf` with these arguments.
@@ -77,13 +62,6 @@ def _usage(error: click.UsageError) -> str:
   name = error.ctx.command_path if error.ctx else 'bandmf'
   see_help = f'see {name} --help'
   if isinstance(error, click.NoSuchOption):
-    if error.option_name in _LATER:
-      return errors.invalid(
-        'option',
-        error.option_name,
-        'is not in this release',
-        'leave it out; no family of this release needs it',
-      )
     return errors.invalid(
       'option', error.option_name, f'is no option of {name}', see_help
     )

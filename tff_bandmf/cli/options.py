@@ -7,42 +7,52 @@ from typing import Callable, Optional
 
 import click
 
-from tff_bandmf import errors
+from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 
 
 class _Integer(click.ParamType):
-  """An integer of at least 1."""
+  """An integer of at least 1, or of at least 0."""
 
   name = 'integer'
 
+  def __init__(self, zero: bool = False):
+    """Takes whether 0 is allowed."""
+    self._zero = zero
+
   def convert(self, value, param, ctx):
+    remedy = f'give {0 if self._zero else 1} or more'
     try:
       number = int(value)
     except ValueError:
       raise ValueError(
-        errors.invalid(
-          param.name, value, 'must be an integer', 'give 1 or more'
-        )
+        errors.invalid(param.name, value, 'must be an integer', remedy)
       ) from None
-    return errors.check_count(param.name, number, 'give 1 or more')
+    if self._zero and number == 0:
+      return 0
+    return errors.check_count(param.name, number, remedy)
 
 
 class _Number(click.ParamType):
-  """A positive, finite number."""
+  """A finite number, positive or at least 0."""
 
   name = 'number'
 
+  def __init__(self, zero: bool = False):
+    """Takes whether 0 is allowed."""
+    self._zero = zero
+
   def convert(self, value, param, ctx):
+    remedy = f'give a number {"of 0 or more" if self._zero else "above 0"}'
     try:
       number = float(value)
     except ValueError:
       raise ValueError(
-        errors.invalid(
-          param.name, value, 'must be a number', 'give a number above 0'
-        )
+        errors.invalid(param.name, value, 'must be a number', remedy)
       ) from None
-    return errors.check_positive(param.name, number, 'give a number above 0')
+    if self._zero and number == 0:
+      return 0.0
+    return errors.check_positive(param.name, number, remedy)
 
 
 class _OneOf(click.ParamType):
@@ -77,33 +87,29 @@ class _OneOf(click.ParamType):
     )
 
 
+class _Families(click.ParamType):
+  """Names of families with commas between."""
+
+  name = 'names'
+
+  def convert(self, value, param, ctx):
+    names = tuple(value.split(','))
+    for name in names:
+      _FAMILY.convert(name, param, ctx)
+    return names
+
+
+_FAMILY = _OneOf(tuple(strategies.FAMILIES))
+FAMILIES = _Families()
 INTEGER = _Integer()
+INTEGER_OR_ZERO = _Integer(zero=True)
 NUMBER = _Number()
+NUMBER_OR_ZERO = _Number(zero=True)
 
 family = click.option(
   '--family',
   required=True,
-  type=_OneOf(
-    ('identity', 'banded-toeplitz'),
-    refused=(
-      'banded',
-      'banded-fractional',
-      'banded-inverse',
-      'banded-inverse-fractional',
-      'banded-inverse-sqrt',
-      'banded-sqrt',
-      'blt',
-      'dense',
-      'dp-cgd',
-      'inverse-plus-constant',
-      'lti',
-      'online-tree',
-      'robust-toeplitz',
-      'sqrt-toeplitz',
-      'stamped',
-      'tree',
-    ),
-  ),
+  type=_FAMILY,
   help='Family of the strategy.',
 )
 objective = click.option(
@@ -111,14 +117,7 @@ objective = click.option(
   default='mean',
   show_default=True,
   type=_OneOf(('mean', 'max')),
-  help='Error to minimise, over the prefix sums.',
-)
-workload = click.option(
-  '--workload',
-  default='prefix',
-  show_default=True,
-  type=_OneOf(('prefix',), refused=('momentum',)),
-  help='What the errors are of.',
+  help='Error to minimise, over the n rounds.',
 )
 delta = click.option(
   '--delta', required=True, type=NUMBER, help='Of (epsilon, delta).'
@@ -143,6 +142,15 @@ adjacency = click.option(
   ),
   help='What neighbouring data sets are.',
 )
+amplification = click.option(
+  '--amplification',
+  default='none',
+  show_default=True,
+  type=_OneOf(
+    ('none', 'cyclic-poisson'), refused=('balls-in-bins', 'b-min-sep')
+  ),
+  help='Random sampling of the cohorts that the claim may count on.',
+)
 strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
   '--json', 'as_json', is_flag=True, help='Print one JSON object.'
@@ -155,27 +163,101 @@ coefficients = click.option(
 )
 
 
-def participation(command: Callable) -> Callable:
-  """Adds the flags that `schema` takes."""
-  for option in (
-    click.option(
-      '--max-participations',
-      type=INTEGER,
-      help='Rounds of one client, at most, on top of --min-sep.',
-    ),
-    click.option(
-      '--min-sep',
-      type=INTEGER,
-      help='Least r2 - r1 of two rounds of one client.',
-    ),
-    click.option(
-      '--participation',
-      type=_OneOf(('single', 'fixed-epoch', 'min-sep')),
-      help='Default: min-sep if --min-sep is given, else single.',
-    ),
-  ):
-    command = option(command)
-  return command
+def _together(*options: Callable) -> Callable[[Callable], Callable]:
+  """Returns a decorator that adds several options, in this order."""
+
+  def add(command):
+    for option in reversed(options):
+      command = option(command)
+    return command
+
+  return add
+
+
+participation = _together(
+  click.option(
+    '--participation',
+    type=_OneOf(('single', 'fixed-epoch', 'min-sep')),
+    help='Default: min-sep if --min-sep is given, else single.',
+  ),
+  click.option(
+    '--min-sep',
+    type=INTEGER,
+    help='Least r2 - r1 of two rounds of one client.',
+  ),
+  click.option(
+    '--max-participations',
+    type=INTEGER,
+    help='Rounds of one client, at most, on top of --min-sep.',
+  ),
+)
+workload = _together(
+  click.option(
+    '--workload',
+    default='prefix',
+    show_default=True,
+    type=_OneOf(('prefix', 'momentum')),
+    help='What the errors are of: prefix sums, or the models of SGD with '
+    'momentum and learning rates.',
+  ),
+  click.option(
+    '--momentum', type=NUMBER_OR_ZERO, help='Of the server, in [0, 1).'
+  ),
+  click.option(
+    '--warmup',
+    type=NUMBER_OR_ZERO,
+    help='Fraction of the rounds in which the learning rate climbs from 5%.',
+  ),
+  click.option(
+    '--cooldown',
+    type=NUMBER_OR_ZERO,
+    help='Fraction of the rounds in which it falls back to 5%, at the end.',
+  ),
+)
+# What a family does not take is refused, and what it needs is chosen if it is
+# not given.
+parameters = _together(
+  click.option(
+    '--bands',
+    type=INTEGER,
+    help='Non-zero diagonals of C, or of its inverse for the banded-inverse '
+    'families.',
+  ),
+  click.option('--buffers', type=INTEGER, help='Of a BLT.'),
+  click.option(
+    '--lambda', 'lambda_', type=NUMBER_OR_ZERO, help='Of dp-cgd, in [0, 1].'
+  ),
+  click.option(
+    '--alpha',
+    type=NUMBER_OR_ZERO,
+    help='Exponent of a fractional family, in [0, 1].',
+  ),
+  click.option('--nu', type=NUMBER_OR_ZERO, help='Decay of lti, in [0, 1].'),
+  click.option(
+    '--constant', type=NUMBER_OR_ZERO, help='Of inverse-plus-constant.'
+  ),
+  click.option(
+    '--b0',
+    type=INTEGER,
+    help='Least min-sep that robust-toeplitz shall expect.',
+  ),
+  click.option('--arity', type=INTEGER, help='Of tree.  [default: 2]'),
+  click.option(
+    '--block-rounds',
+    type=INTEGER,
+    help='Rounds of a block of stamped.  [default: --min-sep]',
+  ),
+  click.option(
+    '--block-family',
+    type=_FAMILY,
+    help='Family of a block of stamped.  [default: dense]',
+  ),
+  click.option(
+    '--column-normalize/--no-column-normalize',
+    default=None,
+    help='Columns of unit norm.  [default: only for banded]',
+  ),
+)
 
 
 def schema(

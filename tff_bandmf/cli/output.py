@@ -1,18 +1,23 @@
-"""What a command prints: one JSON object, or a table."""
+"""What a command reads and prints: a strategy; a JSON object or a table."""
 
 from __future__ import annotations
 
 import decimal
 import json
 import math
+import os
 from typing import Any
 
 import click
 import tabulate
 
-from tff_bandmf import accounting, strategies
+from tff_bandmf import accounting, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
+
+# Exit statuses.
+DONE = 0
+DID_NOT_HOLD = 1
 
 # PRIVACY: numbers of the table are rounded up, so that no epsilon and no noise
 # is printed below the one computed. Guard: cli_test.test_table_rounds_up.
@@ -24,18 +29,24 @@ def describe(
   participation: participation_lib.Participation,
   sensitivity: sensitivity_lib.Sensitivity,
   with_coefficients: bool,
+  workload: workloads.Workload = workloads.PREFIX,
 ) -> dict[str, Any]:
   """Returns the record of a strategy: every key, null where it has no value.
 
   Errors are those of unit noise; rmse and max_rmse those of sigma = 1.
   """
-  mean_error, max_error = strategy.prefix_errors()
+  mean_error, max_error = strategy.errors(workload)
+  parameters = strategy.parameters()
   record = {
     'family': strategy.family,
     'rounds': strategy.rounds,
-    'bands': strategy.bands,
-    'buffers': None,
-    'parameters': {},
+    # Of C^-1 for the families that are named after it.
+    'bands': parameters.pop('inverse_bands', parameters.pop('bands', None))
+    or strategy.inverse_bands
+    or strategy.bands,
+    'buffers': strategy.buffers,
+    'parameters': parameters,
+    **workload.to_dict(),
     'participation': participation.name,
     'min_sep': participation.min_sep,
     'max_participations': participation.to_dict().get('max_participations'),
@@ -56,9 +67,11 @@ def describe(
     'adjacency': accounting.ADJACENCY,
   }
   if with_coefficients:
-    first_column = getattr(strategy, 'coefficients', None)
+    inner = getattr(strategy, 'toeplitz', strategy)
     record['coefficients'] = (
-      None if first_column is None else first_column.tolist()
+      inner.column(inner.bands).tolist()
+      if isinstance(inner, strategies.Toeplitz)
+      else None
     )
   return record
 
@@ -69,18 +82,36 @@ def show(record: dict[str, Any], as_json: bool) -> None:
     click.echo(json.dumps(record, allow_nan=False))
     return
   rows = [
-    (name, _text(value))
+    (name, text(value))
     for name, value in record.items()
     if value is not None and value != {}
   ]
   click.echo(tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True))
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
   """Returns a value as the table shows it."""
   if isinstance(value, float):
     # Of the digits that float64 is sure of, so that 0.1 stays 0.1.
     return f'{float(_ROUND_UP.create_decimal(format(value, ".14g"))):.8g}'
   if isinstance(value, list):
-    return '\n'.join(map(_text, value))
+    return '\n'.join(map(text, value))
   return str(value)
+
+
+def load(file: str) -> strategies.Strategy:
+  """Returns the strategy in a file.
+
+  Raises:
+    ValueError: there is none.
+  """
+  if not os.path.isfile(file):
+    raise ValueError(
+      errors.invalid(
+        'file',
+        file,
+        'is no file',
+        'write one with bandmf optimize --out FILE',
+      )
+    )
+  return strategies.load(file)

@@ -2,6 +2,11 @@
 
 from tff_bandmf.noise.key import Key
 from tff_bandmf.noise.normal import standard_normal
-from tff_bandmf.noise.plan import ToeplitzPlan
-from tff_bandmf.noise.source import NoiseSource, StateSource, TapeSource
+from tff_bandmf.noise.plan import Plan
+from tff_bandmf.noise.source import (
+    NoiseSource,
+    RegenerateSource,
+    StateSource,
+    TapeSource,
+)
 from tff_bandmf.noise.tape import Tape

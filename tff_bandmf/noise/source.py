@@ -1,15 +1,17 @@
-"""Where a round's y comes from: TFF's state, or a tape."""
+"""Where a round's y comes from: TFF's state, a key's file, or a tape."""
 
 from __future__ import annotations
 
 import abc
 import collections
-from typing import Optional
+import os
+from typing import Optional, Union
 
 import tensorflow as tf
 
+from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import normal, tape_reader
+from tff_bandmf.noise import key_file, normal, tape_reader
 from tff_bandmf.noise import plan as plan_lib
 from tff_bandmf.noise import tape as tape_lib
 
@@ -21,7 +23,7 @@ class NoiseSource(abc.ABC):
   """Gives y_t = (C^-1 Z)[t] inside a graph, as a pure function of its state.
 
   Attributes:
-    placement: 'state' or 'tape'.
+    placement: 'state', 'regenerate' or 'tape'.
     dimension: d, coordinates of y_t.
     start_round: the round that `initial_state` belongs to.
   """
@@ -52,17 +54,18 @@ class NoiseSource(abc.ABC):
 
 
 class StateSource(NoiseSource):
-  """The key and the last bands - 1 rounds of y are in the state.
+  """The key and what the plan remembers are in the state.
 
   The state is secret: who has it can take the noise off. For small models and
-  for runtimes that share no file system with this process.
+  for runtimes that share no file system with this process. The plan's table
+  is a constant of the graph, which passes between processes as the state does.
   """
 
   placement = 'state'
 
   def __init__(
       self,
-      plan: plan_lib.ToeplitzPlan,
+      plan: plan_lib.Plan,
       dimension: int,
       key: Optional[key_lib.Key] = None,
   ):
@@ -80,26 +83,118 @@ class StateSource(NoiseSource):
     self._repeatable = key is not None
     self._key = key or key_lib.Key.from_entropy()
 
+  @staticmethod
+  def bytes_passed(plan: plan_lib.Plan, dimension: int) -> int:
+    """Returns what passes between processes every round, in bytes."""
+    return 4 * plan.memory * dimension + plan.table_bytes
+
   def initial_state(self):
     words = tf.constant(self._key.words())
     if not self._repeatable:
-      # Secrecy comes from the key; this part only has to differ.
-      offset = tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)
-      words = tf.concat([words[:1], words[1:] + offset], 0)
+      words += tf.stack([0, _any_offset()])
     state = collections.OrderedDict(key=words)
     if self._plan.memory:
       state['past'] = tf.zeros([self._plan.memory, self.dimension])
     return state
 
   def next(self, state, round_index: tf.Tensor):
-    z = normal.standard_normal(state['key'], round_index, 0, self.dimension)
-    scale, weights = self._plan.block(1)
-    y = z * scale[0, 0]
+    plan = self._plan
+    z = self._draw(state['key'], round_index)
+    scale, weights = _coefficients(plan, round_index)
+    out = tf.matmul(scale[:, :tf.shape(z)[0]], z)
     new_state = collections.OrderedDict(key=state['key'])
-    if self._plan.memory:
-      y -= tf.reshape(tf.matmul(weights, state['past']), [self.dimension])
-      new_state['past'] = tf.concat([y[tf.newaxis], state['past'][:-1]], 0)
-    return y, new_state
+    if plan.memory:
+      past = state['past']
+      out += tf.matmul(weights, past)
+      if plan.keeps == plan_lib.BUFFERS:
+        past += out[1:]
+      else:
+        latest = z if plan.keeps == plan_lib.PAST_Z else out
+        past = tf.concat([latest, past[:-1]], 0)
+      new_state['past'] = past
+    return out[0], new_state
+
+  def _draw(self, key: tf.Tensor, round_index: tf.Tensor) -> tf.Tensor:
+    """Returns the rows of z that a round takes, [rows, dimension]."""
+    def row(number):
+      return normal.standard_normal(key, number, 0, self.dimension)
+
+    if self._plan.draws == 1:
+      return row(round_index)[tf.newaxis]
+    numbers = tf.range(
+        self._plan.first_draw(round_index),
+        self._plan.first_draw(round_index + 1))
+    return tf.map_fn(row, numbers, fn_output_signature=tf.TensorSpec(
+        [self.dimension], tf.float32))
+
+
+class RegenerateSource(NoiseSource):
+  """Every round makes the past z that it needs again: nothing is remembered.
+
+    y_t = sum_{s<p} C^-1[t, t - s] z_{t-s}
+
+  A round makes min(t + 1, p) rows of z. The state and the graph name a file
+  that holds the key, and hold no secret themselves; the process that runs the
+  round must see it. A round that is run twice gets the same noise twice, for
+  any cohort: unlike a tape, this source cannot know.
+  """
+
+  placement = 'regenerate'
+
+  def __init__(
+      self,
+      plan: plan_lib.Plan,
+      dimension: int,
+      key: Optional[key_lib.Key] = None,
+      directory: Optional[Union[str, os.PathLike]] = None,
+  ):
+    """Writes the file of the key.
+
+    Args:
+      plan: the recursion of C.
+      dimension: d.
+      key: as `StateSource` takes it.
+      directory: where the file's folder is made; None takes memory.
+
+    Raises:
+      ValueError: C^-1 has more than a few bands.
+    """
+    if plan.keeps != plan_lib.PAST_Z:
+      raise ValueError(
+          errors.invalid(
+              'noise_placement', self.placement,
+              'is for strategies whose inverse has few bands',
+              'use state or tape, or a dp-cgd or banded-inverse strategy'))
+    self.dimension = dimension
+    self._plan = plan
+    self._repeatable = key is not None
+    key = key or key_lib.Key.from_entropy()
+    self._key_id = plan.identify(key, dimension)
+    self._file = key_file.KeyFile(key, self._key_id, directory)
+
+  def initial_state(self):
+    return collections.OrderedDict(
+        key_id=tf.constant(self._key_id, tf.int64),
+        offset=tf.constant(0, tf.int64) if self._repeatable else _any_offset())
+
+  def next(self, state, round_index: tf.Tensor):
+    words = key_file.read(str(self._file.directory), state['key_id'])
+    words += tf.stack([0, state['offset']])
+    scale, weights = _coefficients(self._plan, round_index)
+    row = tf.concat([scale[0], weights[0]], 0)
+
+    def add(s, y):
+      z = normal.standard_normal(words, round_index - s, 0, self.dimension)
+      return s + 1, y + row[s] * z
+
+    terms = tf.minimum(round_index, self._plan.memory) + 1
+    _, y = tf.while_loop(
+        lambda s, _: s < terms, add,
+        [tf.constant(0, tf.int64), tf.zeros([self.dimension])])
+    return y, state
+
+  def close(self) -> None:
+    self._file.close()
 
 
 class TapeSource(NoiseSource):
@@ -128,3 +223,19 @@ class TapeSource(NoiseSource):
 
   def close(self) -> None:
     self._tape.close()
+
+
+def _any_offset() -> tf.Tensor:
+  """Returns a number for word 1 of a key, another one for every call.
+
+  Secrecy comes from the key; this only has to differ.
+  """
+  return tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
+
+
+def _coefficients(
+    plan: plan_lib.Plan, round_index: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns (P, Q) of a single round."""
+  phase = plan.phase(round_index)
+  return tuple(tf.gather(table, phase) for table in plan.table())

@@ -20,88 +20,95 @@ _ALIGNMENT_BYTES = 64
 
 
 class Stream:
-  """Blocks of y = C^-1 Z from round 0 on.
+  """Blocks of y = C^-1 Z from round 0 to n - 1.
 
   Every block is made by the same operations, so two streams of one key and
   plan are equal to the bit on one machine.
 
-  The past is a ring of rounds, kept in place: it is as large as bands - 1
-  rounds of y, and a block reads it once and writes only its own rounds.
+  The memory is kept in place. A window of rounds is a ring: a block reads it
+  once and writes only its own rounds.
 
   Attributes:
-    block_rounds: m, rounds a block.
+    block_rounds: m, rounds a block; the last one may be shorter.
   """
 
   def __init__(
-      self,
-      plan: plan_lib.ToeplitzPlan,
-      dimension: int,
-      rounds: int,
-      key: key_lib.Key,
+      self, plan: plan_lib.Plan, dimension: int, key: key_lib.Key
   ):
     """Initializes the stream.
 
     Args:
       plan: the recursion of C.
       dimension: d.
-      rounds: n.
       key: of z.
     """
-    self.block_rounds = min(_BLOCK_ROUNDS, rounds)
+    self.block_rounds = min(_BLOCK_ROUNDS, plan.rounds)
     self._plan = plan
     self._dimension = dimension
-    self._rounds = rounds
     self._key = key
 
   def blocks(self) -> Iterator[Optional[np.ndarray]]:
     """Yields [m, dimension] float32 for rounds 0 .. m - 1, m .. 2m - 1, ...
 
     Yields None after each part of the work, so that the caller can stop. The
-    array is written over by the next block; rows past round n mean nothing.
+    array is written over by the next block.
     """
-    m, d = self.block_rounds, self._dimension
+    plan, m, d = self._plan, self.block_rounds, self._dimension
     words = tf.constant(self._key.words())
-    scale, weights = self._plan.block(m)
-    lags = np.arange(self._plan.memory)
-    # Row u % ring_rounds of the ring holds round u.
-    ring_rounds = -(-self._plan.memory // m) * m
+    buffers = plan.keeps == plan_lib.BUFFERS
+    # Row u % memory_rows of a ring holds round u.
+    memory_rows = plan.memory if buffers else -(-plan.memory // m) * m
     chunks = [
-        (start, _aligned_zeros(ring_rounds, min(_CHUNK, d - start)))
+        (start, _aligned_zeros(memory_rows, min(_CHUNK, d - start)))
         for start in range(0, d, _CHUNK)
     ]
     block = np.empty((m, d), np.float32)
-    for first in range(0, self._rounds, m):
-      ring_weights = np.zeros((m, ring_rounds), np.float32)
-      if ring_rounds:
-        ring_weights[:, (first - 1 - lags) % ring_rounds] = weights
-        row = first % ring_rounds
-      for start, ring in chunks:
-        count = ring.shape[1]
-        y = _advance(
-            words, tf.constant(first, tf.int64), tf.constant(start, tf.int64),
-            tf.constant(scale), tf.constant(ring_weights),
-            # Not a copy: the ring is most of what a block reads.
-            tf.experimental.dlpack.from_dlpack(ring.__dlpack__())
-            if ring_rounds else None, count).numpy()
-        if ring_rounds:
-          ring[row:row + m] = y
-        block[:, start:start + count] = y
+    matrices = None
+    for first in range(0, plan.rounds, m):
+      rounds = min(m, plan.rounds - first)
+      # Of one phase, all blocks of a size are the same.
+      if matrices is None or plan.phases > 1 or rounds < m:
+        matrices = plan.block(first, rounds)
+      scale, weights = matrices
+      row = 0
+      if memory_rows and not buffers:
+        row = first % memory_rows
+        weights = np.zeros((rounds, memory_rows), np.float32)
+        weights[:, (first - 1 - np.arange(plan.memory)) % memory_rows] = (
+            matrices[1])
+      operands = [tf.constant(scale), tf.constant(weights)]
+      for start, memory in chunks:
+        count = memory.shape[1]
+        out, z = _advance(
+            words, tf.constant(plan.first_draw(first), tf.int64),
+            tf.constant(start, tf.int64), *operands,
+            # Not a copy: a ring is most of what a block reads.
+            tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
+            if memory_rows else None, count)
+        y = out.numpy()[:rounds]
+        if buffers:
+          memory += out.numpy()[rounds:]
+        elif memory_rows:
+          memory[row:row + rounds] = (
+              z.numpy() if plan.keeps == plan_lib.PAST_Z else y)
+        block[:rounds, start:start + count] = y
         yield None
-      yield block
+      yield block[:rounds]
 
 
 @tf.function(autograph=False)
-def _advance(words, first, start, scale, weights, ring, count):
-  """Returns y of rounds first .. first + m - 1, [m, count]; see `plan`."""
-  # Where the ring is; other devices would also round z in other ways.
+def _advance(words, first_draw, start, scale, weights, memory, count):
+  """Returns P Z + Q S, [rows of P, count], and Z; see `plan`."""
+  # Where the memory is; other devices would also round z in other ways.
   with tf.device('/CPU:0'):
     z = tf.stack([
-        normal.standard_normal(words, first + r, start, count)
-        for r in range(scale.shape[0])
+        normal.standard_normal(words, first_draw + r, start, count)
+        for r in range(scale.shape[1])
     ])
-    if ring is None:
-      return scale[0, 0] * z
-    return tf.matmul(scale, z) - tf.matmul(weights, ring)
+    if memory is None:
+      # Rounds have nothing to do with one another: P is diagonal.
+      return tf.linalg.diag_part(scale)[:, tf.newaxis] * z, z
+    return tf.matmul(scale, z) + tf.matmul(weights, memory), z
 
 
 def _aligned_zeros(rows: int, columns: int) -> np.ndarray:

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import fcntl
 import os
 import pathlib
 import re
@@ -37,7 +36,7 @@ import numpy as np
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import plan as plan_lib
-from tff_bandmf.noise import stream
+from tff_bandmf.noise import private_files, stream
 
 MAGIC = 0x7466665F6D66
 VERSION = 1
@@ -46,8 +45,7 @@ HEADER_WORDS = 8
 _AHEAD_BYTES = 512 * 2**20
 POLL_SECONDS = 0.02
 _PREFIX = 'tff_bandmf-tape-'
-_MEMORY = pathlib.Path('/dev/shm')
-_ZEROS = memoryview(bytes(2**20))
+_MEMORY = private_files.MEMORY
 _FILE = re.compile(r'lock|failed|\d{8,}\.(noise|noise-part|reached)')
 # What `tf.io.matching_files` does not take literally.
 _GLOB = frozenset('*?[]\\')
@@ -69,16 +67,15 @@ class Tape:
     dimension: d, coordinates of y_t.
     start_round: first round to be read.
     tape_id: 63 bits that every file carries and the reader asks for; a one-way
-      function of key, plan, dimension and rounds, so that a tape made again
+      function of key, strategy and dimension, so that a tape made again
       from them continues a run and no other does.
   """
 
   def __init__(
       self,
       directory: Optional[Union[str, os.PathLike]],
-      plan: plan_lib.ToeplitzPlan,
+      plan: plan_lib.Plan,
       dimension: int,
-      rounds: int,
       key: key_lib.Key,
       start_round: int = 0,
       ahead_bytes: int = _AHEAD_BYTES,
@@ -89,9 +86,8 @@ class Tape:
       directory: made with mode 0700 if missing; a tape that an ended process
         left there is removed. None makes a temporary one, in memory if there
         is room, and removes those whose process was killed.
-      plan: the recursion of C.
+      plan: the recursion of C; nothing is made past its last round.
       dimension: d.
-      rounds: n; nothing is made past it.
       key: of the noise.
       start_round: first round to write; those before it are made again to get
         there, and not written.
@@ -104,16 +100,14 @@ class Tape:
     self.dimension = errors.check_count(
         'dimension', dimension, 'the model has no parameters')
     self.start_round = start_round
-    self._rounds = errors.check_count('rounds', rounds, 'see the strategy')
-    if not 0 <= start_round <= rounds:
+    if not 0 <= start_round <= plan.rounds:
       raise ValueError(
           errors.invalid(
-              'start_round', start_round, f'must be in [0, rounds={rounds}]',
+              'start_round', start_round,
+              f'must be in [0, rounds={plan.rounds}]',
               'give the round of the state that the run continues from'))
-    self._stream = stream.Stream(plan, dimension, rounds, key)
-    self.tape_id = key.identify(
-        np.array([dimension, rounds], '<i8').tobytes()
-        + plan.coefficients.astype('<f8').tobytes())
+    self._stream = stream.Stream(plan, dimension, key)
+    self.tape_id = plan.identify(key, dimension)
     self._ahead = max(2, ahead_bytes // (4 * dimension))
     self._payload = np.zeros(2 * payload_words(dimension), '<f4')
     self._stop = threading.Event()
@@ -121,7 +115,7 @@ class Tape:
     self._removed = start_round
     self.directory = pathlib.Path(
         directory or _temporary_directory(
-            4 * dimension * min(self._ahead, rounds))).absolute()
+            4 * dimension * min(self._ahead, plan.rounds))).absolute()
     self._prepare_directory()
     self._thread = threading.Thread(
         target=self._run, name='tff_bandmf tape', daemon=True)
@@ -154,7 +148,7 @@ class Tape:
               'tape directory', self.directory, 'holds files of others',
               'give the tape a directory of its own'))
     self.directory.chmod(0o700)
-    lock = _lock(self.directory)
+    lock = private_files.lock(self.directory)
     if lock is None:
       raise ValueError(
           errors.invalid(
@@ -163,15 +157,15 @@ class Tape:
     self._lock = lock
     for path in _tape_files(self.directory):
       if path.name != 'lock':
-        _wipe(path)
-    _write_private(self._reached_path(self.start_round), b'')
+        private_files.wipe(path)
+    private_files.write(self._reached_path(self.start_round), b'')
 
   def _run(self) -> None:
     try:
       self._produce()
     except BaseException as error:  # pylint: disable=broad-except
       # The type alone: a message could hold anything.
-      _write_private(
+      private_files.write(
           self.directory / 'failed', type(error).__name__.encode())
       raise
 
@@ -183,7 +177,7 @@ class Tape:
         return
       if block is None:
         continue
-      for t in range(first, min(first + len(block), self._rounds)):
+      for t in range(first, first + len(block)):
         if t < self.start_round:
           continue
         if not self._wait_for_room(t):
@@ -207,7 +201,7 @@ class Tape:
         if name.endswith('.reached')]
     reached = max(marks, default=self._removed)
     while self._removed < reached:
-      _wipe(self._noise_path(self._removed))
+      private_files.wipe(self._noise_path(self._removed))
       self._removed += 1
     # The highest mark stays until there is a higher one.
     for mark in marks:
@@ -230,7 +224,7 @@ class Tape:
          0, 0], '<i8')
     path = self._noise_path(round_index)
     temporary = path.with_suffix('.noise-part')
-    _write_private(temporary, header, payload)
+    private_files.write(temporary, header, payload)
     os.replace(temporary, path)
 
 
@@ -259,21 +253,10 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
     status = directory.lstat()
     # A mark is made under the lock: without one a producer may be starting.
     if status.st_uid == os.getuid() and any(directory.glob('*.reached')):
-      lock = _lock(directory)
+      lock = private_files.lock(directory)
       if lock is not None:
         _remove_tape(directory)
         os.close(lock)
-
-
-def _lock(directory: pathlib.Path) -> Optional[int]:
-  """Returns an open file that locks the tape, or None if another has it."""
-  lock = os.open(directory / 'lock', os.O_RDWR | os.O_CREAT, 0o600)
-  try:
-    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    os.close(lock)
-    return None
-  return lock
 
 
 def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -283,24 +266,6 @@ def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
 
 def _remove_tape(directory: pathlib.Path) -> None:
   for path in _tape_files(directory):
-    _wipe(path)
+    private_files.wipe(path)
   with contextlib.suppress(OSError):
     directory.rmdir()
-
-
-def _write_private(path: pathlib.Path, *contents) -> None:
-  handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-  with open(handle, 'wb') as file:
-    for content in contents:
-      file.write(content)
-
-
-def _wipe(path: pathlib.Path) -> None:
-  """Overwrites a file with zeros and removes it, if it is there."""
-  with contextlib.suppress(FileNotFoundError):
-    with open(path, 'r+b') as file:
-      size = file.seek(0, os.SEEK_END)
-      file.seek(0)
-      for start in range(0, size, len(_ZEROS)):
-        file.write(_ZEROS[:size - start])
-    path.unlink()

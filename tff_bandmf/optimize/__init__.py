@@ -1,8 +1,35 @@
-"""The search for good strategies, in TensorFlow."""
+"""The search for good strategies, in TensorFlow.
 
-from tff_bandmf.optimize.toeplitz import (
-    MAX,
-    MEAN,
-    Optimized,
-    optimize_banded_toeplitz,
-)
+Names are imported when they are first used: closed-form families and scalar
+sweeps do without TensorFlow, which takes long to import.
+"""
+
+import importlib
+from typing import Any
+
+_MODULES = {
+    'MAX': 'solver',
+    'MEAN': 'solver',
+    'Minimum': 'solver',
+    'Optimized': 'solver',
+    'Request': 'families',
+    'evaluated': 'families',
+    'optimize': 'families',
+    'optimize_banded': 'banded',
+    'optimize_banded_inverse': 'banded_inverse',
+    'optimize_banded_toeplitz': 'toeplitz',
+    'optimize_blt': 'blt',
+    'optimize_dense': 'dense',
+    'parameters_of': 'families',
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  return getattr(
+      importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+
+
+def __dir__() -> list[str]:
+  return sorted(_MODULES)

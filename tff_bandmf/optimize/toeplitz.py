@@ -1,180 +1,197 @@
-"""Optimal banded Toeplitz coefficients for prefix sums, exact for any n.
+"""Optimal banded Toeplitz coefficients, exact for any n.
 
-| symbol | meaning                                                        |
-|--------|----------------------------------------------------------------|
-| c      | coefficients, c_0 = 1, c_1 .. c_{b-1} in [0, 1]                |
-| w      | C^-1 1: w(x) = 1 / ((1 - x) c(x)) as power series              |
-| v      | v(x) = w(x) / c(x); d w_j / d c_i = -v_{j-i}                   |
-| a_j    | weight of w_j^2 in the error: (n - j) / n (mean) or 1 (max)    |
-| J      | terms until w and v have converged to W = 1 / sum(c) and W^2   |
+| symbol | name here | meaning                                                |
+|--------|-----------|--------------------------------------------------------|
+| c      | `c`       | coefficients, c_0 = 1, c_1 .. c_{b-1} in [0, 1]        |
+| q      | `q`       | c(x) (1 - beta x), beta the momentum, q_0 .. q_m, m = b |
+| w      |           | first column of A C^-1, w(x) = 1 / ((1 - x) q(x))      |
+| W      | `limit`   | of w, 1 / q(1)                                         |
+| d      |           | w - W, d(x) = p(x) / q(x)                              |
+| p      | `p`       | p_j = 1 - W (q_0 + ... + q_j), j < m                   |
+| L1, L2 |           | lower-triangular Toeplitz; first columns q_0 .. q_{m-1} |
+|        |           | and q_m .. q_1                                         |
+| K      |           | L1 L1^T - L2 L2^T, [m, m]                              |
+| s      | `s`       | K^-1 p                                                 |
+| T      |           | sum_j j d_j^2                                          |
 
-  error(c) = sum_{j<J} a_j w_j^2 + W^2 sum_{j>=J} a_j
   minimise log error(c) + log |c|^2
 
-[BandMF24, Sec 4] has the loss; closing the tail after J terms is ours, and
-makes the cost independent of n. W^2 is taken as the mean of the last b terms,
-which is the same once w has converged and harmless at a trial point where it
-has not (c = 1 has its roots on the unit circle). Without the bounds L-BFGS-B
-diverges.
+  n mean = sum_{j<n} (n - j) w_j^2
+         = n (n + 1) W^2 / 2 + 2 W (n sum d_j - sum j d_j) + n sum d_j^2 - T
+  max    = sum_{j<n} w_j^2 = n W^2 + 2 W sum d_j + sum d_j^2
+
+Where d vanishes before round n, its sums run to infinity and cost O(b^3)
+whatever n. K^-1 holds the autocovariances of 1 / q (Gohberg and Semencul), so
+sum d_j^2 = p^T s. T is half the derivative by rho at 1 of sum rho^2j d_j^2,
+where q_j and p_j become rho^j q_j and rho^j p_j. K is positive definite iff q
+has all roots outside the unit disc; the search stays there. Where d does not
+vanish, all terms are added up. [BandMF24, Sec 4] has the loss; the closed form
+is ours.
 """
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator
 from typing import Callable, Optional
 
 import numpy as np
-import scipy.optimize
 import tensorflow as tf
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import errors, participation, strategies, workloads
+from tff_bandmf.optimize import series, solver
 
-MEAN = 'mean'
-MAX = 'max'
-
-_CONVERGED = 1e-8
-_FEWEST_TERMS = 1024
-_MOST_TERMS = 2**20
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Optimized:
-  """An optimised strategy.
-
-  Attributes:
-    strategy: the best one found.
-    loss: its error times its squared column norm.
-    evaluations: losses and gradients computed.
-    converged: False if the optimiser stopped for another reason.
-  """
-
-  strategy: strategies.BandedToeplitz
-  loss: float
-  evaluations: int
-  converged: bool
+# The closed form is tried for n of so many times b at least.
+_ROUNDS_PER_BAND = 64
+# Relative difference from the loss without TensorFlow.
+_EXACT = 1e-10
 
 
-@tf.function(jit_compile=True, autograph=False)
-def _divide(series: tf.Tensor, coefficients: tf.Tensor) -> tf.Tensor:
-  """Returns the first terms of the power series `series` / `coefficients`.
+def _dot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  return tf.reduce_sum(x * y)
 
-    y_t = (x_t - sum_{s=1..b-1} c_s y_{t-s}) / c_0
+
+def _slope(x: tf.Tensor) -> tf.Tensor:
+  """Returns j x_j, the derivative of rho^j x_j by rho at 1."""
+  return x * tf.range(x.shape[0], dtype=x.dtype)
+
+
+def _columns(q: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the first columns of L1 and L2, [m] float64 each."""
+  return q[:-1], tf.reverse(q[1:], [0])
+
+
+def _polynomials(c: tf.Tensor, momentum: float):
+  """Returns q, [m + 1], its W, and p, [m], float64."""
+  q = tf.pad(c, [[0, 1]]) - momentum * tf.pad(c, [[1, 0]])
+  limit = 1 / tf.reduce_sum(q)
+  return q, limit, 1 - limit * tf.cumsum(q)[:-1]
+
+
+def _form(q: tf.Tensor) -> tf.Tensor:
+  """Returns K, row by row: K[i, j] - K[i - 1, j - 1] is of rank two."""
+  first, second = _columns(q)
+
+  def row(above, entries):
+    return (
+        tf.pad(above[:-1], [[1, 0]])
+        + entries[0] * first - entries[1] * second)
+
+  return tf.scan(
+      row, tf.stack([first, second], 1), initializer=tf.zeros_like(first))
+
+
+def _weighted_slope(q: tf.Tensor, p: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
+  """Returns dT/ds for T = sum_j j p_j s_j - (s^T dK/drho s) / 2, [m]."""
+  slope = _slope(p)
+  pairs = zip((-1, 1), _columns(q), _columns(_slope(q)))
+  for sign, *columns in pairs:
+    low, derived = map(series.lower_toeplitz, columns)
+    for left, right in ((low, derived), (derived, low)):
+      slope += sign * tf.linalg.matvec(
+          left, tf.linalg.matvec(right, s, transpose_a=True))
+  return slope
+
+
+def _loss_and_gradient(c, s, y, rounds, momentum, is_mean):
+  """Returns the log loss and its gradient.
+
+  s and y solve equations in c, but the loss is stationary in s once y^T times
+  the residual of the equation for s is added.
 
   Args:
-    series: [terms] float64, x.
-    coefficients: [b] float64, c.
+    c: [b] float64.
+    s: [m] float64.
+    y: [m] float64, -K^-1 dT/ds.
+    rounds: scalar float64, n.
+    momentum: beta.
+    is_mean: whether the objective is the mean.
 
   Returns:
-    [terms] float64, y.
+    (scalar, [b]) float64.
   """
-  lags = tf.reverse(coefficients[1:], [0]) / coefficients[0]
-  terms, memory = series.shape[0], coefficients.shape[0] - 1
-  quotient = tf.zeros([memory + terms], tf.float64)
-  scaled = series / coefficients[0]
-
-  def step(t, y):
-    past = tf.slice(y, [t], [memory])
-    value = scaled[t] - tf.reduce_sum(lags * past)
-    return t + 1, tf.tensor_scatter_nd_update(y, [[t + memory]], [value])
-
-  _, quotient = tf.while_loop(
-      lambda t, _: t < terms, step, (tf.constant(0), quotient))
-  return quotient[memory:]
-
-
-@tf.function(jit_compile=True, autograph=False)
-def _loss_and_gradient(coefficients, weights, tail_weight):
-  """Returns log loss, its gradient and how far from converged w and v are.
-
-  Args:
-    coefficients: [b] float64.
-    weights: [terms] float64, a_j.
-    tail_weight: scalar float64, the sum of a_j past the last term.
-
-  Returns:
-    (scalar, [b], scalar) float64.
-  """
-  terms, bands = weights.shape[0], coefficients.shape[0]
-  w = _divide(tf.ones_like(weights), coefficients)
-  v = _divide(w, coefficients)
-  last_w, last_v = w[-bands:], v[-bands:]
-  error = (
-      tf.reduce_sum(weights * w**2) + tail_weight * tf.reduce_mean(last_w**2))
-  # d error / d c_i = -2 (sum_{j<J} a_j w_j v_{j-i} + W^3 sum_{j>=J} a_j).
-  padded = tf.concat([tf.zeros([bands - 1], tf.float64), v], 0)
-  aw = weights * w
-  correlation = tf.map_fn(
-      lambda i: tf.reduce_sum(aw * tf.slice(padded, [bands - 1 - i], [terms])),
-      tf.range(bands), fn_output_signature=tf.float64)
-  gradient = -2 * (
-      correlation + tail_weight * tf.reduce_mean(last_w * last_v))
-  norm_squared = tf.reduce_sum(coefficients**2)
-  limit = 1 / tf.reduce_sum(coefficients)
-  residual = tf.maximum(
-      tf.reduce_max(tf.abs(last_w / limit - 1)),
-      tf.reduce_max(tf.abs(last_v / limit**2 - 1)))
-  return (
-      tf.math.log(error) + tf.math.log(norm_squared),
-      gradient / error + 2 * coefficients / norm_squared,
-      residual,
-  )
-
-
-class _Objective:
-  """The log loss as a function of c_1 .. c_{b-1}, with J grown as needed.
-
-  Attributes:
-    exact: whether w and v had converged, or were complete, at the last call.
-  """
-
-  def __init__(self, rounds: int, bands: int, objective: str):
-    self._rounds = rounds
-    self._bands = bands
-    self._objective = objective
-    self._set_terms(max(_FEWEST_TERMS, 8 * bands))
-
-  def _set_terms(self, terms: int) -> None:
-    self._terms = min(terms, self._rounds)
-    # A trace per shape is meant; called otherwise, TensorFlow warns of each.
-    self._loss_and_gradient = _loss_and_gradient.get_concrete_function(
-        *(tf.TensorSpec(shape, tf.float64)
-          for shape in ([self._bands], [self._terms], [])))
-    n, left = float(self._rounds), float(self._rounds - self._terms)
-    if self._objective == MEAN:
-      self._weights = 1 - np.arange(self._terms) / n
-      self._tail_weight = left * (left + 1) / 2 / n
+  with tf.GradientTape() as tape:
+    tape.watch(c)
+    q, limit, p = _polynomials(c, momentum)
+    (f, g), (df, dg) = _columns(q), _columns(_slope(q))
+    # L^T s = H f for L of first column f and H[i, j] = s_{i+j}.
+    hankel = _hankel(s)
+    sf, sg, sdf, sdg = (tf.linalg.matvec(hankel, x) for x in (f, g, df, dg))
+    total = limit * tf.reduce_sum(p)
+    squares = 2 * _dot(p, s) - _dot(sf, sf) + _dot(sg, sg)
+    if is_mean:
+      hankel = _hankel(y)
+      yf, yg = (tf.linalg.matvec(hankel, x) for x in (f, g))
+      residual = _dot(y, p) - _dot(yf, sf) + _dot(yg, sg)
+      weighted = _dot(_slope(p), s) - _dot(sf, sdf) + _dot(sg, sdg)
+      weighted_total = limit * (
+          tf.reduce_sum(_slope(p)) - total * tf.reduce_sum(_slope(q)))
+      error = (
+          limit**2 * (rounds + 1) / 2
+          + 2 * limit * (total - weighted_total / rounds)
+          + squares + (residual - weighted) / rounds)
     else:
-      self._weights = np.ones(self._terms)
-      self._tail_weight = left
+      error = rounds * limit**2 + 2 * limit * total + squares
+    loss = tf.math.log(error) + tf.math.log(_dot(c, c))
+  return loss, tape.gradient(loss, c)
+
+
+def _hankel(s: tf.Tensor) -> tf.Tensor:
+  """Returns H[i, j] = s_{i+j}, 0 past the end, [m, m] float64."""
+  return tf.reverse(
+      series.lower_toeplitz(tf.reverse(s, [0])), [0])
+
+
+class _Settled:
+  """The log loss as a function of c_1 .. c_{b-1}, for n so large that d is 0.
+
+  XLA compiles all but the factorisation, at which it is five times slower.
+  """
+
+  def __init__(self, rounds: int, bands: int, objective: str, momentum: float):
+    is_mean = objective == solver.MEAN
+
+    def compiled(function: Callable):
+      return tf.function(function, jit_compile=True, autograph=False)
+
+    form, weighted_slope = compiled(_form), compiled(_weighted_slope)
+    loss_and_gradient = compiled(
+        lambda c, s, y, n: _loss_and_gradient(c, s, y, n, momentum, is_mean))
+
+    def function(c, n):
+      q, _, p = _polynomials(c, momentum)
+      factor = tf.linalg.cholesky(form(q))
+
+      def solve(x):
+        return tf.linalg.cholesky_solve(factor, x[:, None])[:, 0]
+
+      s = solve(p)
+      y = -solve(weighted_slope(q, p, s)) if is_mean else tf.zeros_like(s)
+      return loss_and_gradient(c, s, y, n)
+
+    self._function = tf.function(
+        function, autograph=False,
+    ).get_concrete_function(
+        tf.TensorSpec([bands], tf.float64), tf.TensorSpec([], tf.float64))
+    self._rounds = tf.constant(rounds, tf.float64)
 
   def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
-    coefficients = np.concatenate([[1.0], free])
-    while True:
-      value, gradient, residual = self._loss_and_gradient(
-          tf.constant(coefficients, tf.float64),
-          tf.constant(self._weights, tf.float64),
-          tf.constant(self._tail_weight, tf.float64))
-      self.exact = bool(
-          self._terms == self._rounds or residual <= _CONVERGED)
-      if self.exact or self._terms >= _MOST_TERMS:
-        return float(value), gradient.numpy()[1:]
-      self._set_terms(2 * self._terms)
-
-
-def square_root_coefficients(bands: int) -> np.ndarray:
-  """Returns the first coefficients of (1 - x)^(-1/2), [bands] float64."""
-  j = np.arange(1, bands)
-  return np.concatenate([[1.0], np.cumprod((j - 0.5) / j)])
+    value, gradient = self._function(
+        tf.constant(np.concatenate([[1.0], free]), tf.float64), self._rounds)
+    if not np.isfinite(value):
+      # K is not positive definite.
+      return np.inf, np.zeros_like(free)
+    return float(value), gradient.numpy()[1:]
 
 
 def optimize_banded_toeplitz(
     rounds: int,
     bands: int,
-    objective: str = MEAN,
-    max_evaluations: int = 2000,
-    callback: Optional[Callable[[], None]] = None,
-) -> Optimized:
-  """Returns the banded Toeplitz strategy of least loss for prefix sums.
+    objective: str = solver.MEAN,
+    workload: workloads.Workload = workloads.PREFIX,
+    max_evaluations: int = solver.MAX_EVALUATIONS,
+    callback: Optional[solver.Callback] = None,
+) -> solver.Optimized:
+  """Returns the banded Toeplitz strategy of least loss.
 
     loss = error * sens^2, sens = |c| for a single participation
 
@@ -185,60 +202,56 @@ def optimize_banded_toeplitz(
   Args:
     rounds: n.
     bands: b, at most n.
-    objective: `MEAN` or `MAX`, over the errors of the n prefix sums.
+    objective: `MEAN` or `MAX`, over the errors of the n rounds.
+    workload: A, of constant learning rate.
     max_evaluations: of the loss and its gradient.
-    callback: called after every iteration of L-BFGS-B.
+    callback: called after every iteration with the loss reached.
 
   Raises:
-    ValueError: a value out of range.
+    ValueError: a value out of range, or a learning rate schedule.
 
   >>> found = optimize_banded_toeplitz(rounds=1000, bands=16)
   >>> round(found.loss, 6), found.converged
   (39.415317, True)
   """
-  errors.check_count('rounds', rounds, 'give the number of rounds')
-  errors.check_count('bands', bands, '1 is the identity')
-  if bands > rounds:
+  start = strategies.BandedSqrt(rounds, bands).coefficients
+  solver.check_objective(objective)
+  if not workload.is_toeplitz:
     raise ValueError(
         errors.invalid(
-            'bands', bands, f'must not exceed rounds={rounds}',
-            'use fewer bands'))
-  if objective not in (MEAN, MAX):
-    raise ValueError(
-        errors.invalid(
-            'objective', objective, 'is not known', 'use mean or max'))
-  if bands == 1:
-    return _optimized(rounds, objective, np.ones(1), 0, True)
-  loss = _Objective(rounds, bands, objective)
-  found = scipy.optimize.minimize(
-      loss,
-      square_root_coefficients(bands)[1:],
-      method='L-BFGS-B',
-      jac=True,
-      bounds=[(0, 1)] * (bands - 1),
-      callback=None if callback is None else lambda _: callback(),
-      options={
-          'maxcor': 20, 'ftol': 1e-15, 'gtol': 1e-9,
-          'maxfun': max_evaluations, 'maxiter': max_evaluations,
-      },
-  )
-  loss(found.x)
-  return _optimized(
-      rounds, objective, np.concatenate([[1.0], found.x]), found.nfev,
-      bool(found.success) and loss.exact)
+            'workload', workload, 'must have a constant learning rate',
+            'use family banded for a schedule'))
+  evaluations = 0
+  for loss in _losses(rounds, bands, objective, workload):
+    found = solver.Minimum(start[1:], np.nan, 0, True)
+    if bands > 1:
+      found = series.minimize(
+          loss(), start[1:], [(0, 1)] * (bands - 1),
+          max_evaluations - evaluations, callback)
+    evaluations += found.evaluations
+    start = np.concatenate([[1.0], found.x])
+    strategy = strategies.BandedToeplitz(rounds, start)
+    mean, largest = strategy.errors(workload)
+    value = (mean if objective == solver.MEAN else largest) * float(
+        start @ start)
+    # Otherwise d has not vanished, and all terms have to be added up.
+    exact = bands == 1 or abs(found.value / value - 1) <= _EXACT
+    if exact or found.interrupted or evaluations >= max_evaluations:
+      break
+  return solver.Optimized(
+      strategy, value, evaluations, found.converged and exact)
 
 
-def _optimized(
-    rounds: int,
-    objective: str,
-    coefficients: np.ndarray,
-    evaluations: int,
-    converged: bool,
-) -> Optimized:
-  """Returns the result, with the loss computed again without TensorFlow."""
-  strategy = strategies.BandedToeplitz(rounds, coefficients)
-  mean, largest = strategy.prefix_errors()
-  error = mean if objective == MEAN else largest
-  return Optimized(
-      strategy, error * float(coefficients @ coefficients), evaluations,
-      converged)
+def _losses(
+    rounds: int, bands: int, objective: str, workload: workloads.Workload
+) -> Iterator[Callable]:
+  """Yields constructors of the log loss of c_1 .. c_{b-1}, fastest first."""
+  if rounds >= _ROUNDS_PER_BAND * bands:
+    yield lambda: _Settled(rounds, bands, objective, workload.momentum)
+
+  def build(free):
+    c = tf.concat([tf.ones([1], tf.float64), free], 0)
+    return c, series.reciprocal(c, rounds)
+
+  yield lambda: series.Objective(
+      build, bands - 1, rounds, participation.Single(), workload, objective)

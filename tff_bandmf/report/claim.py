@@ -58,7 +58,7 @@ def established(directory: pathlib.Path) -> dict[str, Any]:
   if violated:
     spec = _weakened(spec, observed)
   delta = claim['delta']
-  mean, largest = strategy.prefix_errors()
+  mean, largest = strategy.errors()
   return {
       **spec.to_dict(),
       'z_stddev': z_stddev,

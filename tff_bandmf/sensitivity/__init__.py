@@ -1,8 +1,4 @@
 """The sensitivity of a strategy under a participation schema."""
 
-from tff_bandmf.sensitivity.sensitivity import (
-    EXACT,
-    UPPER_BOUND,
-    Sensitivity,
-    sensitivity,
-)
+from tff_bandmf.sensitivity.result import EXACT, UPPER_BOUND, Sensitivity
+from tff_bandmf.sensitivity.sensitivity import sensitivity

@@ -1,6 +1,16 @@
-"""The heaviest participation pattern of a vector of non-negative weights."""
+"""The heaviest participation pattern of weights that are not negative.
+
+| symbol | name here | meaning                                        |
+|--------|-----------|------------------------------------------------|
+| b      | `min_sep` | least difference of two chosen indices         |
+| k      | `count`   | the most indices chosen                        |
+| v      | `weights` | weight of an index                             |
+| F[i,m] |           | the most that m indices from i on can weigh    |
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -10,58 +20,83 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
 
     F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m])
 
-  [BandMF23, Alg 3], for every row of `weights` at once.
+  [BandMF23, Alg 3], for every row of `weights` and many i at once.
 
   Args:
     weights: [..., n] float64, non-negative.
-    min_sep: b, the least difference of two chosen indices.
-    count: k, the most indices chosen.
+    min_sep: b.
+    count: k.
 
   Returns:
     [...] float64.
   """
   n = weights.shape[-1]
-  # Where min_sep alone bounds the count, F needs no m: F[i, m-1] = F[i, m].
-  counted = count * min_sep < n
-  source = slice(None, -1) if counted else slice(1, None)
-  levels = count if counted else 1
-  # Ring over i of F[i, 0..k]; entries at or past n are 0.
-  ring = np.zeros((min_sep + 1,) + weights.shape[:-1] + (levels + 1,))
-  for i in range(n - 1, -1, -1):
-    skip = ring[(i + 1) % (min_sep + 1)]
-    take = ring[(i + min_sep) % (min_sep + 1)][..., source]
-    # i and i + b + 1 share a slot: `take` and `skip` are read before it.
-    best = np.maximum(take + weights[..., i, None], skip[..., 1:])
-    ring[i % (min_sep + 1)][..., 1:] = best
-  return ring[0][..., -1]
+  if min_sep == 1:
+    return np.sort(weights)[..., max(n - count, 0):].sum(-1)
+  if count < -(-n // min_sep):
+    best = np.zeros_like(weights)
+    for _ in range(count):
+      best = with_one_more(best, weights, min_sep)
+    return best[..., 0]
+  # Where min_sep alone bounds the count, F needs no m, and no i needs the
+  # F[i + b] of another of the same b.
+  width = min(min_sep, n)
+  best = np.zeros((*weights.shape[:-1], width))
+  for start in reversed(range(0, n, width)):
+    take = weights[..., start:start + width]
+    take = best[..., :take.shape[-1]] + take
+    # F[start + b], which all that is not taken leaves to the next block.
+    take[..., -1] = np.maximum(take[..., -1], best[..., 0])
+    best[..., :take.shape[-1]] = _running_max(take)
+  return best[..., 0]
 
 
-def heaviest_fixed(weights: np.ndarray, min_sep: int, count: int) -> float:
-  """Returns the largest sum of at most `count` entries exactly `min_sep` apart.
-
-  Args:
-    weights: [n] float64, non-negative.
-    min_sep: b, the difference of consecutive chosen indices.
-    count: k, the most indices chosen.
-  """
-  n = len(weights)
-  rows = -(-n // min_sep)
-  epochs = np.zeros((rows, min_sep))
-  epochs.reshape(-1)[:n] = weights
-  return float(window_sums(epochs, count).max())
-
-
-def window_sums(epochs: np.ndarray, count: int) -> np.ndarray:
-  """Returns sums of `count` consecutive rows that end at each row.
+def with_one_more(
+    best: np.ndarray, weights: np.ndarray, min_sep: int
+) -> np.ndarray:
+  """Returns F[:, m] from F[:, m - 1], [..., n].
 
   Args:
-    epochs: [rows, b] float64.
-    count: rows in a window; windows at the start are shorter.
-
-  Returns:
-    [rows, b] float64.
+    best: F[:, m - 1], [..., n] float64.
+    weights: v, [..., n] float64.
+    min_sep: b.
   """
-  sums = np.cumsum(epochs, axis=0)
+  take = weights.copy()
+  take[..., :-min_sep] += best[..., min_sep:]
+  return _running_max(take)
+
+
+def heaviest_fixed(
+    lags: Iterable[np.ndarray], rounds: int, min_sep: int, count: int
+) -> float:
+  """Returns the largest sum of X over k indices, each b after the last.
+
+    max_i sum_{a, c < k} X[i + a b, i + c b]
+
+  Args:
+    lags: of e = 0, 1, ..., the entries X[i, i + e b], [n - e b] float64,
+      non-negative; those beyond the last one given are 0.
+    rounds: n.
+    min_sep: b.
+    count: k.
+  """
+  width = min(min_sep, rounds)
+  total = np.zeros((-(-rounds // width), width))
+  for e, lag in zip(range(count), lags):
+    padded = np.zeros_like(total)
+    padded.reshape(-1)[:len(lag)] = lag
+    total += (2 if e else 1) * _window_sums(padded, count - e)
+  return float(total.max())
+
+
+def _window_sums(epochs: np.ndarray, count: int) -> np.ndarray:
+  """Returns the sums of `count` rows from each row on, [rows, b]."""
+  sums = np.cumsum(epochs[::-1], axis=0)[::-1]
   if count < len(epochs):
-    sums[count:] -= sums[:-count].copy()
+    sums[:-count] -= sums[count:].copy()
   return sums
+
+
+def _running_max(values: np.ndarray) -> np.ndarray:
+  """Returns the largest value from each index on, [..., n]."""
+  return np.maximum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]

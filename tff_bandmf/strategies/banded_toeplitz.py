@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from tff_bandmf.strategies import base, toeplitz
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BandedToeplitz(base.Strategy):
+class BandedToeplitz(toeplitz.BandedC):
   """C[t, t - s] = coefficients[s] for s < bands. [BandMF24, Sec 4]
 
   Attributes:
@@ -36,22 +36,8 @@ class BandedToeplitz(base.Strategy):
   coefficients: np.ndarray
 
   def __post_init__(self):
-    rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
-    coefficients = base.real_array('coefficients', self.coefficients)
-    if coefficients.ndim != 1 or not len(coefficients):
-      raise ValueError(
-          errors.invalid(
-              'coefficients.shape', coefficients.shape,
-              'must be one-dimensional and not empty',
-              'give the first column of C'))
-    if len(coefficients) > self.rounds:
-      raise ValueError(
-          errors.invalid(
-              'bands', len(coefficients),
-              f'must not exceed rounds={self.rounds}', 'use fewer bands'))
-    base.check_entries('coefficients', coefficients, coefficients[:1])
-    coefficients.flags.writeable = False
+    rounds, coefficients = base.check_series(
+        self.rounds, 'coefficients', self.coefficients)
     object.__setattr__(self, 'rounds', rounds)
     object.__setattr__(self, 'coefficients', coefficients)
 
@@ -59,12 +45,54 @@ class BandedToeplitz(base.Strategy):
   def bands(self) -> int:
     return len(self.coefficients)
 
-  def band_rows(self, start: int, stop: int) -> np.ndarray:
-    t = np.arange(start, stop)[:, None]
-    return np.where(t >= np.arange(self.bands), self.coefficients, 0.0)
-
-  def prefix_errors(self) -> tuple[float, float]:
-    return toeplitz.prefix_errors(self.coefficients, self.rounds)
-
   def arrays(self) -> dict[str, np.ndarray]:
     return {'coefficients': self.coefficients}
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RobustToeplitz(BandedToeplitz):
+  """A banded Toeplitz C for a min_sep only known to lie in [b0, bands].
+
+  Its last coefficients fall to zero linearly, so that little is lost when
+  columns of one client overlap. [BandMF24, App H]
+
+  Attributes:
+    rounds: n.
+    coefficients: [bands] float64, tapered already; see `taper`.
+    b0: the least min_sep expected, r2 - r1.
+  """
+
+  family: ClassVar[str] = 'robust-toeplitz'
+  b0: int
+
+  def __post_init__(self):
+    super().__post_init__()
+    b0 = errors.check_count('b0', self.b0, 'give the least min_sep expected')
+    if b0 > self.bands:
+      raise ValueError(
+          errors.invalid(
+              'b0', b0, f'must not exceed bands={self.bands}',
+              'min_sep lies in [b0, bands]'))
+    object.__setattr__(self, 'b0', b0)
+
+  def parameters(self) -> dict[str, Any]:
+    return {'b0': self.b0}
+
+
+def taper(coefficients: np.ndarray, b0: int) -> np.ndarray:
+  """Returns coefficients that fall to zero from band b0 on.
+
+    c_{i-1} (b - i) / (b - b0) for b0 <= i <= b, [BandMF24, App H]
+
+  Args:
+    coefficients: [b] float64.
+    b0: in [1, b]; b leaves them as they are.
+
+  Returns:
+    [b] float64, or [1] where all but the first would be zero.
+  """
+  b = len(coefficients)
+  i = np.arange(1, b + 1)
+  if b0 == b:
+    return coefficients
+  return coefficients * np.where(i < b0, 1.0, (b - i) / (b - b0))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import errors, workloads
+from tff_bandmf.strategies import per_query
 
 # Above this many rounds nothing n x n is materialised.
-_MAX_DENSE_ROUNDS = 20_000
+MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
 # PRIVACY: squares of such entries neither vanish nor overflow, so sensitivity
 # is neither 0 nor infinite; nor do they as float32 noise.
 # Guard: strategies_test.test_extreme_scale_is_refused.
@@ -21,25 +22,32 @@ _LARGEST_ENTRY = 1e30
 
 
 class Strategy(abc.ABC):
-  """A lower-triangular n x n matrix C with a non-zero diagonal.
+  """A lower-triangular n x n matrix C with a positive diagonal.
 
   Round t of a run adds `clip * sigma * (C^-1 Z)[t]` to the clipped sum, with Z
   iid standard normal, and sigma relative to the sensitivity of C.
 
-  | symbol | name here | meaning                                        |
-  |--------|-----------|------------------------------------------------|
-  | n      | `rounds`  | rounds that the mechanism supports             |
-  | b_hat  | `bands`   | diagonals of C that are not all zero           |
-  | e_t    |           | squared L2 norm of row t of A C^-1, A = tri(n) |
+  | symbol | name here       | meaning                                       |
+  |--------|-----------------|-----------------------------------------------|
+  | n      | `rounds`        | rounds that the mechanism supports            |
+  | b_hat  | `bands`         | diagonals of C that are not all zero          |
+  | p      | `inverse_bands` | diagonals of C^-1 that are not all zero       |
+  | d      | `buffers`       | buffers of a BLT                              |
+  | e_t    |                 | squared L2 norm of row t of A C^-1            |
+
+  Attributes:
+    family: as on the command line and in strategy files.
+    rounds: n.
+    bands: b_hat, the main diagonal included.
+    inverse_bands: p, or None where the family bounds it by n only.
+    buffers: d, or None where the family is no BLT.
   """
 
   family: ClassVar[str]
   rounds: int
-
-  @property
-  @abc.abstractmethod
-  def bands(self) -> int:
-    """The number of non-zero diagonals, the main one included."""
+  bands: int
+  inverse_bands: Optional[int] = None
+  buffers: Optional[int] = None
 
   @abc.abstractmethod
   def band_rows(self, start: int, stop: int) -> np.ndarray:
@@ -54,12 +62,56 @@ class Strategy(abc.ABC):
       0 where t < s.
     """
 
-  @abc.abstractmethod
-  def prefix_errors(self) -> tuple[float, float]:
-    """Returns (mean, max) over t of e_t, unit noise, prefix-sum workload."""
+  def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
+    """Returns rows of C^-1 by their `inverse_bands` bands, as `band_rows`.
+
+    Raises:
+      ValueError: C^-1 has more than a few bands.
+    """
+    raise ValueError(
+        errors.invalid(
+            'family', self.family, 'has no inverse of few bands',
+            'use band_rows'))
+
+  @property
+  def noise_copies(self) -> int:
+    """Model copies that the noise of one round needs from earlier ones.
+
+    None where C^-1 has few bands: the z of earlier rounds are made again.
+    """
+    return self.bands - 1 if self.inverse_bands is None else 0
+
+  def per_query_errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
+    """Returns e_t of every round, [n] float64, unit noise.
+
+    Raises:
+      ValueError: n is too large for this family and workload.
+    """
+    if self.inverse_bands is not None:
+      return per_query.of_banded_inverse(
+          self.rounds, self.inverse_bands, self.inverse_band_rows, workload)
+    return per_query.of_banded(
+        self.rounds, self.bands, self.band_rows, workload)
+
+  def errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> tuple[float, float]:
+    """Returns (mean, max) over t of e_t, unit noise.
+
+    Raises:
+      ValueError: n is too large for this family and workload.
+    """
+    per_query_errors = self.per_query_errors(workload)
+    return float(per_query_errors.mean()), float(per_query_errors.max())
+
+  def parameters(self) -> dict[str, Any]:
+    """Returns what defines C besides `rounds` and `arrays`, JSON values."""
+    return {}
 
   def arrays(self) -> dict[str, np.ndarray]:
-    """Returns the float64 arrays that define C together with `rounds`."""
+    """Returns the float64 arrays that define C, with the above."""
     return {}
 
   def matrix(self) -> np.ndarray:
@@ -68,12 +120,7 @@ class Strategy(abc.ABC):
     Raises:
       ValueError: n is so large that the matrix would not fit in memory.
     """
-    if self.rounds > _MAX_DENSE_ROUNDS:
-      raise ValueError(
-          errors.invalid(
-              'rounds', self.rounds,
-              f'a dense matrix is made up to {_MAX_DENSE_ROUNDS} rounds',
-              'use band_rows'))
+    check_dense(self.rounds)
     dense = np.zeros((self.rounds, self.rounds))
     rows = self.band_rows(0, self.rounds)
     for s in range(self.bands):
@@ -84,12 +131,41 @@ class Strategy(abc.ABC):
   def digest(self) -> str:
     """Returns the SHA-256 of what defines C, 64 hexadecimal digits."""
     sha = hashlib.sha256()
-    sha.update(json.dumps([self.family, self.rounds]).encode())
+    sha.update(
+        json.dumps([self.family, self.rounds, self.parameters()]).encode())
     for name, array in sorted(self.arrays().items()):
       header: list[Any] = [name, list(array.shape)]
       sha.update(json.dumps(header).encode())
       sha.update(np.ascontiguousarray(array, '<f8').tobytes())
     return sha.hexdigest()
+
+
+def check_dense(rounds: int) -> None:
+  """Raises ValueError if an n x n matrix would not fit in memory."""
+  if rounds > MAX_DENSE_ROUNDS:
+    raise ValueError(
+        errors.invalid(
+            'rounds', rounds,
+            f'a dense matrix is made up to {MAX_DENSE_ROUNDS} rounds',
+            'use fewer rounds, or a family of few bands or buffers'))
+
+
+def check_fraction(
+    name: str, value: Any, low: float, high: float, remedy: str
+) -> float:
+  """Returns `value` as a float if it is in [low, high], else raises.
+
+  Raises:
+    TypeError: it is no number.
+    ValueError: it is out of range.
+  """
+  if isinstance(value, bool) or not hasattr(value, '__float__'):
+    raise TypeError(errors.invalid(name, value, 'must be a number', remedy))
+  if not low <= float(value) <= high:
+    raise ValueError(
+        errors.invalid(
+            name, value, f'must be in [{low:g}, {high:g}]', remedy))
+  return float(value)
 
 
 def real_array(name: str, values: Any) -> np.ndarray:
@@ -135,3 +211,41 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
             f'the diagonal of C must be at least {_SMALLEST_DIAGONAL:g} and '
             f'no entry above {_LARGEST_ENTRY:g}',
             'multiply C by a constant: the mechanism stays the same'))
+
+
+def check_series(
+    rounds: Any, name: str, values: Any
+) -> tuple[int, np.ndarray]:
+  """Returns rounds and a read-only copy of the start of a first column.
+
+  Args:
+    rounds: n.
+    name: of the series, for messages.
+    values: [terms], at most n of them, the first positive.
+
+  Raises:
+    TypeError: rounds is no integer or the values are no real numbers.
+    ValueError: they are no such series.
+  """
+  rounds = errors.check_count('rounds', rounds, 'give the number of rounds')
+  series = real_array(name, values)
+  if series.ndim != 1 or not len(series):
+    raise ValueError(
+        errors.invalid(
+            f'{name}.shape', series.shape,
+            'must be one-dimensional and not empty', 'give a first column'))
+  check_bands(rounds, len(series))
+  check_entries(name, series, series[:1])
+  series.flags.writeable = False
+  return rounds, series
+
+
+def check_bands(rounds: int, bands: Any) -> int:
+  """Returns `bands` if it is in [1, rounds], else raises."""
+  bands = errors.check_count('bands', bands, '1 is the identity')
+  if bands > rounds:
+    raise ValueError(
+        errors.invalid(
+            'bands', bands, f'must not exceed rounds={rounds}',
+            'use fewer bands'))
+  return bands

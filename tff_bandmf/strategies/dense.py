@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import ClassVar
 
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import errors
+from tff_bandmf import errors, workloads
 from tff_bandmf.strategies import base
 
 
@@ -50,31 +51,63 @@ class Dense(base.Strategy):
   def rounds(self) -> int:
     return len(self.values)
 
-  @property
+  @functools.cached_property
   def bands(self) -> int:
     t, i = np.nonzero(self.values)
     return int(np.max(t - i)) + 1
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
-    t = np.arange(start, stop)[:, None]
-    i = t - np.arange(self.bands)
-    return np.where(i >= 0, self.values[t, np.maximum(i, 0)], 0.0)
+    return band_rows(self.values, self.bands, start, stop)
 
-  def prefix_errors(self) -> tuple[float, float]:
+  def per_query_errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
     # (A C^-1)^T = C^-T A^T, solved row by row of A C^-1.
     decoder = scipy.linalg.solve_triangular(
-        self.values.T, np.triu(np.ones_like(self.values)), lower=False).T
+        self.values.T, workload.matrix(self.rounds).T, lower=False)
     with np.errstate(over='ignore', invalid='ignore'):
-      per_query = np.einsum('ij,ij->i', decoder, decoder)
-    if not np.all(np.isfinite(per_query)):
+      e = np.einsum('ij,ij->j', decoder, decoder)
+    if not np.all(np.isfinite(e)):
       raise ValueError(
           errors.invalid(
               'C', f'{self.rounds} rounds', 'C^-1 overflows',
               'use a better conditioned C'))
-    return float(per_query.mean()), float(per_query.max())
+    return e
 
   def arrays(self) -> dict[str, np.ndarray]:
     return {'values': self.values}
 
   def matrix(self) -> np.ndarray:
     return self.values
+
+
+def band_rows(
+    values: np.ndarray, bands: int, start: int, stop: int
+) -> np.ndarray:
+  """Returns what `Strategy.band_rows` does, of [n, n] `values`."""
+  t = np.arange(start, stop)[:, None]
+  i = t - np.arange(bands)
+  return np.where(i >= 0, values[t, np.maximum(i, 0)], 0.0)
+
+
+def lower_factor(gram: np.ndarray) -> np.ndarray:
+  """Returns the lower-triangular C with C^T C = X.
+
+  PRIVACY: not the Cholesky factor of X, for which C C^T = X and whose
+  sensitivity is another. Guard:
+  strategies_test.test_lower_factor_has_this_gram.
+
+  Args:
+    gram: X, [n, n] float64, positive definite.
+
+  Returns:
+    [n, n] float64, positive diagonal.
+
+  Raises:
+    numpy.linalg.LinAlgError: X is not positive definite.
+
+  >>> lower_factor(np.array([[5.0, 2.0], [2.0, 4.0]]))
+  array([[2., 0.],
+         [1., 2.]])
+  """
+  return np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T.copy()

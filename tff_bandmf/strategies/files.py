@@ -5,19 +5,24 @@ the same content. JSON, version 1:
 
   {"format": "tff_bandmf.strategy", "version": 1,
    "family": "banded-toeplitz", "rounds": 2052,
+   "parameters": {},
    "arrays": {"coefficients": [1.0, 0.5]},
    "optimized": {"objective": "mean", "converged": true}}
 
-`arrays` holds what the family's `Strategy.arrays` returns; numbers are written
-so that float64 reads back bit for bit. `optimized` says how the file came to
-be and is empty for a family without optimiser; nothing is computed from it.
+`parameters` and `arrays` hold what the family's `Strategy.parameters` and
+`Strategy.arrays` return, {"column_normalize": true} among the former; numbers
+are written so that float64 reads back bit for bit. `optimized` says how the
+file came to be and is empty for a family without optimiser; nothing is
+computed from it.
 An `.npz` archive has one member per array and one, `header`, with the rest as
 a JSON string. A `.npy` file is read as the matrix C itself.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import keyword
 import os
 import pathlib
 import tempfile
@@ -29,7 +34,45 @@ from typing import Any, Optional, Union
 import numpy as np
 
 from tff_bandmf import errors
-from tff_bandmf.strategies import banded_toeplitz, base, dense, identity
+from tff_bandmf.strategies import (
+    banded,
+    banded_inverse,
+    banded_toeplitz,
+    base,
+    blt,
+    column_normalized,
+    dense,
+    fractional,
+    identity,
+    inverse_plus_constant,
+    stamped,
+    tree,
+)
+
+# Every family, by its name.
+FAMILIES = {
+    family.family: family
+    for family in (
+        identity.Identity,
+        banded.Banded,
+        banded_toeplitz.BandedToeplitz,
+        banded_toeplitz.RobustToeplitz,
+        fractional.BandedSqrt,
+        fractional.BandedFractional,
+        inverse_plus_constant.InversePlusConstant,
+        fractional.SqrtToeplitz,
+        fractional.Lti,
+        blt.Blt,
+        fractional.DpCgd,
+        banded_inverse.BandedInverse,
+        fractional.BandedInverseSqrt,
+        fractional.BandedInverseFractional,
+        dense.Dense,
+        tree.Tree,
+        tree.OnlineTree,
+        stamped.Stamped,
+    )
+}
 
 _SUFFIXES = ('.json', '.npz')
 
@@ -64,6 +107,7 @@ def save(
       'version': VERSION,
       'family': strategy.family,
       'rounds': strategy.rounds,
+      'parameters': strategy.parameters(),
       'optimized': dict(optimized or {}),
   }
   header_text = json.dumps(header, allow_nan=False)
@@ -163,25 +207,56 @@ def _read_npz(path: pathlib.Path) -> dict[str, Any]:
 
 def _from_header(path: pathlib.Path, header: dict[str, Any]) -> base.Strategy:
   """Returns the strategy that a file's header and arrays describe."""
-  family, arrays = header.get('family'), header.get('arrays')
+  family = header.get('family')
+  if not isinstance(family, str) or family not in FAMILIES:
+    raise ValueError(
+        errors.invalid(
+            'family', family, f'{path} has a family that this release lacks',
+            'upgrade, or optimise another family'))
   try:
     rounds = errors.check_count(
         'rounds', header.get('rounds'), f'{path} is damaged: write it again')
-    if family == identity.Identity.family:
-      return identity.Identity(rounds)
-    if family == banded_toeplitz.BandedToeplitz.family:
-      return banded_toeplitz.BandedToeplitz(rounds, arrays['coefficients'])
-    if family == dense.Dense.family:
-      strategy = dense.Dense(arrays['values'])
-      if strategy.rounds != rounds:
-        raise ValueError(_not_a_strategy(path))
-      return strategy
-  except (KeyError, TypeError) as error:
+    # Files of families without parameters may lack them.
+    strategy = _build(
+        family, rounds, header.get('parameters', {}), header['arrays'])
+  except (AttributeError, KeyError, TypeError) as error:
     raise ValueError(_not_a_strategy(path)) from error
-  raise ValueError(
-      errors.invalid(
-          'family', family, f'{path} has a family that this release lacks',
-          'upgrade, or optimise another family'))
+  if strategy.rounds != rounds:
+    raise ValueError(_not_a_strategy(path))
+  return strategy
+
+
+def _build(
+    family: str,
+    rounds: int,
+    parameters: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+) -> base.Strategy:
+  """Returns the strategy of these parts; what does not fit raises."""
+  if family == stamped.Stamped.family:
+    block = parameters['block']
+    if block['family'] == family:
+      raise TypeError('a stamped strategy inside a stamped one')
+    return stamped.Stamped(
+        rounds,
+        _build(
+            block['family'], block['rounds'], block['parameters'],
+            {name[len('block.'):]: array for name, array in arrays.items()}))
+  # lambda is a parameter and a word of Python.
+  fields = {
+      name + '_' * keyword.iskeyword(name): value
+      for name, value in parameters.items()
+  }
+  normalize = fields.pop('column_normalize', False)
+  if not isinstance(normalize, bool):
+    raise TypeError('column_normalize is true or false')
+  kind = FAMILIES[family]
+  if 'rounds' in {field.name for field in dataclasses.fields(kind)}:
+    fields['rounds'] = rounds
+  strategy = kind(**fields, **arrays)
+  if normalize:
+    return column_normalized.ColumnNormalized(strategy)
+  return strategy
 
 
 def _not_a_strategy(path: pathlib.Path) -> str:

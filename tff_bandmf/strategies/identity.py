@@ -7,19 +7,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from tff_bandmf import errors
-from tff_bandmf.strategies import base
+from tff_bandmf import errors, workloads
+from tff_bandmf.strategies import toeplitz
 
 
 @dataclasses.dataclass(frozen=True)
-class Identity(base.Strategy):
-  """C = I, e_t = t + 1.
+class Identity(toeplitz.BandedC):
+  """C = I; for prefix sums e_t = t + 1.
 
-  >>> Identity(rounds=2052).prefix_errors()
+  >>> Identity(rounds=2052).errors()
   (1026.5, 2052.0)
   """
 
   family: ClassVar[str] = 'identity'
+  bands: ClassVar[int] = 1
   rounds: int
 
   def __post_init__(self):
@@ -28,16 +29,12 @@ class Identity(base.Strategy):
     object.__setattr__(self, 'rounds', rounds)
 
   @property
-  def bands(self) -> int:
-    return 1
-
-  @property
   def coefficients(self) -> np.ndarray:
-    """First column of C, [1] float64."""
     return np.ones(1)
 
-  def band_rows(self, start: int, stop: int) -> np.ndarray:
-    return np.ones((stop - start, 1))
-
-  def prefix_errors(self) -> tuple[float, float]:
+  def errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> tuple[float, float]:
+    if workload != workloads.PREFIX:
+      return super().errors(workload)
     return (self.rounds + 1) / 2, float(self.rounds)

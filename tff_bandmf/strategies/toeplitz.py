@@ -1,56 +1,252 @@
-"""Series of a lower-triangular Toeplitz matrix, exact for any n."""
+"""What the Toeplitz families share: C[t, i] = c_{t - i}.
+
+As power series, c(x) is a quotient of two: a polynomial for a banded C, one
+over a polynomial for a banded C^-1, a proper rational function for a BLT.
+
+| symbol | name here        | meaning                                    |
+|--------|------------------|--------------------------------------------|
+| c      | `column`         | first column of C                          |
+| r      | `inverse_column` | first column of C^-1, r(x) = 1 / c(x)      |
+| a      |                  | first column of A, 1 / ((1-x) (1-beta x))  |
+| w      | `weights`        | first column of A C^-1, w(x) = a(x) / c(x) |
+
+  e_t = sum_{j<=t} w_j^2,   n * mean = sum_j (n - j) w_j^2
+"""
 
 from __future__ import annotations
+
+import abc
 
 import numpy as np
 import scipy.signal
 
-from tff_bandmf import errors
+from tff_bandmf import errors, workloads
+from tff_bandmf.strategies import base, per_query
 
 _FIRST_BLOCK = 4096
 _CONVERGED = 1e-12
 # Beyond this the weights have not converged and n is taken as too large.
 _MAX_TERMS = 100_000_000
+# Rounds up to which O(n^2) is a matter of seconds.
+_MAX_QUADRATIC_ROUNDS = 200_000
 
 
-def prefix_weights(coefficients: np.ndarray, terms: int) -> np.ndarray:
-  """Returns w = C^-1 1, the weights of noise z in a prefix sum.
+class Toeplitz(base.Strategy):
+  """A strategy with constant diagonals."""
 
-  Row t of A C^-1 holds w_t, ..., w_0, so e_t = sum_{j<=t} w_j^2.
+  @abc.abstractmethod
+  def column(self, terms: int) -> np.ndarray:
+    """Returns c, [terms] float64."""
+
+  @abc.abstractmethod
+  def inverse_column(self, terms: int) -> np.ndarray:
+    """Returns r, [terms] float64."""
+
+  def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
+    """Returns w, [terms] float64, for a workload that is Toeplitz."""
+    return _filter_workload(workload, self.inverse_column(terms))
+
+  def band_rows(self, start: int, stop: int) -> np.ndarray:
+    t = np.arange(start, stop)[:, None]
+    return np.where(t >= np.arange(self.bands), self.column(self.bands), 0.0)
+
+  def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
+    if self.inverse_bands is None:
+      return super().inverse_band_rows(start, stop)
+    t = np.arange(start, stop)[:, None]
+    return np.where(
+        t >= np.arange(self.inverse_bands),
+        self.inverse_column(self.inverse_bands), 0.0)
+
+  def per_query_errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
+    if workload.is_toeplitz:
+      with np.errstate(over='ignore', invalid='ignore'):
+        e = np.cumsum(self.weights(workload, self.rounds)**2)
+      return _check_finite(e, self.bands)
+    return scaled_errors(self, np.ones(self.rounds), workload)
+
+  def errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> tuple[float, float]:
+    if not workload.is_toeplitz:
+      return super().errors(workload)
+    if self.rounds > _MAX_TERMS:
+      raise ValueError(
+          errors.invalid(
+              'rounds', self.rounds,
+              f'{self.family} is computed up to {_MAX_TERMS} rounds',
+              'use fewer rounds'))
+    with np.errstate(over='ignore', invalid='ignore'):
+      squares = self.weights(workload, self.rounds)**2
+      largest = squares.sum()
+      mean = squares @ np.arange(self.rounds, 0, -1, float) / self.rounds
+    _check_finite(largest, self.bands)
+    return float(mean), float(largest)
+
+
+class RationalToeplitz(Toeplitz):
+  """c(x) = 1 / r(x) or c(x) a polynomial: few numbers give any n.
+
+  Exactly one of the two has length 1.
+  """
+
+  @abc.abstractmethod
+  def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (P, Q), [.] float64 each, with c(x) = P(x) / Q(x)."""
+
+  def column(self, terms: int) -> np.ndarray:
+    top, bottom = self.polynomials()
+    return _series(top, bottom, terms)
+
+  def inverse_column(self, terms: int) -> np.ndarray:
+    top, bottom = self.polynomials()
+    return _series(bottom, top, terms)
+
+  def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
+    top, bottom = self.polynomials()
+    return scipy.signal.lfilter(
+        bottom, np.convolve(top, [1.0, -workload.momentum]), np.ones(terms))
+
+  def errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> tuple[float, float]:
+    if not workload.is_toeplitz:
+      return super().errors(workload)
+    top, bottom = self.polynomials()
+    return _errors_to_the_limit(
+        bottom, np.convolve(top, [1.0, -workload.momentum]), self.rounds)
+
+
+class BandedC(RationalToeplitz):
+  """c(x) is a polynomial. Subclasses have `coefficients`.
+
+  Attributes:
+    coefficients: [bands] float64, first column of C; read-only.
+  """
+
+  coefficients: np.ndarray
+
+  def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
+    return self.coefficients, np.ones(1)
+
+
+class BandedInverseC(RationalToeplitz):
+  """r(x) is a polynomial. Subclasses have `inverse_coefficients`.
+
+  Attributes:
+    inverse_coefficients: [p] float64, first column of C^-1; read-only.
+  """
+
+  inverse_coefficients: np.ndarray
+
+  @property
+  def bands(self) -> int:
+    return 1 if self.inverse_bands == 1 else self.rounds
+
+  def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
+    return np.ones(1), self.inverse_coefficients
+
+
+def scaled_errors(
+    strategy: Toeplitz, scale: np.ndarray, workload: workloads.Workload
+) -> np.ndarray:
+  """Returns e for the matrix C D^-1, D diagonal, and any workload.
 
   Args:
-    coefficients: [bands] float64, first column of C, coefficients[0] > 0.
-    terms: how many of w to return.
+    strategy: C.
+    scale: [n] float64, the diagonal of D.
+    workload: A.
+
+  Raises:
+    ValueError: neither C nor C^-1 has few bands and n is large.
+  """
+  rounds = strategy.rounds
+  if strategy.inverse_bands is not None:
+    return per_query.of_banded_inverse(
+        rounds, strategy.inverse_bands,
+        lambda start, stop: (
+            scale[start:stop, None] * strategy.inverse_band_rows(start, stop)),
+        workload)
+  if strategy.bands < rounds:
+    def rows(start, stop):
+      t = np.arange(start, stop)[:, None] - np.arange(strategy.bands)
+      return strategy.band_rows(start, stop) / scale[np.maximum(t, 0)]
+    return per_query.of_banded(rounds, strategy.bands, rows, workload)
+  if rounds > _MAX_QUADRATIC_ROUNDS:
+    raise ValueError(
+        errors.invalid(
+            'rounds', rounds,
+            f'{strategy.family} with column normalisation or a learning rate '
+            f'schedule is computed up to {_MAX_QUADRATIC_ROUNDS} rounds',
+            'use fewer rounds, or a family of few bands'))
+  return _check_finite(
+      per_query.of_toeplitz(strategy.inverse_column(rounds), scale, workload),
+      strategy.bands)
+
+
+def fractional_coefficients(alpha: float, terms: int) -> np.ndarray:
+  """Returns the first coefficients of (1 - x)^-alpha.
+
+    c_0 = 1,   c_j = c_{j-1} (j - 1 + alpha) / j
+
+  Args:
+    alpha: any real number; 1/2 gives the square root of the prefix sum and
+      -1/2 its inverse.
+    terms: how many.
 
   Returns:
     [terms] float64.
+
+  >>> fractional_coefficients(0.5, 4).tolist()
+  [1.0, 0.5, 0.375, 0.3125]
   """
-  return scipy.signal.lfilter([1.0], coefficients, np.ones(terms))
+  j = np.arange(1, terms)
+  return np.concatenate([[1.0], np.cumprod((j - 1 + alpha) / j)])
 
 
-def prefix_errors(coefficients: np.ndarray, rounds: int) -> tuple[float, float]:
-  """Returns (mean, max) over t of e_t for the prefix-sum workload.
+def _series(top: np.ndarray, bottom: np.ndarray, terms: int) -> np.ndarray:
+  """Returns the first coefficients of top(x) / bottom(x), [terms]."""
+  impulse = np.zeros(terms)
+  impulse[:1] = 1.0
+  return scipy.signal.lfilter(top, bottom, impulse)
 
-    n * mean = sum_j (n - j) w_j^2,   max = sum_{j<n} w_j^2
 
-  w_j converges to 1 / sum(coefficients), geometrically where the series has
-  no root in the closed unit disc; w is computed until `bands` terms in a row
-  are within 1e-12 of the limit, and the rest of the sum has a closed form.
-  Where w does not converge every term is computed.
+def _filter_workload(
+    workload: workloads.Workload, series: np.ndarray
+) -> np.ndarray:
+  """Returns the coefficients of a(x) series(x)."""
+  summed = np.cumsum(series)
+  if not workload.momentum:
+    return summed
+  return scipy.signal.lfilter([1.0], [1.0, -workload.momentum], summed)
+
+
+def _errors_to_the_limit(
+    top: np.ndarray, bottom: np.ndarray, rounds: int
+) -> tuple[float, float]:
+  """Returns (mean, max) of e for w(x) = top(x) / (bottom(x) (1 - x)).
+
+  w_j converges to top(1) / bottom(1), geometrically where `bottom` has no
+  root in the closed unit disc; w is computed until as many terms in a row as
+  it remembers are within 1e-12 of the limit, and the rest of the sum has a
+  closed form. Where w does not converge every term is computed.
 
   Args:
-    coefficients: [bands] float64, first column of C, coefficients[0] > 0.
+    top: [.] float64.
+    bottom: [.] float64, bottom[0] > 0.
     rounds: n.
 
   Raises:
     ValueError: w does not converge and n is too large to add up every term,
       or the errors are not finite.
   """
-  coefficients = np.asarray(coefficients, np.float64)
-  state = np.zeros(len(coefficients) - 1)
-  total = coefficients.sum()
+  memory = max(len(top), len(bottom))
+  state = np.zeros(memory - 1)
+  total = bottom.sum()
   # Without a limit nothing is near it, and every term is added up.
-  limit = 1 / total if total > 0 else np.nan
+  limit = top.sum() / total if total > 0 else np.nan
   weighted = squares = 0.0
   done, block = 0, _FIRST_BLOCK
   while done < rounds:
@@ -60,9 +256,8 @@ def prefix_errors(coefficients: np.ndarray, rounds: int) -> tuple[float, float]:
               'rounds', rounds,
               f'C^-1 has not converged after {_MAX_TERMS} rounds',
               'use coefficients that decay faster, or fewer rounds'))
-    terms = min(max(block, len(coefficients)), rounds - done)
-    w, state = scipy.signal.lfilter(
-        [1.0], coefficients, np.ones(terms), zi=state)
+    terms = min(max(block, memory), rounds - done)
+    w, state = scipy.signal.lfilter(top, bottom, np.ones(terms), zi=state)
     with np.errstate(over='ignore', invalid='ignore'):
       squared = w * w
       squares += squared.sum()
@@ -72,17 +267,22 @@ def prefix_errors(coefficients: np.ndarray, rounds: int) -> tuple[float, float]:
     block *= 2
     if not np.isfinite(squares):
       break
-    tail = w[-len(coefficients):]
-    if np.all(np.abs(tail - limit) <= _CONVERGED * limit):
+    tail = w[-memory:]
+    if np.all(np.abs(tail - limit) <= _CONVERGED * abs(limit)):
       left = float(rounds - done)
       squares += left * limit**2
       weighted += left * (left + 1) / 2 * limit**2
       break
   mean, largest = weighted / rounds, squares
-  if not (np.isfinite(mean) and np.isfinite(largest)):
+  _check_finite(np.array([mean, largest]), len(bottom))
+  return float(mean), float(largest)
+
+
+def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
+  """Returns `e`, or raises ValueError where it is not finite."""
+  if not np.all(np.isfinite(e)):
     raise ValueError(
         errors.invalid(
-            'coefficients', f'{len(coefficients)} bands',
-            'C^-1 grows without bound',
+            'coefficients', f'{bands} bands', 'C^-1 grows without bound',
             'use coefficients whose series has no root in the unit disc'))
-  return float(mean), float(largest)
+  return e

@@ -1,0 +1,192 @@
+"""Tests of amplification by b-min-sep sampling."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from tff_bandmf import accounting, participation, sensitivity, strategies
+
+_SAMPLES = 40_000
+
+
+def _patterns(rounds, min_sep, sampling_prob):
+  """Returns all sets of rounds, [patterns, n] of 0 and 1, and their odds."""
+  patterns, odds = [], []
+  for pattern in itertools.product([0.0, 1.0], repeat=rounds):
+    taken = [i for i in range(rounds) if pattern[i]]
+    if any(b - a < min_sep for a, b in zip(taken, taken[1:])):
+      continue
+    prob, i = 1.0, 0
+    while i < rounds:
+      prob *= sampling_prob if pattern[i] else 1 - sampling_prob
+      i += min_sep if pattern[i] else 1
+    patterns.append(pattern)
+    odds.append(prob)
+  assert sum(odds) == pytest.approx(1)
+  return np.array(patterns), np.array(odds)
+
+
+def _exact_delta(means, weights, z_stddev, epsilon, points=91):
+  """Returns delta of a mixture, integrated on a grid."""
+  means = means / z_stddev
+  axes = [
+    np.linspace(min(0, m.min()) - 7, max(0, m.max()) + 7, points)
+    for m in means.T
+  ]
+  volume = math.prod(axis[1] - axis[0] for axis in axes)
+  y = np.stack(np.meshgrid(*axes, indexing='ij'), -1).reshape(-1, len(axes))
+
+  def density(mean):
+    return np.exp(-((y - mean) ** 2).sum(-1) / 2) / (2 * math.pi) ** (
+      len(axes) / 2
+    )
+
+  p = sum(w * density(mean) for w, mean in zip(weights, means))
+  q = density(np.zeros(len(axes)))
+  scale = math.exp(epsilon)
+  return volume * max(
+    np.maximum(p - scale * q, 0).sum(), np.maximum(q - scale * p, 0).sum()
+  )
+
+
+def _strategy(rounds=7):
+  rows = np.array([[1.0, 0.0], [1.1, 0.6]] + [[0.9, 0.4]] * (rounds - 2))
+  return strategies.Banded(rows)
+
+
+def _spec(
+  noise_multiplier=1.0, min_sep=3, sampling_prob=0.3, rounds=7, **kwargs
+):
+  return accounting.BMinSepSpec(
+    _strategy(rounds),
+    min_sep,
+    sampling_prob,
+    noise_multiplier,
+    **{'sampling': accounting.B_MIN_SEP, **kwargs},
+  )
+
+
+def test_recursions_are_the_sums_over_patterns():
+  spec = _spec(0.7)
+  mixture = spec.mixture(0.7)
+  patterns, odds = _patterns(7, 3, 0.3)
+  means = patterns @ spec.strategy.matrix().T / spec.z_stddev
+  squares = (means**2).sum(1)
+  assert mixture.mean_square == pytest.approx(odds @ squares)
+  center = odds @ means
+  assert mixture.square_mean == pytest.approx(center @ center)
+  for gamma in (1.0, 1.7, 3.0):
+    assert mixture.log_normalizer(gamma) == pytest.approx(
+      math.log(odds @ np.exp(gamma * (gamma - 1) / 2 * squares))
+    )
+  y = np.random.default_rng(0).standard_normal((7, 5))
+  losses = means @ y - squares[:, None] / 2
+  per_round = mixture._losses(y)
+  for gamma in (1.0, 2.2):
+    np.testing.assert_allclose(
+      mixture._log_ratios(gamma * per_round)[0],
+      np.log(odds @ np.exp(gamma * losses)),
+      rtol=1e-12,
+    )
+
+
+def test_rounds_are_drawn_with_the_tilted_odds():
+  """Chi-squared over all patterns; one false alarm in a million."""
+  mixture = _spec(0.7).mixture(0.7)
+  gains = np.linspace(-0.5, 1.0, 7)
+  patterns, odds = _patterns(7, 3, 0.3)
+  tilted = odds * np.exp(patterns @ gains)
+  tilted /= tilted.sum()
+  taken = mixture._draw_rounds(np.random.default_rng(1), _SAMPLES, gains)
+  code = 2.0 ** np.arange(7)
+  seen = np.array([(code @ taken == p @ code).sum() for p in patterns])
+  assert seen.sum() == _SAMPLES
+  statistic = ((seen - _SAMPLES * tilted) ** 2 / (_SAMPLES * tilted)).sum()
+  degrees = len(patterns) - 1
+  # Laurent and Massart's bound of the chi-squared tail.
+  assert statistic <= degrees + 2 * math.sqrt(degrees * 14) + 28
+
+
+@pytest.mark.parametrize(
+  ('noise_multiplier', 'epsilon'), [(0.5, 3.0), (1.0, 0.5), (2.0, 0.1)]
+)
+@pytest.mark.parametrize('sampling_prob', [0.1, 0.6])
+def test_bound_covers_the_true_delta(
+  noise_multiplier, epsilon, sampling_prob
+):
+  spec = _spec(noise_multiplier, 2, sampling_prob, rounds=3)
+  patterns, odds = _patterns(3, 2, sampling_prob)
+  means = patterns @ spec.strategy.matrix().T
+  exact = _exact_delta(means, odds, spec.z_stddev, epsilon)
+  found = spec.delta(epsilon, _SAMPLES, 1e-6, seed=2)
+  assert exact * 0.999 <= found.upper <= 1.4 * exact + 1e-3
+  assert found.estimate == pytest.approx(exact, rel=0.25, abs=5e-5)
+
+
+def test_separation_of_one_is_poisson_sampling():
+  rounds, q = 20, 0.2
+  spec = accounting.BMinSepSpec(
+    strategies.Identity(rounds), 1, q, 0.5, accounting.B_MIN_SEP
+  )
+  exact = accounting.poisson_delta(spec.z_stddev, q, rounds, 1.0)
+  found = spec.delta(1.0, _SAMPLES, 1e-6, seed=3)
+  assert exact * 0.99 <= found.upper <= 1.4 * exact
+  assert found.estimate == pytest.approx(exact, rel=0.1)
+
+
+def test_sensitivity_is_that_without_amplification():
+  spec = _spec(2.0)
+  worst = sensitivity.sensitivity(spec.strategy, participation.MinSep(3))
+  assert spec.sensitivity == worst.value
+  assert worst.method == 'exact'
+  assert spec.delta(1.0, 2000, seed=4).total <= accounting.gaussian_delta(
+    2.0, 1.0
+  )
+
+
+def test_calibrated_noise_meets_the_true_delta():
+  patterns, odds = _patterns(3, 2, 0.2)
+  spec, bound = accounting.calibrate_b_min_sep(
+    _strategy(3), 2, 0.2, 1.0, 1e-2, accounting.B_MIN_SEP, _SAMPLES, 1e-6, 5
+  )
+  assert bound.total <= 1e-2
+  exact = _exact_delta(
+    patterns @ spec.strategy.matrix().T, odds, spec.z_stddev, 1.0
+  )
+  assert 0.5e-2 <= exact <= 1e-2
+  assert spec.noise_multiplier < 0.9 * accounting.gaussian_noise_multiplier(
+    1.0, 1e-2
+  )
+
+
+def test_more_bands_than_min_sep_are_refused():
+  with pytest.raises(ValueError, match='min_sep=1: must be at least the bands'):
+    _spec(min_sep=1)
+
+
+def test_negative_entries_are_refused():
+  rows = np.array([[1.0, 0.0], [1.0, -0.5]])
+  with pytest.raises(ValueError, match='entry -0.5'):
+    accounting.BMinSepSpec(
+      strategies.Banded(rows), 2, 0.5, 1.0, accounting.B_MIN_SEP
+    )
+
+
+def test_what_is_not_proved_is_refused():
+  with pytest.raises(ValueError, match='sampling=enforced'):
+    _spec(sampling='enforced')
+  with pytest.raises(ValueError, match='adjacency=replace-one'):
+    _spec(adjacency='replace-one')
+  with pytest.raises(ValueError, match='sampling_prob=1: must be below 1'):
+    _spec(sampling_prob=1)
+  with pytest.raises(ValueError, match='noise_multiplier=0'):
+    _spec(0)
+
+
+def test_claim_is_a_json_object():
+  claim = _spec(2.0).to_dict()
+  assert claim['amplification'] == 'b-min-sep'
+  assert claim['sampling_prob'] == 0.3
+  assert claim['z_stddev_per_clip'] == 2.0 * claim['sensitivity']

@@ -1,0 +1,257 @@
+"""Tests of amplification by balls-in-bins sampling, and of sampled deltas."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tff_bandmf import accounting, participation, sensitivity, strategies
+from tff_bandmf.accounting import balls_in_bins, monte_carlo
+
+_MATRIX = np.array(
+  [
+    [1.0, 0, 0, 0, 0],
+    [0.6, 1.2, 0, 0, 0],
+    [0.3, 0.5, 0.9, 0, 0],
+    [0.2, 0.3, 0.5, 1.0, 0],
+    [0.0, 0.2, 0.0, 0.4, 0.7],
+  ]
+)
+_SAMPLES = 100_000
+
+
+def _exact_delta(gram, z_stddev, epsilon, points=91):
+  """Returns delta of the mixture of bins, integrated on a grid."""
+  # Only inner products matter: means in as many dimensions as there are bins.
+  means = np.linalg.cholesky(gram) / z_stddev
+  axes = [
+    np.linspace(min(0, m.min()) - 7, max(0, m.max()) + 7, points)
+    for m in means.T
+  ]
+  volume = math.prod(axis[1] - axis[0] for axis in axes)
+  y = np.stack(np.meshgrid(*axes, indexing='ij'), -1).reshape(-1, len(axes))
+
+  def density(mean):
+    return np.exp(-((y - mean) ** 2).sum(-1) / 2) / (2 * math.pi) ** (
+      len(axes) / 2
+    )
+
+  p = sum(density(mean) for mean in means) / len(means)
+  q = density(np.zeros(len(axes)))
+  scale = math.exp(epsilon)
+  return volume * max(
+    np.maximum(p - scale * q, 0).sum(), np.maximum(q - scale * p, 0).sum()
+  )
+
+
+def _spec(noise_multiplier=1.0, bins=3, matrix=_MATRIX, **kwargs):
+  return accounting.BallsInBinsSpec(
+    strategies.Dense(matrix),
+    bins,
+    noise_multiplier,
+    **{'sampling': accounting.BALLS_IN_BINS, **kwargs},
+  )
+
+
+@pytest.mark.parametrize('bins', [1, 2, 3, 5])
+def test_gram_is_that_of_the_bins(bins):
+  sums = np.stack([_MATRIX[:, j::bins].sum(1) for j in range(bins)], 1)
+  spec = _spec(bins=bins)
+  np.testing.assert_allclose(spec.gram, sums.T @ sums, rtol=1e-14)
+  worst = sensitivity.sensitivity(
+    spec.strategy, participation.FixedEpoch(bins)
+  )
+  assert spec.sensitivity == pytest.approx(worst.value, rel=1e-12)
+  assert spec.z_stddev == spec.noise_multiplier * spec.sensitivity
+
+
+def test_gram_is_added_up_in_blocks(monkeypatch):
+  whole = balls_in_bins.bin_gram(strategies.Dense(_MATRIX), 3)
+  monkeypatch.setattr(balls_in_bins, '_BLOCK_ENTRIES', 10)
+  parts = balls_in_bins.bin_gram(strategies.Dense(_MATRIX), 3)
+  np.testing.assert_allclose(parts, whole, rtol=1e-14)
+
+
+@pytest.mark.parametrize('bins', [2, 3])
+@pytest.mark.parametrize(
+  ('noise_multiplier', 'epsilon'),
+  [(0.4, 4.0), (1.0, 0.5), (1.0, 2.0), (3.0, 0.2), (3.0, 0.0)],
+)
+def test_bound_covers_the_true_delta(bins, noise_multiplier, epsilon):
+  spec = _spec(noise_multiplier, bins)
+  exact = _exact_delta(spec.gram, spec.z_stddev, epsilon)
+  # 1e-6: one false alarm in a million runs, each.
+  found = spec.delta(epsilon, _SAMPLES, 1e-6, seed=1)
+  assert exact * 0.999 <= found.upper <= 1.35 * exact + 3e-4
+  assert found.estimate == pytest.approx(exact, rel=0.25, abs=2e-5)
+  assert found.total <= accounting.gaussian_delta(noise_multiplier, epsilon)
+
+
+@pytest.mark.parametrize(
+  ('noise_multiplier', 'epsilon', 'low_estimates'),
+  [(0.5, 3.0, 90), (1.0, 0.3, 30)],
+)
+def test_bound_fails_as_rarely_as_stated(
+  noise_multiplier, epsilon, low_estimates
+):
+  """A bound of failure probability 0.2 fails in about 60 of 300 runs at most.
+
+  More than 90 binomial failures have a probability of 1e-5. That the samples
+  are few enough for an average alone to fail more often is seen, too.
+  """
+  spec = _spec(noise_multiplier, 2)
+  mixture = spec.mixture(noise_multiplier)
+  exact = _exact_delta(spec.gram, spec.z_stddev, epsilon, points=801)
+  found = [
+    monte_carlo.delta_bound(mixture, epsilon, 500, 0.2, seed)
+    for seed in range(300)
+  ]
+  assert sum(bound.upper < exact for bound in found) <= 90
+  assert sum(bound.estimate < exact for bound in found) > low_estimates
+
+
+def test_weights_do_not_change_the_mean():
+  """The values of any gamma average to one delta, and respect their bound."""
+  spec = _spec(0.6, 3)
+  mixture = spec.mixture(0.6)
+  exact = _exact_delta(spec.gram, spec.z_stddev, 1.5)
+  rng = np.random.default_rng(0)
+  directions = monte_carlo._removes(mixture, 1.5)
+  assert len(directions) >= 3
+  for direction in directions:
+    x = direction.draw(rng, _SAMPLES)
+    assert x.min() >= 0
+    assert x.max() <= direction.bound
+    # 5 standard deviations: one false alarm in a million.
+    assert abs(x.mean() - exact) <= 5 * x.std() / math.sqrt(len(x)) + 1e-6
+
+
+def test_added_client_is_sampled_where_it_matters():
+  """Far in the tail, where plain samples of Q would all be 0."""
+  gram = np.array([[4.0, 3.9], [3.9, 4.0]])
+  mixture = balls_in_bins.BallsInBinsMixture(gram, 2.0)
+  rng = np.random.default_rng(0)
+  direction = monte_carlo._add(mixture, 3.0)
+  x = direction.draw(rng, _SAMPLES)
+  assert x.max() <= direction.bound < 0.1
+  # The two bins are nearly one, so delta is nearly that of a Gaussian.
+  exact = accounting.gaussian_delta(1.0, 3.0)
+  assert x.mean() == pytest.approx(exact, rel=0.1)
+
+
+def test_one_bin_is_the_run_without_amplification():
+  found = _spec(2.0, bins=1).delta(1.0, _SAMPLES, 1e-6, seed=3)
+  exact = accounting.gaussian_delta(2.0, 1.0)
+  assert found.total == exact
+  assert found.failure_probability == 0
+  sampled = monte_carlo.delta_bound(
+    _spec(2.0, bins=1).mixture(2.0), 1.0, _SAMPLES, 1e-6, 3
+  )
+  assert sampled.estimate == pytest.approx(exact, rel=0.05)
+  assert sampled.upper > exact
+
+
+def test_total_counts_the_failure_probability():
+  found = _spec(1.0).delta(1.0, 10_000, 1e-4, seed=4)
+  assert found.failure_probability == 1e-4
+  assert found.total == found.upper + 1e-4
+  _, bound = accounting.calibrate_balls_in_bins(
+    strategies.Dense(_MATRIX), 3, 1.0, 1e-2, accounting.BALLS_IN_BINS,
+    _SAMPLES, 1e-4, seed=4,
+  )
+  assert bound.failure_probability == 1e-4
+  assert bound.upper + 1e-4 <= 1e-2
+  with pytest.raises(ValueError, match='at most half of delta=0.01'):
+    _spec(1.0).epsilon(1e-2, 10_000, 0.006)
+
+
+@pytest.mark.parametrize(('epsilon', 'delta'), [(1.0, 1e-2), (4.0, 1e-3)])
+def test_calibrated_noise_meets_the_true_delta(epsilon, delta):
+  spec, bound = accounting.calibrate_balls_in_bins(
+    strategies.Dense(_MATRIX), 3, epsilon, delta, accounting.BALLS_IN_BINS,
+    _SAMPLES, 1e-6, seed=5,
+  )
+  assert bound.total <= delta
+  assert bound.epsilon == epsilon
+  exact = _exact_delta(spec.gram, spec.z_stddev, epsilon)
+  assert 0.5 * delta <= exact <= delta
+  assert spec.noise_multiplier < accounting.gaussian_noise_multiplier(
+    epsilon, delta
+  )
+
+
+def test_epsilon_meets_the_true_delta():
+  spec = _spec(1.0)
+  found = spec.epsilon(1e-2, _SAMPLES, 1e-6, seed=6)
+  assert found.total <= 1e-2
+  exact = _exact_delta(spec.gram, spec.z_stddev, found.epsilon)
+  assert 0.5e-2 <= exact <= 1e-2
+  assert found.epsilon < accounting.gaussian_epsilon(1.0, 1e-2)
+
+
+def test_seed_repeats_the_bound():
+  spec = _spec(1.0)
+  first = spec.delta(1.0, 5000, seed=7)
+  assert first == spec.delta(1.0, 5000, seed=7)
+  assert first != spec.delta(1.0, 5000, seed=8)
+  drawn = spec.delta(1.0, 5000)
+  assert drawn == spec.delta(1.0, 5000, seed=drawn.seed)
+
+
+@pytest.mark.parametrize(
+  ('epsilon', 'rmse', 'gamma'), [(8, 30.52, 2.6), (2, 49.44, 3.7)]
+)
+def test_published_noise_is_confirmed(epsilon, rmse, gamma):
+  """[DPCGD26, Table 4]: 3900 rounds, 10 epochs, delta = 1e-5, C^-1 = I - shift / 2.
+
+  The published noise is a little too small; 3% more is enough.
+  """
+  rounds, bins = 3900, 390
+  strategy = strategies.BandedInverseSqrt(rounds, 2)
+  gram = balls_in_bins.bin_gram(strategy, bins)
+  weights = np.full(rounds, 0.5)
+  weights[0] = 1
+  mean_error = (rounds - np.arange(rounds)) @ weights**2 / rounds
+  for factor, enough in ((0.995, False), (1.03, True)):
+    mixture = balls_in_bins.BallsInBinsMixture(
+      gram, factor * rmse / math.sqrt(mean_error)
+    )
+    loss, tilted = mixture.sample_remove(
+      np.random.default_rng(9), 20_000, gamma
+    )
+    weight = np.exp(mixture.log_normalizer(gamma) + loss - tilted)
+    x = np.maximum(1 - np.exp(epsilon - loss), 0) * weight
+    margin = 5 * x.std() / math.sqrt(len(x))
+    assert (x.mean() + margin < 1e-5) if enough else (
+      x.mean() - margin > 1e-5
+    )
+
+
+def test_negative_entries_are_refused():
+  matrix = _MATRIX.copy()
+  matrix[3, 1] = -1e-3
+  with pytest.raises(ValueError, match='entry -0.001'):
+    _spec(matrix=matrix)
+
+
+def test_what_is_not_proved_is_refused():
+  with pytest.raises(ValueError, match='sampling=shuffled'):
+    _spec(sampling='shuffled')
+  with pytest.raises(ValueError, match='adjacency=replace-one'):
+    _spec(adjacency='replace-one')
+  with pytest.raises(ValueError, match='bins=6: must not exceed'):
+    _spec(bins=6)
+  with pytest.raises(ValueError, match='noise_multiplier=0'):
+    _spec(0)
+  with pytest.raises(ValueError, match='failure_probability=1: must be below'):
+    _spec().delta(1.0, 100, 1)
+  with pytest.raises(ValueError, match='epsilon=-1'):
+    _spec().delta(-1, 100)
+
+
+def test_claim_is_a_json_object():
+  claim = _spec(2.0).to_dict()
+  assert claim['amplification'] == 'balls-in-bins'
+  assert claim['bins'] == 3
+  assert claim['participations'] == 2
+  assert claim['z_stddev_per_clip'] == 2.0 * claim['sensitivity']

@@ -1,0 +1,117 @@
+"""Tests of the ranking of mechanisms."""
+
+import math
+
+import pytest
+
+from tff_bandmf import (
+  accounting,
+  choosing,
+  participation,
+  strategies,
+  workloads,
+)
+
+_ROUNDS = 96
+_SCHEMA = participation.MinSep(24, 3)
+_FAST = (
+  'identity',
+  'dp-cgd',
+  'banded-sqrt',
+  'banded-inverse-sqrt',
+  'online-tree',
+  'lti',
+  'inverse-plus-constant',
+)
+
+
+def _choose(**kwargs):
+  return choosing.choose(
+    _ROUNDS, _SCHEMA, 2.0, 1e-6, **{'families': _FAST, **kwargs}
+  )
+
+
+@pytest.mark.parametrize('copies', [0, 1, 7, 200])
+def test_every_choice_fits_in_memory(copies):
+  ranking = _choose(noise_copies=copies)
+  assert all(each.noise_copies <= copies for each in ranking.choices)
+  families = [each.strategy.family for each in ranking.choices]
+  assert sorted([*families, *ranking.left_out]) == sorted(_FAST)
+  assert ('lti' in families) == (copies >= _ROUNDS - 1)
+  assert ('online-tree' in families) == (copies >= 7)
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+def test_choices_are_ranked_by_what_is_minimised(objective):
+  choices = _choose(objective=objective).choices
+  key = 'rmse' if objective == 'mean' else 'max_rmse'
+  values = [getattr(each, key) for each in choices]
+  assert values == sorted(values)
+  assert len(set(values)) > 3
+
+
+def test_rmse_is_that_of_the_calibrated_run():
+  for choice in _choose().choices:
+    spec = accounting.calibrate(choice.strategy, _SCHEMA, 2.0, 1e-6)
+    mean, largest = choice.strategy.errors()
+    assert choice.noise_multiplier == spec.noise_multiplier
+    assert choice.rmse == pytest.approx(spec.z_stddev * math.sqrt(mean))
+    assert choice.max_rmse == pytest.approx(spec.z_stddev * math.sqrt(largest))
+
+
+def test_more_memory_is_never_worse():
+  best = [
+    _choose(noise_copies=copies).choices[0].rmse for copies in (0, 2, 8, 200)
+  ]
+  assert best == sorted(best, reverse=True)
+
+
+def test_workload_changes_the_errors():
+  plain = _choose(families=['identity']).choices[0]
+  workload = workloads.Workload(0.9, cooldown=0.25)
+  other = _choose(families=['identity'], workload=workload).choices[0]
+  mean, _ = strategies.Identity(_ROUNDS).errors(workload)
+  assert other.rmse / plain.rmse == pytest.approx(
+    math.sqrt(mean / ((_ROUNDS + 1) / 2))
+  )
+
+
+def test_nothing_that_fits_is_an_error():
+  with pytest.raises(ValueError, match='none fits'):
+    _choose(families=['lti'], noise_copies=3)
+
+
+def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
+  ranking = choosing.choose_cyclic_poisson(
+    64, 4, 2.0, 1e-6, families=['identity', 'banded-sqrt', 'blt']
+  )
+  assert list(ranking.left_out) == ['blt']
+  bands = sorted(
+    each.strategy.bands
+    for each in ranking.choices
+    if each.strategy.family == 'banded-sqrt'
+  )
+  assert bands == [1, 2, 4, 8, 16]  # bands * 4 epochs <= 64 rounds.
+  for choice in ranking.choices:
+    strategy = choice.strategy
+    assert choice.sampling_prob == strategy.bands * 4 / 64
+    # Twice the population: the same rounds of a client, so the same claim.
+    spec = accounting.CyclicPoissonSpec(
+      strategy, 128, 8, choice.noise_multiplier
+    )
+    assert 1.9 < spec.epsilon(1e-6) <= 2.0
+    assert choice.rmse == pytest.approx(
+      spec.z_stddev * math.sqrt(strategy.errors()[0])
+    )
+
+
+def test_cyclic_poisson_fits_in_memory():
+  ranking = choosing.choose_cyclic_poisson(
+    64, 4, 2.0, 1e-6, noise_copies=3, families=['banded-sqrt']
+  )
+  assert max(each.strategy.bands for each in ranking.choices) == 4
+
+
+def test_more_epochs_than_rounds_are_refused():
+  with pytest.raises(ValueError, match='max_participations=65'):
+    choosing.choose_cyclic_poisson(64, 65, 2.0, 1e-6)

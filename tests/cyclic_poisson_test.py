@@ -1,0 +1,361 @@
+"""Tests of amplification by cyclic Poisson sampling."""
+
+import functools
+import itertools
+import math
+
+import dp_accounting
+import hypothesis
+import numpy as np
+import pytest
+from dp_accounting.pld import pld_privacy_accountant, privacy_loss_distribution
+from hypothesis import strategies as st
+from scipy import special
+
+from tff_bandmf import accounting, strategies
+
+# [BandMF23, Table 5]: 2052 rounds, 6 epochs, delta = 1e-6. The matrices there
+# have sensitivity 1 with 6 participations, so the noise of one column of norm 1
+# is sqrt(6) times the printed one.
+_PRINTED_DELTA = 1e-6
+_PRINTED = [
+  (1, 1, 0.37313),
+  (4, 1, 0.25136),
+  (16, 1, 0.16876),
+  (1, 9, 0.79118),
+  (2, 18, 0.64708),
+  (4, 32, 0.52224),
+  (8, 64, 0.43490),
+]
+
+
+def _closed_form(sigma, q, epsilon):
+  """Returns delta of one Poisson-sampled Gaussian, the larger direction."""
+
+  def gaussian(log_ratio):
+    a = 0.5 / sigma
+    return special.ndtr(a - log_ratio * sigma) - math.exp(
+      log_ratio
+    ) * special.ndtr(-a - log_ratio * sigma)
+
+  remove = 1 - math.exp(epsilon)
+  if math.exp(epsilon) > 1 - q:
+    remove = q * gaussian(math.log((math.exp(epsilon) - 1 + q) / q))
+  add = 0.0
+  out = (1 - q) * math.exp(epsilon)
+  if out < 1:
+    add = (1 - out) * gaussian(epsilon + math.log(q) - math.log1p(-out))
+  return max(remove, add)
+
+
+def _hockey_stick(means, weights, sigma, epsilon, points=81):
+  """Returns delta of a Gaussian mixture against N(0, sigma^2), on a grid.
+
+  Args:
+    means: [components, dimensions], of the mixture.
+    weights: [components].
+    sigma: standard deviation.
+    epsilon: of the hockey stick.
+    points: of the grid, in each dimension.
+
+  Returns:
+    The larger of both directions.
+  """
+  axis = [
+    np.linspace(
+      min(0, means[:, d].min()) - 7 * sigma,
+      max(0, means[:, d].max()) + 7 * sigma,
+      points,
+    )
+    for d in range(means.shape[1])
+  ]
+  volume = math.prod(a[1] - a[0] for a in axis)
+  y = np.stack(np.meshgrid(*axis, indexing='ij'), -1).reshape(-1, len(axis))
+
+  def density(mean):
+    return np.exp(-((y - mean) ** 2).sum(-1) / (2 * sigma**2)) / (
+      (2 * math.pi) ** (len(axis) / 2) * sigma ** len(axis)
+    )
+
+  q = density(np.zeros(len(axis)))
+  p = sum(w * density(m) for w, m in zip(weights, means))
+  scale = math.exp(epsilon)
+  return volume * max(
+    np.maximum(p - scale * q, 0).sum(), np.maximum(q - scale * p, 0).sum()
+  )
+
+
+@pytest.mark.parametrize(('epsilon', 'bands', 'sigma'), _PRINTED)
+def test_epsilon_is_the_published_one(epsilon, bands, sigma):
+  q = accounting.cyclic_sampling_prob(2052, 6, bands)
+  found = accounting.poisson_epsilon(
+    sigma * math.sqrt(6), q, -(-2052 // bands), _PRINTED_DELTA
+  )
+  assert found == pytest.approx(epsilon, rel=2e-3)
+
+
+@pytest.mark.parametrize(
+  ('epsilon', 'bands', 'sigma'), [row for row in _PRINTED if row[1] > 1]
+)
+def test_noise_multiplier_is_the_published_one(epsilon, bands, sigma):
+  q = accounting.cyclic_sampling_prob(2052, 6, bands)
+  found = accounting.cyclic_poisson_noise_multiplier(
+    epsilon, _PRINTED_DELTA, q, -(-2052 // bands)
+  )
+  assert found / math.sqrt(6) == pytest.approx(sigma, rel=1e-3)
+
+
+@pytest.mark.parametrize('sigma', [0.4, 1.0, 5.0])
+@pytest.mark.parametrize('q', [1e-3, 0.1, 0.9])
+@pytest.mark.parametrize('epsilon', [0.05, 0.5, 3.0])
+def test_one_composition_is_the_closed_form(sigma, q, epsilon):
+  found = accounting.poisson_delta(sigma, q, 1, epsilon)
+  exact = _closed_form(sigma, q, epsilon)
+  assert exact <= found <= exact * (1 + 1e-3) + 1e-8
+
+
+def test_the_worse_direction_counts():
+  # With q near 1 the addition of a client is worse than its removal.
+  sigma, q, epsilon = 2.0, 0.9, 0.05
+  losses = privacy_loss_distribution.from_gaussian_mechanism(
+    sigma, sampling_prob=q, value_discretization_interval=1e-3
+  )
+  both = [
+    pmf.get_delta_for_epsilon(epsilon)
+    for pmf in (losses._pmf_remove, losses._pmf_add)
+  ]
+  assert max(both) > 1.01 * min(both)
+  found = accounting.poisson_delta(sigma, q, 1, epsilon)
+  assert found == pytest.approx(max(both), rel=2e-3)
+
+
+@pytest.mark.parametrize('epsilon', [0.1, 1.0])
+def test_two_compositions_are_the_integral(epsilon):
+  sigma, q = 0.8, 0.3
+  patterns = np.array(list(itertools.product([0.0, 1.0], repeat=2)))
+  weights = np.prod(np.where(patterns > 0, q, 1 - q), axis=1)
+  exact = _hockey_stick(patterns, weights, sigma, epsilon, points=1001)
+  found = accounting.poisson_delta(sigma, q, 2, epsilon)
+  assert exact * (1 - 1e-4) <= found <= exact * (1 + 1e-3)
+
+
+@hypothesis.settings(deadline=None, max_examples=8)
+@hypothesis.given(
+  entries=st.lists(st.floats(-1, 1), min_size=3, max_size=3),
+  q=st.floats(0.05, 0.95),
+  sigma=st.floats(0.4, 2),
+  epsilon=st.floats(0, 2),
+)
+def test_delta_covers_every_client_of_a_signed_strategy(
+  entries, q, sigma, epsilon
+):
+  """Sums over what a client of each group can do, in both directions."""
+  a, b, c = entries
+  matrix = np.array([[1, 0, 0], [a, 1 + c, 0], [0, b, 1]], float)
+  kappa = np.linalg.norm(matrix, axis=0).max()
+  claimed = accounting.poisson_delta(sigma / kappa, q, 2, epsilon)
+  for group in ([0, 2], [1]):
+    patterns = np.array(list(itertools.product([0, 1], repeat=len(group))))
+    weights = np.prod(np.where(patterns > 0, q, 1 - q), axis=1)
+    # Gradients of a client may point either way.
+    signs = itertools.product([1, -1], repeat=len(group) - 1)
+    for sign in signs:
+      means = (patterns * [1, *sign]) @ matrix[:, group].T
+      exact = _hockey_stick(means, weights, sigma, epsilon)
+      assert exact <= claimed + 2e-3 * exact + 1e-6
+
+
+@pytest.mark.parametrize('compositions', [1, 7])
+def test_certain_participation_is_the_gaussian(compositions):
+  found = accounting.poisson_epsilon(3.0, 1.0, compositions, 1e-6)
+  assert found == accounting.gaussian_epsilon(
+    3.0 / math.sqrt(compositions), 1e-6
+  )
+  nearly = accounting.poisson_epsilon(3.0, 1 - 1e-9, compositions, 1e-6)
+  assert nearly == pytest.approx(found, rel=3e-4)
+  assert accounting.cyclic_poisson_noise_multiplier(
+    1.0, 1e-6, 1.0, compositions
+  ) == pytest.approx(
+    accounting.gaussian_noise_multiplier(1.0, 1e-6) * math.sqrt(compositions)
+  )
+
+
+@pytest.mark.parametrize(
+  ('sigma', 'q', 'compositions', 'delta'),
+  [(1.0, 0.02, 100, 1e-6), (0.5, 0.2, 10, 1e-5), (20.0, 0.5, 1000, 1e-8)],
+)
+def test_epsilon_is_an_accurate_upper_bound(sigma, q, compositions, delta):
+  found = accounting.poisson_epsilon(sigma, q, compositions, delta)
+  # An order of magnitude finer, and pessimistic itself.
+  fine = (
+    privacy_loss_distribution.from_gaussian_mechanism(
+      sigma,
+      sampling_prob=q,
+      value_discretization_interval=4e-4 / math.sqrt(compositions),
+    )
+    .self_compose(compositions)
+    .get_epsilon_for_delta(delta)
+  )
+  assert fine * (1 - 1e-5) <= found <= fine * (1 + 3e-4)
+  assert accounting.poisson_delta(sigma, q, compositions, found) <= (
+    delta * (1 + 2e-3)
+  )
+
+
+def test_event_gives_the_same_epsilon():
+  spec = accounting.CyclicPoissonSpec(
+    strategies.BandedToeplitz(100, np.array([1.0, 0.5])),
+    population=1000,
+    cohort_size=10,
+    noise_multiplier=1.0,
+    sampling='cyclic-poisson',
+  )
+  accountant = pld_privacy_accountant.PLDAccountant()
+  accountant.compose(spec.dp_event())
+  assert spec.epsilon(1e-6) == pytest.approx(
+    accountant.get_epsilon(1e-6), rel=1e-3
+  )
+  assert isinstance(spec.dp_event(), dp_accounting.SelfComposedDpEvent)
+
+
+@pytest.mark.parametrize(
+  ('epsilon', 'delta', 'q', 'compositions'),
+  [
+    (0.05, 1e-6, 1e-3, 50),
+    (1.0, 1e-9, 0.3, 1),
+    (4.0, 1e-6, 0.1, 33),
+    (30.0, 1e-5, 0.5, 3),
+  ],
+)
+def test_calibration_rounds_up(epsilon, delta, q, compositions):
+  found = accounting.cyclic_poisson_noise_multiplier(
+    epsilon, delta, q, compositions
+  )
+  reached = accounting.poisson_epsilon(found, q, compositions, delta)
+  assert epsilon * (1 - 1e-4) <= reached <= epsilon
+  less = accounting.poisson_epsilon(found * 0.999, q, compositions, delta)
+  assert less > epsilon
+
+
+def test_epsilon_grows_with_sampling_and_rounds():
+  def epsilon(sigma=1.0, q=0.05, compositions=20):
+    return accounting.poisson_epsilon(sigma, q, compositions, 1e-6)
+
+  assert epsilon() < epsilon(q=0.06)
+  assert epsilon() < epsilon(compositions=21)
+  assert epsilon() > epsilon(sigma=1.1)
+  assert epsilon() < accounting.gaussian_epsilon(1 / math.sqrt(20), 1e-6)
+
+
+def test_sampling_prob_is_that_within_the_group():
+  strategy = strategies.BandedToeplitz(100, np.array([1.0, 0.5, 0.2]))
+  spec = accounting.CyclicPoissonSpec(
+    strategy, 3000, 10, 1.5, accounting.CYCLIC_POISSON
+  )
+  assert spec.sampling_prob == pytest.approx(3 * 10 / 3000)
+  assert spec.compositions == 34
+  assert spec.column_norm == pytest.approx(math.sqrt(1 + 0.25 + 0.04))
+  assert spec.z_stddev == pytest.approx(1.5 * spec.column_norm)
+  assert spec.epsilon(1e-6) == accounting.poisson_epsilon(
+    1.5, 0.01, 34, 1e-6
+  )
+  assert spec.delta(0.5) == accounting.poisson_delta(1.5, 0.01, 34, 0.5)
+  assert spec.to_dict()['sampling_prob'] == spec.sampling_prob
+  more = accounting.CyclicPoissonSpec(
+    strategy, 3000, 10, 1.5, accounting.CYCLIC_POISSON, groups=5
+  )
+  assert (more.sampling_prob, more.compositions) == (5 * 10 / 3000, 20)
+
+
+def test_group_smaller_than_a_cohort_is_refused():
+  with pytest.raises(ValueError, match='groups=9: a group has 10 clients'):
+    accounting.cyclic_sampling_prob(90, 11, 9)
+  with pytest.raises(ValueError, match='sampling_prob=1.5: must be at most 1'):
+    accounting.poisson_epsilon(1.0, 1.5, 3, 1e-6)
+
+
+def test_more_bands_than_groups_are_refused():
+  strategy = strategies.BandedToeplitz(10, np.array([1.0, 0.5, 0.2]))
+  with pytest.raises(ValueError, match='groups=2: must be at least the bands'):
+    accounting.CyclicPoissonSpec(
+      strategy, 100, 1, 1.0, accounting.CYCLIC_POISSON, groups=2
+    )
+  with pytest.raises(ValueError, match='groups=11: must not exceed'):
+    accounting.CyclicPoissonSpec(
+      strategy, 100, 1, 1.0, accounting.CYCLIC_POISSON, groups=11
+    )
+
+
+@pytest.mark.parametrize('sampling', ['enforced', 'shuffled', 'balls-in-bins'])
+def test_other_sampling_is_refused(sampling):
+  with pytest.raises(ValueError, match=f'sampling={sampling}'):
+    accounting.CyclicPoissonSpec(
+      strategies.Identity(10), 100, 1, 1.0, sampling
+    )
+
+
+def test_replace_one_is_refused():
+  with pytest.raises(ValueError, match='adjacency=replace-one'):
+    accounting.CyclicPoissonSpec(
+      strategies.Identity(10),
+      100,
+      1,
+      1.0,
+      accounting.CYCLIC_POISSON,
+      adjacency='replace-one',
+    )
+
+
+def test_delta_below_rounding_is_refused():
+  with pytest.raises(ValueError, match='delta=1e-14: must be in'):
+    accounting.poisson_epsilon(1.0, 0.1, 100, 1e-14)
+  # What FFTs lose is counted at an epsilon that is never reached.
+  assert accounting.poisson_delta(1.0, 0.1, 100, 50.0) >= 4e-14
+
+
+@pytest.mark.parametrize('noise_multiplier', [0, -1, math.nan, math.inf])
+def test_noise_multiplier_out_of_range_is_refused(noise_multiplier):
+  with pytest.raises(ValueError, match='noise_multiplier='):
+    accounting.CyclicPoissonSpec(
+      strategies.Identity(10), 100, 1, noise_multiplier, 'cyclic-poisson'
+    )
+
+
+@functools.cache
+def _toeplitz_rmse(rounds, bands):
+  """Returns the rmse of the optimal banded Toeplitz strategy at sigma = 1."""
+  from tff_bandmf import optimize
+
+  return math.sqrt(optimize.optimize_banded_toeplitz(rounds, bands).loss)
+
+
+# [BIFR26, Table 7]: 2048 rounds, 8 epochs, delta = 1e-5.
+@pytest.mark.parametrize(
+  ('epsilon', 'bands', 'rmse'),
+  [(1, 8, 24.45), (2, 16, 14.61), (4, 32, 9.19), (8, 64, 5.95)],
+)
+def test_amplified_rmse_is_the_published_one(epsilon, bands, rmse):
+  (choice,) = accounting.choose_bands(
+    {bands: _toeplitz_rmse(2048, bands)}, 2048, 2048, 8, epsilon, 1e-5
+  )
+  assert choice.compositions == 2048 // bands
+  assert choice.rmse == pytest.approx(rmse, rel=2e-3)
+
+
+# [BandMF23, Table 3]: 1024 rounds, delta = 1e-6.
+@pytest.mark.parametrize(
+  ('epsilon', 'epochs', 'bands'),
+  [(1, 32, 2), (1, 64, 1), (1, 128, 1), (4, 32, 4), (4, 64, 2), (4, 128, 2)],
+)
+def test_chosen_bands_are_the_published_ones(epsilon, epochs, bands):
+  rmse = {b: _toeplitz_rmse(1024, b) for b in (1, 2, 4, 8)}
+  choices = accounting.choose_bands(rmse, 1024, 1024, epochs, epsilon, 1e-6)
+  assert choices[0].bands == bands
+  assert [c.rmse for c in choices] == sorted(c.rmse for c in choices)
+
+
+def test_bands_that_leave_too_few_clients_are_left_out():
+  choices = accounting.choose_bands({1: 3.0, 4: 1.0}, 8, 8, 4, 1.0, 1e-6)
+  assert [choice.bands for choice in choices] == [1]
+  with pytest.raises(ValueError, match='every group is smaller'):
+    accounting.choose_bands({4: 1.0}, 8, 8, 4, 1.0, 1e-6)

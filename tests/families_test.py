@@ -1,0 +1,389 @@
+"""Tests of every family against dense matrices and all patterns."""
+
+import contextlib
+import functools
+import itertools
+import math
+import pathlib
+import tempfile
+from unittest import mock
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from tff_bandmf import participation, sensitivity, strategies, workloads
+from tff_bandmf.sensitivity import gram, toeplitz, tree
+
+_CLOSE = 1 + 1e-11
+_MOST_ROUNDS = 8
+_WORKLOADS = (
+  workloads.PREFIX,
+  workloads.Workload(0.9),
+  workloads.Workload(0.0, 0.2, 0.3),
+  workloads.Workload(0.95, 0.15, 0.25),
+)
+
+
+def _fraction(low=0.0, high=1.0):
+  return st.floats(low, high, allow_subnormal=False)
+
+
+@st.composite
+def _series(draw, rounds, low=-1.0):
+  """Draws the start of a series with a bounded inverse."""
+  tail = np.array(
+    draw(st.lists(_fraction(low), max_size=rounds - 1)), np.float64
+  )
+  # Not falling, signed unless `low` is 0, and far from a root in the disc.
+  tail *= 0.9 / max(1.0, np.abs(tail).sum())
+  return draw(_fraction(0.5, 2)) * np.concatenate([[1.0], tail])
+
+
+@st.composite
+def _robust(draw, rounds):
+  series = draw(_series(rounds, low=0.0))
+  b0 = draw(st.integers(1, len(series)))
+  return strategies.RobustToeplitz(rounds, strategies.taper(series, b0), b0)
+
+
+@st.composite
+def _blt(draw, rounds):
+  buffers = draw(st.integers(1, 3))
+  theta = draw(
+    st.lists(
+      _fraction(0, 0.95), min_size=buffers, max_size=buffers, unique=True
+    )
+  )
+  omega = [draw(_fraction(-0.2, 0.3)) * (1 - t) for t in theta]
+  return strategies.Blt(rounds, omega, theta)
+
+
+@st.composite
+def _lower(draw, rounds, bands):
+  """Draws rows of a banded matrix that its diagonal dominates."""
+  entry = _fraction(draw(st.sampled_from([0.0, -1.0])))
+  rows = np.array(
+    draw(st.lists(entry, min_size=rounds * bands, max_size=rounds * bands))
+  ).reshape(rounds, bands)
+  rows *= 0.9 / bands
+  rows[:, 0] = 0.5 + np.abs(rows[:, 0])
+  return np.where(np.arange(rounds)[:, None] >= np.arange(bands), rows, 0.0)
+
+
+@st.composite
+def _banded(draw, rounds):
+  bands = draw(st.integers(1, min(rounds, 4)))
+  return strategies.Banded(draw(_lower(rounds, bands)))
+
+
+@st.composite
+def _dense(draw, rounds):
+  # Banded at times.
+  return strategies.Dense(draw(_banded(rounds)).matrix())
+
+
+@st.composite
+def _stamped(draw, rounds):
+  block = draw(st.integers(1, rounds + 1))
+  name = draw(st.sampled_from(sorted(set(_FAMILIES) - {'stamped'})))
+  return strategies.Stamped(rounds, draw(_FAMILIES[name](block)))
+
+
+def _with_bands(family, *others):
+  return lambda rounds: st.builds(
+    family, st.just(rounds), st.integers(1, rounds), *others
+  )
+
+
+# Rounds -> strategies of a family.
+_TOEPLITZ = {
+  'identity': lambda n: st.just(strategies.Identity(n)),
+  'banded-toeplitz': lambda n: st.builds(
+    strategies.BandedToeplitz, st.just(n), _series(n)
+  ),
+  'robust-toeplitz': _robust,
+  'banded-sqrt': _with_bands(strategies.BandedSqrt),
+  'banded-fractional': _with_bands(strategies.BandedFractional, _fraction()),
+  'inverse-plus-constant': _with_bands(
+    strategies.InversePlusConstant, _fraction(0, 3)
+  ),
+  'sqrt-toeplitz': lambda n: st.just(strategies.SqrtToeplitz(n)),
+  'lti': lambda n: st.builds(strategies.Lti, st.just(n), _fraction()),
+  'blt': _blt,
+  'dp-cgd': lambda n: st.builds(strategies.DpCgd, st.just(n), _fraction()),
+  'banded-inverse': lambda n: st.builds(
+    strategies.BandedInverse, st.just(n), _series(n)
+  ),
+  'banded-inverse-sqrt': _with_bands(strategies.BandedInverseSqrt),
+  'banded-inverse-fractional': _with_bands(
+    strategies.BandedInverseFractional, _fraction()
+  ),
+}
+_FAMILIES = {
+  **_TOEPLITZ,
+  **{
+    f'{name}, columns normalised': (
+      lambda n, make=make: make(n).map(strategies.ColumnNormalized)
+    )
+    for name, make in _TOEPLITZ.items()
+  },
+  'banded': _banded,
+  'dense': _dense,
+  'tree': lambda n: st.builds(
+    strategies.Tree, st.just(n), st.sampled_from([2, 3])
+  ),
+  'online-tree': lambda n: st.just(strategies.OnlineTree(n)),
+  'stamped': _stamped,
+}
+
+_each_family = pytest.mark.parametrize('name', _FAMILIES)
+
+
+_separated = st.tuples(
+  st.sampled_from([participation.MinSep, participation.FixedEpoch]),
+  # 9 is past the last round.
+  st.integers(1, 5) | st.just(9),
+  st.none() | st.integers(1, 4),
+).map(lambda drawn: drawn[0](*drawn[1:]))
+_schemas = st.just(participation.Single()) | _separated
+
+
+@functools.cache
+def _patterns(rounds, schema):
+  """Returns what one client can do: [ways, rounds] of 0, 1 and -1."""
+  most, gaps = rounds, {schema.min_sep}
+  if isinstance(schema, participation.Single):
+    most = 1
+  elif schema.max_participations is not None:
+    most = schema.max_participations
+  if isinstance(schema, participation.MinSep):
+    gaps = range(schema.min_sep, rounds)
+  ways = []
+  for size in range(1, min(most, rounds) + 1):
+    for rows in itertools.combinations(range(rounds), size):
+      if all(j - i in gaps for i, j in zip(rows, rows[1:])):
+        for signs in itertools.product((1, -1), repeat=size - 1):
+          ways.append(np.zeros(rounds))
+          ways[-1][list(rows)] = (1, *signs)
+  return np.array(ways)
+
+
+def _largest(gram_matrix, ways):
+  """Returns the square root of the largest v^T X v over rows v."""
+  return math.sqrt(np.einsum('pi,pi->p', ways @ gram_matrix, ways).max())
+
+
+def _check_sensitivity(strategy, schema):
+  """Asserts that nothing is below, and what is exact is not above, brute force.
+
+  Brute force over |X| bounds all vector contributions; contributions of +1 and
+  -1 attain what they attain.
+  """
+  found = sensitivity.sensitivity(strategy, schema)
+  matrix = strategy.matrix()
+  ways = _patterns(strategy.rounds, schema)
+  bound = _largest(np.abs(matrix.T @ matrix), np.abs(ways))
+  assert found.value * _CLOSE >= bound, found
+  if found.method == sensitivity.EXACT:
+    assert found.value <= _largest(matrix.T @ matrix, ways) * _CLOSE, found
+  else:
+    assert found.method == sensitivity.UPPER_BOUND
+  return found
+
+
+def test_every_family_is_here():
+  assert {name.split(',')[0] for name in _FAMILIES} == set(strategies.FAMILIES)
+
+
+@_each_family
+@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.given(data=st.data())
+def test_errors_equal_the_dense_ones(name, data):
+  rounds = data.draw(st.integers(1, 40))
+  strategy = data.draw(_FAMILIES[name](rounds))
+  matrix = strategy.matrix()
+  assert matrix.shape == (rounds, rounds)
+  assert not np.any(np.triu(matrix, 1))
+  for workload in _WORKLOADS:
+    decoder = np.linalg.solve(matrix.T, workload.matrix(rounds).T)
+    expected = (decoder**2).sum(0)
+    np.testing.assert_allclose(
+      strategy.per_query_errors(workload), expected, rtol=1e-8
+    )
+    np.testing.assert_allclose(
+      strategy.errors(workload), (expected.mean(), expected.max()), rtol=1e-8
+    )
+
+
+@_each_family
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(data=st.data())
+def test_sensitivity_is_safe(name, data):
+  rounds = data.draw(st.integers(1, _MOST_ROUNDS))
+  _check_sensitivity(
+    data.draw(_FAMILIES[name](rounds)), data.draw(_schemas)
+  )
+
+
+@_each_family
+@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.given(data=st.data())
+def test_sensitivity_is_safe_where_rounds_are_many(name, data):
+  rounds = data.draw(st.integers(1, _MOST_ROUNDS))
+  strategy = data.draw(_FAMILIES[name](rounds))
+  schema = data.draw(_schemas)
+  with contextlib.ExitStack() as patches:
+    # Nothing is quick, and blocks are as short as they can be.
+    for module, limit in (
+      (gram, '_ENTRIES'),
+      (gram, '_LEAST_ROWS'),
+      (toeplitz, '_QUICK_GRAM'),
+      (toeplitz, '_QUICK_LAGS'),
+      (tree, '_QUICK_LAGS'),
+      (tree, '_QUICK_TABLE'),
+    ):
+      patches.enter_context(mock.patch.object(module, limit, 1))
+    _check_sensitivity(strategy, schema)
+
+
+@_each_family
+@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.given(data=st.data())
+def test_sensitivity_is_exact_where_theory_says_so(name, data):
+  strategy = data.draw(_FAMILIES[name](data.draw(st.integers(1, _MOST_ROUNDS))))
+  schema = data.draw(_schemas)
+  if name == 'online-tree':
+    found = _check_sensitivity(strategy, schema)
+    nodes = sensitivity.sensitivity(strategies.Tree(strategy.rounds), schema)
+    assert (found.value, found.method) == (nodes.value, 'upper_bound')
+    return
+  single = schema.participations(strategy.rounds) == 1
+  apart = not single and strategy.bands <= schema.min_sep
+  fixed = isinstance(schema, participation.FixedEpoch)
+  non_negative = np.all(strategy.matrix() >= 0)
+  always = name in ('identity', 'tree', 'sqrt-toeplitz', 'lti', 'banded-sqrt',
+                    'banded-fractional', 'inverse-plus-constant', 'dp-cgd',
+                    'dp-cgd, columns normalised', 'banded-inverse-sqrt')
+  if always or single or apart or (fixed and non_negative):
+    assert _check_sensitivity(strategy, schema).method == sensitivity.EXACT
+
+
+@_each_family
+@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.given(data=st.data())
+def test_file_keeps_the_strategy(name, data):
+  strategy = data.draw(_FAMILIES[name](data.draw(st.integers(1, 9))))
+  with tempfile.TemporaryDirectory() as folder:
+    for suffix in ('.json', '.npz'):
+      path = pathlib.Path(folder, f'strategy{suffix}')
+      strategies.save(strategy, path)
+      loaded = strategies.load(path)
+      assert type(loaded) is type(strategy)
+      assert loaded.digest() == strategy.digest()
+      np.testing.assert_array_equal(loaded.matrix(), strategy.matrix())
+
+
+@_each_family
+@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.given(data=st.data())
+def test_digest_tells_matrices_apart(name, data):
+  rounds = st.integers(1, 4)
+  first, second = (data.draw(_FAMILIES[name](data.draw(rounds))) for _ in '12')
+  same = first.rounds == second.rounds and np.array_equal(
+    first.matrix(), second.matrix()
+  )
+  if not same:
+    assert first.digest() != second.digest()
+  hypothesis.event(f'same: {same}')
+
+
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    strategies.ColumnNormalized(strategies.BandedSqrt(60, 20)),
+    strategies.Dense(
+      strategies.ColumnNormalized(strategies.BandedSqrt(60, 20)).matrix()
+    ),
+  ],
+  ids=['column-normalised', 'dense'],
+)
+def test_leftmost_pattern_of_normalised_columns_is_not_the_worst(strategy):
+  matrix = strategy.matrix()
+  leftmost = (matrix[:, ::12].sum(1) ** 2).sum()
+  assert leftmost == pytest.approx(6.8786, abs=5e-5)
+  for make in (participation.MinSep, participation.FixedEpoch):
+    found = sensitivity.sensitivity(strategy, make(12, 5))
+    assert found.method == sensitivity.EXACT
+    assert found.value**2 == pytest.approx(6.8970, abs=5e-5)
+
+
+@pytest.mark.parametrize('bands', [30, 45, 60])
+def test_normalised_columns_against_many_patterns(bands):
+  # Columns overlap with more than the next, at n that no small case reaches.
+  strategy = strategies.ColumnNormalized(strategies.BandedSqrt(60, bands))
+  gram_matrix = strategy.matrix().T @ strategy.matrix()
+  columns = np.array(
+    list(itertools.combinations(range(60 - 4 * 11), 5))
+  ) + 11 * np.arange(5)
+  true = gram_matrix[columns[:, :, None], columns[:, None]].sum((1, 2)).max()
+  found = sensitivity.sensitivity(strategy, participation.MinSep(12, 5))
+  assert found.method == sensitivity.EXACT
+  assert found.value**2 == pytest.approx(true, rel=1e-12)
+
+
+def test_unit_columns_that_do_not_overlap_give_the_root_of_k():
+  strategy = strategies.ColumnNormalized(strategies.BandedSqrt(10**5, 342))
+  found = sensitivity.sensitivity(strategy, participation.MinSep(342))
+  assert (found.value, found.method) == (math.sqrt(293), 'exact')
+
+
+def test_tree_of_the_published_setting():
+  # [BandMF23, Table 2]: 118 under fixed epochs; min-separation is no worse.
+  for make in (participation.MinSep, participation.FixedEpoch):
+    found = sensitivity.sensitivity(strategies.Tree(2052), make(342, 6))
+    assert (found.value, found.method) == (math.sqrt(118), 'exact')
+  found = sensitivity.sensitivity(
+    strategies.Tree(2052), participation.Single()
+  )
+  assert found.value == math.sqrt(12)
+
+
+def test_tree_under_min_separation_can_be_worse_than_fixed_epochs():
+  # Two nodes of 9 rounds hold rounds 0, 8 and 9, 17; gaps of 8 hold 3 at most.
+  strategy = strategies.Tree(32, arity=3)
+  fixed = sensitivity.sensitivity(strategy, participation.FixedEpoch(8, 4))
+  separated = sensitivity.sensitivity(strategy, participation.MinSep(8, 4))
+  assert fixed.value**2 == pytest.approx(30)
+  assert separated.value**2 == pytest.approx(32)
+  assert separated.method == sensitivity.EXACT
+
+
+def test_tree_of_many_rounds_needs_no_matrix():
+  found = sensitivity.sensitivity(
+    strategies.OnlineTree(10**6), participation.MinSep(50_000, 3)
+  )
+  # Nodes of up to 2^15 rounds hold one of the client's rounds, those of 2^16
+  # two, and those of 2^17, 2^18 and 2^19 all three.
+  assert found.value**2 == pytest.approx(16 * 3 + (4 + 1) + 3 * 9)
+
+
+@pytest.mark.parametrize('rounds', [10**4, 10**6])
+def test_columns_of_a_banded_inverse_are_counted_in_full(rounds):
+  # lambda^n is not small: bands of C^-1 say nothing of the columns of C.
+  strategy = strategies.DpCgd(rounds, 1.0)
+  found = sensitivity.sensitivity(
+    strategy, participation.MinSep(rounds // 2)
+  )
+  assert found.value**2 == pytest.approx(rounds / 2 * (1 + 4), rel=1e-12)
+
+
+def test_overflow_of_a_column_is_refused():
+  for strategy in (
+    strategies.BandedInverse(3000, [1.0, -2.0]),
+    strategies.ColumnNormalized(strategies.BandedInverse(3000, [1.0, -2.0])),
+    strategies.BandedInverse(600, [1.0, -2.0]),
+  ):
+    with pytest.raises(ValueError, match='family=banded-inverse: .* overflow'):
+      sensitivity.sensitivity(strategy, participation.MinSep(10))

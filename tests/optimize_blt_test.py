@@ -1,0 +1,135 @@
+"""Tests of the BLT optimiser."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bandmf import optimize, participation, sensitivity, workloads
+from tff_bandmf.optimize import blt
+
+_SCHEMA = participation.MinSep(342, 6)
+
+
+def _dense_loss(strategy, schema, workload, objective):
+  """Returns error times squared sensitivity, from matrices."""
+  n = strategy.rounds
+  matrix = strategy.matrix()
+  decoder = workload.matrix(n) @ np.linalg.inv(matrix)
+  errors = (decoder**2).sum(1)
+  error = errors.mean() if objective == 'mean' else errors.max()
+  k = schema.participations(n)
+  step = schema.min_sep or n
+  leftmost = matrix[:, : step * k : step].sum(1)
+  return error * np.sum(leftmost**2)
+
+
+@pytest.mark.parametrize(
+  ('buffers', 'objective', 'golden'),
+  [
+    (2, 'mean', 84.322932),
+    (5, 'mean', 84.112794),
+    (4, 'max', 115.220632),
+  ],
+)
+def test_optimum_is_the_best_known(buffers, objective, golden):
+  found = optimize.optimize_blt(2052, buffers, _SCHEMA, objective=objective)
+  assert found.converged and found.strategy.buffers <= buffers
+  assert golden * (1 - 1e-6) <= found.loss <= golden + 1e-6
+
+
+def test_loss_falls_with_more_buffers_at_another_setting():
+  schema = participation.MinSep(40)
+  losses = [
+    optimize.optimize_blt(200, buffers, schema, objective='max').loss
+    for buffers in (1, 2, 3)
+  ]
+  assert losses[2] < losses[1] < losses[0]
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+@pytest.mark.parametrize(
+  'workload',
+  [
+    workloads.PREFIX,
+    workloads.Workload(momentum=0.9),
+    workloads.Workload(momentum=0.9, warmup=0.1, cooldown=0.3),
+  ],
+  ids=str,
+)
+def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
+  n, schema = 60, participation.MinSep(15, 3)
+  found = optimize.optimize_blt(n, 2, schema, workload, objective)
+  assert found.converged
+  assert found.loss == pytest.approx(
+    _dense_loss(found.strategy, schema, workload, objective), rel=1e-9
+  )
+  assert sensitivity.sensitivity(found.strategy, schema).method == 'exact'
+  rng = np.random.default_rng(0)
+  # A norm stands for the maximum of errors with learning rates.
+  slack = 1e-9 if workload.is_toeplitz or objective == 'mean' else 1e-4
+  for size in (1e-3, 1e-2):
+    for _ in range(5):
+      omega = found.strategy.omega * np.exp(size * rng.normal(size=2))
+      theta = found.strategy.theta ** np.exp(size * rng.normal(size=2))
+      moved = type(found.strategy)(n, omega, theta)
+      if np.all(np.diff(moved.column(n)) <= 0):
+        loss = _dense_loss(moved, schema, workload, objective)
+        assert loss >= found.loss * (1 - slack)
+
+
+def test_parameters_give_c_and_its_inverse():
+  x = tf.constant([-4.0, 1.0, 0.5, 1.2, 0.7, 0.3], tf.float64)
+  rates, others = blt._rates(x)
+  column = blt._powers(rates, blt._scales(rates, others), 50).numpy()
+  inverse = blt._powers(others, blt._scales(others, rates), 50).numpy()
+  np.testing.assert_allclose(
+    np.convolve(column, inverse)[:50], np.eye(50)[0], atol=1e-14
+  )
+  assert np.all(np.diff(column) < 0) and np.all(column > 0)
+  np.testing.assert_allclose(blt._strategy(50, x).column(50), column)
+
+
+def test_closed_buffers_do_nothing():
+  open_one = blt._parameters(np.array([-2.0, -1.0]), 50, 1)
+  with_closed = blt._parameters(np.array([-1.0, -2.0]), 50, 3)
+  one, three = (blt._strategy(50, x) for x in (open_one, with_closed))
+  assert three.buffers == 1
+  np.testing.assert_allclose(three.column(50), one.column(50), rtol=1e-12)
+
+
+def test_search_that_is_interrupted_returns_the_best_so_far():
+  losses = []
+
+  def callback(loss):
+    losses.append(loss)
+    if len(losses) == 5:
+      raise KeyboardInterrupt
+
+  found = optimize.optimize_blt(500, 3, participation.Single(), callback=callback)
+  assert len(losses) == 5 and not found.converged
+  assert found.loss == pytest.approx(min(losses), rel=1e-6)
+
+
+def test_search_that_is_cut_short_says_so():
+  found = optimize.optimize_blt(500, 1, participation.Single(), max_evaluations=3)
+  assert not found.converged
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    ((0, 1, _SCHEMA), 'rounds=0: must be at least 1'),
+    ((10, 0, _SCHEMA), 'buffers=0: must be at least 1'),
+    (
+      (10, 1, _SCHEMA, workloads.PREFIX, 'median'),
+      'objective=median: is not known',
+    ),
+    (
+      (10_000, 1, _SCHEMA, workloads.Workload(warmup=0.1)),
+      'rounds=10000: learning rates are taken up to 4096 rounds',
+    ),
+  ],
+)
+def test_bad_input_is_refused(arguments, message):
+  with pytest.raises(ValueError, match=message):
+    optimize.optimize_blt(*arguments)

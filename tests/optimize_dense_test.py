@@ -1,0 +1,358 @@
+"""Tests of the dense optimum: against direct search, bounds and brute force."""
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from tff_bandmf import participation, sensitivity, strategies, workloads
+from tff_bandmf.optimize import dense, solver
+
+_SCHEMAS = [
+  participation.Single(),
+  participation.FixedEpoch(3),
+  participation.FixedEpoch(3, 2),
+  participation.MinSep(3),
+  participation.MinSep(3, 2),
+]
+_MOMENTUM = workloads.Workload(momentum=0.9, warmup=0.1, cooldown=0.25)
+
+
+def _patterns(rounds, schema):
+  """Returns every pattern, [patterns, rounds] of 0 and 1."""
+  most = schema.participations(rounds)
+  found = []
+  for size in range(1, most + 1):
+    for pattern in itertools.combinations(range(rounds), size):
+      gaps = np.diff(pattern)
+      exactly = isinstance(schema, participation.FixedEpoch)
+      if size == 1 or (
+        np.all(gaps == schema.min_sep)
+        if exactly
+        else np.all(gaps >= schema.min_sep)
+      ):
+        found.append(np.isin(np.arange(rounds), pattern))
+  return np.array(found, float)
+
+
+def _errors(matrix, workload):
+  decoder = workload.matrix(len(matrix)) @ np.linalg.inv(matrix)
+  return (decoder**2).sum(1)
+
+
+def _attained(matrix, schema, rng):
+  """Returns a squared norm that contributions of one client reach."""
+  chosen = _patterns(len(matrix), schema)
+  worst = 0.0
+  for dimensions in [1] * 20 + [3] * 20:
+    u = rng.normal(size=(len(matrix), dimensions))
+    u /= np.linalg.norm(u, axis=1, keepdims=True)
+    moved = np.einsum('ti,pi,id->ptd', matrix, chosen, u)
+    worst = max(worst, (moved**2).sum((1, 2)).max())
+  return worst
+
+
+def _searched(rounds, schema, objective, free, squared_sensitivity):
+  """Returns the least loss that a direct search finds.
+
+  Args:
+    free: [rounds, rounds] bool, entries of C that need not be 0.
+    squared_sensitivity: of X.
+  """
+  rows, columns = np.nonzero(free)
+
+  def loss(entries):
+    matrix = np.zeros((rounds, rounds))
+    matrix[rows, columns] = entries
+    if np.min(np.diagonal(matrix)) < 1e-3:
+      return 1e6
+    e = _errors(matrix, workloads.PREFIX)
+    error = e.mean() if objective == 'mean' else e.max()
+    return error * squared_sensitivity(matrix.T @ matrix)
+
+  best = np.inf
+  rng = np.random.default_rng(0)
+  for _ in range(3):
+    entries = np.where(rows == columns, 1.0, 0.3) * rng.uniform(
+      0.5, 1, len(rows)
+    )
+    for _ in range(4):
+      found = scipy.optimize.minimize(
+        loss, entries, method='Powell', options={'xtol': 1e-8, 'ftol': 1e-12}
+      )
+      entries = found.x
+      best = min(best, found.fun)
+  return best
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+@pytest.mark.parametrize('rounds', [2, 3])
+def test_single_participation_against_direct_search(rounds, objective):
+  schema = participation.Single()
+  found = dense.optimize_dense(rounds, schema, objective=objective)
+  searched = _searched(
+    rounds,
+    schema,
+    objective,
+    np.tri(rounds, dtype=bool),
+    lambda gram: np.diagonal(gram).max(),
+  )
+  assert found.converged
+  assert found.loss <= searched * (1 + 1e-6)
+  assert found.loss >= searched * (1 - 5e-3)
+
+
+@pytest.mark.parametrize('rounds, min_sep', [(2, 1), (3, 2), (4, 2)])
+def test_fixed_epochs_against_direct_search_of_overlapping_columns(
+  rounds, min_sep
+):
+  # With two epochs at most, the largest over vector contributions is this.
+  schema = participation.FixedEpoch(min_sep)
+  found = dense.optimize_dense(rounds, schema)
+  searched = _searched(
+    rounds,
+    schema,
+    'mean',
+    np.tri(rounds, dtype=bool),
+    lambda gram: max(
+      np.abs(gram[i::min_sep, i::min_sep]).sum() for i in range(min_sep)
+    ),
+  )
+  assert found.converged
+  assert found.loss <= searched * (1 + 1e-6)
+  assert found.loss >= searched * (1 - 5e-3)
+
+
+@pytest.mark.parametrize('rounds, min_sep', [(3, 2), (4, 2)])
+def test_min_sep_against_direct_search_of_bands(rounds, min_sep):
+  schema = participation.MinSep(min_sep)
+  chosen = _patterns(rounds, schema)
+  found = dense.optimize_dense(rounds, schema)
+  assert found.strategy.bands <= min_sep
+  searched = _searched(
+    rounds,
+    schema,
+    'mean',
+    np.tri(rounds, dtype=bool) & ~np.tri(rounds, k=-min_sep, dtype=bool),
+    lambda gram: (chosen @ np.diagonal(gram)).max(),
+  )
+  assert found.converged
+  assert found.loss <= searched * (1 + 1e-6)
+  assert found.loss >= searched * (1 - 5e-3)
+
+
+@pytest.mark.parametrize(
+  'schema', [participation.MinSep(1), participation.FixedEpoch(1)]
+)
+@pytest.mark.parametrize('workload', [workloads.PREFIX, _MOMENTUM])
+def test_one_client_in_every_round_is_the_closed_form(schema, workload):
+  # X is diagonal then: sum W_ii / d_i under sum d_i = 1.
+  matrix = workload.matrix(20)
+  closed = np.sqrt((matrix**2).mean(0) * 20 / 20).sum() ** 2
+  found = dense.optimize_dense(20, schema, workload)
+  assert found.converged
+  assert found.loss == pytest.approx(closed, rel=2e-6)
+  assert found.loss >= closed * (1 - 1e-12)
+
+
+@pytest.mark.parametrize('workload', [workloads.PREFIX, _MOMENTUM])
+@pytest.mark.parametrize('schema', _SCHEMAS)
+def test_loss_is_that_of_brute_force(schema, workload):
+  rng = np.random.default_rng(1)
+  found = dense.optimize_dense(11, schema, workload)
+  assert found.converged
+  matrix = found.strategy.matrix()
+  assert np.array_equal(matrix, np.tril(matrix))
+  squared = sensitivity.sensitivity(found.strategy, schema).value ** 2
+  assert squared >= _attained(matrix, schema, rng) * (1 - 1e-12)
+  # Columns of one client do not overlap: no more than the heaviest pattern.
+  chosen = _patterns(11, schema)
+  norms = (matrix**2).sum(0)
+  assert squared == pytest.approx((chosen @ norms).max(), rel=1e-9)
+  assert found.loss == pytest.approx(
+    _errors(matrix, workload).mean() * squared, rel=1e-9
+  )
+
+
+@pytest.mark.parametrize('schema', _SCHEMAS)
+def test_factor_is_that_of_columns(schema):
+  # With C C^T = X instead, norms of columns are those of rows.
+  strategy = dense.optimize_dense(24, schema).strategy
+  matrix = strategy.matrix()
+  right = (matrix**2).sum(0)
+  wrong = (np.linalg.cholesky(matrix.T @ matrix) ** 2).sum(0)
+  if schema.participations(24) == 1:
+    np.testing.assert_allclose(right, right[0], rtol=1e-12)
+  chosen = _patterns(24, schema) if schema.participations(24) == 1 else None
+  if chosen is not None:
+    assert (chosen @ wrong).max() > 1.07 * (chosen @ right).max()
+  assert sensitivity.sensitivity(strategy, schema).value == pytest.approx(
+    1, rel=1e-9
+  )
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+@pytest.mark.parametrize('schema', _SCHEMAS)
+def test_no_strategy_is_below_the_lower_bound(schema, objective):
+  # Overlapping columns too, where the optimum is that of all strategies.
+  rng = np.random.default_rng(2)
+  rounds = 9
+  dual = dense._Dual(rounds, schema, workloads.PREFIX, objective)
+  start = dual.start
+  for _ in range(30):
+    noise = rng.uniform(0.7, 1.3, len(start))
+    dual.evaluate(start * noise + 0.02 * rng.uniform(size=len(start)), False)
+  best = dense.optimize_dense(rounds, schema, objective=objective)
+  assert 0.5 * best.loss < dual.lower_bound < best.loss
+  overlaps = schema in (participation.Single(), participation.FixedEpoch(3))
+  for _ in range(50):
+    matrix = np.tril(rng.normal(0, 0.3, (rounds, rounds)), -1)
+    matrix += best.strategy.matrix() + np.diag(rng.uniform(0, 0.1, rounds))
+    if not overlaps:
+      matrix *= np.tri(rounds) - np.tri(rounds, k=-3)
+    e = _errors(matrix, workloads.PREFIX)
+    error = e.mean() if objective == 'mean' else e.max()
+    squared = _attained(matrix, schema, rng)
+    if isinstance(schema, participation.MinSep) and schema.max_participations:
+      # The optimum of equal column norms: compare with those.
+      squared = 2 * (matrix**2).sum(0).max()
+    assert error * squared >= best.loss * (1 - 2e-6)
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+@pytest.mark.parametrize('schema', _SCHEMAS)
+def test_gradient_against_finite_differences(schema, objective):
+  dual = dense._Dual(11, schema, _MOMENTUM, objective)
+  rng = np.random.default_rng(3)
+  x = dual.start * rng.uniform(0.9, 1.1, len(dual.start))
+  x += 0.01 * np.abs(dual.start).mean() * rng.uniform(size=len(x))
+  _, gradient = dual.evaluate(x, False)
+  differences = [
+    (dual.evaluate(x + h, False)[0] - dual.evaluate(x - h, False)[0]) / 2e-6
+    for h in 1e-6 * np.eye(len(x))
+  ]
+  np.testing.assert_allclose(gradient, differences, atol=1e-6)
+
+
+@pytest.mark.parametrize('workload', [workloads.PREFIX, _MOMENTUM])
+@pytest.mark.parametrize('schema', _SCHEMAS)
+def test_other_strategies_are_no_better(schema, workload):
+  rounds = 60
+  schema = {
+    3: participation.FixedEpoch if schema.name == 'fixed-epoch'
+    else participation.MinSep
+  }.get(schema.min_sep, lambda *_: schema)(
+    15, getattr(schema, 'max_participations', None)
+  )
+  found = dense.optimize_dense(rounds, schema, workload)
+  others = [
+    strategies.Identity(rounds),
+    strategies.BandedSqrt(rounds, 15),
+    strategies.DpCgd(rounds, 0.9),
+    strategies.SqrtToeplitz(rounds),
+  ]
+  for other in others:
+    squared = sensitivity.sensitivity(other, schema).value ** 2
+    assert found.loss < other.errors(workload)[0] * squared
+
+
+def test_max_error_of_one_participation_is_equal_everywhere():
+  found = dense.optimize_dense(
+    256, participation.Single(), objective=solver.MAX
+  )
+  e = found.strategy.per_query_errors()
+  assert found.converged
+  assert e.min() > 0.9999 * e.max()
+  # Of 16 bands the optimum is 20.696.
+  mean = dense.optimize_dense(256, participation.Single())
+  assert mean.loss < found.loss < 20.696
+  assert found.loss < mean.strategy.errors()[1]
+
+
+@pytest.mark.parametrize('schema', _SCHEMAS[1:])
+def test_max_error_is_no_worse_than_that_of_the_mean(schema):
+  mean = dense.optimize_dense(12, schema)
+  found = dense.optimize_dense(
+    12, schema, objective=solver.MAX, max_evaluations=400
+  )
+  _, largest = mean.strategy.errors()
+  squared = sensitivity.sensitivity(mean.strategy, schema).value ** 2
+  assert found.loss <= largest * squared * (1 + 1e-12)
+  assert found.evaluations <= 400 + 3
+
+
+@pytest.mark.parametrize(
+  'schema', [participation.FixedEpoch(32), participation.MinSep(32)]
+)
+def test_ill_conditioned_workload_converges(schema):
+  # Eigenvalues of the dual span 17 orders of magnitude here.
+  workload = workloads.Workload(momentum=0.95, cooldown=0.25)
+  found = dense.optimize_dense(96, schema, workload)
+  assert found.converged
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+@pytest.mark.parametrize('schema', _SCHEMAS)
+def test_few_evaluations_give_a_valid_strategy(schema, objective):
+  found = dense.optimize_dense(
+    30, schema, objective=objective, max_evaluations=2
+  )
+  assert not found.converged
+  squared = sensitivity.sensitivity(found.strategy, schema).value ** 2
+  error = found.strategy.errors()[objective == 'max']
+  assert found.loss == pytest.approx(error * squared, rel=1e-12)
+  assert found.evaluations <= 6
+
+
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+@pytest.mark.parametrize('schema', _SCHEMAS)
+def test_interrupt_returns_the_best_so_far(schema, objective, monkeypatch):
+  evaluate, calls = dense._Dual.evaluate, itertools.count()
+
+  def interrupted(self, parameters, check):
+    if next(calls) == 5:
+      raise KeyboardInterrupt
+    return evaluate(self, parameters, check)
+
+  monkeypatch.setattr(dense._Dual, 'evaluate', interrupted)
+  found = dense.optimize_dense(40, schema, objective=objective)
+  assert not found.converged
+  assert found.strategy.rounds == 40
+  assert found.evaluations < 15
+
+
+def test_callback_gets_losses_that_fall():
+  losses = []
+  found = dense.optimize_dense(
+    40, participation.FixedEpoch(10), callback=losses.append
+  )
+  assert len(losses) > 5
+  assert losses == sorted(losses, reverse=True)
+  assert found.loss <= losses[-1]
+
+
+@pytest.mark.parametrize(
+  'rounds, schema',
+  [
+    (1, participation.Single()),
+    (1, participation.MinSep(1)),
+    (2, participation.FixedEpoch(1)),
+    (5, participation.MinSep(5)),
+    (5, participation.MinSep(9)),
+    (7, participation.FixedEpoch(3)),
+  ],
+)
+def test_smallest_cases_converge(rounds, schema):
+  assert dense.optimize_dense(rounds, schema).converged
+
+
+def test_bad_input_is_refused():
+  with pytest.raises(ValueError, match='rounds=0: must be at least 1'):
+    dense.optimize_dense(0, participation.Single())
+  with pytest.raises(TypeError, match='participation=3: must be a schema|part'):
+    dense.optimize_dense(3, 3)
+  with pytest.raises(ValueError, match='objective=least: is not known'):
+    dense.optimize_dense(3, participation.Single(), objective='least')
+  with pytest.raises(ValueError, match='rounds=1000000'):
+    dense.optimize_dense(10**6, participation.Single())

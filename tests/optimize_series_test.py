@@ -1,0 +1,156 @@
+"""Tests of the losses that Toeplitz optimisers share, against dense ones."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bandmf import participation, workloads
+from tff_bandmf.optimize import series
+
+_WORKLOADS = [
+  workloads.PREFIX,
+  workloads.Workload(momentum=0.9),
+  workloads.Workload(warmup=0.3, cooldown=0.4),
+  workloads.Workload(momentum=0.5, warmup=0.2, cooldown=0.5),
+]
+
+
+def _toeplitz(column):
+  lags = np.subtract.outer(np.arange(len(column)), np.arange(len(column)))
+  return np.where(lags >= 0, np.asarray(column)[lags], 0.0)
+
+
+def _brute_force_squared(column, schema):
+  """Returns the largest sum of |X| over all patterns of the schema."""
+  n = len(column)
+  matrix = _toeplitz(column)
+  gram = np.abs(matrix.T @ matrix)
+  fixed = isinstance(schema, participation.FixedEpoch)
+  largest = 0.0
+  for count in range(1, schema.participations(n) + 1):
+    for pattern in itertools.combinations(range(n), count):
+      gaps = np.diff(pattern)
+      if np.all(gaps == schema.min_sep if fixed else gaps >= schema.min_sep):
+        largest = max(largest, gram[np.ix_(pattern, pattern)].sum())
+  return largest
+
+
+def _squared(column, schema):
+  return float(
+    series.squared_sensitivity(tf.constant(column), len(column), schema)
+  )
+
+
+def _cases(count):
+  rng = np.random.default_rng(0)
+  for _ in range(count):
+    n, min_sep, most = rng.integers(2, 9), rng.integers(1, 5), rng.integers(1, 5)
+    kind = rng.choice([participation.MinSep, participation.FixedEpoch])
+    yield rng.normal(size=n), kind(int(min_sep), int(most))
+
+
+def test_sensitivity_is_never_below_brute_force():
+  for column, schema in _cases(150):
+    brute_force = _brute_force_squared(column, schema)
+    assert _squared(column, schema) >= brute_force * (1 - 1e-12)
+
+
+def test_sensitivity_is_exact_where_c_falls_from_min_sep_on():
+  risen = 0
+  for column, schema in _cases(150):
+    c = np.abs(column)
+    c[schema.min_sep :] = np.sort(c[schema.min_sep :])[::-1]
+    risen += bool(np.any(np.diff(c) > 0))
+    assert _squared(c, schema) == pytest.approx(
+      _brute_force_squared(c, schema), rel=1e-12
+    )
+  assert risen > 50
+
+
+def test_a_late_rise_costs_sensitivity():
+  # Columns 0 and 3 overlap, columns 0 and 2 do not.
+  c = np.array([1.0, 0.0, 0.0, 2.0, 0.0, 0.0])
+  schema = participation.MinSep(2, 2)
+  leftmost = np.linalg.norm(_toeplitz(c)[:, [0, 2]].sum(1)) ** 2
+  assert leftmost < _brute_force_squared(c, schema) <= _squared(c, schema)
+
+
+@pytest.mark.parametrize('workload', _WORKLOADS, ids=str)
+@pytest.mark.parametrize('objective', ['mean', 'max'])
+def test_loss_and_gradient_against_dense(workload, objective):
+  n, schema = 24, participation.MinSep(7, 3)
+
+  def build(free):
+    inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
+    return series.reciprocal(inverse, n), inverse
+
+  loss = series.Objective(build, 3, n, schema, workload, objective)
+  free = np.array([-0.4, -0.15, -0.05])
+
+  def dense(free):
+    inverse = _toeplitz(np.concatenate([[1.0], free, np.zeros(n - 4)]))
+    errors = ((workload.matrix(n) @ inverse) ** 2).sum(1)
+    error = errors.mean() if objective == 'mean' else errors.max()
+    column = np.linalg.inv(inverse)[:, 0]
+    assert np.all(np.diff(column) < 0)
+    return np.log(error * _leftmost_squared(column, 7, 3))
+
+  value, gradient = loss(free)
+  # A norm stands for the maximum of errors with learning rates.
+  smoothed = objective == 'max' and not workload.is_toeplitz
+  low = 0.0 if not smoothed else -np.log(n) / 1e4
+  assert low - 1e-11 <= dense(free) - value <= 1e-11
+  step = 1e-6
+  for i, unit in enumerate(np.eye(3)):
+    difference = loss(free + step * unit)[0] - loss(free - step * unit)[0]
+    assert gradient[i] == pytest.approx(difference / (2 * step), rel=1e-5)
+
+
+def _leftmost_squared(column, min_sep, count):
+  columns = _toeplitz(column)[:, : min_sep * count : min_sep]
+  return np.sum(columns.sum(1) ** 2)
+
+
+def test_loss_is_infinite_where_it_overflows():
+  def build(free):
+    inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
+    return series.reciprocal(inverse, 500), inverse
+
+  loss = series.Objective(
+    build, 1, 500, participation.Single(), workloads.PREFIX, 'mean'
+  )
+  value, gradient = loss(np.array([-1e3]))
+  assert value == np.inf and np.all(gradient == 0)
+
+
+def test_division_and_its_gradient_against_dense():
+  rng = np.random.default_rng(0)
+  numerator, upstream = rng.normal(size=(2, 9, 2))
+  coefficients = np.array([2.0, 0.3, -0.7])
+  inverse = np.linalg.inv(_toeplitz(np.concatenate([coefficients, [0] * 6])))
+  x, c = tf.constant(numerator), tf.constant(coefficients)
+  with tf.GradientTape() as tape:
+    tape.watch([x, c])
+    quotient = series.divide(x, c)
+    value = tf.reduce_sum(quotient * upstream)
+  np.testing.assert_allclose(quotient, inverse @ numerator, atol=1e-13)
+  by_x, by_c = tape.gradient(value, [x, c])
+  np.testing.assert_allclose(by_x, inverse.T @ upstream, atol=1e-13)
+  expected = [
+    -np.sum(upstream * (inverse @ np.eye(9, k=-i) @ inverse @ numerator))
+    for i in range(3)
+  ]
+  np.testing.assert_allclose(by_c, expected, atol=1e-12)
+
+
+def test_minimum_at_a_kink_has_converged():
+  kink = np.array([0.3, -0.2])
+
+  def function(x):
+    return float(np.abs(x - kink).sum()), np.sign(x - kink)
+
+  found = series.minimize(function, np.zeros(2))
+  assert found.converged
+  assert found.value == pytest.approx(1, abs=1e-6)  # exp(0)

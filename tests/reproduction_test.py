@@ -1,0 +1,38 @@
+"""Tests of the published tables; `bandmf reproduce` computes all of them."""
+
+import pytest
+
+from tff_bandmf import reproduction
+
+_QUICK = ('example_b1', 'gaussian_sigma', 'unknown_min_sep', 'gboard_report')
+
+
+@pytest.mark.parametrize('name', _QUICK)
+def test_table_is_reproduced(name):
+  rows = list(reproduction.reproduce([name]))
+  assert rows and all(row.table == name for row in rows)
+  failed = [row for row in rows if not row.passed]
+  assert not failed
+
+
+@pytest.mark.parametrize(
+  'published, ours, absolute, passed',
+  [
+    (2.0, 2.019, False, True),
+    (2.0, 1.981, False, True),
+    (2.0, 2.021, False, False),
+    (2.0, 2.009, True, True),
+    (2.0, 1.989, True, False),
+    (2.0, float('nan'), False, False),
+    (2.0, float('inf'), True, False),
+  ],
+)
+def test_row_passes_within_its_tolerance(published, ours, absolute, passed):
+  row = reproduction.Row('t', 'r', published, ours, 0.01, absolute)
+  assert row.passed is passed
+
+
+def test_tables_are_those_that_are_published():
+  with pytest.raises(ValueError) as error:
+    reproduction.reproduce(['table_9'])
+  assert str(error.value).startswith('name=table_9: is no table; use one of')

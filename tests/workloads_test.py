@@ -1,0 +1,125 @@
+"""Tests of the workload matrices against their definition."""
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+from tff_bandmf import workloads
+
+_FRACTION = st.floats(0, 0.5)
+
+
+def _from_bands(rows):
+  """Returns the dense matrix of rows given by their bands."""
+  n = len(rows)
+  dense = np.zeros((n, n))
+  for s in range(rows.shape[1]):
+    t = np.arange(s, n)
+    dense[t, t - s] = rows[t, s]
+  return dense
+
+
+@hypothesis.given(st.floats(0, 0.99), _FRACTION, _FRACTION, st.integers(1, 30))
+def test_matrix_is_what_momentum_sgd_computes(beta, warmup, cooldown, n):
+  workload = workloads.Workload(beta, warmup, cooldown)
+  gradients = np.random.default_rng(n).normal(size=n)
+  model = velocity = 0.0
+  models = []
+  for gradient, rate in zip(gradients, workload.learning_rates(n)):
+    velocity = beta * velocity + gradient
+    model += rate * velocity
+    models.append(model)
+  np.testing.assert_allclose(
+    workload.matrix(n) @ gradients, models, atol=1e-9
+  )
+
+
+@hypothesis.given(st.floats(0, 0.99), _FRACTION, _FRACTION, st.integers(1, 30))
+def test_inverse_rows_invert_the_matrix(beta, warmup, cooldown, n):
+  workload = workloads.Workload(beta, warmup, cooldown)
+  inverse = _from_bands(workload.inverse_rows(n))
+  np.testing.assert_allclose(
+    inverse @ workload.matrix(n), np.eye(n), atol=1e-9
+  )
+
+
+@pytest.mark.parametrize('beta', [0.0, 0.9])
+def test_first_column_is_that_of_the_matrix(beta):
+  workload = workloads.Workload(momentum=beta)
+  np.testing.assert_allclose(
+    workload.first_column(12), workload.matrix(12)[:, 0]
+  )
+
+
+def test_first_column_of_a_schedule_is_refused():
+  with pytest.raises(ValueError, match='inverse_rows'):
+    workloads.Workload(cooldown=0.25).first_column(5)
+
+
+def test_learning_rate_climbs_and_falls_by_equal_steps():
+  rates = workloads.Workload(warmup=0.2, cooldown=0.25).learning_rates(100)
+  assert rates[0] == 0.05
+  assert rates[-1] == pytest.approx(0.05)
+  assert np.all(rates[20:75] == 1)
+  np.testing.assert_allclose(np.diff(rates[:21]), 0.95 / 20)
+  np.testing.assert_allclose(np.diff(rates[74:]), -0.95 / 25)
+
+
+@pytest.mark.parametrize('n', [1, 2, 3])
+def test_learning_rates_of_few_rounds_are_positive(n):
+  rates = workloads.Workload(warmup=0.5, cooldown=0.5).learning_rates(n)
+  assert rates.shape == (n,)
+  assert np.all((rates > 0) & (rates <= 1))
+
+
+def test_prefix_sums_are_tri():
+  np.testing.assert_array_equal(workloads.PREFIX.matrix(6), np.tri(6))
+  assert workloads.PREFIX.inverse_rows(6).shape == (6, 2)
+
+
+@pytest.mark.parametrize(
+  'workload', [workloads.PREFIX, workloads.Workload(0.9, 0.1, 0.25)]
+)
+def test_json_object_reads_back(workload):
+  fields = workload.to_dict()
+  if fields['workload'] == 'prefix':
+    assert workloads.from_name('prefix') == workload
+  else:
+    assert workloads.from_name(fields.pop('workload'), **fields) == workload
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    ({'momentum': 1.0}, 'momentum=1.0: must be in [0, 1)'),
+    ({'momentum': -0.1}, 'momentum=-0.1'),
+    ({'warmup': 1.5}, 'warmup=1.5: must be in [0, 1]'),
+    ({'warmup': 0.6, 'cooldown': 0.5}, 'cooldown=0.5'),
+    ({'cooldown': float('nan')}, 'cooldown=nan'),
+  ],
+)
+def test_value_out_of_range_is_refused(arguments, message):
+  with pytest.raises(ValueError) as error:
+    workloads.Workload(**arguments)
+  assert str(error.value).startswith(message)
+
+
+def test_value_of_another_kind_is_refused():
+  with pytest.raises(TypeError, match='momentum=fast'):
+    workloads.Workload(momentum='fast')
+
+
+@pytest.mark.parametrize(
+  'arguments, message',
+  [
+    (('cumulative',), 'workload=cumulative'),
+    (('momentum',), 'momentum=None'),
+    (('prefix', 0.9), 'momentum=0.9'),
+    (('prefix', None, None, 0.2), 'cooldown=0.2'),
+  ],
+)
+def test_name_that_does_not_fit_is_refused(arguments, message):
+  with pytest.raises(ValueError) as error:
+    workloads.from_name(*arguments)
+  assert str(error.value).startswith(message)

@@ -1,0 +1,257 @@
+"""Amplification by b-min-sep sampling, for non-negative banded strategies.
+
+| symbol | name here       | meaning                                         |
+|--------|-----------------|-------------------------------------------------|
+| n      | `rounds`        | rounds of the strategy C                        |
+| b      | `min_sep`       | least distance of two rounds of a client        |
+| p      | `sampling_prob` | probability to take part in a round, if eligible |
+| c_i    |                 | column i of C                                   |
+| s      | `z_stddev`      | standard deviation of z over clip               |
+| S      |                 | the rounds of a client, random                  |
+
+Every client is eligible in round 0. An eligible client takes part with
+probability p, independently of everything else, and is then not eligible in
+the next b - 1 rounds.
+
+For C >= 0 with at most b bands and gradients that adapt to what was released,
+the run is dominated by P = E_S N(C 1_S, s^2) against Q = N(0, s^2)
+[BMinSep26]. Columns of a client's rounds share no row, so the likelihood ratio
+is a product over S, and its mean over S is a recursion: L_n = 1 and
+
+  L_i = (1 - p) L_{i+1} + p e^(l_i) L_{i+b},
+  l_i = (2 <c_i, y> - |c_i|^2) / (2 s^2),
+
+with L_i = 1 past the last round; dP/dQ is L_0. The same recursion with
+gamma l_i, or with gamma (gamma - 1) |c_i|^2 / (2 s^2), gives all that sampling
+needs (`monte_carlo`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional
+
+import numpy as np
+import scipy.sparse
+
+from tff_bandmf import errors, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf.accounting import monte_carlo, sampling
+
+
+class BMinSepMixture(monte_carlo.Mixture):
+  """P for a banded C.
+
+  Args:
+    columns: [n, n] sparse float64, C, with at most `min_sep` bands.
+    z_stddev: s.
+    min_sep: b.
+    sampling_prob: p, less than 1.
+  """
+
+  def __init__(
+      self,
+      columns: scipy.sparse.spmatrix,
+      z_stddev: float,
+      min_sep: int,
+      sampling_prob: float,
+  ):
+    # In units of s, z is standard normal.
+    self._c = (columns / z_stddev).tocsr()
+    self._c_transposed = self._c.T.tocsr()
+    self._squares = np.asarray(self._c.multiply(self._c).sum(axis=0)).ravel()
+    self._b = min_sep
+    self._log_in = np.log(sampling_prob)
+    self._log_out = np.log1p(-sampling_prob)
+    self._rates = self._participation(sampling_prob)
+    self._mean = self._c @ self._rates
+    self.mean_square = float(self._rates @ self._squares)
+    self.square_mean = float(self._mean @ self._mean)
+    self.entries = 6 * len(self._squares)
+
+  def _participation(self, sampling_prob: float) -> np.ndarray:
+    """Returns the probability to take part in each round, [n]."""
+    eligible = np.ones(len(self._squares))
+    for i in range(1, len(eligible)):
+      back = eligible[i - self._b] if i >= self._b else 0.0
+      eligible[i] = (
+          eligible[i - 1] * (1 - sampling_prob) + back * sampling_prob)
+    return sampling_prob * eligible
+
+  def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
+    """Returns ln L_i for gains e^(log_gains) a round.
+
+    Args:
+      log_gains: [n, ...] float64.
+
+    Returns:
+      [n + b, ...] float64, 0 from row n on.
+    """
+    rounds = len(log_gains)
+    logs = np.zeros((rounds + self._b, *log_gains.shape[1:]))
+    gains = log_gains + self._log_in
+    for i in range(rounds - 1, -1, -1):
+      logs[i] = np.logaddexp(
+          self._log_out + logs[i + 1], gains[i] + logs[i + self._b])
+    return logs
+
+  def _draw_rounds(self, rng, count, log_gains):
+    """Returns S of probability proportional to P(S) prod e^(log_gains).
+
+    Returns:
+      [n, count] float64 of 0 and 1.
+    """
+    rounds = len(log_gains)
+    logs = self._log_ratios(log_gains)
+    taken = np.zeros((rounds, count))
+    eligible_from = np.zeros(count, np.int64)
+    for i in range(rounds):
+      prob = np.exp(
+          self._log_in + log_gains[i] + logs[i + self._b] - logs[i])
+      taken[i] = (eligible_from <= i) & (rng.random(count) < prob)
+      eligible_from[taken[i] > 0] = i + self._b
+    return taken
+
+  def _losses(self, y: np.ndarray) -> np.ndarray:
+    return self._c_transposed @ y - self._squares[:, None] / 2
+
+  def log_normalizer(self, gamma: float) -> float:
+    return float(
+        self._log_ratios(gamma * (gamma - 1) / 2 * self._squares)[0])
+
+  def sample_remove(self, rng, count, gamma):
+    taken = self._draw_rounds(
+        rng, count, gamma * (gamma - 1) / 2 * self._squares)
+    y = rng.standard_normal(taken.shape) + gamma * (self._c @ taken)
+    losses = self._losses(y)
+    return self._log_ratios(losses)[0], self._log_ratios(gamma * losses)[0]
+
+  def sample_add(self, rng, count, kappa):
+    y = rng.standard_normal((len(self._squares), count))
+    y -= kappa * self._mean[:, None]
+    return self._log_ratios(self._losses(y))[0], self._mean @ y
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BMinSepSpec(monte_carlo.SampledSpec):
+  """The guarantee of a run whose cohorts are drawn by b-min-sep sampling.
+
+    z_stddev = noise_multiplier * sensitivity * clip
+
+  It holds for the release of every round's noised sum, for one client, if its
+  contribution to a round has L2 norm at most the clipping norm, and if cohorts
+  are drawn as the module says, by secret randomness.
+
+  Attributes:
+    strategy: C, with no negative entry and at most `min_sep` bands.
+    min_sep: b.
+    sampling_prob: p, of an eligible client in a round.
+    noise_multiplier: standard deviation of z over clip times sensitivity.
+    sampling: how cohorts really come about; must be `b-min-sep`.
+    adjacency: `zero-out` or `add-remove`.
+    sensitivity: that of the run without amplification.
+
+  Raises:
+    ValueError: a value out of range, a negative entry of C, too many bands,
+      another sampling, or another adjacency.
+  """
+
+  strategy: strategies.Strategy
+  min_sep: int
+  sampling_prob: float
+  noise_multiplier: float
+  sampling: str
+  adjacency: str = sampling.ZERO_OUT
+  sensitivity: float = dataclasses.field(init=False)
+  columns: scipy.sparse.spmatrix = dataclasses.field(init=False, repr=False)
+
+  def __post_init__(self):
+    sampling.check_sampling(self.sampling, sampling.B_MIN_SEP)
+    sampling.check_adjacency(self.adjacency)
+    errors.check_count('min_sep', self.min_sep, 'at least the bands of C')
+    for name in ('noise_multiplier', 'sampling_prob'):
+      errors.check_positive(name, getattr(self, name), 'see BMinSepSpec')
+    if self.sampling_prob >= 1:
+      raise ValueError(
+          errors.invalid(
+              'sampling_prob', self.sampling_prob, 'must be below 1',
+              'who takes part for sure is not sampled'))
+    # PRIVACY: where columns of a client's rounds share rows, the likelihood
+    # ratio is no product over rounds.
+    # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
+    if self.strategy.bands > self.min_sep:
+      raise ValueError(
+          errors.invalid(
+              'min_sep', self.min_sep,
+              f'must be at least the bands={self.strategy.bands} of C',
+              'use a strategy with fewer bands'))
+    rounds = self.strategy.rounds
+    rows = self.strategy.band_rows(0, rounds)
+    sampling.check_nonnegative(rows)
+    # dia_array aligns diagonals by column, as rows[t, s] = C[t, t - s] is not.
+    diagonals = [rows[s:, s] for s in range(self.strategy.bands)]
+    object.__setattr__(
+        self, 'columns',
+        scipy.sparse.diags(diagonals, range(0, -len(diagonals), -1)))
+    worst = participation_lib.MinSep(
+        self.min_sep, -(-rounds // self.min_sep))
+    object.__setattr__(
+        self, 'sensitivity',
+        sensitivity_lib.sensitivity(self.strategy, worst).value)
+
+  def mixture(self, noise_multiplier: float) -> BMinSepMixture:
+    return BMinSepMixture(
+        self.columns, noise_multiplier * self.sensitivity, self.min_sep,
+        self.sampling_prob)
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the numbers of the claim under their JSON keys."""
+    return {
+        'family': self.strategy.family,
+        'rounds': self.strategy.rounds,
+        'bands': self.strategy.bands,
+        'amplification': self.sampling,
+        'min_sep': self.min_sep,
+        'sampling_prob': self.sampling_prob,
+        'sensitivity': self.sensitivity,
+        'noise_multiplier': self.noise_multiplier,
+        'z_stddev_per_clip': self.z_stddev,
+        'adjacency': self.adjacency,
+    }
+
+
+def calibrate_b_min_sep(
+    strategy: strategies.Strategy,
+    min_sep: int,
+    sampling_prob: float,
+    epsilon: float,
+    delta: float,
+    sampling: str,
+    samples: int = 100_000,
+    failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
+    seed: Optional[int] = None,
+) -> tuple[BMinSepSpec, monte_carlo.DeltaBound]:
+  """Returns the spec with nearly the least noise for (epsilon, delta).
+
+  Args:
+    strategy: C, with no negative entry and at most `min_sep` bands.
+    min_sep: b.
+    sampling_prob: p, of an eligible client in a round.
+    epsilon: positive.
+    delta: to be met by `total`, the failure probability included.
+    sampling: how cohorts really come about; must be `b-min-sep`.
+    samples: N, for each direction; more of them need less noise.
+    failure_probability: of all samples together, at most half of `delta`.
+    seed: for reproducible samples; None draws one.
+
+  Returns:
+    The spec and the bound that it was seen to meet.
+
+  Raises:
+    ValueError: a value out of range.
+  """
+  spec = BMinSepSpec(strategy, min_sep, sampling_prob, 1.0, sampling)
+  noise_multiplier, bound = monte_carlo.calibrated(
+      spec, epsilon, delta, samples, failure_probability, seed)
+  return dataclasses.replace(spec, noise_multiplier=noise_multiplier), bound

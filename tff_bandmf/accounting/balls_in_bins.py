@@ -1,0 +1,222 @@
+"""Amplification by balls-in-bins sampling, for non-negative strategies.
+
+| symbol | name here | meaning                                              |
+|--------|-----------|------------------------------------------------------|
+| n      | `rounds`  | rounds of the strategy C                             |
+| b      | `bins`    | bins, rounds of an epoch                             |
+| J      |           | bin of a client, uniform, drawn once for the whole run |
+| m_j    |           | sum_e C[:, j + e b], all that a client of bin j adds |
+| G      | `gram`    | [b, b], <m_i, m_j>                                   |
+| s      | `z_stddev` | standard deviation of z over clip                   |
+
+A client of bin J takes part in rounds J, J + b, J + 2 b, ... and in no other.
+For C >= 0, lower-triangular, and gradients that adapt to what was released,
+the run is dominated by the pair [BnB24, Sec 3]
+
+  P = (1/b) sum_j N(m_j, s^2)   against   Q = N(0, s^2),
+
+  L = logsumexp_j((2 <m_j, y> - |m_j|^2) / (2 s^2)) - ln b.
+
+Only G is needed: for y = gamma m_J + s z,
+
+  <m, y> = gamma G[:, J] + s chol(G) z.
+
+Delta is sampled and bounded (`monte_carlo`); it never exceeds that of the run
+without amplification, whose sensitivity is max_j |m_j|.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Optional
+
+import numpy as np
+import scipy.special
+from scipy.linalg import blas
+
+from tff_bandmf import errors, strategies
+from tff_bandmf.accounting import monte_carlo, sampling
+
+_BLOCK_ENTRIES = 2**22
+
+
+class BallsInBinsMixture(monte_carlo.Mixture):
+  """P for a Gram matrix.
+
+  Args:
+    gram: [b, b] float64, <m_i, m_j>, positive definite.
+    z_stddev: s.
+  """
+
+  def __init__(self, gram: np.ndarray, z_stddev: float):
+    self._gram = gram / z_stddev**2
+    self._factor = np.asfortranarray(np.linalg.cholesky(self._gram))
+    self._squares = np.diag(self._gram)
+    self.mean_square = float(self._squares.mean())
+    self.square_mean = float(self._gram.mean())
+    self.entries = 4 * len(gram)
+
+  def _log_tilts(self, gamma: float) -> np.ndarray:
+    return gamma * (gamma - 1) / 2 * self._squares
+
+  def _noise(self, rng, count):
+    """Returns <m_j, s z> / s^2, [count, b]."""
+    z = rng.standard_normal((count, len(self._gram)))
+    return blas.dtrmm(1.0, self._factor, z.T, lower=1, overwrite_b=1).T
+
+  def _log_mean(self, scaled: np.ndarray) -> np.ndarray:
+    """Returns ln of the mean of e^scaled over bins, [count]."""
+    top = scaled.max(axis=1)
+    return top + np.log(np.exp(scaled - top[:, None]).mean(axis=1))
+
+  def log_normalizer(self, gamma: float) -> float:
+    return float(
+        scipy.special.logsumexp(self._log_tilts(gamma))
+        - math.log(len(self._gram)))
+
+  def sample_remove(self, rng, count, gamma):
+    prior = scipy.special.softmax(self._log_tilts(gamma))
+    bins = rng.choice(len(prior), size=count, p=prior)
+    losses = self._noise(rng, count)
+    losses += gamma * self._gram[bins]
+    losses -= self._squares / 2
+    return self._log_mean(losses), self._log_mean(gamma * losses)
+
+  def sample_add(self, rng, count, kappa):
+    products = self._noise(rng, count)
+    products -= kappa * self._gram.mean(axis=0)
+    return (
+        self._log_mean(products - self._squares / 2), products.mean(axis=1))
+
+
+def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
+  """Returns G, the inner products of what clients of two bins add to y.
+
+    G_ij = <m_i, m_j>,  m_j = sum_e C[:, j + e b]
+
+  Args:
+    strategy: C, with no negative entry.
+    bins: b, at most the rounds of C.
+
+  Returns:
+    [b, b] float64.
+
+  Raises:
+    ValueError: a value out of range, or a negative entry of C.
+  """
+  errors.check_count('bins', bins, 'rounds of an epoch')
+  rounds, bands = strategy.rounds, strategy.bands
+  if bins > rounds:
+    raise ValueError(
+        errors.invalid(
+            'bins', bins, f'must not exceed rounds={rounds}',
+            'a bin without a round never takes part'))
+  gram = np.zeros((bins, bins))
+  block = max(1, _BLOCK_ENTRIES // max(bands, bins))
+  for start in range(0, rounds, block):
+    rows = strategy.band_rows(start, min(start + block, rounds))
+    sampling.check_nonnegative(rows)
+    # Column t - s belongs to bin (t - s) mod b; no column is left of the first,
+    # and the entries there are 0.
+    sums = np.stack([
+        np.bincount(
+            (t - np.arange(bands)) % bins, weights=row, minlength=bins)
+        for t, row in enumerate(rows, start)])
+    gram += sums.T @ sums
+  return gram
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class BallsInBinsSpec(monte_carlo.SampledSpec):
+  """The guarantee of a run whose cohorts are drawn by balls-in-bins sampling.
+
+    z_stddev = noise_multiplier * sensitivity * clip
+
+  It holds for the release of every round's noised sum, for one client, if its
+  contribution to a round has L2 norm at most the clipping norm, and if every
+  client's bin is drawn as the module says, by secret randomness.
+
+  Attributes:
+    strategy: C, with no negative entry.
+    bins: b, rounds of an epoch, at most `strategy.rounds`.
+    noise_multiplier: standard deviation of z over clip times sensitivity.
+    sampling: how cohorts really come about; must be `balls-in-bins`.
+    adjacency: `zero-out` or `add-remove`.
+    sensitivity: max_j |m_j|, that of the run without amplification.
+    gram: [b, b] float64, G.
+
+  Raises:
+    ValueError: a value out of range, a negative entry of C, another sampling,
+      or another adjacency.
+  """
+
+  strategy: strategies.Strategy
+  bins: int
+  noise_multiplier: float
+  sampling: str
+  adjacency: str = sampling.ZERO_OUT
+  sensitivity: float = dataclasses.field(init=False)
+  gram: np.ndarray = dataclasses.field(init=False, repr=False)
+
+  def __post_init__(self):
+    sampling.check_sampling(self.sampling, sampling.BALLS_IN_BINS)
+    sampling.check_adjacency(self.adjacency)
+    errors.check_positive(
+        'noise_multiplier', self.noise_multiplier,
+        'it is stddev(z) / (clip * sensitivity)')
+    object.__setattr__(self, 'gram', bin_gram(self.strategy, self.bins))
+    object.__setattr__(
+        self, 'sensitivity', math.sqrt(np.diag(self.gram).max()))
+
+  def mixture(self, noise_multiplier: float) -> BallsInBinsMixture:
+    return BallsInBinsMixture(self.gram, noise_multiplier * self.sensitivity)
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the numbers of the claim under their JSON keys."""
+    return {
+        'family': self.strategy.family,
+        'rounds': self.strategy.rounds,
+        'bands': self.strategy.bands,
+        'amplification': self.sampling,
+        'bins': self.bins,
+        'participations': -(-self.strategy.rounds // self.bins),
+        'sensitivity': self.sensitivity,
+        'noise_multiplier': self.noise_multiplier,
+        'z_stddev_per_clip': self.z_stddev,
+        'adjacency': self.adjacency,
+    }
+
+
+def calibrate_balls_in_bins(
+    strategy: strategies.Strategy,
+    bins: int,
+    epsilon: float,
+    delta: float,
+    sampling: str,
+    samples: int = monte_carlo.SAMPLES,
+    failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
+    seed: Optional[int] = None,
+) -> tuple[BallsInBinsSpec, monte_carlo.DeltaBound]:
+  """Returns the spec with nearly the least noise for (epsilon, delta).
+
+  Args:
+    strategy: C, with no negative entry.
+    bins: b, rounds of an epoch.
+    epsilon: positive.
+    delta: to be met by `total`, the failure probability included.
+    sampling: how cohorts really come about; must be `balls-in-bins`.
+    samples: N, for each direction; more of them need less noise.
+    failure_probability: of all samples together, at most half of `delta`.
+    seed: for reproducible samples; None draws one.
+
+  Returns:
+    The spec and the bound that it was seen to meet.
+
+  Raises:
+    ValueError: a value out of range.
+  """
+  spec = BallsInBinsSpec(strategy, bins, 1.0, sampling)
+  noise_multiplier, bound = monte_carlo.calibrated(
+      spec, epsilon, delta, samples, failure_probability, seed)
+  return dataclasses.replace(spec, noise_multiplier=noise_multiplier), bound

@@ -1,0 +1,528 @@
+"""Delta of a Gaussian mixture, sampled, with a bound that holds.
+
+A client's participations S are random, and the run releases y = m_S + s z:
+
+| symbol | meaning                                                        |
+|--------|----------------------------------------------------------------|
+| m_S    | C 1_S, where a client's contributions take y; S is secret      |
+| s      | standard deviation of z over clip                              |
+| P, Q   | E_S N(m_S, s^2), the mixture, and N(0, s^2), without the client |
+| l_S    | ln N(m_S, s^2) / Q = (2 <m_S, y> - |m_S|^2) / (2 s^2)          |
+| L      | ln P / Q = ln E_S e^(l_S), the privacy loss                    |
+| d_S    | |m_S|^2 / s^2                                                  |
+| m      | E_S m_S                                                        |
+
+  remove: delta = E_P (1 - e^(epsilon - L))_+
+  add:    delta = E_Q (1 - e^(epsilon + L))_+
+
+Both are averages of values in [0, 1] that are hardly ever above 0, so samples
+come from where they are, and are weighted for it:
+
+  remove: from R ~ Q E_S e^(gamma l_S), gamma >= 1: S tilted by
+          e^(gamma (gamma - 1) d_S / 2), then N(gamma m_S, s^2).
+          P / R = A e^(L - ln E_S e^(gamma l_S)),
+          A = E_S e^(gamma (gamma - 1) d_S / 2)
+  add:    from N(-kappa m, s^2), kappa >= 0
+
+By Jensen's inequality ln E_S e^(gamma l_S) >= gamma L and L >= E l_S, so where
+a value is not 0, with u = L - epsilon > 0 or u = -L - epsilon > 0, it is
+
+  remove: (1 - e^(-u)) P / R <= A e^(-(gamma - 1) (epsilon + u)) (1 - e^(-u))
+  add:    at most e^(kappa^2 |m|^2 / (2 s^2) + kappa (E d_S / 2 - epsilon - u))
+          (1 - e^(-u))
+
+and the largest (1 - e^(-u)) e^(-k u) is g(k) = k^k / (1 + k)^(1 + k). Call the
+bound B; gamma and kappa are near those with the least.
+
+So the N values x_i are independent and in [0, B]. For any eta in [0, 1 / B]
+fixed before, the product of (1 - eta x_i) / (1 - eta delta) has expectation 1,
+and by Markov's inequality, with probability 1 - beta,
+
+  delta <= (1 - e^(mean ln(1 - eta x_i) - ln(1 / beta) / N)) / eta.
+
+No variance is estimated and nothing is approximate. gamma and eta are chosen by
+pilot samples of their own; a bad choice costs tightness alone.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import math
+from typing import Callable, Optional
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+
+from tff_bandmf import errors
+from tff_bandmf.accounting import gaussian
+
+SAMPLES = 4_000_000
+FAILURE_PROBABILITY = 1e-8
+
+_PILOT_SAMPLES = 10_000
+_CHUNK_ENTRIES = 2**21
+# Of the gamma - 1 with the least bound; more of it samples the tail better.
+_TILTS = (0.7, 1.0, 1.4, 2.0)
+# Of log weights, where sampling is given up.
+_LARGEST_LOG_WEIGHT = 20.0
+_ATTEMPTS = 4
+
+
+class Mixture(abc.ABC):
+  """P = E_S N(m_S, s^2) against Q = N(0, s^2).
+
+  Attributes:
+    mean_square: E_S |m_S|^2 / s^2.
+    square_mean: |E_S m_S|^2 / s^2.
+    entries: numbers that one sample takes in memory.
+  """
+
+  mean_square: float
+  square_mean: float
+  entries: int
+
+  @abc.abstractmethod
+  def log_normalizer(self, gamma: float) -> float:
+    """Returns ln A = ln E_S e^(gamma (gamma - 1) |m_S|^2 / (2 s^2))."""
+
+  @abc.abstractmethod
+  def sample_remove(
+      self, rng: np.random.Generator, count: int, gamma: float
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (L, ln E_S e^(gamma l_S)), [count] float64 each, at y from R."""
+
+  @abc.abstractmethod
+  def sample_add(
+      self, rng: np.random.Generator, count: int, kappa: float
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (L, <m, y> / s^2), [count] float64, at y from N(-kappa m, s^2).
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class DeltaBound:
+  """An upper bound of delta that holds but for a stated probability.
+
+  Attributes:
+    epsilon: of the claim.
+    estimate: of delta, the larger direction; no bound.
+    upper: bound of delta in both directions.
+    failure_probability: of `upper`, over the samples; 0 if none were needed.
+    samples: N, in each direction.
+    seed: of the samples. The bound is one for a seed that was not chosen for
+      what it gave.
+  """
+
+  epsilon: float
+  estimate: float
+  upper: float
+  failure_probability: float
+  samples: int
+  seed: Optional[int]
+
+  @property
+  def total(self) -> float:
+    """delta to claim: sampling and run together are (epsilon, total)-DP.
+
+    Where the bound fails, for which data play no part, nothing is promised.
+    """
+    # PRIVACY: the accountant's own failure is part of the claim.
+    # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
+    return min(1.0, self.upper + self.failure_probability)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Direction:
+  """How to sample one direction's delta.
+
+  Attributes:
+    draw: returns values x in [0, bound], [count], whose mean is delta.
+    bound: B.
+    eta: at most 1 / B.
+  """
+
+  draw: Callable[[np.random.Generator, int], np.ndarray]
+  bound: float
+  eta: float = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Average:
+  """Averages of x, x^2 and ln(1 - eta x)."""
+
+  mean: float
+  square: float
+  log: float
+
+  def noise(self) -> float:
+    """Returns the relative standard deviation of x."""
+    return self.square / self.mean**2 if self.mean else math.inf
+
+
+def delta_bound(
+    mixture: Mixture,
+    epsilon: float,
+    samples: int = SAMPLES,
+    failure_probability: float = FAILURE_PROBABILITY,
+    seed: Optional[int] = None,
+) -> DeltaBound:
+  """Returns a bound of the larger of both directions' delta at `epsilon`.
+
+  Args:
+    mixture: P.
+    epsilon: at least 0, finite.
+    samples: N, for each direction.
+    failure_probability: beta, over the samples.
+    seed: for reproducible samples; None draws one.
+
+  Raises:
+    ValueError: a value out of range.
+  """
+  check_options(samples, failure_probability)
+  if not 0 <= epsilon < math.inf:
+    raise ValueError(
+        errors.invalid(
+            'epsilon', epsilon, 'must be at least 0 and finite',
+            'typical values are 0.1 to 20'))
+  sequence = np.random.SeedSequence(seed)
+  # PRIVACY: the samples are others than those that chose gamma and eta, and
+  # each direction may fail with half of the probability.
+  # Guard: balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
+  pilot, final = (
+      np.random.default_rng(child) for child in sequence.spawn(2))
+  log_term = math.log(2 / failure_probability)
+  estimate = upper = 0.0
+  for direction, _, _ in _plans(mixture, epsilon, samples, log_term, pilot):
+    # B bounds delta for sure: nothing to sample if the other is larger.
+    if direction.bound <= max(upper, failure_probability):
+      upper = max(upper, direction.bound)
+      continue
+    average = _average(direction, samples, mixture.entries, final)
+    estimate = max(estimate, average.mean)
+    upper = max(upper, _upper(direction, average.log, samples, log_term))
+  return DeltaBound(
+      epsilon, estimate, upper, failure_probability, samples,
+      sequence.entropy)
+
+
+def least(
+    problem: Callable[[float], tuple[Mixture, float]],
+    start: float,
+    delta: float,
+    samples: int,
+    failure_probability: float,
+    seed: Optional[int],
+) -> Optional[tuple[float, DeltaBound]]:
+  """Returns nearly the least x whose delta has a total of at most `delta`.
+
+  Pilot samples find x, fresh ones have to confirm it; an x that they do not
+  confirm is raised. Every attempt has a share of the failure probability.
+
+  Args:
+    problem: maps x to (mixture, epsilon), with delta decreasing in x.
+    start: an x that is known to be large enough.
+    delta: to be met.
+    samples: N of the bound, for each direction.
+    failure_probability: beta, of all attempts together.
+    seed: for reproducible samples; None draws one.
+
+  Returns:
+    x and its bound, or None if no x below `start` was confirmed.
+  """
+  check_options(samples, failure_probability)
+  if 2 * failure_probability > delta:
+    raise ValueError(
+        errors.invalid(
+            'failure_probability', failure_probability,
+            f'must be at most half of delta={delta}',
+            'it is part of the delta to claim'))
+  pilot_seed, *attempts = (
+      int(word) for word in
+      np.random.SeedSequence(seed).generate_state(1 + _ATTEMPTS, np.uint64))
+  share = failure_probability / _ATTEMPTS
+  log_term = math.log(2 / share)
+
+  def log_excess(log_x):
+    plans = _plans(
+        *problem(math.exp(log_x)), samples, log_term,
+        np.random.default_rng(pilot_seed))
+    upper = max(mean + margin for _, mean, margin in plans)
+    return math.log((upper + failure_probability) / delta)
+
+  high, step = math.log(start), 0.25
+  if log_excess(high) >= 0:
+    return None
+  low = high - step
+  while log_excess(low) < 0 and low > high - 20:
+    low, high = low - step, low
+  log_x = high
+  if log_excess(low) > 0:
+    log_x = scipy.optimize.brentq(log_excess, low, high, xtol=1e-3)
+  slope = (log_excess(log_x + 0.03) - log_excess(log_x)) / 0.03
+  log_x += 1e-3
+  for attempt in attempts:
+    if log_x >= math.log(start):
+      return None
+    mixture, epsilon = problem(math.exp(log_x))
+    # PRIVACY: all attempts together fail with `failure_probability`.
+    # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
+    bound = dataclasses.replace(
+        delta_bound(mixture, epsilon, samples, share, attempt),
+        failure_probability=failure_probability)
+    if bound.total <= delta:
+      return math.exp(log_x), bound
+    log_x += 2e-3 + math.log(bound.total / delta) / max(-slope, 1.0)
+  return None
+
+
+class SampledSpec(abc.ABC):
+  """A guarantee whose delta is bounded by samples of a mixture.
+
+  It never exceeds that of the run without amplification, whose sensitivity is
+  that of the worst participations: a mixture is no farther from Q than the
+  farthest of its components.
+
+  Attributes:
+    noise_multiplier: standard deviation of z over clip times sensitivity.
+    sensitivity: max_S |m_S|.
+  """
+
+  noise_multiplier: float
+  sensitivity: float
+
+  @abc.abstractmethod
+  def mixture(self, noise_multiplier: float) -> Mixture:
+    """Returns P with another noise multiplier."""
+
+  @property
+  def z_stddev(self) -> float:
+    """Standard deviation of z for clip = 1; multiply by the clipping norm."""
+    return self.noise_multiplier * self.sensitivity
+
+  def delta(
+      self,
+      epsilon: float,
+      samples: int = SAMPLES,
+      failure_probability: float = FAILURE_PROBABILITY,
+      seed: Optional[int] = None,
+  ) -> DeltaBound:
+    """Returns a bound of delta at `epsilon`; see `delta_bound`."""
+    found = delta_bound(
+        self.mixture(self.noise_multiplier), epsilon, samples,
+        failure_probability, seed)
+    unamplified = _unamplified(self.noise_multiplier, epsilon)
+    return found if found.total < unamplified.total else unamplified
+
+  def epsilon(
+      self,
+      delta: float,
+      samples: int = SAMPLES,
+      failure_probability: float = FAILURE_PROBABILITY,
+      seed: Optional[int] = None,
+  ) -> DeltaBound:
+    """Returns nearly the least epsilon with a `total` of at most `delta`.
+
+    Args:
+      delta: to be met, the failure probability included.
+      samples: N, for each direction.
+      failure_probability: of all samples together, at most half of `delta`.
+      seed: for reproducible samples; None draws one.
+
+    Raises:
+      ValueError: a value out of range.
+    """
+    check_options(samples, failure_probability)
+    start = gaussian.gaussian_epsilon(self.noise_multiplier, delta)
+    if start == 0:
+      return _unamplified(self.noise_multiplier, start)
+    mixture = self.mixture(self.noise_multiplier)
+    found = least(
+        lambda epsilon: (mixture, epsilon), start, delta, samples,
+        failure_probability, seed)
+    return _unamplified(self.noise_multiplier, start) if found is None else (
+        found[1])
+
+
+def calibrated(
+    spec: SampledSpec,
+    epsilon: float,
+    delta: float,
+    samples: int,
+    failure_probability: float,
+    seed: Optional[int],
+) -> tuple[float, DeltaBound]:
+  """Returns nearly the least noise multiplier for (epsilon, delta).
+
+  Args:
+    spec: any noise multiplier.
+    epsilon: positive.
+    delta: to be met, the failure probability included.
+    samples: N, for each direction.
+    failure_probability: of all samples together, at most half of `delta`.
+    seed: for reproducible samples; None draws one.
+
+  Returns:
+    The noise multiplier, rounded up, and the bound that it was seen to meet.
+
+  Raises:
+    ValueError: a value out of range.
+  """
+  start = gaussian.gaussian_noise_multiplier(epsilon, delta)
+  found = least(
+      lambda multiplier: (spec.mixture(multiplier), epsilon), start, delta,
+      samples, failure_probability, seed)
+  return (start, _unamplified(start, epsilon)) if found is None else found
+
+
+def _unamplified(noise_multiplier: float, epsilon: float) -> DeltaBound:
+  """Returns the bound without amplification, for which none is sampled."""
+  delta = gaussian.gaussian_delta(noise_multiplier, epsilon)
+  return DeltaBound(epsilon, delta, delta, 0.0, 0, None)
+
+
+def check_options(samples: int, failure_probability: float) -> None:
+  """Raises TypeError or ValueError if a bound cannot be had with these."""
+  errors.check_count('samples', samples, 'a million is usual')
+  errors.check_positive(
+      'failure_probability', failure_probability, '1e-8 is usual')
+  if failure_probability >= 1:
+    raise ValueError(
+        errors.invalid(
+            'failure_probability', failure_probability, 'must be below 1',
+            '1e-8 is usual'))
+
+
+def _plans(
+    mixture: Mixture,
+    epsilon: float,
+    samples: int,
+    log_term: float,
+    rng: np.random.Generator,
+) -> list[tuple[_Direction, float, float]]:
+  """Returns, for each direction, how to sample it and what to expect.
+
+  Args:
+    mixture: P.
+    epsilon: at least 0.
+    samples: N.
+    log_term: ln(1 / beta).
+    rng: of pilot samples.
+
+  Returns:
+    (direction, mean, margin) each; mean + margin is the bound to expect.
+  """
+  plans = []
+  for candidates in (_removes(mixture, epsilon), [_add(mixture, epsilon)]):
+    if candidates[0].bound <= math.exp(-log_term):
+      plans.append((candidates[0], 0.0, candidates[0].bound))
+      continue
+    pilots = [
+        _average(candidate, _PILOT_SAMPLES, mixture.entries, rng)
+        for candidate in candidates]
+    margins = []
+    for candidate, pilot in zip(candidates, pilots):
+      eta = _eta(candidate.bound, pilot.square, samples, log_term)
+      margins.append((
+          eta * pilot.square / 2 + log_term / (eta * samples), eta))
+    margin, eta = min(margins)
+    best = candidates[margins.index((margin, eta))]
+    # All candidates have the same mean; the least noisy knows it best.
+    mean = min(pilots, key=_Average.noise).mean
+    plans.append((dataclasses.replace(best, eta=eta), mean, margin))
+  return plans
+
+
+def _removes(mixture: Mixture, epsilon: float) -> list[_Direction]:
+  """Returns ways to sample delta with the client removed, by gamma."""
+
+  def log_weight(excess):
+    return mixture.log_normalizer(1 + excess) - excess * epsilon
+
+  def direction(excess):
+    gamma = 1 + excess
+    log_normalizer = mixture.log_normalizer(gamma)
+
+    def draw(rng, count):
+      loss, tilted = mixture.sample_remove(rng, count, gamma)
+      weight = np.exp(
+          np.where(loss > epsilon, log_normalizer + loss - tilted, 0.0))
+      return -np.expm1(np.minimum(epsilon - loss, 0.0)) * weight
+
+    return _Direction(draw, math.exp(log_weight(excess) + _log_g(excess)))
+
+  best = _least_bound(log_weight, epsilon, mixture.mean_square)
+  return [
+      direction(factor * best) for factor in _TILTS
+      if factor <= 1 or log_weight(factor * best) < _LARGEST_LOG_WEIGHT]
+
+
+def _add(mixture: Mixture, epsilon: float) -> _Direction:
+  """Returns the way to sample delta with the client added."""
+  gap = epsilon - mixture.mean_square / 2
+
+  def log_weight(kappa):
+    return kappa**2 * mixture.square_mean / 2 - kappa * gap
+
+  kappa = _least_bound(log_weight, abs(gap), mixture.square_mean)
+  shift = kappa**2 * mixture.square_mean / 2
+
+  def draw(rng, count):
+    loss, projection = mixture.sample_add(rng, count, kappa)
+    weight = np.exp(
+        np.where(loss < -epsilon, kappa * projection + shift, 0.0))
+    return -np.expm1(np.minimum(epsilon + loss, 0.0)) * weight
+
+  return _Direction(draw, math.exp(log_weight(kappa) + _log_g(kappa)))
+
+
+def _log_g(k: float) -> float:
+  """Returns ln g(k), the largest of ln(1 - e^-u) - k u over u > 0."""
+  return float(scipy.special.xlogy(k, k) - (1 + k) * math.log1p(k))
+
+
+def _least_bound(
+    log_weight: Callable[[float], float], slope: float, curvature: float
+) -> float:
+  """Returns the k >= 0 with the least log_weight(k) + ln g(k).
+
+  Args:
+    log_weight: convex, at least -slope k + curvature k^2 / 2.
+    slope: at least 0.
+    curvature: positive.
+  """
+  # There -slope + curvature k - 1 / k > 0, and the sum grows.
+  most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
+  return float(
+      scipy.optimize.minimize_scalar(
+          lambda k: log_weight(k) + _log_g(k), bounds=(0.0, most),
+          method='bounded').x)
+
+
+def _average(
+    direction: _Direction, count: int, entries: int, rng: np.random.Generator
+) -> _Average:
+  """Returns averages over `count` values, drawn in chunks."""
+  chunk = max(1, _CHUNK_ENTRIES // entries)
+  sums = np.zeros(3)
+  for start in range(0, count, chunk):
+    x = direction.draw(rng, min(chunk, count - start))
+    sums += x.sum(), x @ x, np.log1p(-direction.eta * x).sum()
+  return _Average(*(sums / count).tolist())
+
+
+def _eta(bound: float, square: float, samples: int, log_term: float) -> float:
+  """Returns the eta with the least margin, below 1 / bound."""
+  most = 0.95 / bound
+  return min(most, math.sqrt(2 * log_term / (samples * max(square, 1e-300))))
+
+
+def _upper(
+    direction: _Direction, log: float, samples: int, log_term: float
+) -> float:
+  """Returns the bound of delta; see the module."""
+  # PRIVACY: Markov's inequality; B bounds the mean, too.
+  # Guard: balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
+  return min(
+      direction.bound, -math.expm1(log - log_term / samples) / direction.eta)

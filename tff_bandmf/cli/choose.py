@@ -1,0 +1,180 @@
+"""`bandmf choose`: the mechanisms that fit, ranked."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import click
+import tabulate
+import tqdm
+
+from tff_bandmf import choosing, errors, strategies, workloads
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.cli import options, output
+
+_COLUMNS = (
+  'family',
+  'bands',
+  'buffers',
+  'parameters',
+  'noise_copies',
+  'sensitivity_method',
+  'noise_multiplier',
+  'z_stddev',
+  'rmse',
+  'max_rmse',
+)
+
+
+@click.command()
+@click.option('--rounds', required=True, type=options.INTEGER)
+@options.participation
+@click.option('--epsilon', required=True, type=options.NUMBER)
+@options.delta
+@click.option(
+  '--memory-copies',
+  type=options.INTEGER_OR_ZERO,
+  help='Model copies that the server may keep as noise state.  '
+  '[default: any number]',
+)
+@options.amplification
+@options.workload
+@options.objective
+@click.option(
+  '--families',
+  type=options.FAMILIES,
+  help='To compare, with commas between.  [default: all]',
+)
+@options.as_json
+def choose(
+  rounds,
+  participation,
+  min_sep,
+  max_participations,
+  epsilon,
+  delta,
+  memory_copies,
+  amplification,
+  workload,
+  momentum,
+  warmup,
+  cooldown,
+  objective,
+  families,
+  as_json,
+):
+  """Ranks the families that fit in memory by their error at epsilon.
+
+  rmse is the root of the mean error over the rounds, the noise at (epsilon,
+  delta) included, for clip = 1. With cyclic Poisson sampling
+  --max-participations is the number of rounds a client is expected in, and
+  the bands are powers of two.
+  """
+  started = time.perf_counter()
+  workload = workloads.from_name(workload, momentum, warmup, cooldown)
+  families = families or tuple(strategies.FAMILIES)
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  with tqdm.tqdm(
+    total=len(families),
+    unit=' families',
+    leave=False,
+    disable=None,
+    file=sys.stderr,
+  ) as bar:
+
+    def progress(family):
+      bar.set_description(family)
+      bar.update()
+
+    shared = (
+      epsilon,
+      delta,
+      memory_copies,
+      objective,
+      workload,
+      families,
+      progress,
+    )
+    if amplification == 'none':
+      schema = options.schema(participation, min_sep, max_participations)
+      ranking = choosing.choose(rounds, schema, *shared)
+    else:
+      _check_sampled(participation, min_sep, max_participations)
+      schema = participation_lib.Single()
+      ranking = choosing.choose_cyclic_poisson(
+        rounds, max_participations, *shared
+      )
+  records = [
+    _record(choice, schema, workload, epsilon, delta)
+    for choice in ranking.choices
+  ]
+  if as_json:
+    output.show(
+      {
+        'amplification': amplification,
+        'choices': records,
+        'left_out': ranking.left_out,
+        'seconds': time.perf_counter() - started,
+      },
+      as_json,
+    )
+  else:
+    click.echo(
+      tabulate.tabulate(
+        [[output.text(record[name]) for name in _COLUMNS]
+         for record in records],
+        headers=_COLUMNS,
+        disable_numparse=True,
+      )
+    )
+    for family, reason in ranking.left_out.items():
+      click.echo(f'left out: {family}: {reason}')
+  return output.DONE
+
+
+def _check_sampled(participation, min_sep, max_participations) -> None:
+  """Raises ValueError unless the flags describe Poisson sampling."""
+  if min_sep is not None or participation is not None:
+    name, value = (
+      ('min_sep', min_sep)
+      if min_sep is not None
+      else ('participation', participation)
+    )
+    raise ValueError(
+      errors.invalid(
+        name,
+        value,
+        'does not go with cyclic Poisson sampling, which gives no client a '
+        'pattern that could be enforced',
+        'leave it out',
+      )
+    )
+  if max_participations is None:
+    raise ValueError(
+      errors.invalid(
+        'max_participations',
+        None,
+        'cyclic Poisson sampling needs it',
+        'give the number of rounds a client is expected in',
+      )
+    )
+
+
+def _record(choice, schema, workload, epsilon, delta):
+  """Returns what is printed of a choice."""
+  return {
+    **output.describe(
+      choice.strategy, schema, choice.sensitivity, False, workload
+    ),
+    'noise_copies': choice.noise_copies,
+    'noise_multiplier': choice.noise_multiplier,
+    'z_stddev': choice.noise_multiplier * choice.sensitivity.value,
+    'sampling_prob': choice.sampling_prob,
+    'epsilon': epsilon,
+    'delta': delta,
+    'rmse': choice.rmse,
+    'max_rmse': choice.max_rmse,
+    'converged': choice.converged,
+  }

@@ -1,0 +1,157 @@
+"""`bandmf account`, `calibrate` and `report`: what a run guarantees."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+from typing import Any
+
+import click
+
+from tff_bandmf import accounting, errors
+from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf.cli import options, output
+
+
+@click.command()
+@options.strategy_file
+@options.participation
+@click.option(
+  '--noise-multiplier',
+  type=options.NUMBER,
+  help='Standard deviation of z over clip * sensitivity.',
+)
+@click.option(
+  '--z-stddev',
+  type=options.NUMBER,
+  help='Standard deviation of z itself, instead of --noise-multiplier.',
+)
+@options.clip
+@options.delta
+@options.adjacency
+@options.coefficients
+@options.as_json
+def account(
+  file,
+  participation,
+  min_sep,
+  max_participations,
+  noise_multiplier,
+  z_stddev,
+  clip,
+  delta,
+  with_coefficients,
+  as_json,
+):
+  """Shows rho and epsilon of a run with this noise, without amplification.
+
+  FILE is a strategy file or a .npy file of the matrix C.
+  """
+  started = time.perf_counter()
+  if (noise_multiplier is None) == (z_stddev is None):
+    raise ValueError(
+      errors.invalid(
+        'noise_multiplier',
+        noise_multiplier,
+        'give either it or z_stddev, which is clip * sensitivity times it',
+        'use --noise-multiplier or --z-stddev',
+      )
+    )
+  schema = options.schema(participation, min_sep, max_participations)
+  strategy = output.load(file)
+  if noise_multiplier is None:
+    sensitivity = sensitivity_lib.sensitivity(strategy, schema)
+    noise_multiplier = z_stddev / (clip * sensitivity.value)
+  spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
+  record = _with_privacy(
+    spec, clip, delta, spec.epsilon(delta), with_coefficients
+  )
+  output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
+  return output.DONE
+
+
+@click.command()
+@options.strategy_file
+@options.participation
+@click.option('--epsilon', required=True, type=options.NUMBER)
+@options.delta
+@options.clip
+@options.adjacency
+@options.coefficients
+@options.as_json
+def calibrate(
+  file,
+  participation,
+  min_sep,
+  max_participations,
+  epsilon,
+  delta,
+  clip,
+  with_coefficients,
+  as_json,
+):
+  """Shows the least noise that meets (epsilon, delta) for a whole run.
+
+  FILE is a strategy file or a .npy file of the matrix C.
+  """
+  started = time.perf_counter()
+  schema = options.schema(participation, min_sep, max_participations)
+  spec = accounting.calibrate(output.load(file), schema, epsilon, delta)
+  record = _with_privacy(
+    spec, clip, delta, spec.epsilon(delta), with_coefficients
+  )
+  output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
+  return output.DONE
+
+
+@click.command()
+@click.argument('run_dir')
+@options.as_json
+def report(run_dir, as_json):
+  """Writes the privacy report of a run into its directory.
+
+  Exit status 1: clients took part more often, or closer together, than was
+  planned; the report claims what holds for the run as it was.
+  """
+  # Draws a plot: the other commands do without what that imports.
+  from tff_bandmf import report as report_lib
+
+  written = report_lib.write(run_dir)
+  if as_json:
+    output.show(written, as_json)
+  else:
+    click.echo(written['summary'])
+    click.echo(str(pathlib.Path(run_dir) / report_lib.MARKDOWN_FILE))
+  if written['violated']:
+    click.echo(
+      errors.invalid(
+        'violated',
+        True,
+        'the ledger shows more or closer rounds of a client than were planned',
+        'the report claims what holds for the run as it was',
+      ),
+      err=True,
+    )
+    return output.DID_NOT_HOLD
+  return output.DONE
+
+
+def _with_privacy(
+  spec: accounting.PrivacySpec,
+  clip: float,
+  delta: float,
+  epsilon: float,
+  with_coefficients: bool,
+) -> dict[str, Any]:
+  """Returns the record of a strategy and of the guarantee of a run with it."""
+  return {
+    **output.describe(
+      spec.strategy, spec.participation, spec.sensitivity, with_coefficients
+    ),
+    'clip': clip,
+    'noise_multiplier': spec.noise_multiplier,
+    'z_stddev': spec.z_stddev * clip,
+    'rho': spec.rho,
+    'epsilon': epsilon,
+    'delta': delta,
+  }

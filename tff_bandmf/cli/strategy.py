@@ -1,0 +1,162 @@
+"""`bandmf optimize` and `evaluate`: strategies and their errors."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import sys
+import time
+
+import click
+import tqdm
+
+from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import optimize as optimize_lib
+from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf.cli import options, output
+
+
+@click.command()
+@options.family
+@click.option('--rounds', required=True, type=options.INTEGER)
+@options.parameters
+@options.participation
+@options.workload
+@options.objective
+@click.option('--out', help='Strategy file to write, .json or .npz.')
+@options.coefficients
+@options.as_json
+def optimize(
+  family,
+  rounds,
+  participation,
+  min_sep,
+  max_participations,
+  workload,
+  momentum,
+  warmup,
+  cooldown,
+  objective,
+  out,
+  with_coefficients,
+  as_json,
+  **parameters,
+):
+  """Optimises (or builds) a strategy.
+
+  What a family needs and is not given is optimised or swept. Ctrl-C ends the
+  search; the best so far counts.
+
+  Exit status 1: the optimiser did not converge; what it found is printed and
+  written all the same.
+  """
+  started = time.perf_counter()
+  schema = options.schema(participation, min_sep, max_participations)
+  workload = workloads.from_name(workload, momentum, warmup, cooldown)
+  if out is not None:
+    _check_out(pathlib.Path(out))
+  # TensorFlow, where it is needed, without its remarks about the machine.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  # The bar shows on a terminal only.
+  with tqdm.tqdm(
+    desc=f'optimising {family}',
+    unit=' steps',
+    leave=False,
+    disable=None,
+    file=sys.stderr,
+  ) as bar:
+
+    def progress(loss):
+      bar.set_postfix(loss=f'{loss:.6g}', refresh=False)
+      bar.update()
+
+    found = optimize_lib.optimize(
+      optimize_lib.Request(
+        family,
+        rounds,
+        schema,
+        workload,
+        objective,
+        callback=progress,
+        **parameters,
+      )
+    )
+  strategy = found.strategy
+  optimized = {
+    'objective': objective,
+    'loss': found.loss,
+    'evaluations': found.evaluations,
+    'converged': found.converged,
+  }
+  record = output.describe(
+    strategy,
+    schema,
+    sensitivity_lib.sensitivity(strategy, schema),
+    with_coefficients,
+    workload,
+  )
+  if out is not None:
+    strategies.save(strategy, out, {**workload.to_dict(), **optimized})
+  record.update(optimized, seconds=time.perf_counter() - started)
+  output.show(record, as_json)
+  if not found.converged:
+    click.echo(
+      errors.invalid(
+        'converged',
+        False,
+        f'stopped after {found.evaluations} evaluations'
+        + (f'; {out} is written' if out else ''),
+        'the errors hold for what was found, but better may exist',
+      ),
+      err=True,
+    )
+    return output.DID_NOT_HOLD
+  return output.DONE
+
+
+@click.command()
+@options.strategy_file
+@options.participation
+@options.workload
+@options.coefficients
+@options.as_json
+def evaluate(
+  file,
+  participation,
+  min_sep,
+  max_participations,
+  workload,
+  momentum,
+  warmup,
+  cooldown,
+  with_coefficients,
+  as_json,
+):
+  """Shows the errors and the sensitivity of a strategy.
+
+  FILE is a strategy file or a .npy file of the matrix C.
+  """
+  started = time.perf_counter()
+  schema = options.schema(participation, min_sep, max_participations)
+  workload = workloads.from_name(workload, momentum, warmup, cooldown)
+  strategy = output.load(file)
+  record = output.describe(
+    strategy,
+    schema,
+    sensitivity_lib.sensitivity(strategy, schema),
+    with_coefficients,
+    workload,
+  )
+  output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
+  return output.DONE
+
+
+def _check_out(path: pathlib.Path) -> None:
+  """Raises now what `save` would raise after the optimisation."""
+  strategies.check_path(path)
+  if path.is_dir() or not os.access(path.parent, os.W_OK):
+    raise ValueError(
+      errors.invalid(
+        'out', path, 'cannot be written', 'name a file in a writable folder'
+      )
+    )

@@ -1,0 +1,409 @@
+"""Optimal C with few bands, and few-banded Toeplitz C, for any workload.
+
+| symbol | meaning                                                         |
+|--------|-----------------------------------------------------------------|
+| X      | C^T C; banded as C is                                           |
+| e_t    | squared norm of row t of A C^-1, times sens(C)^2                |
+| w_t    | weights of the queries, positive, of sum 1                      |
+| p      | power                                                           |
+
+  minimise log mean(e), or log max(e), over C scaled to sensitivity 1
+
+The largest error is minimised by the method of multipliers on
+
+  loss(C; w, p) = log (sum_t w_t e_t^p)^(1/p),   v_t = w_t e_t^(p-1) / sum
+
+after which v becomes w, and p grows to a moderate size only. At a minimum of
+loss(.; w, p), C minimises sum_t v_t e_t as well: the gradients are alike, and
+as e_t is convex in X, and X ranges over a convex set, there are no other
+stationary points. So then
+
+  sum_t v_t e_t <= least possible max(e) <= max(e)
+
+and the search ends when the two sides meet. A Toeplitz C has the same loss but
+no such bound: there the two may not meet, and the search says so.
+
+The optimum of [BandMF23, Sec 4 and App B], by the recursion of `covariance`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Callable, Optional
+
+import numpy as np
+import scipy.special
+import tensorflow as tf
+
+from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.optimize import covariance, solver, toeplitz
+
+# An iteration that gains less is the last one: log loss.
+_TOLERANCE = 1e-10
+# The same for one set of weights, and the most evaluations spent on it.
+_STAGE_TOLERANCE = 1e-10
+_STAGE_EVALUATIONS = 200
+_POWERS = (1.0, 4.0, 16.0, 64.0)
+_LAST_POWER = 256.0
+# A query of weight 0 would never matter again.
+_LEAST_WEIGHT = 1e-2
+# Between the largest error and its lower bound, log loss.
+_GAP = 1e-4
+# L-BFGS gains little from more, and with n = 10^6 each takes n b numbers twice.
+_CORRECTIONS = 5
+
+# Parameters [n, b] or [b] -> columns of C, [n, b], and sens(C)^2.
+_ToColumns = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+
+
+def optimize_banded(
+    rounds: int,
+    bands: int,
+    participation: participation_lib.Participation,
+    workload: workloads.Workload = workloads.PREFIX,
+    objective: str = solver.MEAN,
+    equal_column_norms: bool = True,
+    max_evaluations: int = solver.MAX_EVALUATIONS,
+    callback: Optional[solver.Callback] = None,
+) -> solver.Optimized:
+  """Returns the banded strategy of least loss.
+
+    loss = error * sens^2
+    sens^2 = k                                          equal column norms
+    sens^2 = max_{r < b} sum_j |C[:, r + j b]|^2 = 1    otherwise
+
+  Both are exact, since with bands <= min_sep = b columns of one client do not
+  overlap. [BandMF23, Sec 4; App B]
+
+  Args:
+    rounds: n.
+    bands: at most n, and at most min_sep.
+    participation: what sens is taken under.
+    workload: A.
+    objective: `MEAN` or `MAX`, over the errors of the n rounds.
+    equal_column_norms: whether all columns of C must have norm 1. If not,
+      only those of one client together have: a little better, for fixed epochs
+      only. With a single participation there is no difference.
+    max_evaluations: of the loss and its gradient.
+    callback: called after every iteration of L-BFGS-B with the loss reached.
+
+  Raises:
+    ValueError: a value out of range, or one that does not fit another.
+
+  >>> from tff_bandmf import participation
+  >>> found = optimize_banded(9, 3, participation.Single())
+  >>> round(9 * found.loss, 4), found.converged
+  (24.8809, True)
+  """
+  _check(rounds, bands, objective)
+  k = participation.participations(rounds)
+  min_sep = participation.min_sep
+  if min_sep is not None and bands > min_sep:
+    raise ValueError(
+        errors.invalid(
+            'bands', bands,
+            f'must not exceed min_sep={min_sep}, or columns of one client '
+            'overlap and sensitivity grows', f'use {min_sep} or fewer'))
+  # Columns of norm 1 together, and how many such sets of one client add up.
+  if equal_column_norms or k == 1:
+    groups, sets = rounds, k
+  else:
+    groups, sets = _check_epochs(rounds, participation), 1
+  columns = _broadcast(_toeplitz_start(rounds, bands, workload), rounds)
+  columns /= np.linalg.norm(columns, axis=1, keepdims=True)
+  if groups == rounds:
+    # Scale is free, and a step moves a column by the inverse square of its
+    # norm. Curvature grows with the rounds that a column has left.
+    columns *= np.sqrt(np.arange(rounds, 0, -1) / rounds)[:, None]
+
+  def to_columns(parameters):
+    return _scaled(parameters, groups), tf.constant(sets, tf.float64)
+
+  found = _search(
+      to_columns, columns, workload, objective, None, max_evaluations, callback)
+  columns = _scaled(
+      tf.constant(found.x.reshape(columns.shape)), groups).numpy()
+  strategy = strategies.Banded(_rows(columns))
+  sums = np.bincount(
+      np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns))
+  return solver.Optimized(
+      strategy,
+      _error(strategy, workload, objective) * sets * float(sums.max()),
+      found.evaluations, found.converged)
+
+
+def unit_column_loss(
+    rounds: int,
+    bands: int,
+    workload: workloads.Workload = workloads.PREFIX,
+) -> Loss:
+  """Returns log mean(e) of C with columns scaled to norm 1, as a function.
+
+  Args:
+    rounds: n.
+    bands: of C; the function takes [n * bands] columns of it by their bands.
+    workload: A.
+  """
+  return Loss(
+      lambda columns: (_scaled(columns, rounds), tf.ones([], tf.float64)),
+      (rounds, bands), rounds, workload)
+
+
+def optimize_banded_toeplitz_scheduled(
+    rounds: int,
+    bands: int,
+    objective: str = solver.MEAN,
+    workload: workloads.Workload = workloads.PREFIX,
+    max_evaluations: int = solver.MAX_EVALUATIONS,
+    callback: Optional[solver.Callback] = None,
+) -> solver.Optimized:
+  """Returns the banded Toeplitz strategy of least loss, for any workload.
+
+    loss = error * |c|^2
+
+  For workloads that are not Toeplitz, as those with a learning-rate schedule;
+  for the others `optimize_banded_toeplitz` does the same much faster.
+
+  Args:
+    rounds: n.
+    bands: at most n.
+    objective: `MEAN` or `MAX`, over the errors of the n rounds.
+    workload: A.
+    max_evaluations: of the loss and its gradient.
+    callback: called after every iteration of L-BFGS-B with the loss reached.
+
+  Raises:
+    ValueError: a value out of range.
+
+  >>> workload = workloads.Workload(cooldown=0.25)
+  >>> found = optimize_banded_toeplitz_scheduled(64, 8, workload=workload)
+  >>> found.converged
+  True
+  """
+  _check(rounds, bands, objective)
+  start = _toeplitz_start(rounds, bands, workload)
+  if bands == 1:
+    found = solver.Minimum(start[1:], 0.0, 0, True)
+  else:
+    found = _search(
+        lambda free: _toeplitz_columns(free, rounds), start[1:], workload,
+        objective, [(0.0, 1.0)] * (bands - 1), max_evaluations, callback)
+  strategy = strategies.BandedToeplitz(
+      rounds, np.concatenate([[1.0], found.x]))
+  norm_squared = 1 + float(found.x @ found.x)
+  return solver.Optimized(
+      strategy, _error(strategy, workload, objective) * norm_squared,
+      found.evaluations, found.converged)
+
+
+def _check(rounds: int, bands: int, objective: str) -> None:
+  """Raises unless the arguments of both optimisers are in range."""
+  errors.check_count('rounds', rounds, 'give the number of rounds')
+  errors.check_count('bands', bands, '1 is the identity')
+  if bands > rounds:
+    raise ValueError(
+        errors.invalid(
+            'bands', bands, f'must not exceed rounds={rounds}',
+            'use fewer bands'))
+  solver.check_objective(objective)
+
+
+def _check_epochs(
+    rounds: int, participation: participation_lib.Participation
+) -> int:
+  """Returns min_sep if every client's columns are one residue modulo min_sep.
+
+  Raises:
+    ValueError: they are not.
+  """
+  if not isinstance(participation, participation_lib.FixedEpoch):
+    raise ValueError(
+        errors.invalid(
+            'equal_column_norms', False,
+            f'is for fixed epochs, not for participation {participation.name}',
+            'use equal column norms, or participation fixed-epoch'))
+  k, every = participation.participations(rounds), -(
+      -rounds // participation.min_sep)
+  if k < every:
+    raise ValueError(
+        errors.invalid(
+            'max_participations', k,
+            f'must be {every}, every epoch, for columns of unequal norms',
+            'use equal column norms, or leave max_participations out'))
+  return participation.min_sep
+
+
+def _toeplitz_start(
+    rounds: int, bands: int, workload: workloads.Workload
+) -> np.ndarray:
+  """Returns the best Toeplitz coefficients without schedule, [bands]."""
+  return toeplitz.optimize_banded_toeplitz(
+      rounds, bands, workload=workloads.Workload(workload.momentum)
+  ).strategy.coefficients
+
+
+def _broadcast(coefficients: np.ndarray, rounds: int) -> np.ndarray:
+  """Returns the columns of a Toeplitz matrix, cut at n, [n, b]."""
+  inside = np.add.outer(np.arange(rounds), np.arange(len(coefficients)))
+  return np.where(inside < rounds, coefficients, 0.0)
+
+
+def _inside(columns: tf.Tensor, rounds: int) -> tf.Tensor:
+  """Returns columns [n, b] with 0 past round n."""
+  rows = tf.range(rounds)[:, None] + tf.range(columns.shape[-1])
+  return tf.where(rows < rounds, columns, tf.zeros([], tf.float64))
+
+
+def _scaled(columns: tf.Tensor, groups: int) -> tf.Tensor:
+  """Returns columns j, cut at n, with norm 1 of all with one j mod `groups`."""
+  rounds = columns.shape[0]
+  epochs = -(-rounds // groups)
+  inside = _inside(columns, rounds)
+  squares = tf.pad(
+      tf.reduce_sum(inside**2, 1), [[0, epochs * groups - rounds]])
+  sums = tf.reduce_sum(tf.reshape(squares, [epochs, groups]), 0)
+  return inside / tf.tile(tf.sqrt(sums), [epochs])[:rounds, None]
+
+
+def _toeplitz_columns(
+    free: tf.Tensor, rounds: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the columns of C for c_1 .. c_{b-1}, and |c|^2."""
+  coefficients = tf.concat([tf.ones([1], tf.float64), free], 0)
+  return _inside(coefficients, rounds), tf.reduce_sum(coefficients**2)
+
+
+def _rows(columns: np.ndarray) -> np.ndarray:
+  """Returns rows[t, s] = columns[t - s, s], 0 where t < s."""
+  rows = np.zeros_like(columns)
+  for s in range(columns.shape[1]):
+    rows[s:, s] = columns[:len(columns) - s, s]
+  return rows
+
+
+def _error(
+    strategy: strategies.Strategy,
+    workload: workloads.Workload,
+    objective: str,
+) -> float:
+  """Returns the error of the objective, computed without TensorFlow."""
+  return strategy.errors(workload)[objective == solver.MAX]
+
+
+class Loss:
+  """The loss above, as a function of the parameters.
+
+  Attributes:
+    log_weights: [n] float64, log w.
+    power: p.
+    least: the least log max(e) so far.
+    best: the parameters there, if they are kept.
+  """
+
+  def __init__(
+      self, to_columns: _ToColumns, shape: tuple[int, ...], rounds: int,
+      workload: workloads.Workload, keep_best: bool = False
+  ):
+    self.log_weights = np.full(rounds, -np.log(rounds))
+    self.power = 1.0
+    self.least = np.inf
+    self.best = None
+    self._shape = shape
+    self._keep_best = keep_best
+    self._inverse_rows = tf.constant(workload.inverse_rows(rounds))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def compute(parameters, inverse_rows, log_weights, power):
+      with tf.GradientTape() as tape:
+        tape.watch(parameters)
+        columns, sensitivity_squared = to_columns(parameters)
+        e = sensitivity_squared * covariance.per_query_errors(
+            covariance.times_inverse_workload(columns, inverse_rows))
+        loss = tf.reduce_logsumexp(
+            log_weights + power * tf.math.log(e)) / power
+      return loss, tape.gradient(loss, parameters), e
+
+    # A trace per problem is meant; called otherwise, TensorFlow warns of each.
+    self._compute = compute.get_concrete_function(
+        *(tf.TensorSpec(dimensions, tf.float64) for dimensions in (
+            shape, self._inverse_rows.shape, [rounds], [])))
+
+  def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns the loss and its gradient at x, [parameters]."""
+    parameters = x.reshape(self._shape)
+    if parameters.ndim == 2 and np.min(parameters[:, 0]) <= 0:
+      # Past the pole of the loss where C is singular.
+      return np.inf, np.zeros_like(x)
+    loss, gradient, e = self._evaluate(parameters)
+    if self._keep_best:
+      most = float(np.log(np.max(e)))
+      if most < self.least:
+        self.least, self.best = most, x.copy()
+    return float(loss), gradient.numpy().reshape(-1)
+
+  def log_errors(self, x: np.ndarray) -> np.ndarray:
+    """Returns log e at x, [n] float64."""
+    return np.log(self._evaluate(x.reshape(self._shape))[2].numpy())
+
+  def _evaluate(self, parameters):
+    return self._compute(
+        tf.constant(parameters), self._inverse_rows,
+        tf.constant(self.log_weights), tf.constant(self.power, tf.float64))
+
+
+def _search(
+    to_columns: _ToColumns,
+    start: np.ndarray,
+    workload: workloads.Workload,
+    objective: str,
+    bounds: Optional[list[tuple[float, float]]],
+    max_evaluations: int,
+    callback: Optional[solver.Callback],
+) -> solver.Minimum:
+  """Returns the best parameters, flat, and the log loss there."""
+  rounds = to_columns(tf.constant(start))[0].shape[0]
+  is_max = objective == solver.MAX
+  loss = Loss(to_columns, start.shape, rounds, workload, is_max)
+
+  def report(value):
+    callback(float(np.exp(loss.least if is_max else value)))
+
+  report = None if callback is None else report
+  if not is_max:
+    return solver.minimize(
+        loss, start.reshape(-1), bounds, max_evaluations, report, _TOLERANCE,
+        _CORRECTIONS)
+  return _search_max(loss, start.reshape(-1), bounds, max_evaluations, report)
+
+
+def _search_max(
+    loss: Loss,
+    x: np.ndarray,
+    bounds: Optional[list[tuple[float, float]]],
+    max_evaluations: int,
+    report: Optional[solver.Callback],
+) -> solver.Minimum:
+  """Returns the parameters of least max(e), flat, and log max(e) there."""
+  log_e = loss.log_errors(x)
+  evaluations = 1
+  converged = False
+  for power in itertools.chain(_POWERS, itertools.repeat(_LAST_POWER)):
+    loss.power = power
+    before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
+    found = solver.minimize(
+        loss, x, bounds,
+        min(_STAGE_EVALUATIONS, max_evaluations - evaluations), report,
+        _STAGE_TOLERANCE, _CORRECTIONS)
+    x = found.x
+    log_e = loss.log_errors(x)
+    evaluations += found.evaluations + 1
+    weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
+    lower_bound = np.log(weights @ np.exp(log_e))
+    # The bound holds at a minimum, so what this stage still gained counts too.
+    converged = bool(
+        loss.least - lower_bound + before - found.value <= _GAP)
+    if converged or found.interrupted or evaluations >= max_evaluations:
+      return solver.Minimum(loss.best, loss.least, evaluations, converged)
+    loss.log_weights = np.log(
+        (1 - _LEAST_WEIGHT) * weights + _LEAST_WEIGHT / len(weights))

@@ -1,0 +1,69 @@
+"""Optimal C^-1 of few bands, whose noise needs no memory of past rounds.
+
+| symbol | meaning                                     |
+|--------|---------------------------------------------|
+| r      | first column of C^-1, r_0 = 1, p terms      |
+| c      | first column of C, c(x) = 1 / r(x), n terms |
+
+`series` has the loss. c may rise at first, c_1 > c_0, where columns of one
+client do not overlap, which is why the sensitivity there asks nothing of c_t
+for t < b. [DPCGD26] and [BIFR26] have closed forms with few bands of C^-1; here
+all p - 1 coefficients are free.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import strategies, workloads
+from tff_bandmf.optimize import series, solver
+
+
+def optimize_banded_inverse(
+    rounds: int,
+    bands: int,
+    participation: participation_lib.Participation,
+    workload: workloads.Workload = workloads.PREFIX,
+    objective: str = solver.MEAN,
+    max_evaluations: int = solver.MAX_EVALUATIONS,
+    callback: Optional[solver.Callback] = None,
+) -> solver.Optimized:
+  """Returns the strategy of least loss found whose C^-1 has `bands` bands.
+
+    loss = error * sens^2, with a bound for sens where it is not known exactly
+
+  Args:
+    rounds: n.
+    bands: p, of C^-1, at most n.
+    participation: of one client.
+    workload: A.
+    objective: `MEAN` or `MAX`, over the errors of the n rounds.
+    max_evaluations: of the loss and its gradient.
+    callback: called after every iteration with the loss reached.
+
+  Raises:
+    ValueError: a value out of range, or a learning rate schedule for many
+      rounds.
+
+  >>> found = optimize_banded_inverse(2052, 4, participation_lib.MinSep(342, 6))
+  >>> round(found.loss, 4), found.converged
+  (129.7275, True)
+  """
+  start = strategies.BandedInverseSqrt(rounds, bands).inverse_coefficients[1:]
+  solver.check_objective(objective)
+  found = solver.Minimum(start, np.nan, 0, True)
+  if bands > 1:
+    def build(free):
+      inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
+      return series.reciprocal(inverse, rounds), inverse
+
+    found = series.Objective(
+        build, bands - 1, rounds, participation, workload, objective,
+    ).minimize(start, None, max_evaluations, callback)
+  return series.optimized(
+      strategies.BandedInverse(rounds, np.concatenate([[1.0], found.x])),
+      found, participation, workload, objective)

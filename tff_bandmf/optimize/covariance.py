@@ -1,0 +1,125 @@
+"""Per-query errors of banded C, and their gradient, in TensorFlow.
+
+| symbol | meaning                                                          |
+|--------|------------------------------------------------------------------|
+| L      | C A^-1, lower-triangular, m + 1 bands; A C^-1 = L^-1             |
+| y      | L^-1 z for iid unit z; e_t = var(y_t)                            |
+| M      | rounds in a block, at least m                                    |
+| T_k    | diagonal block of L, M x M and lower-triangular                  |
+| H_k    | the block left of it, M x M                                      |
+| P_k    | covariance of block k of y                                       |
+| D_k    | diagonal matrix of d loss / d e                                  |
+| G_k    | d loss / d P_k, through all later blocks                         |
+
+Since T_k y_k = z_k - H_k y_{k-1}, with N_k = T_k^-1 H_k and P_{-1} = 0,
+
+  P_k = T_k^-1 T_k^-T + N_k P_{k-1} N_k^T,  e = diag(P_k)
+  G_k = D_k + N_{k+1}^T G_{k+1} N_{k+1}
+  dT_k = -2 T_k^-T G_k P_k,  dH_k = 2 T_k^-T G_k N_k P_{k-1}
+
+Only the two recursions are sequential, and all of it is matrix products:
+O(n M^2) time and O(n M) memory. [BandMF24, Alg 3] takes O(n^2 m).
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+# Below this many rounds in a block the loop itself is what costs.
+_SHORTEST_BLOCK = 16
+
+
+def times_inverse_workload(
+    columns: tf.Tensor, inverse_rows: tf.Tensor
+) -> tf.Tensor:
+  """Returns the columns of L = C A^-1 by their bands.
+
+    L[j + r, j] = sum_p C[j + r, j + p] A^-1[j + p, j]
+
+  Args:
+    columns: [n, b] float64, C[j + s, j] at [j, s], 0 where j + s >= n.
+    inverse_rows: [n, q] float64, A^-1[t, t - s] at [t, s], 0 where t < s.
+
+  Returns:
+    [n, b + min(n, q) - 1] float64, L[j + r, j] at [j, r], 0 where j + r >= n.
+  """
+  lags = min(inverse_rows.shape)
+  product = tf.zeros([], tf.float64)
+  for p in range(lags):
+    term = columns[p:] * inverse_rows[p:, p:p + 1]
+    product += tf.pad(term, [[0, p], [p, lags - 1 - p]])
+  return product
+
+
+@tf.custom_gradient
+def per_query_errors(columns: tf.Tensor):
+  """Returns e, [n] float64: the squared L2 norms of the rows of L^-1.
+
+  Args:
+    columns: [n, m + 1] float64, L[j + s, j] at [j, s], 0 where j + s >= n.
+  """
+  rounds, bands = columns.shape
+  size = max(bands - 1, _SHORTEST_BLOCK)
+  count = -(-rounds // size)
+  # Rows of the identity fill the last block. Every row is as wide as puts its
+  # diagonal one further to the right than the row before, once reshaped.
+  padding = count * size - rounds
+  width = 2 * size + 1
+  rows = tf.concat([
+      tf.pad(columns, [[0, 0], [0, width - bands]]),
+      tf.one_hot([0] * padding, width, dtype=tf.float64)], 0)
+  flat = tf.reshape(rows, [count, size * width])[:, :size * (width - 1)]
+  blocks = tf.reshape(flat, [count, size, width - 1])
+  nothing = tf.zeros([1, size, size], tf.float64)
+  inverse = tf.linalg.triangular_solve(
+      blocks[:, :, :size], tf.eye(size, batch_shape=[count], dtype=tf.float64),
+      lower=False, adjoint=True)
+  # Block k of `blocks` holds T_k^T and H_{k+1}^T.
+  step = tf.concat([
+      nothing,
+      tf.matmul(inverse[1:], blocks[:-1, :, size:], transpose_b=True)], 0)
+  covariance = _accumulate(
+      tf.matmul(inverse, inverse, transpose_b=True), step, forward=True)
+  e = tf.reshape(tf.linalg.diag_part(covariance), [-1])[:rounds]
+
+  def gradient(de):
+    de = tf.reshape(tf.pad(de, [[0, padding]]), [count, size])
+    later = tf.concat([step[1:], nothing], 0)
+    adjoint = _accumulate(tf.linalg.diag(de), later, forward=False)
+    # K^T = G T^-1, and all that follows transposed as `blocks` are.
+    k = tf.matmul(adjoint, inverse)
+    d_diagonal = tf.matmul(covariance, k)
+    d_left = tf.matmul(
+        covariance[:-1], tf.matmul(step[1:], k[1:], transpose_a=True))
+    d_blocks = 2 * tf.concat(
+        [-d_diagonal, tf.concat([d_left, nothing], 0)], 2)
+    d_flat = tf.pad(
+        tf.reshape(d_blocks, [count, size * (width - 1)]), [[0, 0], [0, size]])
+    return tf.reshape(d_flat, [count * size, width])[:rounds, :bands]
+
+  return e, gradient
+
+
+def _accumulate(
+    terms: tf.Tensor, steps: tf.Tensor, forward: bool
+) -> tf.Tensor:
+  """Returns every state of S_k = terms_k + steps_k S_{k-1} steps_k^T.
+
+  Args:
+    terms: [count, M, M] float64.
+    steps: [count, M, M] float64.
+    forward: if False, S_k = terms_k + steps_k^T S_{k+1} steps_k instead.
+  """
+  count, size, _ = terms.shape
+
+  def body(i, state, states):
+    k = i if forward else count - 1 - i
+    before = tf.matmul(steps[k], state, transpose_a=not forward)
+    state = terms[k] + tf.matmul(before, steps[k], transpose_b=forward)
+    return i + 1, state, tf.tensor_scatter_nd_update(states, [[k]], [state])
+
+  _, _, states = tf.while_loop(
+      lambda i, *_: i < count, body,
+      (tf.constant(0), tf.zeros([size, size], tf.float64),
+       tf.zeros_like(terms)))
+  return states

@@ -1,0 +1,315 @@
+"""The least error of any lower-triangular C, with a proof of how near it is.
+
+| symbol | meaning                                                            |
+|--------|--------------------------------------------------------------------|
+| A      | workload, [n, n]                                                   |
+| X      | C^T C                                                              |
+| w      | weights of the errors, sum 1: 1 / n (mean), or dual variables (max) |
+| W      | A^T diag(w) A                                                      |
+| M      | dual variables of the sensitivity, [n, n], positive definite       |
+| m, d   | diag(M), diag(X)                                                   |
+| v      | what m is made of: one weight a pattern, V in total                |
+| T      | tr (W^1/2 M W^1/2)^1/2                                             |
+
+For any X of sensitivity at most 1, and any M with tr(M X) <= V for all such X,
+
+  sum_t w_t e_t = tr(W X^-1) >= 2 T - tr(M X),  hence  error * sens^2 >= T^2 / V
+
+with equality iff X = X(M) = M^-1/2 (M^1/2 W M^1/2)^1/2 M^-1/2. The search goes
+up T^2 / V, which is smooth and, but for its scale, concave in M and w: its
+gradient is X(M) itself. X(M) is then made to meet the constraints exactly, and
+the two values enclose the optimum. It is called converged only where they agree
+to `GAP`. [MultiEpoch23] climbs the same dual by other steps; M by pattern, and
+the max error by w, are ours. For one participation M is diagonal, and a fixed
+point is m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2) [SingleEpoch22].
+
+What is optimal among what. X_ij = 0 is kept between rounds i, j of one client
+(columns that do not overlap), so sens^2 is the heaviest pattern of d, exactly.
+
+- One participation: the optimum of all strategies.
+- Fixed epochs, every client in every epoch: the optimum of all strategies. M is
+  0 between rounds of different clients, and a block of M of equal diagonal v is
+  v times a matrix of scalar products of unit vectors, which are contributions
+  a client can make. So tr(M X) <= V for all X: overlap cannot help.
+- Fixed epochs with fewer participations than epochs: the optimum of strategies
+  whose columns of one client do not overlap.
+- Min-separation: the same, which means at most min_sep bands. If
+  max_participations binds before min_sep does, column norms are equal, too.
+
+One symmetric eigenvalue problem a step is nearly all of the work: LAPACK's
+divide and conquer, through SciPy, does it several times faster than
+TensorFlow's kernel, and nothing here is left for XLA to fuse.
+"""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import numpy as np
+import scipy.signal
+
+from tff_bandmf import errors, sensitivity, strategies, workloads
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.optimize import dense_multipliers, solver
+from tff_bandmf.strategies import base
+
+# Relative distance of a loss from its lower bound that counts as converged.
+GAP = 1e-6
+
+# The same, for an optimum that is only where the next search starts.
+_START_GAP = 1e-3
+# Evaluations of the dual between two primal solutions.
+_CHECK_EVERY = 10
+# T goes on linearly below this fraction of the smallest eigenvalue at the
+# start, so that a step out of the cone has a finite value and a way back.
+_FLOOR = 1e-8
+# Parts of the off-diagonal of X tried until X is positive definite.
+_KEPT = (1.0, 1 - 1e-6, 1 - 1e-4, 0.99, 0.9, 0.5)
+
+
+class _ProvenError(Exception):
+  """Ends the search: the loss is as near its lower bound as it need be."""
+
+
+class _Dual:
+  """V / V_0 - 2 T / T_0 and its gradient, and the best strategy on the way.
+
+  Parameters are those of M, then, for the max error, multiples of sqrt(w_t).
+
+  Attributes:
+    start: of the parameters.
+    bounds: of the parameters.
+    evaluations: so far.
+    strategy: the best so far; None before the first.
+    loss: of `strategy`.
+    lower_bound: on every loss, the greatest so far.
+    parameters: last evaluated.
+    interrupted: whether Ctrl-C was pressed.
+  """
+
+  def __init__(
+      self,
+      rounds: int,
+      participation: participation_lib.Participation,
+      workload: workloads.Workload,
+      objective: str,
+      gap: float = GAP,
+      guess: Optional[np.ndarray] = None,
+  ):
+    self._participation = participation
+    self._gap = gap
+    self._workload = workload
+    self._rates = workload.learning_rates(rounds)[:, None]
+    self._objective = objective
+    self._roots = np.full((rounds, 1), rounds**-0.5)
+    if guess is None:
+      half = self._roots * self._summed(np.eye(rounds))
+      vectors, singular, _ = np.linalg.svd(half)
+      # diag(W^1/2): one step of the fixed point from M = identity.
+      decoder = self._transposed(self._roots * vectors) / np.sqrt(singular)
+      guess = np.diag(np.einsum('ij,ij->i', decoder, decoder))
+    self._model, self._pairs, self._multipliers = dense_multipliers.of_schema(
+        rounds, participation, guess)
+    start, self.bounds = self._multipliers.start, self._multipliers.bounds
+    self._weights = len(start)
+    values, _ = self._multipliers.decomposed(start, self._roots, self._summed)
+    self._floor = _FLOOR * values[0]
+    self._first_total = self._multipliers.total(start)
+    self._first_trace = np.sum(np.sqrt(values))
+    if objective == solver.MAX:
+      start = np.concatenate([start, self._roots[:, 0]])
+      self.bounds = self.bounds + [(None, None)] * rounds
+    self.start = start
+    self.evaluations = 0
+    self.strategy, self.loss, self.lower_bound = None, np.inf, 0.0
+    self.parameters = start
+    self.interrupted = False
+
+  def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
+    """Returns value and gradient; makes a strategy of X(M) now and then."""
+    try:
+      return self.evaluate(parameters, self.evaluations % _CHECK_EVERY == 0)
+    except KeyboardInterrupt:
+      self.interrupted = True
+      raise
+
+  def evaluate(
+      self, parameters: np.ndarray, check: bool
+  ) -> tuple[float, np.ndarray]:
+    """Returns value and gradient, [parameters] float64.
+
+    Args:
+      parameters: [parameters] float64.
+      check: whether to make a strategy of X(M).
+
+    Raises:
+      _ProvenError: the best strategy is within the gap of a lower bound.
+    """
+    self.evaluations += 1
+    self.parameters = parameters
+    own, lengths = np.split(parameters, [self._weights])
+    roots = self._roots
+    if self._objective == solver.MAX:
+      norm = np.linalg.norm(lengths)
+      roots = (lengths / norm)[:, None]
+    total = self._multipliers.total(own)
+    values, vectors = self._multipliers.decomposed(own, roots, self._summed)
+    capped = np.maximum(values, self._floor)
+    slope = 0.5 / np.sqrt(capped)
+    trace = np.sum(np.sqrt(capped) + slope * (values - capped))
+    decoder = self._transposed(roots * vectors) * np.sqrt(2 * slope)
+    gram = decoder @ decoder.T
+    total_slope, trace_slope = self._multipliers.gradients(own, gram)
+    if self._objective == solver.MAX:
+      along = 2 * np.square(vectors) @ (slope * values) / roots[:, 0]
+      # w has sum 1 whatever the length of its parameters.
+      along -= roots[:, 0] * (roots[:, 0] @ along)
+      total_slope = np.concatenate([total_slope, np.zeros(len(lengths))])
+      trace_slope = np.concatenate(
+          [trace_slope, along / norm])
+    if values[0] > 0:
+      self.lower_bound = max(
+          self.lower_bound, np.sum(np.sqrt(values))**2 / total)
+    if check:
+      self._check(gram)
+    value = total / self._first_total - 2 * trace / self._first_trace
+    gradient = (
+        total_slope / self._first_total - 2 * trace_slope / self._first_trace)
+    return float(value), gradient
+
+  def multipliers(self) -> np.ndarray:
+    """Returns M of the parameters last evaluated, [n, n] float64."""
+    return self._multipliers.matrix(self.parameters[:self._weights])
+
+  def _check(self, gram: np.ndarray) -> None:
+    """Makes X(M) meet the constraints, and offers its C."""
+    gram[self._pairs] = gram.T[self._pairs] = 0.0
+    diagonal = np.diagonal(gram)
+    change = np.sqrt(self._model.feasible(diagonal) / diagonal)
+    self.offer(strategies.Dense(
+        _positive_definite_factor(gram * change * change[:, None])))
+    if self.proven:
+      raise _ProvenError
+
+  def offer(self, strategy: strategies.Dense) -> None:
+    """Keeps `strategy` if it is the best so far."""
+    mean, largest = strategy.errors(self._workload)
+    error = mean if self._objective == solver.MEAN else largest
+    # PRIVACY: the sensitivity that is released, not the one X was made for.
+    # Guard: optimize_dense_test.test_loss_is_that_of_brute_force.
+    sens = sensitivity.sensitivity(strategy, self._participation).value
+    if error * sens**2 < self.loss:
+      self.strategy, self.loss = strategy, error * sens**2
+
+  @property
+  def proven(self) -> bool:
+    """Whether `loss` is within the gap of the least possible."""
+    return self.loss <= (1 + self._gap) * self.lower_bound
+
+  def _summed(self, rows):
+    """Returns A @ rows, in O(n^2)."""
+    decay = [1.0, -self._workload.momentum]
+    return np.cumsum(
+        self._rates * scipy.signal.lfilter([1.0], decay, rows, axis=0), axis=0)
+
+  def _transposed(self, rows):
+    """Returns A^T @ rows, in O(n^2)."""
+    decay = [1.0, -self._workload.momentum]
+    later = self._rates[::-1] * np.cumsum(rows[::-1], axis=0)
+    return scipy.signal.lfilter([1.0], decay, later, axis=0)[::-1]
+
+
+def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
+  """Returns C with C^T C = X, the off-diagonal of X shrunk as far as needed.
+
+  Args:
+    gram: X, [n, n] float64, positive diagonal.
+  """
+  diagonal = np.diag(np.diagonal(gram))
+  for kept in _KEPT:
+    try:
+      return strategies.lower_factor(kept * gram + (1 - kept) * diagonal)
+    except np.linalg.LinAlgError:
+      continue
+  return np.sqrt(diagonal)
+
+
+def optimize_dense(
+    rounds: int,
+    participation: participation_lib.Participation,
+    workload: workloads.Workload = workloads.PREFIX,
+    objective: str = solver.MEAN,
+    max_evaluations: int = solver.MAX_EVALUATIONS,
+    callback: Optional[solver.Callback] = None,
+) -> solver.Optimized:
+  """Returns the strategy of least loss, and whether that is proved.
+
+    loss = error * sens^2 >= T^2 / V for every M
+
+  What it is the least of is said at the top of this file. Each evaluation is
+  O(n^3), and memory a few n x n matrices; under min-separation it is about 40
+  (n - min_sep)^2 / 2 numbers more.
+
+  Args:
+    rounds: n.
+    participation: which rounds one client can take part in.
+    workload: A.
+    objective: `MEAN` or `MAX`, over the rounds' errors.
+    max_evaluations: of the dual and its gradient.
+    callback: called after every iteration with the best loss so far.
+
+  Returns:
+    The strategy, of sensitivity 1; `converged` if no strategy of the class has
+    a loss smaller by more than `GAP`, relative.
+
+  Raises:
+    TypeError: `participation` is no schema, or `rounds` no integer.
+    ValueError: a value out of range.
+
+  >>> found = optimize_dense(rounds=9, participation=participation_lib.Single())
+  >>> round(found.loss, 5), found.converged
+  (2.33129, True)
+  """
+  errors.check_count('rounds', rounds, 'give the number of rounds')
+  if not isinstance(participation, participation_lib.Participation):
+    raise TypeError(
+        errors.invalid(
+            'participation', participation, 'must be a participation schema',
+            'use tff_bandmf.participation.Single()'))
+  solver.check_objective(objective)
+  base.check_dense(rounds)
+  left, interrupted = max_evaluations, False
+
+  def search(dual):
+    nonlocal left, interrupted
+    point = dual.start
+    try:
+      if left > 0 and not interrupted:
+        point = solver.minimize(
+            dual, dual.start, dual.bounds, left,
+            None if callback is None else lambda _: callback(dual.loss)).x
+      dual.evaluate(point, check=True)
+    except _ProvenError:
+      pass
+    left -= dual.evaluations
+    interrupted = interrupted or dual.interrupted
+    return dual
+
+  guess = None
+  count = participation.participations(rounds)
+  if isinstance(participation, participation_lib.MinSep) and count > 1:
+    # Fewer patterns: its M is one of min-separation too, and a better start.
+    fixed = participation_lib.FixedEpoch(participation.min_sep, count)
+    guess = search(_Dual(
+        rounds, fixed, workload, solver.MEAN, _START_GAP)).multipliers()
+  dual = search(_Dual(
+      rounds, participation, workload, solver.MEAN, guess=guess))
+  if objective == solver.MAX:
+    # From the optimum of the mean: no worse than that, and well on the way.
+    mean, dual = dual, _Dual(
+        rounds, participation, workload, objective, guess=guess)
+    dual.start[:len(mean.start)] = mean.parameters
+    dual.offer(mean.strategy)
+    search(dual)
+  return solver.Optimized(
+      dual.strategy, dual.loss, max_evaluations - left, dual.proven)

@@ -1,0 +1,142 @@
+"""L-BFGS-B as every optimiser here uses it, and what they return."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Callable, Optional
+
+import numpy as np
+import scipy.optimize
+
+from tff_bandmf import errors, strategies
+
+MEAN = 'mean'
+MAX = 'max'
+MAX_EVALUATIONS = 2000
+
+# Called after every iteration with the loss reached.
+Callback = Callable[[float], None]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Optimized:
+  """An optimised strategy.
+
+  Attributes:
+    strategy: the best one found.
+    loss: its error times its squared sensitivity, both computed again without
+      TensorFlow.
+    evaluations: losses computed, with or without gradient.
+    converged: False if the optimiser stopped for another reason, an interrupt
+      for instance; the strategy is then the best so far.
+  """
+
+  strategy: strategies.Strategy
+  loss: float
+  evaluations: int
+  converged: bool
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Minimum:
+  """The best point that `minimize` saw.
+
+  Attributes:
+    x: [parameters] float64.
+    value: the function there.
+    evaluations: of the function.
+    converged: whether the solver says so.
+    interrupted: whether Ctrl-C ended the search; a caller that would go on to
+      the next search stops instead.
+  """
+
+  x: np.ndarray
+  value: float
+  evaluations: int
+  converged: bool
+  interrupted: bool = False
+
+
+def minimize(
+    function: Callable[[np.ndarray], tuple[float, np.ndarray]],
+    start: np.ndarray,
+    bounds: Optional[Sequence[tuple[Optional[float], Optional[float]]]] = None,
+    max_evaluations: int = MAX_EVALUATIONS,
+    callback: Optional[Callback] = None,
+    tolerance: float = 1e-15,
+    corrections: int = 20,
+) -> Minimum:
+  """Returns the best point on the way of L-BFGS-B down `function`.
+
+  Ctrl-C ends the search and returns the best point so far, not converged.
+
+  Args:
+    function: takes [parameters] float64, returns value and gradient. A value
+      that is not finite counts as worse than any other.
+    start: [parameters] float64.
+    bounds: (low, high) of each parameter, None for none.
+    max_evaluations: of `function`.
+    callback: called after every iteration with the value reached.
+    tolerance: converged once an iteration gains less than this, relative to
+      the value, or absolutely where that is below 1.
+    corrections: past gradients that L-BFGS keeps; its memory is about
+      2 corrections + 5 times that of `start`.
+
+  Raises:
+    ValueError: `function` is not finite at `start`.
+  """
+  best = Minimum(np.asarray(start, np.float64), np.inf, 0, False)
+  evaluations = 0
+
+  def watched(x):
+    nonlocal best, evaluations
+    value, gradient = function(x)
+    evaluations += 1
+    if value < best.value:
+      best = Minimum(x.copy(), float(value), evaluations, False)
+    if not np.isfinite(value):
+      # The line search interpolates and needs a wall of finite height.
+      return best.value + max(1.0, abs(best.value)), np.zeros_like(x)
+    return value, np.asarray(gradient, np.float64)
+
+  success = interrupted = False
+  try:
+    success = scipy.optimize.minimize(
+        watched,
+        best.x,
+        method='L-BFGS-B',
+        jac=True,
+        bounds=bounds,
+        callback=None if callback is None else lambda _: callback(best.value),
+        options={
+            'maxcor': corrections, 'ftol': tolerance, 'gtol': 1e-9,
+            'maxfun': max_evaluations, 'maxiter': max_evaluations,
+        },
+    ).success
+  except KeyboardInterrupt:
+    if not np.isfinite(best.value):
+      raise
+    interrupted = True
+  if not np.isfinite(best.value):
+    raise ValueError(
+        errors.invalid(
+            'start', f'{len(best.x)} parameters',
+            'the loss is not finite where the search starts',
+            'use fewer rounds, or fewer bands'))
+  return dataclasses.replace(
+      best, evaluations=evaluations, converged=bool(success),
+      interrupted=interrupted)
+
+
+def check_objective(objective: str) -> str:
+  """Returns `objective`.
+
+  Raises:
+    ValueError: it is neither `MEAN` nor `MAX`.
+  """
+  if objective not in (MEAN, MAX):
+    raise ValueError(
+        errors.invalid(
+            'objective', objective, 'is not known', 'use mean or max'))
+  return objective

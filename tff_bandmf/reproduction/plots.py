@@ -1,0 +1,144 @@
+"""What the matrices look like, and what they cost."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Iterator
+
+import matplotlib.figure
+import numpy as np
+
+from tff_bandmf import accounting, optimize, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import sensitivity as sensitivity_lib
+
+# Small enough to see single entries.
+_PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16
+# [BandMF23, Table 2] and [BandMF24, App H].
+_ROUNDS, _MIN_SEP, _DELTA = 2052, 342, 1e-6
+_EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
+_UNKNOWN = {'rounds': 2000, 'bands': 400, 'b0': 200, 'participations': 5}
+
+
+def draw(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Draws all plots as PNG files and yields their paths.
+
+  Args:
+    folder: made if it does not exist.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  pictures = _optimized(
+      _PICTURE_ROUNDS, _PICTURE_MIN_SEP,
+      ('banded', 'banded-toeplitz', 'blt', 'banded-inverse', 'dp-cgd',
+       'tree'))
+  large = _optimized(
+      _ROUNDS, _MIN_SEP,
+      ('identity', 'banded-toeplitz', 'banded-sqrt', 'blt', 'dp-cgd',
+       'banded-inverse', 'online-tree'))
+  for name, figure in (
+      ('matrices', _matrices(pictures)),
+      ('coefficients', _coefficients(large)),
+      ('per_query_error', _per_query_error(large)),
+      ('rmse_by_min_sep', _rmse_by_min_sep()),
+      ('rmse_by_epsilon', _rmse_by_epsilon(large)),
+  ):
+    path = folder / f'{name}.png'
+    figure.savefig(path, dpi=120)
+    yield path
+
+
+def _optimized(rounds, min_sep, families) -> dict[str, strategies.Strategy]:
+  schema = participation_lib.MinSep(min_sep)
+  return {
+      family: optimize.optimize(
+          optimize.Request(family, rounds, schema)).strategy
+      for family in families
+  }
+
+
+def _matrices(found) -> matplotlib.figure.Figure:
+  """Returns heat maps of C, above, and C^-1, below."""
+  figure = matplotlib.figure.Figure(
+      figsize=(2.4 * len(found), 5), layout='constrained')
+  axes = figure.subplots(2, len(found))
+  for column, (family, strategy) in enumerate(found.items()):
+    matrix = strategy.matrix()
+    for row, (label, values) in enumerate(
+        (('C', matrix), ('C^-1', np.linalg.inv(matrix)))):
+      # Most entries are small: the colours are those of the square root.
+      image = np.sign(values) * np.sqrt(np.abs(values))
+      axes[row, column].imshow(image, cmap='RdBu', vmin=-1, vmax=1)
+      axes[row, column].set_title(f'{family}: {label}', fontsize=8)
+      axes[row, column].set_xticks([])
+      axes[row, column].set_yticks([])
+  return figure
+
+
+def _coefficients(found) -> matplotlib.figure.Figure:
+  figure, axes = _axes('lag', 'first column of C')
+  for family, strategy in found.items():
+    if isinstance(strategy, strategies.Toeplitz):
+      axes.loglog(
+          np.arange(1, _ROUNDS + 1), strategy.column(_ROUNDS), label=family)
+  return _with_legend(figure, axes)
+
+
+def _per_query_error(found) -> matplotlib.figure.Figure:
+  figure, axes = _axes('round', 'sensitivity * sqrt(per-query error)')
+  schema = participation_lib.MinSep(_MIN_SEP)
+  for family, strategy in found.items():
+    sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
+    axes.semilogy(
+        sensitivity * np.sqrt(strategy.per_query_errors()), label=family)
+  return _with_legend(figure, axes)
+
+
+def _rmse_by_min_sep() -> matplotlib.figure.Figure:
+  """Returns what a wrong guess of min_sep costs. [BandMF24, App H]"""
+  figure, axes = _axes('true min_sep', 'rmse, sigma = 1')
+  rounds, k = _UNKNOWN['rounds'], _UNKNOWN['participations']
+  planned = participation_lib.MinSep(_UNKNOWN['bands'], k)
+  min_seps = np.arange(100, 501, 25)
+  for family, b0 in (
+      ('banded-toeplitz', None), ('robust-toeplitz', _UNKNOWN['b0']),
+      ('blt', None)):
+    strategy = optimize.optimize(
+        optimize.Request(family, rounds, planned, b0=b0)).strategy
+    root = math.sqrt(strategy.errors()[0])
+    axes.plot(
+        min_seps,
+        [root * sensitivity_lib.sensitivity(
+            strategy, participation_lib.MinSep(int(b), k)).value
+         for b in min_seps],
+        label=family)
+  return _with_legend(figure, axes)
+
+
+def _rmse_by_epsilon(found) -> matplotlib.figure.Figure:
+  figure, axes = _axes('epsilon', 'rmse')
+  schema = participation_lib.MinSep(_MIN_SEP)
+  sigmas = np.array([
+      accounting.gaussian_noise_multiplier(epsilon, _DELTA)
+      for epsilon in _EPSILONS
+  ])
+  for family, strategy in found.items():
+    sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
+    axes.loglog(
+        _EPSILONS, sigmas * sensitivity * math.sqrt(strategy.errors()[0]),
+        marker='o', label=family)
+  return _with_legend(figure, axes)
+
+
+def _axes(x: str, y: str):
+  figure = matplotlib.figure.Figure(figsize=(7, 4.5), layout='constrained')
+  axes = figure.subplots()
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
+  axes.grid(alpha=0.3)
+  return figure, axes
+
+
+def _with_legend(figure, axes) -> matplotlib.figure.Figure:
+  axes.legend(fontsize=8)
+  return figure

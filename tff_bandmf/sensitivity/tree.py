@@ -1,0 +1,165 @@
+"""Sensitivity of tree aggregation.
+
+A participation of a client in round i adds one to every node over i, so for a
+pattern of its rounds
+
+  sens^2 = max_pi sum_nodes (rounds of pi in the node)^2,
+
+and X >= 0 is the number of nodes over both i and j. Nodes that would end past
+round n do not exist.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Optional
+
+import numpy as np
+
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.sensitivity import patterns, result
+
+# Up to this many entries of X take some seconds.
+_QUICK_LAGS = 10**9
+# Up to this many entries of a table, joined with another, take a second.
+_QUICK_TABLE = 10**8
+
+# (rounds of a client, sum of squared counts): end for each beginning.
+_Table = dict[tuple[int, int], np.ndarray]
+
+
+def sensitivity(
+    rounds: int,
+    arity: int,
+    participation: participation_lib.Participation,
+) -> result.Sensitivity:
+  """Returns the sensitivity of the tree's encoder.
+
+  Exact, but where n and k are large. Then min-separation has a bound: of a
+  client's rounds a node of s rounds holds at most q = min(k, ceil(s / b)), and
+  its level at most k, so a level contributes at most q^2 for each full node
+  and the square of what is left.
+
+  Args:
+    rounds: n.
+    arity: children of a node.
+    participation: the schema.
+  """
+  sizes = [1]
+  while sizes[-1] * arity <= rounds:
+    sizes.append(sizes[-1] * arity)
+  k = participation.participations(rounds)
+  if k == 1:
+    return result.exact(
+        float(len(sizes)), 'levels of the tree (one participation)')
+  min_sep = participation.min_sep
+  fixed = isinstance(participation, participation_lib.FixedEpoch)
+  if not fixed:
+    heaviest = _heaviest(rounds, sizes, min_sep, k)
+    if heaviest is not None:
+      return result.exact(
+          heaviest, 'heaviest pattern, from the leaves of the tree up')
+  attained = 0.0
+  if rounds * k <= _QUICK_LAGS:
+    lags = _lags(rounds, sizes, min_sep, k)
+    attained = patterns.heaviest_fixed(lags, rounds, min_sep, k)
+    if fixed:
+      return result.exact(attained, 'nodes of the tree over one epoch offset')
+  return result.bound(
+      _levels_squared(rounds, sizes, min_sep, k),
+      'most rounds that each level of the tree can hold', attained)
+
+
+def _heaviest(
+    rounds: int, sizes: list[int], min_sep: int, k: int
+) -> Optional[float]:
+  """Returns the largest sum of squared counts, or None if it takes too long.
+
+  Of a node it matters from which round on a client may take part again, when
+  the node begins and when it ends. A table has, for each count of rounds of
+  the client and each sum of squares in the node, the earliest end for each
+  beginning; b stands for impossible.
+  """
+  beginning = np.arange(min_sep + 1)
+  never = np.full_like(beginning, min_sep)
+  after = never.copy()
+  after[0] = min_sep - 1
+  waiting = np.maximum(beginning - 1, 0)
+  waiting[-1] = min_sep
+  tables = [{(0, 0): waiting, (1, 1): after}]
+  for size, parent in zip(sizes, sizes[1:]):
+    children = tables[-1]
+    for _ in range(parent // size - 1):
+      children = _joined(children, tables[-1], k)
+      if children is None:
+        return None
+    tables.append({
+        (count, squared + count**2): end
+        for (count, squared), end in children.items()
+    })
+  forest = {(0, 0): beginning[:1]}
+  for size, table in zip(reversed(sizes), reversed(tables)):
+    for _ in range(rounds // size):
+      forest = _joined(forest, table, k)
+      if forest is None:
+        return None
+    rounds %= size
+  return float(max(squared for _, squared in forest))
+
+
+def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
+  """Returns the table of two neighbours, or None if it takes too long."""
+  ends = len(next(iter(second.values())))
+  if len(first) * len(second) * ends > _QUICK_TABLE:
+    return None
+  found = {}
+  for (count, squared), middle in first.items():
+    for (count_after, squared_after), end in second.items():
+      if count + count_after > k:
+        continue
+      key = count + count_after, squared + squared_after
+      value = end[middle]
+      if key in found:
+        value = np.minimum(value, found[key])
+      found[key] = value
+  return _undominated(found, ends - 1)
+
+
+def _undominated(table: _Table, never: int) -> _Table:
+  """Returns a table without what is possible never, or better otherwise."""
+  kept: _Table = {}
+  for key, end in sorted(table.items(), key=lambda item: item[0][::-1],
+                         reverse=True):
+    if end.min() < never and not any(
+        count <= key[0] and np.all(other <= end)
+        for (count, _), other in kept.items()):
+      kept[key] = end
+  return kept
+
+
+def _levels_squared(
+    rounds: int, sizes: list[int], min_sep: int, k: int
+) -> float:
+  """Returns the sum over levels of the largest sum of squared counts."""
+  squared = 0
+  for size in sizes:
+    # PRIVACY: ceil, not floor: 4 rounds hold two that are 3 apart.
+    # Guard: sensitivity_tree_test.test_sensitivity_against_brute_force.
+    full = min(k, -(-size // min_sep))
+    nodes, rest = divmod(min(k, full * (rounds // size)), full)
+    squared += nodes * full**2 + rest**2
+  return float(squared)
+
+
+def _lags(
+    rounds: int, sizes: list[int], min_sep: int, k: int
+) -> Iterator[np.ndarray]:
+  """Yields X[i, i + e b] for e = 0, 1, ... while there are common nodes."""
+  for lag in range(0, min(k * min_sep, sizes[-1]), min_sep):
+    common = np.zeros(rounds)
+    for size in sizes:
+      if size > lag:
+        # Complete nodes, and their rounds whose partner is in them too.
+        nodes = common[:rounds // size * size].reshape(-1, size)
+        nodes[:, :size - lag] += 1
+    yield common

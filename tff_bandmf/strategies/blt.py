@@ -1,0 +1,107 @@
+"""Buffered linear Toeplitz: c is a sum of `buffers` decaying powers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+import numpy as np
+import scipy.signal
+
+from tff_bandmf import errors
+from tff_bandmf.strategies import base, toeplitz
+
+# Coefficients of C^-1 made at once.
+_BLOCK = 512
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Blt(toeplitz.Toeplitz):
+  """c_0 = 1, c_t = sum_i omega_i theta_i^(t - 1). [BLT24]
+
+  The noise needs d buffers S of the model's size, whatever n:
+
+    y_t = z_t - omega . S;   S <- theta * S + y_t
+
+  C^-1 is a BLT too: theta_hat = eig(diag(theta) - 1 omega^T), and omega_hat by
+  the product formula with the roles swapped.
+
+  Attributes:
+    rounds: n.
+    omega: [d] float64, output scales. Copied; read-only.
+    theta: [d] float64 in [0, 1), buffer decays, distinct. Copied; read-only.
+
+  >>> Blt(rounds=3, omega=[0.5], theta=[0.9]).column(3).tolist()
+  [1.0, 0.5, 0.45]
+  """
+
+  family: ClassVar[str] = 'blt'
+  rounds: int
+  omega: np.ndarray
+  theta: np.ndarray
+
+  def __post_init__(self):
+    rounds = errors.check_count(
+        'rounds', self.rounds, 'give the number of rounds')
+    omega = base.real_array('omega', self.omega)
+    theta = base.real_array('theta', self.theta)
+    if omega.ndim != 1 or not len(omega) or omega.shape != theta.shape:
+      raise ValueError(
+          errors.invalid(
+              'omega.shape', omega.shape,
+              f'must be [buffers] like theta.shape={theta.shape}',
+              'give one omega and one theta a buffer'))
+    base.check_entries('omega', np.append(omega, 1.0), np.ones(1))
+    if not np.all((theta >= 0) & (theta < 1)):
+      raise ValueError(
+          errors.invalid(
+              'theta', theta.tolist(), 'must be in [0, 1)',
+              'buffers must decay'))
+    if len(np.unique(theta)) < len(theta):
+      raise ValueError(
+          errors.invalid(
+              'theta', theta.tolist(), 'must be distinct',
+              'join the buffers and add their omega'))
+    for name, value in (('omega', omega), ('theta', theta)):
+      value.flags.writeable = False
+      object.__setattr__(self, name, value)
+    object.__setattr__(self, 'rounds', rounds)
+
+  @property
+  def bands(self) -> int:
+    return self.rounds
+
+  @property
+  def buffers(self) -> int:
+    return len(self.theta)
+
+  @property
+  def noise_copies(self) -> int:
+    return self.buffers
+
+  def column(self, terms: int) -> np.ndarray:
+    powers = np.zeros(max(terms - 1, 0))
+    impulse = np.zeros_like(powers)
+    impulse[:1] = 1.0
+    for omega, theta in zip(self.omega, self.theta):
+      powers += omega * scipy.signal.lfilter([1.0], [1.0, -theta], impulse)
+    return np.concatenate([[1.0], powers])[:terms]
+
+  def inverse_column(self, terms: int) -> np.ndarray:
+    # The recursion above for z = 1, 0, 0, ..., from F = diag(theta) - 1
+    # omega^T and its power; no eigenvalues, which are badly conditioned where
+    # thetas are close: r_{1 + kB + j} = -omega^T F^j (F^B)^k 1.
+    step = np.diag(self.theta) - self.omega[None, :]
+    outputs = np.empty((_BLOCK, self.buffers))
+    outputs[0] = -self.omega
+    for j in range(1, _BLOCK):
+      outputs[j] = outputs[j - 1] @ step
+    leap = np.linalg.matrix_power(step, _BLOCK)
+    states = np.empty((-(-terms // _BLOCK), self.buffers))
+    states[0] = 1.0
+    for k in range(1, len(states)):
+      states[k] = leap @ states[k - 1]
+    return np.concatenate([[1.0], (states @ outputs.T).ravel()])[:terms]
+
+  def arrays(self) -> dict[str, np.ndarray]:
+    return {'omega': self.omega, 'theta': self.theta}

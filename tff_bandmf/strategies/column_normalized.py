@@ -1,0 +1,97 @@
+"""A Toeplitz C with its columns scaled to unit norm."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+
+from tff_bandmf import errors, workloads
+from tff_bandmf.strategies import base, toeplitz
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class ColumnNormalized(base.Strategy):
+  """C D^-1, D the diagonal of the column norms of a Toeplitz C.
+
+  The columns of C are cut at n, so the last ones are shorter and could carry
+  less noise: (C D^-1)^-1 z = D (C^-1 z), one scalar a round. The result is not
+  Toeplitz, and no theorem about Toeplitz sensitivity holds for it; DP-CGD has
+  one of its own.
+
+  Attributes:
+    toeplitz: C.
+
+  >>> from tff_bandmf import strategies
+  >>> c = ColumnNormalized(strategies.BandedToeplitz(2, [3.0, 4.0]))
+  >>> c.matrix()
+  array([[0.6, 0. ],
+         [0.8, 1. ]])
+  """
+
+  toeplitz: toeplitz.Toeplitz
+
+  def __post_init__(self):
+    if not isinstance(self.toeplitz, toeplitz.Toeplitz):
+      raise TypeError(
+          errors.invalid(
+              'column_normalize', True,
+              f'{getattr(self.toeplitz, "family", self.toeplitz)} is not '
+              'Toeplitz', 'leave it out'))
+
+  @property
+  def family(self) -> str:
+    return self.toeplitz.family
+
+  @property
+  def rounds(self) -> int:
+    return self.toeplitz.rounds
+
+  @property
+  def bands(self) -> int:
+    return self.toeplitz.bands
+
+  @property
+  def inverse_bands(self):
+    return self.toeplitz.inverse_bands
+
+  @property
+  def buffers(self):
+    return self.toeplitz.buffers
+
+  @functools.cached_property
+  def column_norms(self) -> np.ndarray:
+    """The diagonal of D, [n] float64, read-only."""
+    # Column i of C is the first column down to row n - 1 - i.
+    norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds)**2))[::-1]
+    norms.flags.writeable = False
+    return norms
+
+  @property
+  def noise_copies(self) -> int:
+    return self.toeplitz.noise_copies
+
+  def band_rows(self, start: int, stop: int) -> np.ndarray:
+    column = np.arange(start, stop)[:, None] - np.arange(self.bands)
+    return (
+        self.toeplitz.band_rows(start, stop)
+        / self.column_norms[np.maximum(column, 0)])
+
+  def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
+    return (
+        self.column_norms[start:stop, None]
+        * self.toeplitz.inverse_band_rows(start, stop))
+
+  def per_query_errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
+    return toeplitz.scaled_errors(
+        self.toeplitz, self.column_norms, workload)
+
+  def parameters(self) -> dict[str, Any]:
+    return {**self.toeplitz.parameters(), 'column_normalize': True}
+
+  def arrays(self) -> dict[str, np.ndarray]:
+    return self.toeplitz.arrays()

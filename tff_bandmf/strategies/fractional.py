@@ -1,0 +1,206 @@
+"""C from powers of (1 - x): the prefix sum is (1 - x)^-1.
+
+| class                  | c(x)                     | kept                     |
+|------------------------|--------------------------|--------------------------|
+| SqrtToeplitz           | (1 - x)^(-1/2)           | all                      |
+| BandedSqrt             | (1 - x)^(-1/2)           | `bands` of c             |
+| BandedFractional       | (1 - x)^(-alpha)         | `bands` of c             |
+| BandedInverseSqrt      | 1 / (1 - x)^(1/2)        | `inverse_bands` of 1/c   |
+| BandedInverseFractional| 1 / (1 - x)^alpha        | `inverse_bands` of 1/c   |
+| Lti                    | (1 - (1 - nu) x)^(-1/2)  | all                      |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tff_bandmf import errors
+from tff_bandmf.strategies import base, toeplitz
+
+
+@dataclasses.dataclass(frozen=True)
+class Lti(toeplitz.Toeplitz):
+  """Square-root coefficients that decay: c_j (1 - nu)^j. [LTI24]
+
+  Attributes:
+    rounds: n.
+    nu: in [0, 1]; 0 is the square root, 1 the identity.
+
+  >>> Lti(rounds=3, nu=0.5).column(3).tolist()
+  [1.0, 0.25, 0.09375]
+  """
+
+  family: ClassVar[str] = 'lti'
+  rounds: int
+  nu: float
+
+  def __post_init__(self):
+    rounds = errors.check_count(
+        'rounds', self.rounds, 'give the number of rounds')
+    object.__setattr__(self, 'rounds', rounds)
+    object.__setattr__(
+        self, 'nu', base.check_fraction('nu', self.nu, 0, 1, '0 is no decay'))
+
+  @property
+  def bands(self) -> int:
+    return self.rounds
+
+  def column(self, terms: int) -> np.ndarray:
+    return (
+        toeplitz.fractional_coefficients(0.5, terms)
+        * (1 - self.nu)**np.arange(terms, dtype=float))
+
+  def inverse_column(self, terms: int) -> np.ndarray:
+    return (
+        toeplitz.fractional_coefficients(-0.5, terms)
+        * (1 - self.nu)**np.arange(terms, dtype=float))
+
+  def parameters(self) -> dict[str, Any]:
+    return {'nu': self.nu}
+
+
+@dataclasses.dataclass(frozen=True)
+class SqrtToeplitz(Lti):
+  """The square root of the prefix sum, all n coefficients. [FHU23]
+
+  >>> SqrtToeplitz(rounds=3).column(3).tolist()
+  [1.0, 0.5, 0.375]
+  """
+
+  family: ClassVar[str] = 'sqrt-toeplitz'
+  nu: float = dataclasses.field(default=0.0, init=False)
+
+  def parameters(self) -> dict[str, Any]:
+    return {}
+
+
+@dataclasses.dataclass(frozen=True)
+class BandedFractional(toeplitz.BandedC):
+  """The first `bands` coefficients of (1 - x)^-alpha. [BIFR26]
+
+  Attributes:
+    rounds: n.
+    bands: b_hat.
+    alpha: in [0, 1]; 0 is the identity, 1/2 the banded square root.
+
+  >>> BandedFractional(rounds=9, bands=2, alpha=0.25).coefficients.tolist()
+  [1.0, 0.25]
+  """
+
+  family: ClassVar[str] = 'banded-fractional'
+  rounds: int
+  bands: int
+  alpha: float
+
+  def __post_init__(self):
+    _check_fractional(self, 'bands')
+
+  @property
+  def coefficients(self) -> np.ndarray:
+    return toeplitz.fractional_coefficients(self.alpha, self.bands)
+
+  def parameters(self) -> dict[str, Any]:
+    return {'bands': self.bands, 'alpha': self.alpha}
+
+
+@dataclasses.dataclass(frozen=True)
+class BandedSqrt(BandedFractional):
+  """The first `bands` coefficients of (1 - x)^(-1/2). [BSR24]
+
+  >>> BandedSqrt(rounds=9, bands=3).coefficients.tolist()
+  [1.0, 0.5, 0.375]
+  """
+
+  family: ClassVar[str] = 'banded-sqrt'
+  alpha: float = dataclasses.field(default=0.5, init=False)
+
+  def parameters(self) -> dict[str, Any]:
+    return {'bands': self.bands}
+
+
+@dataclasses.dataclass(frozen=True)
+class BandedInverseFractional(toeplitz.BandedInverseC):
+  """C^-1 is the first p coefficients of (1 - x)^alpha, BIFR. [BIFR26]
+
+  Attributes:
+    rounds: n.
+    inverse_bands: p, diagonals of C^-1; `bands` counts those of C.
+    alpha: in [0, 1]; 0 is the identity, 1/2 is BISR.
+
+  >>> BandedInverseFractional(9, 3, 0.5).inverse_coefficients.tolist()
+  [1.0, -0.5, -0.125]
+  """
+
+  family: ClassVar[str] = 'banded-inverse-fractional'
+  rounds: int
+  inverse_bands: int = dataclasses.field()  # Without the default of the base.
+  alpha: float
+
+  def __post_init__(self):
+    _check_fractional(self, 'inverse_bands')
+
+  @property
+  def inverse_coefficients(self) -> np.ndarray:
+    return toeplitz.fractional_coefficients(-self.alpha, self.inverse_bands)
+
+  def parameters(self) -> dict[str, Any]:
+    return {'inverse_bands': self.inverse_bands, 'alpha': self.alpha}
+
+
+@dataclasses.dataclass(frozen=True)
+class BandedInverseSqrt(BandedInverseFractional):
+  """C^-1 is the first p coefficients of (1 - x)^(1/2), BISR. [BISR25]"""
+
+  family: ClassVar[str] = 'banded-inverse-sqrt'
+  alpha: float = dataclasses.field(default=0.5, init=False)
+
+  def parameters(self) -> dict[str, Any]:
+    return {'inverse_bands': self.inverse_bands}
+
+
+@dataclasses.dataclass(frozen=True)
+class DpCgd(toeplitz.BandedInverseC):
+  """C^-1 = I - lambda shift, C[t, i] = lambda^(t - i). [DPCGD26]
+
+  Attributes:
+    rounds: n.
+    lambda_: in [0, 1]; 0 is the identity.
+
+  >>> DpCgd(rounds=3, lambda_=0.5).column(3).tolist()
+  [1.0, 0.5, 0.25]
+  """
+
+  family: ClassVar[str] = 'dp-cgd'
+  inverse_bands: ClassVar[int] = 2
+  rounds: int
+  lambda_: float
+
+  def __post_init__(self):
+    rounds = errors.check_count(
+        'rounds', self.rounds, 'give the number of rounds')
+    object.__setattr__(self, 'rounds', rounds)
+    object.__setattr__(
+        self, 'lambda_', base.check_fraction(
+            'lambda', self.lambda_, 0, 1, '0 is the identity'))
+
+  @property
+  def inverse_coefficients(self) -> np.ndarray:
+    return np.array([1.0, -self.lambda_])
+
+  def parameters(self) -> dict[str, Any]:
+    return {'lambda': self.lambda_}
+
+
+def _check_fractional(strategy, bands_name: str) -> None:
+  """Checks and converts the fields of a fractional strategy, in place."""
+  rounds = errors.check_count(
+      'rounds', strategy.rounds, 'give the number of rounds')
+  bands = base.check_bands(rounds, getattr(strategy, bands_name))
+  alpha = base.check_fraction(
+      'alpha', strategy.alpha, 0, 1, '1/2 is the square root')
+  for name, value in (
+      ('rounds', rounds), (bands_name, bands), ('alpha', alpha)):
+    object.__setattr__(strategy, name, value)

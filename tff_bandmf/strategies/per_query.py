@@ -1,0 +1,173 @@
+"""Per-query errors of a workload, for C or C^-1 with few bands.
+
+With L y = R z, L and R lower-triangular and banded and z iid of unit variance,
+e_t is the variance of y_t. Two pairs cover what has bands at all:
+
+| C has few bands    | L = C A^-1 | R = I    |
+| C^-1 has few bands | L = A^-1   | R = C^-1 |
+
+A block of M rounds at a time, M at least the memory of L and R:
+
+  T Y = R_0 Z + R_1 Z' - H Y'          (') the block before
+  cov(Y) = T^-1 (R_0 R_0^T + S) T^-T
+  S = H cov(Y') H^T + R_1 R_1^T - H K R_1^T - R_1 K^T H^T,  K = cov(Y', Z')
+
+so the cost is O(n M^2), in matrix products, and the memory O(M^2). [BandMF24,
+Alg 3] is O(n^2 M).
+"""
+
+from __future__ import annotations
+
+from typing import Callable
+
+import numpy as np
+import scipy.linalg
+
+from tff_bandmf import errors, workloads
+
+# A block is at least so long: matrix products cost little up to here.
+_SHORTEST_BLOCK = 64
+# Float64 matrices of this side are as large as is sensible: 3.2 GB.
+LONGEST_BLOCK = 20_000
+
+# Rows of a banded matrix by their bands: (start, stop) -> [stop - start, bands]
+BandRows = Callable[[int, int], np.ndarray]
+
+
+def of_banded(
+    rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
+) -> np.ndarray:
+  """Returns e, [rounds] float64, for C of few bands.
+
+  Args:
+    rounds: n.
+    bands: diagonals of C.
+    rows: of C.
+    workload: A.
+
+  Raises:
+    ValueError: the blocks would not fit in memory, or C^-1 overflows.
+  """
+  inverse = workload.inverse_rows(rounds)
+  inverse_bands = inverse.shape[1]
+
+  def left(start, stop):
+    # L[t, t - s] = sum_i C[t, t - i] A^-1[t - i, t - s]
+    product = np.zeros((stop - start, bands + inverse_bands - 1))
+    c = rows(start, stop)
+    for i in range(bands):
+      t = np.arange(start, stop) - i
+      product[:, i:i + inverse_bands] += (
+          c[:, i:i + 1] * inverse[np.maximum(t, 0)])
+    return product
+
+  return _variances(
+      rounds, bands + inverse_bands - 1, left, 1,
+      lambda start, stop: np.ones((stop - start, 1)))
+
+
+def of_banded_inverse(
+    rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
+) -> np.ndarray:
+  """Returns e, [rounds] float64, for C^-1 of few bands.
+
+  Args:
+    rounds: n.
+    bands: diagonals of C^-1.
+    rows: of C^-1.
+    workload: A.
+
+  Raises:
+    ValueError: the blocks would not fit in memory.
+  """
+  inverse = workload.inverse_rows(rounds)
+  return _variances(
+      rounds, inverse.shape[1], lambda start, stop: inverse[start:stop],
+      bands, rows)
+
+
+def of_toeplitz(
+    inverse_column: np.ndarray, scale: np.ndarray, workload: workloads.Workload
+) -> np.ndarray:
+  """Returns e for C^-1 = diag(scale) times a Toeplitz matrix, in O(n^2).
+
+  Row t of A C^-1 is that of round t - 1 plus eta_t times row t of M C^-1.
+
+  Args:
+    inverse_column: [n] float64, first column of the Toeplitz matrix.
+    scale: [n] float64.
+    workload: A.
+  """
+  n = len(inverse_column)
+  reversed_column = inverse_column[::-1].copy()
+  momentum, total, e = np.zeros(n), np.zeros(n), np.zeros(n)
+  for t, rate in enumerate(workload.learning_rates(n)):
+    row, past = momentum[:t + 1], total[:t + 1]
+    row *= workload.momentum
+    row += scale[t] * reversed_column[n - 1 - t:]
+    past += rate * row
+    e[t] = past @ past
+  return e
+
+
+def _variances(
+    rounds: int,
+    left_bands: int,
+    left: BandRows,
+    right_bands: int,
+    right: BandRows,
+) -> np.ndarray:
+  """Returns the variances of y where L y = R z, [rounds] float64."""
+  memory = max(left_bands, right_bands) - 1
+  block = min(max(memory, _SHORTEST_BLOCK), rounds)
+  if block > LONGEST_BLOCK:
+    raise ValueError(
+        errors.invalid(
+            'rounds', rounds,
+            f'with more than {LONGEST_BLOCK} bands the errors of this '
+            'workload do not fit in memory', 'use fewer rounds or bands'))
+  e = np.empty(rounds)
+  y_cov = cross = np.zeros((block, block))
+  for start in range(0, rounds, block):
+    stop = min(start + block, rounds)
+    count = stop - start
+    before, triangle = _dense(left(start, stop), block)
+    right_before, right_triangle = _dense(right(start, stop), block)
+    mixed = (before @ cross) @ right_before.T
+    noise = (
+        right_triangle @ right_triangle.T + right_before @ right_before.T
+        + before @ y_cov @ before.T - mixed - mixed.T)
+    with np.errstate(over='ignore', invalid='ignore'):
+      solved = scipy.linalg.solve_triangular(
+          triangle, np.concatenate([noise, right_triangle], 1), lower=True,
+          check_finite=False)
+      y_cov = scipy.linalg.solve_triangular(
+          triangle, solved[:, :count].T, lower=True, check_finite=False)
+    cross = solved[:, count:]
+    e[start:stop] = np.diagonal(y_cov)
+  if not np.all(np.isfinite(e)):
+    raise ValueError(
+        errors.invalid(
+            'C', f'{rounds} rounds', 'C^-1 overflows',
+            'use a better conditioned C'))
+  return e
+
+
+def _dense(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns rows of a banded matrix: the block before, and the diagonal one.
+
+  Args:
+    rows: [count, bands].
+    block: columns of the block before.
+
+  Returns:
+    [count, block] and [count, count].
+  """
+  count, bands = rows.shape
+  dense = np.zeros((count, block + count))
+  t = np.arange(count)
+  for s in range(min(bands, block + count)):
+    column = block + t - s
+    inside = column >= 0
+    dense[t[inside], column[inside]] = rows[inside, s]
+  return dense[:, :block], dense[:, block:]

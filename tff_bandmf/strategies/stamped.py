@@ -1,0 +1,91 @@
+"""C = I_s (x) C_m: one short strategy again and again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar
+
+import numpy as np
+
+from tff_bandmf import errors, workloads
+from tff_bandmf.strategies import base
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Stamped(base.Strategy):
+  """Blocks of C_m down the diagonal, the last one cut at n. [SingleEpoch22]
+
+  The noise starts afresh every m rounds.
+
+  Attributes:
+    rounds: n.
+    block: C_m, a strategy of m rounds.
+
+  >>> from tff_bandmf import strategies
+  >>> Stamped(3, strategies.BandedToeplitz(2, [1.0, 0.5])).matrix()
+  array([[1. , 0. , 0. ],
+         [0.5, 1. , 0. ],
+         [0. , 0. , 1. ]])
+  """
+
+  family: ClassVar[str] = 'stamped'
+  rounds: int
+  block: base.Strategy
+
+  def __post_init__(self):
+    rounds = errors.check_count(
+        'rounds', self.rounds, 'give the number of rounds')
+    if not isinstance(self.block, base.Strategy) or isinstance(
+        self.block, Stamped):
+      raise TypeError(
+          errors.invalid(
+              'block', self.block, 'must be a strategy, not a stamped one',
+              'stamp the inner strategy'))
+    object.__setattr__(self, 'rounds', rounds)
+
+  @property
+  def bands(self) -> int:
+    return min(self.block.bands, self.rounds)
+
+  @property
+  def inverse_bands(self):
+    return self.block.inverse_bands
+
+  @property
+  def noise_copies(self) -> int:
+    return self.block.noise_copies
+
+  def band_rows(self, start: int, stop: int) -> np.ndarray:
+    return self._tiled(self.block.band_rows, start, stop)[:, :self.bands]
+
+  def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
+    return self._tiled(self.block.inverse_band_rows, start, stop)
+
+  def _tiled(self, rows, start: int, stop: int) -> np.ndarray:
+    t = np.arange(start, stop) % self.block.rounds
+    first, last = int(t.min()), int(t.max()) + 1
+    return rows(first, last)[t - first]
+
+  def per_query_errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
+    if workload != workloads.PREFIX:
+      return super().per_query_errors(workload)
+    # The sum of a finished block keeps the error of its last prefix.
+    e = self.block.per_query_errors(workload)
+    done = np.arange(-(-self.rounds // len(e)))
+    return (done[:, None] * e[-1] + e).ravel()[:self.rounds]
+
+  def parameters(self) -> dict[str, Any]:
+    return {
+        'block': {
+            'family': self.block.family,
+            'rounds': self.block.rounds,
+            'parameters': self.block.parameters(),
+        }
+    }
+
+  def arrays(self) -> dict[str, np.ndarray]:
+    return {
+        f'block.{name}': array for name, array in self.block.arrays().items()
+    }

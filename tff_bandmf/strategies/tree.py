@@ -1,0 +1,208 @@
+"""Tree aggregation: noisy sums of the nodes of a tree over the rounds.
+
+A complete tree of the given arity is laid over rounds 0, 1, 2, ...; the
+encoder has one row a node whose rounds all exist (a node that would end past
+round n is no node), with ones at its rounds. X[i, j] is the number of nodes
+over both i and j.
+
+Neither mechanism has a square encoder, but each has the noise of one: Gaussian
+noise is the same if its covariance is. `matrix` returns that C.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import numpy as np
+import scipy.linalg
+
+from tff_bandmf import errors, workloads
+from tff_bandmf.strategies import base, dense
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree(base.Strategy):
+  """The tree with its optimal decoder, A times the encoder's pseudo-inverse.
+
+  The noise of the sums has covariance A X^-1 A^T, which is that of any C with
+  C^T C = X; `matrix` is the lower-triangular one. [DPFTRL21, MultiEpoch23]
+
+  Attributes:
+    rounds: n, at most 20,000: C is dense.
+    arity: children of a node, at least 2.
+
+  >>> Tree(rounds=2).gram()
+  array([[2., 1.],
+         [1., 2.]])
+  """
+
+  family: ClassVar[str] = 'tree'
+  rounds: int
+  arity: int = 2
+
+  def __post_init__(self):
+    rounds = errors.check_count(
+        'rounds', self.rounds, 'give the number of rounds')
+    base.check_dense(rounds)
+    arity = errors.check_count('arity', self.arity, 'give 2 or more')
+    if arity == 1:
+      raise ValueError(
+          errors.invalid('arity', arity, 'must be at least 2', 'give 2'))
+    object.__setattr__(self, 'rounds', rounds)
+    object.__setattr__(self, 'arity', arity)
+
+  @property
+  def bands(self) -> int:
+    return _largest_node(self.rounds, self.arity)
+
+  def gram(self) -> np.ndarray:
+    """Returns X, [n, n] float64, integers."""
+    gram = np.zeros((self.rounds, self.rounds))
+    size = 1
+    while size <= self.rounds:
+      for node in range(self.rounds // size):
+        here = slice(node * size, (node + 1) * size)
+        gram[here, here] += 1
+      size *= self.arity
+    return gram
+
+  @functools.cached_property
+  def _dense(self) -> dense.Dense:
+    return dense.Dense(dense.lower_factor(self.gram()))
+
+  def matrix(self) -> np.ndarray:
+    return self._dense.matrix()
+
+  def band_rows(self, start: int, stop: int) -> np.ndarray:
+    return dense.band_rows(self.matrix(), self.bands, start, stop)
+
+  def per_query_errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
+    return self._dense.per_query_errors(workload)
+
+  def parameters(self) -> dict[str, Any]:
+    return {'arity': self.arity}
+
+
+@dataclasses.dataclass(frozen=True)
+class OnlineTree(base.Strategy):
+  """The binary tree with Honaker's online decoder. [DPFTRL21]
+
+  The sum of a node of height j is estimated from its own noisy sum and the
+  estimates of its two children, weighted by their inverse variances:
+
+    v_0 = 1,   v_j = 1 / (1 + 1 / (2 v_{j-1}))
+
+  and prefix t adds the estimates of the nodes at the set bits of t + 1. Noise
+  needs one model copy a level, log2(n).
+
+  Attributes:
+    rounds: n.
+
+  >>> OnlineTree(rounds=3).per_query_errors()
+  array([1.        , 0.66666667, 1.66666667])
+  """
+
+  family: ClassVar[str] = 'online-tree'
+  rounds: int
+
+  def __post_init__(self):
+    rounds = errors.check_count(
+        'rounds', self.rounds, 'give the number of rounds')
+    object.__setattr__(self, 'rounds', rounds)
+
+  @property
+  def bands(self) -> int:
+    return _largest_node(self.rounds, 2)
+
+  @property
+  def levels(self) -> int:
+    """Heights of nodes: 0 .. levels - 1."""
+    return self.rounds.bit_length()
+
+  @property
+  def noise_copies(self) -> int:
+    return self.levels
+
+  def node_variances(self) -> np.ndarray:
+    """Returns v, [levels] float64."""
+    v = np.ones(self.levels)
+    for j in range(1, self.levels):
+      v[j] = 1 / (1 + 1 / (2 * v[j - 1]))
+    return v
+
+  def gram(self) -> np.ndarray:
+    """Returns X of the encoder, [n, n] float64, integers."""
+    return Tree(self.rounds).gram()
+
+  def matrix(self) -> np.ndarray:
+    """Returns the C whose noise has the same distribution.
+
+    The noise of the prefix sums has covariance B B^T = L L^T, and so has that
+    of C = L^-1 A. Every column of C^T C is at most that of the encoder in the
+    sense of positive semi-definite matrices: what the decoder adds up tells
+    no more than the nodes do.
+    """
+    return self._dense.matrix()
+
+  @functools.cached_property
+  def _dense(self) -> dense.Dense:
+    decoder = self.prefix_decoder()
+    factor = np.linalg.cholesky(decoder @ decoder.T)
+    # Nodes share no rounds with later ones of their size: what is left beyond
+    # the largest is rounding.
+    values = np.tril(scipy.linalg.solve_triangular(
+        factor, np.tri(self.rounds), lower=True))
+    return dense.Dense(np.triu(values, 1 - self.bands))
+
+  def prefix_decoder(self) -> np.ndarray:
+    """Returns B, [n, nodes] float64; column 0 is the first node to finish.
+
+    Node h of round t, h < the number of trailing zeros of t + 1, finishes in
+    that round; nodes of a round are in the order of their heights.
+    """
+    base.check_dense(self.rounds)
+    v = self.node_variances()
+    nodes = 2 * self.rounds - bin(self.rounds).count('1')
+    decoder = np.zeros((self.rounds, nodes))
+    pending: list[np.ndarray] = []
+    first = 0
+    for t in range(self.rounds):
+      estimate = np.zeros(nodes)
+      estimate[first] = 1.0
+      first += 1
+      j = 0
+      while (t >> j) & 1:
+        # (own / 1 + children / (2 v)) v_j
+        estimate = (estimate + pending.pop()) * (v[j + 1] / (2 * v[j]))
+        estimate[first] = v[j + 1]
+        first += 1
+        j += 1
+      pending.append(estimate)
+      decoder[t] = sum(pending)
+    return decoder
+
+  def band_rows(self, start: int, stop: int) -> np.ndarray:
+    return dense.band_rows(self.matrix(), self.bands, start, stop)
+
+  def per_query_errors(
+      self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
+    if workload != workloads.PREFIX:
+      return self._dense.per_query_errors(workload)
+    t = np.arange(1, self.rounds + 1)
+    e = np.zeros(self.rounds)
+    for j, variance in enumerate(self.node_variances()):
+      e += variance * ((t >> j) & 1)
+    return e
+
+
+def _largest_node(rounds: int, arity: int) -> int:
+  """Returns the number of rounds of the largest node."""
+  size = 1
+  while size * arity <= rounds:
+    size *= arity
+  return size

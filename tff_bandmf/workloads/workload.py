@@ -1,0 +1,171 @@
+"""The workload matrix A of SGD: prefix sums, momentum, learning rates.
+
+| symbol | name here        | meaning                                        |
+|--------|------------------|------------------------------------------------|
+| beta   | `momentum`       | of the server optimiser, 0 for plain SGD       |
+| eta_t  | `learning_rates` | of round t, relative to the peak               |
+| M      |                  | M[t, i] = beta^(t - i) for i <= t              |
+| A      |                  | tri(n) diag(eta) M; row t gives the model      |
+|        |                  | after round t                                  |
+
+With momentum 0 and a constant learning rate, A = tri(n): prefix sums. A^-1 has
+2 bands, or 3 with momentum, whatever the learning rates.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_bandmf import errors
+
+_LOWEST_RATE = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+  """A = tri(n) diag(eta) M. [BandMF23, Sec 2 and App I]
+
+  The learning rate climbs linearly from 5% to 100% of its peak over the first
+  `warmup` of the rounds, and falls linearly back to 5% over the last
+  `cooldown` of them.
+
+  Attributes:
+    momentum: beta, in [0, 1).
+    warmup: fraction of the rounds, in [0, 1].
+    cooldown: fraction of the rounds, in [0, 1 - warmup].
+
+  Raises:
+    TypeError: a value that is no number.
+    ValueError: a value out of range.
+
+  >>> Workload(momentum=0.5).matrix(3)
+  array([[1.  , 0.  , 0.  ],
+         [1.5 , 1.  , 0.  ],
+         [1.75, 1.5 , 1.  ]])
+  """
+
+  momentum: float = 0.0
+  warmup: float = 0.0
+  cooldown: float = 0.0
+
+  def __post_init__(self):
+    for name in ('momentum', 'warmup', 'cooldown'):
+      value = getattr(self, name)
+      if isinstance(value, bool) or not hasattr(value, '__float__'):
+        raise TypeError(
+            errors.invalid(name, value, 'must be a number', 'give a fraction'))
+      if not 0 <= value <= 1 or (name == 'momentum' and value == 1):
+        raise ValueError(
+            errors.invalid(
+                name, value,
+                'must be in [0, 1)' if name == 'momentum' else
+                'must be in [0, 1]', 'give a fraction'))
+      object.__setattr__(self, name, float(value))
+    if self.warmup + self.cooldown > 1:
+      raise ValueError(
+          errors.invalid(
+              'cooldown', self.cooldown,
+              f'must leave room for warmup={self.warmup}',
+              'their sum is at most 1'))
+
+  @property
+  def name(self) -> str:
+    """'prefix' or 'momentum'."""
+    return 'prefix' if self == PREFIX else 'momentum'
+
+  @property
+  def is_toeplitz(self) -> bool:
+    """Whether the learning rate is constant, so that A is Toeplitz."""
+    return not (self.warmup or self.cooldown)
+
+  def learning_rates(self, rounds: int) -> np.ndarray:
+    """Returns eta, [rounds] float64 in (0, 1]."""
+    rates = np.ones(rounds)
+    rising, falling = (
+        int(round(part * rounds)) for part in (self.warmup, self.cooldown))
+    falling = min(falling, rounds - rising)
+    rates[:rising] = np.linspace(_LOWEST_RATE, 1, rising + 1)[:rising]
+    if falling:
+      rates[-falling:] = np.linspace(1, _LOWEST_RATE, falling + 1)[1:]
+    return rates
+
+  def first_column(self, terms: int) -> np.ndarray:
+    """Returns the first column of A, [terms] float64, if A is Toeplitz.
+
+    Raises:
+      ValueError: the learning rate is not constant.
+    """
+    if not self.is_toeplitz:
+      raise ValueError(
+          errors.invalid(
+              'workload', self, 'has no first column that says it all',
+              'use inverse_rows'))
+    return np.cumsum(self.momentum**np.arange(terms, dtype=float))
+
+  def inverse_rows(self, rounds: int) -> np.ndarray:
+    """Returns rows of A^-1 by their bands.
+
+      A^-1 = M^-1 diag(1 / eta) tri^-1
+
+    Returns:
+      [rounds, 2 or 3] float64 R with R[t, s] = A^-1[t, t - s], 0 where t < s.
+    """
+    inverse = 1 / self.learning_rates(rounds)
+    earlier = np.concatenate([[0.0], self.momentum * inverse[:-1]])
+    rows = np.stack([inverse, -inverse - earlier, earlier], 1)
+    rows[0, 1:] = rows[1:2, 2] = 0.0
+    return rows if self.momentum else rows[:, :2]
+
+  def matrix(self, rounds: int) -> np.ndarray:
+    """Returns A as a dense [rounds, rounds] float64 array."""
+    lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
+    momentum = np.where(
+        lags >= 0, self.momentum**np.maximum(lags, 0).astype(float), 0.0)
+    return np.cumsum(self.learning_rates(rounds)[:, None] * momentum, axis=0)
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the workload as a JSON object; `from_name` reads it back."""
+    return {'workload': self.name, **dataclasses.asdict(self)}
+
+
+PREFIX = Workload()
+
+
+def from_name(
+    name: str,
+    momentum: Optional[float] = None,
+    warmup: Optional[float] = None,
+    cooldown: Optional[float] = None,
+) -> Workload:
+  """Returns the workload called `name`.
+
+  Args:
+    name: 'prefix' or 'momentum'.
+    momentum: beta; required by 'momentum'.
+    warmup: fraction of the rounds.
+    cooldown: fraction of the rounds.
+
+  Raises:
+    ValueError: unknown name, a parameter missing, or one that does not apply.
+  """
+  given = {'momentum': momentum, 'warmup': warmup, 'cooldown': cooldown}
+  if name == 'prefix':
+    for key, value in given.items():
+      if value:
+        raise ValueError(
+            errors.invalid(
+                key, value, 'prefix sums have none', 'use workload momentum'))
+    return PREFIX
+  if name == 'momentum':
+    if momentum is None:
+      raise ValueError(
+          errors.invalid(
+              'momentum', None, 'workload momentum needs it',
+              'give --momentum; 0 for learning rates alone'))
+    return Workload(momentum, warmup or 0.0, cooldown or 0.0)
+  raise ValueError(
+      errors.invalid(
+          'workload', name, 'is not known', 'use prefix or momentum'))
