@@ -97,7 +97,7 @@ def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
     assert choice.sampling_prob == strategy.bands * 4 / 64
     # Twice the population: the same rounds of a client, so the same claim.
     spec = accounting.CyclicPoissonSpec(
-      strategy, 128, 8, choice.noise_multiplier
+      strategy, 128, 8, choice.noise_multiplier, 'cyclic-poisson'
     )
     assert 1.9 < spec.epsilon(1e-6) <= 2.0
     assert choice.rmse == pytest.approx(

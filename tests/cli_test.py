@@ -303,10 +303,28 @@ _BAD_INPUT = [
   ),
   (
     'choose --rounds 9 --epsilon 1 --delta 1e-6 --amplification b-min-sep',
-    'amplification=b-min-sep: is not in this release',
+    'amplification=b-min-sep: is not compared',
   ),
   ('evaluate ok.json --buffers 3', 'option=--buffers: is no option of band'),
   ('evaluate ok.json --momentum 0.9', 'momentum=0.9: prefix sums have none'),
+  (
+    'account ok.json --sampling-prob 0.1 --z-stddev 1 --delta 1e-6',
+    'sampling_prob=0.1: does not go with amplification none',
+  ),
+  (
+    'account ok.json --amplification cyclic-poisson --z-stddev 1 --delta 1e-6',
+    'sampling_prob=None: cyclic-poisson needs sampling_prob',
+  ),
+  (
+    'calibrate ok.json --amplification cyclic-poisson --sampling-prob 0.1 '
+    '--min-sep 4 --epsilon 1 --delta 1e-6',
+    'min_sep=4: cyclic-poisson takes no min_sep',
+  ),
+  (
+    'calibrate ok.json --amplification balls-in-bins --min-sep 4 --epsilon 1 '
+    '--delta 1e-6 --max-participations 2',
+    'max_participations=2: does not go with amplification balls-in-bins',
+  ),
   (
     'choose --rounds 9 --epsilon 1 --delta 1e-6 --families blt,blur',
     'families=blur: is not known',
@@ -553,6 +571,37 @@ def test_choose_with_cyclic_poisson(run_json):
   )
   for choice in found['choices']:
     assert choice['sampling_prob'] == choice['bands'] * 4 / 64
+
+
+_SAMPLED = [
+  ('cyclic-poisson', '--sampling-prob 0.3', math.sqrt(1.25)),
+  ('balls-in-bins', '--min-sep 2', math.sqrt(2.5)),
+  ('b-min-sep', '--min-sep 2 --sampling-prob 0.3', math.sqrt(2.5)),
+]
+
+
+@pytest.mark.parametrize(('name', 'flags', 'sensitivity'), _SAMPLED)
+def test_sampled_cohorts_need_less_noise(run_json, name, flags, sensitivity):
+  run_json(
+    *'optimize --family banded-sqrt --rounds 4 --bands 2 --out s.json'.split()
+  )
+  flags = f's.json --amplification {name} --delta 1e-4 {flags}'.split()
+  enforced = run_json(
+    *'calibrate s.json --min-sep 2 --delta 1e-4 --epsilon 3'.split()
+  )
+  sampled = run_json('calibrate', *flags, '--epsilon', 3)
+  assert sampled['z_stddev'] < enforced['z_stddev']
+  assert sampled['sensitivity'] == pytest.approx(sensitivity)
+  assert sampled['z_stddev'] == pytest.approx(
+    sampled['sensitivity'] * sampled['noise_multiplier']
+  )
+  assert sampled['amplification'] == name
+  again = run_json(
+    'account', *flags, '--clip', 2, '--z-stddev', 2 * sampled['z_stddev']
+  )
+  assert again['noise_multiplier'] == pytest.approx(sampled['noise_multiplier'])
+  # Of sampling, twice: the bounds are within a few percent of each other.
+  assert again['epsilon'] == pytest.approx(3, rel=0.05)
 
 
 @pytest.mark.parametrize('tolerance, expected', [(1e-5, 0), (0.0, 1)])

@@ -72,29 +72,43 @@ def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
       omega = found.strategy.omega * np.exp(size * rng.normal(size=2))
       theta = found.strategy.theta ** np.exp(size * rng.normal(size=2))
       moved = type(found.strategy)(n, omega, theta)
-      if np.all(np.diff(moved.column(n)) <= 0):
-        loss = _dense_loss(moved, schema, workload, objective)
-        assert loss >= found.loss * (1 - slack)
+      loss = _dense_loss(moved, schema, workload, objective)
+      assert loss >= found.loss * (1 - slack)
 
 
-def test_parameters_give_c_and_its_inverse():
-  x = tf.constant([-4.0, 1.0, 0.5, 1.2, 0.7, 0.3], tf.float64)
-  rates, others = blt._rates(x)
-  column = blt._powers(rates, blt._scales(rates, others), 50).numpy()
-  inverse = blt._powers(others, blt._scales(others, rates), 50).numpy()
+@pytest.mark.parametrize('last', [0.1, 0.9])
+def test_parameters_give_c_and_its_inverse(last):
+  # The last decay of C^-1 is positive, or negative.
+  x = tf.constant([-4.0, 1.0, 0.5, 1.2, 0.7, last], tf.float64)
+  column, inverse = (series.numpy() for series in blt._columns(x, 50))
   np.testing.assert_allclose(
     np.convolve(column, inverse)[:50], np.eye(50)[0], atol=1e-14
   )
-  assert np.all(np.diff(column) < 0) and np.all(column > 0)
+  assert np.all(np.diff(column[1:]) < 0) and np.all(column > 0)
   np.testing.assert_allclose(blt._strategy(50, x).column(50), column)
 
 
 def test_closed_buffers_do_nothing():
-  open_one = blt._parameters(np.array([-2.0, -1.0]), 50, 1)
-  with_closed = blt._parameters(np.array([-1.0, -2.0]), 50, 3)
-  one, three = (blt._strategy(50, x) for x in (open_one, with_closed))
-  assert three.buffers == 1
-  np.testing.assert_allclose(three.column(50), one.column(50), rtol=1e-12)
+  x = np.array([-2.0, 0.5, 1.0, 0.3])
+  with_closed = blt._closed(x, 50, 5)
+  np.testing.assert_allclose(blt._opened(with_closed, 2), x)
+  for bound, value in zip(blt._bounds(50, 2, 5), with_closed):
+    assert bound[0] <= value <= bound[1]
+  one, other = (blt._strategy(50, y) for y in (x, with_closed))
+  assert other.buffers == 2
+  np.testing.assert_allclose(other.column(50), one.column(50), rtol=1e-12)
+  for one, other in zip(*(blt._columns(y, 50) for y in (x, with_closed))):
+    np.testing.assert_allclose(other, one, rtol=1e-12)
+
+
+@pytest.mark.parametrize('last', [0.05, 0.8])
+@pytest.mark.parametrize('place', [-3.0, -1.2, 0.0, 1.5])
+def test_a_new_buffer_does_nearly_nothing(place, last):
+  x = np.array([-2.0, 0.5, 1.0, last])
+  before, after = (
+    blt._strategy(50, y).column(50) for y in (x, blt._with_buffer(x, place))
+  )
+  np.testing.assert_allclose(after, before, rtol=0.1)
 
 
 def test_search_that_is_interrupted_returns_the_best_so_far():

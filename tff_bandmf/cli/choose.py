@@ -10,7 +10,7 @@ import click
 import tabulate
 import tqdm
 
-from tff_bandmf import choosing, errors, strategies, workloads
+from tff_bandmf import accounting, choosing, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cli import options, output
 
@@ -100,6 +100,15 @@ def choose(
     if amplification == 'none':
       schema = options.schema(participation, min_sep, max_participations)
       ranking = choosing.choose(rounds, schema, *shared)
+    elif amplification != accounting.CYCLIC_POISSON:
+      raise ValueError(
+        errors.invalid(
+          'amplification',
+          amplification,
+          'is not compared between families',
+          'use none or cyclic-poisson; bandmf calibrate takes it',
+        )
+      )
     else:
       _check_sampled(participation, min_sep, max_participations)
       schema = participation_lib.Single()

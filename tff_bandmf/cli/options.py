@@ -146,10 +146,16 @@ amplification = click.option(
   '--amplification',
   default='none',
   show_default=True,
-  type=_OneOf(
-    ('none', 'cyclic-poisson'), refused=('balls-in-bins', 'b-min-sep')
-  ),
-  help='Random sampling of the cohorts that the claim may count on.',
+  type=_OneOf(('none', 'cyclic-poisson', 'balls-in-bins', 'b-min-sep')),
+  help='How cohorts are drawn, at random and in secret, if the claim may count '
+  'on it: never that of cohorts which are enforced, shuffled or of fixed size. '
+  '--min-sep is the rounds of an epoch for balls-in-bins.',
+)
+sampling_prob = click.option(
+  '--sampling-prob',
+  type=NUMBER,
+  help='Of a client in a round of its group, bands * cohort / population, for '
+  'cyclic-poisson; of an eligible client in a round for b-min-sep.',
 )
 strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
@@ -282,3 +288,33 @@ def schema(
       )
     participation = 'single' if min_sep is None else 'min-sep'
   return participation_lib.from_name(participation, min_sep, max_participations)
+
+
+def check_amplification(
+  amplification: str,
+  sampling_prob: Optional[float],
+  participation: Optional[str],
+  max_participations: Optional[int],
+) -> None:
+  """Raises ValueError if flags are given that the amplification does not take.
+
+  A sampling that is random says by itself who can take part how often.
+  """
+  refused = (
+    {'sampling_prob': sampling_prob}
+    if amplification == 'none'
+    else {
+      'participation': participation,
+      'max_participations': max_participations,
+    }
+  )
+  for name, value in refused.items():
+    if value is not None:
+      raise ValueError(
+        errors.invalid(
+          name,
+          value,
+          f'does not go with amplification {amplification}',
+          'leave it out',
+        )
+      )

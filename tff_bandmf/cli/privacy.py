@@ -9,8 +9,9 @@ from typing import Any
 import click
 
 from tff_bandmf import accounting, errors
+from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.cli import options, output
+from tff_bandmf.cli import amplified, options, output
 
 
 @click.command()
@@ -29,6 +30,8 @@ from tff_bandmf.cli import options, output
 @options.clip
 @options.delta
 @options.adjacency
+@options.amplification
+@options.sampling_prob
 @options.coefficients
 @options.as_json
 def account(
@@ -40,12 +43,17 @@ def account(
   z_stddev,
   clip,
   delta,
+  amplification,
+  sampling_prob,
   with_coefficients,
   as_json,
 ):
-  """Shows rho and epsilon of a run with this noise, without amplification.
+  """Shows rho and epsilon of a run with this noise.
 
-  FILE is a strategy file or a .npy file of the matrix C.
+  FILE is a strategy file or a .npy file of the matrix C. With --amplification
+  the noise multiplier is relative to what its theorem asks for, printed as
+  sensitivity: the largest column norm for cyclic-poisson, else that of the
+  worst participations.
   """
   started = time.perf_counter()
   if (noise_multiplier is None) == (z_stddev is None):
@@ -57,15 +65,30 @@ def account(
         'use --noise-multiplier or --z-stddev',
       )
     )
-  schema = options.schema(participation, min_sep, max_participations)
-  strategy = output.load(file)
-  if noise_multiplier is None:
-    sensitivity = sensitivity_lib.sensitivity(strategy, schema)
-    noise_multiplier = z_stddev / (clip * sensitivity.value)
-  spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
-  record = _with_privacy(
-    spec, clip, delta, spec.epsilon(delta), with_coefficients
+  options.check_amplification(
+    amplification, sampling_prob, participation, max_participations
   )
+  strategy = output.load(file)
+  if amplification == 'none':
+    schema = options.schema(participation, min_sep, max_participations)
+    if noise_multiplier is None:
+      sensitivity = sensitivity_lib.sensitivity(strategy, schema)
+      noise_multiplier = z_stddev / (clip * sensitivity.value)
+    spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
+    claim = {'rho': spec.rho, 'epsilon': spec.epsilon(delta)}
+  else:
+    schema = amplified.worst_participation(amplification, min_sep)
+    spec, claim = amplified.account(
+      strategy,
+      amplification,
+      min_sep,
+      sampling_prob,
+      noise_multiplier,
+      z_stddev and z_stddev / clip,
+      delta,
+    )
+  claim.update(amplification=amplification, sampling_prob=sampling_prob)
+  record = _with_privacy(spec, schema, clip, delta, claim, with_coefficients)
   output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
   return output.DONE
 
@@ -77,6 +100,8 @@ def account(
 @options.delta
 @options.clip
 @options.adjacency
+@options.amplification
+@options.sampling_prob
 @options.coefficients
 @options.as_json
 def calibrate(
@@ -87,6 +112,8 @@ def calibrate(
   epsilon,
   delta,
   clip,
+  amplification,
+  sampling_prob,
   with_coefficients,
   as_json,
 ):
@@ -95,11 +122,21 @@ def calibrate(
   FILE is a strategy file or a .npy file of the matrix C.
   """
   started = time.perf_counter()
-  schema = options.schema(participation, min_sep, max_participations)
-  spec = accounting.calibrate(output.load(file), schema, epsilon, delta)
-  record = _with_privacy(
-    spec, clip, delta, spec.epsilon(delta), with_coefficients
+  options.check_amplification(
+    amplification, sampling_prob, participation, max_participations
   )
+  strategy = output.load(file)
+  if amplification == 'none':
+    schema = options.schema(participation, min_sep, max_participations)
+    spec = accounting.calibrate(strategy, schema, epsilon, delta)
+    claim = {'rho': spec.rho, 'epsilon': spec.epsilon(delta)}
+  else:
+    schema = amplified.worst_participation(amplification, min_sep)
+    spec, claim = amplified.calibrate(
+      strategy, amplification, min_sep, sampling_prob, epsilon, delta
+    )
+  claim.update(amplification=amplification, sampling_prob=sampling_prob)
+  record = _with_privacy(spec, schema, clip, delta, claim, with_coefficients)
   output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
   return output.DONE
 
@@ -137,21 +174,24 @@ def report(run_dir, as_json):
 
 
 def _with_privacy(
-  spec: accounting.PrivacySpec,
+  spec: Any,
+  schema: participation_lib.Participation,
   clip: float,
   delta: float,
-  epsilon: float,
+  claim: dict[str, Any],
   with_coefficients: bool,
 ) -> dict[str, Any]:
   """Returns the record of a strategy and of the guarantee of a run with it."""
   return {
     **output.describe(
-      spec.strategy, spec.participation, spec.sensitivity, with_coefficients
+      spec.strategy,
+      schema,
+      sensitivity_lib.sensitivity(spec.strategy, schema),
+      with_coefficients,
     ),
     'clip': clip,
     'noise_multiplier': spec.noise_multiplier,
     'z_stddev': spec.z_stddev * clip,
-    'rho': spec.rho,
-    'epsilon': epsilon,
     'delta': delta,
+    **claim,
   }

@@ -385,25 +385,33 @@ def _search_max(
     report: Optional[solver.Callback],
 ) -> solver.Minimum:
   """Returns the parameters of least max(e), flat, and log max(e) there."""
-  log_e = loss.log_errors(x)
-  evaluations = 1
-  converged = False
-  for power in itertools.chain(_POWERS, itertools.repeat(_LAST_POWER)):
-    loss.power = power
-    before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
-    found = solver.minimize(
-        loss, x, bounds,
-        min(_STAGE_EVALUATIONS, max_evaluations - evaluations), report,
-        _STAGE_TOLERANCE, _CORRECTIONS)
-    x = found.x
+  converged = interrupted = False
+  evaluations = 0
+  try:
     log_e = loss.log_errors(x)
-    evaluations += found.evaluations + 1
-    weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
-    lower_bound = np.log(weights @ np.exp(log_e))
-    # The bound holds at a minimum, so what this stage still gained counts too.
-    converged = bool(
-        loss.least - lower_bound + before - found.value <= _GAP)
-    if converged or found.interrupted or evaluations >= max_evaluations:
-      return solver.Minimum(loss.best, loss.least, evaluations, converged)
-    loss.log_weights = np.log(
-        (1 - _LEAST_WEIGHT) * weights + _LEAST_WEIGHT / len(weights))
+    for power in itertools.chain(_POWERS, itertools.repeat(_LAST_POWER)):
+      loss.power = power
+      before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
+      found = solver.minimize(
+          loss, x, bounds,
+          min(_STAGE_EVALUATIONS, max_evaluations - evaluations), report,
+          _STAGE_TOLERANCE, _CORRECTIONS)
+      x, interrupted = found.x, found.interrupted
+      log_e = loss.log_errors(x)
+      evaluations += found.evaluations + 1
+      weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
+      lower_bound = np.log(weights @ np.exp(log_e))
+      # The bound holds at a minimum, so what this stage gained counts too.
+      converged = bool(
+          loss.least - lower_bound + before - found.value <= _GAP)
+      if converged or interrupted or evaluations >= max_evaluations:
+        break
+      loss.log_weights = np.log(
+          (1 - _LEAST_WEIGHT) * weights + _LEAST_WEIGHT / len(weights))
+  except KeyboardInterrupt:
+    if loss.best is None:
+      raise
+    interrupted = True
+  return solver.Minimum(
+      loss.best, loss.least, evaluations, converged and not interrupted,
+      interrupted)

@@ -1,13 +1,13 @@
 """Optimal buffered linear Toeplitz strategies (BLTs).
 
-| symbol      | meaning                                                    |
-|-------------|------------------------------------------------------------|
-| d           | buffers                                                    |
-| theta_i     | decays of C, exp(-lambda_i)                                |
-| omega_i     | output scales of C                                         |
-| theta_hat_i | decays of C^-1, exp(-lambda_hat_i)                         |
-| l           | log lambda_1, log lambda_hat_1, log lambda_2, ..., [2 d]   |
-| x           | parameters: l_0 and the 2 d - 1 gaps of l                  |
+| symbol      | meaning                                                     |
+|-------------|-------------------------------------------------------------|
+| d           | buffers                                                     |
+| theta_i     | decays of C, exp(-lambda_i)                                 |
+| omega_i     | output scales of C                                          |
+| theta_hat_i | decays of C^-1, exp(-lambda_hat_i) but for the last         |
+| l           | log lambda_1, log lambda_hat_1, .., log lambda_d, [2 d - 1] |
+| x           | parameters: l_0, the gaps of l, theta_d - theta_hat_d       |
 
   c(x) = prod_j (1 - theta_hat_j x) / (1 - theta_j x)
   c_t = sum_i omega_i theta_i^(t-1),
@@ -15,15 +15,15 @@
 
 and the same for C^-1 with the roles swapped. The parameters interlace:
 
-  1 > theta_1 > theta_hat_1 > theta_2 > theta_hat_2 > ... > 0
+  1 > theta_1 > theta_hat_1 > theta_2 > ... > theta_d > theta_hat_d,  theta_d > 0
 
-which is what omega > 0 and sum_i omega_i / theta_i < 1 say. So c is positive
-and decreasing, the Toeplitz theorem gives the sensitivity exactly, and sums of
-C^-1 do not cancel. Two neighbours of l that coincide are a buffer that does
-nothing, wherever they are: d buffers are searched from the best of d - 1 with
-such a pair opened at several places, and more buffers are never worse.
-`series` has the loss. [BLT24] has BLTs, [UseBLTs24] their optimisation for many
-participations; the interlacing parameters and the starts are ours.
+which is what omega > 0 says. So c is positive and falls from c_1 on, which makes
+the sensitivity exact, and no difference above is one of nearly equal numbers.
+theta_hat_d < 0 is of use with momentum. Two neighbours that coincide are a
+buffer that does nothing, wherever they are: d buffers are searched from the best
+of d - 1 with such a pair opened at several places, and more buffers are never
+worse. `series` has the loss. [BLT24] has BLTs, [UseBLTs24] their optimisation
+for many participations; the interlacing parameters and the starts are ours.
 """
 
 from __future__ import annotations
@@ -43,19 +43,60 @@ from tff_bandmf.optimize import series, solver
 _LEAST_GAP = 1e-3
 _LARGEST_GAP = 30.0
 _OPENED_GAP = 0.05
-# A closed buffer is so far above the last one, and its own gap is 0.
-_CLOSED_STEP = 0.01
+# theta_d - theta_hat_d; both are in (-1, 1).
+_LEAST_LAST = 1e-6
+_LARGEST_LAST = 2.0
 # Decays exp(-n lambda_1) over the whole run up to this are told from 1.
 _SLOWEST = 1e-6
 _FASTEST = 10.0
+# A closed buffer is so far below the next one, all of them below `_SLOWEST`.
+_CLOSED_STEP = 0.01
 # Relative gain by a buffer that ends the search for more.
 _NO_GAIN = 1e-10
 # Places at which a buffer is opened.
 _STARTS = 8
 
 
+def _differences(rates: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+  """Returns exp(-rates_i) - exp(-others_j), exact for near rates, [., .]."""
+  gap = rates[:, None] - others
+  nearer = tf.exp(-tf.minimum(rates[:, None], others))
+  return tf.sign(gap) * nearer * tf.math.expm1(-tf.abs(gap))
+
+
+def _scales(between: tf.Tensor, among: tf.Tensor) -> tf.Tensor:
+  """Returns prod_j between_ij / prod_{j!=i} among_ij, [d] float64."""
+  among = tf.linalg.set_diag(among, tf.ones(len(among), among.dtype))
+  return tf.reduce_prod(between, 1) / tf.reduce_prod(among, 1)
+
+
+def _decays(x: tf.Tensor):
+  """Returns what x says.
+
+  Args:
+    x: [2 d] float64.
+
+  Returns:
+    lambda, [d]; omega, [d]; lambda_hat but for the last, [d - 1];
+    theta_hat_d, []; omega_hat, [d]; float64.
+  """
+  rates = tf.exp(tf.cumsum(x[:-1]))
+  rates, others, gap = rates[::2], rates[1::2], x[-1]
+  # Differences to theta_hat_d are sums of positive numbers.
+  last = _differences(rates, rates[-1:]) + gap
+  other_last = _differences(others, rates[-1:]) + gap
+  between = tf.concat([_differences(rates, others), last], 1)
+  among = tf.concat([
+      tf.concat([_differences(others, others), other_last], 1),
+      tf.pad(-tf.transpose(other_last), [[0, 0], [0, 1]]),
+  ], 0)
+  return (
+      rates, _scales(between, _differences(rates, rates)), others,
+      tf.exp(-rates[-1]) - gap, _scales(-tf.transpose(between), among))
+
+
 def _powers(rates: tf.Tensor, scales: tf.Tensor, terms: int) -> tf.Tensor:
-  """Returns 1 and then sum_i scale_i exp(-rate_i t), t = 0 .. terms - 2.
+  """Returns sum_i scale_i exp(-rate_i t) for t < terms, [terms] float64.
 
   With t = B u + s the sum is a product of matrices of sqrt(n) columns.
   """
@@ -63,29 +104,19 @@ def _powers(rates: tf.Tensor, scales: tf.Tensor, terms: int) -> tf.Tensor:
   steps = tf.range(block, dtype=tf.float64)
   fine = tf.exp(-rates[:, None] * steps)
   coarse = scales[:, None] * tf.exp(-rates[:, None] * block * steps)
-  sums = tf.reshape(tf.matmul(coarse, fine, transpose_a=True), [-1])
-  return tf.concat([tf.ones([1], tf.float64), sums[:terms - 1]], 0)
+  return tf.reshape(tf.matmul(coarse, fine, transpose_a=True), [-1])[:terms]
 
 
-def _scales(rates: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
-  """Returns prod_j (t_i - o_j) / prod_{j!=i} (t_i - t_j), t = exp(-rates).
-
-  Args:
-    rates: [d] float64, of t.
-    others: [d] float64, of o.
-  """
-  # t_i - o_j = t_i (1 - exp(rate_i - rate of o_j)), exact for near rates; the
-  # powers of t_i cancel but for one.
-  above = -tf.math.expm1(rates[:, None] - others)
-  below = -tf.math.expm1(rates[:, None] - rates)
-  below = tf.linalg.set_diag(below, tf.ones_like(rates))
-  return tf.exp(-rates) * tf.reduce_prod(above / below, 1)
-
-
-def _rates(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns lambda and lambda_hat, [d] float64 each."""
-  rates = tf.exp(tf.cumsum(x))
-  return rates[::2], rates[1::2]
+def _columns(x: tf.Tensor, rounds: int) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the first columns of C and C^-1, [rounds] float64 each."""
+  rates, omega, others, last, omega_hat = _decays(x)
+  one = tf.ones([1], tf.float64)
+  # theta_hat_d may be 0 or negative, and has no rate.
+  ending = series.reciprocal(tf.stack([one[0], -last]), rounds - 1)
+  inverse = _powers(others, omega_hat[:-1], rounds - 1) + omega_hat[-1] * ending
+  return (
+      tf.concat([one, _powers(rates, omega, rounds - 1)], 0),
+      tf.concat([one, inverse], 0))
 
 
 def optimize_blt(
@@ -124,14 +155,9 @@ def optimize_blt(
   solver.check_objective(objective)
 
   def compiled(objective):
-    def build(x):
-      rates, others = _rates(x)
-      return (
-          _powers(rates, _scales(rates, others), rounds),
-          _powers(others, _scales(others, rates), rounds))
-
     return series.Objective(
-        build, 2 * buffers, rounds, participation, workload, objective)
+        lambda x: _columns(x, rounds), 2 * buffers, rounds, participation,
+        workload, objective)
 
   # The maximum is slow with learning rates; the best mean is near it.
   loss = compiled(objective if workload.is_toeplitz else solver.MEAN)
@@ -161,15 +187,13 @@ def _search(
     max_evaluations: of each search.
     callback: called with the loss reached.
   """
-  best, logs, evaluations = None, np.empty(0), 0
+  best, x, evaluations = None, np.empty(0), 0
   places = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
   for opened in range(1, buffers + 1):
     before = best
     for place in places:
-      start = np.concatenate(
-          [logs, place + _OPENED_GAP * np.array([-0.5, 0.5])])
       found = loss.minimize(
-          _parameters(start, rounds, buffers),
+          _closed(_with_buffer(x, place), rounds, buffers),
           _bounds(rounds, opened, buffers), max_evaluations, callback)
       evaluations += found.evaluations
       if best is None or found.value < best.value:
@@ -180,31 +204,73 @@ def _search(
     if before is not None and best.value > before.value * (1 - _NO_GAIN):
       # All that one more buffer could do was tried.
       break
-    logs = np.cumsum(best.x)[:2 * opened]
+    x = _opened(best.x, opened)
   return dataclasses.replace(best, evaluations=evaluations)
 
 
-def _parameters(logs: np.ndarray, rounds: int, buffers: int) -> np.ndarray:
-  """Returns x of the entries of l, in any order, and of closed buffers."""
-  logs = np.sort(logs)
-  logs[0] = max(logs[0], math.log(_SLOWEST / rounds))
-  closed = np.tile([_CLOSED_STEP, 0.0], buffers - len(logs) // 2)
-  gaps = np.clip(np.diff(logs), _LEAST_GAP, _LARGEST_GAP)
-  return np.concatenate([logs[:1], gaps, closed])
+def _with_buffer(x: np.ndarray, place: float) -> np.ndarray:
+  """Returns x of one more buffer, which does nearly nothing.
+
+  Args:
+    x: [2 d] float64, or [0].
+    place: l of the new neighbours.
+  """
+  l = list(place + _OPENED_GAP * np.array([-0.5, 0.5]))
+  last = -np.inf
+  if len(x):
+    l += list(np.cumsum(x[:-1]))
+    last = math.exp(-math.exp(l[-1])) - x[-1]
+    l.append(math.log(-math.log(last)) if last > 0 else np.inf)
+  *l, end = sorted(l)
+  if np.isfinite(end):
+    last = math.exp(-math.exp(end))
+  gaps = np.clip(np.diff(l), _LEAST_GAP, _LARGEST_GAP)
+  l = l[0] + np.cumsum(np.concatenate([[0], gaps]))
+  return np.concatenate([
+      l[:1], gaps, [max(math.exp(-math.exp(l[-1])) - last, _LEAST_LAST)]])
+
+
+def _layout(rounds: int, closed: int) -> tuple[list[float], float, float]:
+  """Returns x of the closed buffers, the next l less its gap, and its least.
+
+  Args:
+    rounds: n.
+    closed: how many buffers do nothing; they come first.
+  """
+  lowest = math.log(_SLOWEST / rounds)
+  if not closed:
+    return [], 0.0, lowest
+  steps = [lowest - closed * _CLOSED_STEP] + [0.0, _CLOSED_STEP] * closed
+  return steps[:2 * closed], lowest - _CLOSED_STEP, lowest
+
+
+def _closed(x: np.ndarray, rounds: int, buffers: int) -> np.ndarray:
+  """Returns x with closed buffers before the open ones, [2 buffers]."""
+  closed, base, lowest = _layout(rounds, buffers - len(x) // 2)
+  return np.concatenate([closed, [max(x[0], lowest) - base], x[1:]])
+
+
+def _opened(x: np.ndarray, count: int) -> np.ndarray:
+  """Returns x of the last `count` buffers alone, [2 count]."""
+  first = np.sum(x[:len(x) - 2 * count + 1])
+  return np.concatenate([[first], x[len(x) - 2 * count + 1:]])
 
 
 def _bounds(
     rounds: int, opened: int, buffers: int
 ) -> list[tuple[float, float]]:
   """Returns the bounds of x where some buffers are open, the rest fixed."""
-  free = [(math.log(_SLOWEST / rounds), math.log(_FASTEST))]
-  free += [(_LEAST_GAP, _LARGEST_GAP)] * (2 * opened - 1)
-  return free + [(_CLOSED_STEP,) * 2, (0.0, 0.0)] * (buffers - opened)
+  closed, base, lowest = _layout(rounds, buffers - opened)
+  return (
+      [(value, value) for value in closed]
+      + [(lowest - base, math.log(_FASTEST) - base)]
+      + [(_LEAST_GAP, _LARGEST_GAP)] * (2 * opened - 2)
+      + [(_LEAST_LAST, _LARGEST_LAST)])
 
 
 def _strategy(rounds: int, x: np.ndarray) -> strategies.Blt:
   """Returns the strategy, without closed buffers."""
-  rates, others = _rates(tf.constant(x, tf.float64))
-  omega, theta = _scales(rates, others).numpy(), np.exp(-rates.numpy())
+  rates, omega, *_ = _decays(tf.constant(x, tf.float64))
+  omega, theta = omega.numpy(), np.exp(-rates.numpy())
   used = omega > 0
   return strategies.Blt(rounds, omega[used], theta[used])

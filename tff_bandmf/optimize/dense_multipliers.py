@@ -272,7 +272,8 @@ class DirectMultipliers:
       try:
         return _of_squared(roots * summed(np.linalg.cholesky(multipliers)))
       except np.linalg.LinAlgError:
-        pass
+        # Indefinite, though rounding may hide it: no bound may rest on it.
+        values[0] = min(values[0], 0.0)
     return values, vectors
 
   def gradients(
