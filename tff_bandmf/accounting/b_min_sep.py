@@ -29,22 +29,23 @@ needs (`monte_carlo`).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
-import scipy.sparse
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting import monte_carlo, sampling
+from tff_bandmf.accounting import monte_carlo, sampled, sampling
+
+_SMALLEST_BLOCK = 32
 
 
 class BMinSepMixture(monte_carlo.Mixture):
   """P for a banded C.
 
   Args:
-    columns: [n, n] sparse float64, C, with at most `min_sep` bands.
+    rows: [n, bands] float64, rows[t, s] = C[t, t - s], 0 where t < s.
     z_stddev: s.
     min_sep: b.
     sampling_prob: p, less than 1.
@@ -52,23 +53,31 @@ class BMinSepMixture(monte_carlo.Mixture):
 
   def __init__(
       self,
-      columns: scipy.sparse.spmatrix,
+      rows: np.ndarray,
       z_stddev: float,
       min_sep: int,
       sampling_prob: float,
   ):
     # In units of s, z is standard normal.
-    self._c = (columns / z_stddev).tocsr()
-    self._c_transposed = self._c.T.tocsr()
-    self._squares = np.asarray(self._c.multiply(self._c).sum(axis=0)).ravel()
+    self._blocks = _blocks(rows / z_stddev)
+    self._squares = np.zeros(len(rows))
+    for _, columns, block in self._blocks:
+      self._squares[columns] += (block**2).sum(axis=0)
     self._b = min_sep
     self._log_in = np.log(sampling_prob)
     self._log_out = np.log1p(-sampling_prob)
     self._rates = self._participation(sampling_prob)
-    self._mean = self._c @ self._rates
+    self._mean = self._times(self._rates)
     self.mean_square = float(self._rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
     self.entries = 6 * len(self._squares)
+
+  def _times(self, x: np.ndarray) -> np.ndarray:
+    """Returns C x / s, for x [n, ...]."""
+    product = np.zeros_like(x)
+    for rows, columns, block in self._blocks:
+      product[rows] = block @ x[columns]
+    return product
 
   def _participation(self, sampling_prob: float) -> np.ndarray:
     """Returns the probability to take part in each round, [n]."""
@@ -114,7 +123,10 @@ class BMinSepMixture(monte_carlo.Mixture):
     return taken
 
   def _losses(self, y: np.ndarray) -> np.ndarray:
-    return self._c_transposed @ y - self._squares[:, None] / 2
+    products = np.zeros_like(y)
+    for rows, columns, block in self._blocks:
+      products[columns] += block.T @ y[rows]
+    return products - self._squares[:, None] / 2
 
   def log_normalizer(self, gamma: float) -> float:
     return float(
@@ -123,7 +135,7 @@ class BMinSepMixture(monte_carlo.Mixture):
   def sample_remove(self, rng, count, gamma):
     taken = self._draw_rounds(
         rng, count, gamma * (gamma - 1) / 2 * self._squares)
-    y = rng.standard_normal(taken.shape) + gamma * (self._c @ taken)
+    y = rng.standard_normal(taken.shape) + gamma * self._times(taken)
     losses = self._losses(y)
     return self._log_ratios(losses)[0], self._log_ratios(gamma * losses)[0]
 
@@ -134,7 +146,7 @@ class BMinSepMixture(monte_carlo.Mixture):
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BMinSepSpec(monte_carlo.SampledSpec):
+class BMinSepSpec(sampled.SampledSpec):
   """The guarantee of a run whose cohorts are drawn by b-min-sep sampling.
 
     z_stddev = noise_multiplier * sensitivity * clip
@@ -151,12 +163,14 @@ class BMinSepSpec(monte_carlo.SampledSpec):
     sampling: how cohorts really come about; must be `b-min-sep`.
     adjacency: `zero-out` or `add-remove`.
     sensitivity: that of the run without amplification.
+    rows: [n, bands] float64, rows[t, s] = C[t, t - s].
 
   Raises:
     ValueError: a value out of range, a negative entry of C, too many bands,
       another sampling, or another adjacency.
   """
 
+  default_samples: ClassVar[int] = 500_000
   strategy: strategies.Strategy
   min_sep: int
   sampling_prob: float
@@ -164,7 +178,7 @@ class BMinSepSpec(monte_carlo.SampledSpec):
   sampling: str
   adjacency: str = sampling.ZERO_OUT
   sensitivity: float = dataclasses.field(init=False)
-  columns: scipy.sparse.spmatrix = dataclasses.field(init=False, repr=False)
+  rows: np.ndarray = dataclasses.field(init=False, repr=False)
 
   def __post_init__(self):
     sampling.check_sampling(self.sampling, sampling.B_MIN_SEP)
@@ -189,11 +203,7 @@ class BMinSepSpec(monte_carlo.SampledSpec):
     rounds = self.strategy.rounds
     rows = self.strategy.band_rows(0, rounds)
     sampling.check_nonnegative(rows)
-    # dia_array aligns diagonals by column, as rows[t, s] = C[t, t - s] is not.
-    diagonals = [rows[s:, s] for s in range(self.strategy.bands)]
-    object.__setattr__(
-        self, 'columns',
-        scipy.sparse.diags(diagonals, range(0, -len(diagonals), -1)))
+    object.__setattr__(self, 'rows', rows)
     worst = participation_lib.MinSep(
         self.min_sep, -(-rounds // self.min_sep))
     object.__setattr__(
@@ -202,7 +212,7 @@ class BMinSepSpec(monte_carlo.SampledSpec):
 
   def mixture(self, noise_multiplier: float) -> BMinSepMixture:
     return BMinSepMixture(
-        self.columns, noise_multiplier * self.sensitivity, self.min_sep,
+        self.rows, noise_multiplier * self.sensitivity, self.min_sep,
         self.sampling_prob)
 
   def to_dict(self) -> dict[str, Any]:
@@ -221,6 +231,28 @@ class BMinSepSpec(monte_carlo.SampledSpec):
     }
 
 
+def _blocks(rows: np.ndarray) -> list[tuple[slice, slice, np.ndarray]]:
+  """Returns C in dense blocks of rows, with the columns that they reach.
+
+  Args:
+    rows: [n, bands] float64, rows[t, s] = C[t, t - s].
+
+  Returns:
+    (rows, columns, [rows, columns] float64) each.
+  """
+  rounds, bands = rows.shape
+  size = max(bands, _SMALLEST_BLOCK)
+  blocks = []
+  for start in range(0, rounds, size):
+    stop, first = min(start + size, rounds), max(0, start - bands + 1)
+    block = np.zeros((stop - start, stop - first))
+    for s in range(bands):
+      t = np.arange(max(start, s), stop)
+      block[t - start, t - s - first] = rows[t, s]
+    blocks.append((slice(start, stop), slice(first, stop), block))
+  return blocks
+
+
 def calibrate_b_min_sep(
     strategy: strategies.Strategy,
     min_sep: int,
@@ -228,7 +260,7 @@ def calibrate_b_min_sep(
     epsilon: float,
     delta: float,
     sampling: str,
-    samples: int = 100_000,
+    samples: Optional[int] = None,
     failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
     seed: Optional[int] = None,
 ) -> tuple[BMinSepSpec, monte_carlo.DeltaBound]:
@@ -241,7 +273,8 @@ def calibrate_b_min_sep(
     epsilon: positive.
     delta: to be met by `total`, the failure probability included.
     sampling: how cohorts really come about; must be `b-min-sep`.
-    samples: N, for each direction; more of them need less noise.
+    samples: N, for each direction; more of them need less noise. None for
+      500,000.
     failure_probability: of all samples together, at most half of `delta`.
     seed: for reproducible samples; None draws one.
 
@@ -252,6 +285,6 @@ def calibrate_b_min_sep(
     ValueError: a value out of range.
   """
   spec = BMinSepSpec(strategy, min_sep, sampling_prob, 1.0, sampling)
-  noise_multiplier, bound = monte_carlo.calibrated(
+  noise_multiplier, bound = sampled.calibrated(
       spec, epsilon, delta, samples, failure_probability, seed)
   return dataclasses.replace(spec, noise_multiplier=noise_multiplier), bound

@@ -29,14 +29,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import scipy.special
 from scipy.linalg import blas
 
 from tff_bandmf import errors, strategies
-from tff_bandmf.accounting import monte_carlo, sampling
+from tff_bandmf.accounting import monte_carlo, sampled, sampling
 
 _BLOCK_ENTRIES = 2**22
 
@@ -128,7 +128,7 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class BallsInBinsSpec(monte_carlo.SampledSpec):
+class BallsInBinsSpec(sampled.SampledSpec):
   """The guarantee of a run whose cohorts are drawn by balls-in-bins sampling.
 
     z_stddev = noise_multiplier * sensitivity * clip
@@ -151,6 +151,7 @@ class BallsInBinsSpec(monte_carlo.SampledSpec):
       or another adjacency.
   """
 
+  default_samples: ClassVar[int] = 4_000_000
   strategy: strategies.Strategy
   bins: int
   noise_multiplier: float
@@ -194,7 +195,7 @@ def calibrate_balls_in_bins(
     epsilon: float,
     delta: float,
     sampling: str,
-    samples: int = monte_carlo.SAMPLES,
+    samples: Optional[int] = None,
     failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
     seed: Optional[int] = None,
 ) -> tuple[BallsInBinsSpec, monte_carlo.DeltaBound]:
@@ -206,7 +207,8 @@ def calibrate_balls_in_bins(
     epsilon: positive.
     delta: to be met by `total`, the failure probability included.
     sampling: how cohorts really come about; must be `balls-in-bins`.
-    samples: N, for each direction; more of them need less noise.
+    samples: N, for each direction; more of them need less noise. None for
+      4 million.
     failure_probability: of all samples together, at most half of `delta`.
     seed: for reproducible samples; None draws one.
 
@@ -217,6 +219,6 @@ def calibrate_balls_in_bins(
     ValueError: a value out of range.
   """
   spec = BallsInBinsSpec(strategy, bins, 1.0, sampling)
-  noise_multiplier, bound = monte_carlo.calibrated(
+  noise_multiplier, bound = sampled.calibrated(
       spec, epsilon, delta, samples, failure_probability, seed)
   return dataclasses.replace(spec, noise_multiplier=noise_multiplier), bound

@@ -56,9 +56,7 @@ import scipy.optimize
 import scipy.special
 
 from tff_bandmf import errors
-from tff_bandmf.accounting import gaussian
 
-SAMPLES = 4_000_000
 FAILURE_PROBABILITY = 1e-8
 
 _PILOT_SAMPLES = 10_000
@@ -67,7 +65,6 @@ _CHUNK_ENTRIES = 2**21
 _TILTS = (0.7, 1.0, 1.4, 2.0)
 # Of log weights, where sampling is given up.
 _LARGEST_LOG_WEIGHT = 20.0
-_ATTEMPTS = 4
 
 
 class Mixture(abc.ABC):
@@ -157,14 +154,14 @@ class _Average:
   log: float
 
   def noise(self) -> float:
-    """Returns the relative standard deviation of x."""
+    """Returns the mean square of x over its mean, squared."""
     return self.square / self.mean**2 if self.mean else math.inf
 
 
 def delta_bound(
     mixture: Mixture,
     epsilon: float,
-    samples: int = SAMPLES,
+    samples: int,
     failure_probability: float = FAILURE_PROBABILITY,
     seed: Optional[int] = None,
 ) -> DeltaBound:
@@ -194,7 +191,7 @@ def delta_bound(
       np.random.default_rng(child) for child in sequence.spawn(2))
   log_term = math.log(2 / failure_probability)
   estimate = upper = 0.0
-  for direction, _, _ in _plans(mixture, epsilon, samples, log_term, pilot):
+  for direction, _, _ in plans(mixture, epsilon, samples, log_term, pilot):
     # B bounds delta for sure: nothing to sample if the other is larger.
     if direction.bound <= max(upper, failure_probability):
       upper = max(upper, direction.bound)
@@ -205,181 +202,6 @@ def delta_bound(
   return DeltaBound(
       epsilon, estimate, upper, failure_probability, samples,
       sequence.entropy)
-
-
-def least(
-    problem: Callable[[float], tuple[Mixture, float]],
-    start: float,
-    delta: float,
-    samples: int,
-    failure_probability: float,
-    seed: Optional[int],
-) -> Optional[tuple[float, DeltaBound]]:
-  """Returns nearly the least x whose delta has a total of at most `delta`.
-
-  Pilot samples find x, fresh ones have to confirm it; an x that they do not
-  confirm is raised. Every attempt has a share of the failure probability.
-
-  Args:
-    problem: maps x to (mixture, epsilon), with delta decreasing in x.
-    start: an x that is known to be large enough.
-    delta: to be met.
-    samples: N of the bound, for each direction.
-    failure_probability: beta, of all attempts together.
-    seed: for reproducible samples; None draws one.
-
-  Returns:
-    x and its bound, or None if no x below `start` was confirmed.
-  """
-  check_options(samples, failure_probability)
-  if 2 * failure_probability > delta:
-    raise ValueError(
-        errors.invalid(
-            'failure_probability', failure_probability,
-            f'must be at most half of delta={delta}',
-            'it is part of the delta to claim'))
-  pilot_seed, *attempts = (
-      int(word) for word in
-      np.random.SeedSequence(seed).generate_state(1 + _ATTEMPTS, np.uint64))
-  share = failure_probability / _ATTEMPTS
-  log_term = math.log(2 / share)
-
-  def log_excess(log_x):
-    plans = _plans(
-        *problem(math.exp(log_x)), samples, log_term,
-        np.random.default_rng(pilot_seed))
-    upper = max(mean + margin for _, mean, margin in plans)
-    return math.log((upper + failure_probability) / delta)
-
-  high, step = math.log(start), 0.25
-  if log_excess(high) >= 0:
-    return None
-  low = high - step
-  while log_excess(low) < 0 and low > high - 20:
-    low, high = low - step, low
-  log_x = high
-  if log_excess(low) > 0:
-    log_x = scipy.optimize.brentq(log_excess, low, high, xtol=1e-3)
-  slope = (log_excess(log_x + 0.03) - log_excess(log_x)) / 0.03
-  log_x += 1e-3
-  for attempt in attempts:
-    if log_x >= math.log(start):
-      return None
-    mixture, epsilon = problem(math.exp(log_x))
-    # PRIVACY: all attempts together fail with `failure_probability`.
-    # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
-    bound = dataclasses.replace(
-        delta_bound(mixture, epsilon, samples, share, attempt),
-        failure_probability=failure_probability)
-    if bound.total <= delta:
-      return math.exp(log_x), bound
-    log_x += 2e-3 + math.log(bound.total / delta) / max(-slope, 1.0)
-  return None
-
-
-class SampledSpec(abc.ABC):
-  """A guarantee whose delta is bounded by samples of a mixture.
-
-  It never exceeds that of the run without amplification, whose sensitivity is
-  that of the worst participations: a mixture is no farther from Q than the
-  farthest of its components.
-
-  Attributes:
-    noise_multiplier: standard deviation of z over clip times sensitivity.
-    sensitivity: max_S |m_S|.
-  """
-
-  noise_multiplier: float
-  sensitivity: float
-
-  @abc.abstractmethod
-  def mixture(self, noise_multiplier: float) -> Mixture:
-    """Returns P with another noise multiplier."""
-
-  @property
-  def z_stddev(self) -> float:
-    """Standard deviation of z for clip = 1; multiply by the clipping norm."""
-    return self.noise_multiplier * self.sensitivity
-
-  def delta(
-      self,
-      epsilon: float,
-      samples: int = SAMPLES,
-      failure_probability: float = FAILURE_PROBABILITY,
-      seed: Optional[int] = None,
-  ) -> DeltaBound:
-    """Returns a bound of delta at `epsilon`; see `delta_bound`."""
-    found = delta_bound(
-        self.mixture(self.noise_multiplier), epsilon, samples,
-        failure_probability, seed)
-    unamplified = _unamplified(self.noise_multiplier, epsilon)
-    return found if found.total < unamplified.total else unamplified
-
-  def epsilon(
-      self,
-      delta: float,
-      samples: int = SAMPLES,
-      failure_probability: float = FAILURE_PROBABILITY,
-      seed: Optional[int] = None,
-  ) -> DeltaBound:
-    """Returns nearly the least epsilon with a `total` of at most `delta`.
-
-    Args:
-      delta: to be met, the failure probability included.
-      samples: N, for each direction.
-      failure_probability: of all samples together, at most half of `delta`.
-      seed: for reproducible samples; None draws one.
-
-    Raises:
-      ValueError: a value out of range.
-    """
-    check_options(samples, failure_probability)
-    start = gaussian.gaussian_epsilon(self.noise_multiplier, delta)
-    if start == 0:
-      return _unamplified(self.noise_multiplier, start)
-    mixture = self.mixture(self.noise_multiplier)
-    found = least(
-        lambda epsilon: (mixture, epsilon), start, delta, samples,
-        failure_probability, seed)
-    return _unamplified(self.noise_multiplier, start) if found is None else (
-        found[1])
-
-
-def calibrated(
-    spec: SampledSpec,
-    epsilon: float,
-    delta: float,
-    samples: int,
-    failure_probability: float,
-    seed: Optional[int],
-) -> tuple[float, DeltaBound]:
-  """Returns nearly the least noise multiplier for (epsilon, delta).
-
-  Args:
-    spec: any noise multiplier.
-    epsilon: positive.
-    delta: to be met, the failure probability included.
-    samples: N, for each direction.
-    failure_probability: of all samples together, at most half of `delta`.
-    seed: for reproducible samples; None draws one.
-
-  Returns:
-    The noise multiplier, rounded up, and the bound that it was seen to meet.
-
-  Raises:
-    ValueError: a value out of range.
-  """
-  start = gaussian.gaussian_noise_multiplier(epsilon, delta)
-  found = least(
-      lambda multiplier: (spec.mixture(multiplier), epsilon), start, delta,
-      samples, failure_probability, seed)
-  return (start, _unamplified(start, epsilon)) if found is None else found
-
-
-def _unamplified(noise_multiplier: float, epsilon: float) -> DeltaBound:
-  """Returns the bound without amplification, for which none is sampled."""
-  delta = gaussian.gaussian_delta(noise_multiplier, epsilon)
-  return DeltaBound(epsilon, delta, delta, 0.0, 0, None)
 
 
 def check_options(samples: int, failure_probability: float) -> None:
@@ -394,7 +216,7 @@ def check_options(samples: int, failure_probability: float) -> None:
             '1e-8 is usual'))
 
 
-def _plans(
+def plans(
     mixture: Mixture,
     epsilon: float,
     samples: int,

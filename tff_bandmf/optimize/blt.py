@@ -15,15 +15,17 @@
 
 and the same for C^-1 with the roles swapped. The parameters interlace:
 
-  1 > theta_1 > theta_hat_1 > theta_2 > ... > theta_d > theta_hat_d,  theta_d > 0
+  1 > theta_1 > theta_hat_1 > theta_2 > ... > theta_d > theta_hat_d
+  theta_d > 0
 
-which is what omega > 0 says. So c is positive and falls from c_1 on, which makes
-the sensitivity exact, and no difference above is one of nearly equal numbers.
-theta_hat_d < 0 is of use with momentum. Two neighbours that coincide are a
-buffer that does nothing, wherever they are: d buffers are searched from the best
-of d - 1 with such a pair opened at several places, and more buffers are never
-worse. `series` has the loss. [BLT24] has BLTs, [UseBLTs24] their optimisation
-for many participations; the interlacing parameters and the starts are ours.
+which is what omega > 0 says. So c is positive and falls from c_1 on, which
+makes the sensitivity exact, and no difference above is one of nearly equal
+numbers. theta_hat_d < 0 is of use with momentum. Two neighbours that coincide
+are a buffer that does nothing, wherever they are: d buffers are searched from
+the best of d - 1 with such a pair opened at several places, and more buffers
+are never worse. `series` has the loss. [BLT24] has BLTs, [UseBLTs24] their
+optimisation for many participations; the interlacing parameters and the starts
+are ours.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def _differences(rates: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
 
 def _scales(between: tf.Tensor, among: tf.Tensor) -> tf.Tensor:
   """Returns prod_j between_ij / prod_{j!=i} among_ij, [d] float64."""
-  among = tf.linalg.set_diag(among, tf.ones(len(among), among.dtype))
+  among = tf.linalg.set_diag(among, tf.ones(among.shape[0], among.dtype))
   return tf.reduce_prod(between, 1) / tf.reduce_prod(among, 1)
 
 
@@ -154,36 +156,43 @@ def optimize_blt(
   errors.check_count('buffers', buffers, 'give the number of buffers')
   solver.check_objective(objective)
 
+  # XLA stumbles over what is empty with a single one; one may stay closed.
+  slots = max(buffers, 2)
+
   def compiled(objective):
     return series.Objective(
-        lambda x: _columns(x, rounds), 2 * buffers, rounds, participation,
-        workload, objective)
+        lambda x: _columns(x, rounds), 2 * slots, rounds, participation,
+        workload, objective, falls=True)
 
   # The maximum is slow with learning rates; the best mean is near it.
   loss = compiled(objective if workload.is_toeplitz else solver.MEAN)
-  best = _search(loss, rounds, buffers, max_evaluations, callback)
+  best = _search(loss, rounds, buffers, slots, max_evaluations, callback)
+  strategy = _strategy(rounds, best.x)
   if not (workload.is_toeplitz or objective == solver.MEAN or best.interrupted):
     found = compiled(objective).minimize(
-        best.x, _bounds(rounds, buffers, buffers), max_evaluations, callback)
+        best.x, _bounds(rounds, strategy.buffers, slots), max_evaluations,
+        callback)
+    strategy = _strategy(rounds, found.x)
     best = dataclasses.replace(
         found, evaluations=best.evaluations + found.evaluations)
-  return series.optimized(
-      _strategy(rounds, best.x), best, participation, workload, objective)
+  return series.optimized(strategy, best, participation, workload, objective)
 
 
 def _search(
     loss: series.Objective,
     rounds: int,
     buffers: int,
+    slots: int,
     max_evaluations: int,
     callback: Optional[solver.Callback],
 ) -> solver.Minimum:
   """Returns the best of all starts, from one buffer to all of them.
 
   Args:
-    loss: of `buffers` buffers, of which those not yet opened do nothing.
+    loss: of `slots` buffers.
     rounds: n.
-    buffers: d.
+    buffers: d; those not yet opened, and slots that exceed d, do nothing.
+    slots: at least d.
     max_evaluations: of each search.
     callback: called with the loss reached.
   """
@@ -193,8 +202,8 @@ def _search(
     before = best
     for place in places:
       found = loss.minimize(
-          _closed(_with_buffer(x, place), rounds, buffers),
-          _bounds(rounds, opened, buffers), max_evaluations, callback)
+          _closed(_with_buffer(x, place), rounds, slots),
+          _bounds(rounds, opened, slots), max_evaluations, callback)
       evaluations += found.evaluations
       if best is None or found.value < best.value:
         best = found

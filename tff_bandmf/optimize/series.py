@@ -17,10 +17,10 @@
   error = sum_j a_j w_j^2, or v^T Q v or max_t (B B^T)[t, t] with learning rates
   sens = || sum_{j<k} shift(m, j b) ||, or || c || for one participation
 
-sens is exact where m = c, and a bound elsewhere, as |C| is at most the matrix of
-m. For if c >= 0 falls from b on, X = C^T C is largest at the leftmost pattern:
-X[i, j] = sum_{t<n-j} c_{t+j-i} c_t, and both j and j - i are least there.
-[BSR24, Thm 2] asks c to fall from 0 on.
+sens is exact where m = c, and a bound elsewhere, as |C| is at most the matrix
+of m. For if c >= 0 falls from b on, X = C^T C is largest at the leftmost
+pattern: X[i, j] = sum_{t<n-j} c_{t+j-i} c_t, and both j and j - i are least
+there. [BSR24, Thm 2] asks c to fall from 0 on.
 """
 
 from __future__ import annotations
@@ -124,6 +124,7 @@ def squared_sensitivity(
     column: tf.Tensor,
     rounds: int,
     participation: participation_lib.Participation,
+    falls: bool = False,
 ) -> tf.Tensor:
   """Returns sens^2 of the Toeplitz C with this first column, or a bound.
 
@@ -131,6 +132,7 @@ def squared_sensitivity(
     column: [terms] float64, c; terms past the last are 0.
     rounds: n.
     participation: of one client.
+    falls: whether c is sure to be positive and to fall from c_1 on.
   """
   k = participation.participations(rounds)
   if k == 1:
@@ -139,7 +141,7 @@ def squared_sensitivity(
   m = tf.abs(column)
   # PRIVACY: |c| alone understates a bound where gaps may be more than b.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
-  if not isinstance(participation, participation_lib.FixedEpoch):
+  if not (falls or isinstance(participation, participation_lib.FixedEpoch)):
     m = tf.concat([m[:min_sep], _majorant(m[min_sep:])], 0)
   rows = -(-rounds // min_sep)
   padded = tf.pad(m, [[0, rows * min_sep - column.shape[0]]])
@@ -174,6 +176,7 @@ class Objective:
       participation: participation_lib.Participation,
       workload: workloads.Workload,
       objective: str,
+      falls: bool = False,
   ):
     """Compiles the loss.
 
@@ -184,6 +187,7 @@ class Objective:
       participation: of one client.
       workload: A.
       objective: `MEAN` or `MAX`.
+      falls: whether c is sure to be positive and to fall from c_1 on.
 
     Raises:
       ValueError: learning rates and too many rounds.
@@ -216,7 +220,8 @@ class Objective:
         inverse = tf.pad(inverse, [[0, rounds - inverse.shape[0]]])
         loss = (
             tf.math.log(error(inverse, weights, norm, workload.momentum))
-            + tf.math.log(squared_sensitivity(column, rounds, participation)))
+            + tf.math.log(
+                squared_sensitivity(column, rounds, participation, falls)))
       return loss, tape.gradient(loss, x)
 
     self._function = tf.function(

@@ -40,8 +40,9 @@ import tensorflow as tf
 from tff_bandmf import errors, participation, strategies, workloads
 from tff_bandmf.optimize import series, solver
 
-# The closed form is tried for n of so many times b at least.
+# The closed form is tried for n of so many times b and 1 / (1 - beta) at least.
 _ROUNDS_PER_BAND = 64
+_ROUNDS_PER_DECAY = 20
 # Relative difference from the loss without TensorFlow.
 _EXACT = 1e-10
 
@@ -246,7 +247,8 @@ def _losses(
     rounds: int, bands: int, objective: str, workload: workloads.Workload
 ) -> Iterator[Callable]:
   """Yields constructors of the log loss of c_1 .. c_{b-1}, fastest first."""
-  if rounds >= _ROUNDS_PER_BAND * bands:
+  if rounds >= max(
+      _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / (1 - workload.momentum)):
     yield lambda: _Settled(rounds, bands, objective, workload.momentum)
 
   def build(free):

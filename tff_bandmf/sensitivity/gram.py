@@ -55,6 +55,8 @@ def sensitivity(
         'largest column norm (one participation)')
   min_sep = participation.min_sep
   fixed = isinstance(participation, participation_lib.FixedEpoch)
+  # PRIVACY: bands of C, never those of C^-1.
+  # Guard: families_test.test_stamped_banded_inverse_overlaps.
   if bands <= min_sep:
     norms = column_norms_squared(strategy)
     squared = (

@@ -43,8 +43,8 @@ def sensitivity(
   - if c is non-negative and non-increasing [BSR24, Thm 2];
   - of the patterns with all gaps b, if c is non-negative.
 
-  The smallest non-increasing majorant of |c| bounds the rest, and so does
-  `gram`; the better is returned.
+  The smallest non-increasing majorant of |c| bounds the rest, and so do `gram`
+  and, where n is large, k times one row of |C|^T |C|; the better is returned.
 
   Args:
     strategy: C.
@@ -132,6 +132,8 @@ def normalized_sensitivity(
   if strategy.bands <= min_sep:
     return result.exact(
         float(k), 'columns of one client do not overlap (bands <= min_sep)')
+  # PRIVACY: of DP-CGD alone the leftmost pattern is known to be the worst.
+  # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if isinstance(toeplitz, strategies.DpCgd):
     return result.exact(
         _leftmost_cgd_squared(strategy, min_sep, k),

@@ -144,7 +144,7 @@ def _levels_squared(
   squared = 0
   for size in sizes:
     # PRIVACY: ceil, not floor: 4 rounds hold two that are 3 apart.
-    # Guard: sensitivity_tree_test.test_sensitivity_against_brute_force.
+    # Guard: families_test.test_sensitivity_is_safe_where_rounds_are_many.
     full = min(k, -(-size // min_sep))
     nodes, rest = divmod(min(k, full * (rounds // size)), full)
     squared += nodes * full**2 + rest**2
