@@ -1,7 +1,20 @@
-"""What a run may claim: planned, checked against what was observed."""
+"""What a run may claim: planned, checked against what was observed.
+
+| symbol | name here            | meaning                                    |
+|--------|----------------------|--------------------------------------------|
+| C      | `strategy`           | of the file `strategy.json`                |
+| b, k   | `planned`, `held`    | participation: planned, and what held      |
+| z      | `z_stddev`           | what was added, whatever was planned       |
+
+  noise_multiplier = z_stddev / (clip * sens(C; b, k))
+
+The noise of a run is what it is. Participation that was worse than planned
+makes the sensitivity larger, the noise multiplier smaller, epsilon larger.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import pathlib
 from typing import Any, Optional
@@ -10,27 +23,190 @@ from tff_bandmf import accounting, errors, program, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.report import files
 
+# z is measured in float32.
+_MEASURED = 1e-6
+_NOTHING = 'nothing can be claimed for such a run'
 
-def established(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns the numbers of the claim, computed again from the run's files.
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+  """The claim of a run.
+
+  Attributes:
+    planned: of the participation that was planned.
+    held: of the participation that may be claimed: the planned one or, where
+      the ledger shows worse, the observed one. Its noise is that of `planned`.
+    observed: what the ledger shows.
+    delta: stated for the run.
+    l2_norm_clip: the clipping norm.
+    clients_per_round: divisor of the mean.
+  """
+
+  planned: accounting.PrivacySpec
+  held: accounting.PrivacySpec
+  observed: program.Observed
+  delta: float
+  l2_norm_clip: float
+  clients_per_round: float
+
+  @property
+  def violated(self) -> bool:
+    """Whether clients took part more often, or closer, than was planned."""
+    return self.held is not self.planned
+
+  @property
+  def z_stddev(self) -> float:
+    """Standard deviation of z, clip included."""
+    return self.planned.z_stddev * self.l2_norm_clip
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the numbers of the claim under their JSON keys."""
+    strategy, observed = self.held.strategy, self.observed
+    numbers = self.held.to_dict()
+    mean, largest = strategy.errors()
+    return {
+        **numbers,
+        'min_sep': numbers.get('min_sep'),
+        'max_participations': numbers.get('max_participations'),
+        'buffers': strategy.buffers,
+        'parameters': strategy.parameters(),
+        'z_stddev': self.z_stddev,
+        'measured_z_stddev': observed.z_stddev,
+        'mean_error': mean,
+        'max_error': largest,
+        'rmse': self.held.sensitivity.value * math.sqrt(mean),
+        'max_rmse': self.held.sensitivity.value * math.sqrt(largest),
+        **guarantee(self.held, self.delta),
+        'l2_norm_clip': self.l2_norm_clip,
+        'clients_per_round': self.clients_per_round,
+        'strategy_sha256': strategy.digest(),
+        'planned': {
+            'rounds': strategy.rounds,
+            'min_sep': self.planned.participation.min_sep,
+            'participations': self.planned.participation.participations(
+                strategy.rounds),
+            'sensitivity': self.planned.sensitivity.value,
+            **guarantee(self.planned, self.delta),
+        },
+        'observed': {
+            'rounds': observed.rounds,
+            'rounds_finished': observed.finished,
+            'clients': observed.clients,
+            'min_cohort': observed.min_cohort,
+            'max_cohort': observed.max_cohort,
+            'min_sep': observed.min_sep,
+            'participations': observed.max_participations,
+        },
+        'violated': self.violated,
+    }
+
+
+def guarantee(
+    spec: accounting.PrivacySpec, delta: float
+) -> dict[str, Optional[float]]:
+  """Returns noise multiplier, rho and epsilon at delta; None without noise."""
+  noised = spec.noise_multiplier > 0
+  return {
+      'noise_multiplier': spec.noise_multiplier,
+      'rho': spec.rho if noised else None,
+      'epsilon': spec.epsilon(delta) if noised else None,
+      'delta': delta,
+  }
+
+
+def established(directory: pathlib.Path) -> Claim:
+  """Returns the claim of a run, computed again from its files.
 
   The sensitivity is taken for what was planned and enforced or, where the
   ledger shows more or closer participations than that, for what was observed.
-  The noise is that of `run.json`, which the ledger's measurement of every round
-  must bear out. Files are compared with each other; against someone who edits
-  all of them alike there is no defence here.
+  The noise is that of `run.json`, which the ledger's measurements must bear
+  out. Files are compared with each other; against someone who edits all of
+  them alike there is no defence here.
 
   Raises:
+    TypeError: a number of `run.json` is none.
     ValueError: a file is missing, damaged or contradicts another.
   """
   run = files.read_run(directory)
   claim = run['claim']
+  delta = errors.check_positive(
+      'delta', claim['delta'], f'restore {files.RUN_FILE}')
+  if delta >= 1:
+    raise ValueError(
+        errors.invalid(
+            'delta', delta, 'must be below 1',
+            'a delta of 1 guarantees nothing'))
+  for name in ('l2_norm_clip', 'clients_per_round'):
+    errors.check_positive(name, claim[name], f'restore {files.RUN_FILE}')
   strategy = strategies.load(directory / files.STRATEGY_FILE)
-  # Exactly `min_sep` apart is not recorded, so fixed epochs get the bound of
-  # all patterns at least as far apart.
-  planned = participation_lib.MinSep(
-      claim['min_sep'], claim['max_participations'])
-  spec = accounting.PrivacySpec(strategy, planned, claim['noise_multiplier'])
+  planned = _planned(strategy, claim)
+  with program.Ledger(directory / files.LEDGER_FILE, create=False) as ledger:
+    observed = ledger.observed()
+  _check_ledger(
+      observed, directory, run, strategy,
+      planned.z_stddev * claim['l2_norm_clip'])
+  return Claim(
+      planned, _held(planned, observed), observed, delta,
+      float(claim['l2_norm_clip']), claim['clients_per_round'])
+
+
+def what_if(
+    directory: pathlib.Path,
+    min_sep: Optional[int] = None,
+    max_participations: Optional[int] = None,
+) -> dict[str, Any]:
+  """Returns the guarantee that the noise of a run gives under another b, k.
+
+    noise_multiplier = z_stddev / (clip * sens(C; b, k))
+
+  No claim about the run: what its clients did is in its ledger.
+
+  Args:
+    directory: of the run.
+    min_sep: b, at least 1; None takes the planned one.
+    max_participations: k, at least 1; None takes the planned one.
+
+  Raises:
+    TypeError: b or k is no integer.
+    ValueError: neither is given, one is out of range, or the files do not
+      support a claim.
+  """
+  if min_sep is None and max_participations is None:
+    raise ValueError(
+        errors.invalid(
+            'what_if', None, 'needs min_sep or max_participations',
+            'give one of them or both'))
+  claim = established(directory)
+  planned, rounds = claim.planned.participation, claim.held.strategy.rounds
+  if min_sep is None:
+    # A client that takes part once has no separation.
+    min_sep = planned.min_sep or 1
+  if max_participations is None:
+    max_participations = planned.participations(rounds)
+  schema = participation_lib.MinSep(min_sep, max_participations)
+  spec = _under(claim.planned, schema)
+  numbers = spec.to_dict()
+  del numbers['z_stddev_per_clip']
+  return {
+      **numbers,
+      'z_stddev': claim.z_stddev,
+      **guarantee(spec, claim.delta),
+      'observed_min_sep': claim.observed.min_sep,
+      'observed_participations': claim.observed.max_participations,
+      # More or closer participations than asked for: a claim for a run that
+      # was not this one.
+      'observed_is_worse': _worse(claim.observed, schema, rounds),
+  }
+
+
+def _planned(
+    strategy: strategies.Strategy, claim: dict[str, Any]
+) -> accounting.PrivacySpec:
+  """Returns the spec of what was planned, with the noise of `run.json`."""
+  schema = participation_lib.from_name(
+      claim.get('participation', participation_lib.MinSep.name),
+      claim.get('min_sep'), claim.get('max_participations'))
+  spec = accounting.PrivacySpec(strategy, schema, claim['noise_multiplier'])
   # PRIVACY: the sensitivity is computed again, not read. Guards:
   # report_test.test_edited_claim_is_refused and
   # test_less_noise_measured_than_claimed_is_refused.
@@ -41,102 +217,98 @@ def established(directory: pathlib.Path) -> dict[str, Any]:
             'z_stddev_per_clip', claim['z_stddev_per_clip'],
             f'{files.RUN_FILE} contradicts {files.STRATEGY_FILE}, which gives '
             f'{spec.z_stddev}', 'nothing can be claimed for a changed run'))
-  with program.Ledger(directory / files.LEDGER_FILE, create=False) as ledger:
-    observed = ledger.observed()
-  z_stddev = spec.z_stddev * claim['l2_norm_clip']
-  _check_ledger(observed, run, strategy, z_stddev)
-  if files.read_result(directory) and observed.rounds < strategy.rounds:
-    raise ValueError(
-        errors.invalid(
-            'rounds', observed.rounds,
-            f'the run has ended, but its ledger has not all {strategy.rounds} '
-            'rounds', 'nothing can be claimed without a whole ledger'))
-  violated = (
-      observed.max_participations > planned.participations(strategy.rounds)
-      or (observed.min_sep is not None
-          and observed.min_sep < planned.min_sep))
-  if violated:
-    spec = _weakened(spec, observed)
-  delta = claim['delta']
-  mean, largest = strategy.errors()
-  return {
-      **spec.to_dict(),
-      'z_stddev': z_stddev,
-      'measured_z_stddev': observed.z_stddev,
-      'mean_error': mean,
-      'max_error': largest,
-      'rmse': spec.sensitivity.value * math.sqrt(mean),
-      'max_rmse': spec.sensitivity.value * math.sqrt(largest),
-      'rho': _finite(spec.rho),
-      'epsilon': _finite(spec.epsilon(delta)),
-      'delta': delta,
-      'l2_norm_clip': claim['l2_norm_clip'],
-      'clients_per_round': claim['clients_per_round'],
-      'strategy_sha256': strategy.digest(),
-      'planned': {
-          'rounds': strategy.rounds,
-          'min_sep': planned.min_sep,
-          'participations': planned.participations(strategy.rounds),
-      },
-      'observed': {
-          'rounds': observed.rounds,
-          'rounds_finished': observed.finished,
-          'clients': observed.clients,
-          'min_cohort': observed.min_cohort,
-          'max_cohort': observed.max_cohort,
-          'min_sep': observed.min_sep,
-          'participations': observed.max_participations,
-      },
-      'violated': violated,
-  }
+  if isinstance(schema, participation_lib.FixedEpoch):
+    # PRIVACY: the ledger's figures do not show that rounds were exactly b
+    # apart, only at least b.
+    # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
+    return _under(
+        spec,
+        participation_lib.MinSep(schema.min_sep, schema.max_participations))
+  return spec
+
+
+def _held(
+    planned: accounting.PrivacySpec, observed: program.Observed
+) -> accounting.PrivacySpec:
+  """Returns the claim of what was planned or, if worse, of what was seen."""
+  schema, rounds = planned.participation, planned.strategy.rounds
+  if not _worse(observed, schema, rounds):
+    return planned
+  min_sep = min(
+      b for b in (schema.min_sep, observed.min_sep) if b is not None)
+  return _under(
+      planned,
+      participation_lib.MinSep(
+          min_sep,
+          max(schema.participations(rounds), observed.max_participations)))
+
+
+def _worse(
+    observed: program.Observed,
+    schema: participation_lib.Participation,
+    rounds: int,
+) -> bool:
+  """Returns whether clients did what the schema does not allow."""
+  return observed.max_participations > schema.participations(rounds) or (
+      None not in (observed.min_sep, schema.min_sep)
+      and observed.min_sep < schema.min_sep)
+
+
+def _under(
+    spec: accounting.PrivacySpec, schema: participation_lib.Participation
+) -> accounting.PrivacySpec:
+  """Returns the spec of the same noise under another schema.
+
+  PRIVACY: z stays, and the noise multiplier follows the sensitivity. Guard:
+  report_test.test_closer_participation_leads_and_raises_epsilon.
+  """
+  other = dataclasses.replace(spec, participation=schema)
+  return dataclasses.replace(
+      other, noise_multiplier=spec.z_stddev / other.sensitivity.value)
 
 
 def _check_ledger(
     observed: program.Observed,
+    directory: pathlib.Path,
     run: dict[str, Any],
     strategy: strategies.Strategy,
     z_stddev: float,
 ) -> None:
-  """Raises ValueError if the ledger cannot be that of the run."""
-  nothing = 'nothing can be claimed for such a run'
-  if observed.last_round >= strategy.rounds:
-    raise ValueError(
-        errors.invalid(
-            'rounds', observed.last_round + 1,
-            'the ledger goes further than the strategy supports, '
-            f'{strategy.rounds}', nothing))
-  if observed.last_client >= run['population']:
-    raise ValueError(
-        errors.invalid(
-            'client', observed.last_client,
-            f"the ledger has clients beyond the population={run['population']}",
-            nothing))
-  # The measurement is float32.
-  if observed.z_stddev is not None and (
-      observed.z_stddev < z_stddev * (1 - 1e-6)):
-    raise ValueError(
-        errors.invalid(
-            'z_stddev', observed.z_stddev,
-            f'a round measured less noise than the claim, {z_stddev}', nothing))
+  """Raises ValueError if the ledger cannot be the whole ledger of the run."""
+  def require(holds, name, value, rule):
+    if not holds:
+      raise ValueError(errors.invalid(name, value, rule, _NOTHING))
 
-
-def _weakened(
-    spec: accounting.PrivacySpec, observed: program.Observed
-) -> accounting.PrivacySpec:
-  """Returns the claim of the same noise under the observed participation."""
-  planned = spec.participation
-  rounds = spec.strategy.rounds
-  min_sep = planned.min_sep
-  if observed.min_sep is not None:
-    min_sep = min(min_sep, observed.min_sep)
-  seen = participation_lib.MinSep(
-      min_sep,
-      max(planned.participations(rounds), observed.max_participations))
-  worse = accounting.PrivacySpec(spec.strategy, seen, spec.noise_multiplier)
-  return accounting.PrivacySpec(
-      spec.strategy, seen, spec.z_stddev / worse.sensitivity.value)
-
-
-def _finite(value: float) -> Optional[float]:
-  """Returns the value, or None (JSON null) for infinity: no guarantee."""
-  return value if math.isfinite(value) else None
+  require(
+      observed.last_round < strategy.rounds, 'rounds', observed.last_round + 1,
+      f'the ledger goes further than the strategy supports, {strategy.rounds}')
+  last_client = max(observed.last_client, observed.clients - 1)
+  require(
+      last_client < run['population'], 'client', last_client,
+      f"the ledger has clients beyond the population={run['population']}")
+  measured = observed.z_stddev
+  if measured is not None:
+    require(
+        measured >= z_stddev * (1 - _MEASURED), 'z_stddev', measured,
+        f'a round measured less noise than the claim, {z_stddev}')
+    require(
+        measured <= z_stddev * (1 + _MEASURED), 'z_stddev', measured,
+        f'all rounds measured more noise than the claim, {z_stddev}: clip or '
+        'noise were others')
+  require(
+      observed.rounds == strategy.rounds
+      or not files.read_result(directory), 'rounds', observed.rounds,
+      f'the run has ended, but its ledger has not all {strategy.rounds} rounds')
+  # PRIVACY: whoever is not in the ledger is not in the sensitivity either.
+  # Guard: report_test.test_ledger_that_lacks_what_metrics_show_is_refused.
+  rows = files.read_metrics(directory)
+  last = max((int(row['round']) for row in rows), default=-1)
+  require(
+      last <= observed.last_round and len(rows) <= observed.rounds,
+      'rounds', observed.rounds,
+      f'the ledger lacks rounds that {files.METRICS_FILE} has')
+  most = max((int(row.get('clients') or 0) for row in rows), default=0)
+  require(
+      most <= observed.max_cohort, 'clients', observed.max_cohort,
+      f'the ledger lacks clients that {files.METRICS_FILE} has, {most} in a '
+      'round')

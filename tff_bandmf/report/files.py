@@ -1,4 +1,34 @@
-"""Names and reading of the files of a run directory."""
+"""Names and reading of the files of a run directory.
+
+`run.json` is written before the first round, by whoever trains. It holds
+
+| key                                 | says                                   |
+|-------------------------------------|----------------------------------------|
+| `format`, `version`                 | `RUN_FORMAT`, `RUN_VERSION`            |
+| `config`                            | the experiment; the report shows none  |
+| `claim`                             | `PrivacySpec.to_dict()`, `delta`,      |
+|                                     | `l2_norm_clip`, `clients_per_round`    |
+| `unit_of_privacy`                   | whose contributions become zero        |
+| `population`                        | clients that may be drawn              |
+| `data`                              | the corpus, in a few words             |
+| `released`                          | what the guarantee is for              |
+| `not_covered`, `side_releases`      | lists of sentences                     |
+
+and, where it is known, the optional keys
+
+| key                                 | says                                   |
+|-------------------------------------|----------------------------------------|
+| `setting`, `covered`, `noise_key`   | a sentence each: who is trusted, what  |
+|                                     | data accesses the guarantee counts,    |
+|                                     | where the key came from                |
+| `tuning`, `model_selection`,        | a sentence each: what the run used     |
+| `pre_training`                      |                                        |
+| `enforced`                          | `min_sep`, `max_participations`, `by`  |
+| `versions`                          | package to version                     |
+| `code_sha256`, `train_sha256`       | digests of the code, of the train data |
+
+What the optional keys do not say the report calls 'not stated'.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +49,21 @@ METRICS_FILE = 'metrics.csv'
 RESULT_FILE = 'result.json'
 COMPARE_DIRECTORY = 'compare'
 MARKDOWN_FILE = 'report.md'
-RESULT_KEYS = ('test_accuracy', 'test_loss', 'parameters')
-_RUN_KEYS = (
-    'config', 'claim', 'unit_of_privacy', 'population', 'data', 'released',
-    'not_covered', 'side_releases')
-_CLAIM_KEYS = (
-    'min_sep', 'max_participations', 'noise_multiplier', 'z_stddev_per_clip',
-    'delta', 'l2_norm_clip', 'clients_per_round')
-
 JSON_FILE = 'report.json'
-PLOT_FILE = 'accuracy.png'
+HTML_FILE = 'report.html'
+RESULT_KEYS = ('test_accuracy', 'test_loss', 'parameters')
+
+# What it must hold, and of which kind.
+_RUN_KEYS = {
+    'config': dict, 'claim': dict, 'unit_of_privacy': str, 'population': int,
+    'data': str, 'released': str, 'not_covered': list, 'side_releases': list}
+_OPTIONAL_KEYS = {
+    'setting': str, 'covered': str, 'noise_key': str, 'tuning': str,
+    'model_selection': str, 'pre_training': str, 'enforced': dict,
+    'versions': dict, 'code_sha256': str, 'train_sha256': str}
+_CLAIM_KEYS = (
+    'noise_multiplier', 'z_stddev_per_clip', 'delta', 'l2_norm_clip',
+    'clients_per_round')
 
 
 def read_run(directory: pathlib.Path) -> dict[str, Any]:
@@ -54,25 +89,24 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
         errors.invalid(
             'run', path, f'must be {RUN_FORMAT} version {RUN_VERSION}',
             'use the release that trained it'))
-  missing = [
-      name for name in (*_RUN_KEYS, *(f'claim.{key}' for key in _CLAIM_KEYS))
-      if not _has(run, name)]
-  if missing:
+  wrong = [
+      name for name, kind in _RUN_KEYS.items()
+      if not isinstance(run.get(name), kind)]
+  wrong += [
+      name for name, kind in _OPTIONAL_KEYS.items()
+      if name in run and not isinstance(run[name], kind)]
+  wrong += [
+      f'claim.{name}' for name in _CLAIM_KEYS
+      if 'claim' not in wrong and name not in run['claim']]
+  if wrong:
     raise ValueError(
         errors.invalid(
-            'run', path, f'lacks {", ".join(missing)}', 'restore the file'))
+            'run', path, f'lacks {", ".join(wrong)}, or holds another kind',
+            'restore the file'))
   return run
 
 
-def _has(tree: Any, name: str) -> bool:
-  for part in name.split('.'):
-    if not isinstance(tree, dict) or part not in tree:
-      return False
-    tree = tree[part]
-  return True
-
-
-def read_result(directory: pathlib.Path) -> dict[str, Any]:
+def read_result(directory: pathlib.Path) -> dict[str, float]:
   """Returns what `result.json` says; nothing for a run that has not ended."""
   path = directory / RESULT_FILE
   if not path.exists():
@@ -87,13 +121,33 @@ def read_result(directory: pathlib.Path) -> dict[str, Any]:
     ) from error
 
 
-def read_accuracy(directory: pathlib.Path) -> list[tuple[int, float]]:
-  """Returns (rounds done, validation accuracy) wherever it was measured."""
+def read_metrics(directory: pathlib.Path) -> list[dict[str, str]]:
+  """Returns the rows of `metrics.csv`, column to text; [] without the file.
+
+  Raises:
+    ValueError: a row has no round, or other columns than the first.
+  """
   path = directory / METRICS_FILE
   if not path.exists():
     return []
-  with open(path, newline='') as stream:
-    return [
-        (int(row['round']) + 1, float(row['accuracy']))
-        for row in csv.DictReader(stream) if row['accuracy']
-    ]
+  try:
+    with open(path, newline='') as stream:
+      rows = list(csv.DictReader(stream, strict=True))
+    for row in rows:
+      int(row['round']), int(row.get('clients') or 0)
+      float(row.get('accuracy') or 0)
+      if None in row or None in row.values():
+        raise ValueError('a row of another length')
+  except (ValueError, TypeError, KeyError, csv.Error) as error:
+    raise ValueError(
+        errors.invalid(
+            'metrics', path, 'is damaged', 'restore the file')) from error
+  return rows
+
+
+def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
+  """Returns (rounds done, validation accuracy) wherever it was measured."""
+  return [
+      (int(row['round']) + 1, float(row['accuracy']))
+      for row in rows if row.get('accuracy')
+  ]

@@ -28,6 +28,8 @@ from tff_bandmf.sensitivity import patterns, result
 _LEAST_ROWS = 64
 # Entries of C held at once.
 _ENTRIES = 2**22
+# Entries of X so small next to its diagonal are zeros.
+_ROUNDING = 1e-13
 
 
 def sensitivity(
@@ -73,7 +75,8 @@ def sensitivity(
   lag_count = min((bands - 1) // min_sep, k - 1)
   weights, lags = np.split(
       _row_weights(strategy, min_sep, 1 if fixed else k, lag_count), [1])
-  signed = bool(np.any(lags < 0))
+  # Rounding of a zero has a sign; it is added up as positive all the same.
+  signed = bool(np.any(lags < -_ROUNDING * weights.max()))
   # PRIVACY: contributions are vectors, so signs of X do not help.
   # Guard: sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
   attained = patterns.heaviest_fixed(np.abs(lags), rounds, min_sep, k)

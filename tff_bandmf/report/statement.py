@@ -1,0 +1,201 @@
+"""The sentences of a report: what is assumed, covered, released.
+
+The fields are those of section 5.3 of [DPfy23], as filled in by [BandMF23,
+App K.1].
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any
+
+from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import files
+
+NOT_STATED = 'not stated'
+
+ACCOUNTING = (
+    'The run is one Gaussian release of sensitivity 1 and standard deviation '
+    'noise_multiplier: rho-zCDP with rho = 1 / (2 noise_multiplier^2), and '
+    '(epsilon, delta) from its exact privacy profile, rounded up; not '
+    'converted from rho.')
+ADJACENCY = (
+    'zero-out: in one of two neighbouring data sets all contributions of one '
+    'client are zero, in every round in which it takes part; who takes part is '
+    'the same in both')
+_SETTING = (
+    'central: a trusted server receives updates in the clear, clips and sums '
+    'them and adds the noise; protected against whoever sees what is released')
+_COVERED = (
+    'the updates of training clients, through the noised sum of every round')
+
+# As in noise.standard_normal.
+GENERATOR = {
+    'algorithm': 'Philox 4x32-10, counter mode; not cryptographic',
+    'key_bits': 128,
+    'key_use': (
+        '64 bits are the key of Philox, 64 bits where its counter starts'),
+    'normals': (
+        'Box-Muller in 32-bit floats: none beyond 5.7 standard deviations, no '
+        'protection against floating-point attacks'),
+}
+
+_COLUMNS = {
+    'seconds': 'how long every round took',
+    'clients': 'cohort size of every round, exact',
+    'non_finite': (
+        'how many clients of a round had an update that was not finite and '
+        'counted as zero, exact'),
+    'accuracy': 'of released models, on validation clients without noise',
+    'loss': 'of released models, on validation clients without noise',
+}
+
+
+def data_accesses(run: dict[str, Any]) -> dict[str, str]:
+  """Returns what `run.json` says of each use of data outside training."""
+  return {
+      name: run.get(name, f'{NOT_STATED}: take it as not covered')
+      for name in ('tuning', 'model_selection', 'pre_training')
+  }
+
+
+def setting(run: dict[str, Any]) -> str:
+  """Returns who is trusted, and against whom the guarantee protects."""
+  return run.get('setting', _SETTING)
+
+
+def covered(run: dict[str, Any]) -> str:
+  """Returns the accesses to data that the guarantee counts."""
+  return run.get('covered', _COVERED)
+
+
+def formal(claim: claim_lib.Claim, run: dict[str, Any]) -> str:
+  """Returns the formal statement; its numbers are not rounded."""
+  guarantee = claim_lib.guarantee(claim.held, claim.delta)
+  if guarantee['epsilon'] is None:
+    return 'None. No noise was added; this run guarantees nothing.'
+  schema = claim.held.participation
+  rounds = claim.held.strategy.rounds
+  together = (
+      '' if schema.min_sep is None
+      else f', any two of them at least {schema.min_sep} rounds apart')
+  return (
+      f'Let M map a data set of clients to what the {rounds} rounds of this '
+      f'run release ({run["released"]}). Let D and D\' be neighbours: D\' is D '
+      'with every contribution of one unit of privacy '
+      f'({run["unit_of_privacy"]}) set to zero. If each client contributes to '
+      f'at most {schema.participations(rounds)} rounds{together}, and the '
+      'assumptions hold, then the Renyi divergence of order alpha of M(D) and '
+      f'M(D\'), in both directions, is at most {guarantee["rho"]!r} alpha for '
+      'all alpha > 1 (zCDP), and P[M(D) in S] <= e^epsilon P[M(D\') in S] + '
+      'delta, also with D and D\' exchanged, for every set S of outputs, with '
+      f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}.')
+
+
+def assumptions(
+    claim: claim_lib.Claim, run: dict[str, Any]
+) -> list[dict[str, str]]:
+  """Returns what the claim rests on, who enforces it, who checked it."""
+  enforced = run.get('enforced', {}).get('by', NOT_STATED)
+  measured = (
+      'not checked: the ledger has no measurement'
+      if claim.observed.z_stddev is None
+      else 'the ledger has the noise measured; compared with the claim here')
+  rows = (
+      ('A client sends at most one update a round, and its L2 norm is clipped '
+       f'to {claim.l2_norm_clip}.',
+       'the aggregator, on the server', 'not checked here'),
+      ('Clients take part as often, and as far apart, as the statement says.',
+       enforced, 'the ledger, read for this report'),
+      ('The ledger has every cohort that was used: it is written before its '
+       'round.',
+       'the training program',
+       f'compared with {files.METRICS_FILE} and {files.RESULT_FILE} here'),
+      ('No round was released for two cohorts.',
+       'the ledger refuses a second cohort', 'not checked here'),
+      ('Who takes part does not depend on what the clients hold.',
+       'the training program', 'not checked here'),
+      ('One unit of privacy is one client: nobody has two.',
+       'whoever enrols clients', 'not checked here'),
+      ('The noise of all rounds is that of the strategy and of this standard '
+       'deviation.',
+       'the aggregator', measured),
+      ('Numbers of the generator are as good as independent Gaussians, and '
+       'its key is secret and used for this run alone.',
+       'the operator: the file of the key is readable to its owner alone',
+       'not checked here'),
+  )
+  return [
+      {'assumption': assumption, 'enforced_by': by, 'checked': checked}
+      for assumption, by, checked in rows
+  ]
+
+
+def side_releases(
+    directory: pathlib.Path, run: dict[str, Any], columns: list[str]
+) -> list[dict[str, str]]:
+  """Returns what is released without noise, one by one, and where it is.
+
+  Args:
+    directory: of the run.
+    run: what `run.json` says.
+    columns: of `metrics.csv`; one that is not known is taken as not noised.
+  """
+  rows = [(files.RUN_FILE, 'how many clients may be drawn, exact')]
+  if 'train_sha256' in run:
+    rows.append((files.RUN_FILE, 'a digest of the training data'))
+  rows += [
+      (f'{files.METRICS_FILE}, {column}',
+       _COLUMNS.get(column, 'not known to this report'))
+      for column in columns if column != 'round'
+  ]
+  if (directory / 'tensorboard').exists():
+    rows.append(('tensorboard/', f'the same as {files.METRICS_FILE}'))
+  if (directory / files.RESULT_FILE).exists():
+    rows.append((
+        files.RESULT_FILE,
+        'accuracy and loss of the last model, on test clients'))
+  rows.append((
+      files.LEDGER_FILE, 'who took part in which round; keep it, and do not '
+      'publish it'))
+  rows.append((
+      'this report', 'cohort sizes, how many clients took part, how often and '
+      'how far apart, exact'))
+  rows += [('stated by the run', item) for item in run['side_releases']]
+  return [{'where': where, 'what': what} for where, what in rows]
+
+
+def warnings(
+    claim: claim_lib.Claim,
+    run: dict[str, Any],
+    completed: bool,
+    code_sha256: str,
+) -> list[str]:
+  """Returns what a reader has to know before the numbers, worst first."""
+  found = []
+  planned = claim.planned.participation
+  if claim.violated:
+    rounds = claim.held.strategy.rounds
+    found.append(
+        'The participation schema was not kept. Planned: min_sep '
+        f'{planned.min_sep}, at most {planned.participations(rounds)} '
+        f'participations. Observed: min_sep {claim.observed.min_sep}, '
+        f'{claim.observed.max_participations} participations. The claim is for '
+        'what was observed.')
+  if not claim.held.noise_multiplier:
+    found.append('No noise was added: this run guarantees nothing.')
+  if not completed:
+    found.append(
+        f'This run has not ended: {claim.observed.rounds} of '
+        f'{claim.held.strategy.rounds} rounds were started. The claim holds '
+        'for all of them.')
+  if claim.delta * run['population'] >= 1:
+    found.append(
+        f'delta = {claim.delta!r} is not below 1 / population = 1 / '
+        f'{run["population"]}: publishing all of one client may meet it.')
+  if claim.observed.z_stddev is None and claim.observed.finished:
+    found.append('The ledger has no measurement of the noise that was added.')
+  if run.get('code_sha256', code_sha256) != code_sha256:
+    found.append(
+        'The code that wrote this report is not the code that trained.')
+  return found

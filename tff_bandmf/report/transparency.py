@@ -1,0 +1,59 @@
+"""What a report was made from: versions and digests."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import pathlib
+import platform
+
+from tff_bandmf.report import files
+
+_PACKAGES = (
+    'tff-bandmf', 'tensorflow-federated', 'tensorflow', 'tensorflow-privacy',
+    'dp-accounting', 'numpy', 'scipy')
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_CODE = ('.py', '.j2', '.json')
+# By name: never a folder, which could hold the key.
+_HASHED = (
+    files.RUN_FILE, files.STRATEGY_FILE, files.LEDGER_FILE, files.METRICS_FILE,
+    files.RESULT_FILE)
+
+
+def versions() -> dict[str, str]:
+  """Returns the versions of what the claim depends on, for `run.json`."""
+  found = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      found[package] = 'not installed'
+  return found
+
+
+def code_digest(root: pathlib.Path = _ROOT) -> str:
+  """Returns the SHA-256 of a package's code, for `run.json`.
+
+  Of the paths below the package and the bytes of its Python files, templates
+  and JSON files, in the order of the paths: the same for the same code,
+  wherever it is installed.
+
+  Args:
+    root: folder of the package.
+  """
+  digest = hashlib.sha256()
+  paths = (path for path in root.rglob('*') if path.suffix in _CODE)
+  for name, path in sorted(
+      (path.relative_to(root).as_posix(), path) for path in paths):
+    # With their lengths, so that no two trees give the same bytes.
+    for part in (name.encode(), path.read_bytes()):
+      digest.update(len(part).to_bytes(8, 'big') + part)
+  return digest.hexdigest()
+
+
+def file_digests(directory: pathlib.Path) -> dict[str, str]:
+  """Returns the SHA-256 of the files of a run that its report is made from."""
+  return {
+      name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
+      for name in _HASHED if (directory / name).exists()
+  }
