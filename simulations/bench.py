@@ -19,6 +19,8 @@ from typing import Any
 
 import click
 
+from simulations import bench_optimize
+
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 # The StackOverflow next-word LSTM of TFF's baselines: 670 units, embedding of
@@ -164,23 +166,13 @@ def producer(
   return result
 
 
-def optimizer() -> list[dict[str, Any]]:
-  """Returns seconds, compilation included, and loss of optimisations."""
-  from tff_bandmf import optimize
-
-  results = []
-  for rounds, bands in ((1024, 32), (10**9, 64)):
-    began = time.perf_counter()
-    found = optimize.optimize_banded_toeplitz(rounds, bands)
-    results.append({
-        'family': found.strategy.family, 'rounds': rounds, 'bands': bands,
-        'seconds': time.perf_counter() - began, 'loss': found.loss,
-        'evaluations': found.evaluations, 'converged': found.converged})
-  return results
-
-
 _CASES = {
-    'aggregation': aggregation, 'optimizer': optimizer, 'producer': producer}
+    'aggregation': aggregation,
+    'large_optimisation': bench_optimize.large_optimisations,
+    'loss': bench_optimize.losses,
+    'optimisation': bench_optimize.optimisations,
+    'producer': producer,
+}
 
 
 @click.command()

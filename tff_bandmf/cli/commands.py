@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from tff_bandmf.cli import choose, privacy, reproduce, strategy
+from tff_bandmf.cli import choose, privacy, report, reproduce, strategy
 
 
 @click.group(no_args_is_help=False)
@@ -17,7 +17,7 @@ for _command in (
   strategy.evaluate,
   privacy.account,
   privacy.calibrate,
-  privacy.report,
+  report.report,
   choose.choose,
   reproduce.reproduce,
 ):

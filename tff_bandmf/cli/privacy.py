@@ -1,8 +1,7 @@
-"""`bandmf account`, `calibrate` and `report`: what a run guarantees."""
+"""`bandmf account` and `bandmf calibrate`: what a run guarantees."""
 
 from __future__ import annotations
 
-import pathlib
 import time
 from typing import Any
 
@@ -138,38 +137,6 @@ def calibrate(
   claim.update(amplification=amplification, sampling_prob=sampling_prob)
   record = _with_privacy(spec, schema, clip, delta, claim, with_coefficients)
   output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
-  return output.DONE
-
-
-@click.command()
-@click.argument('run_dir')
-@options.as_json
-def report(run_dir, as_json):
-  """Writes the privacy report of a run into its directory.
-
-  Exit status 1: clients took part more often, or closer together, than was
-  planned; the report claims what holds for the run as it was.
-  """
-  # Draws a plot: the other commands do without what that imports.
-  from tff_bandmf import report as report_lib
-
-  written = report_lib.write(run_dir)
-  if as_json:
-    output.show(written, as_json)
-  else:
-    click.echo(written['summary'])
-    click.echo(str(pathlib.Path(run_dir) / report_lib.MARKDOWN_FILE))
-  if written['violated']:
-    click.echo(
-      errors.invalid(
-        'violated',
-        True,
-        'the ledger shows more or closer rounds of a client than were planned',
-        'the report claims what holds for the run as it was',
-      ),
-      err=True,
-    )
-    return output.DID_NOT_HOLD
   return output.DONE
 
 

@@ -18,6 +18,7 @@ _MODULES = {
     'optimize_banded': 'banded',
     'optimize_banded_inverse': 'banded_inverse',
     'optimize_banded_toeplitz': 'toeplitz',
+    'optimize_banded_toeplitz_scheduled': 'banded',
     'optimize_blt': 'blt',
     'optimize_dense': 'dense',
     'parameters_of': 'families',

@@ -62,7 +62,7 @@ def sweep(
   ...     lambda x: strategies.DpCgd(3900, x), 0, 1,
   ...     participation_lib.MinSep(390, 10))
   >>> round(found.strategy.lambda_, 4), found.converged
-  (0.9814, True)
+  (0.9776, True)
   """
   solver.check_objective(objective)
   if not low < high:

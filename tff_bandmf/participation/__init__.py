@@ -6,4 +6,6 @@ from tff_bandmf.participation.schemas import (
     Participation,
     Single,
     from_name,
+    min_sep_from_rounds_between,
+    rounds_between_from_min_sep,
 )

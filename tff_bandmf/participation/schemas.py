@@ -8,7 +8,8 @@
 
 `min_sep` is the difference of round numbers, r2 - r1: 1 allows consecutive
 rounds. TensorFlow Privacy and the Gboard reports count the rounds in between,
-r2 - r1 - 1, which is one less.
+r2 - r1 - 1, which is one less: `min_sep_from_rounds_between` and
+`rounds_between_from_min_sep` convert.
 """
 
 from __future__ import annotations
@@ -99,6 +100,56 @@ class FixedEpoch(_Separated):
   """
 
   name: ClassVar[str] = 'fixed-epoch'
+
+
+def min_sep_from_rounds_between(rounds_between: int) -> int:
+  """Returns the min_sep b for a number of rounds between two of one client.
+
+    b = r2 - r1 = (r2 - r1 - 1) + 1
+
+  TensorFlow Privacy's `min_separation` and the min-separation of the Gboard
+  reports [Gboard23] count r2 - r1 - 1.
+
+  Args:
+    rounds_between: r2 - r1 - 1, at least 0.
+
+  Raises:
+    TypeError: `rounds_between` is no integer.
+    ValueError: it is negative.
+
+  >>> min_sep_from_rounds_between(484)
+  485
+  """
+  if isinstance(rounds_between, bool) or not hasattr(
+      rounds_between, '__index__'):
+    raise TypeError(
+        errors.invalid(
+            'rounds_between', rounds_between, 'must be an integer',
+            'it is r2 - r1 - 1'))
+  if rounds_between < 0:
+    raise ValueError(
+        errors.invalid(
+            'rounds_between', rounds_between, 'must be at least 0',
+            'it is r2 - r1 - 1, so 0 allows consecutive rounds'))
+  return int(rounds_between) + 1
+
+
+def rounds_between_from_min_sep(min_sep: int) -> int:
+  """Returns r2 - r1 - 1 for a min_sep: `min_sep_from_rounds_between` reversed.
+
+  Args:
+    min_sep: r2 - r1, at least 1.
+
+  Raises:
+    TypeError: `min_sep` is no integer.
+    ValueError: it is below 1.
+
+  >>> rounds_between_from_min_sep(485)
+  484
+  """
+  return errors.check_count(
+      'min_sep', min_sep,
+      'it is r2 - r1, so 1 allows consecutive rounds') - 1
 
 
 def from_name(

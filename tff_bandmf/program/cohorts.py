@@ -1,48 +1,49 @@
-"""Cohorts that cannot break the participation schema."""
+"""Cohorts that cannot break the participation schema.
+
+| symbol | name here     | meaning                                       |
+|--------|---------------|-----------------------------------------------|
+| N      | `clients`     | population                                    |
+| m      | `cohort_size` | clients a round                               |
+| t      | `round_index` | the round                                     |
+| E      |               | N // m, rounds of an epoch that takes all in  |
+
+A cohort is drawn uniformly among the clients that the rule of `admission` lets
+in, that are available, and that, by `sampling`,
+
+  uniform          (nothing more)
+  shuffled-epochs  had no round since E (t // E): every epoch takes each client
+                   once, in an order as random as min_sep leaves it
+  multiples        have an index of t mod b: any two rounds of a client are a
+                   multiple of b apart, which is what fixed epochs need
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import ClassVar, Optional
 
 import numpy as np
 
 from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.program import admission
+from tff_bandmf.program import availability as availability_lib
+from tff_bandmf.program import history as history_lib
 
-# A last round that separates from every round.
-_NEVER = np.iinfo(np.int64).min // 2
+# In smaller populations looking at every client takes no time.
+_LARGE = 2**17
+_MAX_BATCH = 2**18
+# Draws beyond this share of the population cost more than a look at all of it.
+_DRAWN_SHARE = 1 / 32
 
 
 class CohortError(ValueError):
   """There are not enough clients that may take part."""
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class History:
-  """Who took part in the rounds before one round.
-
-  Attributes:
-    last_round: [clients] int64, the last round of each; far below 0 if none.
-    count: [clients] int64, rounds that each took part in.
-  """
-
-  last_round: np.ndarray
-  count: np.ndarray
-
-  @classmethod
-  def empty(cls, clients: int) -> History:
-    """Returns the history of `clients` clients that never took part."""
-    return cls(np.full(clients, _NEVER, np.int64), np.zeros(clients, np.int64))
-
-  def record(self, round_index: int, cohort: np.ndarray) -> None:
-    """Adds a round, in place."""
-    self.last_round[cohort] = round_index
-    self.count[cohort] += 1
-
-
 @dataclasses.dataclass(frozen=True)
 class CohortSampler:
-  """Uniform cohorts among the clients that `participation` lets in.
+  """Random cohorts among the clients that `participation` lets in.
 
   Sampling is no part of the guarantee: the accounting is unamplified, so the
   draws need not be secret and a seed is enough.
@@ -51,78 +52,184 @@ class CohortSampler:
     clients: population size.
     cohort_size: clients a round, exactly.
     rounds: n; a schema bounds participations by it.
-    participation: schema to enforce, `Single` or `MinSep`.
+    participation: schema to enforce; `FixedEpoch` only by 'multiples'.
     seed: of the draws.
+    sampling: 'uniform', 'shuffled-epochs' or 'multiples'.
+    availability: who is there in which round; None is everybody.
   """
+
+  UNIFORM: ClassVar[str] = 'uniform'
+  SHUFFLED_EPOCHS: ClassVar[str] = 'shuffled-epochs'
+  MULTIPLES: ClassVar[str] = 'multiples'
 
   clients: int
   cohort_size: int
   rounds: int
   participation: participation_lib.Participation
   seed: int
+  sampling: str = UNIFORM
+  availability: Optional[availability_lib.Diurnal] = None
 
   def __post_init__(self):
     for name in ('clients', 'cohort_size', 'rounds'):
       errors.check_count(name, getattr(self, name), 'see the configuration')
-    if not isinstance(
-        self.participation,
-        (participation_lib.Single, participation_lib.MinSep)):
+    if self.rounds > history_lib.MAX_ROUNDS:
+      raise ValueError(
+          errors.invalid(
+              'rounds', self.rounds,
+              f'must not exceed {history_lib.MAX_ROUNDS}', 'use fewer rounds'))
+    self._check_schema()
+    choice, rule = self.clients, f'clients={self.clients}'
+    if self.sampling == self.MULTIPLES:
+      # The smallest residue class.
+      choice = self.clients // self.participation.min_sep
+      rule += f' // min_sep={self.participation.min_sep}'
+    if self.cohort_size > choice:
+      raise CohortError(
+          errors.invalid(
+              'cohort_size', self.cohort_size, f'must not exceed the {rule}',
+              'use fewer clients a round'))
+    if self.sampling == self.SHUFFLED_EPOCHS and (
+        self.participation.min_sep or 1) > self.clients // self.cohort_size:
+      raise CohortError(
+          errors.invalid(
+              'min_sep', self.participation.min_sep,
+              'must not exceed the rounds of an epoch, '
+              f'{self.clients // self.cohort_size}',
+              'use fewer clients a round or a smaller min_sep'))
+
+  def _check_schema(self) -> None:
+    fitting = {
+        self.UNIFORM: (participation_lib.Single, participation_lib.MinSep),
+        self.MULTIPLES: (participation_lib.FixedEpoch, participation_lib.MinSep)
+    }
+    fitting[self.SHUFFLED_EPOCHS] = fitting[self.UNIFORM]
+    if self.sampling not in fitting:
+      raise ValueError(
+          errors.invalid(
+              'sampling', self.sampling, 'is not known',
+              f'use {", ".join(sorted(fitting))}'))
+    if not isinstance(self.participation, fitting[self.sampling]):
       raise TypeError(
           errors.invalid(
               'participation', self.participation,
-              'cannot be held by uniform cohorts', 'use min-sep or single'))
-    if self.cohort_size > self.clients:
-      raise CohortError(
-          errors.invalid(
-              'cohort_size', self.cohort_size,
-              f'must not exceed the clients={self.clients}',
-              'use fewer clients a round'))
+              f'cannot be held by {self.sampling} cohorts',
+              'use one of ' + ', '.join(
+                  schema.name for schema in fitting[self.sampling])))
 
-  def eligible(self, round_index: int, history: History) -> np.ndarray:
-    """Returns the indices of the clients that may take part, [m] int64."""
-    k = self.participation.participations(self.rounds)
-    allowed = history.count < k
-    if self.participation.min_sep is not None:
-      # PRIVACY: r2 - r1 >= b. Guard: cohorts_test.test_schema_holds.
-      allowed &= (
-          round_index - history.last_round >= self.participation.min_sep)
-    return np.flatnonzero(allowed)
+  def eligible(
+      self, round_index: int, history: history_lib.History
+  ) -> np.ndarray:
+    """Returns the indices of the clients that may take part, [m] int64.
 
-  def sample(self, round_index: int, history: History) -> np.ndarray:
+    Args:
+      round_index: the round, below `rounds`.
+      history: of the population in the rounds before it.
+
+    Raises:
+      ValueError: the round is past the last, or another population.
+    """
+    self._check(round_index, history)
+    candidates = self._candidates(round_index)
+    every = slice(candidates.start, None, candidates.step)
+    allowed = self._allowed(
+        round_index,
+        history_lib.History(history.last_round[every], history.count[every]))
+    return np.flatnonzero(allowed) * candidates.step + candidates.start
+
+  def sample(
+      self, round_index: int, history: history_lib.History
+  ) -> np.ndarray:
     """Returns the cohort of a round, a function of (seed, round, history).
 
     Args:
       round_index: the round, below `rounds`.
-      history: of the rounds before it.
+      history: of the population in the rounds before it.
 
     Returns:
       [cohort_size] int64 client indices, ascending.
 
     Raises:
       CohortError: fewer clients may take part than the cohort needs.
-      ValueError: the round is past the last.
+      ValueError: the round is past the last, or another population.
     """
-    if not 0 <= round_index < self.rounds:
-      raise ValueError(
+    self._check(round_index, history)
+    generator = np.random.Generator(
+        np.random.Philox(np.random.SeedSequence([self.seed, round_index])))
+    if len(self._candidates(round_index)) > _LARGE:
+      cohort = self._draw(generator, round_index, history)
+      if cohort is not None:
+        return np.sort(cohort)
+    eligible = self.eligible(round_index, history)
+    there = eligible[self._available(round_index, eligible)]
+    if len(there) < self.cohort_size:
+      raise CohortError(
           errors.invalid(
-              'round_index', round_index, f'must be in [0, {self.rounds})',
-              'the run is over'))
+              'cohort_size', self.cohort_size,
+              f'only {len(eligible)} of {self.clients} clients may take part '
+              f'in round {round_index}, and {len(there)} of them are available',
+              'use smaller cohorts, fewer rounds, a smaller min_sep or more '
+              'participations'))
+    return np.sort(generator.choice(there, self.cohort_size, replace=False))
+
+  def _check(self, round_index: int, history: history_lib.History) -> None:
+    admission.check_round(round_index, self.rounds)
     if len(history.count) != self.clients:
       raise ValueError(
           errors.invalid(
               'history', f'{len(history.count)} clients',
               f'must be of the clients={self.clients}',
               'resume with the data that the run started with'))
-    eligible = self.eligible(round_index, history)
-    if len(eligible) < self.cohort_size:
-      raise CohortError(
-          errors.invalid(
-              'cohort_size', self.cohort_size,
-              f'only {len(eligible)} of {self.clients} clients may take part '
-              f'in round {round_index}',
-              'use smaller cohorts, fewer rounds, a smaller min_sep or more '
-              'participations'))
-    generator = np.random.Generator(
-        np.random.Philox(np.random.SeedSequence([self.seed, round_index])))
-    return np.sort(
-        generator.choice(eligible, self.cohort_size, replace=False))
+
+  def _candidates(self, round_index: int) -> range:
+    """Returns the indices that `sampling` lets into the round at all."""
+    if self.sampling != self.MULTIPLES:
+      return range(self.clients)
+    min_sep = self.participation.min_sep
+    return range(round_index % min_sep, self.clients, min_sep)
+
+  def _allowed(
+      self, round_index: int, history: history_lib.History
+  ) -> np.ndarray:
+    """Returns which of the candidates with this history may take part."""
+    too_soon, too_often = admission.violations(
+        self.participation, self.rounds, round_index, history)
+    excluded = np.logical_or(too_soon, too_often, out=too_soon)
+    if self.sampling == self.SHUFFLED_EPOCHS:
+      epoch = self.clients // self.cohort_size
+      excluded |= history.last_round >= round_index // epoch * epoch
+    return ~excluded
+
+  def _available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
+    if self.availability is None:
+      return np.ones(len(clients), bool)
+    return self.availability.available(round_index, clients)
+
+  def _draw(
+      self,
+      generator: np.random.Generator,
+      round_index: int,
+      history: history_lib.History,
+  ) -> Optional[np.ndarray]:
+    """Returns the first different clients that fit of a sequence of draws.
+
+    Uniform, as every client is as likely as another at every draw. Looks at
+    few clients where many fit; None where too few do.
+    """
+    candidates = self._candidates(round_index)
+    fitting = np.empty(0, np.int64)
+    left = int(_DRAWN_SHARE * len(candidates))
+    batch = min(2 * self.cohort_size, left)
+    while left > 0:
+      drawn = generator.integers(len(candidates), size=batch)
+      drawn = drawn * candidates.step + candidates.start
+      drawn = drawn[self._allowed(round_index, history.of(drawn))]
+      drawn = drawn[self._available(round_index, drawn)]
+      fitting = np.concatenate([fitting, drawn])
+      first = np.sort(np.unique(fitting, return_index=True)[1])
+      fitting = fitting[first]
+      if len(fitting) >= self.cohort_size:
+        return fitting[:self.cohort_size]
+      left -= batch
+      batch = min(2 * batch, _MAX_BATCH, left)
+    return None

@@ -2,6 +2,8 @@
 
 from tff_bandmf.report.files import (
     COMPARE_DIRECTORY,
+    HTML_FILE,
+    JSON_FILE,
     LEDGER_FILE,
     MARKDOWN_FILE,
     METRICS_FILE,
@@ -12,4 +14,13 @@ from tff_bandmf.report.files import (
     STRATEGY_FILE,
     read_run,
 )
-from tff_bandmf.report.report import versions, write
+from tff_bandmf.report.report import (
+    FORMAT,
+    VERSION,
+    Report,
+    build,
+    json_schema,
+    what_if,
+    write,
+)
+from tff_bandmf.report.transparency import code_digest, versions

@@ -1,35 +1,95 @@
-"""The plot of a report."""
+"""The plots of a report; none of them without matplotlib."""
 
 from __future__ import annotations
 
-import pathlib
+import base64
+import io
+from typing import Any, Optional
+
+_SIZE = (5.0, 3.2)
+_BLUE, _GREY = '#1f5fa8', '#777777'
+# What matplotlib would write into a file: the time, and addresses of others.
+_NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 
 
-def accuracy(
-    curves: dict[str, list[tuple[int, float]]], path: pathlib.Path
-) -> bool:
-  """Draws validation accuracy by round; False without matplotlib or data.
+def epsilon(
+    curve: list[dict[str, float]],
+    stated: tuple[float, float],
+    planned: Optional[list[dict[str, float]]] = None,
+) -> Optional[Any]:
+  """Returns a figure of epsilon against delta; None without matplotlib.
+
+  Args:
+    curve: points with `epsilon` and `delta`.
+    stated: (epsilon, delta) of the claim, marked.
+    planned: the curve that was planned, where the claim is another.
+  """
+  figure, axes = _axes('delta', 'epsilon')
+  if figure is None:
+    return None
+  label = f'the claim: ({stated[0]:.4g}, {stated[1]:.4g})'
+  if planned is not None:
+    _draw(axes, planned, color=_GREY, linestyle='--', label='planned')
+  _draw(axes, curve, color=_BLUE, label='this run')
+  axes.plot(stated[1], stated[0], 'o', color=_BLUE, label=label)
+  axes.set_xscale('log')
+  axes.set_ylim(bottom=0)
+  axes.legend(frameon=False)
+  return figure
+
+
+def accuracy(curves: dict[str, list[tuple[int, float]]]) -> Optional[Any]:
+  """Returns a figure of validation accuracy by round; None without data.
 
   Args:
     curves: label to (rounds done, accuracy in [0, 1]).
-    path: of the PNG file.
   """
-  try:
-    from matplotlib import figure
-  except ImportError:
-    return False
   if not any(curves.values()):
-    return False
-  drawing = figure.Figure(figsize=(7, 4), layout='constrained')
-  axes = drawing.subplots()
+    return None
+  figure, axes = _axes('rounds', 'validation accuracy (%)')
+  if figure is None:
+    return None
   for label, points in curves.items():
     axes.plot(
         [round_ for round_, _ in points],
         [100 * value for _, value in points], marker='.', label=label)
-  axes.set_xlabel('rounds')
-  axes.set_ylabel('validation accuracy (%)')
   axes.set_ylim(bottom=0)
+  axes.legend(frameon=False)
+  return figure
+
+
+def png(figure: Any) -> bytes:
+  """Returns a figure as a PNG file."""
+  stream = io.BytesIO()
+  figure.savefig(stream, format='png', dpi=160)
+  return stream.getvalue()
+
+
+def data_uri(figure: Any) -> str:
+  """Returns a figure as an SVG image that stands in the page itself."""
+  stream = io.BytesIO()
+  figure.savefig(
+      stream, format='svg', transparent=True, metadata=_NO_METADATA)
+  encoded = base64.b64encode(stream.getvalue()).decode()
+  return f'data:image/svg+xml;base64,{encoded}'
+
+
+def _axes(x: str, y: str) -> tuple[Optional[Any], Optional[Any]]:
+  """Returns an empty figure and its axes; None twice without matplotlib."""
+  try:
+    from matplotlib import figure
+  except ImportError:
+    return None, None
+  drawing = figure.Figure(figsize=_SIZE, layout='constrained')
+  axes = drawing.subplots()
+  axes.set_xlabel(x)
+  axes.set_ylabel(y)
   axes.grid(alpha=0.3)
-  axes.legend()
-  drawing.savefig(path, dpi=120)
-  return True
+  axes.spines[['top', 'right']].set_visible(False)
+  return drawing, axes
+
+
+def _draw(axes: Any, curve: list[dict[str, float]], **style: Any) -> None:
+  axes.plot(
+      [point['delta'] for point in curve],
+      [point['epsilon'] for point in curve], **style)

@@ -1,8 +1,12 @@
-"""`report.md`, `report.json` and the plot of a run directory."""
+"""The report of a run: Markdown, JSON and a page of HTML.
+
+`report.schema.json` documents every field of the JSON file; the Markdown file
+and the page show the same.
+"""
 
 from __future__ import annotations
 
-import importlib.metadata
+import dataclasses
 import json
 import math
 import os
@@ -10,85 +14,230 @@ import pathlib
 from typing import Any, Optional, Union
 
 import jinja2
+import numpy as np
 
-from tff_bandmf.report import claim, files, plot
+from tff_bandmf import accounting
+from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import files, plot, statement, transparency
 
-_PACKAGES = (
-    'tff-bandmf', 'tensorflow-federated', 'tensorflow', 'tensorflow-privacy',
-    'dp-accounting', 'numpy', 'scipy')
+FORMAT = 'tff_bandmf.report'
+VERSION = 1
+
+# At which epsilon is given, next to the delta of the run.
+_DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
+# The curve spans these, and has so many points.
+_LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
 
-def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
-  """Writes the report of a run into its directory, and returns it.
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """The report of a run.
+
+  Attributes:
+    content: of `report.json`.
+    figures: matplotlib figures by the name of their files, those of
+      `content['plots']`.
+  """
+
+  content: dict[str, Any]
+  figures: dict[str, Any]
+
+  def json(self) -> str:
+    """Returns the text of `report.json`."""
+    return json.dumps(self.content, indent=1, allow_nan=False) + '\n'
+
+  def markdown(self) -> str:
+    """Returns the text of `report.md`."""
+    return _render('report.md.j2', self.content)
+
+  def html(self) -> str:
+    """Returns the text of `report.html`, which needs no other file."""
+    images = {
+        name: plot.data_uri(figure) for name, figure in self.figures.items()}
+    return _render('report.html.j2', {**self.content, 'images': images})
+
+
+def build(directory: Union[str, os.PathLike]) -> Report:
+  """Returns the report of a run; writes nothing.
 
   Args:
     directory: of the run; runs below `compare/` are shown next to it.
 
-  Returns:
-    The content of `report.json`: the numbers of `claim.established` under the
-    keys of the `bandmf` commands, and what `run.json` says of the rest.
-
   Raises:
+    TypeError: a number of `run.json` is none.
     ValueError: the files do not support a claim.
-    OSError: a file cannot be read or written.
+    OSError: a file cannot be read.
   """
   directory = pathlib.Path(directory)
   run = files.read_run(directory)
-  established = claim.established(directory)
+  claim = claim_lib.established(directory)
+  metrics = files.read_metrics(directory)
   result = files.read_result(directory)
-  rows = [_row(directory, established['family'])]
-  curves = {rows[0]['name']: files.read_accuracy(directory)}
+  numbers = claim.to_dict()
+  rows = [_row(numbers['family'], numbers, result)]
+  accuracies = {numbers['family']: files.accuracy(metrics)}
   for path in sorted((directory / files.COMPARE_DIRECTORY).glob('*')):
     if (path / files.RESULT_FILE).exists():
-      rows.append(_row(path, path.name))
-      curves[path.name] = files.read_accuracy(path)
-  drawn = plot.accuracy(curves, directory / files.PLOT_FILE)
-  report = {
-      **established,
+      rows.append(
+          _row(
+              path.name, claim_lib.established(path).to_dict(),
+              files.read_result(path)))
+      accuracies[path.name] = files.accuracy(files.read_metrics(path))
+  curve = _curve(claim.held, claim.delta)
+  figures = {'accuracy.png': plot.accuracy(accuracies)}
+  if curve:
+    figures['epsilon.png'] = plot.epsilon(
+        curve, (numbers['epsilon'], claim.delta),
+        _curve(claim.planned, claim.delta) if claim.violated else None)
+  figures = {name: figure for name, figure in figures.items() if figure}
+  code_sha256 = transparency.code_digest()
+  content = {
+      'format': FORMAT,
+      'version': VERSION,
+      'summary': _summary(numbers, run),
+      'warnings': statement.warnings(claim, run, bool(result), code_sha256),
       'completed': bool(result),
-      'population': run['population'],
+      **numbers,
+      'epsilons': [
+          {
+              'delta': delta,
+              'epsilon': claim_lib.guarantee(claim.held, delta)['epsilon'],
+          }
+          for delta in sorted({claim.delta, *_DELTAS}, reverse=True)
+      ],
+      'epsilon_curve': curve,
+      'adjacency_meaning': statement.ADJACENCY,
+      'accounting': statement.ACCOUNTING,
+      'amplification': 'none',
+      'setting': statement.setting(run),
       'unit_of_privacy': run['unit_of_privacy'],
-      'data': run['data'],
       'released': run['released'],
+      'covered': statement.covered(run),
       'not_covered': run['not_covered'],
-      'side_releases': run['side_releases'],
+      'data_accesses': statement.data_accesses(run),
+      'formal_statement': statement.formal(claim, run),
+      'assumptions': statement.assumptions(claim, run),
+      'side_releases': statement.side_releases(
+          directory, run, list(metrics[0]) if metrics else []),
+      'enforced': run.get('enforced'),
+      'population': run['population'],
+      'data': run['data'],
+      'generator': {
+          **statement.GENERATOR,
+          'key_source': run.get('noise_key', statement.NOT_STATED)},
       'runs': rows if result else [],
-      'plot': files.PLOT_FILE if drawn else None,
+      'plots': sorted(figures),
       'versions': run.get('versions', {}),
+      'report_versions': transparency.versions(),
+      'code_sha256': run.get('code_sha256'),
+      'report_code_sha256': code_sha256,
+      'train_sha256': run.get('train_sha256'),
+      'files_sha256': transparency.file_digests(directory),
   }
-  report['summary'] = _summary(report)
-  environment = jinja2.Environment(
-      loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
-      trim_blocks=True, undefined=jinja2.StrictUndefined)
-  environment.globals['number'] = _number
-  markdown = environment.get_template('report.md.j2').render(report)
-  _replace(directory / files.MARKDOWN_FILE, markdown)
-  _replace(
-      directory / files.JSON_FILE,
-      json.dumps(report, indent=1, allow_nan=False) + '\n')
-  return report
+  return Report(content, figures)
 
 
-def _row(directory: pathlib.Path, name: str) -> dict[str, Any]:
+def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
+  """Writes the report of a run into its directory, and returns its content.
+
+  Args:
+    directory: of the run.
+
+  Returns:
+    The content of `report.json`.
+
+  Raises:
+    TypeError: a number of `run.json` is none.
+    ValueError: the files do not support a claim; nothing is written.
+    OSError: a file cannot be read or written.
+  """
+  directory = pathlib.Path(directory)
+  report = build(directory)
+  texts = {
+      files.MARKDOWN_FILE: report.markdown(),
+      files.HTML_FILE: report.html(),
+      files.JSON_FILE: report.json(),
+  }
+  for name, figure in report.figures.items():
+    _replace(directory / name, plot.png(figure))
+  for name, text in texts.items():
+    _replace(directory / name, text.encode())
+  return report.content
+
+
+def what_if(
+    directory: Union[str, os.PathLike],
+    min_sep: Optional[int] = None,
+    max_participations: Optional[int] = None,
+) -> dict[str, Any]:
+  """Returns the guarantee that the noise of a run gives under another b, k.
+
+  See `claim.what_if`; `summary` puts it in a sentence. Writes nothing.
+  """
+  found = claim_lib.what_if(
+      pathlib.Path(directory), min_sep, max_participations)
+  if found['epsilon'] is None:
+    guarantee = 'no guarantee: this run has no noise'
+  else:
+    guarantee = f"({_number(found['epsilon'])}, {found['delta']})-DP"
+  summary = (
+      f"Had min_sep been {found['min_sep']} and participations at most "
+      f"{found['participations']}, with the noise of this run: {guarantee}.")
+  if found['observed_is_worse']:
+    summary += (
+        f" The ledger shows worse: min_sep {found['observed_min_sep']}, "
+        f"{found['observed_participations']} participations.")
+  return {'summary': summary, **found}
+
+
+def json_schema() -> dict[str, Any]:
+  """Returns the JSON Schema of `report.json`."""
+  path = pathlib.Path(__file__).with_name('report.schema.json')
+  return json.loads(path.read_text())
+
+
+def _curve(
+    spec: accounting.PrivacySpec, delta: float
+) -> list[dict[str, float]]:
+  """Returns (epsilon, delta) points from large to small delta; [] without
+  noise.
+
+  By epsilon, since a delta is found without a search.
+  """
+  if not spec.noise_multiplier:
+    return []
+  largest = spec.epsilon(min(delta, _SMALLEST_DELTA))
+  smallest = spec.epsilon(max(delta, _LARGEST_DELTA))
+  return [
+      {
+          'epsilon': epsilon,
+          'delta': accounting.gaussian_delta(spec.noise_multiplier, epsilon),
+      }
+      for epsilon in np.linspace(smallest, largest, _POINTS).tolist()
+  ]
+
+
+def _row(
+    name: str, numbers: dict[str, Any], result: dict[str, float]
+) -> dict[str, Any]:
   """Returns a line of the table of results."""
-  established = claim.established(directory)
   return {
       'name': name,
-      **{key: established[key]
+      **{key: numbers[key]
          for key in ('epsilon', 'delta', 'sensitivity', 'rmse')},
-      **files.read_result(directory),
+      **result,
   }
 
 
-def _summary(report: dict[str, Any]) -> str:
+def _summary(numbers: dict[str, Any], run: dict[str, Any]) -> str:
   """Returns the claim in one sentence."""
-  if report['epsilon'] is None:
+  if numbers['epsilon'] is None:
     return 'This run added no noise and guarantees nothing.'
   return (
-      f"({_number(report['epsilon'])}, {report['delta']})-differential privacy "
-      f"for {report['unit_of_privacy']}, {report['adjacency']} adjacency, "
-      f"{report['observed']['rounds']} rounds of "
-      f"{report['clients_per_round']} clients, {report['family']} noise.")
+      f"({_number(numbers['epsilon'])}, {numbers['delta']})-differential "
+      f"privacy for {run['unit_of_privacy']}, {numbers['adjacency']} "
+      f"adjacency, {numbers['observed']['rounds']} rounds of "
+      f"{numbers['clients_per_round']} clients, {numbers['family']} noise.")
 
 
 def _number(value: Optional[float], up: bool = True) -> str:
@@ -107,19 +256,24 @@ def _number(value: Optional[float], up: bool = True) -> str:
   return f'{rounded / 10**digits:.6g}'
 
 
-def versions() -> dict[str, str]:
-  """Returns the versions of what the claim depends on, for `run.json`."""
-  found = {}
-  for package in _PACKAGES:
-    try:
-      found[package] = importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-      found[package] = 'not installed'
-  return found
+def _cell(value: Any) -> str:
+  """Returns a value as a cell of a Markdown table."""
+  return ' '.join(str(value).replace('|', '\\|').split())
 
 
-def _replace(path: pathlib.Path, text: str) -> None:
-  """Writes a text file, complete or not at all."""
+def _render(template: str, content: dict[str, Any]) -> str:
+  """Returns a template filled in; HTML is escaped where the page is HTML."""
+  environment = jinja2.Environment(
+      loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
+      autoescape='.html' in template, trim_blocks=True, lstrip_blocks=True,
+      undefined=jinja2.StrictUndefined)
+  environment.filters['cell'] = _cell
+  environment.globals['number'] = _number
+  return environment.get_template(template).render(content)
+
+
+def _replace(path: pathlib.Path, content: bytes) -> None:
+  """Writes a file, complete or not at all."""
   temporary = path.with_suffix('.part')
-  temporary.write_text(text)
+  temporary.write_bytes(content)
   os.replace(temporary, path)

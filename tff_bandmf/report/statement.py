@@ -7,7 +7,7 @@ App K.1].
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import Any, Optional
 
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import files
@@ -173,15 +173,14 @@ def warnings(
 ) -> list[str]:
   """Returns what a reader has to know before the numbers, worst first."""
   found = []
-  planned = claim.planned.participation
   if claim.violated:
-    rounds = claim.held.strategy.rounds
+    planned, seen = claim.planned.participation, claim.observed
+    most = planned.participations(claim.held.strategy.rounds)
     found.append(
-        'The participation schema was not kept. Planned: min_sep '
-        f'{planned.min_sep}, at most {planned.participations(rounds)} '
-        f'participations. Observed: min_sep {claim.observed.min_sep}, '
-        f'{claim.observed.max_participations} participations. The claim is for '
-        'what was observed.')
+        'The participation schema was not kept. Planned: '
+        f'{_participation(planned.min_sep, most)}. Observed: '
+        f'{_participation(seen.min_sep, seen.max_participations)}. The claim '
+        'is for what was observed.')
   if not claim.held.noise_multiplier:
     found.append('No noise was added: this run guarantees nothing.')
   if not completed:
@@ -199,3 +198,8 @@ def warnings(
     found.append(
         'The code that wrote this report is not the code that trained.')
   return found
+
+
+def _participation(min_sep: Optional[int], participations: int) -> str:
+  apart = '' if min_sep is None else f'min_sep {min_sep}, '
+  return f'{apart}participations {participations}'

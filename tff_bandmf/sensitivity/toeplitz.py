@@ -40,11 +40,18 @@ def sensitivity(
   The leftmost pattern 0, b, 2b, ... is the worst
 
   - if columns do not overlap, for any c;
-  - if c is non-negative and non-increasing [BSR24, Thm 2];
+  - if c is non-negative and, from c_b on, non-increasing;
   - of the patterns with all gaps b, if c is non-negative.
 
-  The smallest non-increasing majorant of |c| bounds the rest, and so do `gram`
-  and, where n is large, k times one row of |C|^T |C|; the better is returned.
+  [BSR24, Thm 2] asks for a c that never increases. That it does not from c_b
+  on is enough: for i < j, X[i, j] = sum_{t<n-j} c_{t+j-i} c_t with all the
+  t + j - i >= b, so every term, and the number of terms, is largest where
+  both j - i and j are least, and that the leftmost pattern is for all its
+  pairs at once.
+
+  For other c, |c| before c_b and from there its smallest non-increasing
+  majorant is a bound, and so are `gram` and, where n is large, k times one row
+  of |C|^T |C|; the best is returned.
 
   Args:
     strategy: C.
@@ -64,19 +71,22 @@ def sensitivity(
   if len(column) <= min_sep:
     return result.exact(
         leftmost, 'columns of one client do not overlap (bands <= min_sep)')
-  if _falls(column):
+  # PRIVACY: an increase past c_b can make another pattern worse.
+  # Guard: sensitivity_test.test_sensitivity_against_brute_force.
+  if column[:min_sep].min() >= 0 and _falls(column[min_sep:]):
     return result.exact(
-        leftmost, 'non-negative non-increasing Toeplitz coefficients '
-        '[BSR24, Thm 2]')
+        leftmost, 'non-negative Toeplitz coefficients that do not increase '
+        'from lag min_sep on [BSR24, Thm 2]')
   fixed = isinstance(participation, participation_lib.FixedEpoch)
   if fixed and np.all(column >= 0):
     return result.exact(
         leftmost, 'non-negative Toeplitz coefficients, leftmost epoch offset')
-  majorant = np.maximum.accumulate(np.abs(column)[::-1])[::-1]
+  majorant = np.abs(column)
+  majorant[min_sep:] = np.maximum.accumulate(majorant[:min_sep - 1:-1])[::-1]
   found = result.bound(
       leftmost if fixed else _leftmost_squared(majorant, rounds, min_sep, k),
       'absolute Toeplitz coefficients' if fixed else
-      'non-increasing majorant of the Toeplitz coefficients')
+      'majorant of the Toeplitz coefficients, non-increasing from min_sep on')
   if rounds * strategy.bands <= _QUICK_GRAM:
     return result.better(found, gram.sensitivity(strategy, participation))
   return result.better(found, result.bound(

@@ -1,0 +1,113 @@
+"""A simulation of who is there: time zones, charging at night, drop-out.
+
+| symbol | name here        | meaning                                        |
+|--------|------------------|------------------------------------------------|
+| R      | `rounds_per_day` | rounds in 24 hours, at even distances          |
+| z      |                  | time zone of a client, one of `zones`, hours   |
+| H      |                  | 24 t / R + z, local time in hours since day 0  |
+| u      |                  | uniform in [0, 1), of (client, night)          |
+
+A night goes from noon to noon: night (H - 12) // 24, hour (H - 12) mod 24. In a
+night a device is charged with probability `charging`, from 22:00 + 3 u' h on,
+for 4 + 5 u'' h, and is available as long. A client of a cohort drops out, after
+it was selected, with probability `drop_out`.
+
+Everything is a hash of (seed, client, night or round): there is no state, and
+what happens does not depend on who was asked about.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tff_bandmf import errors
+
+# The Americas, Europe and Africa, Asia.
+_INHABITED = (-8, -7, -6, -5, -4, -3, 0, 1, 2, 3, 5, 6, 7, 8, 9)
+_ZONE, _NIGHT, _DROP_OUT = range(3)
+_BITS = 21
+
+
+@dataclasses.dataclass(frozen=True)
+class Diurnal:
+  """Devices that take part while they are charged at night.
+
+  Attributes:
+    seed: of everything.
+    rounds_per_day: R.
+    zones: hours ahead of UTC, each as likely as the others.
+    charging: probability that a device is charged in a night.
+    drop_out: probability that a selected client does not contribute.
+  """
+
+  seed: int
+  rounds_per_day: int = 24
+  zones: tuple[int, ...] = _INHABITED
+  charging: float = 0.8
+  drop_out: float = 0.2
+
+  def __post_init__(self):
+    errors.check_count(
+        'rounds_per_day', self.rounds_per_day, 'one a day is the least')
+    if not self.zones:
+      raise ValueError(
+          errors.invalid(
+              'zones', self.zones, 'must not be empty',
+              'give at least one, in hours ahead of UTC'))
+    for name in ('charging', 'drop_out'):
+      if not 0 <= getattr(self, name) <= 1:
+        raise ValueError(
+            errors.invalid(
+                name, getattr(self, name), 'must be in [0, 1]',
+                'it is a probability'))
+
+  def available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
+    """Returns which of the clients can be selected for a round, [m] bool.
+
+    Args:
+      round_index: t.
+      clients: [m] int64 indices.
+    """
+    zones = np.array(self.zones)
+    zone = zones[self._bits(_ZONE, 0, clients) % np.uint64(len(zones))]
+    noon = 24 * round_index / self.rounds_per_day + zone - 12
+    night = np.floor(noon / 24).astype(np.int64)
+    bits = self._bits(_NIGHT, night, clients)
+    start, length, charged = (_uniform(bits >> np.uint64(place * _BITS))
+                              for place in range(3))
+    since = noon - 24 * night - (10 + 3 * start)
+    return (charged < self.charging) & (0 <= since) & (since < 4 + 5 * length)
+
+  def drops_out(self, round_index: int, cohort: np.ndarray) -> np.ndarray:
+    """Returns which clients of a cohort do not contribute, [m] bool.
+
+    Their participation counts all the same: it is recorded before the round.
+
+    Args:
+      round_index: t.
+      cohort: [m] int64 indices.
+    """
+    bits = self._bits(_DROP_OUT, round_index, cohort)
+    return _uniform(bits) < self.drop_out
+
+  def _bits(self, purpose: int, time, clients: np.ndarray) -> np.ndarray:
+    """Returns 64 bits for every client, [m] uint64."""
+    key, = np.random.SeedSequence([self.seed, purpose]).generate_state(
+        1, np.uint64)
+    mixed = _mix(clients.astype(np.uint64) + key)
+    return _mix(mixed + np.asarray(time, np.int64).astype(np.uint64))
+
+
+def _uniform(bits: np.ndarray) -> np.ndarray:
+  """Returns the lowest 21 bits as numbers in [0, 1)."""
+  return (bits & np.uint64(2**_BITS - 1)) / float(2**_BITS)
+
+
+def _mix(values: np.ndarray) -> np.ndarray:
+  """Returns the values scrambled: SplitMix64's step, a bijection."""
+  values = values + np.uint64(0x9E3779B97F4A7C15)
+  values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+  values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+  return values ^ (values >> np.uint64(31))

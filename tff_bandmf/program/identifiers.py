@@ -1,0 +1,146 @@
+"""Client identifiers as a ledger keeps them: keyed hashes.
+
+| symbol | name here | meaning                                      |
+|--------|-----------|----------------------------------------------|
+| s      | `secret`  | 128 bits in a file of mode 0600              |
+| c      | client    | an index in the population, or a string      |
+| h      |           | 64 bits of BLAKE2b(key = s, c), as an int64  |
+
+Without the key nobody can tell whether a known client is in a ledger. Two
+clients with one hash (10^7 clients: with probability 3e-6) are taken for one,
+which can only make a participation look worse than it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import os
+import pathlib
+import secrets
+import tempfile
+from collections.abc import Iterable
+from typing import Union
+
+import numpy as np
+
+from tff_bandmf import errors
+
+Client = Union[int, str]
+
+_BYTES = 16
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Identifiers:
+  """The hash function of one ledger; never printed.
+
+  Attributes:
+    secret: 16 bytes.
+  """
+
+  secret: bytes
+
+  def __post_init__(self):
+    if len(self.secret) != _BYTES:
+      raise ValueError(
+          errors.invalid(
+              'len(ledger key)', len(self.secret), f'must be {_BYTES} bytes',
+              'restore the file that the ledger was started with'))
+
+  def __repr__(self) -> str:
+    return 'Identifiers(<secret>)'
+
+  @classmethod
+  def load(cls, path: pathlib.Path) -> Identifiers:
+    """Returns those of the key in the file.
+
+    Raises:
+      ValueError: there is no such file, or it is not 16 bytes long.
+    """
+    if not path.exists():
+      raise ValueError(
+          errors.invalid(
+              'ledger key', path, 'is gone, and rounds were already started',
+              'without it every client looks new: restore it'))
+    return cls(path.read_bytes())
+
+  @classmethod
+  def load_or_create(cls, path: pathlib.Path) -> Identifiers:
+    """Returns those of the key in the file, which is made if it is missing.
+
+    The file is made with mode 0600, in a folder of mode 0700 if that has to be
+    made too, and is on the disk when this returns.
+    """
+    if not path.exists():
+      path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+      # mkstemp makes files with mode 0600.
+      handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
+      try:
+        with os.fdopen(handle, 'wb') as stream:
+          stream.write(secrets.token_bytes(_BYTES))
+          stream.flush()
+          os.fsync(stream.fileno())
+        # Of two processes that do this at once the first one wins.
+        with contextlib.suppress(FileExistsError):
+          os.link(temporary, path)
+      finally:
+        os.unlink(temporary)
+      # Rounds that outlive their key could not be told from new clients.
+      folder = os.open(path.parent, os.O_RDONLY)
+      try:
+        os.fsync(folder)
+      finally:
+        os.close(folder)
+    return cls(path.read_bytes())
+
+  def fingerprint(self) -> int:
+    """Returns 64 bits, signed, that name the key; one-way."""
+    digest = hashlib.blake2b(
+        key=self.secret, digest_size=8, person=b'bandmf ledger').digest()
+    return int.from_bytes(digest, 'little', signed=True)
+
+  def of(self, clients: Iterable[Client]) -> np.ndarray:
+    """Returns the identifiers of clients, [m] int64, in their order.
+
+    Args:
+      clients: indices (any kind of integer, at least 0) or strings.
+
+    Raises:
+      TypeError: a client is neither.
+      ValueError: an index is negative.
+    """
+    keyed = hashlib.blake2b(
+        key=self.secret, digest_size=8, person=b'bandmf client')
+    digests = bytearray()
+    for name in _names(clients):
+      hashed = keyed.copy()
+      hashed.update(name)
+      digests += hashed.digest()
+    return np.frombuffer(digests, '<i8').astype(np.int64, copy=False)
+
+
+def _names(clients: Iterable[Client]) -> Iterable[bytes]:
+  """Yields one name a client; no index has the name of a string."""
+  if isinstance(clients, range):
+    highest = max(clients.start, clients.stop)
+    if min(clients.start, clients.stop) >= 0 and highest < 2**63:
+      return (b'#%d' % client for client in clients)
+  return map(_name, clients)
+
+
+def _name(client: Client) -> bytes:
+  if isinstance(client, str):
+    return b'$' + client.encode()
+  if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
+    raise TypeError(
+        errors.invalid(
+            'client', type(client).__name__, 'must be an integer or a string',
+            'name clients by their index or by their identifier'))
+  if client < 0:
+    raise ValueError(
+        errors.invalid(
+            'client', client, 'must be at least 0',
+            'it is an index in the population'))
+  return b'#%d' % client
