@@ -1,12 +1,12 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test bench seeds lint clean
+.PHONY: help env demo test test-next bench seeds lint clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
 
 help:  ## lists the targets
-	@sed -n 's/^\([a-z]*\):.*##  */\1\t/p' Makefile | expand -t 8
+	@sed -n 's/^\([a-z-]*\):.*##  */\1\t/p' Makefile | expand -t 8
 
 env:  ## builds .venv from the lock of the Python found (PYTHON=... chooses it)
 	@requirements/make_env.sh
@@ -17,6 +17,9 @@ demo: env  ## trains with DP on real text; leaves runs/demo/report.md
 
 test: env  ## runs the tests (ARGS='-k word' chooses)
 	$(PYTHON_OF_ENV) -m pytest tests -q --durations=10 $(ARGS)
+
+test-next: env  ## runs the accounting tests with dp-accounting 0.6
+	requirements/test_next.sh
 
 bench: env  ## runs the benchmarks; one JSON line a case
 	@$(PYTHON_OF_ENV) -m simulations.bench
@@ -29,5 +32,5 @@ lint: env  ## checks the style
 	$(PYTHON_OF_ENV) -m ruff check .
 
 clean:  ## removes .venv, runs and caches
-	rm -rf .venv runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-next runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

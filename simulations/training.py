@@ -292,15 +292,19 @@ def _describe(
           f'{corpus.validation.num_clients} validation, '
           f'{corpus.test.num_clients} test clients'),
       'released': 'the model after every round, and the metrics of the run',
+      'enforced': {
+          'min_sep': privacy.min_sep,
+          'max_participations': privacy.max_participations,
+          'by': 'the cohort sampler',
+      },
+      'noise_key': 'the operating system',
+      'tuning': 'hyperparameters were chosen with other runs on this corpus',
+      'model_selection': 'none: the last model is the result',
+      'pre_training': 'none: initial weights come from a seed',
       'not_covered': [
           'the vocabulary, counted on the train split without noise',
           'the validation and test splits, evaluated without noise',
-          'the choice of hyperparameters, made with other runs on this corpus',
           'the runs it is compared with: each has a guarantee of its own, they '
           'compose, and a run without noise has none',
-      ],
-      'side_releases': [
-          'the number of clients whose update was not finite, every round',
-          'cohort membership in ledger.sqlite, for whoever can read it',
       ],
   }

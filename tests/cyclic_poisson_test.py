@@ -320,6 +320,7 @@ def test_noise_multiplier_out_of_range_is_refused(noise_multiplier):
 @functools.cache
 def _toeplitz_rmse(rounds, bands):
   """Returns the rmse of the optimal banded Toeplitz strategy at sigma = 1."""
+  pytest.importorskip('tensorflow')
   from tff_bandmf import optimize
 
   return math.sqrt(optimize.optimize_banded_toeplitz(rounds, bands).loss)

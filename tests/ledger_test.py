@@ -1,75 +1,196 @@
-"""Tests of the ledger: what it keeps through a kill, and what it counts."""
+"""Tests of the ledger: what it keeps through a kill, and what it counts.
 
+Every test runs on SQLite and, where PostgreSQL is installed, on a server of its
+own. LEDGER_KILLS says how often a writer is killed.
+"""
+
+import contextlib
+import glob
+import hashlib
+import json
 import os
 import pathlib
+import random
+import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
+import time
 
 import numpy as np
 import pytest
 
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import program
+from tff_bandmf.program import observed as observed_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+def _postgresql_binaries():
+  """Returns the folder of PostgreSQL's server programs, or None."""
+  server = shutil.which('postgres')
+  found = [os.path.realpath(server)] if server else sorted(
+      glob.glob('/usr/lib/postgresql/*/bin/postgres'))
+  return pathlib.Path(found[-1]).parent if found else None
+
+
+@contextlib.contextmanager
+def _postgresql_server(binaries):
+  """Runs a server on a socket in a private directory; gives its URL."""
+  directory = pathlib.Path(tempfile.mkdtemp(prefix='bandmf-pg-'))
+  # The server refuses to be run by root.
+  user = dict(user='nobody', group='nogroup') if os.geteuid() == 0 else {}
+  if user:
+    shutil.chown(directory, **user)
+  quiet = dict(
+      cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+      **user)
+  data = directory / 'data'
+  try:
+    subprocess.run(
+        [binaries / 'initdb', '--no-sync', '-A', 'trust', '-U', 'bandmf', data],
+        check=True, **quiet)
+    server = subprocess.Popen(
+        [binaries / 'postgres', '-D', data, '-k', directory,
+         '-c', 'listen_addresses=', '-c', 'synchronous_commit=off'], **quiet)
+    try:
+      deadline = time.monotonic() + 60
+      while subprocess.run(
+          [binaries / 'pg_isready', '-h', directory], **quiet).returncode:
+        assert server.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+      yield f'postgresql+psycopg2://bandmf@/postgres?host={directory}'
+    finally:
+      # Fast: does not wait for clients.
+      server.send_signal(signal.SIGINT)
+      server.wait(60)
+  finally:
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope='module')
+def postgresql():
+  """Gives the URL of a PostgreSQL server."""
+  binaries = _postgresql_binaries()
+  if binaries is None:
+    pytest.skip('PostgreSQL is not installed (Debian: postgresql)')
+  with _postgresql_server(binaries) as url:
+    yield url
+
+
+@pytest.fixture(params=['sqlite', 'postgresql'])
+def place(request, tmp_path):
+  """Gives the arguments of an empty ledger."""
+  if request.param == 'sqlite':
+    return dict(place=str(tmp_path / 'ledger.sqlite'))
+  psycopg2 = pytest.importorskip('psycopg2')
+  url = request.getfixturevalue('postgresql')
+  schema = f'test_{random.SystemRandom().getrandbits(64):x}'
+  connection = psycopg2.connect(url.replace('+psycopg2', ''))
+  connection.autocommit = True
+  connection.cursor().execute(f'CREATE SCHEMA {schema}')
+  connection.close()
+  return dict(
+      place=f'{url}&options=-csearch_path%3D{schema}',
+      key_file=tmp_path / 'private' / 'ledger.key')
+
+
 @pytest.fixture
-def ledger(tmp_path):
-  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+def ledger(place):
+  with program.Ledger(**place) as ledger:
     yield ledger
 
 
-def test_started_round_is_there_for_another_connection(ledger, tmp_path):
+def test_started_round_is_there_for_another_connection(ledger, place):
   ledger.start_round(0, np.array([5, 2, 9]))
-  with program.Ledger(tmp_path / 'ledger.sqlite', create=False) as other:
+  with program.Ledger(**place, create=False) as other:
     assert other.cohort(0).tolist() == [2, 5, 9]
     assert other.cohort(1) is None
 
 
-_WRITER = '''
-import sys
-import numpy as np
-from tff_bandmf import program
-ledger = program.Ledger(sys.argv[1])
-for t in range(10**6):
-  ledger.start_round(t, np.arange(t % 7, t % 7 + 50))
-  print(t, flush=True)
-  if t % 2:
-    ledger.finish_round(t)
-'''
+# Hardly more clients than the separation needs: one that is forgotten is soon
+# selected again.
+_KILLED = program.CohortSampler(
+    100, 8, 10**6, participation_lib.MinSep(10), seed=3)
 
 
-def test_killed_writer_loses_no_started_round(tmp_path):
-  path = tmp_path / 'ledger.sqlite'
-  writer = subprocess.Popen(
-      [sys.executable, '-c', _WRITER, str(path)], cwd=_ROOT,
-      stdout=subprocess.PIPE, text=True)
-  for _ in range(30):
-    writer.stdout.readline()
-  os.kill(writer.pid, signal.SIGKILL)
-  told = 29 + len(writer.stdout.read().split('\n')) - 1
-  assert writer.wait() == -signal.SIGKILL
-  with program.Ledger(path, create=False) as ledger:
-    # At most one more: started, but the writer could not say so any more.
-    assert ledger.observed().rounds - told in (1, 2)
-    for t in range(ledger.observed().rounds):
-      assert ledger.cohort(t).tolist() == list(range(t % 7, t % 7 + 50))
-    ledger.start_round(told + 5, np.array([1]))
+def _write(place, pipe):
+  """Writes rounds, and says each that was recorded, until it is killed."""
+  with program.Ledger(**place) as ledger:
+    # The last one that was started may not have run: it is replayed.
+    start = max(ledger.observed().last_round, 0)
+    history = ledger.history(_KILLED.clients, start)
+    for t in range(start, _KILLED.rounds):
+      cohort = _KILLED.sample(t, history)
+      ledger.start_round(t, cohort)
+      os.write(pipe, (json.dumps([t, cohort.tolist()]) + '\n').encode())
+      history.record(t, cohort)
+      ledger.finish_round(t)
 
 
-def test_every_start_is_synced_to_the_disk(ledger):
-  # What a kill cannot show and a power cut would: 2 is FULL.
-  pragma = lambda name: ledger._connection.execute(  # noqa: E731
-      f'PRAGMA {name}').fetchone()[0]
-  assert (pragma('journal_mode'), pragma('synchronous')) == ('wal', 2)
+def _kill_writers(place, kills):
+  """Prints what writers that were killed at random said they had recorded."""
+  generator = random.Random(0)
+  for _ in range(kills):
+    source, sink = os.pipe()
+    writer = os.fork()
+    if not writer:
+      os.close(source)
+      _write(place, sink)
+    os.close(sink)
+    time.sleep(generator.uniform(0, 0.1))
+    os.kill(writer, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(writer, 0)[1])
+    with open(source) as said:
+      # No newline: it was killed in the middle of saying it.
+      for line in said:
+        if line.endswith('\n'):
+          print(line, end='')
+
+
+def test_killed_writers_lose_no_round_and_let_nobody_in_early(place):
+  kills = int(os.environ.get('LEDGER_KILLS', 20))
+  # In a process without TensorFlow's threads, which a fork does not survive.
+  said = subprocess.run(
+      [sys.executable, __file__, json.dumps(place, default=str), str(kills)],
+      cwd=_ROOT, env={**os.environ, 'PYTHONPATH': str(_ROOT)}, check=True,
+      stdout=subprocess.PIPE, text=True).stdout
+  recorded = {}
+  for line in said.splitlines():
+    t, cohort = json.loads(line)
+    assert recorded.setdefault(t, cohort) == cohort
+  assert len(recorded) > kills
+  with program.Ledger(**place, create=False) as ledger:
+    observed = ledger.observed()
+    # No gap, and at most the rounds whose writer could not say so any more.
+    assert observed.rounds == observed.last_round + 1
+    assert len(recorded) <= observed.rounds <= len(recorded) + kills
+    for t, cohort in recorded.items():
+      assert ledger.cohort(t).tolist() == cohort
+    cohorts = {t: ledger.cohort(t).tolist() for t in range(observed.rounds)}
+  assert _brute_force(cohorts)['min_sep'] == observed.min_sep == 10
+
+
+def test_every_start_is_synced_to_the_disk(ledger, place):
+  # What a kill cannot show and a power cut would.
+  def shown(name):
+    with ledger._writer.connect() as connection:
+      return connection.exec_driver_sql(name).scalar()
+
+  if place['place'].startswith('postgresql'):
+    # The server's own setting is off.
+    assert shown('SHOW synchronous_commit') == 'on'
+  else:
+    assert shown('PRAGMA journal_mode') == 'wal'
+    assert shown('PRAGMA synchronous') == 2  # FULL
 
 
 def test_round_cannot_start_with_another_cohort(ledger):
   ledger.start_round(3, np.array([1, 2, 3]))
-  for other in ([1, 2], [1, 2, 4], [1, 2, 3, 4], [], [1, 2, 3, 3]):
+  for other in ([1, 2], [1, 2, 4], [1, 2, 3, 4], []):
     with pytest.raises(ValueError, match='round=3: was already started'):
       ledger.start_round(3, np.array(other, np.int64))
   assert ledger.cohort(3).tolist() == [1, 2, 3]
@@ -85,14 +206,14 @@ def test_round_can_be_replayed_with_its_cohort(ledger):
 
 
 def test_client_twice_in_a_cohort_is_refused_and_nothing_kept(ledger):
-  with pytest.raises(sqlite3.IntegrityError):
+  with pytest.raises(ValueError, match='a client twice'):
     ledger.start_round(0, np.array([1, 1]))
   assert ledger.cohort(0) is None
   ledger.start_round(0, np.array([1]))
 
 
-def test_two_writers_cannot_start_one_round_apart(ledger, tmp_path):
-  with program.Ledger(tmp_path / 'ledger.sqlite') as other:
+def test_two_writers_cannot_start_one_round_apart(ledger, place):
+  with program.Ledger(**place) as other:
     ledger.start_round(0, np.array([1]))
     with pytest.raises(ValueError, match='another cohort'):
       other.start_round(0, np.array([2]))
@@ -164,10 +285,10 @@ def test_integers_of_numpy_are_integers(ledger):
       ledger.start_round(round_index, np.array([5]))
 
 
-def test_ledger_belongs_to_one_run(tmp_path):
-  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+def test_ledger_belongs_to_one_run(place):
+  with program.Ledger(**place) as ledger:
     ledger.bind(2**62)
-  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+  with program.Ledger(**place) as ledger:
     ledger.bind(2**62)
     with pytest.raises(ValueError, match='another run'):
       ledger.bind(2**62 + 1)
@@ -179,10 +300,186 @@ def test_history_of_a_larger_population_is_refused(ledger):
     ledger.history(30, 1)
 
 
-def test_missing_ledger_is_an_error_where_it_must_be_there(tmp_path):
+def test_attempts_and_their_outcomes_are_recorded(ledger):
+  ledger.start_round(0, [1, 2])
+  ledger.start_round(0, [1, 2])
+  ledger.fail_round(0)
+  ledger.start_round(0, [2, 1])
+  ledger.finish_round(0, 1.5)
+  ledger.start_round(1, [3])
+  ledger.abandon_round(1)
+  outcomes = lambda t: [a.outcome for a in ledger.attempts(t)]  # noqa: E731
+  assert outcomes(0) == ['failed', 'failed', 'finished']
+  assert ledger.attempts(0)[-1] == program.Attempt('finished', 1.5)
+  assert outcomes(1) == ['failed', 'abandoned']
+  assert outcomes(2) == []
+  observed = ledger.observed()
+  # What was started counts.
+  assert (observed.rounds, observed.finished, observed.clients) == (2, 1, 3)
+
+
+def test_abandoned_round_cannot_start_again(ledger):
+  ledger.start_round(4, [1, 2])
+  ledger.abandon_round(4)
+  with pytest.raises(ValueError, match='round=4: was abandoned'):
+    ledger.start_round(4, [1, 2])
+  assert [a.outcome for a in ledger.attempts(4)] == ['failed', 'abandoned']
+
+
+def test_round_that_was_not_started_has_no_outcome(ledger):
+  ledger.start_round(0, [1])
+  ledger.finish_round(0)
+  for end in (ledger.finish_round, ledger.fail_round):
+    for t in (0, 1):
+      with pytest.raises(ValueError, match=f'round={t}: has no attempt'):
+        end(t)
+  with pytest.raises(ValueError, match='round=1: has no attempt'):
+    ledger.abandon_round(1)
+  assert ledger.attempts(1) == []
+
+
+def test_clients_can_be_strings(ledger):
+  ledger.start_round(0, ['anna', '7'])
+  ledger.start_round(3, np.array(['7', 'emil']))
+  assert ledger.rounds_of('7').tolist() == [0, 3]
+  # The string is not the index.
+  assert ledger.rounds_of(7).tolist() == []
+  assert ledger.last_round('anna') == 0
+  assert ledger.last_round('otto') is None
+  population = ['emil', 'otto', '7', 'anna', '7']
+  past = ledger.past(population, 4)
+  assert past.count.tolist() == [1, 0, 2, 1, 2]
+  assert past.last_round[[0, 2, 3, 4]].tolist() == [3, 3, 0, 3]
+  assert ledger.past(population, 3).count.tolist() == [0, 0, 1, 1, 1]
+  assert ledger.cohort(3, population).tolist() == ['7', 'emil']
+  schema = participation_lib.MinSep(2, max_participations=2)
+  assert ledger.eligible(population, 4, schema, 9).tolist() == [
+      False, True, False, True, False]
+  assert ledger.observed().last_client == -1
+  # Nobody of a population of indices is known to have taken part.
+  with pytest.raises(ValueError, match='not among the 10 indices'):
+    ledger.history(10, 4)
+  with pytest.raises(ValueError, match='not among those looked at'):
+    ledger.cohort(3)
+
+
+def test_cohort_of_something_else_is_refused(ledger):
+  for cohort in ([1.0], [True], [None], np.array([1.0])):
+    with pytest.raises(TypeError, match='must be an integer or a string'):
+      ledger.start_round(0, cohort)
+  with pytest.raises(ValueError, match='client=-1'):
+    ledger.start_round(0, [-1])
+  assert ledger.observed().rounds == 0
+
+
+def test_identifiers_are_keyed_hashes_and_the_key_is_a_secret_file(tmp_path):
+  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+    ledger.start_round(0, ['anna-of-nowhere'])
+  key_file = tmp_path / 'private' / 'ledger.key'
+  assert key_file.stat().st_mode & 0o777 == 0o600
+  assert key_file.parent.stat().st_mode & 0o777 == 0o700
+  assert list(key_file.parent.iterdir()) == [key_file]
+  key = key_file.read_bytes()
+  assert len(key) == 16
+  expected = hashlib.blake2b(
+      b'$anna-of-nowhere', key=key, digest_size=8, person=b'bandmf client')
+  connection = sqlite3.connect(tmp_path / 'ledger.sqlite')
+  recorded, = connection.execute('SELECT cohort FROM bandmf_rounds').fetchone()
+  connection.close()
+  assert recorded == expected.digest()
+  for path in tmp_path.glob('ledger.sqlite*'):
+    assert b'anna' not in path.read_bytes()
+    assert key not in path.read_bytes()
+
+
+def test_keys_of_two_ledgers_differ(tmp_path):
+  keys = set()
+  for name in 'ab':
+    with program.Ledger(
+        tmp_path / f'{name}.sqlite', key_file=tmp_path / f'{name}.key'
+    ) as ledger:
+      ledger.start_round(0, [1])
+    keys.add((tmp_path / f'{name}.key').read_bytes())
+  assert len(keys) == 2
+
+
+def _key_file(place, tmp_path):
+  return pathlib.Path(
+      place.get('key_file', tmp_path / 'private' / 'ledger.key'))
+
+
+def _refuses_everybody(place, message):
+  with program.Ledger(**place) as ledger:
+    for action in (
+        lambda: ledger.start_round(1, [1]), lambda: ledger.history(5, 1),
+        lambda: ledger.past(['a'], 1), lambda: ledger.rounds_of(1)):
+      with pytest.raises(ValueError, match=message):
+        action()
+    # What is counted needs no key.
+    assert ledger.observed().rounds == 1
+
+
+def test_ledger_without_its_key_lets_nobody_in(place, tmp_path):
+  with program.Ledger(**place) as ledger:
+    ledger.start_round(0, [1])
+  _key_file(place, tmp_path).unlink()
+  _refuses_everybody(place, 'ledger key=.* is gone')
+  assert not _key_file(place, tmp_path).exists()
+
+
+def test_ledger_with_another_key_lets_nobody_in(place, tmp_path):
+  with program.Ledger(**place) as ledger:
+    ledger.start_round(0, [1])
+  _key_file(place, tmp_path).write_bytes(bytes(16))
+  _refuses_everybody(place, 'ledger key=.* is not that of this ledger')
+  _key_file(place, tmp_path).write_bytes(bytes(15))
+  _refuses_everybody(place, 'must be 16 bytes')
+
+
+def test_server_needs_a_key_file(place):
+  if 'key_file' not in place:
+    place = dict(place=f"sqlite:///{place['place']}")
+    with program.Ledger(**place) as ledger:
+      ledger.start_round(0, [1])  # Next to the file, as for a path.
+    return
+  with program.Ledger(place['place']) as ledger:
+    with pytest.raises(ValueError, match='key_file=None'):
+      ledger.start_round(0, [1])
+    assert ledger.observed().rounds == 0
+
+
+@pytest.mark.parametrize('at_a_time', [1, 7, 100, 10**6])
+def test_patterns_in_parts_are_those_of_the_whole(at_a_time):
+  rng = np.random.default_rng(1)
+  everybody = rng.integers(-2**63, 2**63 - 1, 60)
+  everybody[:2] = -2**63, 2**63 - 1
+  cohorts = {
+      t: np.sort(rng.choice(everybody, rng.integers(0, 9), replace=False))
+      for t in range(0, 200, 9)}
+  expected = _brute_force({t: c.tolist() for t, c in cohorts.items()})
+  found = observed_lib.patterns(
+      cohorts.items, sum(map(len, cohorts.values())), at_a_time)
+  assert found == observed_lib.Patterns(
+      expected['clients'], expected['min_sep'], expected['max_participations'])
+
+
+def test_missing_ledger_is_an_error_where_it_must_be_there(place, tmp_path):
   with pytest.raises(ValueError, match='does not exist'):
-    program.Ledger(tmp_path / 'ledger.sqlite', create=False)
+    program.Ledger(**place, create=False)
   assert not list(tmp_path.iterdir())
+
+
+def test_ledger_in_memory_is_refused():
+  for url in ('sqlite://', 'sqlite:///:memory:'):
+    with pytest.raises(ValueError, match='must be a file'):
+      program.Ledger(url)
+
+
+def test_server_that_is_not_there_is_refused_without_its_password(tmp_path):
+  pytest.importorskip('psycopg2')
+  with pytest.raises(ValueError, match='cannot be opened') as caught:
+    program.Ledger(f'postgresql+psycopg2://me:geheim@/x?host={tmp_path}')
+  assert 'geheim' not in str(caught.value)
 
 
 def test_file_that_is_no_ledger_is_refused_and_kept(tmp_path):
@@ -191,3 +488,17 @@ def test_file_that_is_no_ledger_is_refused_and_kept(tmp_path):
   with pytest.raises(ValueError, match='no participation ledger'):
     program.Ledger(path)
   assert path.read_bytes() == b'no database at all' * 100
+
+
+def test_database_of_something_else_is_refused(tmp_path):
+  path = tmp_path / 'ledger.sqlite'
+  connection = sqlite3.connect(path)
+  connection.execute('CREATE TABLE rounds (round INTEGER)')
+  connection.close()
+  for create in (True, False):
+    with pytest.raises(ValueError, match='no participation ledger'):
+      program.Ledger(path, create=create)
+
+
+if __name__ == '__main__':
+  _kill_writers(json.loads(sys.argv[1]), int(sys.argv[2]))

@@ -20,8 +20,6 @@ _COLUMNS = (
   'buffers',
   'parameters',
   'noise_copies',
-  'sensitivity_method',
-  'noise_multiplier',
   'z_stddev',
   'rmse',
   'max_rmse',
@@ -132,12 +130,14 @@ def choose(
   else:
     click.echo(
       tabulate.tabulate(
-        [[output.text(record[name]) for name in _COLUMNS]
-         for record in records],
+        [[_cell(record[name]) for name in _COLUMNS] for record in records],
         headers=_COLUMNS,
         disable_numparse=True,
       )
     )
+    for record in records:
+      if not record['converged']:
+        click.echo(f'not converged: {record["family"]}: better may exist')
     for family, reason in ranking.left_out.items():
       click.echo(f'left out: {family}: {reason}')
   return output.DONE
@@ -187,3 +187,14 @@ def _record(choice, schema, workload, epsilon, delta):
     'max_rmse': choice.max_rmse,
     'converged': choice.converged,
   }
+
+
+def _cell(value) -> str:
+  """Returns a value as the table shows it."""
+  if value is None:
+    return ''
+  if isinstance(value, dict):
+    return ' '.join(
+      f'{name}={output.text(each)}' for name, each in value.items()
+    )
+  return output.text(value)

@@ -1,7 +1,12 @@
 """What a training program adds: cohorts, their ledger, the TFF runtime.
 
-`runtime` is imported by its own name, since it needs TensorFlow Federated.
+`runtime` and `data_source` are imported by their own names, since they need
+TensorFlow Federated.
 """
 
-from tff_bandmf.program.cohorts import CohortError, CohortSampler, History
-from tff_bandmf.program.ledger import Ledger, Observed
+from tff_bandmf.program.admission import Admission, admit
+from tff_bandmf.program.availability import Diurnal
+from tff_bandmf.program.cohorts import CohortError, CohortSampler
+from tff_bandmf.program.history import History
+from tff_bandmf.program.ledger import Attempt, Ledger
+from tff_bandmf.program.observed import Observed

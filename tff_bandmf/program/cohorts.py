@@ -201,9 +201,12 @@ class CohortSampler:
     return ~excluded
 
   def _available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
-    if self.availability is None:
-      return np.ones(len(clients), bool)
-    return self.availability.available(round_index, clients)
+    there = np.ones(len(clients), bool)
+    if self.availability is not None:
+      for start in range(0, len(clients), _MAX_BATCH):
+        part = slice(start, start + _MAX_BATCH)
+        there[part] = self.availability.available(round_index, clients[part])
+    return there
 
   def _draw(
       self,

@@ -121,12 +121,27 @@ class Identifiers:
     return np.frombuffer(digests, '<i8').astype(np.int64, copy=False)
 
 
+def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+  """Returns where in `known` those of `wanted` are that are there; ascending.
+
+  Args:
+    known: [n] int64 ascending.
+    wanted: [m] int64 ascending.
+  """
+  if not len(known):
+    return np.empty(0, np.int64)
+  place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
+  return place[known[place] == wanted]
+
+
 def _names(clients: Iterable[Client]) -> Iterable[bytes]:
   """Yields one name a client; no index has the name of a string."""
   if isinstance(clients, range):
     highest = max(clients.start, clients.stop)
     if min(clients.start, clients.stop) >= 0 and highest < 2**63:
       return (b'#%d' % client for client in clients)
+  if isinstance(clients, np.ndarray):
+    clients = clients.tolist()
   return map(_name, clients)
 
 

@@ -1,23 +1,13 @@
 """The record of who took part in which round, durable before the round runs.
 
-In any database of SQLAlchemy; SQLite, with a write-ahead log, by default:
-
-  bandmf_ledger    one row: the run and the key that the ledger belongs to, and
-                   the highest client index
-  bandmf_rounds    round, cohort: its identifiers, keyed hashes of the clients,
-                   ascending, 8 bytes each, little-endian
-  bandmf_attempts  round, attempt, outcome, the noise measured
-
-A cohort is one value, so that it is there whole or not at all, and that a round
-of thousands of clients costs one write. A round that was started counts,
-whatever became of it. An attempt is 'started', then 'finished', 'failed' (the
-round may be replayed) or 'abandoned' (it may not: the round is burnt).
+A round that was started counts, whatever became of it. An attempt at it is
+'started', then 'finished', 'failed' (the round may be replayed) or 'abandoned'
+(it may not: the round is burnt). Clients are in it as keyed hashes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import operator
 import os
 import pathlib
@@ -29,35 +19,9 @@ import sqlalchemy as sa
 
 from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.program import admission, identifiers
+from tff_bandmf.program import admission, database, identifiers, records
 from tff_bandmf.program import history as history_lib
 from tff_bandmf.program import observed as observed_lib
-
-STARTED = 'started'
-FINISHED = 'finished'
-FAILED = 'failed'
-ABANDONED = 'abandoned'
-
-_LOCK_SECONDS = 60
-_COHORTS_AT_A_TIME = 16
-
-_METADATA = sa.MetaData()
-_LEDGER = sa.Table(
-    'bandmf_ledger', _METADATA,
-    sa.Column('place', sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column('run', sa.BigInteger),
-    sa.Column('key', sa.BigInteger),
-    sa.Column('last_client', sa.BigInteger, nullable=False))
-_ROUNDS = sa.Table(
-    'bandmf_rounds', _METADATA,
-    sa.Column('round', sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column('cohort', sa.LargeBinary, nullable=False))
-_ATTEMPTS = sa.Table(
-    'bandmf_attempts', _METADATA,
-    sa.Column('round', sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column('attempt', sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column('outcome', sa.String(16), nullable=False),
-    sa.Column('z_stddev', sa.Float(53)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,18 +62,18 @@ class Ledger:
     Raises:
       ValueError: no ledger, and `create` is False; or what is there is none.
     """
-    url = _url(place)
-    path = None
-    if url.get_backend_name() == 'sqlite':
-      path = _sqlite_path(url)
+    url = database.url_of(place)
+    path = database.sqlite_path(url)
+    if path is not None:
       key_file = key_file or path.parent / 'private' / 'ledger.key'
       if not create and not (path.is_file() and path.stat().st_size):
         raise _missing(path)
     self._key_file = None if key_file is None else pathlib.Path(key_file)
     self._identifiers = None
-    self._engine = _engine(url)
+    self._population = None
+    self._writer, self._reader = database.engines(url)
     try:
-      self._open(url if path is None else path, create)
+      self._open(path or url.render_as_string(hide_password=True), create)
     except BaseException:
       self.close()
       raise
@@ -117,26 +81,19 @@ class Ledger:
   def _open(self, place: object, create: bool) -> None:
     """Makes the tables, or checks that they are there."""
     try:
-      tables = set(sa.inspect(self._engine).get_table_names())
-      if not tables.issuperset(_METADATA.tables):
-        # PRIVACY: a ledger of another kind is not taken for an empty one.
-        # Guard: ledger_test.test_database_of_something_else_is_refused.
-        if tables and self._engine.dialect.name == 'sqlite' and not (
-            tables & set(_METADATA.tables)):
-          raise _no_ledger(place)
-        if not create:
-          raise _missing(place)
-        self._create()
+      tables = set(sa.inspect(self._reader).get_table_names())
+      missing = records.TABLES - tables
+      # PRIVACY: a ledger of another kind is not taken for an empty one.
+      # Guard: ledger_test.test_database_of_something_else_is_refused.
+      if missing and tables and isinstance(place, pathlib.Path):
+        raise _no_ledger(place)
+      if missing and not create:
+        raise _missing(place)
+      if missing:
+        with self._writer.begin() as connection:
+          records.create(connection)
     except sa.exc.DatabaseError as error:
       raise _no_ledger(place) from error
-
-  def _create(self) -> None:
-    with self._engine.begin() as connection:
-      for table in _METADATA.sorted_tables:
-        connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
-      if connection.execute(sa.select(_LEDGER.c.place)).first() is None:
-        connection.execute(
-            sa.insert(_LEDGER).values(place=0, last_client=-1))
 
   def __enter__(self) -> Ledger:
     return self
@@ -146,7 +103,7 @@ class Ledger:
 
   def close(self) -> None:
     """Closes the connections."""
-    self._engine.dispose()
+    self._writer.dispose()
 
   def bind(self, run: int) -> None:
     """Says, once, which run and noise key this ledger belongs to.
@@ -157,7 +114,7 @@ class Ledger:
     Raises:
       ValueError: the ledger belongs to another run or key.
     """
-    if self._claim(_LEDGER.c.run, run) != run:
+    if self._claim(records.RUN, run) != run:
       raise ValueError(
           errors.invalid(
               'ledger', 'that of another run or noise key',
@@ -192,41 +149,32 @@ class Ledger:
     highest = max(
         (int(client) for client in cohort if not isinstance(client, str)),
         default=-1)
-    content = found.astype('<i8').tobytes()
     try:
-      with self._engine.begin() as connection:
-        connection.execute(
-            sa.insert(_ROUNDS).values(round=round_index, cohort=content))
-        _add_attempt(connection, round_index, STARTED)
-        connection.execute(
-            sa.update(_LEDGER).where(_LEDGER.c.last_client < highest).values(
-                last_client=highest))
+      with self._writer.begin() as connection:
+        records.add_round(connection, round_index, found, highest)
+        records.add_attempt(connection, round_index, records.STARTED)
     except sa.exc.IntegrityError:
-      self._start_again(round_index, content)
+      self._start_again(round_index, found)
 
-  def _start_again(self, round_index: int, content: bytes) -> None:
-    with self._engine.begin() as connection:
-      _add_attempt(connection, round_index, STARTED)
-      recorded = connection.execute(
-          sa.select(_ROUNDS.c.cohort).where(_ROUNDS.c.round == round_index)
-      ).scalar_one()
+  def _start_again(self, round_index: int, cohort: np.ndarray) -> None:
+    with self._writer.begin() as connection:
       # PRIVACY: one round's noise never meets two cohorts.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
-      if bytes(recorded) != content:
+      if not np.array_equal(records.cohort(connection, round_index), cohort):
         raise ValueError(
             errors.invalid(
                 'round', round_index,
                 'was already started with another cohort',
                 'its noise may not be used twice: resume with the data, seed '
                 'and configuration of the first start'))
-      if connection.execute(
-          sa.select(_ATTEMPTS.c.attempt).where(
-              _ATTEMPTS.c.round == round_index,
-              _ATTEMPTS.c.outcome == ABANDONED)).first() is not None:
+      # PRIVACY: nor does it meet two sums of one cohort.
+      # Guard: ledger_test.test_abandoned_round_cannot_start_again.
+      if records.ABANDONED in dict(records.attempts(connection, round_index)):
         raise ValueError(
             errors.invalid(
                 'round', round_index, 'was abandoned',
                 'go on with the next round'))
+      records.add_attempt(connection, round_index, records.STARTED)
 
   def finish_round(
       self, round_index: int, z_stddev: Optional[float] = None
@@ -241,7 +189,8 @@ class Ledger:
       ValueError: there is no attempt that was started and has no outcome yet.
     """
     self._end(
-        round_index, FINISHED, None if z_stddev is None else float(z_stddev))
+        round_index, records.FINISHED,
+        None if z_stddev is None else float(z_stddev))
 
   def fail_round(self, round_index: int) -> None:
     """Records that an attempt failed; the round can be started again.
@@ -249,7 +198,7 @@ class Ledger:
     Raises:
       ValueError: there is no attempt that was started and has no outcome yet.
     """
-    self._end(round_index, FAILED, None)
+    self._end(round_index, records.FAILED)
 
   def abandon_round(self, round_index: int) -> None:
     """Records that a started round is burnt: it is never started again.
@@ -260,31 +209,24 @@ class Ledger:
       ValueError: the round was never started.
     """
     round_index = operator.index(round_index)
-    with self._engine.begin() as connection:
-      if not _add_attempt(connection, round_index, ABANDONED, first=False):
+    with self._writer.begin() as connection:
+      if not records.add_attempt(connection, round_index, records.ABANDONED):
         raise _not_started(round_index)
 
   def _end(
-      self, round_index: int, outcome: str, z_stddev: Optional[float]
+      self, round_index: int, outcome: str, z_stddev: Optional[float] = None
   ) -> None:
     round_index = operator.index(round_index)
-    with self._engine.begin() as connection:
-      changed = connection.execute(
-          sa.update(_ATTEMPTS).where(
-              _ATTEMPTS.c.round == round_index, _ATTEMPTS.c.outcome == STARTED
-          ).values(outcome=outcome, z_stddev=z_stddev))
-      if not changed.rowcount:
+    with self._writer.begin() as connection:
+      if not records.end_attempt(connection, round_index, outcome, z_stddev):
         raise _not_started(round_index)
 
   def attempts(self, round_index: int) -> list[Attempt]:
     """Returns the attempts at a round, in order; none if it was not started."""
-    with self._engine.connect() as connection:
+    with self._reader.connect() as connection:
       return [
-          Attempt(outcome, z_stddev) for outcome, z_stddev in
-          connection.execute(
-              sa.select(_ATTEMPTS.c.outcome, _ATTEMPTS.c.z_stddev).where(
-                  _ATTEMPTS.c.round == operator.index(round_index)
-              ).order_by(_ATTEMPTS.c.attempt))]
+          Attempt(*row) for row in
+          records.attempts(connection, operator.index(round_index))]
 
   def cohort(
       self,
@@ -301,23 +243,20 @@ class Ledger:
     Raises:
       ValueError: a client of the cohort is not among them.
     """
-    with self._engine.connect() as connection:
-      content = connection.execute(
-          sa.select(_ROUNDS.c.cohort).where(
-              _ROUNDS.c.round == operator.index(round_index))).scalar()
-    if content is None:
+    with self._reader.connect() as connection:
+      recorded = records.cohort(connection, operator.index(round_index))
+    if recorded is None:
       return None
-    recorded = np.frombuffer(content, '<i8')
     if population is None:
       population = range(self._last_client() + 1)
-    found = np.flatnonzero(np.isin(self._hashes(population), recorded))
-    if len(found) < len(recorded):
+    hashes = self._hashes(population)
+    if not np.isin(recorded, hashes).all():
       raise ValueError(
           errors.invalid(
               'round', round_index,
               'has clients that are not among those looked at',
               'give the population that the run started with'))
-    return np.sort(np.asarray(population)[found])
+    return np.unique(np.asarray(population)[np.isin(hashes, recorded)])
 
   def history(self, clients: int, before: int) -> history_lib.History:
     """Returns who of a population took part in the rounds below `before`.
@@ -327,7 +266,7 @@ class Ledger:
       before: a round.
 
     Raises:
-      ValueError: the ledger holds clients beyond the population.
+      ValueError: the ledger holds clients beyond the population, or strings.
     """
     highest = self._last_client()
     if highest >= clients:
@@ -335,30 +274,39 @@ class Ledger:
           errors.invalid(
               'client', highest, f'is not among the {clients} clients',
               'resume with the data that the run started with'))
-    return self.past(range(clients), before)
+    return self._past(range(clients), before, complete=True)
 
   def past(
       self, clients: Sequence[identifiers.Client], before: int
   ) -> history_lib.History:
     """Returns the rounds of some clients below `before`, in their order.
 
-    Goes through all cohorts: keep the `History` of a population in memory, and
+    Goes through all cohorts: for a population, keep its `History` in memory and
     `record` in it what is recorded here.
     """
+    return self._past(clients, before, complete=False)
+
+  def _past(self, clients, before: int, complete: bool) -> history_lib.History:
+    # Two clients with one hash share what either did.
     known, place = np.unique(self._hashes(clients), return_inverse=True)
     found = history_lib.History.empty(len(known))
     for round_index, cohort in self._cohorts(operator.index(before)):
-      found.record(round_index, np.flatnonzero(np.isin(
-          known, cohort, assume_unique=True)) if len(known) <= len(
-              cohort) else _places(known, cohort))
+      there = identifiers.places(known, cohort)
+      if complete and len(there) < len(cohort):
+        raise ValueError(
+            errors.invalid(
+                'round', round_index,
+                f'has clients that are not among the {len(clients)} indices',
+                'resume with the data that the run started with'))
+      found.record(round_index, there)
     return found.of(place)
 
   def rounds_of(self, client: identifiers.Client) -> np.ndarray:
     """Returns the rounds that a client took part in, [m] int64 ascending."""
-    identifier, = self._hash().of([client])
+    identifier = self._hash().of([client])
     return np.array(
         [round_index for round_index, cohort in self._cohorts()
-         if len(_places(cohort, np.array([identifier])))], np.int64)
+         if len(identifiers.places(cohort, identifier))], np.int64)
 
   def last_round(self, client: identifiers.Client) -> Optional[int]:
     """Returns the last round of a client, or None if it never took part."""
@@ -372,11 +320,12 @@ class Ledger:
       participation: participation_lib.Participation,
       rounds: int,
   ) -> np.ndarray:
-    """Returns which of some different clients may take part, [m] bool.
+    """Returns which of some clients may take part in a round, [m] bool.
 
     Args:
-      clients: indices or strings.
-      round_index: the round.
+      clients: [m] indices or strings; of one that is there twice the second is
+        not eligible.
+      round_index: the round, above all that were started.
       participation: the schema to enforce.
       rounds: n.
     """
@@ -386,3 +335,88 @@ class Ledger:
 
   def observed(self) -> observed_lib.Observed:
     """Returns what really happened, from the rows alone."""
+    with self._reader.connect() as connection:
+      sizes = {
+          round_index: len(cohort)
+          for round_index, cohort in records.cohorts(connection)}
+      found = observed_lib.patterns(
+          lambda: records.cohorts(connection), sum(sizes.values()))
+      finished, z_stddev = records.finished(connection)
+      last_client = records.last_client(connection)
+    return observed_lib.Observed(
+        rounds=len(sizes), finished=finished, clients=found.clients,
+        min_cohort=min(sizes.values(), default=0),
+        max_cohort=max(sizes.values(), default=0),
+        min_sep=found.min_sep, max_participations=found.max_participations,
+        last_round=max(sizes, default=-1), last_client=last_client,
+        z_stddev=z_stddev)
+
+  def _hash(self) -> identifiers.Identifiers:
+    """Returns the hash function of this ledger, and makes it at first."""
+    if self._identifiers is None:
+      if self._key_file is None:
+        raise ValueError(
+            errors.invalid(
+                'key_file', None, 'a ledger in a database server needs it',
+                'give a file next to the other secrets of the run'))
+      with self._reader.connect() as connection:
+        recorded = records.get(connection, records.KEY)
+      # PRIVACY: with another key every client looks new. Guards:
+      # ledger_test.test_ledger_without_its_key_lets_nobody_in and
+      # test_ledger_with_another_key_lets_nobody_in.
+      if recorded is None:
+        found = identifiers.Identifiers.load_or_create(self._key_file)
+      else:
+        found = identifiers.Identifiers.load(self._key_file)
+      mine = found.fingerprint()
+      if self._claim(records.KEY, mine) != mine:
+        raise ValueError(
+            errors.invalid(
+                'ledger key', self._key_file, 'is not that of this ledger',
+                'restore the file that it was started with'))
+      self._identifiers = found
+    return self._identifiers
+
+  def _hashes(self, clients: Sequence[identifiers.Client]) -> np.ndarray:
+    """Returns the identifiers of clients; those of a population are kept."""
+    if not isinstance(clients, range):
+      return self._hash().of(clients)
+    if self._population is None or self._population[0] != clients:
+      self._population = clients, self._hash().of(clients)
+    return self._population[1]
+
+  def _claim(self, column: sa.Column, value: int) -> int:
+    """Sets a column of the ledger's row if it has no value; returns it."""
+    with self._writer.begin() as connection:
+      return records.claim(connection, column, value)
+
+  def _last_client(self) -> int:
+    with self._reader.connect() as connection:
+      return records.last_client(connection)
+
+  def _cohorts(
+      self, before: Optional[int] = None
+  ) -> Iterator[tuple[int, np.ndarray]]:
+    with self._reader.connect() as connection:
+      yield from records.cohorts(connection, before)
+
+
+def _missing(place: object) -> ValueError:
+  return ValueError(
+      errors.invalid(
+          'ledger', place, 'does not exist or is empty',
+          'without it nobody knows who took part, and nothing is claimed'))
+
+
+def _no_ledger(place: object) -> ValueError:
+  return ValueError(
+      errors.invalid(
+          'ledger', place, 'is no participation ledger, or cannot be opened',
+          'do not touch the files of a run; check the address of a server'))
+
+
+def _not_started(round_index: int) -> ValueError:
+  return ValueError(
+      errors.invalid(
+          'round', round_index, 'has no attempt that could end',
+          'start it first'))

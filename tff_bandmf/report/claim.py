@@ -64,6 +64,8 @@ class Claim:
     strategy, observed = self.held.strategy, self.observed
     numbers = self.held.to_dict()
     mean, largest = strategy.errors()
+    held = guarantee(self.held, self.delta)
+    planned = guarantee(self.planned, self.delta) if self.violated else held
     return {
         **numbers,
         'min_sep': numbers.get('min_sep'),
@@ -76,7 +78,7 @@ class Claim:
         'max_error': largest,
         'rmse': self.held.sensitivity.value * math.sqrt(mean),
         'max_rmse': self.held.sensitivity.value * math.sqrt(largest),
-        **guarantee(self.held, self.delta),
+        **held,
         'l2_norm_clip': self.l2_norm_clip,
         'clients_per_round': self.clients_per_round,
         'strategy_sha256': strategy.digest(),
@@ -86,7 +88,7 @@ class Claim:
             'participations': self.planned.participation.participations(
                 strategy.rounds),
             'sensitivity': self.planned.sensitivity.value,
-            **guarantee(self.planned, self.delta),
+            **planned,
         },
         'observed': {
             'rounds': observed.rounds,
@@ -164,7 +166,8 @@ def what_if(
   Args:
     directory: of the run.
     min_sep: b, at least 1; None takes the planned one.
-    max_participations: k, at least 1; None takes the planned one.
+    max_participations: k, at least 1; None takes the planned one, which may be
+      as many as min_sep allows.
 
   Raises:
     TypeError: b or k is no integer.
@@ -182,7 +185,9 @@ def what_if(
     # A client that takes part once has no separation.
     min_sep = planned.min_sep or 1
   if max_participations is None:
-    max_participations = planned.participations(rounds)
+    max_participations = (
+        1 if isinstance(planned, participation_lib.Single)
+        else planned.max_participations)
   schema = participation_lib.MinSep(min_sep, max_participations)
   spec = _under(claim.planned, schema)
   numbers = spec.to_dict()

@@ -64,6 +64,7 @@ _OPTIONAL_KEYS = {
 _CLAIM_KEYS = (
     'noise_multiplier', 'z_stddev_per_clip', 'delta', 'l2_norm_clip',
     'clients_per_round')
+_ENFORCED_KEYS = ('min_sep', 'max_participations', 'by')
 
 
 def read_run(directory: pathlib.Path) -> dict[str, Any]:
@@ -98,6 +99,10 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
   wrong += [
       f'claim.{name}' for name in _CLAIM_KEYS
       if 'claim' not in wrong and name not in run['claim']]
+  wrong += [
+      f'enforced.{name}' for name in _ENFORCED_KEYS
+      if 'enforced' in run and 'enforced' not in wrong
+      and name not in run['enforced']]
   if wrong:
     raise ValueError(
         errors.invalid(

@@ -67,9 +67,13 @@ def png(figure: Any) -> bytes:
 
 def data_uri(figure: Any) -> str:
   """Returns a figure as an SVG image that stands in the page itself."""
+  import matplotlib
+
   stream = io.BytesIO()
-  figure.savefig(
-      stream, format='svg', transparent=True, metadata=_NO_METADATA)
+  # The same figure gives the same bytes.
+  with matplotlib.rc_context({'svg.hashsalt': 'tff_bandmf'}):
+    figure.savefig(
+        stream, format='svg', transparent=True, metadata=_NO_METADATA)
   encoded = base64.b64encode(stream.getvalue()).decode()
   return f'data:image/svg+xml;base64,{encoded}'
 

@@ -115,7 +115,7 @@ def build(directory: Union[str, os.PathLike]) -> Report:
       'covered': statement.covered(run),
       'not_covered': run['not_covered'],
       'data_accesses': statement.data_accesses(run),
-      'formal_statement': statement.formal(claim, run),
+      'formal_statement': statement.formal(claim, numbers, run),
       'assumptions': statement.assumptions(claim, run),
       'side_releases': statement.side_releases(
           directory, run, list(metrics[0]) if metrics else []),
@@ -245,7 +245,7 @@ def _number(value: Optional[float], up: bool = True) -> str:
 
   PRIVACY: up for what a client loses, down for the noise that protects it, so
   that no claim is printed stronger than the one computed. Guard:
-  report_test.test_printed_epsilon_is_never_below_the_computed_one.
+  report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
   """
   if value is None:
     return 'no guarantee'

@@ -69,9 +69,16 @@ def covered(run: dict[str, Any]) -> str:
   return run.get('covered', _COVERED)
 
 
-def formal(claim: claim_lib.Claim, run: dict[str, Any]) -> str:
-  """Returns the formal statement; its numbers are not rounded."""
-  guarantee = claim_lib.guarantee(claim.held, claim.delta)
+def formal(
+    claim: claim_lib.Claim, guarantee: dict[str, Any], run: dict[str, Any]
+) -> str:
+  """Returns the formal statement; its numbers are not rounded.
+
+  Args:
+    claim: of the run.
+    guarantee: `claim.to_dict()`.
+    run: what `run.json` says.
+  """
   if guarantee['epsilon'] is None:
     return 'None. No noise was added; this run guarantees nothing.'
   schema = claim.held.participation

@@ -1,0 +1,140 @@
+"""Simulates a deployment's cohorts and checks the ledger against a raw log.
+
+  python -m simulations.deployment
+
+Devices are there at night, while they are charged; some of those selected drop
+out. Every round goes through sampler and ledger, as in training, without the
+training. Who was selected is also written, as plain numbers, to a raw log,
+from which min_sep and participations are counted in another way. One JSON line
+comes out; the exit status is 1 if the counts differ or break the schema.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import resource
+import sys
+import tempfile
+import time
+from typing import Any, Optional
+
+import click
+import numpy as np
+
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import program
+
+
+def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
+  """Returns min_sep, participations and clients of a raw log.
+
+  Client by client, from one sort of all (client, round) as single numbers.
+
+  Args:
+    raw_log: int64 numbers: round, cohort size, cohort, and so on.
+  """
+  numbers = np.fromfile(raw_log, np.int64)
+  packed, at = [], 0
+  while at < len(numbers):
+    round_index, size = numbers[at:at + 2].tolist()
+    packed.append((numbers[at + 2:at + 2 + size] << 32) + round_index)
+    at += 2 + size
+  visits = np.sort(np.concatenate(packed))
+  clients, visits = visits >> 32, visits & (2**32 - 1)
+  gaps = (visits[1:] - visits[:-1])[clients[1:] == clients[:-1]]
+  times = np.bincount(clients)
+  return {
+      'min_sep': int(gaps.min()) if len(gaps) else None,
+      'max_participations': int(times.max()),
+      'clients': int(np.count_nonzero(times)),
+  }
+
+
+def simulate(
+    sampler: program.CohortSampler, directory: pathlib.Path
+) -> dict[str, Any]:
+  """Returns what the ledger and the raw log of a deployment say, and times."""
+  began = time.perf_counter()
+  history = program.History.empty(sampler.clients)
+  selecting = recording = dropped = 0.0
+  slowest = 0.0
+  with program.Ledger(directory / 'ledger.sqlite') as ledger:
+    with open(directory / 'raw.log', 'wb') as raw_log:
+      for t in range(sampler.rounds):
+        start = time.perf_counter()
+        cohort = sampler.sample(t, history)
+        selected = time.perf_counter()
+        ledger.start_round(t, cohort)
+        history.record(t, cohort)
+        recorded = time.perf_counter()
+        ledger.finish_round(t)
+        recording += time.perf_counter() - selected
+        selecting += selected - start
+        slowest = max(slowest, recorded - start)
+        np.array([t, len(cohort), *cohort], np.int64).tofile(raw_log)
+        if sampler.availability is not None:
+          dropped += sampler.availability.drops_out(t, cohort).sum()
+    start = time.perf_counter()
+    observed = ledger.observed()
+    counted = count(directory / 'raw.log')
+    counting = time.perf_counter() - start
+  return {
+      'rounds': observed.rounds,
+      'clients': sampler.clients,
+      'cohort_size': sampler.cohort_size,
+      'planned': {
+          'min_sep': sampler.participation.min_sep,
+          'max_participations': sampler.participation.participations(
+              sampler.rounds),
+      },
+      'observed': {name: getattr(observed, name) for name in counted},
+      'counted': counted,
+      'dropped_share': dropped / sampler.rounds / sampler.cohort_size,
+      'sample_ms': 1000 * selecting / sampler.rounds,
+      'record_ms': 1000 * recording / sampler.rounds,
+      'slowest_round_ms': 1000 * slowest,
+      'count_seconds': counting,
+      'seconds': time.perf_counter() - began,
+      'peak_rss_mb': resource.getrusage(
+          resource.RUSAGE_SELF).ru_maxrss // 1024,
+      'ledger_mb': os.path.getsize(directory / 'ledger.sqlite') / 2**20,
+  }
+
+
+def agrees(result: dict[str, Any]) -> bool:
+  """Returns whether the counts are equal and within what was planned."""
+  counted, planned = result['counted'], result['planned']
+  return (
+      result['observed'] == counted
+      and counted['max_participations'] <= planned['max_participations']
+      and (counted['min_sep'] is None
+           or counted['min_sep'] >= planned['min_sep']))
+
+
+@click.command(help=__doc__.split('\n')[0])
+@click.option('--rounds', default=2000, show_default=True)
+@click.option('--clients', default=10**6, show_default=True)
+@click.option('--cohort_size', default=6500, show_default=True)
+@click.option('--min_sep', default=100, show_default=True)
+@click.option('--drop_out', default=0.2, show_default=True)
+@click.option('--seed', default=0, show_default=True)
+@click.option('--output_dir', help='Keeps the ledger and the raw log here.')
+def main(
+    rounds: int, clients: int, cohort_size: int, min_sep: int, drop_out: float,
+    seed: int, output_dir: Optional[str],
+) -> None:
+  sampler = program.CohortSampler(
+      clients, cohort_size, rounds, participation_lib.MinSep(min_sep), seed,
+      availability=program.Diurnal(seed, drop_out=drop_out))
+  with tempfile.TemporaryDirectory() as temporary:
+    directory = pathlib.Path(output_dir or temporary)
+    directory.mkdir(parents=True, exist_ok=True)
+    result = simulate(sampler, directory)
+  click.echo(json.dumps(result))
+  sys.exit(0 if agrees(result) else 1)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,358 @@
+"""Tests of what a report shows: schema, Markdown, page, plots, digests."""
+
+import base64
+import hashlib
+import html.parser
+import itertools
+import json
+import math
+import pathlib
+import re
+import shutil
+import sys
+
+import pytest
+
+from tff_bandmf import accounting, noise, participation, program, report
+from tff_bandmf import strategies as strategies_lib
+from tff_bandmf.report import report as report_lib
+from tff_bandmf.report import transparency
+
+_COHORTS = [[0, 1], [2, 3], [4, 5], [0, 6], [2, 7], [4, 8]]
+_CLOSER = [[0, 1], [2, 3], [0, 5], [4, 6], [8, 7], [9, 10]]
+_SECRET = b'\x00sixteen bytes!\xff'
+
+
+def _make_run(directory, cohorts=_COHORTS, noise_multiplier=0.6, **changes):
+  """Writes the files of a run by hand, a secret among them."""
+  strategy = strategies_lib.BandedToeplitz(6, [1.0, 0.5, 0.4])
+  spec = accounting.PrivacySpec(
+      strategy, participation.MinSep(3, 2), noise_multiplier)
+  (directory / 'private').mkdir(parents=True)
+  (directory / 'private' / 'noise.key').write_bytes(_SECRET)
+  run = {
+      'format': report.RUN_FORMAT, 'version': report.RUN_VERSION, 'config': {},
+      'claim': {**spec.to_dict(), 'delta': 1e-5, 'l2_norm_clip': 0.5,
+                'clients_per_round': 2},
+      'unit_of_privacy': 'one client', 'population': 12, 'data': 'some text',
+      'released': 'the model', 'not_covered': ['the vocabulary'],
+      'side_releases': ['a histogram'], **changes,
+  }
+  (directory / report.RUN_FILE).write_text(json.dumps(run))
+  strategies_lib.save(strategy, directory / report.STRATEGY_FILE)
+  (directory / report.RESULT_FILE).write_text(
+      json.dumps({'test_accuracy': 0.1, 'test_loss': 5.0, 'parameters': 10}))
+  (directory / report.METRICS_FILE).write_text(
+      'round,clients,non_finite,quantile,accuracy\n0,1,0,0.3,\n5,1,1,0.4,0.1\n')
+  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
+    for t, cohort in enumerate(cohorts):
+      ledger.start_round(t, cohort)
+      ledger.finish_round(t, spec.z_stddev * 0.5)
+  return spec
+
+
+def _texts(directory):
+  return [
+      (directory / name).read_text()
+      for name in (report.MARKDOWN_FILE, report.HTML_FILE, report.JSON_FILE)]
+
+
+def _breaches(value, schema, path='report'):
+  """Yields where a value breaks a JSON Schema, as far as ours goes."""
+  unknown = set(schema) - {
+      '$schema', 'title', 'description', 'type', 'const', 'enum', 'pattern',
+      'properties', 'required', 'additionalProperties', 'items', 'minimum',
+      'maximum', 'exclusiveMinimum', 'exclusiveMaximum'}
+  assert not unknown
+  kinds = {
+      'object': dict, 'array': list, 'string': str, 'boolean': bool,
+      'integer': int, 'number': (int, float), 'null': type(None)}
+  allowed = schema.get('type', list(kinds))
+  allowed = [allowed] if isinstance(allowed, str) else allowed
+  if not any(
+      isinstance(value, kinds[kind])
+      and (kind == 'boolean' or not isinstance(value, bool))
+      for kind in allowed):
+    yield f'{path}: {value!r} is no {allowed}'
+    return
+  if isinstance(value, dict) and 'properties' in schema:
+    for name in set(schema['required']) - set(value):
+      yield f'{path}: lacks {name}'
+    for name, part in value.items():
+      if name in schema['properties']:
+        yield from _breaches(part, schema['properties'][name], f'{path}.{name}')
+      else:
+        yield f'{path}: has {name}'
+  if isinstance(value, list):
+    for part in value:
+      yield from _breaches(part, schema['items'], f'{path}[]')
+  if isinstance(value, str) and not re.search(schema.get('pattern', ''), value):
+    yield f'{path}: {value!r} does not match'
+  if 'const' in schema and value != schema['const']:
+    yield f'{path}: {value!r} is not {schema["const"]!r}'
+  if 'enum' in schema and value not in schema['enum']:
+    yield f'{path}: {value!r} is none of {schema["enum"]}'
+  if isinstance(value, (int, float)) and not (
+      schema.get('minimum', -math.inf) <= value <= schema.get(
+          'maximum', math.inf)
+      and schema.get('exclusiveMinimum', -math.inf) < value < schema.get(
+          'exclusiveMaximum', math.inf)):
+    yield f'{path}: {value!r} is out of range'
+
+
+@pytest.mark.parametrize('options', [
+    {}, {'cohorts': _CLOSER}, {'noise_multiplier': 0.0},
+    {'cohorts': [[t] for t in range(6)]},
+    {'code_sha256': 'a' * 64, 'enforced': {
+        'min_sep': 3, 'max_participations': None, 'by': 'the sampler'}},
+], ids=str)
+def test_json_follows_the_schema(tmp_path, options):
+  _make_run(tmp_path / 'run', **options)
+  report.write(tmp_path / 'run')
+  written = json.loads((tmp_path / 'run' / report.JSON_FILE).read_text())
+  assert list(_breaches(written, report.json_schema())) == []
+
+
+def test_schema_describes_every_field_and_refuses_others(tmp_path):
+  _make_run(tmp_path / 'run')
+  schema = report.json_schema()
+  good = report.build(tmp_path / 'run').content
+  assert set(good) == set(schema['properties']) == set(schema['required'])
+  assert all(part['description'] for part in schema['properties'].values())
+  for changes in (
+      {'extra': 1}, {'epsilon': '1'}, {'epsilon': -1.0}, {'violated': 0},
+      {'delta': 1.0}, {'adjacency': 'replace-one'}, {'rounds': 2.5},
+      {'strategy_sha256': 'x'}, {'version': 0}, {'epsilons': [{'delta': 0.1}]}):
+    assert list(_breaches({**good, **changes}, schema)), changes
+  del good['rho']
+  assert list(_breaches(good, schema)) == ['report: lacks rho']
+
+
+def test_rho_is_not_rounded_and_epsilon_is_given_at_several_deltas(tmp_path):
+  spec = _make_run(tmp_path / 'run', noise_multiplier=0.7)
+  written = report.write(tmp_path / 'run')
+  for text in _texts(tmp_path / 'run'):
+    assert repr(spec.rho) in text
+    # In the formal statement.
+    assert repr(spec.epsilon(1e-5)) in text
+  deltas = [row['delta'] for row in written['epsilons']]
+  assert deltas == sorted(deltas, reverse=True) and len(deltas) >= 5
+  assert 1e-5 in deltas
+  for row in written['epsilons']:
+    assert row['epsilon'] == accounting.gaussian_epsilon(0.7, row['delta'])
+
+
+def test_every_point_of_the_curve_holds(tmp_path):
+  _make_run(tmp_path / 'run', _CLOSER)
+  written = report.build(tmp_path / 'run').content
+  curve = written['epsilon_curve']
+  assert len(curve) > 20
+  assert curve[0]['delta'] > 1e-5 > curve[-1]['delta']
+  for point in curve:
+    assert point['delta'] == accounting.gaussian_delta(
+        written['noise_multiplier'], point['epsilon'])
+  for first, second in zip(curve, curve[1:]):
+    assert first['delta'] > second['delta']
+
+
+class _Page(html.parser.HTMLParser):
+  """What a page refers to, and its text."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.tags, self.references, self.text = [], [], ''
+    self.feed(text)
+
+  def handle_starttag(self, tag, attrs):
+    self.tags.append(tag)
+    self.references += [
+        value for name, value in attrs
+        if name in ('src', 'href', 'srcset', 'data', 'action')]
+
+  def handle_data(self, data):
+    self.text += data
+
+
+def test_page_needs_nothing_else(tmp_path):
+  _make_run(tmp_path / 'run')
+  report.write(tmp_path / 'run')
+  text = (tmp_path / 'run' / report.HTML_FILE).read_text()
+  page = _Page(text)
+  assert not {'script', 'link', 'iframe', 'object'} & set(page.tags)
+  head = 'data:image/svg+xml;base64,'
+  assert len(page.references) == 2
+  for reference in page.references:
+    assert reference.startswith(head)
+    image = base64.b64decode(reference[len(head):]).decode()
+    assert '<svg' in image
+    assert not re.findall(r'(?:href|src)="(?!#)', image)
+    text = text.replace(reference, '')
+  assert '://' not in text and 'url(' not in text and '@import' not in text
+
+
+def test_page_and_markdown_show_the_same_facts(tmp_path):
+  changes = {
+      'setting': 'the setting', 'covered': 'what is covered',
+      'tuning': 'tuned on public data', 'model_selection': 'the last model',
+      'pre_training': 'not pre-trained', 'noise_key': 'a dice',
+      'enforced': {'min_sep': 3, 'max_participations': 2, 'by': 'a referee'},
+      'versions': {'numpy': '0.0.7'}, 'train_sha256': 'b' * 64,
+      'code_sha256': 'c' * 64}
+  _make_run(tmp_path / 'run', **changes)
+  written = report.write(tmp_path / 'run')
+  markdown, page, _ = _texts(tmp_path / 'run')
+  page = _Page(page).text
+  facts = [value for value in changes.values() if isinstance(value, str)]
+  facts += [
+      'a referee', '0.0.7', 'one client', 'the model', 'the vocabulary',
+      'a histogram', 'Philox 4x32-10', '128 bits', 'Box-Muller', 'exact',
+      written['strategy_sha256'], written['summary'], written['accounting'],
+      written['adjacency_meaning'], written['formal_statement'],
+      written['report_code_sha256'], *written['warnings'],
+      *written['files_sha256'].values()]
+  facts += itertools.chain.from_iterable(
+      row.values() for row in (
+          *written['assumptions'], *written['side_releases']))
+  for fact in facts:
+    assert fact in markdown and fact in page, fact
+
+
+def test_what_carries_no_noise_is_listed_one_by_one(tmp_path):
+  _make_run(tmp_path / 'run', train_sha256='b' * 64)
+  items = report.build(tmp_path / 'run').content['side_releases']
+  where = [item['where'] for item in items]
+  for name in ('metrics.csv, clients', 'metrics.csv, non_finite',
+               'metrics.csv, accuracy', 'result.json', 'ledger.sqlite',
+               'stated by the run', 'this report'):
+    assert name in where
+  assert where.count('run.json') == 2
+  # Of which nothing is known, so nothing good is assumed.
+  assert {
+      'where': 'metrics.csv, quantile', 'what': 'not known to this report',
+  } in items
+
+
+def test_text_of_a_run_is_no_markup(tmp_path):
+  _make_run(
+      tmp_path / 'run', released='<script>x</script> | y\nz',
+      not_covered=['<b>bold</b>'])
+  report.write(tmp_path / 'run')
+  markdown, text, _ = _texts(tmp_path / 'run')
+  page = _Page(text)
+  assert 'script' not in page.tags
+  assert '<script>x</script>' in page.text and '<b>bold</b>' in page.text
+  assert '| <script>x</script> \\| y z |' in markdown
+
+
+@pytest.mark.parametrize('options, warning', [
+    ({'cohorts': _CLOSER}, 'was not kept'),
+    ({'noise_multiplier': 0.0}, 'guarantees nothing'),
+    ({'population': 10**5}, 'not below 1 / population'),
+    ({'code_sha256': 'a' * 64}, 'not the code that trained')], ids=str)
+def test_what_must_be_known_leads_the_report(tmp_path, options, warning):
+  _make_run(tmp_path / 'run', **options)
+  written = report.write(tmp_path / 'run')
+  found, = written['warnings']
+  assert warning in found
+  markdown, page, _ = _texts(tmp_path / 'run')
+  assert markdown.startswith(f'# Privacy report\n\n**{found}**')
+  text = _Page(page).text
+  assert text.index(found) < text.index(written['summary'])
+
+
+def test_missing_measurement_is_told(tmp_path):
+  _make_run(tmp_path / 'run')
+  path = tmp_path / 'run' / report.LEDGER_FILE
+  path.unlink()
+  with program.Ledger(path) as ledger:
+    for t, cohort in enumerate(_COHORTS):
+      ledger.start_round(t, cohort)
+      ledger.finish_round(t)
+  written = report.write(tmp_path / 'run')
+  assert 'no measurement of the noise' in written['warnings'][0]
+  assert written['measured_z_stddev'] is None
+
+
+def test_building_writes_nothing_and_gives_the_same_again(tmp_path):
+  _make_run(tmp_path / 'run')
+
+  def content():
+    return {
+        path: path.is_file() and path.read_bytes()
+        for path in (tmp_path / 'run').rglob('*')}
+
+  before = content()
+  first = report.build(tmp_path / 'run')
+  assert content() == before
+  assert report.write(tmp_path / 'run') == first.content
+  assert report.build(tmp_path / 'run').content == first.content
+  assert (tmp_path / 'run' / report.HTML_FILE).read_text() == first.html()
+  added = {path.name for path in set(content()) - set(before)}
+  assert added == {
+      'report.md', 'report.html', 'report.json', 'accuracy.png', 'epsilon.png'}
+
+
+def test_secrets_of_a_run_are_in_no_report(tmp_path):
+  _make_run(tmp_path / 'run')
+  (tmp_path / 'run' / 'private' / 'checkpoint').write_bytes(b'state ' * 9)
+  before = set((tmp_path / 'run').iterdir())
+  report.write(tmp_path / 'run')
+  written = set((tmp_path / 'run').iterdir()) - before
+  assert len(written) == 5
+  for secret in (_SECRET, b'state ' * 9):
+    traces = [secret, base64.b64encode(secret), secret.hex().encode()]
+    traces += [
+        hashlib.new(name, secret).hexdigest().encode()
+        for name in ('sha256', 'blake2b')]
+    for path in written:
+      assert not any(trace in path.read_bytes() for trace in traces), path
+
+
+def test_report_without_matplotlib_has_no_plots(tmp_path, monkeypatch):
+  monkeypatch.setitem(sys.modules, 'matplotlib', None)
+  _make_run(tmp_path / 'run')
+  assert report.write(tmp_path / 'run')['plots'] == []
+  markdown, page, _ = _texts(tmp_path / 'run')
+  assert '.png' not in markdown and '<img' not in page
+
+
+def test_digests_are_those_of_the_files(tmp_path):
+  _make_run(tmp_path / 'run')
+  digests = report.build(tmp_path / 'run').content['files_sha256']
+  assert set(digests) == {
+      'run.json', 'strategy.json', 'ledger.sqlite', 'metrics.csv',
+      'result.json'}
+  for name, digest in digests.items():
+    assert digest == hashlib.sha256(
+        (tmp_path / 'run' / name).read_bytes()).hexdigest()
+
+
+def test_digest_of_the_code_changes_with_the_code_alone(tmp_path):
+  source = pathlib.Path(report.__file__).parent
+  copy = tmp_path / 'copy'
+  shutil.copytree(source, copy)
+  digest = transparency.code_digest(copy)
+  (copy / '__pycache__').mkdir(exist_ok=True)
+  (copy / '__pycache__' / 'claim.pyc').write_bytes(b'compiled')
+  assert digest == transparency.code_digest(copy)
+  assert digest == transparency.code_digest(source)
+  assert digest != report.code_digest()
+  (copy / 'claim.py').rename(copy / 'claims.py')
+  renamed = transparency.code_digest(copy)
+  (copy / 'claims.py').write_text('x = 1\n')
+  assert len({digest, renamed, transparency.code_digest(copy)}) == 3
+
+
+def test_key_is_as_wide_as_the_report_says(tmp_path):
+  _make_run(tmp_path / 'run')
+  generator = report.build(tmp_path / 'run').content['generator']
+  assert generator['key_bits'] == 8 * len(noise.Key.from_entropy().secret)
+  assert generator['key_source'] == 'not stated'
+
+
+@pytest.mark.parametrize(
+    'value', [8.0, 3.4240072731488453, 0.123456789, 99999.99, 1e-7 / 3])
+def test_printed_epsilon_is_never_below_the_computed_one(value):
+  printed = float(report_lib._number(value))
+  assert value <= printed <= value * (1 + 2e-5)
+  assert float(report_lib._number(value, up=False)) <= value

@@ -1,0 +1,80 @@
+"""Where a ledger is: engines of SQLAlchemy for a file or a database server.
+
+SQLite has a write-ahead log and syncs it at every commit.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from typing import Optional, Union
+
+import sqlalchemy as sa
+
+from tff_bandmf import errors
+
+_LOCK_SECONDS = 60
+
+
+def url_of(place: Union[str, os.PathLike]) -> sa.engine.URL:
+  """Returns the URL of a database: `place`, or that of SQLite in this file."""
+  if isinstance(place, str) and '://' in place:
+    return sa.engine.make_url(place)
+  return sa.engine.URL.create('sqlite', database=os.fspath(place))
+
+
+def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
+  """Returns the file of a SQLite database; None for a database server.
+
+  Raises:
+    ValueError: the database is in memory.
+  """
+  if url.get_backend_name() != 'sqlite':
+    return None
+  if url.database in (None, '', ':memory:'):
+    raise ValueError(
+        errors.invalid(
+            'ledger', url, 'must be a file, since memory survives no crash',
+            'give a path'))
+  return pathlib.Path(url.database)
+
+
+def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
+  """Returns an engine to write and one to read; the first disposes of both.
+
+  What was written is on the disk when a transaction ends. To a transaction that
+  reads the database stands still.
+  """
+  if url.get_backend_name() == 'sqlite':
+    writer = sa.create_engine(
+        url, future=True, poolclass=sa.pool.QueuePool,
+        connect_args={'check_same_thread': False, 'timeout': _LOCK_SECONDS})
+    sa.event.listen(writer, 'connect', _make_sqlite_durable)
+    sa.event.listen(writer, 'begin', _begin_sqlite)
+    return writer, writer.execution_options(reads=True)
+  writer = sa.create_engine(url, future=True, pool_pre_ping=True)
+  if url.get_backend_name() == 'postgresql':
+    sa.event.listen(writer, 'connect', _make_postgresql_durable)
+  return writer, writer.execution_options(isolation_level='REPEATABLE READ')
+
+
+def _make_sqlite_durable(connection, _) -> None:
+  # Without it the driver begins transactions on its own, and not all.
+  connection.isolation_level = None
+  # PRIVACY: on the disk before the round runs. Guard:
+  # ledger_test.test_every_start_is_synced_to_the_disk.
+  connection.execute('PRAGMA journal_mode = WAL')
+  connection.execute('PRAGMA synchronous = FULL')
+
+
+def _begin_sqlite(connection: sa.engine.Connection) -> None:
+  # A transaction that only comes to write later could find itself outrun.
+  reads = connection.get_execution_options().get('reads')
+  connection.exec_driver_sql('BEGIN' if reads else 'BEGIN IMMEDIATE')
+
+
+def _make_postgresql_durable(connection, _) -> None:
+  # PRIVACY: as for SQLite, where the server's default is off. Guard: the same.
+  with connection.cursor() as cursor:
+    cursor.execute('SET SESSION synchronous_commit = on')
+  connection.commit()
