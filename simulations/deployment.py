@@ -23,6 +23,7 @@ from typing import Any, Optional
 import click
 import numpy as np
 
+from simulations import run_stackoverflow
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import program
 
@@ -121,6 +122,7 @@ def agrees(result: dict[str, Any]) -> bool:
 @click.option('--drop_out', default=0.2, show_default=True)
 @click.option('--seed', default=0, show_default=True)
 @click.option('--output_dir', help='Keeps the ledger and the raw log here.')
+@run_stackoverflow.one_line_errors
 def main(
     rounds: int, clients: int, cohort_size: int, min_sep: int, drop_out: float,
     seed: int, output_dir: Optional[str],

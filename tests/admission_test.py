@@ -23,8 +23,8 @@ def _legal(schema, rounds, pattern):
     return False
   gaps = [b - a for a, b in zip(pattern, pattern[1:])]
   if isinstance(schema, participation_lib.FixedEpoch):
-    whole = schema.participations(rounds) == len(range(0, rounds, schema.min_sep))
-    if not whole:
+    epochs = len(range(0, rounds, schema.min_sep))
+    if schema.participations(rounds) < epochs:
       return all(gap == schema.min_sep for gap in gaps)
     return all(gap % schema.min_sep == 0 for gap in gaps)
   return all(gap >= (schema.min_sep or 1) for gap in gaps)

@@ -1,5 +1,8 @@
 """Tests of cohorts: the schema is checked on the rounds that came out."""
 
+import tracemalloc
+from unittest import mock
+
 import hypothesis
 import numpy as np
 import pytest
@@ -7,6 +10,7 @@ from hypothesis import strategies as st
 
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import program
+from tff_bandmf.program import cohorts as cohorts_lib
 
 
 def _run(sampler):
@@ -32,31 +36,65 @@ def _rounds_of(cohorts):
   return rounds
 
 
-_SCHEMAS = st.one_of(
-    st.just(participation_lib.Single()),
-    st.builds(
-        participation_lib.MinSep, st.integers(1, 8),
-        st.one_of(st.none(), st.integers(1, 4))))
+_SEPARATED = (st.integers(1, 8), st.one_of(st.none(), st.integers(1, 4)))
+_MIN_SEP = st.builds(participation_lib.MinSep, *_SEPARATED)
+_SAMPLED = st.one_of(
+    st.tuples(
+        st.sampled_from(['uniform', 'shuffled-epochs']),
+        st.one_of(st.just(participation_lib.Single()), _MIN_SEP)),
+    st.tuples(
+        st.just('multiples'),
+        st.one_of(
+            _MIN_SEP, st.builds(participation_lib.FixedEpoch, *_SEPARATED))))
 
 
+def _draws_whatever_the_size():
+  """Makes samplers draw in small populations too, as often as in large ones."""
+  return mock.patch.multiple(cohorts_lib, _LARGE=0, _DRAWN_SHARE=100)
+
+
+@pytest.mark.parametrize('draws', [False, True])
 @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 @hypothesis.given(
     clients=st.integers(1, 30), share=st.floats(0, 1),
     rounds=st.integers(1, 25),
-    schema=_SCHEMAS, seed=st.integers(0, 2**64))
-def test_schema_holds(clients, share, rounds, schema, seed):
+    sampled=_SAMPLED, seed=st.integers(0, 2**64),
+    charging=st.one_of(st.none(), st.floats(0, 1)))
+def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
+  sampling, schema = sampled
   size = max(1, round(share * clients))
-  cohorts = _run(program.CohortSampler(clients, size, rounds, schema, seed))
-  assert cohorts
-  for cohort in cohorts:
+  if sampling == 'multiples':
+    hypothesis.assume(clients >= schema.min_sep)
+    size = min(size, clients // schema.min_sep)
+  if sampling == 'shuffled-epochs' and schema.min_sep:
+    hypothesis.assume(clients >= schema.min_sep)
+    size = min(size, clients // schema.min_sep)
+  availability = None if charging is None else program.Diurnal(
+      seed, charging=charging)
+  sampler = program.CohortSampler(
+      clients, size, rounds, schema, seed, sampling, availability)
+  if draws:
+    with _draws_whatever_the_size():
+      cohorts = _run(sampler)
+  else:
+    cohorts = _run(sampler)
+  assert cohorts or charging is not None
+  for t, cohort in enumerate(cohorts):
     assert len(cohort) == size == len(set(cohort.tolist()))
     assert cohort.min() >= 0 and cohort.max() < clients
     assert np.all(np.diff(cohort) > 0)
+    assert availability is None or availability.available(t, cohort).all()
   most = schema.participations(rounds)
   for taken in _rounds_of(cohorts).values():
     assert len(taken) <= most
+    gaps = np.diff(taken)
     if schema.min_sep is not None:
-      assert all(b - a >= schema.min_sep for a, b in zip(taken, taken[1:]))
+      assert np.all(gaps >= schema.min_sep)
+    if sampling == 'multiples':
+      assert np.all(gaps % schema.min_sep == 0)
+    if isinstance(schema, participation_lib.FixedEpoch) and (
+        most < len(range(0, rounds, schema.min_sep))):
+      assert np.all(gaps == schema.min_sep)
 
 
 @pytest.mark.parametrize('min_sep', [1, 2, 5])
@@ -96,15 +134,99 @@ def test_sampling_leaves_the_history_as_it_is():
   assert np.all(history.last_round < 0)
 
 
-def test_cohorts_are_uniform_over_the_eligible():
+@pytest.mark.parametrize('draws', [False, True])
+def test_cohorts_are_uniform_over_the_eligible(draws):
   # 3000 rounds of 5 among 20; false-alarm rate 1e-9 for a seed at random.
   sampler = program.CohortSampler(
       20, 5, 3000, participation_lib.MinSep(1), seed=3)
-  counts = np.bincount(np.concatenate(_run(sampler)), minlength=20)
+  if draws:
+    with _draws_whatever_the_size():
+      cohorts = _run(sampler)
+  else:
+    cohorts = _run(sampler)
+  counts = np.bincount(np.concatenate(cohorts), minlength=20)
   deviation = (counts - 750) / np.sqrt(3000 * 0.25 * 0.75)
   assert np.abs(deviation).max() < 6.5
   # A client that is never drawn would show.
   assert 750 / np.sqrt(3000 * 0.25 * 0.75) > 6.5
+
+
+def test_draws_and_a_look_at_everybody_differ():
+  # Else the tests with draws would not test them.
+  sampler = program.CohortSampler(
+      200, 5, 9, participation_lib.MinSep(1), seed=3)
+  looked = _run(sampler)
+  with _draws_whatever_the_size():
+    drawn = _run(sampler)
+  assert not any(np.array_equal(a, b) for a, b in zip(looked, drawn))
+
+
+@pytest.mark.parametrize('min_sep', [1, 3, 6])
+@pytest.mark.parametrize('clients', [18, 20])
+def test_shuffled_epochs_take_everybody_once_an_epoch(clients, min_sep):
+  # 6 rounds an epoch, in which 18 of the clients take part.
+  sampler = program.CohortSampler(
+      clients, 3, 60, participation_lib.MinSep(min_sep), 5, 'shuffled-epochs')
+  cohorts = _run(sampler)
+  assert len(cohorts) == 60
+  orders = set()
+  for epoch in range(10):
+    taken = np.concatenate(cohorts[6 * epoch:6 * epoch + 6])
+    assert len(set(taken.tolist())) == 18
+    orders.add(tuple(taken.tolist()))
+  assert len(orders) == 10 or min_sep == 6 and clients == 18
+
+
+def test_multiples_keep_each_client_to_its_class():
+  sampler = program.CohortSampler(
+      30, 3, 40, participation_lib.FixedEpoch(7), 5, 'multiples')
+  cohorts = _run(sampler)
+  assert len(cohorts) == 40
+  for t, cohort in enumerate(cohorts):
+    assert np.all(cohort % 7 == t % 7)
+    # The classes of 0 and 1 have 5 clients, the others 4: all get their turn.
+  assert set(np.concatenate(cohorts).tolist()) == set(range(30))
+
+
+def test_only_the_available_are_selected_and_too_few_are_told():
+  diurnal = program.Diurnal(0, zones=(0,), charging=1.0)
+  sampler = program.CohortSampler(
+      1000, 10, 48, participation_lib.MinSep(1), 0, availability=diurnal)
+  history = program.History.empty(1000)
+  cohort = sampler.sample(1, history)
+  assert diurnal.available(1, cohort).all()
+  with pytest.raises(
+      program.CohortError, match='only 1000 of 1000 .* 0 of them are available'
+  ):
+    sampler.sample(12, history)
+
+
+def test_large_population_needs_little_memory():
+  clients = 2 * 10**6
+  sampler = program.CohortSampler(
+      clients, 6500, 4000, participation_lib.MinSep(1000, 3), 0)
+  tracemalloc.start()
+  try:
+    history = program.History.empty(clients)
+    history.record(0, sampler.sample(0, history))
+    # 300 MB of 10^7 clients, of which the history is 60.
+    assert tracemalloc.get_traced_memory()[1] < 30 * clients
+    # When few are left everybody is looked at.
+    history.record(1, np.arange(20000, clients))
+    tracemalloc.reset_peak()
+    history.record(2, sampler.sample(2, history))
+    assert tracemalloc.get_traced_memory()[1] < 30 * clients
+  finally:
+    tracemalloc.stop()
+
+
+def test_count_that_would_wrap_is_refused():
+  history = program.History.empty(3)
+  history.count[1] = 2**16 - 2
+  history.record(0, np.array([1, 2]))
+  with pytest.raises(ValueError, match='participations=65535'):
+    history.record(1, np.array([1, 2]))
+  assert history.count.tolist() == [0, 2**16 - 1, 1]
 
 
 @pytest.mark.parametrize('schema, filled', [
@@ -133,10 +255,27 @@ def test_round_out_of_range_is_refused(round_index):
     sampler.sample(round_index, program.History.empty(10))
 
 
-@pytest.mark.parametrize('schema', [participation_lib.FixedEpoch(2), 3, None])
-def test_schema_that_uniform_cohorts_cannot_hold_is_refused(schema):
-  with pytest.raises(TypeError, match='participation'):
-    program.CohortSampler(10, 1, 5, schema, 0)
+@pytest.mark.parametrize('sampling, schema', [
+    ('uniform', participation_lib.FixedEpoch(2)),
+    ('shuffled-epochs', participation_lib.FixedEpoch(2)),
+    ('multiples', participation_lib.Single()),
+    ('uniform', 3), ('uniform', None),
+])
+def test_schema_that_the_cohorts_cannot_hold_is_refused(sampling, schema):
+  with pytest.raises(TypeError, match=f'participation.*by {sampling} cohorts'):
+    program.CohortSampler(10, 1, 5, schema, 0, sampling)
+
+
+def test_sampling_that_cannot_be_filled_is_refused():
+  schema = participation_lib.MinSep(4)
+  with pytest.raises(ValueError, match='sampling=by-hand: is not known'):
+    program.CohortSampler(10, 3, 20, schema, 0, 'by-hand')
+  with pytest.raises(program.CohortError, match='clients=10 // min_sep=4'):
+    program.CohortSampler(10, 3, 20, schema, 0, 'multiples')
+  with pytest.raises(program.CohortError, match='min_sep=4.* epoch, 3'):
+    program.CohortSampler(10, 3, 20, schema, 0, 'shuffled-epochs')
+  with pytest.raises(ValueError, match='rounds=1073741825'):
+    program.CohortSampler(10, 3, 2**30 + 1, schema, 0)
 
 
 def test_history_of_another_population_is_refused():

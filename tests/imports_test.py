@@ -120,9 +120,9 @@ def test_imports_go_one_way(path):
 def test_tensorflow_federated_is_imported_where_it_is_needed(path):
   if path.parts[0] == 'simulations':
     return
-  if _package(path) == 'aggregator' or path.parts[1:] == (
-    'program',
-    'runtime.py',
+  if _package(path) == 'aggregator' or path.parts[1:] in (
+    ('program', 'runtime.py'),
+    ('program', 'data_source.py'),
   ):
     return
   assert not _of(_imports(path), ['tensorflow_federated'])

@@ -1,0 +1,133 @@
+"""Tests of the data source: what it hands out was admitted and recorded."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import program
+from tff_bandmf.program import data_source
+
+_SPEC = tf.TensorSpec([None], tf.int64)
+
+
+def _dataset(client, round_index):
+  return tf.data.Dataset.from_tensor_slices(
+      np.array([client, round_index])).batch(2)
+
+
+def _source(ledger, drop_out=None, **arguments):
+  availability = None
+  if drop_out is not None:
+    availability = program.Diurnal(
+        0, rounds_per_day=1, zones=(1,), charging=1.0, drop_out=drop_out)
+  sampler = program.CohortSampler(
+      40, 5, 12, participation_lib.MinSep(4), 7, availability=availability)
+  return data_source.CohortDataSource(
+      _dataset, _SPEC, sampler, ledger, **arguments)
+
+
+def _contents(datasets):
+  return [next(iter(dataset)).numpy().tolist() for dataset in datasets]
+
+
+@pytest.fixture
+def ledger(tmp_path):
+  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+    yield ledger
+
+
+def test_selection_is_the_recorded_cohort_with_the_schema_held(ledger):
+  source = _source(ledger)
+  iterator = source.iterator()
+  assert source.federated_type == iterator.federated_type == tff.FederatedType(
+      tff.SequenceType(tff.TensorType(np.int64, [None])), tff.CLIENTS)
+  for t in range(12):
+    selected = _contents(iterator.select(5))
+    assert selected == [[client, t] for client in ledger.cohort(t).tolist()]
+    np.testing.assert_array_equal(iterator.cohort, ledger.cohort(t))
+  assert ledger.observed().rounds == 12
+  assert ledger.observed().min_sep >= 4
+  with pytest.raises(ValueError, match='round_index=12'):
+    iterator.select()
+
+
+def test_selection_is_recorded_before_it_is_used(ledger):
+  seen = []
+
+  def dataset(client, round_index):
+    seen.append(client in ledger.cohort(round_index).tolist())
+    return _dataset(client, round_index)
+
+  source = _source(ledger)
+  data_source.CohortDataSource(
+      dataset, _SPEC, source.sampler, ledger).iterator().select()
+  assert seen == [True] * 5
+
+
+def test_selection_feeds_a_computation(ledger, runtime):
+  source = _source(ledger)
+
+  @tff.tensorflow.computation(tff.SequenceType(source.federated_type.member
+                                               .element))
+  def first(dataset):
+    return dataset.reduce(np.int64(0), lambda total, batch: total + batch[0])
+
+  @tff.federated_computation(source.federated_type)
+  def total(datasets):
+    return tff.federated_sum(tff.federated_map(first, datasets))
+
+  assert total(source.iterator().select()) == ledger.cohort(0).sum()
+
+
+def test_second_iterator_replays_and_takes_nobody_else(ledger):
+  source = _source(ledger)
+  first, second = source.iterator(), source.iterator()
+  for _ in range(4):
+    assert _contents(first.select()) == _contents(second.select())
+  assert ledger.observed().max_participations == 1
+
+
+def test_iterator_continues_from_a_checkpoint(ledger, tmp_path):
+  whole = _source(ledger).iterator()
+  expected = [_contents(whole.select()) for _ in range(12)]
+  with program.Ledger(tmp_path / 'other.sqlite') as other:
+    manager = tff.program.FileProgramStateManager(tmp_path / 'checkpoints')
+    iterator = _source(other).iterator()
+    for _ in range(5):
+      iterator.select()
+    asyncio.run(manager.save(iterator, 1))
+    iterator.select()  # Is replayed.
+    resumed = asyncio.run(manager.load(1, _source(other).iterator()))
+    assert resumed.round_index == 5
+    assert [_contents(resumed.select()) for _ in range(7)] == expected[5:]
+    later = _source(other, start_round=5).iterator()
+    assert _contents(later.select()) == expected[5]
+
+
+def test_client_that_drops_out_counts_and_gives_no_data(ledger):
+  iterator = _source(ledger, drop_out=0.5).iterator()
+  given = sum(len(iterator.select()) for _ in range(8))
+  assert 0 < given < 40
+  assert sum(len(ledger.cohort(t)) for t in range(8)) == 40
+  assert _source(ledger, drop_out=1.0).iterator().select() == []
+
+
+def test_number_that_is_not_the_cohort_size_is_refused(ledger):
+  with pytest.raises(ValueError, match='k=4: must be the cohort_size=5'):
+    _source(ledger).iterator().select(4)
+  assert ledger.observed().rounds == 0
+
+
+def test_round_that_cannot_be_filled_is_not_recorded(ledger):
+  sampler = program.CohortSampler(
+      9, 5, 12, participation_lib.MinSep(4), 7)
+  iterator = data_source.CohortDataSource(
+      _dataset, _SPEC, sampler, ledger).iterator()
+  iterator.select()
+  with pytest.raises(program.CohortError, match='in round 1'):
+    iterator.select()
+  assert ledger.observed().rounds == 1
