@@ -2,12 +2,12 @@
 
   run.json        the experiment, the claim, what is outside it, versions
   strategy.json   C
-  ledger.sqlite   who took part in which round
+  ledger.sqlite   who took part in which round, as keyed hashes
   metrics.csv     a row a round
   tensorboard/    the same numbers
   result.json     test accuracy; written last
-  private/        mode 0700: the noise key and the checkpoints, whose state may
-                  hold noise; never publish it
+  private/        mode 0700: the noise key, the ledger's key and the
+                  checkpoints, whose state may hold noise; never publish it
 """
 
 from __future__ import annotations

@@ -382,83 +382,84 @@ def _stamped(request: Request) -> solver.Optimized:
 _PARAMETERS = (
     'bands', 'buffers', 'alpha', 'lambda_', 'nu', 'constant', 'b0', 'arity',
     'block_rounds', 'block_family', 'column_normalize')
-
-def _fixed_bands(request: Request, kind: Callable):
-  """Returns the finder by bands of a family with nothing else to choose."""
-  return lambda bands: evaluated(
-      _normalized(kind(request.rounds, bands), request), request)
-
-
 _BANDED = ('bands', 'column_normalize')
 
 
-def _one(request: Request) -> int:
-  return 1
+def _by_bands(kind: Callable) -> Callable[[Request], solver.Optimized]:
+  """Returns the finder of a family of `kind`(rounds, bands)."""
+  return lambda request: _best_bands(
+      request, lambda bands: evaluated(
+          _normalized(kind(request.rounds, bands), request), request))
 
 
-def _none(request: Request) -> int:
+def _by_bands_and(
+    scalar: str, kind: Callable, high: float
+) -> Callable[[Request], solver.Optimized]:
+  """Returns the finder of a family of `kind`(rounds, bands, scalar)."""
+  return lambda request: _best_bands(
+      request, lambda bands: _swept(
+          request, getattr(request, scalar),
+          lambda value: kind(request.rounds, bands, value), 0.0, high))
+
+
+def _by(
+    scalar: str, kind: Callable
+) -> Callable[[Request], solver.Optimized]:
+  """Returns the finder of a family of `kind`(rounds, scalar)."""
+  return lambda request: _swept(
+      request, getattr(request, scalar),
+      lambda value: kind(request.rounds, value), 0.0, 1.0)
+
+
+def _no_copies(request: Request) -> int:
   return 0
 
 
-def _all(request: Request) -> int:
+def _one_copy(request: Request) -> int:
+  return 1
+
+
+def _all_copies(request: Request) -> int:
   return request.rounds - 1
 
 
 # What a family takes, the fewest model copies its noise keeps, how it is found.
 _FAMILIES = {
-    'identity': ((), _none, _fixed(lambda r: strategies.Identity(r.rounds))),
-    'banded': (_BANDED, _one, _banded),
-    'banded-toeplitz': (_BANDED, _one, _banded_toeplitz),
-    'robust-toeplitz': (_BANDED + ('b0',), _one, _robust_toeplitz),
-    'banded-sqrt': (
-        _BANDED, _one,
-        lambda r: _best_bands(r, _fixed_bands(r, strategies.BandedSqrt))),
+    'identity': (
+        (), _no_copies, _fixed(lambda r: strategies.Identity(r.rounds))),
+    'banded': (_BANDED, _one_copy, _banded),
+    'banded-toeplitz': (_BANDED, _one_copy, _banded_toeplitz),
+    'robust-toeplitz': (_BANDED + ('b0',), _one_copy, _robust_toeplitz),
+    'banded-sqrt': (_BANDED, _one_copy, _by_bands(strategies.BandedSqrt)),
     'banded-fractional': (
-        _BANDED + ('alpha',), _one,
-        lambda r: _best_bands(
-            r, lambda bands: _swept(
-                r, r.alpha,
-                lambda a: strategies.BandedFractional(r.rounds, bands, a),
-                0.0, 1.0))),
+        _BANDED + ('alpha',), _one_copy,
+        _by_bands_and('alpha', strategies.BandedFractional, 1.0)),
     'inverse-plus-constant': (
-        _BANDED + ('constant',), _one,
-        lambda r: _best_bands(
-            r, lambda bands: _swept(
-                r, r.constant,
-                lambda c: strategies.InversePlusConstant(r.rounds, bands, c),
-                0.0, _LARGEST_CONSTANT))),
+        _BANDED + ('constant',), _one_copy,
+        _by_bands_and(
+            'constant', strategies.InversePlusConstant, _LARGEST_CONSTANT)),
     'sqrt-toeplitz': (
-        ('column_normalize',), _all,
+        ('column_normalize',), _all_copies,
         _fixed(lambda r: strategies.SqrtToeplitz(r.rounds))),
     'lti': (
-        ('nu', 'column_normalize'), _all,
-        lambda r: _swept(
-            r, r.nu, lambda nu: strategies.Lti(r.rounds, nu), 0.0, 1.0)),
-    'blt': (('buffers', 'column_normalize'), _one, _blt),
+        ('nu', 'column_normalize'), _all_copies, _by('nu', strategies.Lti)),
+    'blt': (('buffers', 'column_normalize'), _one_copy, _blt),
     'dp-cgd': (
-        ('lambda_', 'column_normalize'), _none,
-        lambda r: _swept(
-            r, r.lambda_, lambda a: strategies.DpCgd(r.rounds, a), 0.0, 1.0)),
-    'banded-inverse': (_BANDED, _none, _banded_inverse),
+        ('lambda_', 'column_normalize'), _no_copies,
+        _by('lambda_', strategies.DpCgd)),
+    'banded-inverse': (_BANDED, _no_copies, _banded_inverse),
     'banded-inverse-sqrt': (
-        _BANDED, _none,
-        lambda r: _best_bands(
-            r, _fixed_bands(r, strategies.BandedInverseSqrt))),
+        _BANDED, _no_copies, _by_bands(strategies.BandedInverseSqrt)),
     'banded-inverse-fractional': (
-        _BANDED + ('alpha',), _none,
-        lambda r: _best_bands(
-            r, lambda bands: _swept(
-                r, r.alpha,
-                lambda a: strategies.BandedInverseFractional(
-                    r.rounds, bands, a),
-                0.0, 1.0))),
-    'dense': ((), _all, _dense),
+        _BANDED + ('alpha',), _no_copies,
+        _by_bands_and('alpha', strategies.BandedInverseFractional, 1.0)),
+    'dense': ((), _all_copies, _dense),
     'tree': (
-        ('arity',), _all,
+        ('arity',), _all_copies,
         _fixed(lambda r: strategies.Tree(r.rounds, r.arity or 2))),
     'online-tree': (
         (), lambda r: r.rounds.bit_length(),
         _fixed(lambda r: strategies.OnlineTree(r.rounds))),
-    'stamped': (
-        _PARAMETERS, _none, _stamped),
+    # Those of the block are checked when it is found.
+    'stamped': (_PARAMETERS, _no_copies, _stamped),
 }

@@ -122,16 +122,16 @@ class Identifiers:
 
 
 def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-  """Returns where in `known` those of `wanted` are that are there; ascending.
+  """Returns all places in `known` of what is in `wanted`, ascending.
 
   Args:
-    known: [n] int64 ascending.
+    known: [n] int64 ascending; what is there twice has two places.
     wanted: [m] int64 ascending.
   """
-  if not len(known):
-    return np.empty(0, np.int64)
-  place = np.minimum(np.searchsorted(known, wanted), len(known) - 1)
-  return place[known[place] == wanted]
+  start = np.searchsorted(known, wanted)
+  count = np.searchsorted(known, wanted, 'right') - start
+  before = np.cumsum(count) - count
+  return np.repeat(start - before, count) + np.arange(count.sum())
 
 
 def _names(clients: Iterable[Client]) -> Iterable[bytes]:

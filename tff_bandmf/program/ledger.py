@@ -287,9 +287,10 @@ class Ledger:
     return self._past(clients, before, complete=False)
 
   def _past(self, clients, before: int, complete: bool) -> history_lib.History:
-    # Two clients with one hash share what either did.
-    known, place = np.unique(self._hashes(clients), return_inverse=True)
-    found = history_lib.History.empty(len(known))
+    hashes = self._hashes(clients)
+    order = np.argsort(hashes)
+    known = hashes[order]
+    history = history_lib.History.empty(len(known))
     for round_index, cohort in self._cohorts(operator.index(before)):
       there = identifiers.places(known, cohort)
       if complete and len(there) < len(cohort):
@@ -298,8 +299,8 @@ class Ledger:
                 'round', round_index,
                 f'has clients that are not among the {len(clients)} indices',
                 'resume with the data that the run started with'))
-      found.record(round_index, there)
-    return found.of(place)
+      history.record(round_index, order[there])
+    return history
 
   def rounds_of(self, client: identifiers.Client) -> np.ndarray:
     """Returns the rounds that a client took part in, [m] int64 ascending."""
