@@ -32,67 +32,22 @@ from typing import Callable, Optional
 
 from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver, sweep
 
 # More bands or buffers must lower the loss by this much to be worth it.
 _WORTH = 1e-3
 _MOST_BUFFERS = 10
 _MOST_INVERSE_BANDS = 64
-# C = D^-1 C' is scaled without bound as nu or lambda tend to their limits.
+# From there on inverse-plus-constant is all constant.
 _LARGEST_CONSTANT = 100.0
 
+_Request = request_lib.Request
 _Build = Callable[[float], strategies.Strategy]
+_Find = Callable[[_Request], solver.Optimized]
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
-  """What to optimise, for whom; None where it is to be chosen.
-
-  Attributes:
-    family: a name of `strategies.FAMILIES`.
-    rounds: n.
-    participation: the schema whose sensitivity counts.
-    workload: A.
-    objective: `MEAN` or `MAX` over the per-query errors.
-    bands: diagonals of C; of C^-1 for a banded-inverse family.
-    buffers: of a BLT.
-    alpha: of a fractional family.
-    lambda_: of DP-CGD.
-    nu: of LTI.
-    constant: of inverse-plus-constant.
-    b0: of robust Toeplitz, the least min_sep expected.
-    arity: of a tree.
-    block_rounds: of a stamped strategy.
-    block_family: of the block of a stamped strategy.
-    column_normalize: columns of unit norm; None is yes for `banded`, else no.
-    noise_copies: model copies that the noise may keep; None is any number.
-    max_evaluations: of an optimiser.
-    callback: called with the loss reached, now and then.
-  """
-
-  family: str
-  rounds: int
-  participation: participation_lib.Participation
-  workload: workloads.Workload = workloads.PREFIX
-  objective: str = solver.MEAN
-  bands: Optional[int] = None
-  buffers: Optional[int] = None
-  alpha: Optional[float] = None
-  lambda_: Optional[float] = None
-  nu: Optional[float] = None
-  constant: Optional[float] = None
-  b0: Optional[int] = None
-  arity: Optional[int] = None
-  block_rounds: Optional[int] = None
-  block_family: Optional[str] = None
-  column_normalize: Optional[bool] = None
-  noise_copies: Optional[int] = None
-  max_evaluations: int = solver.MAX_EVALUATIONS
-  callback: Optional[solver.Callback] = None
-
-
-def optimize(request: Request) -> solver.Optimized:
+def optimize(request: _Request) -> solver.Optimized:
   """Returns the strategy of least loss that `request` allows.
 
   Raises:
@@ -101,7 +56,7 @@ def optimize(request: Request) -> solver.Optimized:
 
   >>> from tff_bandmf import participation
   >>> found = optimize(
-  ...     Request('dp-cgd', 3900, participation.MinSep(390, 10)))
+  ...     request_lib.Request('dp-cgd', 3900, participation.MinSep(390, 10)))
   >>> round(found.strategy.lambda_, 2)
   0.98
   """
@@ -136,7 +91,7 @@ def parameters_of(family: str) -> tuple[str, ...]:
   return _FAMILIES[family][0]
 
 
-def _check_copies(request: Request, needed: int) -> None:
+def _check_copies(request: _Request, needed: int) -> None:
   if request.noise_copies is not None and needed > request.noise_copies:
     raise ValueError(
         errors.invalid(
@@ -145,28 +100,14 @@ def _check_copies(request: Request, needed: int) -> None:
             'allow more, or use another family'))
 
 
-def evaluated(
-    strategy: strategies.Strategy,
-    request: Request,
-    evaluations: int = 0,
-    converged: bool = True,
-) -> solver.Optimized:
-  """Returns `strategy` with its loss for what `request` asks."""
-  mean, largest = strategy.errors(request.workload)
-  sensitivity = sensitivity_lib.sensitivity(strategy, request.participation)
-  error = mean if request.objective == solver.MEAN else largest
-  return solver.Optimized(
-      strategy, error * sensitivity.value**2, evaluations, converged)
-
-
-def _fixed(build: Callable[[Request], strategies.Strategy]):
+def _fixed(build: Callable[[_Request], strategies.Strategy]):
   """Returns the finder of a family with nothing to choose."""
-  return lambda request: evaluated(
+  return lambda request: request_lib.evaluated(
       _normalized(build(request), request), request)
 
 
 def _normalized(
-    strategy: strategies.Strategy, request: Request
+    strategy: strategies.Strategy, request: _Request
 ) -> strategies.Strategy:
   if request.column_normalize:
     return strategies.ColumnNormalized(strategy)
@@ -174,12 +115,12 @@ def _normalized(
 
 
 def _swept(
-    request: Request, value: Optional[float], build: _Build, low: float,
+    request: _Request, value: Optional[float], build: _Build, low: float,
     high: float,
 ) -> solver.Optimized:
   """Returns the strategy of a family with one scalar, given or swept."""
   if value is not None:
-    return evaluated(_normalized(build(value), request), request)
+    return request_lib.evaluated(_normalized(build(value), request), request)
   return sweep.sweep(
       lambda scalar: _normalized(build(scalar), request), low, high,
       request.participation, request.workload, request.objective,
@@ -187,7 +128,7 @@ def _swept(
 
 
 def _best_bands(
-    request: Request, find: Callable[[int], solver.Optimized]
+    request: _Request, find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
   """Returns the best of the given bands, or of powers of two and min_sep."""
   if request.bands is not None:
@@ -218,7 +159,7 @@ def _growing(
   return dataclasses.replace(best, evaluations=evaluations)
 
 
-def _bands(request: Request) -> int:
+def _bands(request: _Request) -> int:
   """Returns the bands asked for, or else min_sep.
 
   With more, columns of one client overlap and its sensitivity grows; up to
@@ -247,7 +188,7 @@ def _bands(request: Request) -> int:
   return bands
 
 
-def _separated_bands(request: Request) -> int:
+def _separated_bands(request: _Request) -> int:
   """Returns `_bands` for an optimiser that takes columns not to overlap."""
   bands, min_sep = _bands(request), request.participation.min_sep
   if min_sep is not None and bands > min_sep:
@@ -259,7 +200,7 @@ def _separated_bands(request: Request) -> int:
   return bands
 
 
-def _banded(request: Request) -> solver.Optimized:
+def _banded(request: _Request) -> solver.Optimized:
   # Optimisers with TensorFlow, which takes ten seconds to import, are imported
   # where they are needed.
   from tff_bandmf.optimize import banded
@@ -271,7 +212,7 @@ def _banded(request: Request) -> solver.Optimized:
       max_evaluations=request.max_evaluations, callback=request.callback)
 
 
-def _toeplitz(request: Request, bands: int) -> solver.Optimized:
+def _toeplitz(request: _Request, bands: int) -> solver.Optimized:
   """Returns an optimised banded Toeplitz strategy."""
   if request.workload.is_toeplitz:
     from tff_bandmf.optimize import toeplitz
@@ -286,12 +227,12 @@ def _toeplitz(request: Request, bands: int) -> solver.Optimized:
       max_evaluations=request.max_evaluations, callback=request.callback)
 
 
-def _banded_toeplitz(request: Request) -> solver.Optimized:
+def _banded_toeplitz(request: _Request) -> solver.Optimized:
   found = _toeplitz(request, _separated_bands(request))
   return _again(_normalized(found.strategy, request), request, found)
 
 
-def _robust_toeplitz(request: Request) -> solver.Optimized:
+def _robust_toeplitz(request: _Request) -> solver.Optimized:
   if request.b0 is None:
     raise ValueError(
         errors.invalid(
@@ -311,13 +252,14 @@ def _robust_toeplitz(request: Request) -> solver.Optimized:
 
 
 def _again(
-    strategy: strategies.Strategy, request: Request, found: solver.Optimized
+    strategy: strategies.Strategy, request: _Request, found: solver.Optimized
 ) -> solver.Optimized:
   """Returns a strategy made from an optimised one, with its own loss."""
-  return evaluated(strategy, request, found.evaluations, found.converged)
+  return request_lib.evaluated(
+      strategy, request, found.evaluations, found.converged)
 
 
-def _blt(request: Request) -> solver.Optimized:
+def _blt(request: _Request) -> solver.Optimized:
   from tff_bandmf.optimize import blt
 
   def find(buffers):
@@ -335,7 +277,7 @@ def _blt(request: Request) -> solver.Optimized:
   return _again(_normalized(found.strategy, request), request, found)
 
 
-def _banded_inverse(request: Request) -> solver.Optimized:
+def _banded_inverse(request: _Request) -> solver.Optimized:
   from tff_bandmf.optimize import banded_inverse
 
   def find(bands):
@@ -351,7 +293,7 @@ def _banded_inverse(request: Request) -> solver.Optimized:
   return _again(_normalized(found.strategy, request), request, found)
 
 
-def _dense(request: Request) -> solver.Optimized:
+def _dense(request: _Request) -> solver.Optimized:
   from tff_bandmf.optimize import dense
 
   return dense.optimize_dense(
@@ -360,7 +302,7 @@ def _dense(request: Request) -> solver.Optimized:
       callback=request.callback)
 
 
-def _stamped(request: Request) -> solver.Optimized:
+def _stamped(request: _Request) -> solver.Optimized:
   block_rounds = request.block_rounds or request.participation.min_sep
   if block_rounds is None:
     raise ValueError(
@@ -385,16 +327,16 @@ _PARAMETERS = (
 _BANDED = ('bands', 'column_normalize')
 
 
-def _by_bands(kind: Callable) -> Callable[[Request], solver.Optimized]:
+def _by_bands(kind: Callable) -> _Find:
   """Returns the finder of a family of `kind`(rounds, bands)."""
   return lambda request: _best_bands(
-      request, lambda bands: evaluated(
+      request, lambda bands: request_lib.evaluated(
           _normalized(kind(request.rounds, bands), request), request))
 
 
 def _by_bands_and(
     scalar: str, kind: Callable, high: float
-) -> Callable[[Request], solver.Optimized]:
+) -> _Find:
   """Returns the finder of a family of `kind`(rounds, bands, scalar)."""
   return lambda request: _best_bands(
       request, lambda bands: _swept(
@@ -404,22 +346,22 @@ def _by_bands_and(
 
 def _by(
     scalar: str, kind: Callable
-) -> Callable[[Request], solver.Optimized]:
+) -> _Find:
   """Returns the finder of a family of `kind`(rounds, scalar)."""
   return lambda request: _swept(
       request, getattr(request, scalar),
       lambda value: kind(request.rounds, value), 0.0, 1.0)
 
 
-def _no_copies(request: Request) -> int:
+def _no_copies(request: _Request) -> int:
   return 0
 
 
-def _one_copy(request: Request) -> int:
+def _one_copy(request: _Request) -> int:
   return 1
 
 
-def _all_copies(request: Request) -> int:
+def _all_copies(request: _Request) -> int:
   return request.rounds - 1
 
 
