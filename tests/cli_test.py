@@ -543,6 +543,68 @@ def test_bands_that_are_not_given_are_swept(run_json):
     assert run_json(*command, '--bands', bands)['loss'] >= swept['loss']
 
 
+@pytest.mark.parametrize(
+  'family',
+  ['banded', 'banded-toeplitz', 'blt', 'banded-inverse', 'dense', 'stamped'],
+)
+def test_optimised_family_is_written_and_read_again(run_json, family):
+  command = f'optimize --family {family} --rounds 12 --min-sep 4 --out x.json'
+  found = run_json(*command.split())
+  assert found['converged'] is True
+  evaluated = run_json('evaluate', 'x.json', '--min-sep', 4)
+  for key in set(_KEYS) - {'seconds'}:
+    assert evaluated[key] == found[key]
+
+
+@pytest.mark.parametrize('calls', [3, 15, 30])
+@pytest.mark.parametrize('family', ['banded-sqrt', 'banded-fractional'])
+def test_interrupt_between_bands_ends_the_search(
+  run, monkeypatch, family, calls
+):
+  kind = strategies.FAMILIES[family]
+  errors, count = kind.errors, 0
+
+  def interrupted(*args):
+    nonlocal count
+    count += 1
+    if count == calls:
+      raise KeyboardInterrupt
+    return errors(*args)
+
+  monkeypatch.setattr(kind, 'errors', interrupted)
+  status, out, _ = run(
+    *f'optimize --family {family} --rounds 4096 --min-sep 512 --json'.split()
+  )
+  if count < calls:  # Nothing was left to interrupt.
+    assert status == 0
+  else:
+    assert (status, json.loads(out)['converged']) == (1, False)
+    assert count <= calls + 2  # The best is described once more.
+
+
+def test_search_for_more_buffers_that_is_interrupted_is_not_converged(
+  run, monkeypatch
+):
+  calls = 0
+
+  def minimize(function, *args, **kwargs):
+    def counted(x):
+      nonlocal calls
+      calls += 1
+      if calls == 120:
+        raise KeyboardInterrupt
+      return function(x)
+
+    return _MINIMIZE(counted, *args, **kwargs)
+
+  monkeypatch.setattr(solver, 'minimize', minimize)
+  status, out, _ = run(
+    *'optimize --family blt --rounds 200 --min-sep 50 --json'.split()
+  )
+  assert calls >= 120
+  assert (status, json.loads(out)['converged']) == (1, False)
+
+
 def test_choose_prints_what_the_library_ranks(run, run_json):
   command = (
     'choose --rounds 96 --min-sep 24 --max-participations 3 --epsilon 2 '

@@ -119,3 +119,13 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
 def test_bad_input_is_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
     optimize.optimize_banded_inverse(*arguments)
+
+
+def test_more_bands_are_never_worse_with_little_separation():
+  losses = [
+      optimize.optimize_banded_inverse(
+          20, bands, participation.MinSep(1)).loss
+      for bands in (1, 2, 4, 8)
+  ]
+  for fewer, more in zip(losses, losses[1:]):
+    assert more <= fewer * (1 + 1e-12)

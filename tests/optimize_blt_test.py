@@ -155,3 +155,8 @@ def test_search_that_is_cut_short_says_so():
 def test_bad_input_is_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
     optimize.optimize_blt(*arguments)
+
+
+def test_single_round_is_the_identity():
+  found = optimize.optimize_blt(1, 3, participation.Single())
+  assert (found.loss, found.converged) == (1.0, True)

@@ -456,3 +456,26 @@ def test_lower_factor_has_this_gram():
   np.testing.assert_array_equal(factor, np.tril(factor))
   np.testing.assert_allclose(factor.T @ factor, gram, atol=1e-12)
   assert np.abs(factor @ factor.T - gram).max() > 0.1
+
+
+def test_column_norm_that_overflows_is_refused():
+  """A norm of infinity would make a column of C, and its weight, vanish."""
+  toeplitz = strategies.BandedInverse(300, [1.0, -5.0])
+  assert np.all(np.isfinite(toeplitz.column(300)))
+  with pytest.raises(ValueError, match='column norms of C overflow'):
+    _ = strategies.ColumnNormalized(toeplitz).column_norms
+
+
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    strategies.Lti(10**12, 0.1),
+    strategies.Blt(10**12, [0.3], [0.9]),
+    strategies.OnlineTree(10**12),
+    strategies.ColumnNormalized(strategies.DpCgd(10**12, 0.5)),
+    strategies.Stamped(10**12, strategies.DpCgd(2, 0.5)),
+  ],
+)
+def test_rounds_that_fit_in_no_memory_are_refused(strategy):
+  with pytest.raises(ValueError, match='rounds=1000000000000: '):
+    strategy.errors()

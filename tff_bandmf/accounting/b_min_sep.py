@@ -63,7 +63,8 @@ class BMinSepMixture(monte_carlo.Mixture):
     self._squares = np.zeros(len(rows))
     for _, columns, block in self._blocks:
       self._squares[columns] += (block**2).sum(axis=0)
-    self._b = min_sep
+    # One round at most, however much further apart they must be.
+    self._b = min(min_sep, len(self._squares))
     self._log_in = np.log(sampling_prob)
     self._log_out = np.log1p(-sampling_prob)
     self._rates = self._participation(sampling_prob)

@@ -7,6 +7,8 @@ from typing import Any, Optional
 from tff_bandmf import accounting, errors, strategies
 from tff_bandmf import participation as participation_lib
 
+_FAILURE_PROBABILITY = 1e-8
+
 
 def worst_participation(
   amplification: str, min_sep: Optional[int]
@@ -51,7 +53,9 @@ def account(
   spec = make(noise_multiplier)
   if amplification == accounting.CYCLIC_POISSON:
     return spec, {'epsilon': spec.epsilon(delta)}
-  return spec, _sampled(spec.epsilon(delta))
+  return spec, _sampled(
+    spec.epsilon(delta, failure_probability=_failure_probability(delta))
+  )
 
 
 def calibrate(
@@ -80,13 +84,25 @@ def calibrate(
     )
     spec = _spec(strategy, amplification, min_sep, sampling_prob, sigma)
     return spec, {'epsilon': spec.epsilon(delta)}
+  failure_probability = _failure_probability(delta)
   if amplification == accounting.BALLS_IN_BINS:
     spec, bound = accounting.calibrate_balls_in_bins(
-      strategy, spec.bins, epsilon, delta, amplification
+      strategy,
+      spec.bins,
+      epsilon,
+      delta,
+      amplification,
+      failure_probability=failure_probability,
     )
   else:
     spec, bound = accounting.calibrate_b_min_sep(
-      strategy, spec.min_sep, sampling_prob, epsilon, delta, amplification
+      strategy,
+      spec.min_sep,
+      sampling_prob,
+      epsilon,
+      delta,
+      amplification,
+      failure_probability=failure_probability,
     )
   return spec, _sampled(bound)
 
@@ -114,6 +130,11 @@ def _spec(strategy, amplification, min_sep, sampling_prob, noise_multiplier):
   return accounting.BMinSepSpec(
     strategy, min_sep, sampling_prob, noise_multiplier, amplification
   )
+
+
+def _failure_probability(delta: float) -> float:
+  """Returns the part of delta for samples that mislead."""
+  return min(_FAILURE_PROBABILITY, delta / 100)
 
 
 def _check(name, value, needed, amplification) -> None:

@@ -13,6 +13,7 @@ all p - 1 coefficients are free.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Optional
 
 import numpy as np
@@ -61,9 +62,19 @@ def optimize_banded_inverse(
       inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
       return series.reciprocal(inverse, rounds), inverse
 
-    found = series.Objective(
-        build, bands - 1, rounds, participation, workload, objective,
-    ).minimize(start, None, max_evaluations, callback)
+    loss = series.Objective(
+        build, bands - 1, rounds, participation, workload, objective)
+    found = loss.minimize(start, None, max_evaluations, callback)
+    if found.evaluations < max_evaluations and not found.interrupted:
+      # The majorant has kinks, at which the square root may stick where little
+      # separation makes independent noise the best.
+      other = loss.minimize(
+          np.zeros(bands - 1), None, max_evaluations - found.evaluations,
+          callback)
+      found = dataclasses.replace(
+          other if other.value < found.value else found,
+          evaluations=found.evaluations + other.evaluations,
+          converged=found.converged and not other.interrupted)
   return series.optimized(
       strategies.BandedInverse(rounds, np.concatenate([[1.0], found.x])),
       found, participation, workload, objective)

@@ -155,6 +155,11 @@ def optimize_blt(
   errors.check_count('rounds', rounds, 'give the number of rounds')
   errors.check_count('buffers', buffers, 'give the number of buffers')
   solver.check_objective(objective)
+  if rounds == 1:  # Whatever the buffers, C is 1.
+    return series.optimized(
+        strategies.Blt(1, [0.0], [0.0]),
+        solver.Minimum(np.zeros(0), 1.0, 0, True),
+        participation, workload, objective)
 
   # XLA stumbles over what is empty with a single one; one may stay closed.
   slots = max(buffers, 2)

@@ -301,9 +301,10 @@ def optimize_dense(
     # Whatever ends the search, `dual` has a strategy.
     try:
       if left > 0 and not interrupted:
-        point = solver.minimize(
+        found = solver.minimize(
             dual, dual.start, dual.bounds, left,
-            None if callback is None else lambda _: callback(dual.loss)).x
+            None if callback is None else lambda _: callback(dual.loss))
+        point, interrupted = found.x, found.interrupted
       dual.evaluate(point, check=True)
     except KeyboardInterrupt:
       interrupted = True
@@ -330,4 +331,4 @@ def optimize_dense(
     dual.offer(mean.strategy)
     search(dual)
   return solver.Optimized(
-      dual.strategy, dual.loss, max_evaluations - left, dual.proven)
+      dual.strategy, dual.loss, max_evaluations - left, bool(dual.proven))

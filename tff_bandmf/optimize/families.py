@@ -42,6 +42,10 @@ _MOST_INVERSE_BANDS = 64
 # From there on inverse-plus-constant is all constant.
 _LARGEST_CONSTANT = 100.0
 
+# Their noise keeps bands - 1 model copies.
+_OF_FEW_BANDS = (
+    'banded-sqrt', 'banded-fractional', 'inverse-plus-constant')
+
 _Request = request_lib.Request
 _Build = Callable[[float], strategies.Strategy]
 _Find = Callable[[_Request], solver.Optimized]
@@ -137,10 +141,22 @@ def _best_bands(
   min_sep, copies = request.participation.min_sep, request.noise_copies
   if min_sep is not None:
     candidates.add(min(min_sep, request.rounds))
-  found = [find(bands) for bands in sorted(candidates)]
-  if copies is not None:
-    found = [each for each in found if each.strategy.noise_copies <= copies]
-  return min(found, key=lambda each: each.loss)
+  if copies is not None and request.family in _OF_FEW_BANDS:
+    candidates = {each for each in candidates if each <= copies + 1}
+  found: list[solver.Optimized] = []
+  whole = True
+  for bands in sorted(candidates):
+    try:
+      found.append(find(bands))
+      whole = found[-1].converged
+    except KeyboardInterrupt:
+      if not found:
+        raise
+      whole = False
+    if not whole:
+      break
+  best = min(found, key=lambda each: each.loss)
+  return dataclasses.replace(best, converged=whole)
 
 
 def _growing(
@@ -151,11 +167,13 @@ def _growing(
   for size in sizes:
     found = find(size)
     evaluations += found.evaluations
+    if not found.converged:
+      best = min(best or found, found, key=lambda each: each.loss)
+      best = dataclasses.replace(best, converged=False)
+      break
     if best is not None and found.loss > best.loss * (1 - _WORTH):
       break
     best = found
-    if not found.converged:
-      break
   return dataclasses.replace(best, evaluations=evaluations)
 
 

@@ -24,6 +24,7 @@ import scipy.signal
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram, patterns, result
+from tff_bandmf.strategies import base
 
 # Up to this much of rounds * bands the Gram matrix takes a second or two.
 _QUICK_GRAM = 10**7
@@ -179,6 +180,7 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   """
   # PRIVACY: all of the column, and not what defines it: where C^-1 has few
   # bands, C has n. Guard: families_test.test_sensitivity_is_safe.
+  base.check_rounds(strategy.bands)
   column = strategy.column(strategy.bands)
   if not np.all(np.isfinite(column)):
     raise ValueError(

@@ -21,8 +21,10 @@ from tff_bandmf.sensitivity import patterns, result
 
 # Up to this many entries of X take some seconds.
 _QUICK_LAGS = 10**9
-# Up to this many entries of a table, joined with another, take a second.
+# Up to this many entries of a table, joined with another, take a second; and up
+# to this many pairs of its keys.
 _QUICK_TABLE = 10**8
+_QUICK_PAIRS = 20_000
 
 # (rounds of a client, sum of squared counts): end for each beginning.
 _Table = dict[tuple[int, int], np.ndarray]
@@ -110,7 +112,8 @@ def _heaviest(
 def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
   """Returns the table of two neighbours, or None if it takes too long."""
   ends = len(next(iter(second.values())))
-  if len(first) * len(second) * ends > _QUICK_TABLE:
+  pairs = len(first) * len(second)
+  if pairs > _QUICK_PAIRS or pairs * ends > _QUICK_TABLE:
     return None
   found = {}
   for (count, squared), middle in first.items():

@@ -14,6 +14,8 @@ from tff_bandmf.strategies import per_query
 
 # Above this many rounds nothing n x n is materialised.
 MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
+# Above this many there is no array of n numbers.
+MAX_ROUNDS = 100_000_000
 # PRIVACY: squares of such entries neither vanish nor overflow, so sensitivity
 # is neither 0 nor infinite; nor do they as float32 noise.
 # Guard: strategies_test.test_extreme_scale_is_refused.
@@ -138,6 +140,16 @@ class Strategy(abc.ABC):
       sha.update(json.dumps(header).encode())
       sha.update(np.ascontiguousarray(array, '<f8').tobytes())
     return sha.hexdigest()
+
+
+def check_rounds(rounds: int) -> None:
+  """Raises ValueError if an array of n numbers is too large."""
+  if rounds > MAX_ROUNDS:
+    raise ValueError(
+        errors.invalid(
+            'rounds', rounds,
+            f'what needs a number a round is computed up to {MAX_ROUNDS}',
+            'use fewer rounds'))
 
 
 def check_dense(rounds: int) -> None:

@@ -65,7 +65,16 @@ class ColumnNormalized(base.Strategy):
   def column_norms(self) -> np.ndarray:
     """The diagonal of D, [n] float64, read-only."""
     # Column i of C is the first column down to row n - 1 - i.
-    norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds)**2))[::-1]
+    base.check_rounds(self.rounds)
+    with np.errstate(over='ignore', invalid='ignore'):
+      norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds)**2))[::-1]
+    # PRIVACY: a norm that overflows would make a column of C vanish.
+    # Guard: strategies_test.test_column_norm_that_overflows_is_refused.
+    if not np.all(np.isfinite(norms)):
+      raise ValueError(
+          errors.invalid(
+              'column_normalize', True, 'column norms of C overflow',
+              'use fewer rounds, or a C whose entries stay small'))
     norms.flags.writeable = False
     return norms
 

@@ -237,11 +237,14 @@ def _build(
     block = parameters['block']
     if block['family'] == family:
       raise TypeError('a stamped strategy inside a stamped one')
-    return stamped.Stamped(
-        rounds,
-        _build(
-            block['family'], block['rounds'], block['parameters'],
-            {name[len('block.'):]: array for name, array in arrays.items()}))
+    inner = _build(
+        block['family'], block['rounds'], block['parameters'],
+        {name[len('block.'):]: array for name, array in arrays.items()})
+    if inner.rounds != block['rounds']:
+      raise TypeError('a block of other rounds than it says')
+    return stamped.Stamped(rounds, inner)
+  if 'rounds' in parameters or any(name.endswith('_') for name in parameters):
+    raise TypeError('a parameter that no family has')
   # lambda is a parameter and a word of Python.
   fields = {
       name + '_' * keyword.iskeyword(name): value

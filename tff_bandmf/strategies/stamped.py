@@ -71,6 +71,7 @@ class Stamped(base.Strategy):
   ) -> np.ndarray:
     if workload != workloads.PREFIX:
       return super().per_query_errors(workload)
+    base.check_rounds(self.rounds)
     # The sum of a finished block keeps the error of its last prefix.
     e = self.block.per_query_errors(workload)
     done = np.arange(-(-self.rounds // len(e)))

@@ -25,8 +25,6 @@ from tff_bandmf.strategies import base, per_query
 
 _FIRST_BLOCK = 4096
 _CONVERGED = 1e-12
-# Beyond this the weights have not converged and n is taken as too large.
-_MAX_TERMS = 100_000_000
 # Rounds up to which O(n^2) is a matter of seconds.
 _MAX_QUADRATIC_ROUNDS = 200_000
 
@@ -61,6 +59,7 @@ class Toeplitz(base.Strategy):
   def per_query_errors(
       self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
+    base.check_rounds(self.rounds)
     if workload.is_toeplitz:
       with np.errstate(over='ignore', invalid='ignore'):
         e = np.cumsum(self.weights(workload, self.rounds)**2)
@@ -72,12 +71,7 @@ class Toeplitz(base.Strategy):
   ) -> tuple[float, float]:
     if not workload.is_toeplitz:
       return super().errors(workload)
-    if self.rounds > _MAX_TERMS:
-      raise ValueError(
-          errors.invalid(
-              'rounds', self.rounds,
-              f'{self.family} is computed up to {_MAX_TERMS} rounds',
-              'use fewer rounds'))
+    base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
       squares = self.weights(workload, self.rounds)**2
       largest = squares.sum()
@@ -250,11 +244,11 @@ def _errors_to_the_limit(
   weighted = squares = 0.0
   done, block = 0, _FIRST_BLOCK
   while done < rounds:
-    if done >= _MAX_TERMS:
+    if done >= base.MAX_ROUNDS:
       raise ValueError(
           errors.invalid(
               'rounds', rounds,
-              f'C^-1 has not converged after {_MAX_TERMS} rounds',
+              f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
               'use coefficients that decay faster, or fewer rounds'))
     terms = min(max(block, memory), rounds - done)
     w, state = scipy.signal.lfilter(top, bottom, np.ones(terms), zi=state)

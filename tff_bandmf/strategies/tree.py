@@ -193,6 +193,7 @@ class OnlineTree(base.Strategy):
   ) -> np.ndarray:
     if workload != workloads.PREFIX:
       return self._dense.per_query_errors(workload)
+    base.check_rounds(self.rounds)
     t = np.arange(1, self.rounds + 1)
     e = np.zeros(self.rounds)
     for j, variance in enumerate(self.node_variances()):
