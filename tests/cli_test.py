@@ -321,6 +321,16 @@ _BAD_INPUT = [
     'min_sep=4: cyclic-poisson takes no min_sep',
   ),
   (
+    'calibrate ok.json --amplification cyclic-poisson --sampling-prob 1e-8 '
+    '--epsilon 1 --delta 1e-5',
+    'delta=1e-05: is no less than the probability',
+  ),
+  (
+    'account ok.json --amplification cyclic-poisson --sampling-prob 0.1 '
+    '--noise-multiplier 1e-200 --delta 1e-5',
+    'noise_multiplier=1e-200: below 0.01',
+  ),
+  (
     'calibrate ok.json --amplification balls-in-bins --min-sep 4 --epsilon 1 '
     '--delta 1e-6 --max-participations 2',
     'max_participations=2: does not go with amplification balls-in-bins',

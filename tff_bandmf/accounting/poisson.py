@@ -32,6 +32,8 @@ _MOST_INTERVALS = 50_000
 _FFT_ERROR = 4e-16
 _TAIL_MASS = 1e-15
 _CALIBRATION_WIDTH = 1e-5
+# Losses at less noise are too many for a grid.
+_LEAST_NOISE = 0.01
 
 
 def poisson_epsilon(
@@ -130,6 +132,13 @@ def cyclic_poisson_noise_multiplier(
       compositions)
   if sampling_prob == 1:
     return unamplified
+  if sampling_prob * compositions <= delta:
+    raise ValueError(
+        errors.invalid(
+            'delta', delta,
+            'is no less than the probability that a client takes part at all, '
+            f'{sampling_prob * compositions:g}: the claim holds without noise',
+            'ask for a smaller delta'))
   interval = _interval(16 * epsilon, compositions)
 
   def coarse(sigma):
@@ -188,6 +197,12 @@ def _check(
   errors.check_positive(
       'noise_multiplier', noise_multiplier,
       'it is stddev(z) / (clip * column_norm)')
+  if noise_multiplier < _LEAST_NOISE:
+    raise ValueError(
+        errors.invalid(
+            'noise_multiplier', noise_multiplier,
+            f'below {_LEAST_NOISE} epsilon is in the thousands',
+            'use more noise'))
   errors.check_positive(
       'sampling_prob', sampling_prob, 'it is groups * cohort / population')
   if sampling_prob > 1:

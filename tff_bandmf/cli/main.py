@@ -51,7 +51,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
   except (MemoryError, OverflowError) as error:
     message = f'{error}; use fewer rounds, or fewer bands.'
-  except (ImportError, TypeError, ValueError) as error:
+  except (ImportError, RuntimeError, TypeError, ValueError) as error:
     message = str(error)
   click.echo(' '.join(message.split()), err=True)
   return _BAD_INPUT
