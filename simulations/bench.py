@@ -34,6 +34,7 @@ _MODEL_SHAPES = (
 _ROUNDS = 2052
 _MIN_SEP = 342
 _MEASURED_ROUNDS = 128
+_CHUNK = 2**16
 
 
 def _strategy(bands: int):
@@ -162,6 +163,7 @@ def _use_one_core() -> None:
 
 def _producer(parameters: int) -> dict[str, Any]:
   from tff_bandmf import noise, strategies
+  from tff_bandmf.noise import generators
 
   words = noise.Key.from_entropy().words()
 
@@ -191,6 +193,12 @@ def _producer(parameters: int) -> dict[str, Any]:
         'rounds': made, 'iid_cpu_seconds': iid_seconds / made,
         'cpu_seconds': made_seconds / made,
         'ratio': made_seconds / iid_seconds}
+  secure = generators.of(noise.AES_CTR, noise.Key.from_entropy())
+  began = time.process_time()
+  for start in range(0, parameters, _CHUNK):
+    secure.rows(0, 16, start, min(_CHUNK, parameters - start))
+  result['aes_ctr_normals_per_second'] = (
+      16 * parameters / (time.process_time() - began))
   return result
 
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bandmf import aggregator, noise, participation, strategies
-from tff_bandmf.noise import stream
+from tff_bandmf.noise import generators, stream
 
 _PLACEMENTS = ('state', 'tape')
 _ROUNDS = 6
@@ -330,6 +330,30 @@ def test_placement_follows_the_size_of_the_state():
   for specs, placement in [(_SPECS, 'state'), (kernel * 2, 'tape')]:
     with _factory(None, record_specs=specs) as factory:
       assert factory.noise_placement == placement
+
+
+@pytest.mark.parametrize('placement', ['state', 'regenerate'])
+def test_secure_noise_needs_a_tape(placement):
+  with pytest.raises(
+      ValueError, match=f'noise_placement={placement}: cannot make secure'):
+    _factory(placement, secure_noise=True)
+
+
+def test_secure_noise_is_that_of_aes(runtime):
+  z = generators.AesCtr(noise.Key.from_seed(_SEED)).rows(
+      0, _ROUNDS, 0, _DIMENSION).numpy()
+  rows = _Z_STDDEV * np.linalg.solve(
+      _STRATEGY.matrix(), z.astype(np.float64))
+  with _factory(None, secure_noise=True) as factory:
+    assert factory.noise_placement == 'tape'
+    process = factory.create(_type(_SPECS))
+    state = process.initialize()
+    for t in range(_ROUNDS):
+      updates = _updates(2, seed=t)
+      output = process.next(state, updates)
+      _assert_close(
+          output.result, (_clipped_sum(updates) + rows[t]) / _CLIENTS)
+      state = output.state
 
 
 def test_state_that_cannot_pass_is_refused():

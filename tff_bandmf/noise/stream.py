@@ -8,8 +8,8 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
+from tff_bandmf.noise import generators
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import normal
 from tff_bandmf.noise import plan as plan_lib
 
 # Coordinates made at once: a block's z and y stay in cache.
@@ -37,7 +37,11 @@ class Stream:
   """
 
   def __init__(
-      self, plan: plan_lib.Plan, dimension: int, key: key_lib.Key
+      self,
+      plan: plan_lib.Plan,
+      dimension: int,
+      key: key_lib.Key,
+      generator: str = generators.PHILOX,
   ):
     """Initializes the stream.
 
@@ -45,13 +49,17 @@ class Stream:
       plan: the recursion of C.
       dimension: d.
       key: of z.
+      generator: of z, `generators.PHILOX` or `generators.AES_CTR`.
+
+    Raises:
+      ValueError: the generator is not known.
     """
     self.block_rounds = min(
         plan.rounds,
         max(_BLOCK_ROUNDS, min(_MOST_BLOCK_ROUNDS, plan.memory // 4)))
     self._plan = plan
     self._dimension = dimension
-    self._key = key
+    self._generator = generators.of(generator, key)
 
   def blocks(self) -> Iterator[Optional[np.ndarray]]:
     """Yields [m, dimension] float32 for rounds 0 .. m - 1, m .. 2m - 1, ...
@@ -60,7 +68,6 @@ class Stream:
     array is written over by the next block.
     """
     plan, m, d = self._plan, self.block_rounds, self._dimension
-    words = tf.constant(self._key.words())
     buffers = plan.keeps == plan_lib.BUFFERS
     # Row u % memory_rows of a ring holds round u.
     memory_rows = plan.memory if buffers else -(-plan.memory // m) * m
@@ -85,12 +92,13 @@ class Stream:
       operands = [tf.constant(scale), tf.constant(weights)]
       for start, memory in chunks:
         count = memory.shape[1]
-        out, z = _advance(
-            words, tf.constant(plan.first_draw(first), tf.int64),
-            tf.constant(start, tf.int64), *operands,
+        z = self._generator.rows(
+            plan.first_draw(first), scale.shape[1], start, count)
+        out = _advance(
+            z, *operands,
             # Not a copy: a ring is most of what a block reads.
             tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
-            if memory_rows else None, count)
+            if memory_rows else None)
         y = out.numpy()[:rounds]
         if buffers:
           memory += out.numpy()[rounds:]
@@ -103,18 +111,14 @@ class Stream:
 
 
 @tf.function(autograph=False)
-def _advance(words, first_draw, start, scale, weights, memory, count):
-  """Returns P Z + Q S, [rows of P, count], and Z; see `plan`."""
-  # Where the memory is; other devices would also round z in other ways.
+def _advance(z, scale, weights, memory):
+  """Returns P Z + Q S, [rows of P, count]; see `plan`."""
+  # Where the memory is; other devices would also round in other ways.
   with tf.device('/CPU:0'):
-    z = tf.stack([
-        normal.standard_normal(words, first_draw + r, start, count)
-        for r in range(scale.shape[1])
-    ])
     if memory is None:
       # Rounds have nothing to do with one another: P is diagonal.
-      return tf.linalg.diag_part(scale)[:, tf.newaxis] * z, z
-    return tf.matmul(scale, z) + tf.matmul(weights, memory), z
+      return tf.linalg.diag_part(scale)[:, tf.newaxis] * z
+    return tf.matmul(scale, z) + tf.matmul(weights, memory)
 
 
 def _aligned_zeros(rows: int, columns: int) -> np.ndarray:
