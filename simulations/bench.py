@@ -207,16 +207,18 @@ def _streamed(plan, parameters: int) -> Iterator[tuple[int, float]]:
   from tff_bandmf import noise
   from tff_bandmf.noise import stream
 
-  first = 0
+  made = stream.Stream(plan, parameters, noise.Key.from_entropy())
+  m = made.block_rounds
+  t = 0
   began = time.process_time()
-  for block in stream.Stream(
-      plan, parameters, noise.Key.from_entropy()).blocks():
-    if block is not None:
-      seconds = time.process_time() - began
+  for y in made.rows():
+    if y is None:
+      continue
+    t += 1
+    if t % m == 0:
       # The first block compiles.
-      if first and first >= plan.memory:
-        yield len(block), seconds
-      first += len(block)
+      if t > max(m, plan.memory + m - 1):
+        yield m, time.process_time() - began
       began = time.process_time()
 
 

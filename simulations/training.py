@@ -311,4 +311,6 @@ def _describe(
           'the runs it is compared with: each has a guarantee of its own, they '
           'compose, and a run without noise has none',
       ],
+      # The report lists the columns of the metrics and the ledger by itself.
+      'side_releases': [],
   }

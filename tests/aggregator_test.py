@@ -455,6 +455,8 @@ def test_weighted_fed_avg_is_refused():
     ({'start_round': _ROUNDS + 1}, ValueError, 'start_round=7'),
     ({'start_round': 1, 'noise_seed': None}, ValueError, 'noise_seed'),
     ({'record_specs': [tf.TensorSpec([2], tf.int32)]}, TypeError, 'int32'),
+    ({'noise_placement': 'tape', 'max_memory_bytes': 0}, ValueError,
+     'max_memory_bytes=0'),
     ({'record_aggregation_factory': 3}, TypeError, 'AggregationFactory'),
 ])
 @pytest.mark.parametrize('placement', _PLACEMENTS)

@@ -130,8 +130,7 @@ def test_secure_stream_is_that_of_the_matrix(monkeypatch, family):
       'tree': strategies.OnlineTree(40)}[family]
   made = stream.Stream(
       noise.Plan.of(strategy), 21, _KEY, generator=noise.AES_CTR)
-  y = np.concatenate(
-      [block.copy() for block in made.blocks() if block is not None])
+  y = np.stack([y.copy() for y in made.rows() if y is not None])
   if family == 'tree':
     decoder = np.diff(strategy.prefix_decoder(), axis=0, prepend=0.0)
     z = _rows(noise.AES_CTR, 0, decoder.shape[1], 0, 21)

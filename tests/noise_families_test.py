@@ -112,8 +112,7 @@ def _expected(name):
 
 def _streamed(strategy, dimension=_DIMENSION):
   made = stream.Stream(noise.Plan.of(strategy), dimension, _KEY)
-  return np.concatenate(
-      [block.copy() for block in made.blocks() if block is not None])
+  return np.stack([y.copy() for y in made.rows() if y is not None])
 
 
 def _rounds(source, start=0, stop=_ROUNDS, state=None):

@@ -135,6 +135,7 @@ def correlated_noise_aggregator(
     tape_directory: Optional[Union[str, os.PathLike]] = None,
     start_round: int = 0,
     secure_noise: bool = False,
+    max_memory_bytes: Optional[int] = None,
 ) -> CorrelatedNoiseFactory:
   """Returns an aggregation factory with matrix-factorization noise.
 
@@ -177,6 +178,10 @@ def correlated_noise_aggregator(
       then gives a state of that round, with no trace of those before it.
     secure_noise: z comes from AES in counter mode instead of Philox, which is
       not cryptographic; needs a tape, and takes it.
+    max_memory_bytes: what a tape remembers of past rounds goes to a file in
+      the folder for temporary files (TMPDIR) if it is larger: 4 bytes a
+      coordinate and band, bands rounded up to blocks of 32 to 64 rounds. None
+      keeps any in memory.
 
   Returns:
     A factory; `close` it, or use it in a `with` statement, when training ends.
@@ -252,7 +257,8 @@ def correlated_noise_aggregator(
     source = noise.TapeSource(noise.Tape(
         tape_directory, plan, dimension, key or noise.Key.from_entropy(),
         min(start_round, strategy.rounds - 1),
-        generator=noise.AES_CTR if secure_noise else noise.PHILOX))
+        generator=noise.AES_CTR if secure_noise else noise.PHILOX,
+        max_memory_bytes=max_memory_bytes))
   try:
     query = query_lib.CorrelatedNoiseSumQuery(
         l2_norm_clip, spec.z_stddev * l2_norm_clip, record_specs,

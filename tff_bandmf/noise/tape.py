@@ -80,6 +80,7 @@ class Tape:
       start_round: int = 0,
       ahead_bytes: int = _AHEAD_BYTES,
       generator: str = generators.PHILOX,
+      max_memory_bytes: Optional[int] = None,
   ):
     """Starts the producer.
 
@@ -94,6 +95,7 @@ class Tape:
         there, and not written.
       ahead_bytes: bound on unread files. Two rounds are allowed whatever it is.
       generator: of z; see `generators`.
+      max_memory_bytes: of past rounds; see `stream.Stream`.
 
     Raises:
       ValueError: a value out of range, or the folder holds other files or has a
@@ -108,7 +110,8 @@ class Tape:
               'start_round', start_round,
               f'must be in [0, rounds={plan.rounds}]',
               'give the round of the state that the run continues from'))
-    self._stream = stream.Stream(plan, dimension, key, generator)
+    self._stream = stream.Stream(
+        plan, dimension, key, generator, max_memory_bytes)
     self.tape_id = plan.identify(key, dimension, generator)
     self._ahead = max(2, ahead_bytes // (4 * dimension))
     self._payload = np.zeros(2 * payload_words(dimension), '<f4')
@@ -173,19 +176,17 @@ class Tape:
 
   def _produce(self) -> None:
     """Writes all rounds, waiting for the reader in between."""
-    first = 0
-    for block in self._stream.blocks():
+    t = 0
+    for y in self._stream.rows():
       if self._stop.is_set():
         return
-      if block is None:
+      if y is None:
         continue
-      for t in range(first, first + len(block)):
-        if t < self.start_round:
-          continue
+      if t >= self.start_round:
         if not self._wait_for_room(t):
           return
-        self._write(t, block[t - first])
-      first += len(block)
+        self._write(t, y)
+      t += 1
     while not self._stop.wait(POLL_SECONDS):
       self._remove_read_rounds()
 
