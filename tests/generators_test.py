@@ -96,7 +96,7 @@ def _p_values(z):
       np.mean(flat**2 * np.roll(flat**2, 1) - 1) / np.sqrt(8),
       np.mean(z * np.roll(z, 1, axis=0))])
   return np.array([
-      scipy.stats.kstest(flat, 'norm', mode='asymp').pvalue,
+      scipy.stats.kstest(flat, 'norm', method='asymp').pvalue,
       2 * min(scipy.stats.poisson.cdf(beyond, rate),
               scipy.stats.poisson.sf(beyond - 1, rate)),
       *2 * scipy.stats.norm.sf(np.abs(moments))])

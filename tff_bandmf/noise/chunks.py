@@ -21,6 +21,9 @@ class Chunks:
   PRIVACY: past noise is as secret as the key. The file has no name, so nobody
   opens it and a killed process leaves none; its place on the disk is not
   overwritten. Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
+
+  Attributes:
+    starts: first coordinate of every array.
   """
 
   def __init__(
