@@ -109,6 +109,7 @@ class Privacy:
     l2_norm_clip: clipping norm of an update.
     noise_placement: 'state', 'tape', 'regenerate' (banded-inverse families),
       or None to choose by size.
+    secure_noise: whether z comes from AES; needs a tape.
   """
 
   family: str
@@ -122,6 +123,7 @@ class Privacy:
   b0: Optional[int] = None
   objective: str = 'mean'
   noise_placement: Optional[str] = None
+  secure_noise: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,6 +164,11 @@ class Config:
               'privacy.noise_placement', privacy.noise_placement,
               'is not known',
               'use state, tape or regenerate, or leave it out'))
+    if privacy.secure_noise and privacy.noise_placement not in (None, 'tape'):
+      raise ValueError(
+          errors.invalid(
+              'privacy.noise_placement', privacy.noise_placement,
+              'cannot make secure noise', 'use tape, or leave it out'))
     if privacy.objective not in ('mean', 'max'):
       raise ValueError(
           errors.invalid(
@@ -180,6 +187,7 @@ class Config:
               'use fewer bands'))
 
 
+_TRUTH_VALUES = ('model.tied', 'model.skip', 'privacy.secure_noise')
 # Numbers that may be 0.
 _MAY_BE_ZERO = (
     'training.seed', 'training.server_momentum',
@@ -187,7 +195,7 @@ _MAY_BE_ZERO = (
 
 
 def _check_positive(name: str, value: Any) -> None:
-  if isinstance(value, bool) and not name.startswith('model.'):
+  if isinstance(value, bool) and name not in _TRUTH_VALUES:
     raise ValueError(
         errors.invalid(name, value, 'must be a number', 'correct it'))
   if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -27,6 +27,7 @@ from tff_bandmf import (
   accounting,
   aggregator,
   errors,
+  noise,
   optimize,
   program,
   report,
@@ -161,7 +162,8 @@ def run(
       spec.noise_multiplier, training.clients_per_round, privacy.l2_norm_clip,
       tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights),
       key, strategy=strategy, participation=spec.participation,
-      noise_placement=privacy.noise_placement, start_round=start) as factory:
+      noise_placement=privacy.noise_placement, start_round=start,
+      secure_noise=privacy.secure_noise) as factory:
     process = _learning_process(config, weights, factory)
     state = process.initialize()
     if start:
@@ -298,6 +300,8 @@ def _describe(
           'by': 'the cohort sampler',
       },
       'noise_key': 'the operating system',
+      'noise_generator': (
+          noise.AES_CTR if privacy.secure_noise else noise.PHILOX),
       'tuning': 'hyperparameters were chosen with other runs on this corpus',
       'model_selection': 'none: the last model is the result',
       'pre_training': 'none: initial weights come from a seed',

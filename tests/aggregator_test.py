@@ -11,7 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bandmf import aggregator, noise, participation, strategies
-from tff_bandmf.noise import stream
+from tff_bandmf.noise import generators, stream
 
 _PLACEMENTS = ('state', 'tape')
 _ROUNDS = 6
@@ -332,6 +332,30 @@ def test_placement_follows_the_size_of_the_state():
       assert factory.noise_placement == placement
 
 
+@pytest.mark.parametrize('placement', ['state', 'regenerate'])
+def test_secure_noise_needs_a_tape(placement):
+  with pytest.raises(
+      ValueError, match=f'noise_placement={placement}: cannot make secure'):
+    _factory(placement, secure_noise=True)
+
+
+def test_secure_noise_is_that_of_aes(runtime):
+  z = generators.AesCtr(noise.Key.from_seed(_SEED)).rows(
+      0, _ROUNDS, 0, _DIMENSION).numpy()
+  rows = _Z_STDDEV * np.linalg.solve(
+      _STRATEGY.matrix(), z.astype(np.float64))
+  with _factory(None, secure_noise=True) as factory:
+    assert factory.noise_placement == 'tape'
+    process = factory.create(_type(_SPECS))
+    state = process.initialize()
+    for t in range(_ROUNDS):
+      updates = _updates(2, seed=t)
+      output = process.next(state, updates)
+      _assert_close(
+          output.result, (_clipped_sum(updates) + rows[t]) / _CLIENTS)
+      state = output.state
+
+
 def test_state_that_cannot_pass_is_refused():
   huge = [tf.TensorSpec([230_000_000], tf.float32)]
   with pytest.raises(ValueError, match='1.8 GB of noise cannot pass.*use tape'):
@@ -431,6 +455,8 @@ def test_weighted_fed_avg_is_refused():
     ({'start_round': _ROUNDS + 1}, ValueError, 'start_round=7'),
     ({'start_round': 1, 'noise_seed': None}, ValueError, 'noise_seed'),
     ({'record_specs': [tf.TensorSpec([2], tf.int32)]}, TypeError, 'int32'),
+    ({'noise_placement': 'tape', 'max_memory_bytes': 0}, ValueError,
+     'max_memory_bytes=0'),
     ({'record_aggregation_factory': 3}, TypeError, 'AggregationFactory'),
 ])
 @pytest.mark.parametrize('placement', _PLACEMENTS)

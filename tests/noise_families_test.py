@@ -112,8 +112,7 @@ def _expected(name):
 
 def _streamed(strategy, dimension=_DIMENSION):
   made = stream.Stream(noise.Plan.of(strategy), dimension, _KEY)
-  return np.concatenate(
-      [block.copy() for block in made.blocks() if block is not None])
+  return np.stack([y.copy() for y in made.rows() if y is not None])
 
 
 def _rounds(source, start=0, stop=_ROUNDS, state=None):
@@ -137,7 +136,8 @@ def _rounds(source, start=0, stop=_ROUNDS, state=None):
 @pytest.mark.parametrize('block_rounds', [1, 3, 16])
 @pytest.mark.parametrize('name', _FAMILIES)
 def test_streamed_noise_is_that_of_the_matrix(monkeypatch, name, block_rounds):
-  monkeypatch.setattr(stream, '_BLOCK_ROUNDS', block_rounds)
+  for name_of_bound in ('_BLOCK_ROUNDS', '_MOST_BLOCK_ROUNDS'):
+    monkeypatch.setattr(stream, name_of_bound, block_rounds)
   monkeypatch.setattr(stream, '_CHUNK', 8)
   y = _streamed(_FAMILIES[name])
   assert y.dtype == np.float32 and y.shape == (_ROUNDS, _DIMENSION)

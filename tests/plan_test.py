@@ -126,10 +126,12 @@ def test_identity_passes_z_through():
   assert np.array_equal(scale, np.eye(3)) and weights.shape == (3, 0)
 
 
-def test_name_of_the_noise_differs_with_key_strategy_and_dimension():
+def test_name_of_the_noise_differs_with_all_it_is_made_of():
   keys = [noise.Key.from_seed(seed) for seed in (1, 2)]
   names = {
-      noise.Plan.of(_strategy(bands)).identify(key, dimension)
-      for bands in (3, 4) for key in keys for dimension in (5, 6)}
-  assert len(names) == 8
-  assert noise.Plan.of(_strategy(3)).identify(keys[0], 5) in names
+      noise.Plan.of(_strategy(bands)).identify(key, dimension, generator)
+      for bands in (3, 4) for key in keys for dimension in (5, 6)
+      for generator in (noise.PHILOX, noise.AES_CTR)}
+  assert len(names) == 16
+  assert noise.Plan.of(_strategy(3)).identify(
+      keys[0], 5, noise.PHILOX) in names

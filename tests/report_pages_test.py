@@ -350,6 +350,20 @@ def test_key_is_as_wide_as_the_report_says(tmp_path):
   assert generator['key_source'] == 'not stated'
 
 
+def test_report_names_the_generator_of_the_run(tmp_path):
+  named = {}
+  for name in (noise.PHILOX, noise.AES_CTR):
+    _make_run(tmp_path / name, noise_generator=name)
+    report.write(tmp_path / name)
+    named[name] = _texts(tmp_path / name)
+  for philox, aes in zip(named[noise.PHILOX], named[noise.AES_CTR]):
+    assert 'Philox' in philox and 'AES' not in philox
+    assert 'AES-128' in aes and 'Philox' not in aes
+  _make_run(tmp_path / 'dice', noise_generator='dice')
+  with pytest.raises(ValueError, match='noise_generator=dice'):
+    report.build(tmp_path / 'dice')
+
+
 @pytest.mark.parametrize(
     'value', [8.0, 3.4240072731488453, 0.123456789, 99999.99, 1e-7 / 3])
 def test_printed_epsilon_is_never_below_the_computed_one(value):

@@ -162,6 +162,21 @@ def test_identity_is_reported_as_identity(tmp_path, corpus_path, runtime):
   assert report.write(tmp_path / 'run')['family'] == 'identity'
 
 
+def test_secure_noise_is_reported_and_bound_to_the_run(
+    tmp_path, corpus_path, runtime):
+  path = str(_config_file(tmp_path, corpus_path))
+  settings = ('training.rounds=2', 'privacy.secure_noise=true')
+  config = config_lib.load(path, settings)
+  corpus = training.load_corpus(config.data)
+  training.run(config, corpus, tmp_path / 'run')
+  generator = report.write(tmp_path / 'run')['generator']
+  assert generator['algorithm'].startswith('AES-128')
+  with pytest.raises(ValueError, match='another configuration'):
+    training.run(
+        config_lib.load(path, settings[:1]), corpus, tmp_path / 'run',
+        resume=True)
+
+
 def test_cohorts_that_run_out_are_told_before_anything_is_written(
     tmp_path, corpus_path
 ):

@@ -134,6 +134,8 @@ def correlated_noise_aggregator(
     noise_placement: Optional[str] = None,
     tape_directory: Optional[Union[str, os.PathLike]] = None,
     start_round: int = 0,
+    secure_noise: bool = False,
+    max_memory_bytes: Optional[int] = None,
 ) -> CorrelatedNoiseFactory:
   """Returns an aggregation factory with matrix-factorization noise.
 
@@ -174,6 +176,12 @@ def correlated_noise_aggregator(
     start_round: round of the state that a resumed run continues from. Only a
       tape needs it, together with the `noise_seed` of the run; `initialize`
       then gives a state of that round, with no trace of those before it.
+    secure_noise: z comes from AES in counter mode instead of Philox, which is
+      not cryptographic; needs a tape, and takes it.
+    max_memory_bytes: what a tape remembers of past rounds goes to a file in
+      the folder for temporary files (TMPDIR) if it is larger: 4 bytes a
+      coordinate and band, bands rounded up to blocks of 32 to 64 rounds. None
+      keeps any in memory.
 
   Returns:
     A factory; `close` it, or use it in a `with` statement, when training ends.
@@ -207,10 +215,20 @@ def correlated_noise_aggregator(
         errors.invalid(
             'start_round', start_round, 'needs the noise_seed of the run',
             'noise of another key would not go on with the noise of its past'))
+  # PRIVACY: noise in TFF's graphs is Philox. Guard:
+  # aggregator_test.test_secure_noise_needs_a_tape.
+  if secure_noise and noise_placement not in (None, TAPE):
+    raise ValueError(
+        errors.invalid(
+            'noise_placement', noise_placement,
+            'cannot make secure noise, TensorFlow graphs have no AES',
+            f'use {TAPE}, or secure_noise=False'))
   spec = accounting.PrivacySpec(strategy, participation, noise_multiplier)
   dimension = query_lib.record_dimension(record_specs)
   plan = noise.Plan.of(strategy)
   state_bytes = noise.StateSource.bytes_passed(plan, dimension)
+  if noise_placement is None and secure_noise:
+    noise_placement = TAPE
   if noise_placement is None:
     if (strategy.inverse_bands is not None
         and strategy.inverse_bands <= _MOST_REGENERATED):
@@ -238,7 +256,9 @@ def correlated_noise_aggregator(
     # A run that is over still needs a round for `initialize` to evaluate.
     source = noise.TapeSource(noise.Tape(
         tape_directory, plan, dimension, key or noise.Key.from_entropy(),
-        min(start_round, strategy.rounds - 1)))
+        min(start_round, strategy.rounds - 1),
+        generator=noise.AES_CTR if secure_noise else noise.PHILOX,
+        max_memory_bytes=max_memory_bytes))
   try:
     query = query_lib.CorrelatedNoiseSumQuery(
         l2_norm_clip, spec.z_stddev * l2_norm_clip, record_specs,

@@ -126,10 +126,14 @@ class Plan(abc.ABC):
       rows after the first m are what is to be added to the buffers.
     """
 
-  def identify(self, key: key_lib.Key, dimension: int) -> int:
-    """Returns 63 bits that name the noise of this key, C and dimension."""
+  def identify(
+      self, key: key_lib.Key, dimension: int, generator: str
+  ) -> int:
+    """Returns 63 bits that name the noise of this key, C, size and generator.
+    """
     return key.identify(
-        np.array([dimension], '<i8').tobytes() + self._digest.encode())
+        np.array([dimension], '<i8').tobytes()
+        + f'{self._digest} {generator}'.encode())
 
 
 class WindowPlan(Plan):

@@ -10,8 +10,8 @@ from typing import Optional, Union
 import tensorflow as tf
 
 from tff_bandmf import errors
+from tff_bandmf.noise import generators, key_file, normal, tape_reader
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import key_file, normal, tape_reader
 from tff_bandmf.noise import plan as plan_lib
 from tff_bandmf.noise import tape as tape_lib
 
@@ -169,7 +169,7 @@ class RegenerateSource(NoiseSource):
     self._plan = plan
     self._repeatable = key is not None
     key = key or key_lib.Key.from_entropy()
-    self._key_id = plan.identify(key, dimension)
+    self._key_id = plan.identify(key, dimension, generators.PHILOX)
     self._file = key_file.KeyFile(key, self._key_id, directory)
 
   def initial_state(self):

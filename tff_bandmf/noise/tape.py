@@ -34,9 +34,9 @@ from typing import Optional, Union
 import numpy as np
 
 from tff_bandmf import errors
+from tff_bandmf.noise import generators, private_files, stream
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import plan as plan_lib
-from tff_bandmf.noise import private_files, stream
 
 MAGIC = 0x7466665F6D66
 VERSION = 1
@@ -67,8 +67,8 @@ class Tape:
     dimension: d, coordinates of y_t.
     start_round: first round to be read.
     tape_id: 63 bits that every file carries and the reader asks for; a one-way
-      function of key, strategy and dimension, so that a tape made again
-      from them continues a run and no other does.
+      function of key, strategy, dimension and generator, so that a tape made
+      again from them continues a run and no other does.
   """
 
   def __init__(
@@ -79,6 +79,8 @@ class Tape:
       key: key_lib.Key,
       start_round: int = 0,
       ahead_bytes: int = _AHEAD_BYTES,
+      generator: str = generators.PHILOX,
+      max_memory_bytes: Optional[int] = None,
   ):
     """Starts the producer.
 
@@ -92,6 +94,8 @@ class Tape:
       start_round: first round to write; those before it are made again to get
         there, and not written.
       ahead_bytes: bound on unread files. Two rounds are allowed whatever it is.
+      generator: of z; see `generators`.
+      max_memory_bytes: of past rounds; see `stream.Stream`.
 
     Raises:
       ValueError: a value out of range, or the folder holds other files or has a
@@ -106,8 +110,9 @@ class Tape:
               'start_round', start_round,
               f'must be in [0, rounds={plan.rounds}]',
               'give the round of the state that the run continues from'))
-    self._stream = stream.Stream(plan, dimension, key)
-    self.tape_id = plan.identify(key, dimension)
+    self._stream = stream.Stream(
+        plan, dimension, key, generator, max_memory_bytes)
+    self.tape_id = plan.identify(key, dimension, generator)
     self._ahead = max(2, ahead_bytes // (4 * dimension))
     self._payload = np.zeros(2 * payload_words(dimension), '<f4')
     self._stop = threading.Event()
@@ -171,19 +176,17 @@ class Tape:
 
   def _produce(self) -> None:
     """Writes all rounds, waiting for the reader in between."""
-    first = 0
-    for block in self._stream.blocks():
+    t = 0
+    for y in self._stream.rows():
       if self._stop.is_set():
         return
-      if block is None:
+      if y is None:
         continue
-      for t in range(first, first + len(block)):
-        if t < self.start_round:
-          continue
+      if t >= self.start_round:
         if not self._wait_for_room(t):
           return
-        self._write(t, block[t - first])
-      first += len(block)
+        self._write(t, y)
+      t += 1
     while not self._stop.wait(POLL_SECONDS):
       self._remove_read_rounds()
 

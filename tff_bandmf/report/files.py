@@ -21,6 +21,7 @@ and, where it is known, the optional keys
 | `setting`, `covered`, `noise_key`   | a sentence each: who is trusted, what  |
 |                                     | data accesses the guarantee counts,    |
 |                                     | where the key came from                |
+| `noise_generator`                   | 'philox' or 'aes-ctr'                  |
 | `tuning`, `model_selection`,        | a sentence each: what the run used     |
 | `pre_training`                      |                                        |
 | `enforced`                          | `min_sep`, `max_participations`, `by`  |
@@ -58,9 +59,9 @@ _RUN_KEYS = {
     'config': dict, 'claim': dict, 'unit_of_privacy': str, 'population': int,
     'data': str, 'released': str, 'not_covered': list, 'side_releases': list}
 _OPTIONAL_KEYS = {
-    'setting': str, 'covered': str, 'noise_key': str, 'tuning': str,
-    'model_selection': str, 'pre_training': str, 'enforced': dict,
-    'versions': dict, 'code_sha256': str, 'train_sha256': str}
+    'setting': str, 'covered': str, 'noise_key': str, 'noise_generator': str,
+    'tuning': str, 'model_selection': str, 'pre_training': str,
+    'enforced': dict, 'versions': dict, 'code_sha256': str, 'train_sha256': str}
 _CLAIM_KEYS = (
     'noise_multiplier', 'z_stddev_per_clip', 'delta', 'l2_norm_clip',
     'clients_per_round')

@@ -122,9 +122,7 @@ def build(directory: Union[str, os.PathLike]) -> Report:
       'enforced': run.get('enforced'),
       'population': run['population'],
       'data': run['data'],
-      'generator': {
-          **statement.GENERATOR,
-          'key_source': run.get('noise_key', statement.NOT_STATED)},
+      'generator': statement.generator(run),
       'runs': rows if result else [],
       'plots': sorted(figures),
       'versions': run.get('versions', {}),

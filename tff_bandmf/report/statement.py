@@ -9,6 +9,7 @@ from __future__ import annotations
 import pathlib
 from typing import Any, Optional
 
+from tff_bandmf import errors
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import files
 
@@ -29,15 +30,26 @@ _SETTING = (
 _COVERED = (
     'the updates of training clients, through the noised sum of every round')
 
-# As in noise.standard_normal.
-GENERATOR = {
-    'algorithm': 'Philox 4x32-10, counter mode; not cryptographic',
-    'key_bits': 128,
-    'key_use': (
-        '64 bits are the key of Philox, 64 bits where its counter starts'),
-    'normals': (
-        'Box-Muller in 32-bit floats: none beyond 5.7 standard deviations, no '
-        'protection against floating-point attacks'),
+_NO_PROTECTION = 'no protection against floating-point attacks'
+# As in `noise.generators`, under the names that it gives them.
+_GENERATORS = {
+    'philox': {
+        'algorithm': 'Philox 4x32-10, counter mode; not cryptographic',
+        'key_bits': 128,
+        'key_use': (
+            '64 bits are the key of Philox, 64 bits where its counter starts'),
+        'normals': (
+            'Box-Muller in 32-bit floats: none beyond 5.7 standard '
+            f'deviations, {_NO_PROTECTION}'),
+    },
+    'aes-ctr': {
+        'algorithm': 'AES-128, counter mode; cryptographic',
+        'key_bits': 128,
+        'key_use': 'all bits are the key of AES',
+        'normals': (
+            'inverse of the CDF in 64-bit floats, rounded to 32 bits: none '
+            f'beyond 9.2 standard deviations, {_NO_PROTECTION}'),
+    },
 }
 
 _COLUMNS = {
@@ -57,6 +69,24 @@ def data_accesses(run: dict[str, Any]) -> dict[str, str]:
       name: run.get(name, f'{NOT_STATED}: take it as not covered')
       for name in ('tuning', 'model_selection', 'pre_training')
   }
+
+
+def generator(run: dict[str, Any]) -> dict[str, Any]:
+  """Returns what made the noise, and where its key came from.
+
+  A run that does not say is taken to have had Philox.
+
+  Raises:
+    ValueError: the run names a generator that this report does not know.
+  """
+  name = run.get('noise_generator', 'philox')
+  if name not in _GENERATORS:
+    raise ValueError(
+        errors.invalid(
+            'noise_generator', name, 'is not known to this report',
+            'use the release that trained the run'))
+  return {
+      **_GENERATORS[name], 'key_source': run.get('noise_key', NOT_STATED)}
 
 
 def setting(run: dict[str, Any]) -> str:

@@ -1,0 +1,92 @@
+"""Arrays of one chunk of coordinates each, in memory or in a file."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from typing import Optional
+
+import numpy as np
+
+# TensorFlow's vector instructions want their operands so.
+_ALIGNMENT_BYTES = 64
+
+
+class Chunks:
+  """[rows, coordinates of a chunk] float32 arrays, zero at first.
+
+  All are in memory, or in one file of which only the array in use is: what
+  `chunks[i]` gives is mapped for as long as somebody holds it.
+
+  PRIVACY: past noise is as secret as the key. The file has no name, so nobody
+  opens it and a killed process leaves none; its place on the disk is not
+  overwritten. Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
+
+  Attributes:
+    starts: first coordinate of every array.
+  """
+
+  def __init__(
+      self,
+      rows: int,
+      dimension: int,
+      chunk: int,
+      max_memory_bytes: Optional[int] = None,
+  ):
+    """Makes the arrays.
+
+    Args:
+      rows: of every array.
+      dimension: d, coordinates in all.
+      chunk: coordinates of an array, a multiple of 16; the last may be
+        shorter.
+      max_memory_bytes: arrays that are larger together go to a file in the
+        folder for temporary files (TMPDIR). None keeps any in memory.
+
+    Raises:
+      OSError: the disk has no room.
+    """
+    self.starts = range(0, dimension, chunk)
+    self._rows = rows
+    self._dimension = dimension
+    self._file = None
+    self._arrays = []
+    size = 4 * rows * dimension
+    if max_memory_bytes is None or size <= max_memory_bytes:
+      self._arrays = [
+          _aligned_zeros(rows, self.count(i)) for i in range(len(self.starts))]
+      return
+    self._file = tempfile.TemporaryFile(prefix='tff_bandmf-')
+    try:
+      # A disk that is full later on would kill the process.
+      os.posix_fallocate(self._file.fileno(), 0, size)
+    except BaseException:
+      self._file.close()
+      raise
+
+  def count(self, i: int) -> int:
+    """Returns the coordinates of array i."""
+    return min(self.starts.step, self._dimension - self.starts[i])
+
+  def __getitem__(self, i: int) -> np.ndarray:
+    if self._file is None:
+      return self._arrays[i]
+    return np.memmap(
+        self._file, np.float32, 'r+', 4 * self._rows * self.starts[i],
+        (self._rows, self.count(i)))
+
+  def __enter__(self) -> Chunks:
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self._arrays.clear()
+    if self._file is not None:
+      self._file.close()
+
+
+def _aligned_zeros(rows: int, columns: int) -> np.ndarray:
+  """Returns [rows, columns] float32 zeros whose memory is aligned."""
+  padding = _ALIGNMENT_BYTES // 4
+  memory = np.zeros(rows * columns + padding, np.float32)
+  offset = -memory.ctypes.data % _ALIGNMENT_BYTES // 4
+  return memory[offset:offset + rows * columns].reshape(rows, columns)
