@@ -44,6 +44,7 @@ setuptools.setup(
   package_data={'': ['*.j2', '*.json']},
   install_requires=[
     'click>=8.1',
+    'cryptography>=41',
     'dp-accounting>=0.4.3,<0.7',
     'jinja2>=3.1',
     'numpy>=1.24,<2',

@@ -12,6 +12,8 @@ however rows and coordinates are cut into pieces.
 from __future__ import annotations
 
 import abc
+import functools
+from typing import Callable
 
 import numpy as np
 import scipy.special
@@ -64,9 +66,9 @@ class Philox(Generator):
     self._words = tf.constant(key.words())
 
   def _rows(self, first: int, rows: int, start: int, count: int) -> tf.Tensor:
-    return _philox_rows(
-        self._words, tf.constant(first, tf.int64), rows,
-        tf.constant(start, tf.int64), count)
+    return _philox_rows(rows, count)(
+        self._words, tf.constant(first, tf.int64),
+        tf.constant(start, tf.int64))
 
 
 class AesCtr(Generator):
@@ -115,14 +117,21 @@ def of(name: str, key: key_lib.Key) -> Generator:
 _GENERATORS = {PHILOX: Philox, AES_CTR: AesCtr}
 
 
-@tf.function(autograph=False)
-def _philox_rows(words, first, rows, start, count):
-  # Other devices would round z in other ways.
-  with tf.device('/CPU:0'):
-    return tf.stack([
-        normal.standard_normal(words, first + r, start, count)
-        for r in range(rows)
-    ])
+# A function a shape: TensorFlow warns of one that is traced for many.
+@functools.cache
+def _philox_rows(rows: int, count: int) -> Callable[..., tf.Tensor]:
+  """Returns the function of (words, first row, first coordinate)."""
+
+  @tf.function(autograph=False)
+  def draw(words, first, start):
+    # Other devices would round z in other ways.
+    with tf.device('/CPU:0'):
+      return tf.stack([
+          normal.standard_normal(words, first + r, start, count)
+          for r in range(rows)
+      ])
+
+  return draw
 
 
 def _normals(words: np.ndarray) -> np.ndarray:

@@ -129,7 +129,6 @@ class Stream:
           yield y
 
 
-@tf.function(autograph=False)
 def _advance(z, scale, weights, memory):
   """Returns P Z + Q S, [rows of P, count]; see `plan`."""
   # Where the memory is; other devices would also round in other ways.
