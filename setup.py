@@ -15,7 +15,13 @@ _SIMULATIONS = [
   'sqlalchemy>=1.4,<2',
   'tomli>=2; python_version < "3.11"',
 ]
-_DEV = ['hypothesis>=6.100', 'psutil>=5', 'pytest>=8', 'ruff>=0.5']
+_DEV = [
+  'hypothesis>=6.100',
+  'psutil>=5',
+  'pytest>=8',
+  'pytest-xdist>=3',
+  'ruff>=0.5',
+]
 
 _README = pathlib.Path(__file__).parent / 'README.md'
 
@@ -59,5 +65,10 @@ setuptools.setup(
     'simulations': _SIMULATIONS,
     'dev': _DEV + _PLOT + _SIMULATIONS,
   },
-  entry_points={'console_scripts': ['bandmf = tff_bandmf.cli.main:main']},
+  entry_points={
+    'console_scripts': [
+      'bandmf = tff_bandmf.cli.main:main',
+      'bandmf-data = simulations.import_data:main',
+    ]
+  },
 )

@@ -46,15 +46,15 @@ def _strategy(bands: int):
 
 
 def aggregation(
-    bands: int = 64, clients: int = 4, repetitions: int = 24
+    bands: int = 342, clients: int = 4, repetitions: int = 24
 ) -> dict[str, Any]:
-  """Returns the cost of a round with a tape and of one of `gaussian_fixed`.
+  """Returns the cost of a round with a tape and of those that TFF has.
 
-  The two alternate, driven directly, on the same updates; `ratio` is that of
-  the medians. The tape's noise is made meanwhile, on whatever core is free:
+  They alternate, driven directly, on the same updates; each `ratio` is the
+  median, over the repetitions, of the tape's seconds over the others' in the
+  same one. The tape's noise is made meanwhile, on whatever core is free:
   `charged_ratio` adds all of the producer's CPU time to the tape's rounds, as
-  if none ever were. `net_ratio` leaves out what a plain sum takes, which is
-  mostly the updates' way into the worker.
+  if none ever were.
   """
   import numpy as np
   import psutil
