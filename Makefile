@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test test-next bench seeds lint clean
+.PHONY: help env demo test test-next fuzz docs bench seeds lint dist test-wheel clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -16,21 +16,37 @@ demo: env  ## trains with DP on real text; leaves runs/demo/report.md
 	  --config=configs/demo.toml --output_dir=runs/demo --resume
 
 test: env  ## runs the tests (ARGS='-k word' chooses)
-	$(PYTHON_OF_ENV) -m pytest tests -q --durations=10 $(ARGS)
+	$(PYTHON_OF_ENV) -m pytest tests -q -n auto --maxprocesses 4 \
+	  --dist loadfile --durations=15 $(ARGS)
 
 test-next: env  ## runs the accounting tests with dp-accounting 0.6
 	requirements/test_next.sh
+
+fuzz: env  ## feeds 10,000 damaged files to what reads files
+	BANDMF_FUZZ_CASES=10000 $(PYTHON_OF_ENV) -m pytest tests/fuzz_*_test.py -q
+
+docs: env  ## builds the site into build/docs; runs the notebooks in it
+	$(PYTHON_OF_ENV) -m sphinx -W --keep-going -b html docs build/docs
 
 bench: env  ## runs the benchmarks; one JSON line a case
 	@$(PYTHON_OF_ENV) -m simulations.bench
 
 seeds: env  ## repeats the demo over several seeds
-	$(PYTHON_OF_ENV) -m simulations.seeds \
-	  --config=configs/demo.toml --output_dir=runs/seeds
+	$(PYTHON_OF_ENV) -m simulations.sweep --grid=configs/demo_seeds.toml \
+	  --output_dir=runs/seeds --resume
 
-lint: env  ## checks the style
+lint: env  ## checks style and types
 	$(PYTHON_OF_ENV) -m ruff check .
+	$(PYTHON_OF_ENV) -m mypy
+
+test-wheel: dist  ## tests the wheel in an environment of its own (PYTHON=...)
+	requirements/test_wheel.sh
+
+dist: env  ## builds the wheel and the source archive into dist/
+	rm -rf dist
+	$(PYTHON_OF_ENV) -m build --no-isolation
+	$(PYTHON_OF_ENV) -m twine check --strict dist/*
 
 clean:  ## removes .venv, runs and caches
-	rm -rf .venv .venv-next runs build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-next runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,7 @@
 """Installs `tff_bandmf`, all of it that needs no TensorFlow Federated."""
 
 import pathlib
+import runpy
 
 import setuptools
 
@@ -12,49 +13,64 @@ _PLOT = ['matplotlib>=3.7']
 _SIMULATIONS = [
   'dacite>=1.8',
   'scikit-learn>=1.3',
-  'sqlalchemy>=1.4,<2',
   'tomli>=2; python_version < "3.11"',
 ]
+_DOCS = [
+  'ipykernel>=6',
+  'myst-nb>=1',
+  'sphinx>=7',
+]
 _DEV = [
+  'build>=1',
   'hypothesis>=6.100',
+  'mypy>=1.10',
   'psutil>=5',
   'pytest>=8',
   'pytest-xdist>=3',
   'ruff>=0.5',
+  'twine>=5',
 ]
 
-_README = pathlib.Path(__file__).parent / 'README.md'
+_ROOT = pathlib.Path(__file__).parent
 
 setuptools.setup(
   name='tff-bandmf',
-  version='0.1.0',
+  version=runpy.run_path(str(_ROOT / 'tff_bandmf/__init__.py'))['__version__'],
   description=(
     'Correlated-noise differential privacy for TensorFlow Federated'
   ),
-  long_description=_README.read_text(encoding='utf-8'),
+  long_description=(_ROOT / 'README.md').read_text(encoding='utf-8'),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   license_files=['LICENSE'],
+  keywords=['differential privacy', 'federated learning'],
   classifiers=[
+    'Development Status :: 4 - Beta',
+    'Intended Audience :: Developers',
     'Intended Audience :: Science/Research',
     'Operating System :: POSIX :: Linux',
+    'Programming Language :: Python :: 3',
     'Programming Language :: Python :: 3.9',
     'Programming Language :: Python :: 3.10',
     'Programming Language :: Python :: 3.11',
     'Topic :: Scientific/Engineering :: Artificial Intelligence',
+    'Topic :: Security',
+    'Typing :: Typed',
   ],
   python_requires='>=3.9,<3.12',
   packages=setuptools.find_packages(
     include=['tff_bandmf', 'tff_bandmf.*', 'simulations', 'simulations.*']
   ),
-  package_data={'': ['*.j2', '*.json']},
+  package_data={'': ['*.j2', '*.json', 'py.typed']},
   install_requires=[
     'click>=8.1',
     'cryptography>=41',
+    'dm-tree>=0.1.8',
     'dp-accounting>=0.4.3,<0.7',
     'jinja2>=3.1',
     'numpy>=1.24,<2',
     'scipy>=1.9.3,<2',
+    'sqlalchemy>=1.4,<2',
     'tabulate>=0.9',
     'tensorflow>=2.14,<2.15',
     'tensorflow-privacy>=0.9,<0.10',
@@ -63,7 +79,8 @@ setuptools.setup(
   extras_require={
     'plot': _PLOT,
     'simulations': _SIMULATIONS,
-    'dev': _DEV + _PLOT + _SIMULATIONS,
+    'docs': _DOCS,
+    'dev': _DEV + _DOCS + _PLOT + _SIMULATIONS,
   },
   entry_points={
     'console_scripts': [

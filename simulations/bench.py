@@ -18,11 +18,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Callable
 
 import click
+import numpy as np
 
-from simulations import bench_optimize
+from simulations import bench_data, bench_optimize, bench_training
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -42,7 +43,7 @@ def _strategy(bands: int):
   from tff_bandmf import strategies
 
   return strategies.BandedToeplitz(
-      _ROUNDS, [(1 + s)**-0.5 for s in range(bands)])
+      _ROUNDS, np.arange(1.0, bands + 1)**-0.5)
 
 
 def aggregation(
@@ -64,52 +65,65 @@ def aggregation(
   from tff_bandmf import aggregator, participation
   from tff_bandmf.program import runtime
 
+  specs = tuple(tf.TensorSpec(shape, tf.float32) for shape in _MODEL_SHAPES)
   value_type = tff.types.to_type(
       tuple((np.float32, shape) for shape in _MODEL_SHAPES))
   generator = np.random.default_rng(0)
   updates = [
       tuple(generator.normal(size=shape).astype(np.float32)
             for shape in _MODEL_SHAPES) for _ in range(clients)]
-  seconds = {'tape': [], 'gaussian_fixed': [], 'sum': []}
+  tff_factory = tff.aggregators.DifferentiallyPrivateFactory
   with runtime.local_runtime(), aggregator.correlated_noise_aggregator(
-      1.0, float(clients), 1.0,
-      tuple(tf.TensorSpec(shape, tf.float32) for shape in _MODEL_SHAPES),
-      strategy=_strategy(bands),
+      1.0, float(clients), 1.0, specs, strategy=_strategy(bands),
       participation=participation.MinSep(_MIN_SEP),
       noise_placement='tape') as factory:
     worker, = psutil.Process().children()
-    fixed = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-        1.0, float(clients), 1.0)
     processes = {
-        'tape': factory.create(value_type),
-        'gaussian_fixed': fixed.create(value_type),
-        'sum': tff.aggregators.SumFactory().create(value_type)}
+        name: each.create(value_type) for name, each in (
+            ('tape', factory),
+            ('gaussian_fixed',
+             tff_factory.gaussian_fixed(1.0, float(clients), 1.0)),
+            ('tree_aggregation', tff_factory.tree_aggregation(
+                1.0, float(clients), 1.0, specs)),
+            ('sum', tff.aggregators.SumFactory()))}
     states = {name: each.initialize() for name, each in processes.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in processes}
+    worker_seconds: dict[str, list[float]] = {name: [] for name in processes}
     for repetition in range(repetitions + 1):
       for name, process in processes.items():
+        worker_began = sum(worker.cpu_times()[:2])
         began = time.perf_counter()
         states[name] = process.next(states[name], updates).state
+        elapsed = time.perf_counter() - began
         if repetition:  # The first one compiles.
-          seconds[name].append(time.perf_counter() - began)
+          seconds[name].append(elapsed)
+          worker_seconds[name].append(
+              sum(worker.cpu_times()[:2]) - worker_began)
     memory = {
         'python': _peak_memory(os.getpid()), 'worker': _peak_memory(worker.pid)}
   parameters = sum(update.size for update in updates[0])
-  tape_seconds, fixed_seconds, sum_seconds = map(
-      statistics.median, seconds.values())
-  producer = _produce(bands, parameters, rounds=48)['cpu_seconds']
+  producer = _produce(bands, parameters)['cpu_seconds']
+
+  def ratio(other, added=0.0):
+    return statistics.median(
+        (tape + added) / each
+        for tape, each in zip(seconds['tape'], seconds[other]))
+
   return {
       'parameters': parameters, 'bands': bands, 'clients': clients,
       'repetitions': repetitions,
-      'tape_seconds': tape_seconds, 'gaussian_fixed_seconds': fixed_seconds,
-      'sum_seconds': sum_seconds,
-      'tape_quartiles': statistics.quantiles(seconds['tape']),
-      'gaussian_fixed_quartiles': statistics.quantiles(
-          seconds['gaussian_fixed']),
-      'ratio': tape_seconds / fixed_seconds,
+      **{name: {
+          'seconds': statistics.median(seconds[name]),
+          'quartiles': statistics.quantiles(seconds[name]),
+          'worker_cpu_seconds': statistics.median(worker_seconds[name]),
+          'state_bytes': sum(
+              np.asarray(leaf).nbytes for leaf in tf.nest.flatten(state)),
+      } for name, state in states.items()},
+      'ratio': ratio('gaussian_fixed'),
+      'tree_ratio': ratio('tree_aggregation'),
       'producer_cpu_seconds': producer,
-      'charged_ratio': (tape_seconds + producer) / fixed_seconds,
-      'net_ratio': (
-          (tape_seconds - sum_seconds) / (fixed_seconds - sum_seconds)),
+      'charged_ratio': ratio('gaussian_fixed', producer),
+      'charged_tree_ratio': ratio('tree_aggregation', producer),
       'peak_memory_bytes': memory,
   }
 
@@ -117,24 +131,31 @@ def aggregation(
 def _peak_memory(pid: int) -> int:
   """Returns the most bytes that the process ever had in memory."""
   status = pathlib.Path(f'/proc/{pid}/status').read_text()
-  return 1024 * int(re.search(r'VmHWM:\s+(\d+) kB', status).group(1))
+  return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])
 
 
-def _produce(bands: int, parameters: int, rounds: int) -> dict[str, float]:
-  """Returns what the producer takes a round when nobody makes it wait."""
+def _produce(bands: int, parameters: int) -> dict[str, float]:
+  """Returns what the producer takes a round when nobody makes it wait.
+
+  Past the first window of rounds, over a whole block.
+  """
   from tff_bandmf import noise
+  from tff_bandmf.noise import stream
 
+  plan = noise.Plan.of(_strategy(bands))
+  key = noise.Key.from_entropy()
+  block = stream.Stream(plan, parameters, key).block_rounds
+  warm = -(-plan.memory // block) * block
   with tempfile.TemporaryDirectory(
       dir='/dev/shm' if os.path.isdir('/dev/shm') else None) as parent:
     tape = noise.Tape(
-        pathlib.Path(parent) / 'tape', noise.Plan.of(_strategy(bands)),
-        parameters, noise.Key.from_entropy())
+        pathlib.Path(parent) / 'tape', plan, parameters, key)
     try:
-      for t in range(rounds + 1):
+      for t in range(warm + block + 1):
         path = tape.directory / f'{t:08d}.noise'
         while not path.exists():
           time.sleep(0.001)
-        if t == 0:
+        if t == warm:
           began, cpu_began = time.perf_counter(), time.process_time()
         # As a reader does that takes no time.
         path.with_suffix('.reached').touch()
@@ -142,7 +163,7 @@ def _produce(bands: int, parameters: int, rounds: int) -> dict[str, float]:
       cpu = time.process_time() - cpu_began
     finally:
       tape.close()
-  return {'seconds': elapsed / rounds, 'cpu_seconds': cpu / rounds}
+  return {'seconds': elapsed / block, 'cpu_seconds': cpu / block}
 
 
 def producer(parameters: int = 1_000_000) -> dict[str, Any]:
@@ -171,16 +192,17 @@ def _producer(parameters: int) -> dict[str, Any]:
     for t in range(rounds):
       noise.standard_normal(words, t, 0, parameters).numpy()
 
-  result = {'parameters': parameters}
+  result: dict[str, Any] = {'parameters': parameters}
   for name, strategy, rounds in (
       ('identity', strategies.Identity(_ROUNDS), _streamed),
       ('bands_64', _strategy(64), _streamed),
       ('bands_342', _strategy(342), _streamed),
       ('blt_4', strategies.Blt(
-          _ROUNDS, [0.1, 0.1, 0.1, 0.1], [0.99, 0.9, 0.7, 0.4]), _streamed),
+          _ROUNDS, np.full(4, 0.1), np.array([0.99, 0.9, 0.7, 0.4])),
+       _streamed),
       ('inverse_4_regenerated', strategies.BandedInverseSqrt(_ROUNDS, 4),
        _regenerated)):
-    iid_seconds = made_seconds = made = 0
+    iid_seconds, made_seconds, made = 0.0, 0.0, 0
     for count, seconds in rounds(noise.Plan.of(strategy), parameters):
       began = time.process_time()
       draw(count)
@@ -241,12 +263,14 @@ def _regenerated(plan, parameters: int) -> Iterator[tuple[int, float]]:
     source.close()
 
 
-_CASES = {
+_CASES: dict[str, Callable[[], Any]] = {
     'aggregation': aggregation,
+    'client_ids': bench_data.client_ids,
     'large_optimisation': bench_optimize.large_optimisations,
     'loss': bench_optimize.losses,
     'optimisation': bench_optimize.optimisations,
     'producer': producer,
+    'training': bench_training.training,
 }
 
 

@@ -120,4 +120,4 @@ def _reset_peak_memory() -> int:
 def _peak_memory() -> int:
   """Returns the most bytes in memory since `_reset_peak_memory`."""
   status = pathlib.Path('/proc/self/status').read_text()
-  return 1024 * int(re.search(r'VmHWM:\s+(\d+) kB', status).group(1))
+  return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])

@@ -1,114 +1,30 @@
 """Clients' sentences as arrays of token ids, from a SQLite file of TFF's form.
 
-Reads the docstring corpus (`simulations/docstrings.py`) and TFF's StackOverflow
-file alike: tables `examples` and `client_metadata`, each example a serialized
-`tf.train.Example` whose feature `tokens` is a sentence with spaces between the
-words. TFF tokenises strings in every round; here each split is tokenised once,
-to a file next to the SQLite file, and a client's data set is a slice of it.
-
-PRIVACY: the vocabulary is the exact list of the most frequent words of the
-train split. As in the field, no guarantee of a training run covers this choice.
+TFF tokenises strings in every round. Here a client is tokenised when it is
+first used, into its place in a file of all clients' ids next to the SQLite
+file, which later rounds and runs map into memory. So a run starts at once,
+takes the disk and the memory that its cohorts need, and processes that run at
+the same time share the file: whoever writes a client writes the same.
 """
 
-import collections
-import contextlib
+from __future__ import annotations
+
 import dataclasses
-import functools
 import hashlib
-import itertools
 import os
-import pathlib
 import sqlite3
-import tempfile
-from collections.abc import Iterator
-from typing import BinaryIO, Callable, Optional
+from collections.abc import Iterable
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
 import tqdm
 
+from simulations import corpus_file, files
+from simulations import vocabulary as vocabulary_lib
 from tff_bandmf import errors
 
-_CACHE_VERSION = 1  # Raise it when what is cached changes.
-_WORDS_CACHED = 200_000
-
-
-@dataclasses.dataclass(frozen=True)
-class Vocabulary:
-  """Words and their ids, in the order of TFF's StackOverflow task.
-
-  0 pads, 1 to V are the words, then come out-of-vocabulary, beginning and end
-  of sentence. A model has `num_ids` = V + 4 rows of embeddings and of logits.
-
-  Attributes:
-    words: V distinct words; word `i` has id `i + 1`.
-
-  >>> Vocabulary(('the', 'of')).encode('the heart of the matter', 6)
-  [4, 1, 3, 2, 1, 3, 5]
-  """
-
-  words: tuple[str, ...]
-
-  def __post_init__(self):
-    if not self.words or len(set(self.words)) != len(self.words):
-      raise ValueError(
-        errors.invalid(
-          'len(words)',
-          len(self.words),
-          'must be at least 1, and no word twice',
-          f'{len(set(self.words))} of them differ',
-        )
-      )
-
-  @property
-  def size(self) -> int:
-    return len(self.words)
-
-  @property
-  def pad_id(self) -> int:
-    return 0
-
-  @property
-  def out_of_vocabulary_id(self) -> int:
-    return self.size + 1
-
-  @property
-  def beginning_id(self) -> int:
-    return self.size + 2
-
-  @property
-  def end_id(self) -> int:
-    return self.size + 3
-
-  @property
-  def num_ids(self) -> int:
-    return self.size + 4
-
-  @functools.cached_property
-  def _ids(self) -> dict[str, int]:
-    return {word: index + 1 for index, word in enumerate(self.words)}
-
-  def encode(self, sentence: str, sequence_length: int) -> list[int]:
-    """Returns `sequence_length + 1` ids: beginning, words, end, padding.
-
-    The end is left out where `sequence_length` words or more leave no room for
-    it, as in TFF.
-
-    Args:
-      sentence: Words with single spaces between them.
-      sequence_length: Words after this many are cut.
-    """
-    words = sentence.split(' ', sequence_length)[:sequence_length]
-    unknown = self.out_of_vocabulary_id
-    ids = [self.beginning_id]
-    ids += [self._ids.get(word, unknown) for word in words]
-    if len(words) < sequence_length:
-      ids += [self.end_id] + [0] * (sequence_length - 1 - len(words))
-    return ids
-
-  def fingerprint(self) -> str:
-    """Returns a SHA-256 over the words in order."""
-    return hashlib.sha256('\n'.join(self.words).encode('utf-8')).hexdigest()
+_CLIENTS_AT_ONCE = 4096
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -121,15 +37,17 @@ class TokenizedClients:
     offsets: [num_clients + 1] int64; the rows of client `i` are `offsets[i]` to
       `offsets[i + 1]`.
     ids: [num_sentences, sequence_length + 1] int16 or int32, the rows of
-      `Vocabulary.encode`.
+      `Vocabulary.encode`; with a `source`, zero for clients not used yet.
     vocabulary: What the ids mean.
+    source: Where the sentences come from; None if `ids` is complete.
   """
 
   split_name: str
   client_ids: tuple[str, ...]
   offsets: np.ndarray
   ids: np.ndarray
-  vocabulary: Vocabulary
+  vocabulary: vocabulary_lib.Vocabulary
+  source: Optional[corpus_file.Content] = None
 
   @property
   def num_clients(self) -> int:
@@ -148,10 +66,75 @@ class TokenizedClients:
   def digest(self) -> str:
     """Returns the SHA-256 of clients, sentences and vocabulary."""
     sha = hashlib.sha256(self.vocabulary.fingerprint().encode())
+    sha.update(f'{self.split_name} {self.ids.shape}'.encode())
     sha.update('\n'.join(self.client_ids).encode())
     sha.update(self.offsets.tobytes())
-    sha.update(self.ids.tobytes())
+    sha.update(
+      self.source.digest.encode() if self.source else self.ids.tobytes()
+    )
     return sha.hexdigest()
+
+  def prepare(
+    self, client_indices: Iterable[int], progress: bool = False
+  ) -> None:
+    """Tokenises those of the clients that were not used before.
+
+    `client_arrays` and `arrays` do so by themselves; for many clients one call
+    here costs less.
+
+    Args:
+      client_indices: Places in `client_ids`.
+      progress: Whether to draw a progress bar on standard error.
+
+    Raises:
+      ValueError: A client has fewer sentences than the file says, or the file
+        was changed since it was opened.
+    """
+    if self.source is None:
+      return
+    missing = [
+      index
+      for index in client_indices
+      if self.offsets[index] < self.offsets[index + 1]
+      and not self.ids[self.offsets[index], 0]
+    ]
+    if not missing:
+      return
+    with self.source.open() as connection, tqdm.tqdm(
+      total=len(missing),
+      desc=f'tokenizing {self.split_name}',
+      unit='client',
+      disable=None if progress else True,
+    ) as bar:
+      for start in range(0, len(missing), _CLIENTS_AT_ONCE):
+        indices = missing[start : start + _CLIENTS_AT_ONCE]
+        first_rows = []
+        for index in indices:
+          rows = self._encode(connection, index)
+          first, last = self.offsets[index : index + 2]
+          self.ids[first + 1 : last] = rows[1:]
+          first_rows.append(rows[0])
+          bar.update()
+        # A client's first row says that it is there: it is written last, and
+        # after the others have reached the disk.
+        _flush(self.ids)
+        self.ids[self.offsets[indices]] = first_rows
+
+  def _encode(
+    self, connection: sqlite3.Connection, client_index: int
+  ) -> np.ndarray:
+    first, last = self.offsets[client_index : client_index + 2].tolist()
+    client_id = self.client_ids[client_index]
+    sentences = corpus_file.client_sentences(
+      connection, self.split_name, client_id, last - first
+    )
+    if len(sentences) < last - first:
+      raise _short_client(client_id)
+    rows = [
+      self.vocabulary.encode(sentence, self.sequence_length)
+      for sentence in sentences
+    ]
+    return np.array(rows, self.ids.dtype)
 
   def client_arrays(
     self,
@@ -173,7 +156,7 @@ class TokenizedClients:
       follows x, and 0 where there is none.
 
     Raises:
-      ValueError: There is no such client.
+      ValueError: There is no such client, or as for `prepare`.
     """
     if not 0 <= client_index < self.num_clients:
       raise ValueError(
@@ -184,6 +167,7 @@ class TokenizedClients:
           f'the split {self.split_name} has no more clients',
         )
       )
+    self.prepare([client_index])
     first, last = self.offsets[client_index : client_index + 2]
     rows = self.ids[first:last].astype(np.int32)
     if seed is not None:
@@ -208,251 +192,92 @@ class TokenizedClients:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
 
   def arrays(
-    self, max_sentences: Optional[int] = None
+    self, max_sentences: Optional[int] = None, progress: bool = False
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns all clients' inputs and targets, for evaluation.
 
     Args:
       max_sentences: With more than these, as many rows at even distances are
         taken.
+      progress: Whether to draw a progress bar on standard error.
 
     Returns:
-      x and y as `client_arrays` does, clients in order.
+      x and y as `client_arrays` does, clients in order; they share 4 bytes a
+      word.
     """
-    rows = self.ids
-    if max_sentences is not None and len(rows) > max_sentences:
-      chosen = np.linspace(0, len(rows), max_sentences, endpoint=False)
-      rows = rows[chosen.astype(np.int64)]
+    num_sentences = len(self.ids)
+    if max_sentences is None or num_sentences <= max_sentences:
+      self.prepare(range(self.num_clients), progress)
+      rows = self.ids
+    else:
+      chosen = np.linspace(0, num_sentences, max_sentences, endpoint=False)
+      chosen = chosen.astype(np.int64)
+      clients = np.searchsorted(self.offsets, chosen, side='right') - 1
+      self.prepare(np.unique(clients).tolist(), progress)
+      rows = self.ids[chosen]
     rows = rows.astype(np.int32)
     return rows[:, :-1], rows[:, 1:]
 
 
-@contextlib.contextmanager
-def _open(path: str) -> Iterator[sqlite3.Connection]:
-  """Opens the file to read, or raises one clear line."""
-  if not os.path.isfile(path):
-    raise FileNotFoundError(
-      errors.invalid(
-        'path',
-        path,
-        'there is no such file',
-        'build the corpus with simulations.docstrings.cached_corpus or give '
-        "the path of TFF's stackoverflow.sqlite",
-      )
+def _short_client(client_id: str) -> ValueError:
+  return ValueError(
+    errors.invalid(
+      'client_id',
+      client_id,
+      'has fewer examples in the file than client_metadata says',
+      'the file is damaged, make it again',
     )
-  uri = pathlib.Path(path).absolute().as_uri() + '?mode=ro'
-  with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
-    try:
-      tables = {
-        name for (name,) in connection.execute('SELECT name FROM sqlite_master')
-      }
-    except sqlite3.DatabaseError as error:
-      raise ValueError(
-        errors.invalid(
-          'path', path, 'must be a SQLite file', f'SQLite says: {error}'
-        )
-      ) from error
-    missing = {'examples', 'client_metadata'} - tables
-    if missing:
-      raise ValueError(
-        errors.invalid(
-          'path',
-          path,
-          f'lacks the table {" and ".join(sorted(missing))}',
-          "give a file in the form of TFF's SqlClientData",
-        )
-      )
-    yield connection
-
-
-def _require_split(connection: sqlite3.Connection, split_name: str) -> None:
-  names = [
-    name
-    for (name,) in connection.execute(
-      'SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name'
-    )
-  ]
-  if split_name not in names:
-    raise ValueError(
-      errors.invalid(
-        'split_name',
-        split_name,
-        'must be a split of the file',
-        f'these are {", ".join(names)}',
-      )
-    )
-
-
-def _fingerprint(connection: sqlite3.Connection, path: str) -> str:
-  """Returns a name for the content of the file, at little cost."""
-  try:
-    content = connection.execute('SELECT checksum FROM corpus').fetchall()
-  except sqlite3.OperationalError:  # Not ours, and may be 25 GB long.
-    stat = os.stat(path)
-    content = (stat.st_size, stat.st_mtime_ns)
-  return hashlib.sha256(repr(content).encode()).hexdigest()[:12]
-
-
-def _examples(
-  connection: sqlite3.Connection,
-  split_name: str,
-  progress: bool,
-  description: str,
-) -> Iterator[tuple[str, bytes]]:
-  """Yields (client id, serialized example) in the order of the file."""
-  (total,) = connection.execute(
-    'SELECT SUM(num_examples) FROM client_metadata WHERE split_name = ?',
-    (split_name,),
-  ).fetchone()
-  rows = connection.execute(
-    'SELECT client_id, serialized_example_proto FROM examples '
-    'WHERE split_name = ? ORDER BY rowid',
-    (split_name,),
-  )
-  yield from tqdm.tqdm(
-    rows,
-    total=total,
-    desc=f'{description} {split_name}',
-    unit='sentence',
-    disable=None if progress else True,
   )
 
 
-def _sentence(serialized: bytes) -> str:
-  example = tf.train.Example.FromString(serialized)
-  (tokens,) = example.features.feature['tokens'].bytes_list.value
-  return tokens.decode('utf-8', 'replace')
+def _flush(ids: np.ndarray) -> None:
+  if isinstance(ids, np.memmap):
+    ids.flush()
 
 
-def _cache_path(path: str, cache_directory: Optional[str], name: str) -> str:
-  directory = cache_directory or os.path.dirname(path) or '.'
-  os.makedirs(directory, exist_ok=True)
-  stem = os.path.splitext(os.path.basename(path))[0]
-  return os.path.join(directory, f'{stem}-{_CACHE_VERSION}-{name}')
+def _map(path: str, num_rows: int, row_length: int, dtype: type) -> np.ndarray:
+  """Returns the file of ids as an array; what is written to it is kept."""
+  if not num_rows:
+    return np.zeros((0, row_length), dtype)
+  return np.memmap(path, dtype, 'r+', shape=(num_rows, row_length))
 
 
-def _write_atomically(path: str, write: Callable[[BinaryIO], None]) -> None:
-  """Writes the file whole or not at all."""
-  handle, temporary = tempfile.mkstemp(dir=os.path.dirname(path))
-  try:
-    with os.fdopen(handle, 'wb') as file:
-      write(file)
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
-    raise
-
-
-def build_vocabulary(
-  path: str,
-  size: int,
-  *,
-  cache_directory: Optional[str] = None,
-  progress: bool = True,
-) -> Vocabulary:
-  """Returns the most frequent words of the train split.
-
-  Words of the same count are in the order of their code points. The counts are
-  cached as lines 'word count' in `<file>-<content>-words.txt`.
-
-  Args:
-    path: A SQLite file of TFF's form.
-    size: Number of words.
-    cache_directory: For the counts; None for the directory of `path`.
-    progress: Whether to draw a progress bar on standard error while counting.
-
-  Raises:
-    FileNotFoundError: There is no such file.
-    ValueError: The file has another form, or fewer than `size` words, or
-      `size` < 1.
-  """
-  errors.check_count('vocabulary_size', size, '10000 is usual')
-  with _open(path) as connection:
-    _require_split(connection, 'train')
-    name = f'{_fingerprint(connection, path)}-words.txt'
-    cached = _cache_path(path, cache_directory, name)
-    if not os.path.exists(cached):
-      counts = collections.Counter()
-      for _, row in _examples(connection, 'train', progress, 'counting words'):
-        counts.update(_sentence(row).split())
-      ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-      lines = (f'{word} {n}\n'.encode() for word, n in ranked[:_WORDS_CACHED])
-      _write_atomically(cached, lambda file: file.writelines(lines))
-  with open(cached, encoding='utf-8') as file:
-    lines = itertools.islice(file, size)
-    words = tuple(line.rpartition(' ')[0] for line in lines)
-  if len(words) < size:
-    raise ValueError(
-      errors.invalid(
-        'vocabulary_size',
-        size,
-        f'must be at most {len(words)}, the words of the train split',
-        'take fewer',
-      )
-    )
-  return Vocabulary(words)
-
-
-def _tokenize(
-  connection: sqlite3.Connection,
-  split_name: str,
-  vocabulary: Vocabulary,
-  sequence_length: int,
-  max_sentences_per_client: int,
-  progress: bool,
-) -> dict[str, np.ndarray]:
-  """Returns the arrays of the cached file; reads the split once."""
-  metadata = connection.execute(
-    'SELECT client_id, SUM(num_examples) FROM client_metadata '
-    'WHERE split_name = ? GROUP BY client_id ORDER BY client_id',
-    (split_name,),
-  ).fetchall()
-  client_ids = [client_id for client_id, _ in metadata]
-  counts = [min(n, max_sentences_per_client) for _, n in metadata]
-  offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-  dtype = np.int16 if vocabulary.num_ids <= 2**15 else np.int32
-  ids = np.zeros((offsets[-1], sequence_length + 1), dtype)
-
+def _tokenize_all(
+  connection: sqlite3.Connection, clients: TokenizedClients, progress: bool
+) -> None:
+  """Writes all the ids; reads the file once, in its order."""
   # Clients need not lie together in the file, so each has its next free row.
-  next_rows = dict(zip(client_ids, offsets[:-1].tolist()))
-  last_rows = dict(zip(client_ids, offsets[1:].tolist()))
-  for client_id, row in _examples(
-    connection, split_name, progress, 'tokenizing'
+  next_rows = dict(zip(clients.client_ids, clients.offsets[:-1].tolist()))
+  last_rows = dict(zip(clients.client_ids, clients.offsets[1:].tolist()))
+  for client_id, sentence in corpus_file.sentences(
+    connection, clients.split_name, progress, 'tokenizing'
   ):
-    index = next_rows.get(client_id)
-    if index is not None and index < last_rows[client_id]:
-      ids[index] = vocabulary.encode(_sentence(row), sequence_length)
-      next_rows[client_id] = index + 1
-  short = [c for c in client_ids if next_rows[c] < last_rows[c]]
-  if short:
-    raise ValueError(
-      errors.invalid(
-        'client_id',
-        short[0],
-        'has fewer examples in the file than client_metadata says',
-        'the file is damaged, make it again',
+    row = next_rows.get(client_id)
+    if row is not None and row < last_rows[client_id]:
+      clients.ids[row] = clients.vocabulary.encode(
+        sentence, clients.sequence_length
       )
-    )
-  names = '\n'.join(client_ids).encode('utf-8')
-  return {
-    'client_ids': np.frombuffer(names, np.uint8),
-    'offsets': offsets,
-    'ids': ids,
-  }
+      next_rows[client_id] = row + 1
+  for client_id in clients.client_ids:
+    if next_rows[client_id] < last_rows[client_id]:
+      raise _short_client(client_id)
+  _flush(clients.ids)
 
 
 def load_clients(
   path: str,
   split_name: str,
-  vocabulary: Vocabulary,
+  vocabulary: vocabulary_lib.Vocabulary,
   *,
   sequence_length: int = 20,
   max_sentences_per_client: int = 256,
   cache_directory: Optional[str] = None,
   progress: bool = True,
 ) -> TokenizedClients:
-  """Returns the clients of a split, tokenised once and cached.
+  """Returns the clients of a split, each tokenised when it is first used.
+
+  Where no index of the file leads to a client's examples, all of them are
+  tokenised now, in one pass.
 
   Args:
     path: A SQLite file of TFF's form.
@@ -460,8 +285,8 @@ def load_clients(
     vocabulary: Of the train split, whatever `split_name`.
     sequence_length: Words after this many are cut.
     max_sentences_per_client: A client's further sentences are left out.
-    cache_directory: For the `.npz` of ids; None for the directory of `path`.
-    progress: Whether to draw a progress bar on standard error while tokenising.
+    cache_directory: For the file of ids; None as for `corpus_file.cache_path`.
+    progress: Whether to draw a progress bar on standard error.
 
   Raises:
     FileNotFoundError: There is no such file.
@@ -472,33 +297,30 @@ def load_clients(
   errors.check_count(
     'max_sentences_per_client', max_sentences_per_client, '256 is usual'
   )
-  with _open(path) as connection:
-    _require_split(connection, split_name)
-    name = '-'.join(
-      [
-        _fingerprint(connection, path),
-        split_name,
-        vocabulary.fingerprint()[:12],
-        f'{sequence_length}x{max_sentences_per_client}.npz',
-      ]
-    )
-    cached = _cache_path(path, cache_directory, name)
-    if not os.path.exists(cached):
-      arrays = _tokenize(
-        connection,
-        split_name,
-        vocabulary,
-        sequence_length,
-        max_sentences_per_client,
-        progress,
+  content = corpus_file.Content.of(path, cache_directory, progress)
+  name = (
+    f'{content.digest[:12]}-{split_name}-{vocabulary.fingerprint()[:12]}-'
+    f'{sequence_length}x{max_sentences_per_client}.ids'
+  )
+  with content.open() as connection:
+    corpus_file.require_split(connection, split_name)
+    client_ids, sizes = corpus_file.client_sizes(connection, split_name)
+    offsets = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(np.minimum(sizes, max_sentences_per_client), out=offsets[1:])
+    dtype = np.int16 if vocabulary.num_ids <= 2**15 else np.int32
+    shape = (int(offsets[-1]), sequence_length + 1)
+
+    def clients(ids_path: str) -> TokenizedClients:
+      ids = _map(ids_path, *shape, dtype)
+      return TokenizedClients(
+        split_name, client_ids, offsets, ids, vocabulary, content
       )
-      _write_atomically(cached, lambda file: np.savez(file, **arrays))
-  with np.load(cached) as arrays:
-    names = arrays['client_ids'].tobytes().decode('utf-8')
-    return TokenizedClients(
-      split_name=split_name,
-      client_ids=tuple(names.split('\n')),
-      offsets=arrays['offsets'],
-      ids=arrays['ids'],
-      vocabulary=vocabulary,
-    )
+
+    cached = corpus_file.cache_path(path, cache_directory, name)
+    if not os.path.exists(cached):
+      with files.replacing(cached) as temporary:
+        # A hole: takes room on the disk as it is filled.
+        os.truncate(temporary, shape[0] * shape[1] * np.dtype(dtype).itemsize)
+        if not corpus_file.finds_clients(connection):
+          _tokenize_all(connection, clients(temporary), progress)
+    return clients(cached)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
+import pathlib
 import sys
 from typing import Any, Optional
 
 import dacite
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import documents, errors, strategies
 
 if sys.version_info >= (3, 11):
   import tomllib
@@ -22,6 +23,11 @@ NO_NOISE = 'none'
 PLACEMENTS = (None, 'state', 'tape', 'regenerate')
 FAMILIES = (NO_NOISE, *strategies.FAMILIES)
 DOCSTRINGS = 'docstrings'
+STACKOVERFLOW = 'stackoverflow'
+SGD = 'sgd'
+ADAM = 'adam'
+SERVER_OPTIMIZERS = (SGD, ADAM, 'yogi')
+ARCHITECTURES = ('lstm', 'transformer')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,35 +35,77 @@ class Data:
   """Which text, and how it is cut.
 
   Attributes:
-    corpus: 'docstrings', or the path of a SQLite file of TFF's form.
+    corpus: 'docstrings'; 'stackoverflow' for TFF's, with TFF's word counts; or
+      the path of a SQLite file of TFF's form, whose words are counted.
+    data_dir: of the files of StackOverflow; None to let TFF download them.
+    vocabulary_file: one word a line, most frequent first; None to take the
+      most frequent words of the corpus.
     vocabulary_size: words, special ids not counted.
     max_sentences_per_client: further ones are left out.
     sequence_length: words of a sentence.
   """
 
   corpus: str = DOCSTRINGS
+  data_dir: Optional[str] = None
+  vocabulary_file: Optional[str] = None
   vocabulary_size: int = 10_000
   max_sentences_per_client: int = 256
   sequence_length: int = 20
 
+  def __post_init__(self):
+    if self.data_dir is not None and self.corpus != STACKOVERFLOW:
+      raise ValueError(
+          errors.invalid(
+              'data.data_dir', self.data_dir,
+              f'is for data.corpus={STACKOVERFLOW}, not {self.corpus}',
+              'change the one or leave out the other'))
+
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-  """The LSTM; the defaults are those of the literature.
+  """The network; the defaults are the LSTM of the literature.
 
   Attributes:
-    embedding_size: of a word, and of the projection before the softmax.
-    lstm_size: units.
-    tied: whether the softmax uses the embedding.
-    skip: whether the projection also sees the embedding of the last word.
+    architecture: 'lstm' or 'transformer'.
+    embedding_size: of a word; of an LSTM's projection before the softmax too,
+      and all of a transformer's width.
     embedding_scale: initial embeddings are uniform in +- this.
+    lstm_size: units of an LSTM.
+    tied: whether the softmax uses the embedding; a transformer's always does.
+    skip: whether an LSTM's projection also sees the embedding of the last word.
+    layers: of a transformer.
+    heads: of a transformer; they divide embedding_size.
+    feed_forward_size: hidden units of a transformer's layer.
   """
 
+  architecture: str = 'lstm'
   embedding_size: int = 96
+  embedding_scale: float = 0.05
   lstm_size: int = 670
   tied: bool = False
   skip: bool = False
-  embedding_scale: float = 0.05
+  layers: int = 2
+  heads: int = 4
+  feed_forward_size: int = 384
+
+  def __post_init__(self):
+    if self.architecture not in ARCHITECTURES:
+      raise ValueError(
+          errors.invalid(
+              'model.architecture', self.architecture, 'is not known',
+              f'use one of {", ".join(ARCHITECTURES)}'))
+    if self.architecture == 'transformer' and self.skip:
+      raise ValueError(
+          errors.invalid(
+              'model.skip', True, 'is for an LSTM',
+              'leave it out, or model.architecture'))
+    if self.architecture == 'transformer' and self.embedding_size % max(
+        1, self.heads):
+      raise ValueError(
+          errors.invalid(
+              'model.embedding_size', self.embedding_size,
+              f'must be a multiple of model.heads={self.heads}',
+              'change one of them'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,10 +117,19 @@ class Training:
     clients_per_round: cohort size, also the divisor of the mean.
     batch_size: sentences of a client's step; every client does one epoch.
     client_learning_rate: of a client's SGD.
-    server_learning_rate: of the server's SGD on the noised mean.
-    server_momentum: in [0, 1).
+    server_optimizer: 'sgd', 'adam' or 'yogi', on the noised mean.
+    server_learning_rate: of the server's optimiser.
+    server_momentum: in [0, 1); beta_1 of an adaptive optimiser.
+    server_beta_2: in [0, 1), of an adaptive optimiser.
+    server_epsilon: of an adaptive optimiser, what it adds to a divisor.
+    server_warmup_rounds: first rounds, in which the server's learning rate
+      rises linearly.
     server_cooldown_rounds: last rounds, in which the server's learning rate
-      falls linearly towards 0.
+      falls linearly.
+    server_cooldown_end: towards this fraction of it.
+    client_groups: clients of a round are dealt to this many groups; those of a
+      group train one after the other, in one call of TFF. Memory and
+      parallelism grow with it; a few times the cores is a good number.
     evaluate_every: rounds between validations and checkpoints.
     evaluation_sentences: sentences of a validation; the test takes all.
     seed: of initial weights, cohorts and the order of sentences; never of
@@ -83,9 +140,15 @@ class Training:
   clients_per_round: int
   batch_size: int = 16
   client_learning_rate: float = 0.5
+  server_optimizer: str = SGD
   server_learning_rate: float = 1.0
   server_momentum: float = 0.9
+  server_beta_2: float = 0.999
+  server_epsilon: float = 1e-3
+  server_warmup_rounds: int = 0
   server_cooldown_rounds: int = 0
+  server_cooldown_end: float = 0.0
+  client_groups: int = 8
   evaluate_every: int = 10
   evaluation_sentences: int = 10_000
   seed: int = 0
@@ -107,6 +170,14 @@ class Privacy:
     epsilon: to calibrate the noise to.
     delta: of epsilon.
     l2_norm_clip: clipping norm of an update.
+    zeroing_norm: an update with a coordinate above this counts as zero; None
+      for no such bound.
+    simulated_clients_per_round: what the cohort stands for, if it is to stand
+      for a larger one: the guarantee is calibrated for that, and the noise of
+      the sum is lower by clients_per_round over this. The guarantee is then
+      none of the run itself, and its files say so.
+    max_memory_bytes: of a tape, for the noise that it remembers; more goes to
+      a file.
     noise_placement: 'state', 'tape', 'regenerate' (banded-inverse families),
       or None to choose by size.
     secure_noise: whether z comes from AES; needs a tape.
@@ -117,6 +188,9 @@ class Privacy:
   epsilon: float
   delta: float
   l2_norm_clip: float
+  zeroing_norm: Optional[float] = None
+  simulated_clients_per_round: Optional[int] = None
+  max_memory_bytes: Optional[int] = None
   max_participations: Optional[int] = None
   bands: Optional[int] = None
   buffers: Optional[int] = None
@@ -148,11 +222,26 @@ class Config:
             f'{group}.{field.name}',
             getattr(getattr(self, group), field.name))
     training, privacy = self.training, self.privacy
-    if training.server_momentum >= 1:
+    for name in ('server_momentum', 'server_beta_2', 'server_cooldown_end'):
+      value = getattr(training, name)
+      if value >= 1:
+        raise ValueError(
+            errors.invalid(
+                f'training.{name}', value, 'must be below 1',
+                'correct it; see simulations/config.py'))
+    if training.server_optimizer not in SERVER_OPTIMIZERS:
       raise ValueError(
           errors.invalid(
-              'training.server_momentum', training.server_momentum,
-              'must be below 1', 'use 0.9, say'))
+              'training.server_optimizer', training.server_optimizer,
+              'is not known', f'use one of {", ".join(SERVER_OPTIMIZERS)}'))
+    if (privacy.simulated_clients_per_round or math.inf
+        ) <= training.clients_per_round:
+      raise ValueError(
+          errors.invalid(
+              'privacy.simulated_clients_per_round',
+              privacy.simulated_clients_per_round,
+              'must exceed training.clients_per_round='
+              f'{training.clients_per_round}', 'leave it out'))
     if privacy.family not in FAMILIES:
       raise ValueError(
           errors.invalid(
@@ -190,8 +279,9 @@ class Config:
 _TRUTH_VALUES = ('model.tied', 'model.skip', 'privacy.secure_noise')
 # Numbers that may be 0.
 _MAY_BE_ZERO = (
-    'training.seed', 'training.server_momentum',
-    'training.server_cooldown_rounds')
+    'training.seed', 'training.server_momentum', 'training.server_beta_2',
+    'training.server_warmup_rounds', 'training.server_cooldown_rounds',
+    'training.server_cooldown_end')
 
 
 def _check_positive(name: str, value: Any) -> None:
@@ -221,13 +311,30 @@ def load(path: str, settings: tuple[str, ...] = ()) -> Config:
     ValueError: no TOML, an unknown or missing key, or a value out of range.
     OSError: the file cannot be read.
   """
-  with open(path, 'rb') as stream:
-    try:
-      tree = tomllib.load(stream)
-    except tomllib.TOMLDecodeError as error:
-      raise ValueError(
-          errors.invalid('config', path, f'is no TOML: {error}', 'correct it')
-      ) from error
+  tree = read(path)
+  apply_settings(tree, settings)
+  return from_tree(tree)
+
+
+def read(path: str) -> dict[str, Any]:
+  """Returns the content of a TOML file.
+
+  Raises:
+    ValueError: it is no TOML.
+    OSError: the file cannot be read.
+  """
+  content = documents.content(pathlib.Path(path))
+  try:
+    return tomllib.loads(content.decode())
+  # Of bytes that are no UTF-8, and of tables in tables without end, too.
+  except (RecursionError, ValueError) as error:
+    raise ValueError(
+        errors.invalid('config', path, f'is no TOML: {error}', 'correct it')
+    ) from error
+
+
+def apply_settings(tree: dict[str, Any], settings: tuple[str, ...]) -> None:
+  """Changes a parsed file, in place, as `load` says of its `settings`."""
   for setting in settings:
     key, equals, text = setting.partition('=')
     if not equals:
@@ -237,10 +344,9 @@ def load(path: str, settings: tuple[str, ...] = ()) -> Config:
               'for instance --set training.seed=1'))
     try:
       value = tomllib.loads(f'value = {text}')['value']
-    except tomllib.TOMLDecodeError:
+    except (RecursionError, ValueError):
       value = text
     _assign(tree, key, value)
-  return _from_tree(tree)
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:
@@ -253,7 +359,7 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
   tree['compare'] = {}
   for key, value in changes.items():
     _assign(tree, key, value)
-  return _from_tree(tree)
+  return from_tree(tree)
 
 
 def with_seed(config: Config, seed: int) -> Config:
@@ -274,8 +380,12 @@ def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
   tree[name] = value
 
 
-def _from_tree(tree: dict[str, Any]) -> Config:
-  """Returns the checked experiment of a parsed file."""
+def from_tree(tree: dict[str, Any]) -> Config:
+  """Returns the checked experiment of a parsed file.
+
+  Raises:
+    ValueError: an unknown or missing key, or a value out of range.
+  """
   try:
     config = dacite.from_dict(
         Config, tree, dacite.Config(strict=True, type_hooks={float: _to_float}))
@@ -289,6 +399,11 @@ def _from_tree(tree: dict[str, Any]) -> Config:
         errors.invalid(
             'config', error.field_path, str(error),
             'see simulations/config.py')) from error
+  except OverflowError as error:
+    raise ValueError(
+        errors.invalid(
+            'config', 'an integer', 'is larger than any number that is meant',
+            'correct it')) from error
   for name, changes in config.compare.items():
     if not name.replace('-', '').replace('_', '').isalnum():
       raise ValueError(

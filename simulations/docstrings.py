@@ -4,14 +4,8 @@ Real English text, no download, the same on every machine: the sources of
 packages that every lock pins to one version are parsed, never imported. One
 client is one top-level class (with the docstrings of its methods) or function.
 `cached_corpus` returns a SQLite file in the form of TFF's `SqlClientData` with
-the columns of TFF's StackOverflow data, so what reads the one reads the other:
-
-    examples(split_name, client_id, serialized_example_proto)
-    client_metadata(client_id, split_name, num_examples)
-
-`CHECKSUM` is over the logical content: split, client, sentences. Text that
-would be noise to a next-word model is left out: code blocks, doctests,
-formulas, tables, the type lines of parameter lists, licences. Clients whose
+the columns of TFF's StackOverflow data, so what reads the one reads the other.
+`CHECKSUM` is over the logical content: split, client, sentences. Clients whose
 whole text repeats an earlier one (the generated copies in TensorFlow and
 TensorFlow Probability) are dropped. The corpus is formulaic all the same: 43%
 of the test sentences, such as 'a name for the operation optional', also stand
@@ -24,23 +18,18 @@ import dataclasses
 import gc
 import hashlib
 import importlib.metadata
-import inspect
 import json
 import os
 import pathlib
-import re
 import sqlite3
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Optional
+from typing import Optional, Union
 
 import tqdm
 
+from simulations import corpus_file, docstring_text, files
 from tff_bandmf import errors
-
-# TFF's names; 'heldout' is the validation split.
-SPLIT_NAMES = ('train', 'heldout', 'test')
 
 # Distribution and version. Each is pinned in every lock under requirements/,
 # and its wheels for Python 3.9, 3.10 and 3.11 hold the same sources.
@@ -70,10 +59,6 @@ PACKAGES = (
 VERSION = 1
 CHECKSUM = 'bf6095cb430e2c8de525f413fd70e1fd48982af37e538a397c386ac213ed69af'
 
-MAX_WORDS = 20  # A sentence is cut here, as TFF cuts StackOverflow's.
-_MIN_WORDS = 3
-_MIN_LETTER_SHARE = 0.7  # Of what is not space; less is code or a table.
-
 # Written when a wheel is built: these differ between machines.
 _GENERATED_FILES = frozenset(
   ['__config__.py', '_version.py', 'build_info.py', 'version.py']
@@ -86,28 +71,8 @@ _NEWER_SYNTAX_FILES = frozenset(
   ]
 )
 
-_PROSE_DIRECTIVES = (
-  'deprecated|important|note|seealso|tip|versionadded|versionchanged|warning'
-)
-_DIRECTIVE = re.compile(rf'\.\. (?:{_PROSE_DIRECTIVES})::\s*[\d.]*\s*')
-_RULE = re.compile(r'[-=~^*#+|_.:`\s]+', re.ASCII)
-_TYPED_PARAMETER = re.compile(r'[\w*`, .]+ : ', re.ASCII)  # 'axis : int'
-_ITEM = re.compile(
-  r':\w+[^:`]*:\s+'  # ':param x: ...'
-  r'|[*`]*\w+[*`]*(?: \([^)]*\))?:\s+'  # 'x (int): ...'
-  r'|(?:[-*+]|\d+[.)])\s+',  # '1. ...'
-  re.ASCII,
-)
-_MARKUP = re.compile(
-  r'https?://\S+|\S+@\S+\.\S+|:math:`[^`]*`|\$[^$]*\$|:\w+:(?=`)|%\(\w+\)s',
-  re.ASCII,
-)
-_SENTENCE_END = re.compile(r'(?<=[.!?])[)\'"]*\s+(?=[^a-z])', re.ASCII)
-_WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)*")
-_LETTER = re.compile(r'[A-Za-z]')
-_LICENCE = re.compile(r'licen[sc]e|copyright|warranties|all rights reserved')
-
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+_Definition = Union[ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,80 +96,10 @@ class Client:
     """Returns the split, by SHA-256 of the id: 80, 10 and 10 per cent."""
     digest = hashlib.sha256(self.client_id.encode('utf-8')).digest()
     bucket = int.from_bytes(digest[:8], 'big') % 10
-    return SPLIT_NAMES[max(0, bucket - 7)]
+    return corpus_file.SPLIT_NAMES[max(0, bucket - 7)]
 
 
-def _prose_lines(docstring: str) -> Iterator[str]:
-  """Yields the stripped lines outside code, and '' for the others."""
-  block_indent: Optional[int] = None  # A literal block is deeper than this.
-  in_fence = in_doctest = False
-  for line in inspect.cleandoc(docstring).split('\n'):
-    text = line.strip()
-    indent = len(line) - len(line.lstrip())
-    if text.startswith('```'):
-      in_fence = not in_fence
-      text = ''
-    elif not text:
-      in_doctest = False
-    elif block_indent is not None and indent <= block_indent:
-      block_indent = None
-    in_doctest = in_doctest or text.startswith('>>>')
-    if in_fence or in_doctest or block_indent is not None:
-      yield ''
-      continue
-    text = _DIRECTIVE.sub('', text)
-    if text.endswith('::') or text.startswith('..'):
-      block_indent = indent
-    yield '' if text.startswith('..') else text
-
-
-def _paragraphs(docstring: str) -> Iterator[str]:
-  """Yields the runs of prose lines, each joined by spaces."""
-  lines: list[str] = []
-  for text in _prose_lines(docstring):
-    item = _ITEM.match(text)
-    if _RULE.fullmatch(text):
-      del lines[-1:]  # What is underlined is a heading or a row of a table.
-      text = ''
-    elif _TYPED_PARAMETER.match(text):
-      text = ''
-    if item or not text:
-      if lines:
-        yield ' '.join(lines)
-      lines = []
-    if text:
-      lines.append(text[item.end() :] if item else text)
-  if lines:
-    yield ' '.join(lines)
-
-
-def extract_sentences(docstring: str) -> list[str]:
-  """Returns the distinct sentences of a docstring, in order.
-
-  Args:
-    docstring: As in the source, indented.
-
-  Returns:
-    Sentences of 3 to 20 lower-case words with single spaces between them.
-
-  >>> extract_sentences('Adds x.  See https://a.b for the rest, or ask me.')
-  ['see for the rest or ask me']
-  """
-  sentences = {}
-  for paragraph in _paragraphs(docstring):
-    for sentence in _SENTENCE_END.split(_MARKUP.sub(' ', paragraph)):
-      words = _WORD.findall(sentence.lower())[:MAX_WORDS]
-      letters = len(_LETTER.findall(sentence))
-      solid = len(sentence) - sentence.count(' ')
-      if len(words) < _MIN_WORDS or letters < _MIN_LETTER_SHARE * solid:
-        continue
-      text = ' '.join(words)
-      if not _LICENCE.search(text):
-        sentences[text] = None
-  return list(sentences)
-
-
-def _docstrings(definition: ast.AST) -> Iterator[str]:
+def _docstrings(definition: _Definition) -> Iterator[str]:
   """Yields the docstring of a function, or of a class and what it defines."""
   docstring = ast.get_docstring(definition, clean=False)
   if docstring:
@@ -228,7 +123,7 @@ def _clients_of_file(
     if isinstance(node, _DEFINITIONS):
       sentences = sentences_by_name.setdefault(node.name, {})
       for docstring in _docstrings(node):
-        sentences.update(dict.fromkeys(extract_sentences(docstring)))
+        sentences.update(dict.fromkeys(docstring_text.extract_sentences(docstring)))
   for name, sentences in sentences_by_name.items():
     if len(sentences) >= 2:
       yield Client(f'{path}:{name}', package, tuple(sentences))
@@ -302,7 +197,7 @@ def read_clients(
     unit='file',
     disable=None if progress else True,
   )
-  clients = {}
+  clients: dict[tuple[str, ...], Client] = {}
   with _garbage_collection_paused():
     for package, path, location in bar:
       try:
@@ -330,89 +225,31 @@ def checksum(clients: Iterable[Client]) -> str:
   return digest.hexdigest()
 
 
-def _serialized_examples(clients: Sequence[Client], progress: bool):
-  """Yields the rows of the table `examples`."""
-  import tensorflow as tf  # Here: `read_clients` needs no TensorFlow.
-
-  example = tf.train.Example()
-  feature = example.features.feature
-  feature['creation_date'].bytes_list.value.append(b'1970-01-01 00:00:00 UTC')
-  feature['score'].int64_list.value.append(0)
-  feature['title'].bytes_list.value.append(b'')
-  feature['type'].bytes_list.value.append(b'answer')
-  for client in tqdm.tqdm(
-    clients,
-    desc='writing the corpus',
-    unit='client',
-    disable=None if progress else True,
-  ):
-    feature['tags'].bytes_list.value[:] = [client.package.encode()]
-    for sentence in client.sentences:
-      feature['tokens'].bytes_list.value[:] = [sentence.encode()]
-      row = example.SerializeToString()
-      yield client.split_name, client.client_id, row
-
-
 def write_clients(
   clients: Sequence[Client], path: str, progress: bool = False
 ) -> None:
   """Writes a SQLite file that TFF's `SqlClientData` reads.
 
-  The file appears under its name when it is complete, and replaces one that is
-  there. Its table `corpus` holds the `checksum` of the clients; TFF ignores it.
-  `creation_date`, `score`, `title` and `type` are constants; `tags` is the name
-  of the package.
+  See `corpus_file.write`; the table `corpus` holds the `checksum` of the
+  clients, and `tags` the name of the package.
 
   Args:
     clients: Written in this order.
     path: The file; its directory must exist.
     progress: Whether to draw a progress bar on standard error.
   """
-  handle, temporary = tempfile.mkstemp(
-    prefix=os.path.basename(path) + '.', dir=os.path.dirname(path) or '.'
+  bar = tqdm.tqdm(
+    clients,
+    desc='writing the corpus',
+    unit='client',
+    disable=None if progress else True,
   )
-  os.close(handle)
-  try:
-    with contextlib.closing(sqlite3.connect(temporary)) as connection:
-      connection.executescript(
-        """
-        PRAGMA journal_mode = OFF;
-        PRAGMA synchronous = OFF;
-        CREATE TABLE examples (
-          split_name TEXT NOT NULL,
-          client_id TEXT NOT NULL,
-          serialized_example_proto BLOB NOT NULL);
-        CREATE TABLE client_metadata (
-          client_id TEXT NOT NULL,
-          split_name TEXT NOT NULL,
-          num_examples INTEGER NOT NULL);
-        CREATE TABLE corpus (checksum TEXT NOT NULL);
-        """
-      )
-      connection.executemany(
-        'INSERT INTO examples VALUES (?, ?, ?)',
-        _serialized_examples(clients, progress),
-      )
-      connection.executemany(
-        'INSERT INTO client_metadata VALUES (?, ?, ?)',
-        ((c.client_id, c.split_name, len(c.sentences)) for c in clients),
-      )
-      connection.execute('INSERT INTO corpus VALUES (?)', (checksum(clients),))
-      connection.execute(
-        'CREATE INDEX examples_client_id ON examples (client_id)'
-      )
-      connection.commit()
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
-    raise
-
-
-def default_directory() -> str:
-  """Returns `$XDG_CACHE_HOME/tff_bandmf`, by default below `~/.cache`."""
-  cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-  return os.path.join(cache, 'tff_bandmf')
+  rows = (
+    (client.split_name, client.client_id, client.package, sentence)
+    for client in bar
+    for sentence in client.sentences
+  )
+  corpus_file.write(path, rows, lambda: checksum(clients))
 
 
 def _has_checksum(path: str, expected: str) -> bool:
@@ -437,7 +274,7 @@ def cached_corpus(
 
   Args:
     directory: Where `docstrings-<VERSION>.sqlite` is or will be; None for
-      `default_directory()`. Made if missing.
+      `files.default_directory()`. Made if missing.
     packages: See `read_clients`. Another choice needs another directory.
     expected_checksum: What `checksum` gives for `packages`.
     progress: Whether to draw progress bars on standard error while building.
@@ -446,7 +283,7 @@ def cached_corpus(
     ValueError: A package is missing or has another version, or the text is not
       the expected one. No file is written then.
   """
-  directory = default_directory() if directory is None else directory
+  directory = files.default_directory() if directory is None else directory
   path = os.path.join(directory, f'docstrings-{VERSION}.sqlite')
   if _has_checksum(path, expected_checksum):
     return path

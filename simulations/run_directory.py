@@ -2,27 +2,62 @@
 
   run.json        the experiment, the claim, what is outside it, versions
   strategy.json   C
-  ledger.sqlite   who took part in which round, as keyed hashes
+  vocabulary.txt  the words of the model, in the order of their ids
+  ledger.sqlite   who took part in which round, as keyed hashes, and the digest
+                  of what each round released
   metrics.csv     a row a round
   tensorboard/    the same numbers
   result.json     test accuracy; written last
   private/        mode 0700: the noise key, the ledger's key and the
                   checkpoints, whose state may hold noise; never publish it
+
+One process at a time has the directory; the lock in private/ says which.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from simulations import checkpoints
+from simulations import description as description_lib
 from tff_bandmf import errors, noise, program, report, strategies
+from tff_bandmf.noise import private_files
 
-_METRICS = ('round', 'seconds', 'clients', 'non_finite', 'accuracy', 'loss')
+_METRICS = (
+    'round', 'seconds', 'clients', 'non_finite', 'accuracy',
+    'accuracy_with_end', 'accuracy_with_end_and_unknown', 'loss')
+
+
+@contextlib.contextmanager
+def locked(directory: pathlib.Path) -> Iterator[None]:
+  """Keeps other processes out of the run directory for a `with` block.
+
+  PRIVACY: two processes would each run the rounds of one key. Guard:
+  training_test.test_directory_has_one_process_at_a_time.
+
+  Raises:
+    ValueError: another process has it.
+  """
+  private = directory / 'private'
+  private.mkdir(mode=0o700, parents=True, exist_ok=True)
+  handle = private_files.lock(private)
+  if handle is None:
+    raise ValueError(
+        errors.invalid(
+            'output_dir', directory, 'is in use by another process',
+            'wait for it to end, or choose another directory'))
+  try:
+    yield
+  finally:
+    os.close(handle)
 
 
 def refuse_existing(directory: pathlib.Path) -> None:
@@ -45,18 +80,18 @@ def open_directory(
     description: dict[str, Any],
     strategy: strategies.Strategy,
 ) -> None:
-  """Makes the run directory, or checks that it holds this very run."""
+  """Makes the run directory, or checks that it holds this very run.
+
+  Raises:
+    ValueError: it holds another run, or what is left of one.
+  """
   path = directory / report.RUN_FILE
   if path.exists():
-    if report.read_run(directory) != json.loads(json.dumps(description)):
-      raise ValueError(
-          errors.invalid(
-              'output_dir', directory,
-              'holds a run with another configuration, corpus or version',
-              'resume with what run.json says, or choose another directory'))
+    description_lib.check_same(
+        report.read_run(directory), description,
+        (directory / report.RESULT_FILE).exists())
     return
   refuse_existing(directory)
-  (directory / 'private').mkdir(mode=0o700, parents=True, exist_ok=True)
   strategies.save(strategy, directory / report.STRATEGY_FILE)
   # Last: with it the directory holds a run.
   write_json(path, description)
@@ -81,6 +116,31 @@ def noise_key(
     key = noise.Key.load_or_create(path)
     ledger.bind(key.identify(json.dumps(description, sort_keys=True).encode()))
   return key
+
+
+def check_checkpoint(
+    directory: pathlib.Path, round_index: int, state: Any
+) -> None:
+  """Raises ValueError unless a state is what the ledger's rounds led to.
+
+  PRIVACY: without the ledger of the rounds before, nobody knows who took part;
+  with another state, their noise would meet other sums. Guard:
+  training_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
+
+  Args:
+    directory: of the run.
+    round_index: that the state is of the beginning of, above 0.
+    state: of the learning process.
+  """
+  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
+    attempts = ledger.attempts(round_index - 1)
+  if not attempts or attempts[-1].result not in (
+      None, checkpoints.digest(state)):
+    raise ValueError(
+        errors.invalid(
+            'checkpoint', round_index,
+            'is not what the rounds in the ledger led to',
+            'restore the files of this run, all of one time'))
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:

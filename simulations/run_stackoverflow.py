@@ -9,12 +9,15 @@ nothing: continue with --resume.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
 import pathlib
 import signal
+import statistics
 import sys
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import click
 
@@ -54,7 +57,8 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
       command(*args, **kwargs)
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except (
+        ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
       if '\n' in str(error):
         raise
       click.echo(str(error), err=True)
@@ -86,16 +90,31 @@ def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
   return runs
 
 
-def train_all(runs: Runs, resume: bool) -> dict[str, dict[str, Any]]:
-  """Trains the runs in order and writes their reports; returns the results.
+def train_all(
+    runs: Runs,
+    resume: bool,
+    workers: Optional[str] = None,
+    stop_after: Optional[int] = None,
+) -> dict[str, dict[str, Any]]:
+  """Trains the runs in order and writes their reports.
+
+  Returns the results of those that have ended.
+
+  Args:
+    runs: what `planned_runs` gives.
+    resume: whether to go on with runs that are there.
+    workers: 'host:port,...' on which the clients train; None trains them here.
+    stop_after: so many rounds of a run this call leaves it.
 
   Raises:
     ValueError: `resume` is False and a folder holds a run.
+    RuntimeError: a worker does not answer.
   """
   # TensorFlow Federated takes 10 s to import: bad input is told before.
   from simulations import run_directory, training
   from tff_bandmf import report
   from tff_bandmf.program import runtime
+  from tff_bandmf.program import workers as workers_lib
 
   if not resume:
     for _, directory in runs.values():
@@ -104,28 +123,50 @@ def train_all(runs: Runs, resume: bool) -> dict[str, dict[str, Any]]:
   corpus = training.load_corpus(next(iter(runs.values()))[0].data)
   for config, _ in runs.values():
     training.make_sampler(config, corpus)
-  with runtime.local_runtime():
+  with runtime.local_runtime(), contextlib.ExitStack() as stack:
+    there = None if workers is None else stack.enter_context(
+        workers_lib.connected(workers.split(',')))
     for name, (config, directory) in runs.items():
-      results[name] = training.run(config, corpus, directory, resume, name)
+      result = training.run(
+          config, corpus, directory, resume, name, workers=there,
+          stop_after=stop_after)
+      if result is not None:
+        results[name] = result
       report.write(directory)
   return results
 
 
 @click.command(help=__doc__.split('\n')[0])
 @experiment_options
+@click.option('--data_dir', metavar='DIR',
+              help='Holds stackoverflow.sqlite or stackoverflow.sqlite.lzma.')
+@click.option('--workers', metavar='HOST:PORT,...',
+              help='TFF workers on which the clients of a round train.')
+@click.option('--stop_after', type=click.IntRange(min=1), metavar='ROUNDS',
+              help='Leaves every run after so many rounds, to be resumed.')
 @click.option('--resume', is_flag=True, help='Continue the run in DIR.')
 @one_line_errors
 def main(
-    config_path: str, settings: tuple[str, ...], output_dir: str, resume: bool
+    config_path: str, settings: tuple[str, ...], output_dir: str,
+    data_dir: Optional[str], workers: Optional[str], stop_after: Optional[int],
+    resume: bool
 ) -> None:
+  if data_dir is not None:
+    settings += (
+        f'data.data_dir={json.dumps(data_dir, ensure_ascii=False)}',)
   config = config_lib.load(config_path, settings)
   directory = pathlib.Path(output_dir)
-  train_all(planned_runs(config, directory), resume)
+  runs = planned_runs(config, directory)
+  train_all(runs, resume, workers, stop_after)
   # Again, now that the runs it is compared with are there.
   from tff_bandmf import report
+  from tff_bandmf.report import files
 
   written = report.write(directory)
   click.echo(written['summary'])
+  for name, (_, folder) in runs.items():
+    seconds = [float(row['seconds']) for row in files.read_metrics(folder)]
+    click.echo(f'{name}: {statistics.median(seconds):.2f} seconds a round')
   for row in written['runs']:
     accuracy = 100 * row['test_accuracy']
     click.echo(f"{row['name']}: test accuracy {accuracy:.2f}%")

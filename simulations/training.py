@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import os
 import pathlib
+import sys
 import time
 from typing import Any, Optional
 
@@ -15,32 +15,47 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
+from simulations import checkpoints as checkpoints_lib
 from simulations import (
-    client_data,
-    docstrings,
-    evaluation,
-    models,
-    run_directory,
+  client_data,
+  corpus_file,
+  description,
+  docstrings,
+  evaluation,
+  fed_avg,
+  models,
+  rounds,
+  run_directory,
+  server_optimizer,
+  stackoverflow,
 )
 from simulations import config as config_lib
+from simulations import vocabulary as vocabulary_lib
 from tff_bandmf import (
   accounting,
   aggregator,
   errors,
-  noise,
   optimize,
   program,
+  query,
   report,
   strategies,
 )
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.program import workers as workers_lib
 
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-  """The three splits of a corpus, and where they came from."""
+  """The three splits of a corpus, and where they came from.
+
+  Attributes:
+    path: of the SQLite file.
+    words: what the vocabulary was made from.
+  """
 
   path: str
+  words: str
   train: client_data.TokenizedClients
   validation: client_data.TokenizedClients
   test: client_data.TokenizedClients
@@ -51,14 +66,32 @@ def load_corpus(data: config_lib.Data) -> Corpus:
   path = data.corpus
   if path == config_lib.DOCSTRINGS:
     path = docstrings.cached_corpus()
-  vocabulary = client_data.build_vocabulary(path, data.vocabulary_size)
+  elif path == config_lib.STACKOVERFLOW:
+    path = stackoverflow.find(data.data_dir)
+  if data.vocabulary_file is not None:
+    words = f'given as {os.path.basename(data.vocabulary_file)}'
+    vocabulary = vocabulary_lib.read(
+        data.vocabulary_file, data.vocabulary_size)
+  elif data.corpus == config_lib.STACKOVERFLOW:
+    words = "TFF's, by the number of train users, counted without noise"
+    vocabulary = stackoverflow.vocabulary(data.vocabulary_size, data.data_dir)
+  else:
+    words = 'counted on the train split without noise'
+    vocabulary = vocabulary_lib.count(path, data.vocabulary_size)
   splits = [
       client_data.load_clients(
           path, split, vocabulary, sequence_length=data.sequence_length,
           max_sentences_per_client=data.max_sentences_per_client)
-      for split in docstrings.SPLIT_NAMES
+      for split in corpus_file.SPLIT_NAMES
   ]
-  return Corpus(path, *splits)
+  return Corpus(path, words, *splits)
+
+
+def _participation(
+    privacy: config_lib.Privacy,
+) -> participation_lib.Participation:
+  return participation_lib.MinSep(
+      privacy.min_sep, privacy.max_participations)
 
 
 def make_sampler(
@@ -72,28 +105,25 @@ def make_sampler(
   training, privacy = config.training, config.privacy
   sampler = program.CohortSampler(
       corpus.train.num_clients, training.clients_per_round, training.rounds,
-      participation_lib.MinSep(privacy.min_sep, privacy.max_participations),
-      training.seed)
+      _participation(privacy), training.seed)
   history = program.History.empty(sampler.clients)
   for t in range(training.rounds):
     history.record(t, sampler.sample(t, history))
   return sampler
 
 
-def _strategy(
-    config: config_lib.Config,
-    directory: pathlib.Path,
-    participation: participation_lib.Participation,
-) -> strategies.Strategy:
-  """Returns C of a run: that of its directory or, optimised, a new one."""
-  if (directory / report.RUN_FILE).exists():
-    return strategies.load(directory / report.STRATEGY_FILE)
+def find_strategy(config: config_lib.Config) -> strategies.Strategy:
+  """Returns C of an experiment, built or optimised.
+
+  Raises:
+    ValueError: a parameter does not fit, or the optimiser did not converge.
+  """
   training, privacy = config.training, config.privacy
   if privacy.family == config_lib.NO_NOISE:
     return strategies.Identity(training.rounds)
   found = optimize.optimize(
       optimize.Request(
-          privacy.family, training.rounds, participation,
+          privacy.family, training.rounds, _participation(privacy),
           objective=privacy.objective,
           # What a run is compared with may take fewer than the main run.
           **{
@@ -116,12 +146,14 @@ def run(
     directory: pathlib.Path,
     resume: bool = False,
     name: Optional[str] = None,
-) -> dict[str, Any]:
+    strategy: Optional[strategies.Strategy] = None,
+    workers: Optional[workers_lib.Workers] = None,
+    stop_after: Optional[int] = None,
+) -> Optional[dict[str, Any]]:
   """Trains and tests; returns the result, which is also in the directory.
 
-  A round is in the ledger before it runs. A resumed run goes on from its last
-  checkpoint and replays the rounds after it with the very cohorts and the very
-  noise that they had.
+  A resumed run goes on from its last checkpoint and replays the rounds after it
+  with the very cohorts and the very noise that they had; see `rounds`.
 
   Args:
     config: the experiment; `compare` is not looked at.
@@ -129,188 +161,152 @@ def run(
     directory: of the run.
     resume: whether to go on with a run that is there.
     name: of the progress bar.
+    strategy: what `find_strategy` gives, where it is at hand; the claim is
+      about the matrix that is passed. A run that is there keeps its own.
+    workers: on which the clients train; None takes TFF's context for them too.
+      The result is the same.
+    stop_after: so many rounds the call ends, and None comes back if some are
+      left; another call with `resume` goes on.
 
   Raises:
     ValueError: a value out of range, a run is there and `resume` is False, or
-      the run that is there had another configuration.
+      the run that is there had another configuration, or is running.
   """
-  training, privacy = config.training, config.privacy
   sampler = make_sampler(config, corpus)
   if not resume:
     run_directory.refuse_existing(directory)
-  strategy = _strategy(config, directory, sampler.participation)
-  if privacy.family == config_lib.NO_NOISE:
-    spec = accounting.PrivacySpec(strategy, sampler.participation, 0.0)
-  else:
-    spec = accounting.calibrate(
-        strategy, sampler.participation, privacy.epsilon, privacy.delta)
-  description = _describe(config, corpus, spec)
-  run_directory.open_directory(directory, description, strategy)
+  with run_directory.locked(directory):
+    return _run(
+        config, corpus, sampler, directory, name, strategy, workers, stop_after)
+
+
+def _run(
+    config, corpus, sampler, directory, name, strategy, workers, stop_after
+) -> Optional[dict[str, Any]]:
+  training, privacy = config.training, config.privacy
+  if (directory / report.RUN_FILE).exists():
+    strategy = strategies.load(directory / report.STRATEGY_FILE)
+  elif strategy is None:
+    strategy = find_strategy(config)
+  spec, simulated = _specs(config, strategy, sampler.participation)
+  run_description = description.describe(config, corpus, spec, simulated)
+  run_directory.open_directory(directory, run_description, strategy)
   if (directory / report.RESULT_FILE).exists():
     return json.loads((directory / report.RESULT_FILE).read_text())
 
-  weights = models.lstm_weights(
-      corpus.train.vocabulary.num_ids, config.model.embedding_size,
-      config.model.lstm_size, config.model.tied, config.model.skip,
-      config.model.embedding_scale, training.seed)
-  key = run_directory.noise_key(directory, description)
-  checkpoints = tff.program.FileProgramStateManager(
-      directory / 'private' / 'checkpoints', keep_total=2, keep_first=False)
-  versions = asyncio.run(checkpoints.get_versions())
-  start = max(versions) if versions else 0
+  corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
+  model = models.build(
+      config.model, corpus.train.vocabulary.num_ids, training.seed)
+  key = run_directory.noise_key(directory, run_description)
+  checkpoints = checkpoints_lib.Checkpoints(
+      directory / 'private' / 'checkpoints')
+  start = checkpoints.latest()
+  record_specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.weights)
+  # PRIVACY: a record of the aggregator is a sum over clients, each clipped
+  # before; its own clip is only a guard, as much looser as all of them
+  # together. The multiplier is a ratio to it: the noise is that of `spec`.
+  # Guard: training_test.test_noise_is_that_of_the_claim.
+  guard = training.clients_per_round
   with aggregator.correlated_noise_aggregator(
-      spec.noise_multiplier, training.clients_per_round, privacy.l2_norm_clip,
-      tuple(tf.TensorSpec(w.shape, w.dtype) for w in weights),
-      key, strategy=strategy, participation=spec.participation,
+      spec.noise_multiplier / guard, training.clients_per_round,
+      privacy.l2_norm_clip * guard, record_specs, key, strategy=strategy,
+      participation=spec.participation,
       noise_placement=privacy.noise_placement, start_round=start,
-      secure_noise=privacy.secure_noise) as factory:
-    process = _learning_process(config, weights, factory)
+      secure_noise=privacy.secure_noise,
+      max_memory_bytes=privacy.max_memory_bytes) as factory:
+    process = fed_avg.build(
+        model, config.data.sequence_length,
+        tff.learning.optimizers.build_sgdm(training.client_learning_rate),
+        server_optimizer.build(training), factory, training.batch_size,
+        query.Clipping.of(
+            privacy.l2_norm_clip, record_specs, privacy.zeroing_norm),
+        workers)
     state = process.initialize()
     if start:
-      state = asyncio.run(checkpoints.load(start, state))
+      state = checkpoints.load(start, state)
+      run_directory.check_checkpoint(directory, start, state)
+    stop = min(training.rounds, start + (stop_after or training.rounds))
     state = _train(
-        process, state, start, sampler, config, corpus, directory,
+        process, model, state, start, stop, sampler, config, corpus, directory,
         checkpoints, name)
-  result = _test(process, state, corpus)
+  if stop < training.rounds:
+    return None
+  result = _test(process, model, state, corpus)
   run_directory.write_json(directory / report.RESULT_FILE, result)
   return result
 
 
-def _learning_process(
+def _specs(
     config: config_lib.Config,
-    weights: list[np.ndarray],
-    factory: aggregator.CorrelatedNoiseFactory,
-) -> tff.learning.templates.LearningProcess:
-  training = config.training
-  return tff.learning.algorithms.build_unweighted_fed_avg(
-      models.functional_model(weights, config.data.sequence_length),
-      tff.learning.optimizers.build_sgdm(training.client_learning_rate),
-      _server_optimizer(training),
-      model_aggregator=factory,
-      loop_implementation=(
-          tff.learning.LoopImplementation.DATASET_ITERATOR))
-
-
-def _server_optimizer(
-    training: config_lib.Training,
-) -> tff.learning.optimizers.Optimizer:
-  optimizer = tff.learning.optimizers.build_sgdm(
-      training.server_learning_rate, training.server_momentum or None)
-  if not training.server_cooldown_rounds:
-    return optimizer
-
-  def schedule(t):
-    left = tf.cast(training.rounds - t, tf.float32)
-    return training.server_learning_rate * tf.minimum(
-        1.0, left / training.server_cooldown_rounds)
-
-  return tff.learning.optimizers.schedule_learning_rate(optimizer, schedule)
+    strategy: strategies.Strategy,
+    participation: participation_lib.Participation,
+) -> tuple[accounting.PrivacySpec, Optional[accounting.PrivacySpec]]:
+  """Returns the spec of the run's noise, and of what it stands for, if so."""
+  privacy = config.privacy
+  if privacy.family == config_lib.NO_NOISE:
+    return accounting.PrivacySpec(strategy, participation, 0.0), None
+  spec = accounting.calibrate(
+      strategy, participation, privacy.epsilon, privacy.delta)
+  if privacy.simulated_clients_per_round is None:
+    return spec, None
+  # PRIVACY: the claim of the run is about the noise that it gets. Guard:
+  # training_test.test_simulated_run_says_that_it_is_one.
+  scale = (
+      config.training.clients_per_round / privacy.simulated_clients_per_round)
+  return dataclasses.replace(
+      spec, noise_multiplier=scale * spec.noise_multiplier), spec
 
 
 def _train(
-    process, state, start, sampler, config, corpus, directory, checkpoints,
-    name,
+    process, model, state, start, stop, sampler, config, corpus, directory,
+    checkpoints, name,
 ):
-  """Returns the state after the last round."""
+  """Returns the state before round `stop`."""
   training = config.training
   validate = evaluation.Evaluator(
-      corpus.validation, training.evaluation_sentences)
-  rounds = tqdm.trange(
-      start, training.rounds, initial=start, total=training.rounds, desc=name,
+      model, corpus.validation, training.evaluation_sentences)
+
+  def datasets(t, cohort):
+    return fed_avg.group_datasets(
+        corpus.train, cohort, training.client_groups, training.seed, t)
+
+  progress = tqdm.trange(
+      start, stop, initial=start, total=training.rounds, desc=name,
       unit='round')
   with program.Ledger(
       directory / report.LEDGER_FILE) as ledger, run_directory.Metrics(
-          directory, start) as metrics, rounds:
-    history = ledger.history(sampler.clients, before=start)
-    for t in rounds:
+          directory, start) as metrics, progress, rounds.Rounds(
+              process, sampler, datasets, ledger, start) as runner:
+    for t in progress:
       began = time.perf_counter()
-      cohort = sampler.sample(t, history)
-      # PRIVACY: durable before the round, so a crash cannot hide it.
-      # Guard: training_test.test_killed_run_resumes_with_its_cohorts.
-      ledger.start_round(t, cohort)
-      history.record(t, cohort)
-      output = process.next(state, [
-          corpus.train.client_dataset(
-              int(client), training.batch_size, seed=training.seed,
-              round_index=t)
-          for client in cohort
-      ])
-      state = output.state
-      aggregation = output.metrics['aggregator']
-      finite = output.metrics['client_work']['train'][models.FINITE]
+      done = runner.run(state)
+      state = done.state
       row = {
-          'round': t, 'clients': len(cohort),
-          'non_finite': len(cohort) - int(finite) + int(
-              aggregation['non_finite_count']),
+          'round': t, 'clients': len(done.cohort),
           'seconds': time.perf_counter() - began,
       }
-      last = t + 1 == training.rounds
+      if done.metrics is not None:
+        row['non_finite'] = int(
+            done.metrics['client_work']['non_finite_count'])
+      else:
+        progress.write(
+            f'Round {t} is burnt: run again, it gave another result than the '
+            'one in the ledger. The model stays as it was.', sys.stderr)
+      last = t + 1 == stop
       if last or (t + 1) % training.evaluate_every == 0:
         row.update(validate(process.get_model_weights(state).trainable))
-        rounds.set_postfix(accuracy=f"{row['accuracy']:.4f}")
+        progress.set_postfix(accuracy=f"{row['accuracy']:.4f}")
       metrics.write(row)
-      ledger.finish_round(
-          t, float(aggregation['dp_query_metrics']['z_stddev']))
       if 'accuracy' in row:
         # Last, so that a round before a checkpoint is complete everywhere.
-        asyncio.run(checkpoints.save(state, t + 1))
+        checkpoints.save(state, t + 1)
   return state
 
 
-def _test(process, state, corpus: Corpus) -> dict[str, Any]:
+def _test(process, model, state, corpus: Corpus) -> dict[str, Any]:
   weights = process.get_model_weights(state).trainable
-  tested = evaluation.Evaluator(corpus.test)(weights)
+  tested = evaluation.Evaluator(model, corpus.test)(weights)
   return {
-      'test_accuracy': tested['accuracy'],
-      'test_loss': tested['loss'],
+      **{f'test_{name}': value for name, value in tested.items()},
       'parameters': int(sum(np.size(weight) for weight in weights)),
-  }
-
-
-def _describe(
-    config: config_lib.Config, corpus: Corpus, spec: accounting.PrivacySpec
-) -> dict[str, Any]:
-  """Returns the content of `run.json`."""
-  privacy = config.privacy
-  tree = dataclasses.asdict(config)
-  del tree['compare']
-  return {
-      'format': report.RUN_FORMAT,
-      'version': report.RUN_VERSION,
-      'config': tree,
-      'versions': report.versions(),
-      'train_sha256': corpus.train.digest(),
-      'claim': {
-          **spec.to_dict(),
-          'delta': privacy.delta,
-          'l2_norm_clip': privacy.l2_norm_clip,
-          'clients_per_round': config.training.clients_per_round,
-      },
-      'unit_of_privacy': (
-          'one client of the train split, with all its sentences'),
-      'population': corpus.train.num_clients,
-      'data': (
-          f'{os.path.basename(corpus.path)}: {corpus.train.num_clients} train, '
-          f'{corpus.validation.num_clients} validation, '
-          f'{corpus.test.num_clients} test clients'),
-      'released': 'the model after every round, and the metrics of the run',
-      'enforced': {
-          'min_sep': privacy.min_sep,
-          'max_participations': privacy.max_participations,
-          'by': 'the cohort sampler',
-      },
-      'noise_key': 'the operating system',
-      'noise_generator': (
-          noise.AES_CTR if privacy.secure_noise else noise.PHILOX),
-      'tuning': 'hyperparameters were chosen with other runs on this corpus',
-      'model_selection': 'none: the last model is the result',
-      'pre_training': 'none: initial weights come from a seed',
-      'not_covered': [
-          'the vocabulary, counted on the train split without noise',
-          'the validation and test splits, evaluated without noise',
-          'the runs it is compared with: each has a guarantee of its own, they '
-          'compose, and a run without noise has none',
-      ],
-      # The report lists the columns of the metrics and the ledger by itself.
-      'side_releases': [],
   }

@@ -1,77 +1,183 @@
-"""BUILD says what the imports say."""
+"""BUILD says what the imports say, and Bazel reads it."""
 
 import ast
+import collections
+import dataclasses
 import glob
 import pathlib
+import shutil
+import subprocess
+from xml.etree import ElementTree
 
 import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
+_FOLDERS = ('benchmarks', 'docs', 'simulations', 'tests', 'tff_bandmf')
 
 
-def _targets():
-  """Returns the py_library targets of BUILD by name; BUILD is valid Python."""
-  libraries = {}
+@dataclasses.dataclass(frozen=True)
+class _Target:
+  kind: str
+  srcs: frozenset
+  deps: frozenset
+  data: frozenset
 
-  def py_library(name, srcs, deps=(), data=()):
-    libraries[name] = (srcs, {dep.lstrip(':') for dep in deps}, data)
 
-  def find(patterns):
-    return sorted(
-        str(pathlib.Path(path).relative_to(_ROOT))
-        for pattern in patterns for path in glob.glob(str(_ROOT / pattern)))
+def _read_as_python():
+  """Returns the targets of BUILD by name; BUILD is valid Python."""
+  targets = {}
+
+  def rule(kind):
+    def add(name, srcs, deps=(), data=(), **_):
+      assert name not in targets
+      assert len(set(srcs)) == len(srcs)
+      targets[name] = _Target(
+          kind, frozenset(srcs), frozenset(dep.lstrip(':') for dep in deps),
+          frozenset(data))
+    return add
+
+  def find(include, exclude=()):
+    found, left_out = (
+        {str(pathlib.Path(path).relative_to(_ROOT))
+         for pattern in patterns
+         for path in glob.glob(str(_ROOT / pattern), recursive=True)}
+        for patterns in (include, exclude))
+    return sorted(found - left_out)
 
   def ignore(*args, **kwargs):
     pass
 
+  kinds = ('py_library', 'py_binary', 'py_test')
   exec((_ROOT / 'BUILD').read_text(), {
-      'py_library': py_library, 'py_binary': ignore, 'py_test': ignore,
+      **{kind: rule(kind) for kind in kinds},
       'glob': find, 'package': ignore, 'licenses': ignore,
       'exports_files': ignore})
-  return libraries
+  return targets
 
 
-def _target_of(module):
-  """Returns the target that holds a module of ours; None for other modules."""
-  parts = module.split('.')
-  if parts[0] == 'simulations':
-    return 'simulations'
-  if parts[0] == 'tff_bandmf':
-    return parts[1] if len(parts) > 1 else 'tff_bandmf'
-  return None
+_TARGETS = _read_as_python()
+_LIBRARY_OF = {
+    path: name
+    for name, target in _TARGETS.items() if target.kind == 'py_library'
+    for path in target.srcs}
 
 
-def _imported_targets(path):
+def _of_kind(kind):
+  return sorted(
+      name for name, target in _TARGETS.items() if target.kind == kind)
+
+
+def _imported_modules(path):
+  """Yields the dotted names that a file may import, and those around them."""
   for node in ast.walk(ast.parse((_ROOT / path).read_text())):
     if isinstance(node, ast.Import):
-      modules = [alias.name for alias in node.names]
+      names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
-      modules = [f'{node.module}.{alias.name}' for alias in node.names]
+      names = [f'{node.module}.{alias.name}' for alias in node.names]
     else:
       continue
-    for module in modules:
-      target = _target_of(module)
-      if target is not None:
-        yield target
+    for name in names:
+      parts = name.split('.')
+      for end in range(1, len(parts) + 1):
+        yield '/'.join(parts[:end])
 
 
-_LIBRARIES = _targets()
+def _imported_libraries(paths):
+  """Returns the libraries that hold what files import."""
+  found = set()
+  for path in paths:
+    for module in _imported_modules(path):
+      # Tests import what lies next to them by its bare name.
+      for file in (
+          f'{module}.py', f'{module}/__init__.py',
+          f'{pathlib.Path(path).parent}/{module}.py'):
+        found |= {_LIBRARY_OF[file]} if file in _LIBRARY_OF else set()
+  return found
 
 
-@pytest.mark.parametrize('name', sorted(set(_LIBRARIES) - {'tff_bandmf'}))
+def _reached(names):
+  """Returns targets and all that they depend on."""
+  reached = set()
+  todo = list(names)
+  while todo:
+    name = todo.pop()
+    if name not in reached:
+      reached.add(name)
+      todo += _TARGETS[name].deps
+  return reached
+
+
+@pytest.mark.parametrize(
+    'name', [each for each in _of_kind('py_library') if each != 'tff_bandmf'])
 def test_deps_are_the_imports(name):
-  srcs, deps, _ = _LIBRARIES[name]
-  assert srcs
-  imported = {
-      target for path in srcs for target in _imported_targets(path)}
+  target = _TARGETS[name]
+  assert target.srcs
   # The package's own __init__ comes with every dependency.
-  assert deps - {'tff_bandmf'} == imported - {name, 'tff_bandmf'}
+  assert target.deps - {'tff_bandmf'} == (
+      _imported_libraries(target.srcs) - {name, 'tff_bandmf'})
 
 
-def test_every_source_has_a_target():
-  listed = {path for srcs, _, _ in _LIBRARIES.values() for path in srcs}
+def test_dependencies_are_not_cyclic():
+  for name, target in _TARGETS.items():
+    assert name not in _reached(target.deps), name
+
+
+def test_every_source_is_in_one_library_or_test():
+  listed = collections.Counter(
+      path for target in _TARGETS.values() if target.kind != 'py_binary'
+      for path in target.srcs)
+  written = {
+      str(path.relative_to(_ROOT))
+      for folder in _FOLDERS
+      for path in (_ROOT / folder).rglob('*.py')}
+  assert set(listed) == written
+  # Where all tests start.
+  assert {path for path, count in listed.items() if count > 1} == {
+      'tests/run.py'}
+
+
+def test_every_data_file_is_with_its_package():
+  listed = {
+      path for name in _of_kind('py_library') for path in _TARGETS[name].data}
   written = {
       str(path.relative_to(_ROOT))
       for folder in ('tff_bandmf', 'simulations')
-      for path in (_ROOT / folder).rglob('*.py')}
-  assert listed == written
+      for path in (_ROOT / folder).rglob('*')
+      if path.is_file() and path.suffix not in ('.py', '.pyc')}
+  assert written <= listed
+  assert all((_ROOT / path).is_file() for path in listed)
+
+
+@pytest.mark.parametrize('name', _of_kind('py_binary'))
+def test_binary_is_of_the_library_that_it_depends_on(name):
+  target = _TARGETS[name]
+  assert {_LIBRARY_OF[path] for path in target.srcs} == target.deps
+
+
+@pytest.mark.parametrize('name', _of_kind('py_test'))
+def test_test_reaches_what_it_imports(name):
+  target = _TARGETS[name]
+  assert f'tests/{name}.py' in target.srcs
+  assert _imported_libraries(target.srcs) <= _reached(target.deps)
+
+
+@pytest.mark.skipif(not shutil.which('bazel'), reason='bazel is not installed')
+def test_bazel_reads_the_same(tmp_path):
+  bazel = [
+      'bazel', '--nohome_rc', f'--output_user_root={tmp_path}', '--batch']
+  query = subprocess.run(
+      [*bazel, 'query', '--noshow_progress', '--output=xml', '//...'],
+      cwd=_ROOT, capture_output=True, text=True, timeout=120)
+  assert query.returncode == 0, query.stderr
+  # It says XML 1.1, of which Python reads no more than its first line.
+  read = {
+      rule.get('name').removeprefix('//:'): _Target(
+          rule.get('class'),
+          *(frozenset(
+              label.get('value').removeprefix('//:')
+              for label in rule.iterfind(f'list[@name="{field}"]/label'))
+            for field in ('srcs', 'deps', 'data')))
+      for rule in ElementTree.fromstring(
+          query.stdout.replace('version="1.1"', 'version="1.0"')
+      ).iterfind('rule')}
+  assert read == _TARGETS

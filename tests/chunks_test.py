@@ -1,5 +1,6 @@
 """Tests of noise whose past is on disk."""
 
+import contextlib
 import errno
 import os
 import pathlib
@@ -71,13 +72,13 @@ def test_chunks_of_other_sizes_give_the_same_noise(folder, monkeypatch):
 
 def test_file_is_used_above_the_bound_only(folder):
   for bound, files in [(4 * 3 * 40, 0), (4 * 3 * 40 - 1, 1), (None, 0)]:
-    with chunks.Chunks(3, 40, 16, bound):
+    with contextlib.closing(chunks.Chunks(3, 40, 16, bound)):
       assert len(_unnamed_files(folder)) == files
 
 
 @pytest.mark.parametrize('bound', [None, 1])
 def test_arrays_start_at_zero_and_keep_what_is_written(folder, bound):
-  with chunks.Chunks(3, 40, 16, bound) as arrays:
+  with contextlib.closing(chunks.Chunks(3, 40, 16, bound)) as arrays:
     assert list(arrays.starts) == [0, 16, 32]
     for i, count in enumerate((16, 16, 8)):
       assert arrays[i].shape == (3, count) and not np.any(arrays[i])

@@ -8,7 +8,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulations import client_data, docstrings
+from simulations import client_data, corpus_file, docstrings
+from simulations import vocabulary as vocabulary_lib
 
 _STACKOVERFLOW = tff.simulation.datasets.stackoverflow
 _SPLIT_OF_CLIENT = {
@@ -34,7 +35,7 @@ def stackoverflow_path(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def vocabulary(stackoverflow_path):
-  return client_data.build_vocabulary(stackoverflow_path, 20, progress=False)
+  return vocabulary_lib.count(stackoverflow_path, 20, progress=False)
 
 
 @pytest.fixture(scope='module')
@@ -49,7 +50,7 @@ def corpus(tmp_path_factory):
 @pytest.fixture(scope='module')
 def train(corpus):
   path, _ = corpus
-  vocabulary = client_data.build_vocabulary(path, 500, progress=False)
+  vocabulary = vocabulary_lib.count(path, 500, progress=False)
   return client_data.load_clients(path, 'train', vocabulary, progress=False)
 
 
@@ -64,12 +65,12 @@ def test_vocabulary_is_ordered_by_count_then_word(corpus):
   )
   expected = sorted(counts, key=lambda word: (-counts[word], word))
   for size in (1, 300, len(counts)):
-    vocabulary = client_data.build_vocabulary(path, size, progress=False)
+    vocabulary = vocabulary_lib.count(path, size, progress=False)
     assert list(vocabulary.words) == expected[:size]
 
 
 def test_vocabulary_numbers_its_ids_as_tff_does():
-  vocabulary = client_data.Vocabulary(('the', 'of', 'a'))
+  vocabulary = vocabulary_lib.Vocabulary(('the', 'of', 'a'))
   special = tff.simulation.baselines.stackoverflow.word_prediction_preprocessing
   tokens = special.get_special_tokens(vocab_size=3)
   assert vocabulary.pad_id == tokens.padding
@@ -195,17 +196,17 @@ def test_load_clients_reads_a_split_once(corpus, train, tmp_path):
   copy.write_bytes(open(path, 'rb').read())
   for name, vocabulary in (
     ('first', train.vocabulary),
-    ('second', client_data.Vocabulary(('other',))),
+    ('second', vocabulary_lib.Vocabulary(('other',))),
   ):
     clients = client_data.load_clients(
       str(copy), 'test', vocabulary, progress=False
     )
     assert clients.vocabulary == vocabulary, name
-  caches = sorted(tmp_path.glob('*.npz'))
+  caches = sorted(tmp_path.glob('*.ids'))
   assert len(caches) == 2
   inodes = [cache.stat().st_ino for cache in caches]
   again = client_data.load_clients(
-    str(copy), 'test', client_data.Vocabulary(('other',)), progress=False
+    str(copy), 'test', vocabulary_lib.Vocabulary(('other',)), progress=False
   )
   np.testing.assert_array_equal(again.ids, clients.ids)
   assert again.client_ids == clients.client_ids
@@ -240,7 +241,7 @@ def test_clients_need_not_lie_together_in_the_file(tmp_path):
   path = str(tmp_path / 'mixed.sqlite')
   rows = [('b', 'w1'), ('a', 'w2'), ('b', 'w3'), ('a', 'w1'), ('b', 'w2')]
   _write_rows(path, rows, {'b': 3, 'a': 2})
-  vocabulary = client_data.Vocabulary(('w1', 'w2', 'w3'))
+  vocabulary = vocabulary_lib.Vocabulary(('w1', 'w2', 'w3'))
   clients = client_data.load_clients(
     path, 'train', vocabulary, max_sentences_per_client=2, progress=False
   )
@@ -253,15 +254,15 @@ def test_load_clients_raises_when_examples_are_missing(tmp_path):
   _write_rows(path, [('a', 'w1')], {'a': 2})
   with pytest.raises(ValueError, match='client_id=a: .*make it again'):
     client_data.load_clients(
-      path, 'train', client_data.Vocabulary(('w1',)), progress=False
+      path, 'train', vocabulary_lib.Vocabulary(('w1',)), progress=False
     )
-  assert not list(tmp_path.glob('*.npz'))
+  assert not list(tmp_path.glob('*.ids'))
 
 
 def test_large_vocabulary_takes_wider_ids(tmp_path):
   path = str(tmp_path / 'large.sqlite')
   _write_rows(path, [('a', 'w40000 unknown')], {'a': 1})
-  vocabulary = client_data.Vocabulary(tuple(f'w{i}' for i in range(40_001)))
+  vocabulary = vocabulary_lib.Vocabulary(tuple(f'w{i}' for i in range(40_001)))
   clients = client_data.load_clients(path, 'train', vocabulary, progress=False)
   assert clients.ids[0, :4].tolist() == [40_003, 40_001, 40_002, 40_004]
 
@@ -284,9 +285,9 @@ def test_files_of_another_form_raise_one_line(
   path = tmp_path / 'file.sqlite'
   if content is not None:
     path.write_bytes(content)
-  vocabulary = client_data.Vocabulary(('w',))
+  vocabulary = vocabulary_lib.Vocabulary(('w',))
   with pytest.raises(error, match=message) as raised:
-    client_data.build_vocabulary(str(path), 10)
+    vocabulary_lib.count(str(path), 10)
   assert '\n' not in str(raised.value)
   with pytest.raises(error, match=message):
     client_data.load_clients(str(path), 'train', vocabulary)
@@ -294,9 +295,9 @@ def test_files_of_another_form_raise_one_line(
 
 def test_bad_arguments_raise_one_line(stackoverflow_path, vocabulary, train):
   with pytest.raises(ValueError, match='vocabulary_size=0: must be'):
-    client_data.build_vocabulary(stackoverflow_path, 0)
+    vocabulary_lib.count(stackoverflow_path, 0)
   with pytest.raises(ValueError, match='vocabulary_size=1000: .* most 57'):
-    client_data.build_vocabulary(stackoverflow_path, 1000)
+    vocabulary_lib.count(stackoverflow_path, 1000)
   with pytest.raises(ValueError, match='=validation: .* heldout, train'):
     client_data.load_clients(stackoverflow_path, 'validation', vocabulary)
   for name in ('sequence_length', 'max_sentences_per_client'):
@@ -309,4 +310,114 @@ def test_bad_arguments_raise_one_line(stackoverflow_path, vocabulary, train):
       train.client_dataset(index, 4)
   for words in ((), ('a', 'a')):
     with pytest.raises(ValueError, match='words'):
-      client_data.Vocabulary(words)
+      vocabulary_lib.Vocabulary(words)
+
+
+def test_clients_are_tokenized_when_first_used(corpus, train, tmp_path):
+  path, _ = corpus
+
+  def load():
+    return client_data.load_clients(
+      path,
+      'train',
+      train.vocabulary,
+      cache_directory=str(tmp_path),
+      progress=False,
+    )
+
+  clients = load()
+  assert clients.num_clients == train.num_clients > 10
+  assert not clients.ids.any()
+  for used in ([3], [3, 7]):
+    x, _ = clients.client_arrays(used[-1])
+    np.testing.assert_array_equal(x, train.client_arrays(used[-1])[0])
+    filled = np.flatnonzero(load().ids[:, 0])
+    expected = [
+      np.arange(clients.offsets[i], clients.offsets[i + 1]) for i in used
+    ]
+    np.testing.assert_array_equal(filled, np.concatenate(expected))
+  np.testing.assert_array_equal(load().arrays()[0], train.arrays()[0])
+
+
+def test_some_rows_need_only_their_clients(corpus, train, tmp_path):
+  clients = client_data.load_clients(
+    corpus[0],
+    'train',
+    train.vocabulary,
+    cache_directory=str(tmp_path),
+    progress=False,
+  )
+  some, _ = clients.arrays(max_sentences=5)
+  np.testing.assert_array_equal(some, train.arrays(max_sentences=5)[0])
+  assert 0 < np.count_nonzero(clients.ids[:, 0]) < len(clients.ids)
+
+
+def test_client_cut_off_by_a_crash_is_tokenized_again(corpus, train, tmp_path):
+  clients = client_data.load_clients(
+    corpus[0],
+    'train',
+    train.vocabulary,
+    cache_directory=str(tmp_path),
+    progress=False,
+  )
+  index = int(np.argmax(np.diff(train.offsets)))
+  # The first row is written last.
+  clients.ids[clients.offsets[index] + 1] = 7
+  np.testing.assert_array_equal(
+    clients.client_arrays(index)[0], train.client_arrays(index)[0]
+  )
+
+
+def test_file_without_an_index_is_tokenized_at_once(
+  stackoverflow_path, vocabulary, tmp_path
+):
+  with sqlite3.connect(stackoverflow_path) as connection:
+    assert not corpus_file.finds_clients(connection)
+  clients = client_data.load_clients(
+    stackoverflow_path,
+    'train',
+    vocabulary,
+    cache_directory=str(tmp_path),
+    progress=False,
+  )
+  assert clients.ids[:, 0].all()
+
+
+def test_digest_tells_content_and_cut_and_not_what_was_used(corpus, tmp_path):
+  _, clients = corpus
+  words = vocabulary_lib.Vocabulary(('the', 'of'))
+
+  def digest(written, vocabulary=words, use=False, **changes):
+    path = str(tmp_path / 'copy.sqlite')
+    docstrings.write_clients(written, path)
+    loaded = client_data.load_clients(
+      path, 'train', vocabulary, progress=False, **changes
+    )
+    if use:
+      loaded.arrays()
+    return loaded.digest()
+
+  first = digest(clients)
+  assert digest(clients, use=True) == first
+  changed = docstrings.Client('a.py:f', 'a', ('is it so', 'so it is'))
+  assert len({
+    first,
+    digest([*clients[1:], changed]),
+    digest(clients, vocabulary_lib.Vocabulary(('of', 'the'))),
+    digest(clients, sequence_length=5),
+    digest(clients, max_sentences_per_client=1),
+  }) == 5
+
+
+def test_changed_file_is_refused_while_in_use(tmp_path):
+  path = str(tmp_path / 'file.sqlite')
+  _write_rows(path, [('a', 'w1'), ('b', 'w1')], {'a': 1, 'b': 1})
+  with sqlite3.connect(path) as connection:
+    connection.execute('CREATE INDEX clients ON examples (client_id)')
+  vocabulary = vocabulary_lib.Vocabulary(('w1',))
+  clients = client_data.load_clients(path, 'train', vocabulary, progress=False)
+  clients.client_arrays(0)
+  with sqlite3.connect(path) as connection:
+    connection.execute("UPDATE examples SET client_id = 'c'")
+  with pytest.raises(ValueError, match='was changed while it was in use'):
+    clients.client_arrays(1)

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulations import docstrings
+from simulations import corpus_file, docstring_text, docstrings, files
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _SMALL = (('tensorflow-privacy', '0.9.0'), ('dp-accounting', '0.4.3'))
@@ -61,7 +61,7 @@ def test_extract_sentences_keeps_prose_only(docstring, expected):
       'A': ['more of it'],
       ':': ['more of it'],
     }[docstring[0]]
-  assert docstrings.extract_sentences(docstring) == expected
+  assert docstring_text.extract_sentences(docstring) == expected
 
 
 def test_packages_are_pinned_so_in_every_lock():
@@ -106,7 +106,7 @@ def test_checksum_ignores_order_and_sees_every_word(small_clients):
 def test_written_file_is_read_by_tff(small_clients, tmp_path):
   path = str(tmp_path / 'corpus.sqlite')
   docstrings.write_clients(small_clients, path)
-  for split_name in docstrings.SPLIT_NAMES:
+  for split_name in corpus_file.SPLIT_NAMES:
     data = tff.simulation.datasets.load_and_parse_sql_client_data(
       path, _ELEMENT_SPEC, split_name
     )
@@ -178,10 +178,10 @@ def test_cached_corpus_raises_one_line_on_other_packages(
 
 def test_default_directory_follows_xdg(monkeypatch, tmp_path):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  assert docstrings.default_directory() == str(tmp_path / 'tff_bandmf')
+  assert files.default_directory() == str(tmp_path / 'tff_bandmf')
   monkeypatch.delenv('XDG_CACHE_HOME')
   monkeypatch.setenv('HOME', str(tmp_path))
-  assert docstrings.default_directory() == str(
+  assert files.default_directory() == str(
     tmp_path / '.cache' / 'tff_bandmf'
   )
 

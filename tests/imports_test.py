@@ -5,11 +5,14 @@ import pathlib
 
 import pytest
 
+from tff_bandmf import optimize
+
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Each imports only from those before it.
 _ORDER = [
   'errors',
+  'documents',
   'workloads',
   'participation',
   'strategies',
@@ -22,12 +25,14 @@ _ORDER = [
   'query',
   'aggregator',
   'program',
+  'audit',
   'report',
   'cli',
 ]
 
 _WITHOUT_TENSORFLOW = [
   'errors',
+  'documents',
   'workloads',
   'participation',
   'strategies',
@@ -65,10 +70,16 @@ def _imports(path):
   return set(_modules(ast.walk(ast.parse((_ROOT / path).read_text()))))
 
 
+def _is_for_type_checkers(node):
+  return isinstance(node, ast.If) and ast.unparse(node.test) == 'TYPE_CHECKING'
+
+
 def _executed(node):
   """Yields the nodes that importing a module executes."""
   for child in ast.iter_child_nodes(node):
     if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+      continue
+    if _is_for_type_checkers(child):
       continue
     yield child
     yield from _executed(child)
@@ -123,6 +134,8 @@ def test_tensorflow_federated_is_imported_where_it_is_needed(path):
   if _package(path) == 'aggregator' or path.parts[1:] in (
     ('program', 'runtime.py'),
     ('program', 'data_source.py'),
+    ('program', 'workers.py'),
+    ('audit', 'canaries.py'),
   ):
     return
   assert not _of(_imports(path), ['tensorflow_federated'])
@@ -153,6 +166,16 @@ def test_tensorflow_is_not_imported_with_the_module(package):
         for file in (stem / '__init__.py', stem.with_suffix('.py')):
           if file in _FILES:
             todo.append(file)
+
+
+def test_type_checkers_see_what_is_imported_when_used():
+  path = _ROOT / 'tff_bandmf/optimize/__init__.py'
+  (seen,) = filter(_is_for_type_checkers, ast.parse(path.read_text()).body)
+  assert {
+    alias.name: node.module.split('.')[-1]
+    for node in seen.body
+    for alias in node.names
+  } == optimize._MODULES
 
 
 def test_checks_see_what_they_forbid(tmp_path):

@@ -59,6 +59,17 @@ def test_damaged_key_file_is_refused_and_kept(tmp_path):
   assert path.read_bytes() == b'half'
 
 
+@pytest.mark.parametrize('mode', [0o644, 0o640, 0o602])
+def test_key_file_that_others_can_read_is_refused(tmp_path, mode):
+  path = tmp_path / 'noise.key'
+  key = noise.Key.load_or_create(path)
+  path.chmod(mode)
+  with pytest.raises(ValueError, match=f'has mode {mode:04o}.*chmod 600'):
+    noise.Key.load_or_create(path)
+  path.chmod(0o400)
+  assert noise.Key.load_or_create(path) == key
+
+
 def test_words_are_the_128_bits():
   key = noise.Key(bytes(range(16)))
   assert key.words().dtype == np.int64

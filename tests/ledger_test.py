@@ -257,7 +257,7 @@ def test_observed_agrees_with_a_count(ledger, seed, rounds):
   expected = _brute_force(cohorts)
   observed = ledger.observed()
   assert observed == program.Observed(
-      finished=len(finished),
+      finished=len(finished), burnt=0,
       z_stddev=min(finished) + 0.5 if finished else None, **expected)
 
 
@@ -322,6 +322,17 @@ def test_attempts_and_their_outcomes_are_recorded(ledger):
   observed = ledger.observed()
   # What was started counts.
   assert (observed.rounds, observed.finished, observed.clients) == (2, 1, 3)
+  assert observed.burnt == 1
+
+
+def test_result_of_every_attempt_is_kept(ledger):
+  for result in b'one', b'other':
+    ledger.start_round(0, [1, 2])
+    ledger.finish_round(0, 1.5, result)
+  ledger.start_round(0, [1, 2])
+  ledger.abandon_round(0)
+  assert [a.result for a in ledger.attempts(0)] == [
+      b'one', b'other', None, None]
 
 
 def test_abandoned_round_cannot_start_again(ledger):

@@ -29,11 +29,12 @@ def _specs(*dtypes):
       for dtype in dtypes)
 
 
-def _query(specs, l2_norm_clip=1.0, z_stddev=1.0):
+def _query(specs, l2_norm_clip=1.0, z_stddev=1.0, **zeroing):
   source = noise.StateSource(
       noise.Plan.of(_STRATEGY), query_lib.record_dimension(specs), _KEY)
   return query_lib.CorrelatedNoiseSumQuery(
-      l2_norm_clip, z_stddev, specs, _ROUNDS, source)
+      query_lib.Clipping.of(l2_norm_clip, specs, **zeroing), z_stddev, specs,
+      _ROUNDS, source)
 
 
 def _record(specs, scale, seed=0):
@@ -62,6 +63,16 @@ def _clip(query, record):
   return query.preprocess_record(params, record)
 
 
+def _clip_alone(record, l2_norm_clip=1.0, **zeroing):
+  """Returns the record clipped, and what happened to it."""
+  specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, record)
+  clipping = query_lib.Clipping.of(l2_norm_clip, specs, **zeroing)
+  happened = [
+      name for name, count in clipping.describe(record).items() if count]
+  assert len(happened) <= 1
+  return clipping.clip(record), ''.join(happened)
+
+
 @pytest.mark.parametrize(
     'mix', _MIXES, ids=lambda mix: '-'.join(dtype.name for dtype in mix))
 @pytest.mark.parametrize('l2_norm_clip', [0.1, 1.0, 3e4, 1e-12])
@@ -84,8 +95,7 @@ def test_norm_is_at_most_the_clip_in_every_dtype(mix, l2_norm_clip):
     dtype=st.sampled_from(_DTYPES),
     l2_norm_clip=st.floats(1e-30, 1e30))
 def test_norm_is_at_most_the_clip_for_any_values(values, dtype, l2_norm_clip):
-  clipped = query_lib.clip_record(
-      tf.constant(values, dtype), tf.constant(l2_norm_clip, tf.float64))
+  clipped, _ = _clip_alone(tf.constant(values, dtype), l2_norm_clip)
   assert _norm(clipped) <= l2_norm_clip
 
 
@@ -93,8 +103,8 @@ def test_norm_is_at_most_the_clip_for_any_values(values, dtype, l2_norm_clip):
 def test_largest_values_of_a_dtype_are_clipped_not_lost(dtype):
   largest = float(dtype.max) if dtype != tf.float64 else 1e150
   record = tf.cast(tf.constant([largest, -largest], tf.float64), dtype)
-  assert query_lib.is_finite_record(record)
-  clipped = query_lib.clip_record(record, tf.constant(1.0, tf.float64))
+  clipped, happened = _clip_alone(record)
+  assert happened == 'clipped_count'
   np.testing.assert_allclose(clipped, [0.5**0.5, -0.5**0.5], rtol=3e-6)
 
 
@@ -120,11 +130,11 @@ def test_direction_survives_clipping():
 def test_record_that_is_not_finite_becomes_zero(dtype, value):
   specs = _specs(*_DTYPES)
   record = _record(specs, 0.1)
-  assert query_lib.is_finite_record(record)
+  assert not _clip_alone(record)[1]
   leaf = record[dtype.name][0].numpy()
   leaf[1, 1] = value
   record[dtype.name] = (tf.constant(leaf), record[dtype.name][1])
-  assert not query_lib.is_finite_record(record)
+  assert _clip_alone(record)[1] == 'non_finite_count'
   clipped = _clip(_query(specs), record)
   assert _norm(clipped) == 0
   tf.nest.assert_same_structure(clipped, record)
@@ -132,8 +142,8 @@ def test_record_that_is_not_finite_becomes_zero(dtype, value):
 
 def test_record_whose_norm_overflows_becomes_zero():
   record = tf.constant([1e200, 1.0], tf.float64)
-  assert not query_lib.is_finite_record(record)
-  clipped = query_lib.clip_record(record, tf.constant(1.0, tf.float64))
+  clipped, happened = _clip_alone(record)
+  assert happened == 'non_finite_count'
   assert _norm(clipped) == 0
 
 
@@ -178,7 +188,8 @@ def test_source_of_another_size_is_refused():
   source = noise.StateSource(noise.Plan.of(_STRATEGY), 5, _KEY)
   with pytest.raises(ValueError, match='source.dimension=5'):
     query_lib.CorrelatedNoiseSumQuery(
-        1.0, 1.0, _specs(tf.float32), _ROUNDS, source)
+        query_lib.Clipping.of(1.0, _specs(tf.float32)), 1.0,
+        _specs(tf.float32), _ROUNDS, source)
 
 
 def _sum(query, records, state):
@@ -310,9 +321,113 @@ def test_event_of_a_round_cannot_be_accounted():
 def test_metrics_are_round_and_noise():
   query = _query(_specs(tf.float32), z_stddev=2.5)
   metrics = query.derive_metrics(query.initial_global_state())
-  assert {k: float(v) for k, v in metrics.items()} == {
-      'round': 0, 'z_stddev': 2.5}
+  assert {k: v.numpy() for k, v in metrics.items()} == {
+      'round': 0, 'z_stddev': 2.5, 'noise_placement': b'state'}
 
 
 def test_query_is_a_sum_aggregation_query():
   assert isinstance(_query(_specs(tf.float32)), tfp.SumAggregationDPQuery)
+
+
+_LAYERS = collections.OrderedDict(
+    z=(tf.TensorSpec([2, 3], tf.float32), tf.TensorSpec([], tf.bfloat16)),
+    a=[tf.TensorSpec([4], tf.float64), tf.TensorSpec([0], tf.float32)])
+
+
+@pytest.mark.parametrize('clips, layers', [
+    (collections.OrderedDict(z=0.5, a=2.0), [('z',), ('a',)]),
+    ({'a': 2.0, 'z': 0.5}, [('z',), ('a',)]),
+    ({'a': [2.0, 3.0], 'z': (0.5, np.float32(0.25))},
+     [('z', 0), ('z', 1), ('a', 0), ('a', 1)]),
+    ({'a': 2, 'z': [0.5, 0.25]}, [('z', 0), ('z', 1), ('a',)]),
+])
+def test_norm_of_clips_by_layer_is_at_most_theirs(clips, layers):
+  clipping = query_lib.Clipping.of(clips, _LAYERS)
+  assert clipping.l2_norm == pytest.approx(
+      np.linalg.norm(tf.nest.flatten(clips)), rel=1e-14)
+
+  def part(structure, path):
+    for key in path:
+      structure = structure[key]
+    return structure
+
+  for scale in (0.1, 10.0, 1e30):
+    record = _record(_LAYERS, scale)
+    clipped = clipping.clip(record)
+    tf.nest.assert_same_structure(clipped, record)
+    assert _norm(clipped) <= clipping.l2_norm
+    for path in layers:
+      norm, clip = _norm(part(clipped, path)), float(part(clips, path))
+      expected = min(_norm(part(record, path)), clip)
+      assert norm <= clip
+      np.testing.assert_allclose(norm, expected, rtol=1e-5)
+
+
+def test_layer_that_is_not_finite_makes_all_layers_zero():
+  record = _record(_LAYERS, 1.0)
+  record['z'] = (record['z'][0], tf.constant(np.nan, tf.bfloat16))
+  clipped, happened = _clip_alone(record, {'a': 2.0, 'z': 0.5})
+  assert happened == 'non_finite_count'
+  assert _norm(clipped) == 0
+
+
+@pytest.mark.parametrize('clips', [
+    {'a': 1.0}, {'a': 1.0, 'b': 1.0}, {'a': 1.0, 'z': (1.0,)}, (1.0, 1.0),
+    {'a': 1.0, 'z': ((1.0, 1.0), 1.0)}])
+def test_clips_that_fit_no_layers_are_refused(clips):
+  with pytest.raises(ValueError, match='l2_norm_clip=.*outer structure'):
+    query_lib.Clipping.of(clips, _LAYERS)
+
+
+def test_clip_of_a_layer_that_is_not_positive_is_refused():
+  with pytest.raises(ValueError, match='l2_norm_clip=0.0'):
+    query_lib.Clipping.of({'a': 1.0, 'z': 0.0}, _LAYERS)
+
+
+@pytest.mark.parametrize('order, norm', [(2, 5.0), (np.inf, 4.0)])
+@pytest.mark.parametrize('l2_norm_clip', [1.0, 100.0])
+def test_record_above_the_zeroing_norm_becomes_zero(order, norm, l2_norm_clip):
+  record = (tf.constant([3.0, 0.0]), tf.constant([[-4.0]], tf.bfloat16))
+
+  def clip(zeroing_norm):
+    return _clip_alone(
+        record, l2_norm_clip, zeroing_norm=zeroing_norm,
+        zeroing_norm_order=order)
+
+  below, happened = clip(norm)
+  # Clipped to less than the bound, but zeroed for what it was before.
+  assert _norm(below) == pytest.approx(min(5.0, l2_norm_clip), rel=1e-5)
+  assert happened == ('clipped_count' if l2_norm_clip == 1.0 else '')
+  above, happened = clip(norm * (1 - 1e-9))
+  assert _norm(above) == 0
+  assert happened == 'zeroed_count'
+
+
+def test_record_that_is_not_finite_counts_as_that_and_not_as_zeroed():
+  for value in (np.nan, np.inf):
+    clipped, happened = _clip_alone(
+        tf.constant([value, 1.0]), zeroing_norm=0.5)
+    assert happened == 'non_finite_count'
+    assert _norm(clipped) == 0
+
+
+@pytest.mark.parametrize('zeroing, error, match', [
+    ({'zeroing_norm': 0.0}, ValueError, 'zeroing_norm=0.0'),
+    ({'zeroing_norm': np.nan}, ValueError, 'zeroing_norm=nan'),
+    ({'zeroing_norm': 'auto'}, TypeError, 'zeroing_norm=auto'),
+    ({'zeroing_norm': 1.0, 'zeroing_norm_order': 1}, ValueError,
+     'zeroing_norm_order=1'),
+])
+def test_bad_zeroing_is_refused(zeroing, error, match):
+  with pytest.raises(error, match=match):
+    query_lib.Clipping.of(1.0, _LAYERS, **zeroing)
+
+
+def test_clip_is_lowered_for_all_layers_together():
+  clipping = query_lib.Clipping.of({'a': 4.0, 'z': 3.0}, _LAYERS)
+  lowered = clipping.lowered_by(0.5)
+  assert lowered.l2_norm == pytest.approx(4.5)
+  assert lowered.clips == pytest.approx(tuple(0.9 * c for c in clipping.clips))
+  for amount in (5.0, 6.0, np.inf, np.nan):
+    with pytest.raises(ValueError, match='must exceed'):
+      clipping.lowered_by(amount)

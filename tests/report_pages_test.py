@@ -234,14 +234,14 @@ def test_what_carries_no_noise_is_listed_one_by_one(tmp_path):
 
 def test_text_of_a_run_is_no_markup(tmp_path):
   _make_run(
-      tmp_path / 'run', released='<script>x</script> | y\nz',
+      tmp_path / 'run', released='<script>x</script> | y',
       not_covered=['<b>bold</b>'])
   report.write(tmp_path / 'run')
   markdown, text, _ = _texts(tmp_path / 'run')
   page = _Page(text)
   assert 'script' not in page.tags
   assert '<script>x</script>' in page.text and '<b>bold</b>' in page.text
-  assert '| <script>x</script> \\| y z |' in markdown
+  assert '| <script>x</script> \\| y |' in markdown
 
 
 @pytest.mark.parametrize('options, warning', [
@@ -258,6 +258,46 @@ def test_what_must_be_known_leads_the_report(tmp_path, options, warning):
   assert markdown.startswith(f'# Privacy report\n\n**{found}**')
   text = _Page(page).text
   assert text.index(found) < text.index(written['summary'])
+
+
+def test_simulated_run_leads_with_it(tmp_path):
+  # Whatever else there is to warn of.
+  _make_run(
+      tmp_path / 'run', _CLOSER, setting='a smaller cohort', simulated={})
+  written = report.write(tmp_path / 'run')
+  assert written['simulated']
+  assert len(written['warnings']) == 2
+  first = written['warnings'][0]
+  assert first.startswith('SIMULATED')
+  assert 'No privacy claim is made for a deployment' in first
+  assert written['summary'].startswith('SIMULATED, no claim')
+  markdown, page, _ = _texts(tmp_path / 'run')
+  assert markdown.startswith(f'# Privacy report\n\n**{first}**')
+  text = _Page(page).text
+  assert text.index(first) < text.index(written['summary'])
+  _make_run(tmp_path / 'real')
+  real = report.build(tmp_path / 'real').content
+  assert not real['simulated'] and 'SIMULATED' not in json.dumps(real)
+
+
+def test_burnt_rounds_are_told(tmp_path):
+  _make_run(tmp_path / 'run')
+  with program.Ledger(tmp_path / 'run' / report.LEDGER_FILE) as ledger:
+    ledger.abandon_round(2)
+  written = report.write(tmp_path / 'run')
+  assert written['observed']['rounds_burnt'] == 1
+  found, = written['warnings']
+  assert found.startswith('1 of 6 rounds were burnt')
+
+
+def test_who_clips_is_what_the_run_says(tmp_path):
+  for name, told, said in (
+      ('told', {'clipped_by': 'a referee'}, 'a referee'),
+      ('silent', {}, 'not stated')):
+    _make_run(tmp_path / name, **told)
+    clipping = report.build(tmp_path / name).content['assumptions'][0]
+    assert 'clipped to 0.5' in clipping['assumption']
+    assert clipping['enforced_by'] == said
 
 
 def test_missing_measurement_is_told(tmp_path):

@@ -67,8 +67,8 @@ def test_report_gives_the_numbers_of_the_accountant(tmp_path):
   assert planned['epsilon'] == written['epsilon']
   assert written['warnings'] == []
   assert written['observed'] == {
-      'rounds': 6, 'rounds_finished': 6, 'clients': 9, 'min_cohort': 2,
-      'max_cohort': 2, 'min_sep': 3, 'participations': 2}
+      'rounds': 6, 'rounds_finished': 6, 'rounds_burnt': 0, 'clients': 9,
+      'min_cohort': 2, 'max_cohort': 2, 'min_sep': 3, 'participations': 2}
   assert not written['violated']
   text = (tmp_path / 'report.md').read_text()
   for fact in ('zero-out', 'min_sep', '12.30', 'tuning', 'a count'):
@@ -165,9 +165,19 @@ def test_more_noise_measured_than_claimed_is_refused(tmp_path):
     report.write(tmp_path)
 
 
+@pytest.mark.parametrize('value', [math.nan, math.inf])
+def test_number_that_is_no_json_is_refused(tmp_path, value):
+  make_run(tmp_path, KEPT)
+  run = json.loads((tmp_path / report.RUN_FILE).read_text())
+  run['claim']['delta'] = value
+  (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+  with pytest.raises(ValueError, match='run.json: is damaged'):
+    report.write(tmp_path)
+
+
 @pytest.mark.parametrize('key, value', [
-    ('delta', 0.0), ('delta', 1.0), ('delta', -1e-5), ('delta', math.nan),
-    ('delta', '1e-5'), ('l2_norm_clip', 0.0), ('clients_per_round', math.inf),
+    ('delta', 0.0), ('delta', 1.0), ('delta', -1e-5), ('delta', '1e-5'),
+    ('l2_norm_clip', 0.0), ('clients_per_round', -2),
     ('noise_multiplier', -1.0), ('min_sep', 3.0), ('participation', 'none')])
 @pytest.mark.parametrize('noise_multiplier', [0.6, 0.0])
 def test_number_out_of_range_is_refused(tmp_path, key, value, noise_multiplier):

@@ -1,5 +1,8 @@
 """Tests of the published tables; `bandmf reproduce` computes all of them."""
 
+import json
+
+import numpy as np
 import pytest
 
 from tff_bandmf import reproduction
@@ -30,6 +33,11 @@ def test_table_is_reproduced(name):
 def test_row_passes_within_its_tolerance(published, ours, absolute, passed):
   row = reproduction.Row('t', 'r', published, ours, 0.01, absolute)
   assert row.passed is passed
+
+
+def test_row_can_be_written_as_json_whatever_number_it_got():
+  row = reproduction.Row('t', 'r', 2.0, np.float64(2.0), 0.01, False)
+  assert json.loads(json.dumps(row.passed)) is True
 
 
 def test_tables_are_those_that_are_published():

@@ -31,6 +31,8 @@ def fresh(runtime):
   context = tff.framework.get_context_stack().current
   known = _workers()
   assert len(known) == 1
+  # TFF's own, which starts no worker before it is used.
+  tff.backends.native.set_sync_local_cpp_execution_context()
   yield known
   tff.framework.set_default_context(context)
   assert _workers() == known
@@ -49,6 +51,12 @@ def test_worker_is_gone_after_the_block(fresh):
   # No other worker is started behind the caller's back.
   with pytest.raises(ValueError, match='closed channel'):
     _add_one(1)
+
+
+def test_block_gives_back_the_block_around_it(runtime):
+  with runtime_lib.local_runtime(concurrency=1):
+    assert _add_one(1) == 2
+  assert _add_one(2) == 3
 
 
 def test_worker_is_gone_after_an_exception(fresh):

@@ -231,8 +231,12 @@ def test_key_file_is_in_memory_where_there_is_no_folder(tmp_path, monkeypatch):
 def test_tape_state_names_the_tape_and_holds_no_noise(tmp_path):
   source = _source('tape', _STRATEGIES['wide'], 50, tmp_path)
   state = source.initial_state()
-  assert list(state) == ['tape_id']
-  assert state['tape_id'].shape == [] and state['tape_id'].dtype == tf.int64
+  runs = [int(source.begin(state)['run']) for _ in range(2)]
+  assert runs[0] != runs[1] and min(runs) > 0
+  for each in (state, source.begin(state)):
+    assert list(each) == ['tape_id', 'run']
+    assert all(
+        leaf.shape == [] and leaf.dtype == tf.int64 for leaf in each.values())
   assert int(state['tape_id']) not in _KEY.words()
   source.close()
 

@@ -5,6 +5,7 @@ TFF's worker.
 """
 
 import os
+import pathlib
 import shutil
 import stat
 import threading
@@ -15,8 +16,14 @@ import pytest
 import tensorflow as tf
 
 from tff_bandmf import noise, strategies
-from tff_bandmf.noise import generators, normal, stream, tape_reader
-from tff_bandmf.noise import tape as tape_lib
+from tff_bandmf.noise import (
+    generators,
+    normal,
+    private_files,
+    stream,
+    tape_folder,
+    tape_reader,
+)
 
 _DIMENSION = 30
 _ROUNDS = 40
@@ -36,11 +43,11 @@ def _tape(directory, strategy=None, **kwargs):
   return noise.Tape(directory, **arguments)
 
 
-def _read(tape, t, tape_id=None, timeout=60.0):
+def _read(tape, t, tape_id=None, timeout=60.0, run=tape_reader.NOBODY):
   return tape_reader.read(
-      str(tape.directory),
+      tape.shards,
       tf.constant(tape.tape_id if tape_id is None else tape_id, tf.int64),
-      tf.constant(t, tf.int64), tape.dimension, timeout).numpy()
+      tf.constant(t, tf.int64), timeout, run).numpy()
 
 
 def _dense(strategy):
@@ -139,6 +146,24 @@ def test_highest_mark_counts_whatever_the_order(tape):
   assert (tape.directory / '00000002.reached').exists()
 
 
+def test_round_of_one_run_is_refused_to_another(tape):
+  first = _read(tape, 0, run=7)
+  for run in (8, 77, 2**62):
+    with _refused('used by another run'):
+      _read(tape, 0, run=run)
+  for run in (7, tape_reader.NOBODY, 7):
+    assert np.array_equal(_read(tape, 0, run=run), first)
+  # What another run takes is not there for the first.
+  _read(tape, 1, run=2**63 - 1)
+  with _refused('used by another run'):
+    _read(tape, 1, run=7)
+  with _refused('already used'):
+    _read(tape, 0, run=7)
+  _wait_until(lambda: sorted(
+      path.name for path in tape.directory.glob('*.reached')) == [
+          f'00000001-{2**63 - 1}.reached'])
+
+
 def test_round_may_be_skipped(tape):
   _read(tape, 0)
   assert np.any(_read(tape, 5))
@@ -146,7 +171,8 @@ def test_round_may_be_skipped(tape):
     _read(tape, 4)
 
 
-@pytest.mark.parametrize('offset', [0, 8, 16, 24, 32, 40, 48, 64, 100, 183])
+@pytest.mark.parametrize(
+    'offset', [0, 8, 16, 24, 32, 40, 48, 56, 63, 64, 100, 183])
 def test_damaged_file_is_refused(tape, offset):
   path = _noise_file(tape, 0)
   content = bytearray(path.read_bytes())
@@ -189,17 +215,83 @@ def test_file_that_is_being_wiped_is_refused(tape, wiped):
 
 def test_file_of_another_round_is_refused(tape):
   shutil.copy(_noise_file(tape, 1), _noise_file(tape, 0))
-  with _refused('another tape or round'):
+  with _refused('another tape, shard or round'):
     _read(tape, 0)
 
 
 def test_file_of_another_tape_is_refused(tape):
-  with _refused('another tape or round'):
+  with _refused('another tape, shard or round'):
     _read(tape, 0, tape_id=tape.tape_id ^ 1)
 
 
+def test_file_of_another_run_is_refused(tape, tmp_path):
+  other = _tape(tmp_path / 'other', key=noise.Key.from_seed(6))
+  shutil.copy(_noise_file(other, 0), _noise_file(tape, 0))
+  other.close()
+  with _refused('another tape, shard or round'):
+    _read(tape, 0)
+
+
+def test_round_renamed_to_another_is_refused(tape):
+  _noise_file(tape, 0)
+  _noise_file(tape, 7).rename(tape.directory / '00000000.noise')
+  with _refused('another tape, shard or round'):
+    _read(tape, 0)
+  # Read again from the start, as a round that was used would be.
+  _read(tape, 5)
+  shutil.copy(_noise_file(tape, 5), tape.directory / '00000006.noise')
+  with _refused('another tape, shard or round'):
+    _read(tape, 6)
+
+
+@pytest.fixture
+def full_disk(monkeypatch):
+  """An event: while it is set, the disk has no room for a whole file of noise.
+  """
+  full = threading.Event()
+  write = private_files.write
+
+  def write_while_there_is_room(path, *contents):
+    if full.is_set() and path.suffix == '.noise-part':
+      write(path, bytes(40))
+      write(pathlib.Path('/dev/full'), *contents)
+    write(path, *contents)
+
+  monkeypatch.setattr(private_files, 'write', write_while_there_is_room)
+  return full
+
+
+def test_full_disk_makes_the_round_wait_for_whole_noise(tmp_path, full_disk):
+  tape = _tape(tmp_path / 'tape', ahead_bytes=0)
+  _noise_file(tape, 1)
+  full_disk.set()
+  _read(tape, 0)
+  _read(tape, 1)
+  _wait_until(lambda: tape.is_full)
+  with _refused('room on its disk'):
+    _read(tape, 2, timeout=0.2)
+  assert not (tape.directory / '00000002.noise').exists()
+  full_disk.clear()
+  np.testing.assert_allclose(
+      _read(tape, 2), _dense(_strategy())[2], rtol=0, atol=3e-6)
+  _wait_until(lambda: not tape.is_full)
+  assert tape.error is None
+  assert not list(tape.directory.glob('*.noise-part'))
+  tape.close()
+
+
+def test_tape_closes_while_the_disk_is_full(tmp_path, full_disk):
+  tape = _tape(tmp_path / 'tape', ahead_bytes=0)
+  _noise_file(tape, 1)
+  full_disk.set()
+  _read(tape, 1)
+  _wait_until(lambda: tape.is_full)
+  tape.close()
+  assert not list(tmp_path.iterdir())
+
+
 def test_refused_round_is_not_marked_as_read(tape):
-  with _refused('another tape or round'):
+  with _refused('another tape, shard or round'):
     _read(tape, 3, tape_id=1)
   assert np.any(_read(tape, 0))
 
@@ -367,8 +459,8 @@ def temporary(tmp_path, monkeypatch):
   disk, memory = tmp_path / 'disk', tmp_path / 'memory'
   disk.mkdir()
   memory.mkdir()
-  monkeypatch.setattr(tape_lib, '_MEMORY', memory)
-  monkeypatch.setattr(tape_lib.tempfile, 'tempdir', str(disk))
+  monkeypatch.setattr(tape_folder, '_MEMORY', memory)
+  monkeypatch.setattr(tape_folder.tempfile, 'tempdir', str(disk))
   return disk, memory
 
 
@@ -395,7 +487,7 @@ def test_temporary_tape_is_on_disk_where_memory_is_short(
     temporary, monkeypatch):
   disk, memory = temporary
   usage = shutil.disk_usage(memory)._replace(free=_ROUNDS * 4 * _DIMENSION)
-  monkeypatch.setattr(tape_lib.shutil, 'disk_usage', lambda _: usage)
+  monkeypatch.setattr(tape_folder.shutil, 'disk_usage', lambda _: usage)
   tape = _tape(None)
   assert tape.directory.parent == disk
   assert stat.S_IMODE(tape.directory.stat().st_mode) == 0o700
@@ -434,8 +526,7 @@ def test_graph_reads_every_round_anew(tape):
   @tf.function
   def read(t):
     return tape_reader.read(
-        str(tape.directory), tf.constant(tape.tape_id, tf.int64), t,
-        _DIMENSION, 60.0)
+        tape.shards, tf.constant(tape.tape_id, tf.int64), t, 60.0)
 
   rounds = [read(tf.constant(t, tf.int64)).numpy() for t in range(5)]
   np.testing.assert_allclose(

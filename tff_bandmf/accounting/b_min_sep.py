@@ -36,7 +36,8 @@ import numpy as np
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting import monte_carlo, sampled, sampling
+from tff_bandmf.accounting import monte_carlo, sampled
+from tff_bandmf.accounting import sampling as sampling_lib
 
 _SMALLEST_BLOCK = 32
 
@@ -177,13 +178,13 @@ class BMinSepSpec(sampled.SampledSpec):
   sampling_prob: float
   noise_multiplier: float
   sampling: str
-  adjacency: str = sampling.ZERO_OUT
+  adjacency: str = sampling_lib.ZERO_OUT
   sensitivity: float = dataclasses.field(init=False)
   rows: np.ndarray = dataclasses.field(init=False, repr=False)
 
   def __post_init__(self):
-    sampling.check_sampling(self.sampling, sampling.B_MIN_SEP)
-    sampling.check_adjacency(self.adjacency)
+    sampling_lib.check_sampling(self.sampling, sampling_lib.B_MIN_SEP)
+    sampling_lib.check_adjacency(self.adjacency)
     errors.check_count('min_sep', self.min_sep, 'at least the bands of C')
     for name in ('noise_multiplier', 'sampling_prob'):
       errors.check_positive(name, getattr(self, name), 'see BMinSepSpec')
@@ -203,7 +204,7 @@ class BMinSepSpec(sampled.SampledSpec):
               'use a strategy with fewer bands'))
     rounds = self.strategy.rounds
     rows = self.strategy.band_rows(0, rounds)
-    sampling.check_nonnegative(rows)
+    sampling_lib.check_nonnegative(rows)
     object.__setattr__(self, 'rows', rows)
     worst = participation_lib.MinSep(
         self.min_sep, -(-rounds // self.min_sep))

@@ -36,7 +36,8 @@ import scipy.special
 from scipy.linalg import blas
 
 from tff_bandmf import errors, strategies
-from tff_bandmf.accounting import monte_carlo, sampled, sampling
+from tff_bandmf.accounting import monte_carlo, sampled
+from tff_bandmf.accounting import sampling as sampling_lib
 
 _BLOCK_ENTRIES = 2**22
 
@@ -116,7 +117,7 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   block = max(1, _BLOCK_ENTRIES // max(bands, bins))
   for start in range(0, rounds, block):
     rows = strategy.band_rows(start, min(start + block, rounds))
-    sampling.check_nonnegative(rows)
+    sampling_lib.check_nonnegative(rows)
     # Column t - s belongs to bin (t - s) mod b; no column is left of the first,
     # and the entries there are 0.
     sums = np.stack([
@@ -156,13 +157,13 @@ class BallsInBinsSpec(sampled.SampledSpec):
   bins: int
   noise_multiplier: float
   sampling: str
-  adjacency: str = sampling.ZERO_OUT
+  adjacency: str = sampling_lib.ZERO_OUT
   sensitivity: float = dataclasses.field(init=False)
   gram: np.ndarray = dataclasses.field(init=False, repr=False)
 
   def __post_init__(self):
-    sampling.check_sampling(self.sampling, sampling.BALLS_IN_BINS)
-    sampling.check_adjacency(self.adjacency)
+    sampling_lib.check_sampling(self.sampling, sampling_lib.BALLS_IN_BINS)
+    sampling_lib.check_adjacency(self.adjacency)
     errors.check_positive(
         'noise_multiplier', self.noise_multiplier,
         'it is stddev(z) / (clip * sensitivity)')

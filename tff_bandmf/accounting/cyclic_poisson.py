@@ -37,7 +37,8 @@ import dp_accounting
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting import poisson, sampling
+from tff_bandmf.accounting import poisson
+from tff_bandmf.accounting import sampling as sampling_lib
 
 
 def cyclic_sampling_prob(
@@ -106,12 +107,12 @@ class CyclicPoissonSpec:
   noise_multiplier: float
   sampling: str
   groups: int = 0
-  adjacency: str = sampling.ZERO_OUT
+  adjacency: str = sampling_lib.ZERO_OUT
   column_norm: float = dataclasses.field(init=False)
 
   def __post_init__(self):
-    sampling.check_sampling(self.sampling, sampling.CYCLIC_POISSON)
-    sampling.check_adjacency(self.adjacency)
+    sampling_lib.check_sampling(self.sampling, sampling_lib.CYCLIC_POISSON)
+    sampling_lib.check_adjacency(self.adjacency)
     errors.check_positive(
         'noise_multiplier', self.noise_multiplier,
         'it is stddev(z) / (clip * column_norm)')

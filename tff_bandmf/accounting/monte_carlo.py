@@ -49,6 +49,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+import secrets
 from typing import Callable, Optional
 
 import numpy as np
@@ -183,6 +184,8 @@ def delta_bound(
         errors.invalid(
             'epsilon', epsilon, 'must be at least 0 and finite',
             'typical values are 0.1 to 20'))
+  if seed is None:
+    seed = secrets.randbits(128)
   sequence = np.random.SeedSequence(seed)
   # PRIVACY: the samples are others than those that chose gamma and eta, and
   # each direction may fail with half of the probability.
@@ -200,8 +203,7 @@ def delta_bound(
     estimate = max(estimate, average.mean)
     upper = max(upper, _upper(direction, average.log, samples, log_term))
   return DeltaBound(
-      epsilon, estimate, upper, failure_probability, samples,
-      sequence.entropy)
+      epsilon, estimate, upper, failure_probability, samples, seed)
 
 
 def check_options(samples: int, failure_probability: float) -> None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Optional
 
 from dp_accounting.pld import privacy_loss_distribution
 
@@ -172,7 +173,8 @@ def _solve(
     RuntimeError: the search did not converge.
   """
   # Secants in logarithms, where the function is nearly a line.
-  x, slope, previous = math.log(sigma), -2.0, None
+  x, slope = math.log(sigma), -2.0
+  previous: Optional[tuple[float, float]] = None
   aim = math.log(epsilon) - width / 2
   for _ in range(40):
     found = epsilon_of(math.exp(x))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import collections
+import functools
+import math
 import os
-from typing import Any, Optional, Union
+from collections.abc import Sequence
+from typing import Any, Callable, Optional, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -12,6 +15,7 @@ import tensorflow_federated as tff
 from tff_bandmf import accounting, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
+from tff_bandmf.aggregator import summing
 
 STATE = noise.StateSource.placement
 REGENERATE = noise.RegenerateSource.placement
@@ -31,30 +35,47 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   Make it with `correlated_noise_aggregator`. What it creates keeps the state of
   `tff.aggregators.DifferentiallyPrivateFactory` and measures
 
-  * `dp_query_metrics`: round and noise, at no cost in privacy;
-  * `dp`: what the record aggregation measures;
-  * `non_finite_count`: clients whose update held NaN or infinity and counted
-    as zero. A count without noise: it is outside the guarantee. TFF's own
-    client work (`build_unweighted_fed_avg`) makes such updates zero before they
-    get here, and then this count does not see them.
+  * `free`, which is the same whatever the updates are and costs no privacy:
+    `round`, rounds done; `z_stddev`, the standard deviation of z in the unit
+    of the sum; `noise_placement`; with a tape `rounds_ahead`, the rounds whose
+    noise is ready, which follows the time that rounds take;
+  * `not_private`, only with `measure_clients`: `non_finite_count`,
+    `zeroed_count` and `clipped_count`, clients of the round whose update held
+    NaN or infinity and counted as zero, was zeroed for its norm, was clipped.
+    Counts without noise: they are outside the guarantee, and who sees them
+    learns something about single clients. TFF's own client work
+    (`build_unweighted_fed_avg`) makes updates that are not finite zero before
+    they get here.
+
+  What the record aggregation measures is not passed on: it is not private.
 
   Attributes:
-    spec: the claim of a run with this aggregator.
+    spec: the claim of a run with this aggregator, in units of `l2_norm_clip`.
+    l2_norm_clip: the norm that bounds one client's contribution to a round;
+      of clips by layer, (sum_g clip_g^2)^(1/2).
     noise_placement: 'state', 'regenerate' or 'tape'.
   """
 
   def __init__(
       self,
       spec: accounting.PrivacySpec,
+      clipping: query_lib.Clipping,
+      l2_norm_clip: float,
       record_specs: Any,
       source: noise.NoiseSource,
       dp_factory: tff.aggregators.DifferentiallyPrivateFactory,
+      begin: Callable[[Any], Any],
+      measure_clients: bool,
   ):
     self.spec = spec
+    self.l2_norm_clip = l2_norm_clip
     self.noise_placement = source.placement
+    self._clipping = clipping
     self._record_specs = record_specs
     self._source = source
     self._dp_factory = dp_factory
+    self._begin = begin
+    self._measure_clients = measure_clients
     self._created = False
 
   def close(self) -> None:
@@ -95,24 +116,37 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     process = self._dp_factory.create(value_type)
     self._created = True
 
+    # PRIVACY: runs are told apart, but not before `initialize` has evaluated a
+    # round, which would then be another run's. Guard:
+    # aggregator_test.test_second_run_on_a_tape_is_refused_its_first_round.
+    @tff.tensorflow.computation(process.initialize.type_signature.result.member)
+    def begin(state):
+      return state._replace(query_state=self._begin(state.query_state))
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_map(begin, process.initialize())
+
     @tff.tensorflow.computation(value_type)
-    def non_finite(record):
-      return tf.cast(~query_lib.is_finite_record(record), tf.int32)
+    def describe(record):
+      return self._clipping.describe(record)
 
     @tff.federated_computation(
         process.initialize.type_signature.result,
         tff.FederatedType(value_type, tff.CLIENTS))
     def next_fn(state, value):
       output = process.next(state, value)
-      count = tff.federated_sum(tff.federated_map(non_finite, value))
-      measurements = tff.federated_zip(collections.OrderedDict(
-          dp_query_metrics=output.measurements['dp_query_metrics'],
-          dp=output.measurements['dp'],
-          non_finite_count=count))
+      measurements = collections.OrderedDict(
+          free=output.measurements['dp_query_metrics'])
+      # PRIVACY: what depends on updates and has no noise is asked for by name.
+      # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
+      if self._measure_clients:
+        measurements['not_private'] = tff.federated_sum(
+            tff.federated_map(describe, value))
       return tff.templates.MeasuredProcessOutput(
-          output.state, output.result, measurements)
+          output.state, output.result, tff.federated_zip(measurements))
 
-    return tff.templates.AggregationProcess(process.initialize, next_fn)
+    return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
 def _type_of(spec: tf.TensorSpec) -> tff.TensorType:
@@ -122,7 +156,7 @@ def _type_of(spec: tf.TensorSpec) -> tff.TensorType:
 def correlated_noise_aggregator(
     noise_multiplier: float,
     clients_per_round: float,
-    l2_norm_clip: float,
+    l2_norm_clip: Any,
     record_specs: Any,
     noise_seed: Optional[Union[int, noise.Key]] = None,
     record_aggregation_factory: Optional[
@@ -131,15 +165,22 @@ def correlated_noise_aggregator(
     *,
     strategy: strategies.Strategy,
     participation: participation_lib.Participation,
+    zeroing_norm: Optional[float] = None,
+    zeroing_norm_order: float = math.inf,
+    record_norm_added: Optional[float] = None,
+    measure_clients: bool = False,
     noise_placement: Optional[str] = None,
     tape_directory: Optional[Union[str, os.PathLike]] = None,
     start_round: int = 0,
     secure_noise: bool = False,
     max_memory_bytes: Optional[int] = None,
+    noise_server: Optional[
+        Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]]
+    ] = None,
 ) -> CorrelatedNoiseFactory:
   """Returns an aggregation factory with matrix-factorization noise.
 
-    (sum_i clip(x_i) + z_stddev * (C^-1 Z)[t]) / clients_per_round
+    (sum_i clip(zero(x_i)) + z_stddev * (C^-1 Z)[t]) / clients_per_round
     z_stddev = l2_norm_clip * noise_multiplier * sens(C)
 
   The leading parameters are those of TFF's `tree_aggregation`. The guarantee,
@@ -150,8 +191,14 @@ def correlated_noise_aggregator(
     noise_multiplier: standard deviation of z over clip times sensitivity, what
       an accountant takes; see `accounting.calibrate`. (TFF's tree aggregation
       takes z over clip.) 0 adds no noise and guarantees nothing.
-    clients_per_round: the divisor, fixed whatever the cohort's size.
-    l2_norm_clip: clipping norm over all leaves of an update.
+    clients_per_round: the divisor, fixed whatever the cohort's size: a round
+      that clients dropped out of, and one without any, is divided by it too.
+    l2_norm_clip: clipping norm over all leaves of an update; or, by layer, a
+      nested structure of norms whose containers are the outer ones of
+      `record_specs`. All of an update then has norm (sum_g clip_g^2)^(1/2) at
+      most, which takes the place of l2_norm_clip above. Adaptive clips are
+      refused: their estimate is a release with a cost of its own, and noise
+      that is correlated between rounds has one scale.
     record_specs: nested structure of `tf.TensorSpec` of an update: float
       leaves of any width.
     noise_seed: a key, kept by the caller to resume a run; an integer, for
@@ -159,29 +206,47 @@ def correlated_noise_aggregator(
       system. With a key or an integer two runs get the same noise: their
       difference has none. Use it for one run.
     record_aggregation_factory: how clipped records are summed, as in
-      `tff.aggregators.DifferentiallyPrivateFactory`.
+      `tff.aggregators.DifferentiallyPrivateFactory`. It may not raise the norm
+      of a record. `tff.aggregators.SecureSumFactory(clip, -clip)` rounds: with
+      it updates are clipped to as much less as that may add. TFF's local
+      runtime cannot run secure sums.
     strategy: C; fixes the number of rounds.
     participation: schema under which the sensitivity of C is taken.
+    zeroing_norm: updates of a larger norm count as zero, before clipping: what
+      is far too large is broken. A constant bound costs no privacy and leaves
+      the sensitivity as it is. None zeroes no finite update.
+    zeroing_norm_order: of that norm: 2, or inf for the largest magnitude, as
+      `tff.aggregators.zeroing_factory` takes it.
+    record_norm_added: for another `record_aggregation_factory`, the most by
+      which the L2 norm of a client's contribution grows in it, zero staying
+      zero; 0 if it adds up exactly. Updates are clipped to that much less.
+    measure_clients: whether to measure `not_private`: what happened to the
+      updates of each round, without noise and outside the guarantee.
     noise_placement: 'state', 'regenerate', 'tape', or None to choose. With
       'state' the key is in the server state: keep every copy of that secret,
       and do not give it to `tff.learning.programs.train_model`, which releases
       it. 'regenerate' is for a C^-1 of few bands, and up to 8 the default: a
       file holds the key, and nothing else is kept, but z is made once a band.
-      Else the size of the state chooses. A tape refuses to give a round's
-      noise again after a later round; with the others that is up to who runs
-      the rounds.
+      Else the size of the state chooses. A tape gives a round's noise to one
+      run only, and never again after a later round; with the others that is up
+      to who runs the rounds.
     tape_directory: folder for the tape or the key's file, private and seen by
       the process that runs the rounds; None makes a temporary one, in memory
       where possible.
     start_round: round of the state that a resumed run continues from. Only a
-      tape needs it, together with the `noise_seed` of the run; `initialize`
-      then gives a state of that round, with no trace of those before it.
+      tape needs it, together with the `noise_seed` of the run or with its
+      `noise_server`; `initialize` then gives a state of that round, with no
+      trace of those before it, for a run of its own: a server refuses it a
+      round that the resumed state has read.
     secure_noise: z comes from AES in counter mode instead of Philox, which is
       not cryptographic; needs a tape, and takes it.
     max_memory_bytes: what a tape remembers of past rounds goes to a file in
       the folder for temporary files (TMPDIR) if it is larger: 4 bytes a
       coordinate and band, bands rounded up to blocks of 32 to 64 rounds. None
       keeps any in memory.
+    noise_server: folder of a running `bandmf noise-server`, or those of all
+      its shards: the tape is theirs, and so is the key. `noise_seed`,
+      `tape_directory` and `max_memory_bytes` are the server's to say then.
 
   Returns:
     A factory; `close` it, or use it in a `with` statement, when training ends.
@@ -192,8 +257,6 @@ def correlated_noise_aggregator(
   """
   errors.check_positive(
       'clients_per_round', clients_per_round, 'it is the divisor of the mean')
-  errors.check_positive(
-      'l2_norm_clip', l2_norm_clip, 'it bounds the norm of one update')
   if noise_placement not in (None, STATE, REGENERATE, TAPE):
     raise ValueError(
         errors.invalid(
@@ -210,7 +273,12 @@ def correlated_noise_aggregator(
             'start_round', start_round,
             f'must be in [0, rounds={strategy.rounds}]',
             'give the round of the state that the run continues from'))
-  if start_round and noise_seed is None:
+  if noise_server is not None:
+    _check_serves(
+        noise_placement, noise_seed=noise_seed, tape_directory=tape_directory,
+        max_memory_bytes=max_memory_bytes)
+    noise_placement = TAPE
+  elif start_round and noise_seed is None:
     raise ValueError(
         errors.invalid(
             'start_round', start_round, 'needs the noise_seed of the run',
@@ -225,6 +293,19 @@ def correlated_noise_aggregator(
             f'use {TAPE}, or secure_noise=False'))
   spec = accounting.PrivacySpec(strategy, participation, noise_multiplier)
   dimension = query_lib.record_dimension(record_specs)
+  clipping = query_lib.Clipping.of(
+      l2_norm_clip, record_specs, zeroing_norm, zeroing_norm_order)
+  l2_norm_clip = clipping.l2_norm
+  # PRIVACY: what is summed has at most the norm that the noise is made for.
+  # Guard: aggregator_options_test.test_secure_sum_keeps_the_norm.
+  clipping = clipping.lowered_by(summing.norm_added(
+      record_aggregation_factory, dimension, record_norm_added))
+  if measure_clients and not summing.is_plain(record_aggregation_factory):
+    raise ValueError(
+        errors.invalid(
+            'measure_clients', measure_clients,
+            'would tell the server about each client, past the '
+            'record_aggregation_factory', 'leave one of them out'))
   plan = noise.Plan.of(strategy)
   state_bytes = noise.StateSource.bytes_passed(plan, dimension)
   if noise_placement is None and secure_noise:
@@ -254,20 +335,48 @@ def correlated_noise_aggregator(
     source = noise.RegenerateSource(plan, dimension, key, tape_directory)
   else:
     # A run that is over still needs a round for `initialize` to evaluate.
-    source = noise.TapeSource(noise.Tape(
-        tape_directory, plan, dimension, key or noise.Key.from_entropy(),
-        min(start_round, strategy.rounds - 1),
-        generator=noise.AES_CTR if secure_noise else noise.PHILOX,
-        max_memory_bytes=max_memory_bytes))
+    first_read = min(start_round, strategy.rounds - 1)
+    generator = noise.AES_CTR if secure_noise else noise.PHILOX
+    if noise_server is not None:
+      if isinstance(noise_server, (str, os.PathLike)):
+        noise_server = [noise_server]
+      source = noise.TapeSource(
+          noise.ServedTape(
+              noise_server, plan, dimension, generator, first_read))
+    else:
+      source = noise.TapeSource(
+          noise.Tape(
+              tape_directory, plan, dimension, key or noise.Key.from_entropy(),
+              first_read, generator=generator,
+              max_memory_bytes=max_memory_bytes))
   try:
-    query = query_lib.CorrelatedNoiseSumQuery(
-        l2_norm_clip, spec.z_stddev * l2_norm_clip, record_specs,
-        strategy.rounds, source)
+    query = query_lib.MeanQuery(
+        query_lib.CorrelatedNoiseSumQuery(
+            clipping, spec.z_stddev * l2_norm_clip, record_specs,
+            strategy.rounds, source),
+        float(clients_per_round), record_specs)
+    begins = start_round if source.placement == TAPE else source.start_round
     return CorrelatedNoiseFactory(
-        spec, record_specs, source,
+        spec, clipping, l2_norm_clip, record_specs, source,
         tff.aggregators.DifferentiallyPrivateFactory(
-            query_lib.MeanQuery(query, float(clients_per_round), record_specs),
-            record_aggregation_factory))
+            query, record_aggregation_factory),
+        functools.partial(query.begin, round_index=begins), measure_clients)
   except BaseException:
     source.close()
     raise
+
+
+def _check_serves(noise_placement: Optional[str], **of_the_server: Any) -> None:
+  """Raises ValueError if an argument does not go with `noise_server`."""
+  if noise_placement not in (None, TAPE):
+    raise ValueError(
+        errors.invalid(
+            'noise_placement', noise_placement,
+            'does not go with noise_server', f'use {TAPE}, or leave it out'))
+  for name, value in of_the_server.items():
+    if value is not None:
+      # Not the value: it may be a key.
+      raise ValueError(
+          errors.invalid(
+              name, type(value).__name__, 'does not go with noise_server',
+              'give it to bandmf noise-server'))

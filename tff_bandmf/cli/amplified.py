@@ -98,7 +98,7 @@ def calibrate(
     spec, bound = accounting.calibrate_b_min_sep(
       strategy,
       spec.min_sep,
-      sampling_prob,
+      spec.sampling_prob,
       epsilon,
       delta,
       amplification,

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import click
 
-from tff_bandmf.cli import choose, privacy, report, reproduce, strategy
+from tff_bandmf.cli import (
+  audit,
+  choose,
+  noise_server,
+  privacy,
+  report,
+  reproduce,
+  strategy,
+)
 
 
 @click.group(no_args_is_help=False)
@@ -17,8 +25,10 @@ for _command in (
   strategy.evaluate,
   privacy.account,
   privacy.calibrate,
+  audit.audit,
   report.report,
   choose.choose,
   reproduce.reproduce,
+  noise_server.noise_server,
 ):
   bandmf.add_command(_command)

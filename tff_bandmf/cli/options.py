@@ -300,7 +300,7 @@ def check_amplification(
 
   A sampling that is random says by itself who can take part how often.
   """
-  refused = (
+  refused: dict[str, object] = (
     {'sampling_prob': sampling_prob}
     if amplification == 'none'
     else {

@@ -75,10 +75,8 @@ class Chunks:
         self._file, np.float32, 'r+', 4 * self._rows * self.starts[i],
         (self._rows, self.count(i)))
 
-  def __enter__(self) -> Chunks:
-    return self
-
-  def __exit__(self, *exc_info) -> None:
+  def close(self) -> None:
+    """Gives the memory and the disk back."""
     self._arrays.clear()
     if self._file is not None:
       self._file.close()

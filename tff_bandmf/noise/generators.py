@@ -28,6 +28,8 @@ from tff_bandmf.noise import normal
 PHILOX = 'philox'
 AES_CTR = 'aes-ctr'
 
+CPU = '/CPU:0'
+
 # Coordinates that come from one block of AES.
 _AES_GROUP = 2
 
@@ -35,14 +37,24 @@ _AES_GROUP = 2
 class Generator(abc.ABC):
   """Iid standard normals of one key."""
 
-  def rows(self, first: int, rows: int, start: int, count: int) -> tf.Tensor:
+  def rows(
+      self,
+      first: int,
+      rows: int,
+      start: int,
+      count: int,
+      device: str = CPU,
+  ) -> tf.Tensor:
     """Returns z[first : first + rows, start : start + count].
+
+    Of Philox, GPUs round z in another way than the CPU; of AES they do not.
 
     Args:
       first: row of z, 0 or more.
       rows: how many rows.
       start: first coordinate, a multiple of 4.
       count: how many coordinates.
+      device: of TensorFlow, where z is to be.
 
     Returns:
       [rows, count] float32, unit standard deviation.
@@ -52,10 +64,13 @@ class Generator(abc.ABC):
     """
     if start % normal.GROUP:
       raise ValueError(f'start={start}: must be a multiple of {normal.GROUP}')
-    return self._rows(first, rows, start, count)
+    with tf.device(device):
+      return self._rows(first, rows, start, count, device)
 
   @abc.abstractmethod
-  def _rows(self, first: int, rows: int, start: int, count: int) -> tf.Tensor:
+  def _rows(
+      self, first: int, rows: int, start: int, count: int, device: str
+  ) -> tf.Tensor:
     """Does the work of `rows`."""
 
 
@@ -65,8 +80,10 @@ class Philox(Generator):
   def __init__(self, key: key_lib.Key):
     self._words = tf.constant(key.words())
 
-  def _rows(self, first: int, rows: int, start: int, count: int) -> tf.Tensor:
-    return _philox_rows(rows, count)(
+  def _rows(
+      self, first: int, rows: int, start: int, count: int, device: str
+  ) -> tf.Tensor:
+    return _philox_rows(rows, count, device)(
         self._words, tf.constant(first, tf.int64),
         tf.constant(start, tf.int64))
 
@@ -86,7 +103,9 @@ class AesCtr(Generator):
   def __init__(self, key: key_lib.Key):
     self._cipher = algorithms.AES(key.secret)
 
-  def _rows(self, first: int, rows: int, start: int, count: int) -> tf.Tensor:
+  def _rows(
+      self, first: int, rows: int, start: int, count: int, device: str
+  ) -> tf.Tensor:
     z = np.empty((rows, count), np.float32)
     zeros = bytes(8 * count)
     for r in range(rows):
@@ -117,21 +136,25 @@ def of(name: str, key: key_lib.Key) -> Generator:
 _GENERATORS = {PHILOX: Philox, AES_CTR: AesCtr}
 
 
-# A function a shape: TensorFlow warns of one that is traced for many.
+# Traced here and for one shape: TensorFlow warns of functions that are traced
+# for many when they are called.
 @functools.cache
-def _philox_rows(rows: int, count: int) -> Callable[..., tf.Tensor]:
+def _philox_rows(
+    rows: int, count: int, device: str
+) -> Callable[..., tf.Tensor]:
   """Returns the function of (words, first row, first coordinate)."""
 
   @tf.function(autograph=False)
   def draw(words, first, start):
-    # Other devices would round z in other ways.
-    with tf.device('/CPU:0'):
+    with tf.device(device):
       return tf.stack([
           normal.standard_normal(words, first + r, start, count)
           for r in range(rows)
       ])
 
-  return draw
+  return draw.get_concrete_function(
+      tf.TensorSpec([2], tf.int64), tf.TensorSpec([], tf.int64),
+      tf.TensorSpec([], tf.int64))
 
 
 def _normals(words: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ import hashlib
 import os
 import pathlib
 import secrets
+import stat
 import tempfile
 from typing import Union
 
@@ -71,7 +72,7 @@ class Key:
     """Returns the key in the file, which is made (mode 0600) if missing.
 
     Raises:
-      ValueError: the file is not 16 bytes long.
+      ValueError: the file is not 16 bytes long, or is not its owner's alone.
       OSError: it cannot be read or made.
     """
     path = pathlib.Path(path)
@@ -88,7 +89,16 @@ class Key:
           os.link(temporary, path)
       finally:
         os.unlink(temporary)
-    return cls(path.read_bytes())
+    key = cls(path.read_bytes())
+    # PRIVACY: who reads it can take the noise off. Guard:
+    # key_test.test_key_file_that_others_can_read_is_refused.
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & 0o077:
+      raise ValueError(
+          errors.invalid(
+              'key file', path, f'has mode {mode:04o}, so others can use it',
+              'chmod 600 it if nobody has, or start anew with another key'))
+    return key
 
   def identify(self, subject: bytes) -> int:
     """Returns 63 bits that name this key and subject; one-way.

@@ -51,10 +51,8 @@ class KeyFile:
     if parent:
       place = pathlib.Path(parent).absolute()
       place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    elif private_files.MEMORY.is_dir():
-      place = private_files.MEMORY
     else:
-      place = pathlib.Path(tempfile.gettempdir())
+      place = private_files.memory()
     for directory in place.glob(f'{_PREFIX}*'):
       _remove_abandoned(directory)
     self.directory = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
@@ -75,7 +73,8 @@ class KeyFile:
       # Only if nothing else is in it.
       with contextlib.suppress(OSError):
         self._parent.rmdir()
-    os.close(self._lock)
+    if self._lock is not None:
+      os.close(self._lock)
     self._closed = True
     atexit.unregister(self.close)
 

@@ -42,6 +42,7 @@ class Plan(abc.ABC):
 
   Attributes:
     rounds: n.
+    digest: of C; see `strategies.Strategy.digest`.
     keeps: what the memory holds: `PAST_Y`, `PAST_Z` or `BUFFERS`.
     memory: rows of S. It starts at zero.
     draws: most rows of z that one round takes.
@@ -55,7 +56,7 @@ class Plan(abc.ABC):
 
   def __init__(self, strategy: strategies.Strategy):
     self.rounds = strategy.rounds
-    self._digest = strategy.digest()
+    self.digest = strategy.digest()
 
   @staticmethod
   def of(strategy: strategies.Strategy) -> Plan:
@@ -133,7 +134,7 @@ class Plan(abc.ABC):
     """
     return key.identify(
         np.array([dimension], '<i8').tobytes()
-        + f'{self._digest} {generator}'.encode())
+        + f'{self.digest} {generator}'.encode())
 
 
 class WindowPlan(Plan):
@@ -154,9 +155,9 @@ class WindowPlan(Plan):
     """
     super().__init__(strategy)
     self._strategy = strategy
-    few = strategy.inverse_bands is not None
-    self.keeps = PAST_Z if few else PAST_Y
-    self.memory = (strategy.inverse_bands if few else strategy.bands) - 1
+    few = strategy.inverse_bands
+    self.keeps = PAST_Y if few is None else PAST_Z
+    self.memory = (strategy.bands if few is None else few) - 1
     # Where t < s a row of a Toeplitz C meets the zeros of the memory's start.
     self._constant = isinstance(strategy, strategies.Toeplitz)
     self.phases = 1 if self._constant else min(period, self.rounds)
@@ -363,5 +364,7 @@ class TreePlan(_BufferPlan):
     return scale, weights
 
 
-def _float32(*matrices: np.ndarray) -> tuple[np.ndarray, ...]:
-  return tuple(matrix.astype(np.float32) for matrix in matrices)
+def _float32(
+    first: np.ndarray, second: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  return first.astype(np.float32), second.astype(np.float32)

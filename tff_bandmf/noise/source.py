@@ -10,7 +10,13 @@ from typing import Optional, Union
 import tensorflow as tf
 
 from tff_bandmf import errors
-from tff_bandmf.noise import generators, key_file, normal, tape_reader
+from tff_bandmf.noise import (
+    generators,
+    key_file,
+    normal,
+    served_tape,
+    tape_reader,
+)
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import plan as plan_lib
 from tff_bandmf.noise import tape as tape_lib
@@ -36,6 +42,13 @@ class NoiseSource(abc.ABC):
   def initial_state(self):
     """Returns the structure of tensors that `next` takes at `start_round`."""
 
+  def begin(self, state):
+    """Returns the state of a new run, from that of `initial_state`.
+
+    TFF evaluates a round on the latter, and throws away what it gives.
+    """
+    return state
+
   @abc.abstractmethod
   def next(self, state, round_index: tf.Tensor):
     """Returns (y, new state).
@@ -48,6 +61,14 @@ class NoiseSource(abc.ABC):
       y [dimension] float32 for z of unit standard deviation; the state of the
       next round.
     """
+
+  def metrics(
+      self, round_index: tf.Tensor
+  ) -> collections.OrderedDict[str, tf.Tensor]:
+    """Returns what may be said of the source before a round, in a graph."""
+    del round_index
+    return collections.OrderedDict(
+        noise_placement=tf.constant(self.placement))
 
   def close(self) -> None:  # noqa: B027
     """Ends what runs in the background."""
@@ -198,28 +219,41 @@ class RegenerateSource(NoiseSource):
 
 
 class TapeSource(NoiseSource):
-  """y is read from the files of a `Tape`; the state names the tape.
+  """y is read from the files of a tape; the state names the tape.
 
-  The process that runs the round must see the tape's folder. A tape serves one
-  run: two that go on from its initial state would share noise.
+  The process that runs the round must see the tape's folders. A tape serves one
+  run: the one that reads a round of it first. Runs are told apart from `begin`
+  on; states that it did not make are one run.
   """
 
   placement = 'tape'
 
-  def __init__(self, tape: tape_lib.Tape):
+  def __init__(self, tape: Union[tape_lib.Tape, served_tape.ServedTape]):
     self.dimension = tape.dimension
     self.start_round = tape.start_round
     self._tape = tape
 
   def initial_state(self):
     return collections.OrderedDict(
-        tape_id=tf.constant(self._tape.tape_id, tf.int64))
+        tape_id=tf.constant(self._tape.tape_id, tf.int64),
+        run=tf.constant(tape_reader.NOBODY, tf.int64))
+
+  def begin(self, state):
+    # Positive.
+    run = tf.bitwise.bitwise_and(_any_offset(), 2**63 - 1) | 1
+    return collections.OrderedDict(tape_id=state['tape_id'], run=run)
 
   def next(self, state, round_index: tf.Tensor):
     y = tape_reader.read(
-        str(self._tape.directory), state['tape_id'], round_index,
-        self.dimension, _TAPE_TIMEOUT_SECONDS)
+        self._tape.shards, state['tape_id'], round_index,
+        _TAPE_TIMEOUT_SECONDS, state['run'])
     return y, state
+
+  def metrics(self, round_index: tf.Tensor):
+    metrics = super().metrics(round_index)
+    metrics['rounds_ahead'] = tape_reader.rounds_ahead(
+        self._tape.shards, round_index)
+    return metrics
 
   def close(self) -> None:
     self._tape.close()

@@ -2,73 +2,58 @@
 
 TFF passes server state by value between processes every round; y of past
 rounds does not belong there. The tape keeps it in the process that owns the
-noise, and gives a round nothing but a file.
-
-A tape is a folder, mode 0700:
-
-  lock              held by the producer
-  00000003.noise    y of round 3
-  00000003.reached  rounds below 3 were used; the highest of these counts
-  failed            the producer ended early; holds the type of the exception
-
-A noise file is little-endian: 8 int64 (`MAGIC`, `VERSION`, tape id, round,
-count, checksum, 0, 0), then `count` float32, y_t for unit z, and one zero more
-if `count` is odd. The checksum is the sum, modulo 2^64, of what follows the
-header taken as int64. A file appears under its name when it is complete. The
-producer writes noise, `tape_reader` writes `reached`: its name says all, so it
-is never half-written.
+noise, and gives a round nothing but a file; see `tape_folder`.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import os
 import pathlib
-import re
-import shutil
-import tempfile
 import threading
+from collections.abc import Sequence
 from typing import Optional, Union
 
 import numpy as np
 
 from tff_bandmf import errors
-from tff_bandmf.noise import generators, private_files, stream
+from tff_bandmf.noise import generators, private_files, stream, tape_folder
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import plan as plan_lib
 
-MAGIC = 0x7466665F6D66
-VERSION = 1
-HEADER_WORDS = 8
-
 _AHEAD_BYTES = 512 * 2**20
-POLL_SECONDS = 0.02
-_PREFIX = 'tff_bandmf-tape-'
-_MEMORY = private_files.MEMORY
-_FILE = re.compile(r'lock|failed|\d{8,}\.(noise|noise-part|reached)')
-# What `tf.io.matching_files` does not take literally.
-_GLOB = frozenset('*?[]\\')
+# What a disk without room says; room may come.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Tape:
   """A thread that stays a bounded number of rounds ahead of its reader.
 
   A tape that starts at round s makes the rounds before it too, so it gives what
-  a tape from round 0 gives there, to the bit on one machine.
+  a tape from round 0 gives there, to the bit on one machine. So do shards of a
+  tape, put together. A disk that is full makes the rounds wait.
 
-  PRIVACY: a round that has been read can be read again (TFF evaluates the
-  query once inside `initialize`, and retries calls) until a later round is
-  read; from then on reading it is an error, and its file is overwritten and
-  removed. Guard: tape_test.test_round_is_gone_after_the_next_one_was_read.
+  PRIVACY: a round that has been read can be read again by the same run (TFF
+  evaluates the query once inside `initialize`, and retries calls) until a later
+  round is read; from then on reading it is an error, and its file is
+  overwritten and removed. Guard:
+  tape_test.test_round_is_gone_after_the_next_one_was_read.
 
   Attributes:
     directory: where the files are.
+    shards: the one folder and its coordinates.
+    description: what the noise is.
     dimension: d, coordinates of y_t.
     start_round: first round to be read.
     tape_id: 63 bits that every file carries and the reader asks for; a one-way
       function of key, strategy, dimension and generator, so that a tape made
       again from them continues a run and no other does.
+    written: rounds below it were written.
+    reached: rounds below it were used.
+    is_full: whether the producer waits for room on the disk.
+    error: what ended the producer; None while there is nothing wrong.
   """
 
   def __init__(
@@ -81,13 +66,16 @@ class Tape:
       ahead_bytes: int = _AHEAD_BYTES,
       generator: str = generators.PHILOX,
       max_memory_bytes: Optional[int] = None,
+      coordinates: Optional[range] = None,
+      devices: Optional[Sequence[str]] = None,
+      resume: bool = False,
   ):
     """Starts the producer.
 
     Args:
       directory: made with mode 0700 if missing; a tape that an ended process
-        left there is removed. None makes a temporary one, in memory if there
-        is room, and removes those whose process was killed.
+        left there is removed, or resumed. None makes a temporary one, in memory
+        if there is room, and removes those whose process was killed.
       plan: the recursion of C; nothing is made past its last round.
       dimension: d.
       key: of the noise.
@@ -96,14 +84,18 @@ class Tape:
       ahead_bytes: bound on unread files. Two rounds are allowed whatever it is.
       generator: of z; see `generators`.
       max_memory_bytes: of past rounds; see `stream.Stream`.
+      coordinates: of a shard; see `stream.Stream`.
+      devices: that make the noise; see `stream.Stream`.
+      resume: go on with what an ended process left in `directory`, from the
+        highest mark on or from `start_round`, whichever is later; and leave the
+        mark there in the end, for the next one.
 
     Raises:
-      ValueError: a value out of range, or the folder holds other files or has a
-        live producer.
+      ValueError: a value out of range, or the folder holds other files, has a
+        live producer, or is to be resumed and holds another tape.
     """
     self.dimension = errors.check_count(
         'dimension', dimension, 'the model has no parameters')
-    self.start_round = start_round
     if not 0 <= start_round <= plan.rounds:
       raise ValueError(
           errors.invalid(
@@ -111,17 +103,35 @@ class Tape:
               f'must be in [0, rounds={plan.rounds}]',
               'give the round of the state that the run continues from'))
     self._stream = stream.Stream(
-        plan, dimension, key, generator, max_memory_bytes)
+        plan, dimension, key, generator, max_memory_bytes, coordinates, devices)
+    made = self._stream.coordinates
     self.tape_id = plan.identify(key, dimension, generator)
-    self._ahead = max(2, ahead_bytes // (4 * dimension))
-    self._payload = np.zeros(2 * payload_words(dimension), '<f4')
+    self.description = tape_folder.Description(
+        self.tape_id, plan.digest, plan.rounds, dimension, made.start,
+        len(made), generator, self._stream.kind)
+    self._ahead = max(2, ahead_bytes // (4 * len(made)))
+    self.directory = pathlib.Path(
+        directory or tape_folder.temporary(
+            4 * len(made) * min(self._ahead, plan.rounds))).absolute()
+    shard = tape_folder.Shard(self.directory, made.start, len(made))
+    self.shards = [shard]
+    self._payload = np.zeros(2 * shard.payload_words, '<f4')
+    self._resume = resume
     self._stop = threading.Event()
     self._closed = False
-    self._removed = start_round
-    self.directory = pathlib.Path(
-        directory or _temporary_directory(
-            4 * dimension * min(self._ahead, plan.rounds))).absolute()
-    self._prepare_directory()
+    self.is_full = False
+    self.error: Optional[BaseException] = None
+    self._lock = tape_folder.prepare(self.directory, server=resume)
+    try:
+      if resume:
+        start_round = self._resumed(start_round)
+      else:
+        tape_folder.wipe(self.directory)
+      tape_folder.mark(self.directory, start_round)
+    except BaseException:
+      os.close(self._lock)
+      raise
+    self.start_round = self.written = self.reached = start_round
     self._thread = threading.Thread(
         target=self._run, name='tff_bandmf tape', daemon=True)
     self._thread.start()
@@ -133,46 +143,62 @@ class Tape:
       return
     self._stop.set()
     self._thread.join()
-    _remove_tape(self.directory)
+    if self.directory.is_dir():
+      self._clean()
     os.close(self._lock)
     self._closed = True
     atexit.unregister(self.close)
 
-  def _prepare_directory(self) -> None:
-    if _GLOB.intersection(str(self.directory)):
+  def _clean(self) -> None:
+    """Removes what the next producer does not need."""
+    if not self._resume:
+      tape_folder.remove(self.directory)
+      return
+    # PRIVACY: without the mark the same key would start from round 0, for
+    # another run perhaps. Guard:
+    # noise_server_test.test_server_that_was_stopped_continues.
+    self._remove_read_rounds()
+    tape_folder.wipe_noise(self.directory)
+
+  def _resumed(self, start_round: int) -> int:
+    """Returns the first round to write; keeps files that are still good."""
+    directory = self.directory
+    found = tape_folder.Description.read(directory)
+    if found is None:
+      if tape_folder.marks(directory):
+        raise ValueError(
+            errors.invalid(
+                'directory', directory, 'holds a tape of no noise-server',
+                'give the server a directory of its own'))
+      self.description.write(directory)
+    elif found != self.description:
       raise ValueError(
           errors.invalid(
-              'tape directory', self.directory,
-              f'must not contain any of {"".join(sorted(_GLOB))}',
-              'choose another path'))
-    self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not all(
-        _FILE.fullmatch(path.name) for path in self.directory.iterdir()):
-      raise ValueError(
-          errors.invalid(
-              'tape directory', self.directory, 'holds files of others',
-              'give the tape a directory of its own'))
-    self.directory.chmod(0o700)
-    lock = private_files.lock(self.directory)
-    if lock is None:
-      raise ValueError(
-          errors.invalid(
-              'tape directory', self.directory, 'has a live producer',
-              'give every run a directory of its own'))
-    self._lock = lock
-    for path in _tape_files(self.directory):
-      if path.name != 'lock':
+              'directory', directory,
+              f'holds another tape, {self.description.difference(found)}',
+              'give the command that made it, or another directory'))
+    start = max([start_round, *tape_folder.marks(directory)])
+    # PRIVACY: rounds below the mark were used. Guard:
+    # noise_server_test.test_killed_server_continues_from_the_highest_mark.
+    for path in directory.glob('*.noise'):
+      if int(path.stem) < start or not tape_folder.is_whole(
+          path, self.tape_id, self.shards[0]):
         private_files.wipe(path)
-    private_files.write(self._reached_path(self.start_round), b'')
+    for path in [*directory.glob('*.noise-part'), directory / 'failed']:
+      private_files.wipe(path)
+    return start
 
   def _run(self) -> None:
     try:
       self._produce()
     except BaseException as error:  # pylint: disable=broad-except
-      # The type alone: a message could hold anything.
-      private_files.write(
-          self.directory / 'failed', type(error).__name__.encode())
-      raise
+      self.error = error
+      with contextlib.suppress(OSError):
+        # The type alone: a message could hold anything.
+        private_files.write(
+            self.directory / 'failed', type(error).__name__.encode())
+      if not self._resume:
+        raise
 
   def _produce(self) -> None:
     """Writes all rounds, waiting for the reader in between."""
@@ -185,90 +211,49 @@ class Tape:
       if t >= self.start_round:
         if not self._wait_for_room(t):
           return
-        self._write(t, y)
+        # A reader may skip rounds.
+        if t >= self.reached:
+          self._write(t, y)
       t += 1
-    while not self._stop.wait(POLL_SECONDS):
+    while not self._stop.wait(tape_folder.POLL_SECONDS):
       self._remove_read_rounds()
 
   def _wait_for_room(self, round_index: int) -> bool:
     """Returns True when the round may be written, False when closing."""
     while round_index >= self._remove_read_rounds() + self._ahead:
-      if self._stop.wait(POLL_SECONDS):
+      if self._stop.wait(tape_folder.POLL_SECONDS):
         return False
     return not self._stop.is_set()
 
   def _remove_read_rounds(self) -> int:
     """Removes the files below the round read last, and returns that round."""
-    marks = [
-        int(name[:-len('.reached')]) for name in os.listdir(self.directory)
-        if name.endswith('.reached')]
-    reached = max(marks, default=self._removed)
-    while self._removed < reached:
-      private_files.wipe(self._noise_path(self._removed))
-      self._removed += 1
-    # The highest mark stays until there is a higher one.
-    for mark in marks:
-      if mark < reached:
-        self._reached_path(mark).unlink(missing_ok=True)
-    return self._removed
-
-  def _noise_path(self, round_index: int) -> pathlib.Path:
-    return self.directory / f'{round_index:08d}.noise'
-
-  def _reached_path(self, round_index: int) -> pathlib.Path:
-    return self.directory / f'{round_index:08d}.reached'
+    reached = max(tape_folder.marks(self.directory), default=self.reached)
+    while self.reached < reached:
+      private_files.wipe(
+          tape_folder.noise_path(self.directory, self.reached))
+      self.reached += 1
+    tape_folder.remove_marks(self.directory, reached)
+    return self.reached
 
   def _write(self, round_index: int, values: np.ndarray) -> None:
+    """Writes y of a round that is not there yet, when the disk has room."""
+    path = tape_folder.noise_path(self.directory, round_index)
+    part = path.with_suffix('.noise-part')
     payload = self._payload
-    payload[:self.dimension] = values
-    checksum = payload.view(np.int64).sum()
-    header = np.array(
-        [MAGIC, VERSION, self.tape_id, round_index, self.dimension, checksum,
-         0, 0], '<i8')
-    path = self._noise_path(round_index)
-    temporary = path.with_suffix('.noise-part')
-    private_files.write(temporary, header, payload)
-    os.replace(temporary, path)
-
-
-def payload_words(dimension: int) -> int:
-  """Returns how many int64 follow the header of a file."""
-  return -(-dimension // 2)
-
-
-def _temporary_directory(size: int) -> str:
-  """Returns a new private folder, in memory if there is room for `size` bytes.
-  """
-  parent = pathlib.Path(tempfile.gettempdir())
-  for place in {parent, _MEMORY}:
-    for directory in place.glob(f'{_PREFIX}*'):
-      _remove_abandoned(directory)
-  with contextlib.suppress(OSError):
-    # Half: others use it too.
-    if shutil.disk_usage(_MEMORY).free > 2 * size:
-      parent = _MEMORY
-  return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
-
-
-def _remove_abandoned(directory: pathlib.Path) -> None:
-  """Removes a tape of this user whose producer is gone."""
-  with contextlib.suppress(OSError):
-    status = directory.lstat()
-    # A mark is made under the lock: without one a producer may be starting.
-    if status.st_uid == os.getuid() and any(directory.glob('*.reached')):
-      lock = private_files.lock(directory)
-      if lock is not None:
-        _remove_tape(directory)
-        os.close(lock)
-
-
-def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of the folder that are a tape's."""
-  return [path for path in directory.iterdir() if _FILE.fullmatch(path.name)]
-
-
-def _remove_tape(directory: pathlib.Path) -> None:
-  for path in _tape_files(directory):
-    private_files.wipe(path)
-  with contextlib.suppress(OSError):
-    directory.rmdir()
+    payload[:len(values)] = values
+    header = tape_folder.header(
+        self.tape_id, round_index, self.shards[0], payload)
+    while not path.exists():
+      try:
+        private_files.write(part, header, payload)
+        os.replace(part, path)
+      except OSError as error:
+        private_files.wipe(part)
+        if error.errno not in _FULL:
+          raise
+        self.is_full = True
+        if self._stop.wait(tape_folder.POLL_SECONDS):
+          return
+        self._remove_read_rounds()
+    self.is_full = False
+    self.written = round_index + 1

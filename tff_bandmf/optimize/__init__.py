@@ -5,7 +5,20 @@ sweeps do without TensorFlow, which takes long to import.
 """
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from tff_bandmf.optimize.banded import (
+      optimize_banded,
+      optimize_banded_toeplitz_scheduled,
+  )
+  from tff_bandmf.optimize.banded_inverse import optimize_banded_inverse
+  from tff_bandmf.optimize.blt import optimize_blt
+  from tff_bandmf.optimize.dense import optimize_dense
+  from tff_bandmf.optimize.families import optimize, parameters_of
+  from tff_bandmf.optimize.request import Request
+  from tff_bandmf.optimize.solver import MAX, MEAN, Minimum, Optimized
+  from tff_bandmf.optimize.toeplitz import optimize_banded_toeplitz
 
 _MODULES = {
     'MAX': 'solver',

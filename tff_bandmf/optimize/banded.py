@@ -66,7 +66,7 @@ def optimize_banded(
     equal_column_norms: bool = True,
     max_evaluations: int = solver.MAX_EVALUATIONS,
     callback: Optional[solver.Callback] = None,
-) -> solver.Optimized:
+) -> solver.Optimized[strategies.Banded]:
   """Returns the banded strategy of least loss.
 
     loss = error * sens^2
@@ -157,7 +157,7 @@ def optimize_banded_toeplitz_scheduled(
     workload: workloads.Workload = workloads.PREFIX,
     max_evaluations: int = solver.MAX_EVALUATIONS,
     callback: Optional[solver.Callback] = None,
-) -> solver.Optimized:
+) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss, for any workload.
 
     loss = error * |c|^2
@@ -298,7 +298,7 @@ class Loss:
     log_weights: [n] float64, log w.
     power: p.
     least: the least log max(e) so far.
-    best: the parameters there, if they are kept.
+    best: the parameters there, if they are kept; none are before the first.
   """
 
   def __init__(
@@ -308,7 +308,7 @@ class Loss:
     self.log_weights = np.full(rounds, -np.log(rounds))
     self.power = 1.0
     self.least = np.inf
-    self.best = None
+    self.best = np.empty(0)
     self._shape = shape
     self._keep_best = keep_best
     self._inverse_rows = tf.constant(workload.inverse_rows(rounds))
@@ -366,10 +366,8 @@ def _search(
   is_max = objective == solver.MAX
   loss = Loss(to_columns, start.shape, rounds, workload, is_max)
 
-  def report(value):
-    callback(float(np.exp(loss.least if is_max else value)))
-
-  report = None if callback is None else report
+  report = None if callback is None else (
+      lambda value: callback(float(np.exp(loss.least if is_max else value))))
   if not is_max:
     return solver.minimize(
         loss, start.reshape(-1), bounds, max_evaluations, report, _TOLERANCE,
@@ -409,7 +407,7 @@ def _search_max(
       loss.log_weights = np.log(
           (1 - _LEAST_WEIGHT) * weights + _LEAST_WEIGHT / len(weights))
   except KeyboardInterrupt:
-    if loss.best is None:
+    if not np.isfinite(loss.least):
       raise
     interrupted = True
   return solver.Minimum(

@@ -32,7 +32,7 @@ def optimize_banded_inverse(
     objective: str = solver.MEAN,
     max_evaluations: int = solver.MAX_EVALUATIONS,
     callback: Optional[solver.Callback] = None,
-) -> solver.Optimized:
+) -> solver.Optimized[strategies.BandedInverse]:
   """Returns the strategy of least loss found whose C^-1 has `bands` bands.
 
     loss = error * sens^2, with a bound for sens where it is not known exactly

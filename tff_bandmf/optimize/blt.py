@@ -129,7 +129,7 @@ def optimize_blt(
     objective: str = solver.MEAN,
     max_evaluations: int = solver.MAX_EVALUATIONS,
     callback: Optional[solver.Callback] = None,
-) -> solver.Optimized:
+) -> solver.Optimized[strategies.Blt]:
   """Returns the BLT strategy of least loss found.
 
     loss = error * sens^2
@@ -157,7 +157,7 @@ def optimize_blt(
   solver.check_objective(objective)
   if rounds == 1:  # Whatever the buffers, C is 1.
     return series.optimized(
-        strategies.Blt(1, [0.0], [0.0]),
+        strategies.Blt(1, np.zeros(1), np.zeros(1)),
         solver.Minimum(np.zeros(0), 1.0, 0, True),
         participation, workload, objective)
 
@@ -201,7 +201,8 @@ def _search(
     max_evaluations: of each search.
     callback: called with the loss reached.
   """
-  best, x, evaluations = None, np.empty(0), 0
+  x, evaluations = np.empty(0), 0
+  best = solver.Minimum(x, np.inf, 0, False)
   places = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
   for opened in range(1, buffers + 1):
     before = best
@@ -210,12 +211,12 @@ def _search(
           _closed(_with_buffer(x, place), rounds, slots),
           _bounds(rounds, opened, slots), max_evaluations, callback)
       evaluations += found.evaluations
-      if best is None or found.value < best.value:
+      if found.value < best.value:
         best = found
       if found.interrupted:
         return dataclasses.replace(
             best, evaluations=evaluations, converged=False, interrupted=True)
-    if before is not None and best.value > before.value * (1 - _NO_GAIN):
+    if best.value > before.value * (1 - _NO_GAIN):
       # All that one more buffer could do was tried.
       break
     x = _opened(best.x, opened)

@@ -131,12 +131,14 @@ class _Dual:
       self.bounds = self.bounds + [(None, None)] * rounds
     self.start = start
     self.evaluations = 0
-    self.strategy, self.loss, self.lower_bound = None, np.inf, 0.0
+    self.lower_bound = 0.0
     self.parameters = start
     self.interrupted = False
     # No worse than independent noise of the best variances, W_ii^1/2 / d_i.
     own = np.linalg.norm(half, axis=0)
-    self.offer(strategies.Dense(np.diag(np.sqrt(self._model.feasible(own)))))
+    self.strategy, self.loss = strategies.Dense(
+        np.diag(np.sqrt(self._model.feasible(own)))), np.inf
+    self.offer(self.strategy)
 
   def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns value and gradient; makes a strategy of X(M) now and then."""
@@ -254,7 +256,7 @@ def optimize_dense(
     objective: str = solver.MEAN,
     max_evaluations: int = solver.MAX_EVALUATIONS,
     callback: Optional[solver.Callback] = None,
-) -> solver.Optimized:
+) -> solver.Optimized[strategies.Dense]:
   """Returns the strategy of least loss, and whether that is proved.
 
     loss = error * sens^2 >= T^2 / V for every M

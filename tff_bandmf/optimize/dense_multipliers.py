@@ -262,10 +262,7 @@ class DirectMultipliers:
       self, parameters: np.ndarray, roots: np.ndarray, summed: Summed
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns as `FactoredMultipliers.decomposed`; M may be indefinite."""
-    weights = parameters[:self._weights] * self._diagonal.scale
-    multipliers = np.diag(self._diagonal.spread @ weights)
-    multipliers[self._pairs] = multipliers.T[self._pairs] = (
-        parameters[self._weights:] * self._scale)
+    multipliers = self.matrix(parameters)
     values, vectors = np.linalg.eigh(
         roots * summed(summed(multipliers).T) * roots.T)
     if values[0] < _ACCURATE * values[-1]:
@@ -287,6 +284,14 @@ class DirectMultipliers:
             np.zeros(len(self._scale))]),
         np.concatenate([
             self._diagonal.scale * own, self._scale * gram[self._pairs]]))
+
+  def matrix(self, parameters: np.ndarray) -> np.ndarray:
+    """Returns M, [n, n] float64."""
+    weights = parameters[:self._weights] * self._diagonal.scale
+    multipliers = np.diag(self._diagonal.spread @ weights)
+    multipliers[self._pairs] = multipliers.T[self._pairs] = (
+        parameters[self._weights:] * self._scale)
+    return multipliers
 
 
 def _of_squared(half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -324,7 +329,7 @@ def of_schema(
     diagonal = equal_diagonal(own, 1)
     none = np.zeros(0, int)
     return diagonal, (none, none), FactoredMultipliers(diagonal, (none, none))
-  min_sep = participation.min_sep
+  min_sep = participation.separation(rounds)
   first, second = np.triu_indices(rounds, 1)
   lag = second - first
   if isinstance(participation, participation_lib.FixedEpoch):

@@ -47,7 +47,7 @@ _OF_FEW_BANDS = (
     'banded-sqrt', 'banded-fractional', 'inverse-plus-constant')
 
 _Request = request_lib.Request
-_Build = Callable[[float], strategies.Strategy]
+_Build = Callable[[float], strategies.Toeplitz]
 _Find = Callable[[_Request], solver.Optimized]
 
 
@@ -106,12 +106,11 @@ def _check_copies(request: _Request, needed: int) -> None:
 
 def _fixed(build: Callable[[_Request], strategies.Strategy]):
   """Returns the finder of a family with nothing to choose."""
-  return lambda request: request_lib.evaluated(
-      _normalized(build(request), request), request)
+  return lambda request: request_lib.evaluated(build(request), request)
 
 
 def _normalized(
-    strategy: strategies.Strategy, request: _Request
+    strategy: strategies.Toeplitz, request: _Request
 ) -> strategies.Strategy:
   if request.column_normalize:
     return strategies.ColumnNormalized(strategy)
@@ -163,17 +162,21 @@ def _growing(
     sizes: Iterable[int], find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
   """Returns the first of growing strategies that the next hardly improves."""
-  best, evaluations = None, 0
+  sizes = iter(sizes)
+  best = find(next(sizes))
+  evaluations = best.evaluations
   for size in sizes:
+    if not best.converged:
+      break
     found = find(size)
     evaluations += found.evaluations
     if not found.converged:
-      best = min(best or found, found, key=lambda each: each.loss)
+      best = min(best, found, key=lambda each: each.loss)
       best = dataclasses.replace(best, converged=False)
+    elif found.loss > best.loss * (1 - _WORTH):
       break
-    if best is not None and found.loss > best.loss * (1 - _WORTH):
-      break
-    best = found
+    else:
+      best = found
   return dataclasses.replace(best, evaluations=evaluations)
 
 
@@ -187,13 +190,13 @@ def _bands(request: _Request) -> int:
     ValueError: neither is given, or bands exceed the rounds.
   """
   bands, min_sep = request.bands, request.participation.min_sep
-  if bands is None and min_sep is None:
-    raise ValueError(
-        errors.invalid(
-            'bands', None,
-            f'{request.family} needs it where min_sep does not give it',
-            'give bands or min_sep'))
   if bands is None:
+    if min_sep is None:
+      raise ValueError(
+          errors.invalid(
+              'bands', None,
+              f'{request.family} needs it where min_sep does not give it',
+              'give bands or min_sep'))
     most = request.rounds
     if request.noise_copies is not None:
       most = min(most, request.noise_copies + 1)
@@ -230,7 +233,9 @@ def _banded(request: _Request) -> solver.Optimized:
       max_evaluations=request.max_evaluations, callback=request.callback)
 
 
-def _toeplitz(request: _Request, bands: int) -> solver.Optimized:
+def _toeplitz(
+    request: _Request, bands: int
+) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns an optimised banded Toeplitz strategy."""
   if request.workload.is_toeplitz:
     from tff_bandmf.optimize import toeplitz
@@ -400,7 +405,7 @@ _FAMILIES = {
             'constant', strategies.InversePlusConstant, _LARGEST_CONSTANT)),
     'sqrt-toeplitz': (
         ('column_normalize',), _all_copies,
-        _fixed(lambda r: strategies.SqrtToeplitz(r.rounds))),
+        _fixed(lambda r: _normalized(strategies.SqrtToeplitz(r.rounds), r))),
     'lti': (
         ('nu', 'column_normalize'), _all_copies, _by('nu', strategies.Lti)),
     'blt': (('buffers', 'column_normalize'), _one_copy, _blt),

@@ -7,7 +7,7 @@ from typing import Optional
 
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf import strategies, workloads
+from tff_bandmf import workloads
 from tff_bandmf.optimize import solver
 
 
@@ -59,11 +59,11 @@ class Request:
 
 
 def evaluated(
-    strategy: strategies.Strategy,
+    strategy: solver.StrategyT,
     request: Request,
     evaluations: int = 0,
     converged: bool = True,
-) -> solver.Optimized:
+) -> solver.Optimized[solver.StrategyT]:
   """Returns `strategy` with its loss for what `request` asks."""
   mean, largest = strategy.errors(request.workload)
   sensitivity = sensitivity_lib.sensitivity(strategy, request.participation)

@@ -32,7 +32,7 @@ from typing import Callable, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import errors, sensitivity, strategies, workloads
+from tff_bandmf import errors, sensitivity, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import solver
 
@@ -137,7 +137,7 @@ def squared_sensitivity(
   k = participation.participations(rounds)
   if k == 1:
     return tf.reduce_sum(column**2)
-  min_sep = participation.min_sep
+  min_sep = participation.separation(rounds)
   m = tf.abs(column)
   # PRIVACY: |c| alone understates a bound where gaps may be more than b.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
@@ -199,7 +199,7 @@ class Objective:
               'rounds', rounds,
               f'learning rates are taken up to {_MOST_SCHEDULED_ROUNDS} rounds',
               'use a constant learning rate, or family banded'))
-    self._norms = (1.0,)
+    self._norms: tuple[float, ...] = (1.0,)
     if workload.is_toeplitz:
       self._weights = (
           1 - np.arange(rounds) / rounds if objective == solver.MEAN
@@ -289,9 +289,8 @@ def minimize(
   Returns:
     The minimum; its `value` is the loss, not the logarithm.
   """
-  found, evaluations, previous = None, 0, np.inf
-  while found is None or not (
-      found.converged or found.interrupted or evaluations >= max_evaluations):
+  evaluations, previous = 0, np.inf
+  while True:
     found = solver.minimize(
         function, start, bounds, max_evaluations - evaluations,
         None if callback is None else lambda log: callback(float(np.exp(log))))
@@ -300,18 +299,19 @@ def minimize(
       gained = previous - found.value
       found = dataclasses.replace(
           found, converged=found.converged or gained <= _NO_GAIN)
+    if found.converged or found.interrupted or evaluations >= max_evaluations:
+      return dataclasses.replace(
+          found, value=float(np.exp(found.value)), evaluations=evaluations)
     start, previous = found.x, found.value
-  return dataclasses.replace(
-      found, value=float(np.exp(found.value)), evaluations=evaluations)
 
 
 def optimized(
-    strategy: strategies.Strategy,
+    strategy: solver.StrategyT,
     found: solver.Minimum,
     participation: participation_lib.Participation,
     workload: workloads.Workload,
     objective: str,
-) -> solver.Optimized:
+) -> solver.Optimized[solver.StrategyT]:
   """Returns `strategy`, its loss computed again without TensorFlow."""
   error = strategy.errors(workload)[objective == solver.MAX]
   squared = sensitivity.sensitivity(strategy, participation).value**2

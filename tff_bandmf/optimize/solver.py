@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Callable, Optional
+from typing import Callable, Generic, Optional, TypeVar
 
 import numpy as np
 import scipy.optimize
@@ -19,8 +19,11 @@ MAX_EVALUATIONS = 2000
 Callback = Callable[[float], None]
 
 
+StrategyT = TypeVar('StrategyT', bound=strategies.Strategy)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
-class Optimized:
+class Optimized(Generic[StrategyT]):
   """An optimised strategy.
 
   Attributes:
@@ -32,7 +35,7 @@ class Optimized:
       for instance; the strategy is then the best so far.
   """
 
-  strategy: strategies.Strategy
+  strategy: StrategyT
   loss: float
   evaluations: int
   converged: bool

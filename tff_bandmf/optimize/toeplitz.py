@@ -191,7 +191,7 @@ def optimize_banded_toeplitz(
     workload: workloads.Workload = workloads.PREFIX,
     max_evaluations: int = solver.MAX_EVALUATIONS,
     callback: Optional[solver.Callback] = None,
-) -> solver.Optimized:
+) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss.
 
     loss = error * sens^2, sens = |c| for a single participation

@@ -16,20 +16,36 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 from tff_bandmf import errors
 
 
+@dataclasses.dataclass(frozen=True)
 class Participation(abc.ABC):
   """A set of participation patterns; each is a set of rounds of one client."""
 
   name: ClassVar[str]
-  min_sep: Optional[int]
+
+  if TYPE_CHECKING:
+    # A field where there is one; a property while the program runs would be
+    # the default of that field.
+    @property
+    def min_sep(self) -> Optional[int]: ...
+
+    @property
+    def max_participations(self) -> Optional[int]: ...
 
   @abc.abstractmethod
   def participations(self, rounds: int) -> int:
     """Returns k: the most rounds in which one client can take part."""
+
+  @abc.abstractmethod
+  def separation(self, rounds: int) -> int:
+    """Returns b: rounds of one client are at least so far apart.
+
+    It is `min_sep`; where a client takes part once, all of the run.
+    """
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the schema as a JSON object; `from_name` reads it back."""
@@ -42,9 +58,13 @@ class Single(Participation):
 
   name: ClassVar[str] = 'single'
   min_sep: ClassVar[None] = None
+  max_participations: ClassVar[int] = 1
 
   def participations(self, rounds: int) -> int:
     return 1
+
+  def separation(self, rounds: int) -> int:
+    return rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,6 +98,9 @@ class _Separated(Participation):
     if self.max_participations is None:
       return fit
     return min(self.max_participations, fit)
+
+  def separation(self, rounds: int) -> int:
+    return self.min_sep
 
 
 @dataclasses.dataclass(frozen=True)

@@ -82,7 +82,7 @@ class CohortSampler:
     choice, rule = self.clients, f'clients={self.clients}'
     if self.sampling == self.MULTIPLES:
       # The smallest residue class.
-      choice = self.clients // self.participation.min_sep
+      choice = self.clients // self.participation.separation(self.rounds)
       rule += f' // min_sep={self.participation.min_sep}'
     if self.cohort_size > choice:
       raise CohortError(
@@ -99,7 +99,7 @@ class CohortSampler:
               'use fewer clients a round or a smaller min_sep'))
 
   def _check_schema(self) -> None:
-    fitting = {
+    fitting: dict[str, tuple[type[participation_lib.Participation], ...]] = {
         self.UNIFORM: (participation_lib.Single, participation_lib.MinSep),
         self.MULTIPLES: (participation_lib.FixedEpoch, participation_lib.MinSep)
     }
@@ -185,7 +185,7 @@ class CohortSampler:
     """Returns the indices that `sampling` lets into the round at all."""
     if self.sampling != self.MULTIPLES:
       return range(self.clients)
-    min_sep = self.participation.min_sep
+    min_sep = self.participation.separation(self.rounds)
     return range(round_index % min_sep, self.clients, min_sep)
 
   def _allowed(

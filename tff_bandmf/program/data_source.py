@@ -11,12 +11,17 @@ import json
 from collections.abc import Callable
 from typing import Optional
 
+import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_bandmf import errors
 from tff_bandmf.program import cohorts
 from tff_bandmf.program import ledger as ledger_lib
+
+try:
+  import tensorflow_federated as tff
+except ImportError as error:
+  raise errors.needs_tff(__name__) from error
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
@@ -36,7 +41,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
   def __init__(self, round_index: int):
     self.round_index = round_index
-    self.cohort = None
+    self.cohort: Optional[np.ndarray] = None
     sampler = self._source.sampler
     self._history = self._source.ledger.history(sampler.clients, round_index)
 

@@ -5,8 +5,10 @@ SQLite has a write-ahead log and syncs it at every commit.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+from collections.abc import Iterator
 from typing import Optional, Union
 
 import sqlalchemy as sa
@@ -56,6 +58,33 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
   if url.get_backend_name() == 'postgresql':
     sa.event.listen(writer, 'connect', _make_postgresql_durable)
   return writer, writer.execution_options(isolation_level='REPEATABLE READ')
+
+
+class Conflict(ValueError):
+  """What was to be added is there already."""
+
+
+@contextlib.contextmanager
+def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
+  """Yields a connection; what is written is kept if nothing raises.
+
+  Raises:
+    Conflict: a row was to be added that is there.
+    ValueError: the database is damaged, locked or gone.
+  """
+  try:
+    with engine.begin() as connection:
+      yield connection
+  except sa.exc.SQLAlchemyError as error:
+    kind = (
+        Conflict if isinstance(error, sa.exc.IntegrityError) else ValueError)
+    # Never the statement, whose parameters are identifiers of clients.
+    raise kind(
+        errors.invalid(
+            'ledger', engine.url.render_as_string(hide_password=True),
+            f'cannot be used ({getattr(error, "orig", None) or error})',
+            'do not touch the files of a run; check the address of a server')
+    ) from None
 
 
 def _make_sqlite_durable(connection, _) -> None:

@@ -31,10 +31,12 @@ class Attempt:
   Attributes:
     outcome: 'started', 'finished', 'failed' or 'abandoned'.
     z_stddev: noise measured, clip included; None if it was not recorded.
+    result: digest of what was released; None if it was not recorded.
   """
 
   outcome: str
   z_stddev: Optional[float]
+  result: Optional[bytes] = None
 
 
 class Ledger:
@@ -69,8 +71,8 @@ class Ledger:
       if not create and not (path.is_file() and path.stat().st_size):
         raise _missing(path)
     self._key_file = None if key_file is None else pathlib.Path(key_file)
-    self._identifiers = None
-    self._population = None
+    self._identifiers: Optional[identifiers.Identifiers] = None
+    self._population: Optional[tuple[range, np.ndarray]] = None
     self._writer, self._reader = database.engines(url)
     try:
       self._open(path or url.render_as_string(hide_password=True), create)
@@ -89,10 +91,15 @@ class Ledger:
         raise _no_ledger(place)
       if missing and not create:
         raise _missing(place)
+      for table in () if missing else records.TABLES:
+        # A column that is computed could hold more than the file.
+        columns = sa.inspect(self._reader).get_columns(table)
+        if any('computed' in column for column in columns):
+          raise _no_ledger(place)
       if missing:
-        with self._writer.begin() as connection:
+        with database.transaction(self._writer) as connection:
           records.create(connection)
-    except sa.exc.DatabaseError as error:
+    except sa.exc.SQLAlchemyError as error:
       raise _no_ledger(place) from error
 
   def __enter__(self) -> Ledger:
@@ -122,7 +129,9 @@ class Ledger:
               'restore the files of this run, or start a new one'))
 
   def start_round(
-      self, round_index: int, cohort: Sequence[identifiers.Client]
+      self,
+      round_index: int,
+      cohort: Union[Sequence[identifiers.Client], np.ndarray],
   ) -> None:
     """Records, durably, that a round starts with this cohort.
 
@@ -150,17 +159,18 @@ class Ledger:
         (int(client) for client in cohort if not isinstance(client, str)),
         default=-1)
     try:
-      with self._writer.begin() as connection:
+      with database.transaction(self._writer) as connection:
         records.add_round(connection, round_index, found, highest)
         records.add_attempt(connection, round_index, records.STARTED)
-    except sa.exc.IntegrityError:
+    except database.Conflict:
       self._start_again(round_index, found)
 
   def _start_again(self, round_index: int, cohort: np.ndarray) -> None:
-    with self._writer.begin() as connection:
+    with database.transaction(self._writer) as connection:
       # PRIVACY: one round's noise never meets two cohorts.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
-      if not np.array_equal(records.cohort(connection, round_index), cohort):
+      recorded = records.cohort(connection, round_index)
+      if recorded is None or not np.array_equal(recorded, cohort):
         raise ValueError(
             errors.invalid(
                 'round', round_index,
@@ -169,7 +179,8 @@ class Ledger:
                 'and configuration of the first start'))
       # PRIVACY: nor does it meet two sums of one cohort.
       # Guard: ledger_test.test_abandoned_round_cannot_start_again.
-      if records.ABANDONED in dict(records.attempts(connection, round_index)):
+      if any(outcome == records.ABANDONED for outcome, *_ in records.attempts(
+          connection, round_index)):
         raise ValueError(
             errors.invalid(
                 'round', round_index, 'was abandoned',
@@ -177,20 +188,25 @@ class Ledger:
       records.add_attempt(connection, round_index, records.STARTED)
 
   def finish_round(
-      self, round_index: int, z_stddev: Optional[float] = None
+      self,
+      round_index: int,
+      z_stddev: Optional[float] = None,
+      result: Optional[bytes] = None,
   ) -> None:
     """Records that the result of a started round was taken over.
 
     Args:
       round_index: the round.
       z_stddev: what the aggregator measured, clip included, if it is known.
+      result: digest of what is about to be released. A replay can then be held
+        against it: with another result it is not to be released.
 
     Raises:
       ValueError: there is no attempt that was started and has no outcome yet.
     """
     self._end(
         round_index, records.FINISHED,
-        None if z_stddev is None else float(z_stddev))
+        None if z_stddev is None else float(z_stddev), result)
 
   def fail_round(self, round_index: int) -> None:
     """Records that an attempt failed; the round can be started again.
@@ -209,21 +225,26 @@ class Ledger:
       ValueError: the round was never started.
     """
     round_index = operator.index(round_index)
-    with self._writer.begin() as connection:
+    with database.transaction(self._writer) as connection:
       if not records.add_attempt(connection, round_index, records.ABANDONED):
         raise _not_started(round_index)
 
   def _end(
-      self, round_index: int, outcome: str, z_stddev: Optional[float] = None
+      self,
+      round_index: int,
+      outcome: str,
+      z_stddev: Optional[float] = None,
+      result: Optional[bytes] = None,
   ) -> None:
     round_index = operator.index(round_index)
-    with self._writer.begin() as connection:
-      if not records.end_attempt(connection, round_index, outcome, z_stddev):
+    with database.transaction(self._writer) as connection:
+      if not records.end_attempt(
+          connection, round_index, outcome, z_stddev, result):
         raise _not_started(round_index)
 
   def attempts(self, round_index: int) -> list[Attempt]:
     """Returns the attempts at a round, in order; none if it was not started."""
-    with self._reader.connect() as connection:
+    with database.transaction(self._reader) as connection:
       return [
           Attempt(*row) for row in
           records.attempts(connection, operator.index(round_index))]
@@ -243,7 +264,7 @@ class Ledger:
     Raises:
       ValueError: a client of the cohort is not among them.
     """
-    with self._reader.connect() as connection:
+    with database.transaction(self._reader) as connection:
       recorded = records.cohort(connection, operator.index(round_index))
     if recorded is None:
       return None
@@ -331,21 +352,23 @@ class Ledger:
       rounds: n.
     """
     return admission.admit(
-        clients, round_index, participation, rounds,
+        np.asarray(clients), round_index, participation, rounds,
         self.past(clients, round_index)).admitted
 
   def observed(self) -> observed_lib.Observed:
     """Returns what really happened, from the rows alone."""
-    with self._reader.connect() as connection:
+    with database.transaction(self._reader) as connection:
       sizes = {
           round_index: len(cohort)
           for round_index, cohort in records.cohorts(connection)}
       found = observed_lib.patterns(
           lambda: records.cohorts(connection), sum(sizes.values()))
       finished, z_stddev = records.finished(connection)
+      burnt = records.burnt(connection)
       last_client = records.last_client(connection)
     return observed_lib.Observed(
-        rounds=len(sizes), finished=finished, clients=found.clients,
+        rounds=len(sizes), finished=finished, burnt=burnt,
+        clients=found.clients,
         min_cohort=min(sizes.values(), default=0),
         max_cohort=max(sizes.values(), default=0),
         min_sep=found.min_sep, max_participations=found.max_participations,
@@ -360,7 +383,7 @@ class Ledger:
             errors.invalid(
                 'key_file', None, 'a ledger in a database server needs it',
                 'give a file next to the other secrets of the run'))
-      with self._reader.connect() as connection:
+      with database.transaction(self._reader) as connection:
         recorded = records.get(connection, records.KEY)
       # PRIVACY: with another key every client looks new. Guards:
       # ledger_test.test_ledger_without_its_key_lets_nobody_in and
@@ -388,17 +411,17 @@ class Ledger:
 
   def _claim(self, column: sa.Column, value: int) -> int:
     """Sets a column of the ledger's row if it has no value; returns it."""
-    with self._writer.begin() as connection:
+    with database.transaction(self._writer) as connection:
       return records.claim(connection, column, value)
 
   def _last_client(self) -> int:
-    with self._reader.connect() as connection:
+    with database.transaction(self._reader) as connection:
       return records.last_client(connection)
 
   def _cohorts(
       self, before: Optional[int] = None
   ) -> Iterator[tuple[int, np.ndarray]]:
-    with self._reader.connect() as connection:
+    with database.transaction(self._reader) as connection:
       yield from records.cohorts(connection, before)
 
 

@@ -19,6 +19,7 @@ class Observed:
   Attributes:
     rounds: rounds started.
     finished: rounds finished.
+    burnt: rounds abandoned, also after an attempt that finished.
     clients: different clients that took part.
     min_cohort: fewest clients in a round; 0 without rounds.
     max_cohort: most clients in a round; 0 without rounds.
@@ -32,6 +33,7 @@ class Observed:
 
   rounds: int
   finished: int
+  burnt: int
   clients: int
   min_cohort: int
   max_cohort: int

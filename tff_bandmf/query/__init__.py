@@ -1,10 +1,6 @@
 """The differentially private query that TFF aggregates with."""
 
-from tff_bandmf.query.clipping import (
-    clip_record,
-    is_finite_record,
-    record_dimension,
-)
+from tff_bandmf.query.clipping import Clipping, record_dimension
 from tff_bandmf.query.correlated_noise import (
     CorrelatedNoiseSumQuery,
     MeanQuery,

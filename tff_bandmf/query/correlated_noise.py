@@ -32,7 +32,8 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
   """Returns sum_i clip(x_i) + z_stddev * (C^-1 Z)[t] in round t.
 
   The guarantee is that of a `PrivacySpec` with
-  z_stddev = l2_norm_clip * noise_multiplier * sensitivity. It rests on one
+  z_stddev = norm * noise_multiplier * sensitivity, where norm is the most that
+  a record has after clipping, `Clipping.l2_norm`. It rests on one
   client contributing at most one record a round, in rounds that the spec's
   participation schema allows, and on each round of one state being released
   with one cohort only.
@@ -44,7 +45,7 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
 
   def __init__(
       self,
-      l2_norm_clip: float,
+      clip: clipping.Clipping,
       z_stddev: float,
       record_specs: Any,
       rounds: int,
@@ -53,7 +54,7 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
     """Initializes the query.
 
     Args:
-      l2_norm_clip: clipping norm of one record.
+      clip: of one record.
       z_stddev: standard deviation of z in the units of the sum, clip included.
       record_specs: nested structure of `tf.TensorSpec`, floats.
       rounds: n.
@@ -63,8 +64,7 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
       TypeError: a leaf of the record is no float.
       ValueError: a value out of range.
     """
-    self._l2_norm_clip = errors.check_positive(
-        'l2_norm_clip', l2_norm_clip, 'it bounds the norm of one update')
+    self._clip = clip
     # PRIVACY: noise is float32; there it must neither vanish nor overflow.
     # Guard: query_test.test_noise_that_float32_cannot_hold_is_refused.
     if z_stddev and not _FLOAT32.tiny <= z_stddev <= _FLOAT32.max / 10:
@@ -89,14 +89,21 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
         tf.constant(self._source.start_round, tf.int64),
         self._source.initial_state())
 
-  def derive_sample_params(self, global_state: QueryState) -> tf.Tensor:
-    """Returns the clipping norm, scalar float64."""
-    del global_state
-    return tf.constant(self._l2_norm_clip, tf.float64)
+  def begin(self, global_state: QueryState, round_index: int) -> QueryState:
+    """Returns the state of a new run at a round, from an initial one."""
+    return QueryState(
+        tf.constant(round_index, tf.int64),
+        self._source.begin(global_state.noise))
 
-  def preprocess_record(self, params: tf.Tensor, record: Any) -> Any:
-    """Returns the record clipped, or zero where it is not finite."""
-    return clipping.clip_record(record, params)
+  def derive_sample_params(self, global_state: QueryState) -> tuple[()]:
+    """Returns nothing: the bounds of a record are constants."""
+    del global_state
+    return ()
+
+  def preprocess_record(self, params: tuple[()], record: Any) -> Any:
+    """Returns the record clipped, or zero."""
+    del params
+    return self._clip.clip(record)
 
   def initial_sample_state(self, template: Any = None) -> Any:
     """Returns zeros in the types in which records are summed."""
@@ -150,10 +157,11 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
     )
 
   def derive_metrics(self, global_state: QueryState) -> Any:
-    """Returns what costs no privacy: the round and the noise of the sum."""
+    """Returns what costs no privacy: nothing of it depends on a record."""
     return collections.OrderedDict(
         round=global_state.round,
-        z_stddev=tf.constant(self._z_stddev, tf.float32))
+        z_stddev=tf.constant(self._z_stddev, tf.float32),
+        **self._source.metrics(global_state.round))
 
 
 class MeanQuery(tfp.NormalizedQuery):
@@ -178,6 +186,12 @@ class MeanQuery(tfp.NormalizedQuery):
     """
     super().__init__(numerator_query, denominator)
     self._record_specs = record_specs
+
+  def begin(self, global_state: Any, round_index: int) -> Any:
+    """Returns the state of a new run at a round, from an initial one."""
+    return global_state._replace(
+        numerator_state=self._numerator.begin(
+            global_state.numerator_state, round_index))
 
   def get_noised_result(
       self, sample_state: Any, global_state: Any

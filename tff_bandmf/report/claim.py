@@ -93,6 +93,7 @@ class Claim:
         'observed': {
             'rounds': observed.rounds,
             'rounds_finished': observed.finished,
+            'rounds_burnt': observed.burnt,
             'clients': observed.clients,
             'min_cohort': observed.min_cohort,
             'max_cohort': observed.max_cohort,
@@ -185,9 +186,7 @@ def what_if(
     # A client that takes part once has no separation.
     min_sep = planned.min_sep or 1
   if max_participations is None:
-    max_participations = (
-        1 if isinstance(planned, participation_lib.Single)
-        else planned.max_participations)
+    max_participations = planned.max_participations
   schema = participation_lib.MinSep(min_sep, max_participations)
   spec = _under(claim.planned, schema)
   numbers = spec.to_dict()
@@ -255,7 +254,7 @@ def _worse(
 ) -> bool:
   """Returns whether clients did what the schema does not allow."""
   return observed.max_participations > schema.participations(rounds) or (
-      None not in (observed.min_sep, schema.min_sep)
+      observed.min_sep is not None and schema.min_sep is not None
       and observed.min_sep < schema.min_sep)
 
 

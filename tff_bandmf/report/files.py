@@ -25,6 +25,10 @@ and, where it is known, the optional keys
 | `tuning`, `model_selection`,        | a sentence each: what the run used     |
 | `pre_training`                      |                                        |
 | `enforced`                          | `min_sep`, `max_participations`, `by`  |
+| `clipped_by`                        | a sentence: who clips an update        |
+| `simulated`                         | what a larger cohort, that the run's   |
+|                                     | stands for, would have; the report     |
+|                                     | then claims nothing for a deployment   |
 | `versions`                          | package to version                     |
 | `code_sha256`, `train_sha256`       | digests of the code, of the train data |
 
@@ -34,11 +38,12 @@ What the optional keys do not say the report calls 'not stated'.
 from __future__ import annotations
 
 import csv
-import json
+import math
 import pathlib
+import unicodedata
 from typing import Any
 
-from tff_bandmf import errors
+from tff_bandmf import documents, errors
 
 RUN_FORMAT = 'tff_bandmf.run'
 RUN_VERSION = 1
@@ -61,7 +66,8 @@ _RUN_KEYS = {
 _OPTIONAL_KEYS = {
     'setting': str, 'covered': str, 'noise_key': str, 'noise_generator': str,
     'tuning': str, 'model_selection': str, 'pre_training': str,
-    'enforced': dict, 'versions': dict, 'code_sha256': str, 'train_sha256': str}
+    'enforced': dict, 'clipped_by': str, 'simulated': dict, 'versions': dict,
+    'code_sha256': str, 'train_sha256': str}
 _CLAIM_KEYS = (
     'noise_multiplier', 'z_stddev_per_clip', 'delta', 'l2_norm_clip',
     'clients_per_round')
@@ -76,7 +82,7 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
   """
   path = directory / RUN_FILE
   try:
-    run = json.loads(path.read_text())
+    run = documents.read(path)
   except FileNotFoundError as error:
     raise ValueError(
         errors.invalid(
@@ -104,6 +110,8 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
       f'enforced.{name}' for name in _ENFORCED_KEYS
       if 'enforced' in run and 'enforced' not in wrong
       and name not in run['enforced']]
+  wrong += [
+      name for name, value in run.items() if not _is_printable(value)]
   if wrong:
     raise ValueError(
         errors.invalid(
@@ -118,9 +126,12 @@ def read_result(directory: pathlib.Path) -> dict[str, float]:
   if not path.exists():
     return {}
   try:
-    result = json.loads(path.read_text())
-    return {key: float(result[key]) for key in RESULT_KEYS}
-  except (ValueError, TypeError, KeyError) as error:
+    result = documents.read(path)
+    numbers = {key: float(result[key]) for key in RESULT_KEYS}
+    if not all(map(math.isfinite, numbers.values())):
+      raise ValueError('NaN or infinity')
+    return numbers
+  except (ValueError, TypeError, KeyError, OverflowError) as error:
     raise ValueError(
         errors.invalid(
             'result', path, 'is damaged', 'remove it and resume the run')
@@ -149,6 +160,19 @@ def read_metrics(directory: pathlib.Path) -> list[dict[str, str]]:
         errors.invalid(
             'metrics', path, 'is damaged', 'restore the file')) from error
   return rows
+
+
+def _is_printable(value: Any) -> bool:
+  """Returns whether no text in a JSON value has control characters.
+
+  They, and halves of characters, could make a report read as another one.
+  """
+  if isinstance(value, dict):
+    return all(map(_is_printable, (*value, *value.values())))
+  if isinstance(value, list):
+    return all(map(_is_printable, value))
+  return not isinstance(value, str) or not any(
+      unicodedata.category(character) in ('Cc', 'Cs') for character in value)
 
 
 def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:

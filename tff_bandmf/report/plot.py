@@ -24,9 +24,10 @@ def epsilon(
     stated: (epsilon, delta) of the claim, marked.
     planned: the curve that was planned, where the claim is another.
   """
-  figure, axes = _axes('delta', 'epsilon')
-  if figure is None:
+  empty = _axes('delta', 'epsilon')
+  if empty is None:
     return None
+  figure, axes = empty
   label = f'the claim: ({stated[0]:.4g}, {stated[1]:.4g})'
   if planned is not None:
     _draw(axes, planned, color=_GREY, linestyle='--', label='planned')
@@ -46,9 +47,10 @@ def accuracy(curves: dict[str, list[tuple[int, float]]]) -> Optional[Any]:
   """
   if not any(curves.values()):
     return None
-  figure, axes = _axes('rounds', 'validation accuracy (%)')
-  if figure is None:
+  empty = _axes('rounds', 'validation accuracy (%)')
+  if empty is None:
     return None
+  figure, axes = empty
   for label, points in curves.items():
     axes.plot(
         [round_ for round_, _ in points],
@@ -78,12 +80,12 @@ def data_uri(figure: Any) -> str:
   return f'data:image/svg+xml;base64,{encoded}'
 
 
-def _axes(x: str, y: str) -> tuple[Optional[Any], Optional[Any]]:
-  """Returns an empty figure and its axes; None twice without matplotlib."""
+def _axes(x: str, y: str) -> Optional[tuple[Any, Any]]:
+  """Returns an empty figure and its axes; None without matplotlib."""
   try:
     from matplotlib import figure
   except ImportError:
-    return None, None
+    return None
   drawing = figure.Figure(figsize=_SIZE, layout='constrained')
   axes = drawing.subplots()
   axes.set_xlabel(x)

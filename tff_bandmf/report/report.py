@@ -97,6 +97,7 @@ def build(directory: Union[str, os.PathLike]) -> Report:
       'summary': _summary(numbers, run),
       'warnings': statement.warnings(claim, run, bool(result), code_sha256),
       'completed': bool(result),
+      'simulated': 'simulated' in run,
       **numbers,
       'epsilons': [
           {
@@ -156,8 +157,10 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
       files.HTML_FILE: report.html(),
       files.JSON_FILE: report.json(),
   }
-  for name, figure in report.figures.items():
-    _replace(directory / name, plot.png(figure))
+  # After the page, as drawing at another size moves the axes.
+  images = {name: plot.png(figure) for name, figure in report.figures.items()}
+  for name, image in images.items():
+    _replace(directory / name, image)
   for name, text in texts.items():
     _replace(directory / name, text.encode())
   return report.content
@@ -231,9 +234,12 @@ def _summary(numbers: dict[str, Any], run: dict[str, Any]) -> str:
   """Returns the claim in one sentence."""
   if numbers['epsilon'] is None:
     return 'This run added no noise and guarantees nothing.'
+  simulated = (
+      'SIMULATED, no claim for a deployment: ' if 'simulated' in run else '')
   return (
-      f"({_number(numbers['epsilon'])}, {numbers['delta']})-differential "
-      f"privacy for {run['unit_of_privacy']}, {numbers['adjacency']} "
+      f"{simulated}({_number(numbers['epsilon'])}, {numbers['delta']})-"
+      f"differential privacy for {run['unit_of_privacy']}, "
+      f"{numbers['adjacency']} "
       f"adjacency, {numbers['observed']['rounds']} rounds of "
       f"{numbers['clients_per_round']} clients, {numbers['family']} noise.")
 

@@ -25,8 +25,8 @@ ADJACENCY = (
     'client are zero, in every round in which it takes part; who takes part is '
     'the same in both')
 _SETTING = (
-    'central: a trusted server receives updates in the clear, clips and sums '
-    'them and adds the noise; protected against whoever sees what is released')
+    'central: whoever trains, clips, sums and adds the noise sees updates in '
+    'the clear and is trusted; protected against whoever sees what is released')
 _COVERED = (
     'the updates of training clients, through the noised sum of every round')
 
@@ -59,6 +59,9 @@ _COLUMNS = {
         'how many clients of a round had an update that was not finite and '
         'counted as zero, exact'),
     'accuracy': 'of released models, on validation clients without noise',
+    'accuracy_with_end': 'the same, ends of sentence counted',
+    'accuracy_with_end_and_unknown': (
+        'the same, ends of sentence and unknown words counted'),
     'loss': 'of released models, on validation clients without noise',
 }
 
@@ -137,11 +140,12 @@ def assumptions(
   measured = (
       'not checked: the ledger has no measurement'
       if claim.observed.z_stddev is None
-      else 'the ledger has the noise measured; compared with the claim here')
+      else 'the ledger has the standard deviation that the aggregator told of '
+      'each round; compared with the claim here')
   rows = (
       ('A client sends at most one update a round, and its L2 norm is clipped '
        f'to {claim.l2_norm_clip}.',
-       'the aggregator, on the server', 'not checked here'),
+       run.get('clipped_by', NOT_STATED), 'not checked here'),
       ('Clients take part as often, and as far apart, as the statement says.',
        enforced, 'the ledger, read for this report'),
       ('The ledger has every cohort that was used: it is written before its '
@@ -210,6 +214,13 @@ def warnings(
 ) -> list[str]:
   """Returns what a reader has to know before the numbers, worst first."""
   found = []
+  # PRIVACY: figures of a run that stands for another are not taken for a
+  # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
+  if 'simulated' in run:
+    found.append(
+        'SIMULATED: a small cohort stands for a larger one. No privacy claim '
+        'is made for a deployment; what is claimed here is for the noise that '
+        'this run had.')
   if claim.violated:
     planned, seen = claim.planned.participation, claim.observed
     most = planned.participations(claim.held.strategy.rounds)
@@ -225,6 +236,11 @@ def warnings(
         f'This run has not ended: {claim.observed.rounds} of '
         f'{claim.held.strategy.rounds} rounds were started. The claim holds '
         'for all of them.')
+  if claim.observed.burnt:
+    found.append(
+        f'{claim.observed.burnt} of {claim.observed.rounds} rounds were burnt: '
+        'started, and what they gave is not in the model. The claim counts '
+        'them.')
   if claim.delta * run['population'] >= 1:
     found.append(
         f'delta = {claim.delta!r} is not below 1 / population = 1 / '

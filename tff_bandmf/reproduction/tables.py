@@ -58,7 +58,7 @@ class Row:
   @property
   def passed(self) -> bool:
     # Not `<` of a NaN's negation: what is no number does not pass.
-    return abs(self.difference) <= self.tolerance
+    return bool(abs(self.difference) <= self.tolerance)
 
 
 def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:

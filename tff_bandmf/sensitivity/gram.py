@@ -14,7 +14,7 @@ bands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Callable, Optional
 
 import numpy as np
@@ -55,7 +55,7 @@ def sensitivity(
     return result.exact(
         float(column_norms_squared(strategy).max()),
         'largest column norm (one participation)')
-  min_sep = participation.min_sep
+  min_sep = participation.separation(rounds)
   fixed = isinstance(participation, participation_lib.FixedEpoch)
   # PRIVACY: bands of C, never those of C^-1.
   # Guard: families_test.test_stamped_banded_inverse_overlaps.
@@ -96,7 +96,7 @@ def column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
   """Returns the diagonal of X, [n] float64."""
   if isinstance(strategy, strategies.ColumnNormalized):
     return np.ones(strategy.rounds)
-  if _is_tiled(strategy):
+  if isinstance(strategy, strategies.Stamped) and _is_tiled(strategy):
     return _tiled(strategy, column_norms_squared)
   rounds, bands = strategy.rounds, strategy.bands
   first = strategy.block if isinstance(
@@ -129,7 +129,7 @@ def _row_weights(
   Returns:
     [2 + lag_count, n] float64, w first; X is 0 past round n.
   """
-  if _is_tiled(strategy):
+  if isinstance(strategy, strategies.Stamped) and _is_tiled(strategy):
     return _tiled(
         strategy, lambda part: _row_weights(part, min_sep, k, lag_count))
   rows = np.zeros((2 + lag_count, strategy.rounds))
@@ -197,7 +197,7 @@ def _gram_rows(
   """
   rounds, bands = strategy.rounds, strategy.bands
   step = max(_LEAST_ROWS, bands // 4)
-  starts = range(0, rounds, step)
+  starts: Iterable[int] = range(0, rounds, step)
   if backwards_by is not None:
     step = min(step, backwards_by)
     starts = reversed(range(0, rounds, step))
@@ -230,9 +230,8 @@ def _unskewed(rows: np.ndarray) -> np.ndarray:
   return padded.reshape(-1)[:-count].reshape(count, count + bands - 1)
 
 
-def _is_tiled(strategy: strategies.Strategy) -> bool:
-  return isinstance(strategy, strategies.Stamped) and (
-      strategy.rounds > strategy.block.rounds)
+def _is_tiled(strategy: strategies.Stamped) -> bool:
+  return strategy.rounds > strategy.block.rounds
 
 
 def _tiled(

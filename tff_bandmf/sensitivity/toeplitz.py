@@ -67,7 +67,7 @@ def sensitivity(
   if k == 1:
     return result.exact(
         float(column @ column), 'largest column norm (one participation)')
-  min_sep = participation.min_sep
+  min_sep = participation.separation(rounds)
   leftmost = _leftmost_squared(np.abs(column), rounds, min_sep, k)
   if len(column) <= min_sep:
     return result.exact(
@@ -139,7 +139,7 @@ def normalized_sensitivity(
   k = participation.participations(rounds)
   if k == 1:
     return result.exact(1.0, 'largest column norm (one participation)')
-  min_sep = participation.min_sep
+  min_sep = participation.separation(rounds)
   if strategy.bands <= min_sep:
     return result.exact(
         float(k), 'columns of one client do not overlap (bands <= min_sep)')
@@ -147,7 +147,7 @@ def normalized_sensitivity(
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if isinstance(toeplitz, strategies.DpCgd):
     return result.exact(
-        _leftmost_cgd_squared(strategy, min_sep, k),
+        _leftmost_cgd_squared(toeplitz, strategy.column_norms, min_sep, k),
         'column-normalised DP-CGD, leftmost pattern [DPCGD26]')
   fixed = isinstance(participation, participation_lib.FixedEpoch)
   # Entries of C D^-1 are at most those of C over its diagonal.
@@ -247,14 +247,21 @@ def _row_weight(column: np.ndarray, min_sep: int, k: int) -> float:
 
 
 def _leftmost_cgd_squared(
-    strategy: strategies.ColumnNormalized, min_sep: int, k: int
+    strategy: strategies.DpCgd, norms: np.ndarray, min_sep: int, k: int
 ) -> float:
-  """Returns || sum_{j<k} (C D^-1)[:, j b] ||^2 for DP-CGD, in O(n)."""
+  """Returns || sum_{j<k} (C D^-1)[:, j b] ||^2 for DP-CGD, in O(n).
+
+  Args:
+    strategy: C.
+    norms: the diagonal of D, [n] float64.
+    min_sep: b.
+    k: participations.
+  """
   impulses = np.zeros(strategy.rounds)
   taken = np.arange(k) * min_sep
-  impulses[taken] = 1 / strategy.column_norms[taken]
+  impulses[taken] = 1 / norms[taken]
   summed = scipy.signal.lfilter(
-      [1.0], strategy.toeplitz.inverse_coefficients, impulses)
+      [1.0], strategy.inverse_coefficients, impulses)
   return float(summed @ summed)
 
 

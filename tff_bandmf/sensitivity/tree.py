@@ -54,7 +54,7 @@ def sensitivity(
   if k == 1:
     return result.exact(
         float(len(sizes)), 'levels of the tree (one participation)')
-  min_sep = participation.min_sep
+  min_sep = participation.separation(rounds)
   fixed = isinstance(participation, participation_lib.FixedEpoch)
   if not fixed:
     heaviest = _heaviest(rounds, sizes, min_sep, k)
@@ -88,23 +88,25 @@ def _heaviest(
   after[0] = min_sep - 1
   waiting = np.maximum(beginning - 1, 0)
   waiting[-1] = min_sep
-  tables = [{(0, 0): waiting, (1, 1): after}]
+  tables: list[_Table] = [{(0, 0): waiting, (1, 1): after}]
   for size, parent in zip(sizes, sizes[1:]):
     children = tables[-1]
     for _ in range(parent // size - 1):
-      children = _joined(children, tables[-1], k)
-      if children is None:
+      joined = _joined(children, tables[-1], k)
+      if joined is None:
         return None
+      children = joined
     tables.append({
         (count, squared + count**2): end
         for (count, squared), end in children.items()
     })
-  forest = {(0, 0): beginning[:1]}
+  forest: _Table = {(0, 0): beginning[:1]}
   for size, table in zip(reversed(sizes), reversed(tables)):
     for _ in range(rounds // size):
-      forest = _joined(forest, table, k)
-      if forest is None:
+      joined = _joined(forest, table, k)
+      if joined is None:
         return None
+      forest = joined
     rounds %= size
   return float(max(squared for _, squared in forest))
 
@@ -115,7 +117,7 @@ def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
   pairs = len(first) * len(second)
   if pairs > _QUICK_PAIRS or pairs * ends > _QUICK_TABLE:
     return None
-  found = {}
+  found: _Table = {}
   for (count, squared), middle in first.items():
     for (count_after, squared_after), end in second.items():
       if count + count_after > k:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
-from typing import Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
@@ -45,11 +45,26 @@ class Strategy(abc.ABC):
     buffers: d, or None where the family is no BLT.
   """
 
-  family: ClassVar[str]
-  rounds: int
-  bands: int
-  inverse_bands: Optional[int] = None
-  buffers: Optional[int] = None
+  if TYPE_CHECKING:
+    # A field or a property, as the family has it. While the program runs,
+    # properties here would be the defaults of those fields.
+    @property
+    def family(self) -> str: ...
+
+    @property
+    def rounds(self) -> int: ...
+
+    @property
+    def bands(self) -> int: ...
+
+    @property
+    def inverse_bands(self) -> Optional[int]: ...
+
+    @property
+    def buffers(self) -> Optional[int]: ...
+  else:
+    inverse_bands = None
+    buffers = None
 
   @abc.abstractmethod
   def band_rows(self, start: int, stop: int) -> np.ndarray:

@@ -15,25 +15,30 @@ are written so that float64 reads back bit for bit. `optimized` says how the
 file came to be and is empty for a family without optimiser; nothing is
 computed from it.
 An `.npz` archive has one member per array and one, `header`, with the rest as
-a JSON string. A `.npy` file is read as the matrix C itself.
+a JSON string; nothing in it is compressed. A `.npy` file is read as the matrix
+C itself.
+
+Files come from anybody: what is read takes memory in proportion to the file,
+and nothing in one is ever unpickled.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import keyword
+import math
 import os
 import pathlib
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Mapping
-from typing import Any, Optional, Union
+from typing import IO, Any, Optional, Union
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import documents, errors
 from tff_bandmf.strategies import (
     banded,
     banded_inverse,
@@ -49,40 +54,39 @@ from tff_bandmf.strategies import (
     tree,
 )
 
+_KINDS: tuple[type[Any], ...] = (
+    identity.Identity,
+    banded.Banded,
+    banded_toeplitz.BandedToeplitz,
+    banded_toeplitz.RobustToeplitz,
+    fractional.BandedSqrt,
+    fractional.BandedFractional,
+    inverse_plus_constant.InversePlusConstant,
+    fractional.SqrtToeplitz,
+    fractional.Lti,
+    blt.Blt,
+    fractional.DpCgd,
+    banded_inverse.BandedInverse,
+    fractional.BandedInverseSqrt,
+    fractional.BandedInverseFractional,
+    dense.Dense,
+    tree.Tree,
+    tree.OnlineTree,
+    stamped.Stamped,
+)
 # Every family, by its name.
-FAMILIES = {
-    family.family: family
-    for family in (
-        identity.Identity,
-        banded.Banded,
-        banded_toeplitz.BandedToeplitz,
-        banded_toeplitz.RobustToeplitz,
-        fractional.BandedSqrt,
-        fractional.BandedFractional,
-        inverse_plus_constant.InversePlusConstant,
-        fractional.SqrtToeplitz,
-        fractional.Lti,
-        blt.Blt,
-        fractional.DpCgd,
-        banded_inverse.BandedInverse,
-        fractional.BandedInverseSqrt,
-        fractional.BandedInverseFractional,
-        dense.Dense,
-        tree.Tree,
-        tree.OnlineTree,
-        stamped.Stamped,
-    )
-}
+FAMILIES = {kind.family: kind for kind in _KINDS}
 
 _SUFFIXES = ('.json', '.npz')
 
 FORMAT = 'tff_bandmf.strategy'
 VERSION = 1
 
-# What reading a file that is cut short, or no such file at all, raises.
-_DAMAGE = (
-    AttributeError, EOFError, KeyError, RuntimeError, TypeError, ValueError,
-    zipfile.BadZipFile, zlib.error)
+# The headers of .npy files that NumPy writes for numbers.
+_READ_HEADER = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def save(
@@ -159,10 +163,12 @@ def load(path: Union[str, os.PathLike]) -> base.Strategy:
         errors.invalid(
             'file', path, 'must end in .json, .npz or .npy',
             'write one with bandmf optimize --out FILE'))
+  content = documents.content(path)
   try:
-    header = _read_npz(path) if path.suffix == '.npz' else json.loads(
-        path.read_bytes())
-  except _DAMAGE as error:
+    header = (
+        _parse_npz(content) if path.suffix == '.npz' else _parse_json(content))
+  # Readers raise what they like where a file is damaged.
+  except Exception as error:
     raise ValueError(_not_a_strategy(path)) from error
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
@@ -177,32 +183,64 @@ def load(path: Union[str, os.PathLike]) -> base.Strategy:
 
 def _read_matrix(path: pathlib.Path) -> dense.Dense:
   """Returns the strategy whose matrix a `.npy` file holds."""
-  # Opened here, so that what NumPy raises is about the content.
-  with path.open('rb') as stream:
-    try:
-      values = np.lib.format.read_array(stream, allow_pickle=False)
-    except _DAMAGE as error:
-      raise ValueError(
-          errors.invalid(
-              'file', path, 'is not a whole .npy file of numbers',
-              'write C with numpy.save')) from error
+  content = documents.content(path)
+  try:
+    values = _read_array(io.BytesIO(content), len(content))
+  # As in `load`.
+  except Exception as error:
+    raise ValueError(
+        errors.invalid(
+            'file', path, 'is not a whole .npy file of numbers',
+            'write C with numpy.save')) from error
   try:
     return dense.Dense(values)
   except TypeError as error:
     raise ValueError(str(error)) from error
 
 
-def _read_npz(path: pathlib.Path) -> dict[str, Any]:
-  """Returns the header of an archive, `arrays` included."""
-  with zipfile.ZipFile(path) as archive:
+def _parse_json(content: bytes) -> Any:
+  """Returns the header in a JSON file, the numbers of `arrays` as arrays."""
+  header = documents.parse(content)
+  header['arrays'] = {
+      name: _to_array(values) for name, values in header['arrays'].items()}
+  return header
+
+
+def _to_array(values: Any) -> np.ndarray:
+  """Returns a list of numbers, or a list of such lists, as an array."""
+  nested = bool(values) and isinstance(values[0], list)
+  for row in values if nested else [values]:
+    # NumPy would make one long string as many long strings as there are items.
+    if not isinstance(row, list) or not set(map(type, row)) <= {int, float}:
+      raise TypeError('no list of numbers')
+  return np.array(values)
+
+
+def _parse_npz(content: bytes) -> dict[str, Any]:
+  """Returns the header in an archive, `arrays` included."""
+  with zipfile.ZipFile(io.BytesIO(content)) as archive:
+    # Compressed members, and members in one another, could hold any amount.
+    if sum(info.file_size for info in archive.infolist()) > len(content):
+      raise ValueError('more content than file')
     members = {}
-    for member in archive.namelist():
-      with archive.open(member) as stream:
-        members[member[:-len('.npy')]] = np.lib.format.read_array(
-            stream, allow_pickle=False)
-  header = json.loads(str(members.pop('header')[()]))
+    for info in archive.infolist():
+      with archive.open(info) as stream:
+        members[info.filename[:-len('.npy')]] = _read_array(
+            stream, info.file_size)
+  header = documents.parse(str(members.pop('header')[()]).encode())
   header['arrays'] = members
   return header
+
+
+def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
+  """Returns the array of a .npy file of `size` bytes."""
+  header = _READ_HEADER[np.lib.format.read_magic(stream)]
+  shape, _, dtype = header(stream)
+  # NumPy would take room for what the header says before it reads.
+  if math.prod(shape) * dtype.itemsize != size - stream.tell():
+    raise ValueError('a header of another file')
+  stream.seek(0)
+  return np.lib.format.read_array(stream, allow_pickle=False)
 
 
 def _from_header(path: pathlib.Path, header: dict[str, Any]) -> base.Strategy:
@@ -219,7 +257,7 @@ def _from_header(path: pathlib.Path, header: dict[str, Any]) -> base.Strategy:
     # Files of families without parameters may lack them.
     strategy = _build(
         family, rounds, header.get('parameters', {}), header['arrays'])
-  except (AttributeError, KeyError, TypeError) as error:
+  except (AttributeError, KeyError, OverflowError, TypeError) as error:
     raise ValueError(_not_a_strategy(path)) from error
   if strategy.rounds != rounds:
     raise ValueError(_not_a_strategy(path))

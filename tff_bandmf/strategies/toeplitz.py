@@ -16,6 +16,7 @@ over a polynomial for a banded C^-1, a proper rational function for a BLT.
 from __future__ import annotations
 
 import abc
+from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.signal
@@ -120,7 +121,9 @@ class BandedC(RationalToeplitz):
     coefficients: [bands] float64, first column of C; read-only.
   """
 
-  coefficients: np.ndarray
+  if TYPE_CHECKING:  # As in the base.
+    @property
+    def coefficients(self) -> np.ndarray: ...
 
   def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
     return self.coefficients, np.ones(1)
@@ -133,7 +136,12 @@ class BandedInverseC(RationalToeplitz):
     inverse_coefficients: [p] float64, first column of C^-1; read-only.
   """
 
-  inverse_coefficients: np.ndarray
+  if TYPE_CHECKING:  # As in the base.
+    @property
+    def inverse_bands(self) -> int: ...
+
+    @property
+    def inverse_coefficients(self) -> np.ndarray: ...
 
   @property
   def bands(self) -> int:

@@ -1,0 +1,84 @@
+"""The side of tff_bandmf; see `side_by_side`."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import numpy as np
+
+import tff_bandmf
+from benchmarks import clock
+from tff_bandmf import participation, sensitivity, strategies
+
+# A multiple of the rounds that the stream makes at a time.
+_WARM = 64
+
+
+def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+  from tff_bandmf import optimize
+
+  watch = clock.Clock()
+  found = optimize.optimize_banded(
+      task['rounds'], task['bands'], participation.MinSep(task['bands']))
+  measured = watch.read()
+  np.save(folder / 'found.npy', found.strategy.matrix())
+  return measured
+
+
+def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+  del folder  # It needs no file.
+  from tff_bandmf import noise
+  from tff_bandmf.noise import stream
+
+  rounds, bands = task['rounds'] + _WARM, task['bands']
+  strategy = strategies.BandedToeplitz(
+      max(rounds, bands), strategies.BandedSqrt(bands, bands).coefficients)
+  rows = (
+      row for row in stream.Stream(
+          noise.Plan.of(strategy), task['dimension'], noise.Key.from_seed(0)
+      ).rows() if row is not None)
+  total = 0.0
+  for t in range(rounds):
+    if t == _WARM:
+      watch = clock.Clock()
+    # Both sides hand the row over as an array in memory.
+    total += float(next(rows)[0])
+  return watch.read(task['rounds'])
+
+
+def _sensitivity(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
+  strategy = strategies.Dense(np.load(folder / 'given.npy'))
+  return _timed(strategy, task)
+
+
+def _toeplitz_sensitivity(
+    task: dict[str, Any], folder: pathlib.Path
+) -> dict[str, Any]:
+  del folder  # It needs no file.
+  return _timed(strategies.SqrtToeplitz(task['rounds']), task)
+
+
+def _timed(
+    strategy: strategies.Strategy, task: dict[str, Any]
+) -> dict[str, Any]:
+  schema = participation.MinSep(task['min_sep'], task['max_participations'])
+  sensitivity.sensitivity(strategy, schema)
+  watch = clock.Clock()
+  found = sensitivity.sensitivity(strategy, schema)
+  return {**watch.read(), 'value': found.value, 'method': found.method}
+
+
+_TASKS = {
+    'optimize': _optimize, 'noise': _noise, 'sensitivity': _sensitivity,
+    'toeplitz_sensitivity': _toeplitz_sensitivity}
+
+if __name__ == '__main__':
+  given = json.loads(sys.argv[1])
+  answer = _TASKS[given['task']](given, pathlib.Path(sys.argv[2]))
+  print(json.dumps({**answer, 'version': tff_bandmf.__version__}))

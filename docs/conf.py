@@ -1,0 +1,64 @@
+"""Sphinx: pages in Markdown, notebooks that run while the site is built.
+
+Nothing is fetched, neither here nor by who reads the pages.
+"""
+
+import os
+import pathlib
+import sys
+
+_DOCS = pathlib.Path(__file__).resolve().parent
+_ROOT = _DOCS.parent
+sys.path[:0] = [str(_ROOT), str(_DOCS)]
+
+import docstrings  # noqa: E402
+
+import tff_bandmf  # noqa: E402
+
+# For the kernels of the notebooks, and for `bandmf` in them.
+for name, folder in (
+    ('PYTHONPATH', _ROOT), ('PATH', pathlib.Path(sys.executable).parent)):
+  os.environ[name] = os.pathsep.join([str(folder), os.environ.get(name, '')])
+os.environ.update(
+    TF_CPP_MIN_LOG_LEVEL='3', COLUMNS='80',
+    # As in pyproject.toml: what TFF imports is older than its dependencies.
+    PYTHONWARNINGS='ignore:pkg_resources is deprecated:UserWarning')
+
+project = 'tff_bandmf'
+copyright = 'the authors of tff_bandmf'
+version = release = tff_bandmf.__version__
+
+extensions = ['myst_nb', 'sphinx.ext.autodoc', 'sphinx.ext.napoleon']
+exclude_patterns = ['README.md']
+default_role = 'code'
+
+html_theme = 'alabaster'
+html_theme_options = {
+    'description': 'Matrix-factorization noise for differential privacy in '
+                   'TensorFlow Federated',
+    'fixed_sidebar': True, 'page_width': '1020px', 'show_powered_by': False}
+html_show_sourcelink = False
+html_copy_source = False
+smartquotes = False
+
+myst_heading_anchors = 3
+nb_execution_mode = 'force'
+nb_execution_raise_on_error = True
+nb_execution_in_temp = True
+# Of a cell; only for one that hangs, the machine may be busy.
+nb_execution_timeout = 600
+nb_merge_streams = True
+# No scripts from elsewhere.
+nb_ipywidgets_js = {}
+
+autodoc_member_order = 'bysource'
+autodoc_typehints = 'none'
+autodoc_default_options = {
+    'members': True, 'imported-members': True, 'exclude-members': 'annotations'}
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+
+
+def setup(app):
+  # Before napoleon, which has the priority 500.
+  app.connect('autodoc-process-docstring', docstrings.process, priority=400)

@@ -1,0 +1,92 @@
+"""Docstrings of the code as reStructuredText.
+
+They are written to be read in the source: formulas and tables stand indented
+or between bars, and names between single backticks. Here formulas and tables
+become literal blocks, and what reStructuredText takes for markup is escaped.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SECTION = re.compile(r'(Args|Attributes|Returns|Yields|Raises):$')
+_VARIADIC = re.compile(r'( *\*+)(\w+:.*)')
+_CODE = re.compile(r'(``[^`]+``|`[^`]+`)')
+
+
+def process(app, what, name, obj, options, lines: list[str]) -> None:
+  """Rewrites the lines of a docstring, before napoleon reads its sections."""
+  del app, what, name, obj, options
+  lines[:] = converted(lines)
+
+
+def converted(lines: list[str]) -> list[str]:
+  """Returns the lines of a docstring as reStructuredText.
+
+  >>> converted(['Returns x.', '', '  x = |a_| * b', '', 'Of *args.'])
+  ['Returns x.', '', '::', '', '    x = |a_| * b', '', 'Of \\\\*args.', '']
+  >>> converted(['Args:', '  *args: of x_ and `y`.'])
+  ['Args:', '  *args: of x\\\\_ and ``y``.', '']
+  """
+  found: list[str] = []
+  in_section = False
+  for paragraph in _paragraphs(lines):
+    in_section = (
+        bool(_SECTION.match(paragraph[0]))
+        or in_section and paragraph[0].startswith(' '))
+    if paragraph[0].lstrip().startswith('>>>'):
+      found += paragraph
+    elif in_section:
+      found += _entries(paragraph)
+    elif paragraph[0].startswith((' ', '|')):
+      found += ['::', '', *('  ' + line for line in paragraph)]
+    else:
+      found += _text(paragraph)
+    found.append('')
+  return found
+
+
+def _paragraphs(lines: list[str]) -> list[list[str]]:
+  """Returns runs of lines that are not empty."""
+  paragraphs: list[list[str]] = [[]]
+  for line in lines:
+    if line.strip():
+      paragraphs[-1].append(line)
+    elif paragraphs[-1]:
+      paragraphs.append([])
+  return [paragraph for paragraph in paragraphs if paragraph]
+
+
+def _text(paragraph: list[str]) -> list[str]:
+  """Returns a paragraph escaped; what is indented in it is a formula."""
+  if any(line.startswith(' ') for line in paragraph) and not (
+      paragraph[0].startswith(('* ', '- '))):
+    at = next(
+        i for i, line in enumerate(paragraph) if line.startswith(' '))
+    return [
+        *map(_escaped, paragraph[:at]), '', '::', '',
+        *('  ' + line for line in paragraph[at:])]
+  return [
+      line[:2] + _escaped(line[2:]) if line.startswith(('* ', '- '))
+      else _escaped(line) for line in paragraph]
+
+
+def _entries(paragraph: list[str]) -> list[str]:
+  """Returns lines of a section of Args or the like, escaped."""
+  entries = []
+  for line in paragraph:
+    # Napoleon escapes the stars of *args itself.
+    variadic = _VARIADIC.match(line)
+    stars, rest = variadic.groups() if variadic else ('', line)
+    entries.append(stars + _escaped(rest))
+  return entries
+
+
+def _escaped(line: str) -> str:
+  """Returns a line with escapes outside of what is between backticks."""
+  parts = _CODE.split(line)
+  parts[::2] = [
+      re.sub(r'[*|]|(?<=\w)_(?!\w)', r'\\\g<0>', part) for part in parts[::2]]
+  parts[1::2] = [
+      part if part.startswith('``') else f'`{part}`' for part in parts[1::2]]
+  return ''.join(parts)

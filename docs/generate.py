@@ -1,0 +1,109 @@
+"""Writes the pages of figures that take minutes to compute.
+
+    bandmf reproduce --json | python docs/generate.py reproduction
+    make -s bench | python docs/generate.py benchmarks
+
+Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
+which is committed: what the site shows was computed by the code of that commit
+or of an earlier one, on the machine that the page names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import platform
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import tabulate
+
+_FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
+_COMMANDS = {
+    'reproduction': 'bandmf reproduce --json',
+    'benchmarks': 'make -s bench'}
+
+
+def reproduction(rows: list[dict[str, Any]]) -> str:
+  """Returns the page of the published tables and ours."""
+  passed = sum(row['pass'] for row in rows)
+  text = (
+      '# Published figures\n\n'
+      'Tables of the literature that need no training, computed again. '
+      f'{passed} of {len(rows)} rows are within their tolerance: of the '
+      'relative difference or, where a figure was printed with few digits, of '
+      'the absolute one. Where each was printed stands in '
+      '`tff_bandmf/reproduction/published.json`.\n')
+  for table in dict.fromkeys(row['table'] for row in rows):
+    text += f'\n## {table}\n\n' + _table(
+        ['row', 'published', 'ours', 'difference', 'tolerance', 'within'],
+        [[row['row'], f"{row['published']:.7g}", f"{row['ours']:.7g}",
+          f"{row['difference']:+.1e}", f"{row['tolerance']:.1e}",
+          'yes' if row['pass'] else '**no**']
+         for row in rows if row['table'] == table])
+  return text + _command('reproduction')
+
+
+def benchmarks(cases: list[dict[str, Any]]) -> str:
+  """Returns the page of the benchmarks."""
+  text = (
+      '# Benchmarks\n\n'
+      'One run of every benchmark. Ratios compare what was measured in the '
+      'same run; seconds depend on the machine, and on what else it did. What '
+      'a case measures stands in `simulations/bench.py`, in the function of '
+      'its name.\n\n'
+      f'Machine: {platform.machine()}, {os.cpu_count()} cores, Python '
+      f'{platform.python_version()}.\n')
+  for name in dict.fromkeys(case['case'] for case in cases):
+    results = [case for case in cases if case['case'] == name]
+    keys = dict.fromkeys(key for result in results for key in result)
+    text += f'\n## {name}\n\n' + _table(
+        ['quantity'] + ['value'] * len(results),
+        [[key, *(_cell(result.get(key, '')) for result in results)]
+         for key in keys if key != 'case'])
+  return text + _command('benchmarks')
+
+
+_PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}
+
+
+def _cell(value: Any) -> str:
+  if isinstance(value, float):
+    return f'{value:.4g}'
+  if isinstance(value, dict):
+    return ', '.join(f'{key}: {_cell(each)}' for key, each in value.items())
+  if isinstance(value, list):
+    return ', '.join(map(_cell, value))
+  return str(value)
+
+
+def _table(headers: list[str], rows: Iterable[list[str]]) -> str:
+  return tabulate.tabulate(
+      [[str(cell).replace('|', '\\|') for cell in row] for row in rows],
+      headers, tablefmt='github', disable_numparse=True) + '\n'
+
+
+def _command(page: str) -> str:
+  return (
+      '\n---\n\nThis page was written by '
+      f'`{_COMMANDS[page]} | python docs/generate.py {page}`.\n')
+
+
+def main(arguments: list[str]) -> int:
+  """Returns the exit status."""
+  if len(arguments) != 1 or arguments[0] not in _PAGES:
+    print(__doc__, file=sys.stderr)
+    return 2
+  page, = arguments
+  rows = [json.loads(line) for line in sys.stdin if line.startswith('{')]
+  if not rows:
+    print(f'{page}: no JSON lines on standard input.', file=sys.stderr)
+    return 2
+  (_FOLDER / f'{page}.md').write_text(_PAGES[page](rows))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,338 @@
+"""SQLite files of clients and their sentences, in the form of TFF's.
+
+    examples(split_name, client_id, serialized_example_proto)
+    client_metadata(client_id, split_name, num_examples)
+
+Each example is a serialized `tf.train.Example` whose feature `tokens` is a
+sentence with single spaces between the words. TFF's StackOverflow file, the
+docstring corpus and what `simulations/import_data.py` makes are all so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import sqlite3
+from collections.abc import Iterable, Iterator
+from typing import Callable, Optional
+
+import tensorflow as tf
+import tqdm
+
+from simulations import files
+from tff_bandmf import errors
+
+# TFF's names; 'heldout' is the validation split.
+SPLIT_NAMES = ('train', 'heldout', 'test')
+
+_CACHE_VERSION = 1  # Raise it when what is cached changes.
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+  """A file and what it held when it was looked at.
+
+  Attributes:
+    path: of the file.
+    size: in bytes.
+    mtime_ns: when it was last changed.
+    digest: SHA-256 of its content: of the file, or where the file has a table
+      `corpus` with the checksum of its clients, of that.
+  """
+
+  path: str
+  size: int
+  mtime_ns: int
+  digest: str
+
+  @classmethod
+  def of(
+    cls,
+    path: str,
+    cache_directory: Optional[str] = None,
+    progress: bool = True,
+  ) -> Content:
+    """Returns the content of a file; a large file is hashed only once.
+
+    Args:
+      path: of the file.
+      cache_directory: for the checksum of a file without a table `corpus`;
+        None as for `cache_path`.
+      progress: whether to draw a progress bar on standard error.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      ValueError: the file has another form, or another checksum than the
+        `.sha256` file beside it says.
+    """
+    with _open(path) as connection:
+      try:
+        rows = connection.execute('SELECT checksum FROM corpus').fetchall()
+      except sqlite3.OperationalError:
+        rows = None
+    stat = os.stat(path)
+    if rows is not None:
+      digest = hashlib.sha256(repr(rows).encode()).hexdigest()
+      return cls(path, stat.st_size, stat.st_mtime_ns, digest)
+    kept = cache_path(path, cache_directory, 'sha256.json')
+    with contextlib.suppress(OSError, ValueError, TypeError):
+      with open(kept) as file:
+        content = cls(path=path, **json.load(file))
+      if (content.size, content.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
+        files.require_published_sha256(path, content.digest)
+        return content
+    content = cls(
+      path, stat.st_size, stat.st_mtime_ns, files.sha256(path, progress)
+    )
+    files.require_published_sha256(path, content.digest)
+    content.remember(cache_directory)
+    return content
+
+  def remember(self, cache_directory: Optional[str] = None) -> None:
+    """Saves `of` from hashing the file again while it is unchanged."""
+    record = dataclasses.asdict(self)
+    del record['path']
+    kept = cache_path(self.path, cache_directory, 'sha256.json')
+    with files.replacing(kept) as temporary:
+      pathlib.Path(temporary).write_text(json.dumps(record) + '\n')
+
+  @contextlib.contextmanager
+  def open(self) -> Iterator[sqlite3.Connection]:
+    """Opens the file to read.
+
+    Raises:
+      ValueError: the file was changed since; another with the same content may
+        be in its place.
+    """
+    stat = os.stat(self.path)
+    if (stat.st_size, stat.st_mtime_ns) != (self.size, self.mtime_ns) and (
+      Content.of(self.path, progress=False).digest != self.digest
+    ):
+      raise ValueError(
+        errors.invalid(
+          'path',
+          self.path,
+          'was changed while it was in use',
+          'start again with a file that stays as it is',
+        )
+      )
+    with _open(self.path) as connection:
+      yield connection
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[sqlite3.Connection]:
+  """Opens the file to read, or raises one clear line."""
+  if not os.path.isfile(path):
+    raise FileNotFoundError(
+      errors.invalid(
+        'path',
+        path,
+        'there is no such file',
+        "data.corpus takes 'docstrings', 'stackoverflow', or the path of a "
+        'SQLite file: simulations.import_data makes one of your text',
+      )
+    )
+  uri = pathlib.Path(path).absolute().as_uri() + '?mode=ro'
+  with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+    try:
+      tables = {
+        name for (name,) in connection.execute('SELECT name FROM sqlite_master')
+      }
+    except sqlite3.DatabaseError as error:
+      raise ValueError(
+        errors.invalid(
+          'path', path, 'must be a SQLite file', f'SQLite says: {error}'
+        )
+      ) from error
+    missing = {'examples', 'client_metadata'} - tables
+    if missing:
+      raise ValueError(
+        errors.invalid(
+          'path',
+          path,
+          f'lacks the table {" and ".join(sorted(missing))}',
+          "give a file in the form of TFF's SqlClientData",
+        )
+      )
+    yield connection
+
+
+def cache_path(path: str, cache_directory: Optional[str], name: str) -> str:
+  """Returns where to keep what was made of the SQLite file `path`.
+
+  Args:
+    path: of the SQLite file.
+    cache_directory: made if missing; None for the directory of `path` or, where
+      that cannot be written, `files.default_directory()`.
+    name: of what is kept, unique among what is made of `path`.
+  """
+  directory = cache_directory or os.path.dirname(path) or '.'
+  if cache_directory is None and not os.access(directory, os.W_OK):
+    directory = files.default_directory()
+  os.makedirs(directory, exist_ok=True)
+  stem = os.path.splitext(os.path.basename(path))[0]
+  return os.path.join(directory, f'{stem}-{_CACHE_VERSION}-{name}')
+
+
+def require_split(connection: sqlite3.Connection, split_name: str) -> None:
+  """Raises ValueError if the file has no client in this split."""
+  names = [
+    name
+    for (name,) in connection.execute(
+      'SELECT DISTINCT split_name FROM client_metadata ORDER BY split_name'
+    )
+  ]
+  if split_name not in names:
+    raise ValueError(
+      errors.invalid(
+        'split_name',
+        split_name,
+        'must be a split of the file',
+        f'these are {", ".join(names)}',
+      )
+    )
+
+
+def client_sizes(
+  connection: sqlite3.Connection, split_name: str
+) -> tuple[tuple[str, ...], list[int]]:
+  """Returns the ids of the clients, sorted, and their numbers of sentences."""
+  client_ids, sizes = [], []
+  for client_id, size in connection.execute(
+    'SELECT client_id, SUM(num_examples) FROM client_metadata '
+    'WHERE split_name = ? GROUP BY client_id ORDER BY client_id',
+    (split_name,),
+  ):
+    client_ids.append(client_id)
+    sizes.append(size)
+  return tuple(client_ids), sizes
+
+
+def finds_clients(connection: sqlite3.Connection) -> bool:
+  """Returns whether an index leads to the examples of a client."""
+  for row in connection.execute('PRAGMA index_list(examples)').fetchall():
+    columns = [
+      name
+      for _, _, name in connection.execute(
+        'SELECT * FROM pragma_index_info(?)', (row[1],)
+      )
+    ]
+    if columns[0] == 'client_id' or columns[:2] == ['split_name', 'client_id']:
+      return True
+  return False
+
+
+def client_sentences(
+  connection: sqlite3.Connection, split_name: str, client_id: str, limit: int
+) -> list[str]:
+  """Returns the first sentences of a client, in the order of the file."""
+  return [
+    _sentence(serialized)
+    for (serialized,) in connection.execute(
+      'SELECT serialized_example_proto FROM examples '
+      'WHERE client_id = ? AND split_name = ? ORDER BY rowid LIMIT ?',
+      (client_id, split_name, limit),
+    )
+  ]
+
+
+def sentences(
+  connection: sqlite3.Connection,
+  split_name: str,
+  progress: bool,
+  description: str,
+) -> Iterator[tuple[str, str]]:
+  """Yields (client id, sentence) of a split, in the order of the file."""
+  (total,) = connection.execute(
+    'SELECT SUM(num_examples) FROM client_metadata WHERE split_name = ?',
+    (split_name,),
+  ).fetchone()
+  rows = connection.execute(
+    'SELECT client_id, serialized_example_proto FROM examples '
+    'WHERE split_name = ? ORDER BY rowid',
+    (split_name,),
+  )
+  for client_id, serialized in tqdm.tqdm(
+    rows,
+    total=total,
+    desc=f'{description} {split_name}',
+    unit='sentence',
+    disable=None if progress else True,
+  ):
+    yield client_id, _sentence(serialized)
+
+
+def _sentence(serialized: bytes) -> str:
+  example = tf.train.Example.FromString(serialized)
+  (tokens,) = example.features.feature['tokens'].bytes_list.value
+  return tokens.decode('utf-8', 'replace')
+
+
+def write(
+  path: str,
+  rows: Iterable[tuple[str, str, str, str]],
+  checksum: Callable[[], str],
+) -> None:
+  """Writes a file that TFF's `SqlClientData` reads.
+
+  An example has the columns of StackOverflow; `creation_date`, `score`, `title`
+  and `type` are constants. The file appears under its name when it is complete,
+  and replaces one that is there. Memory does not grow with the rows.
+
+  Args:
+    path: of the file; its directory must exist.
+    rows: (split name, client id, tags, sentence), written in this order.
+    checksum: called after the last row, gives what the table `corpus` holds;
+      TFF ignores it.
+  """
+  with files.replacing(path) as temporary:
+    with contextlib.closing(sqlite3.connect(temporary)) as connection:
+      connection.executescript(
+        """
+        PRAGMA journal_mode = OFF;
+        PRAGMA synchronous = OFF;
+        CREATE TABLE examples (
+          split_name TEXT NOT NULL,
+          client_id TEXT NOT NULL,
+          serialized_example_proto BLOB NOT NULL);
+        CREATE TABLE client_metadata (
+          client_id TEXT NOT NULL,
+          split_name TEXT NOT NULL,
+          num_examples INTEGER NOT NULL);
+        CREATE TABLE corpus (checksum TEXT NOT NULL);
+        """
+      )
+      connection.executemany(
+        'INSERT INTO examples VALUES (?, ?, ?)', _serialized(rows)
+      )
+      connection.executescript(
+        """
+        CREATE INDEX examples_client ON examples (client_id, split_name);
+        INSERT INTO client_metadata
+          SELECT client_id, split_name, COUNT(*) FROM examples
+          GROUP BY client_id, split_name;
+        """
+      )
+      connection.execute('INSERT INTO corpus VALUES (?)', (checksum(),))
+      connection.commit()
+
+
+def _serialized(
+  rows: Iterable[tuple[str, str, str, str]],
+) -> Iterator[tuple[str, str, bytes]]:
+  """Yields the rows of the table `examples`."""
+  example = tf.train.Example()
+  feature = example.features.feature
+  feature['creation_date'].bytes_list.value.append(b'1970-01-01 00:00:00 UTC')
+  feature['score'].int64_list.value.append(0)
+  feature['title'].bytes_list.value.append(b'')
+  feature['type'].bytes_list.value.append(b'answer')
+  for split_name, client_id, tags, sentence in rows:
+    feature['tags'].bytes_list.value[:] = [tags.encode()]
+    feature['tokens'].bytes_list.value[:] = [sentence.encode()]
+    yield split_name, client_id, example.SerializeToString()

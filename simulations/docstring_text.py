@@ -1,0 +1,105 @@
+"""Sentences of a docstring, without what would be noise to a language model.
+
+Code blocks, doctests, formulas, tables, the type lines of parameter lists and
+licences are left out.
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Optional
+
+MAX_WORDS = 20  # A sentence is cut here, as TFF cuts StackOverflow's.
+_MIN_WORDS = 3
+_MIN_LETTER_SHARE = 0.7  # Of what is not space; less is code or a table.
+
+_PROSE_DIRECTIVES = (
+  'deprecated|important|note|seealso|tip|versionadded|versionchanged|warning'
+)
+_DIRECTIVE = re.compile(rf'\.\. (?:{_PROSE_DIRECTIVES})::\s*[\d.]*\s*')
+_RULE = re.compile(r'[-=~^*#+|_.:`\s]+', re.ASCII)
+_TYPED_PARAMETER = re.compile(r'[\w*`, .]+ : ', re.ASCII)  # 'axis : int'
+_ITEM = re.compile(
+  r':\w+[^:`]*:\s+'  # ':param x: ...'
+  r'|[*`]*\w+[*`]*(?: \([^)]*\))?:\s+'  # 'x (int): ...'
+  r'|(?:[-*+]|\d+[.)])\s+',  # '1. ...'
+  re.ASCII,
+)
+_MARKUP = re.compile(
+  r'https?://\S+|\S+@\S+\.\S+|:math:`[^`]*`|\$[^$]*\$|:\w+:(?=`)|%\(\w+\)s',
+  re.ASCII,
+)
+_SENTENCE_END = re.compile(r'(?<=[.!?])[)\'"]*\s+(?=[^a-z])', re.ASCII)
+_WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)*")
+_LETTER = re.compile(r'[A-Za-z]')
+_LICENCE = re.compile(r'licen[sc]e|copyright|warranties|all rights reserved')
+
+
+def _prose_lines(docstring: str) -> Iterator[str]:
+  """Yields the stripped lines outside code, and '' for the others."""
+  block_indent: Optional[int] = None  # A literal block is deeper than this.
+  in_fence = in_doctest = False
+  for line in inspect.cleandoc(docstring).split('\n'):
+    text = line.strip()
+    indent = len(line) - len(line.lstrip())
+    if text.startswith('```'):
+      in_fence = not in_fence
+      text = ''
+    elif not text:
+      in_doctest = False
+    elif block_indent is not None and indent <= block_indent:
+      block_indent = None
+    in_doctest = in_doctest or text.startswith('>>>')
+    if in_fence or in_doctest or block_indent is not None:
+      yield ''
+      continue
+    text = _DIRECTIVE.sub('', text)
+    if text.endswith('::') or text.startswith('..'):
+      block_indent = indent
+    yield '' if text.startswith('..') else text
+
+
+def _paragraphs(docstring: str) -> Iterator[str]:
+  """Yields the runs of prose lines, each joined by spaces."""
+  lines: list[str] = []
+  for text in _prose_lines(docstring):
+    item = _ITEM.match(text)
+    if _RULE.fullmatch(text):
+      del lines[-1:]  # What is underlined is a heading or a row of a table.
+      text = ''
+    elif _TYPED_PARAMETER.match(text):
+      text = ''
+    if item or not text:
+      if lines:
+        yield ' '.join(lines)
+      lines = []
+    if text:
+      lines.append(text[item.end() :] if item else text)
+  if lines:
+    yield ' '.join(lines)
+
+
+def extract_sentences(docstring: str) -> list[str]:
+  """Returns the distinct sentences of a docstring, in order.
+
+  Args:
+    docstring: As in the source, indented.
+
+  Returns:
+    Sentences of 3 to 20 lower-case words with single spaces between them.
+
+  >>> extract_sentences('Adds x.  See https://a.b for the rest, or ask me.')
+  ['see for the rest or ask me']
+  """
+  sentences: dict[str, None] = {}
+  for paragraph in _paragraphs(docstring):
+    for sentence in _SENTENCE_END.split(_MARKUP.sub(' ', paragraph)):
+      words = _WORD.findall(sentence.lower())[:MAX_WORDS]
+      letters = len(_LETTER.findall(sentence))
+      solid = len(sentence) - sentence.count(' ')
+      if len(words) < _MIN_WORDS or letters < _MIN_LETTER_SHARE * solid:
+        continue
+      text = ' '.join(words)
+      if not _LICENCE.search(text):
+        sentences[text] = None
+  return list(sentences)

@@ -1,0 +1,101 @@
+"""Files that are written whole or not at all, and their checksums."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+import tqdm
+
+from tff_bandmf import errors
+
+_BLOCK = 2**20
+
+
+def default_directory() -> str:
+  """Returns `$XDG_CACHE_HOME/tff_bandmf`, by default below `~/.cache`."""
+  cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+  return os.path.join(cache, 'tff_bandmf')
+
+
+@contextlib.contextmanager
+def replacing(path: str) -> Iterator[str]:
+  """Yields a path to write to, whose file becomes `path` at the end.
+
+  What `path` held stays until then, also after a crash. On an exception the
+  new file is removed.
+
+  Args:
+    path: of the file to make or replace; its directory must exist.
+  """
+  handle, temporary = tempfile.mkstemp(
+    prefix=os.path.basename(path) + '.', dir=os.path.dirname(path) or '.'
+  )
+  os.close(handle)
+  try:
+    yield temporary
+    with open(temporary, 'rb') as file:
+      os.fsync(file.fileno())
+    os.chmod(temporary, 0o644)
+    os.replace(temporary, path)
+  except BaseException:
+    os.unlink(temporary)
+    raise
+
+
+@contextlib.contextmanager
+def read_with_progress(
+  path: str, description: str, progress: bool
+) -> Iterator[Iterator[bytes]]:
+  """Yields the blocks of a file, under a progress bar on standard error."""
+  with open(path, 'rb') as file, tqdm.tqdm(
+    total=os.path.getsize(path),
+    desc=description,
+    unit='B',
+    unit_scale=True,
+    disable=None if progress else True,
+  ) as bar:
+    yield _blocks(file, bar)
+
+
+def _blocks(file: BinaryIO, bar: tqdm.tqdm) -> Iterator[bytes]:
+  while block := file.read(_BLOCK):
+    yield block
+    bar.update(len(block))
+
+
+def sha256(path: str, progress: bool = True) -> str:
+  """Returns the SHA-256 of a file, in hexadecimal."""
+  digest = hashlib.sha256()
+  description = f'checking {os.path.basename(path)}'
+  with read_with_progress(path, description, progress) as blocks:
+    for block in blocks:
+      digest.update(block)
+  return digest.hexdigest()
+
+
+def require_published_sha256(path: str, found: str) -> None:
+  """Raises ValueError if `PATH.sha256` is there and names another checksum.
+
+  Args:
+    path: of the file; beside it may lie what `sha256sum` writes for it.
+    found: its SHA-256, in hexadecimal.
+  """
+  published = path + '.sha256'
+  if not os.path.exists(published):
+    return
+  with open(published, encoding='utf-8', errors='replace') as file:
+    expected = (file.readline().split() or [''])[0].lower()
+  if expected != found:
+    raise ValueError(
+      errors.invalid(
+        'sha256',
+        found,
+        f'is not what {published} says, {expected[:64]}',
+        'the file is damaged or another one: fetch it again',
+      )
+    )

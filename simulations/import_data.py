@@ -1,0 +1,298 @@
+"""Makes a corpus of your own text, which `data.corpus` then names.
+
+    bandmf-data import posts.jsonl --out corpus.sqlite
+    bandmf-data import folder/ --out corpus.sqlite
+
+A line of a JSON Lines file is an object with the strings `client_id` and
+`text`; a client may have many lines, in any order. Of a folder, each `.txt`
+file below it is a client, whose id is the path in the folder without `.txt`.
+Text is UTF-8. What is one client is the unit of privacy of a training run: put
+all that one person wrote into one client. Ids are compared character by
+character: 'Ann', 'ann' and 'ann ' are three clients.
+
+Text becomes sentences as in TFF's StackOverflow data: in lower case, cut at the
+ends of lines and after '.', '!' and '?', each punctuation mark a word. With
+--words each line is a sentence already, and spaces part its words.
+
+The split of a client is a function of its id and the fractions alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import pathlib
+import re
+import sqlite3
+import sys
+from collections.abc import Iterator
+
+import click
+import tqdm
+
+from simulations import corpus_file
+from tff_bandmf import errors
+
+_MAX_LINE_BYTES = 2**26
+_URL = re.compile(r'https?://\S+')
+_SENTENCE_END = re.compile(r'(?<=[.!?])\s+')
+_WORD = re.compile(r"<URL>|[^\W_]+(?:['’-][^\W_]+)*|[^\w\s]|_")
+
+
+def sentences_of(line: str) -> Iterator[str]:
+  """Yields the sentences of a line: words with single spaces between them.
+
+  >>> list(sentences_of("It's so (I think). See https://a.b/c!"))
+  ["it's so ( i think ) .", 'see <URL>']
+  """
+  for sentence in _SENTENCE_END.split(_URL.sub('<URL>', line)):
+    words = _WORD.findall(sentence)
+    if words:
+      yield ' '.join(
+        word if word == '<URL>' else word.lower() for word in words
+      )
+
+
+def split_of(client_id: str, fractions: tuple[float, float, float]) -> str:
+  """Returns the split of a client, by SHA-256 of its id.
+
+  Args:
+    client_id: of the client.
+    fractions: of clients in the train, heldout and test split; the sum is 1.
+  """
+  digest = hashlib.sha256(client_id.encode('utf-8')).digest()
+  # 53 bits: exact as a float, and below 1.
+  place = (int.from_bytes(digest[:8], 'big') >> 11) / 2**53
+  train, heldout, _ = fractions
+  if place < train:
+    return 'train'
+  return 'heldout' if place < train + heldout else 'test'
+
+
+class _Importer:
+  """Reads clients' text; counts and hashes what it gives."""
+
+  def __init__(
+    self, fractions: tuple[float, float, float], in_words: bool, progress: bool
+  ):
+    self._fractions = fractions
+    self._in_words = in_words
+    self._progress = progress
+    self._sha = hashlib.sha256(f'{fractions} {in_words}'.encode())
+    self.sentences = dict.fromkeys(corpus_file.SPLIT_NAMES, 0)
+
+  def checksum(self) -> str:
+    return self._sha.hexdigest()
+
+  def rows(self, path: str) -> Iterator[tuple[str, str, str, str]]:
+    """Yields (split name, client id, tags, sentence) for `corpus_file.write`.
+
+    Raises:
+      ValueError: a line is bad, or a split has no sentence.
+    """
+    texts = self._of_folder(path) if os.path.isdir(path) else self._of_lines(
+      path
+    )
+    for client_id, text in texts:
+      split_name = split_of(client_id, self._fractions)
+      for line in text.splitlines():
+        for sentence in (
+          [' '.join(line.split())] if self._in_words else sentences_of(line)
+        ):
+          if sentence:
+            self._sha.update(f'{client_id}\n{sentence}\n'.encode())
+            self.sentences[split_name] += 1
+            yield split_name, client_id, '', sentence
+    for split_name, count in self.sentences.items():
+      if not count:
+        raise ValueError(
+          errors.invalid(
+            split_name,
+            self._fractions[corpus_file.SPLIT_NAMES.index(split_name)],
+            'no client with a sentence fell into this split',
+            'give more clients or another fraction',
+          )
+        )
+
+  def _of_lines(self, path: str) -> Iterator[tuple[str, str]]:
+    """Yields (client id, text) of a JSON Lines file."""
+    with self._bar(os.path.getsize(path)) as bar:
+      for place, line in _lines(path, bar):
+        if not line.strip():
+          continue
+        try:
+          record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+          raise _bad_input(place, f'is no JSON: {error}') from error
+        client_id, text = (
+          record.get(name) if isinstance(record, dict) else None
+          for name in ('client_id', 'text')
+        )
+        if not isinstance(client_id, str) or not isinstance(text, str):
+          raise _bad_input(
+            place, 'must be an object with strings client_id and text'
+          )
+        _check_client_id(place, client_id)
+        yield client_id, _encodable(place, text)
+
+  def _of_folder(self, path: str) -> Iterator[tuple[str, str]]:
+    """Yields (client id, text) of the text files below a folder."""
+    names = sorted(
+      file.relative_to(path).as_posix()
+      for file in pathlib.Path(path).rglob('*.txt')
+      if file.is_file()
+    )
+    if not names:
+      raise ValueError(
+        errors.invalid(
+          'input', path, 'holds no .txt file', 'put one file a client there'
+        )
+      )
+    paths = [os.path.join(path, name) for name in names]
+    _check_one_client_a_file(paths)
+    with self._bar(sum(map(os.path.getsize, paths))) as bar:
+      for name, file in zip(names, paths):
+        client_id = name[: -len('.txt')]
+        _check_client_id(file, client_id)
+        for _, line in _lines(file, bar):
+          yield client_id, line
+
+  def _bar(self, total: int) -> tqdm.tqdm:
+    return tqdm.tqdm(
+      total=total,
+      desc='importing',
+      unit='B',
+      unit_scale=True,
+      disable=None if self._progress else True,
+    )
+
+
+def _lines(path: str, bar: tqdm.tqdm) -> Iterator[tuple[str, str]]:
+  """Yields (place, text) of the lines of a file."""
+  with open(path, 'rb') as file:
+    number = 0
+    while line := file.readline(_MAX_LINE_BYTES + 1):
+      number += 1
+      place = f'{path}, line {number}'
+      if len(line) > _MAX_LINE_BYTES:
+        raise _bad_input(place, f'is longer than {_MAX_LINE_BYTES} bytes')
+      try:
+        text = line.decode('utf-8-sig' if number == 1 else 'utf-8')
+      except UnicodeDecodeError as error:
+        raise _bad_input(place, f'is not UTF-8: {error}') from error
+      bar.update(len(line))
+      yield place, text
+
+
+def _bad_input(place: str, rule: str) -> ValueError:
+  return ValueError(errors.invalid('input', place, rule, 'correct it'))
+
+
+def _encodable(place: str, text: str) -> str:
+  """Returns the text, if it is Unicode: JSON can name half a character."""
+  try:
+    text.encode('utf-8')
+  except UnicodeEncodeError as error:
+    raise _bad_input(place, f'is no Unicode text: {error}') from error
+  return text
+
+
+def _check_one_client_a_file(paths: list[str]) -> None:
+  # PRIVACY: by a link, one person's text would be that of two clients. Guard:
+  # import_data_test.test_file_with_two_names_is_refused.
+  names: dict[tuple[int, int], str] = {}
+  for path in paths:
+    stat = os.stat(path)
+    other = names.setdefault((stat.st_dev, stat.st_ino), path)
+    if other != path:
+      raise _bad_input(path, f'is the same file as {other}')
+
+
+def _check_client_id(place: str, client_id: str) -> None:
+  # TFF's reader writes the id between single quotes into its query.
+  if not client_id or "'" in client_id or not client_id.isprintable():
+    raise _bad_input(
+      place,
+      f'client_id {client_id[:80]!a} must be printable, without single quotes',
+    )
+
+
+def import_text(
+  path: str,
+  output: str,
+  fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
+  in_words: bool = False,
+  progress: bool = True,
+) -> dict[str, int]:
+  """Returns the number of sentences a split, and writes the corpus.
+
+  The file appears when it is complete; memory does not grow with the text.
+
+  Args:
+    path: of a JSON Lines file or a folder.
+    output: path of the SQLite file to make.
+    fractions: of clients in the train, heldout and test split; positive, the
+      sum is 1.
+    in_words: whether each line is a sentence, in words with spaces between.
+    progress: whether to draw a progress bar on standard error.
+
+  Raises:
+    FileExistsError: `output` is there.
+    OSError: the input cannot be read, or the output cannot be written.
+    ValueError: a line is bad, a fraction is, or a split would be empty.
+  """
+  for name, fraction in zip(corpus_file.SPLIT_NAMES, fractions):
+    errors.check_positive(name, fraction, 'fractions are 0.8, 0.1, 0.1, say')
+  if not math.isclose(sum(fractions), 1.0, abs_tol=1e-9):
+    raise ValueError(
+      errors.invalid(
+        'train + heldout + test',
+        sum(fractions),
+        'must be 1',
+        'change one of them',
+      )
+    )
+  if os.path.exists(output):
+    raise FileExistsError(
+      errors.invalid(
+        'out', output, 'is there', 'remove it or choose another name'
+      )
+    )
+  importer = _Importer(fractions, in_words, progress)
+  corpus_file.write(output, importer.rows(path), importer.checksum)
+  return importer.sentences
+
+
+@click.group(help=__doc__.split('\n')[0])
+def main() -> None:
+  pass
+
+
+@main.command('import', help=__doc__.replace('\n\n ', '\n\n\b\n '))
+@click.argument('path', metavar='INPUT')
+@click.option('--out', 'output', required=True, metavar='FILE.sqlite')
+@click.option('--train', default=0.8, show_default=True, help='Of clients.')
+@click.option('--heldout', default=0.1, show_default=True, help='Validation.')
+@click.option('--test', default=0.1, show_default=True)
+@click.option('--words', is_flag=True, help='The text is in words already.')
+def import_command(
+  path: str,
+  output: str,
+  train: float,
+  heldout: float,
+  test: float,
+  words: bool,
+) -> None:
+  try:
+    counts = import_text(path, output, (train, heldout, test), words)
+  except (ValueError, OSError, sqlite3.Error) as error:
+    click.echo(str(error), err=True)
+    sys.exit(2)
+  total = ', '.join(f'{count} {name}' for name, count in counts.items())
+  click.echo(f'{output}: {total} sentences')
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,249 @@
+"""Kills runs at random instants, resumes them, and compares them with a whole.
+
+  python -m simulations.kill_test --kills=50
+
+Every run is a small one of `training.run`, in a process of its own, on the
+docstrings of one package, with the noise key of the undisturbed run. It is
+killed (SIGKILL) once, or several times in a row, anywhere between its first
+instruction and its end; every other time in its rounds. After the last resume
+
+  * every round has the cohort and the release of the undisturbed run, to the
+    bit, and so has the final model;
+  * the journal shows one cohort and one release a round;
+  * metrics and report are the same, but for times, keys and where they are.
+
+One JSON line comes out; the exit status is 1 if any of it fails.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+from unittest import mock
+
+import click
+
+from simulations import config as config_lib
+from simulations import run_stackoverflow
+
+_PACKAGE = 'absl-py'
+
+
+def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
+  """Returns the experiment: every kind of state, as little as can be."""
+  return config_lib.from_tree({
+      'data': {
+          'corpus': str(corpus), 'vocabulary_size': 100,
+          'max_sentences_per_client': 4},
+      'model': {'embedding_size': 8, 'lstm_size': 8, 'tied': True},
+      'training': {
+          'rounds': rounds, 'clients_per_round': 4, 'client_groups': 2,
+          'evaluate_every': 3, 'evaluation_sentences': 50,
+          'server_cooldown_rounds': rounds // 2},
+      'privacy': {
+          'family': 'banded-toeplitz', 'min_sep': 4, 'max_participations': 2,
+          'epsilon': 8.0, 'delta': 1e-5, 'l2_norm_clip': 0.5,
+          'noise_placement': 'tape'},
+  })
+
+
+def start(work: Callable[[], None], log: pathlib.Path) -> int:
+  """Returns the id of a process that does the work; its status is 1 if not.
+
+  It is forked: what was imported here is there at once.
+  """
+  child = os.fork()
+  if child:
+    return child
+  status = 1
+  try:
+    with open(log, 'ab') as output:
+      for stream in (1, 2):
+        os.dup2(output.fileno(), stream)
+    work()
+    status = 0
+  except BaseException:
+    traceback.print_exc()
+  finally:
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
+  """Returns the status of a process and its seconds; kills it after as many."""
+  began = time.monotonic()
+  while True:
+    ended, status = os.waitpid(child, os.WNOHANG)
+    seconds = time.monotonic() - began
+    if ended:
+      return status, seconds
+    if after is not None and seconds >= after:
+      os.kill(child, signal.SIGKILL)
+      os.waitpid(child, 0)
+      return signal.SIGKILL, seconds
+    time.sleep(0.002)
+
+
+def train(
+    config: config_lib.Config, directory: pathlib.Path, secret: bytes
+) -> None:
+  """Trains, or goes on, and writes the report."""
+  from simulations import training
+  from tff_bandmf import noise, report
+  from tff_bandmf.program import runtime
+
+  key = noise.Key(secret)
+  corpus = training.load_corpus(config.data)
+  # For comparison alone: a run of its own draws its key.
+  with mock.patch.object(
+      noise.Key, 'from_entropy', lambda: key), runtime.local_runtime():
+    training.run(config, corpus, directory, resume=True)
+  report.write(directory)
+
+
+def differences(
+    whole: pathlib.Path, killed: pathlib.Path, rounds: int
+) -> Iterator[str]:
+  """Yields what of a run is not as in the undisturbed one."""
+  from tff_bandmf import program, report
+
+  with program.Ledger(whole / report.LEDGER_FILE, create=False) as expected:
+    with program.Ledger(killed / report.LEDGER_FILE, create=False) as ledger:
+      if ledger.observed() != expected.observed():
+        yield 'observed'
+      for t in range(rounds):
+        release = expected.attempts(t)[-1].result
+        results = {
+            attempt.result for attempt in ledger.attempts(t)} - {None}
+        if results != {release}:
+          yield f'release of round {t}'
+        cohort, wanted = ledger.cohort(t), expected.cohort(t)
+        if cohort is None or wanted is None or (
+            cohort.tolist() != wanted.tolist()):
+          yield f'cohort of round {t}'
+  if _contents(whole, report.RESULT_FILE) != _contents(
+      killed, report.RESULT_FILE):
+    yield 'result'
+  if _rows(whole) != _rows(killed):
+    yield 'metrics'
+  if _report(whole) != _report(killed):
+    yield 'report'
+
+
+def _contents(directory: pathlib.Path, name: str) -> Any:
+  return json.loads((directory / name).read_text())
+
+
+def _rows(directory: pathlib.Path) -> list[dict[str, str]]:
+  from tff_bandmf.report import files
+
+  return [
+      {name: value for name, value in row.items() if name != 'seconds'}
+      for row in files.read_metrics(directory)]
+
+
+def _report(directory: pathlib.Path) -> dict[str, Any]:
+  """Returns the report without what differs between any two runs."""
+  from tff_bandmf import report
+
+  content = _contents(directory, report.JSON_FILE)
+  for name in report.LEDGER_FILE, report.METRICS_FILE:
+    # The one has a key of its own, the other times.
+    del content['files_sha256'][name]
+  return content
+
+
+@click.command(help=__doc__.split('\n')[0])
+@click.option('--kills', default=50, show_default=True)
+@click.option('--rounds', default=30, show_default=True)
+@click.option('--seed', default=0, show_default=True)
+@click.option('--output_dir', help='Keeps the runs here.')
+@run_stackoverflow.one_line_errors
+def main(
+    kills: int, rounds: int, seed: int, output_dir: Optional[str]
+) -> None:
+  with tempfile.TemporaryDirectory() as temporary:
+    result = run(
+        pathlib.Path(output_dir or temporary), kills, rounds,
+        random.Random(seed))
+  click.echo(json.dumps(result))
+  sys.exit(1 if result['failed'] else 0)
+
+
+def run(
+    directory: pathlib.Path, kills: int, rounds: int, instants: random.Random
+) -> dict[str, Any]:
+  """Returns how many runs were killed, where, and what of them differs."""
+  # Before the processes are forked, which then have it.
+  from simulations import docstrings, training  # noqa: F401
+  from tff_bandmf.program import runtime  # noqa: F401
+
+  directory.mkdir(parents=True, exist_ok=True)
+  corpus = directory / 'corpus.sqlite'
+  docstrings.write_clients(
+      docstrings.read_clients(
+          [p for p in docstrings.PACKAGES if p[0] == _PACKAGE]), str(corpus))
+  config = experiment(corpus, rounds)
+  secret = os.urandom(16)
+
+  def work(name):
+    return start(
+        lambda: train(config, directory / name, secret),
+        directory / f'{name}.log')
+
+  # Twice: the first one also makes what is cached next to the corpus.
+  for name in 'first', 'whole':
+    began = time.time()
+    status, seconds = finish(work(name))
+    if status:
+      raise RuntimeError((directory / f'{name}.log').read_text())
+  # The key of the ledger is made when the first round starts.
+  before_rounds = (
+      directory / 'whole' / 'private' / 'ledger.key').stat().st_mtime - began
+  failed = {}
+  killed = replayed = 0
+  for i in range(kills):
+    name = f'killed{i}'
+    while True:
+      status, _ = finish(work(name), instants.uniform(
+          instants.choice([0, before_rounds]), seconds))
+      if status != signal.SIGKILL:
+        break
+      killed += 1
+      # Now and then the resumed one is killed too.
+      if instants.random() < 0.7:
+        status, _ = finish(work(name))
+        break
+    found = ['status'] if status else list(
+        differences(directory / 'whole', directory / name, rounds))
+    replayed += _replayed(directory / name, rounds)
+    if found:
+      failed[name] = found
+    click.echo(
+        f'{name}: {", ".join(found) or "equal"} ({killed} kills)', err=True)
+  return {
+      'runs': kills, 'kills': killed, 'rounds': rounds,
+      'seconds_of_a_run': seconds, 'seconds_before_rounds': before_rounds,
+      'rounds_replayed': replayed,
+      'failed': failed,
+  }
+
+
+def _replayed(directory: pathlib.Path, rounds: int) -> int:
+  from tff_bandmf import program, report
+
+  with program.Ledger(directory / report.LEDGER_FILE, create=False) as ledger:
+    return sum(len(ledger.attempts(t)) > 1 for t in range(rounds))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,130 @@
+"""Loss, accuracies and TFF form of a next-word model of any architecture."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Model:
+  """A network and where it starts.
+
+  Attributes:
+    weights: initial values, float32.
+    logits: of (weights, [batch, time] int32 ids), the [batch, time, num_ids]
+      float32 logits of the next words; padding (id 0) may only follow words.
+      With [count, 2] int64 places (sentence, time) as a third argument, those
+      of these alone, [count, num_ids].
+  """
+
+  weights: list[np.ndarray]
+  logits: Callable[..., tf.Tensor]
+
+  @property
+  def num_parameters(self) -> int:
+    return sum(weight.size for weight in self.weights)
+
+  def loss(self, weights: Any, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Returns `next_word_loss` of the logits, and computes no other."""
+    places = tf.where(tf.not_equal(y, 0))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+        tf.gather_nd(y, places), self.logits(weights, x, places))
+    return tf.reduce_sum(losses) / tf.maximum(
+        tf.cast(tf.size(losses), tf.float32), 1.0)
+
+
+def next_word_loss(logits: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+  """Returns the mean cross-entropy over words that are not padding (id 0)."""
+  mask = tf.cast(tf.not_equal(y, 0), tf.float32)
+  losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+  return tf.reduce_sum(losses * mask) / tf.maximum(tf.reduce_sum(mask), 1.0)
+
+
+def correct_words(
+    logits: tf.Tensor, y: tf.Tensor, ignored: tuple[int, ...]
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns (words predicted right, words that count), scalar float32.
+
+  Args:
+    logits: [batch, time, num_ids].
+    y: [batch, time] int32.
+    ignored: ids that do not count as targets.
+  """
+  counts = tf.reduce_all(
+      tf.not_equal(y[..., tf.newaxis], tf.constant(ignored)), -1)
+  right = tf.equal(tf.argmax(logits, -1, tf.int32), y) & counts
+  return (
+      tf.reduce_sum(tf.cast(right, tf.float32)),
+      tf.reduce_sum(tf.cast(counts, tf.float32)),
+  )
+
+
+def ignored_targets(num_ids: int) -> dict[str, tuple[int, ...]]:
+  """Returns the ids that each of the field's three accuracies leaves out.
+
+  They are those of TFF's StackOverflow baseline: `accuracy`, the headline, is
+  its `accuracy_without_out_of_vocab_or_end_of_sentence`, the next is its
+  `accuracy_without_out_of_vocab`, the last its `accuracy`.
+
+  Args:
+    num_ids: vocabulary with its special ids: padding 0, words, then
+      out-of-vocabulary, beginning and end of sentence.
+  """
+  padding, unknown, end = 0, num_ids - 3, num_ids - 1
+  return {
+      'accuracy': (padding, unknown, end),
+      'accuracy_with_end': (padding, unknown),
+      'accuracy_with_end_and_unknown': (padding,),
+  }
+
+
+# Metric: clients of a round whose update was finite.
+FINITE = 'finite_clients'
+
+
+def functional_model(
+    model: Model, sequence_length: int
+) -> tff.learning.models.FunctionalModel:
+  """Returns the model in the form that TFF trains.
+
+  Its one training metric, `FINITE`, is 1 for a client. TFF turns an update with
+  NaN or infinity into zero and such a client's metrics back to their initial
+  values, before any aggregator sees them: the sum counts the others.
+  """
+  spec = tf.TensorSpec([None, sequence_length], tf.int32)
+
+  @tf.function(autograph=False)
+  def predict(model_weights, x, training):
+    del training
+    return model.logits(model_weights[0], x)
+
+  @tf.function(autograph=False)
+  def loss(output, label, sample_weight=None):
+    del sample_weight
+    return next_word_loss(output, label)
+
+  @tf.function(autograph=False)
+  def initial_metrics():
+    return collections.OrderedDict({FINITE: 0.0})
+
+  @tf.function(autograph=False)
+  def update_metrics(state, labels, batch_output, sample_weight=None):
+    del state, labels, batch_output, sample_weight
+    return collections.OrderedDict({FINITE: 1.0})
+
+  @tf.function(autograph=False)
+  def finalize_metrics(state):
+    return state
+
+  return tff.learning.models.FunctionalModel(
+      initial_weights=(tuple(model.weights), ()),
+      predict_on_batch_fn=predict,
+      loss_fn=loss,
+      metrics_fns=(initial_metrics, update_metrics, finalize_metrics),
+      input_spec=(spec, spec))

@@ -1,0 +1,266 @@
+"""Runs a grid of experiments over local processes, and compares them.
+
+  python -m simulations.sweep --grid=FILE --output_dir=DIR [--processes=2]
+
+`simulations/grid.py` says what a grid is. Every row runs
+
+  1. with each candidate of the server learning rate, on seed 0. The rate with
+     the best last validation accuracy is taken; if that is the least or the
+     largest of them, the next power of 1.7 is tried as well;
+  2. with the rate taken, on seeds 1, 2, ...: their test accuracy is reported.
+
+Each run is a cell with a process, a TFF worker, a run directory, a report and a
+log of its own, calibrated at its own cohort, min_sep and participations. A cell
+that fails does not stop the others. --resume goes on after any crash, and tries
+failed cells again. The guarantee of a report is that of its run: the tuning
+runs are others on the same clients, and no guarantee covers the choice.
+
+DIR holds the run directories, `logs/`, `summary.md`, `.json`, `.csv` and plots.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import multiprocessing.connection
+import os
+import pathlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
+
+import click
+import tqdm
+
+from simulations import grid as grid_lib
+from simulations import run_stackoverflow, sweep_cell, sweep_summary
+from tff_bandmf import errors
+
+TUNING_SEED = 0
+# Rates tried beyond those of the grid.
+_MOST_EXTENSIONS = 4
+_STOP_SECONDS = 30
+
+# Cell name to result; None for a cell that failed.
+Ended = Mapping[str, Optional[sweep_cell.Result]]
+
+
+def choose_rate(
+    row: grid_lib.Row, ended: Ended, settings: tuple[str, ...] = ()
+) -> tuple[Optional[int], list[sweep_cell.Cell]]:
+  """Returns the exponent taken, and the tuning cells of a row.
+
+  The exponent is None while one of the cells has not ended, if all failed, and
+  for a row without candidates.
+
+  Args:
+    row: of the grid.
+    ended: of the sweep, so far.
+    settings: of the cells.
+  """
+  exponents = sorted(row.exponents)
+  if len(exponents) < 2:
+    return (exponents[0] if exponents else None), []
+  most = len(exponents) + _MOST_EXTENSIONS
+  while True:
+    cells = [
+        sweep_cell.Cell(row, i, TUNING_SEED, settings) for i in exponents]
+    if not all(cell.name in ended for cell in cells):
+      return None, cells
+    scores = [_validation(ended[cell.name]) for cell in cells]
+    best = scores.index(max(scores))
+    if scores[best] < 0:
+      return None, cells
+    if len(exponents) < most and best == 0:
+      exponents.insert(0, exponents[0] - 1)
+    elif len(exponents) < most and best == len(exponents) - 1:
+      exponents.append(exponents[-1] + 1)
+    else:
+      return exponents[best], cells
+
+
+def _validation(result: Optional[sweep_cell.Result]) -> float:
+  """Returns the last validation accuracy; -1 for a cell that failed."""
+  return result.validation[-1][1] if result is not None else -1.0
+
+
+def test_cells(
+    row: grid_lib.Row, seeds: int, ended: Ended,
+    settings: tuple[str, ...] = (),
+) -> list[sweep_cell.Cell]:
+  """Returns the cells that test a row; none while its rate is not chosen."""
+  exponent, tuning = choose_rate(row, ended, settings)
+  if tuning and exponent is None:
+    return []
+  return [
+      sweep_cell.Cell(row, exponent, TUNING_SEED + 1 + seed, settings)
+      for seed in range(seeds)]
+
+
+def run(
+    grid: grid_lib.Grid,
+    directory: pathlib.Path,
+    processes: int,
+    settings: tuple[str, ...] = (),
+) -> Ended:
+  """Runs what is not there yet; returns what every cell gave.
+
+  Args:
+    grid: what to run.
+    directory: of the sweep.
+    processes: cells at the same time; the cores are shared out among them.
+    settings: as `config.load` takes them, for every cell.
+
+  Raises:
+    ValueError: a finished cell is of another grid.
+  """
+  context = multiprocessing.get_context('forkserver')
+  # TFF takes 10 s to import: once, not in every cell.
+  context.set_forkserver_preload(['simulations.training'])
+  cores = sorted(os.sched_getaffinity(0))
+  slots = [
+      frozenset(cores[i::processes] or [cores[i % len(cores)]])
+      for i in range(processes)]
+  ended: dict[str, Optional[sweep_cell.Result]] = {}
+  running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}
+  with _stopping(running), tqdm.tqdm(unit='cell') as progress:
+    while True:
+      waiting = _waiting(grid, ended, running, settings)
+      done = {
+          cell.name: result for cell in waiting
+          if (result := sweep_cell.read(cell, directory)) is not None}
+      if done:
+        ended.update(done)
+        progress.update(len(done))
+        continue
+      while waiting and slots:
+        cell, slot = waiting.pop(0), slots.pop(0)
+        process = context.Process(
+            target=sweep_cell.run, args=(cell, directory, slot))
+        process.start()
+        running[process.sentinel] = process, cell, slot
+      progress.total = progress.n + len(running) + len(waiting)
+      progress.set_postfix_str(', '.join(
+          cell.name for _, cell, _ in running.values()))
+      if not running:
+        return ended
+      finished = multiprocessing.connection.wait(list(running))
+      for sentinel in set(running).intersection(finished):
+        process, cell, slot = running.pop(sentinel)
+        process.join()
+        slots.append(slot)
+        result = None
+        if process.exitcode == 0:
+          result = sweep_cell.read(cell, directory)
+        if result is None:
+          log = sweep_cell.log_file(cell, directory)
+          tqdm.tqdm.write(
+              f'{cell.name}: failed, exit status {process.exitcode}; see {log}',
+              file=sys.stderr)
+        ended[cell.name] = result
+        progress.update()
+
+
+def _waiting(
+    grid: grid_lib.Grid, ended: Ended, running: Mapping[int, Any],
+    settings: tuple[str, ...],
+) -> list[sweep_cell.Cell]:
+  """Returns the cells that could start now, tuning first."""
+  started = {*ended, *(cell.name for _, cell, _ in running.values())}
+  cells = [
+      cell for row in grid.rows
+      for cell in choose_rate(row, ended, settings)[1]]
+  cells += [
+      cell for row in grid.rows
+      for cell in test_cells(row, grid.seeds, ended, settings)]
+  return [cell for cell in cells if cell.name not in started]
+
+
+@contextlib.contextmanager
+def _stopping(running: Mapping[int, Any]) -> Iterator[None]:
+  """Ends the cells that still run when the block is left."""
+  try:
+    yield
+  finally:
+    for process, _, _ in running.values():
+      process.terminate()
+    for process, _, _ in running.values():
+      process.join(_STOP_SECONDS)
+      process.kill()
+
+
+@contextlib.contextmanager
+def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
+  """Holds the directory, or raises ValueError."""
+  lock = directory / 'sweep.lock'
+  if lock.exists() and not resume:
+    raise ValueError(
+        errors.invalid(
+            'output_dir', directory, 'holds a sweep',
+            'continue it with --resume, or choose another directory'))
+  directory.mkdir(parents=True, exist_ok=True)
+  with open(lock, 'ab') as stream:
+    try:
+      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+      raise ValueError(
+          errors.invalid(
+              'output_dir', directory, 'another sweep is at work in it',
+              'wait for it')) from error
+    yield
+
+
+def _rows(
+    grid: grid_lib.Grid, only: Sequence[str]
+) -> tuple[grid_lib.Row, ...]:
+  """Returns the rows whose name matches one of the patterns, or all."""
+  rows = tuple(
+      row for row in grid.rows
+      if not only or any(
+          pathlib.PurePath(row.name).match(pattern) for pattern in only))
+  if not rows:
+    raise ValueError(
+        errors.invalid(
+            'only', ' '.join(only), 'matches no row',
+            f'these are {", ".join(row.name for row in grid.rows)}'))
+  return rows
+
+
+@click.command(help=__doc__.split('\n')[0])
+@click.option('--grid', 'grid_path', required=True, metavar='FILE',
+              help='TOML file of the grid.')
+@click.option('--set', 'settings', multiple=True, metavar='KEY=VALUE',
+              help='Changes a value of every run.')
+@click.option('--only', multiple=True, metavar='PATTERN',
+              help='Rows by name, for instance *_epsilon8; all by default.')
+@click.option('--seeds', type=click.IntRange(min=1),
+              help='That test a row, in place of those of the grid.')
+@click.option('--processes', default=2, show_default=True,
+              type=click.IntRange(min=1), help='Runs at the same time.')
+@click.option('--output_dir', required=True, metavar='DIR',
+              help='Where the output goes.')
+@click.option('--resume', is_flag=True, help='Continue the sweep in DIR.')
+@run_stackoverflow.one_line_errors
+def main(
+    grid_path: str, settings: tuple[str, ...], only: tuple[str, ...],
+    seeds: Optional[int], processes: int, output_dir: str, resume: bool,
+) -> None:
+  grid = grid_lib.load(grid_path)
+  grid = grid_lib.Grid(_rows(grid, only), seeds or grid.seeds)
+  for row in grid.rows:
+    row.config(settings=settings)
+  directory = pathlib.Path(output_dir)
+  with _only_sweep(directory, resume):
+    ended = run(grid, directory, processes, settings)
+    summary = sweep_summary.Summary.of([
+        (row, *choose_rate(row, ended, settings),
+         test_cells(row, grid.seeds, ended, settings)) for row in grid.rows
+    ], ended)
+    summary.write(directory)
+  click.echo(summary.markdown())
+  sys.exit(1 if summary.failed else 0)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,103 @@
+"""Tests of checkpoints: whole or refused, private, and only the latest."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from simulations import checkpoints as checkpoints_lib
+
+
+def _state(value=0.0):
+  return tff.learning.templates.LearningAlgorithmState(
+      tff.learning.models.ModelWeights(
+          (np.full((3, 2), value, np.float32), np.zeros(0, np.float32)), ()),
+      (), (),
+      collections.OrderedDict(round=np.int64(5), key=np.arange(2)),
+      (np.float64(value),))
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+  return checkpoints_lib.Checkpoints(tmp_path / 'private')
+
+
+def test_state_comes_back_to_the_bit(checkpoints):
+  checkpoints.save(_state(0.1), 3)
+  assert checkpoints.latest() == 3
+  found = checkpoints.load(3, _state())
+  assert type(found) is type(_state())
+  expected = _state(0.1)
+  for one, other in zip(
+      found.global_model_weights.trainable,
+      expected.global_model_weights.trainable):
+    np.testing.assert_array_equal(one, other)
+    assert one.dtype == other.dtype
+  assert found.finalizer == expected.finalizer
+  np.testing.assert_array_equal(
+      found.aggregator['key'], expected.aggregator['key'])
+  assert checkpoints_lib.digest(found) == checkpoints_lib.digest(expected)
+
+
+def test_digest_is_of_model_and_optimiser():
+  expected = checkpoints_lib.digest(_state())
+  assert checkpoints_lib.digest(_state(1e-6)) != expected
+  other_noise = _state()._replace(aggregator=())
+  assert checkpoints_lib.digest(other_noise) == expected
+  other_optimiser = _state()._replace(finalizer=(np.float64(1),))
+  assert checkpoints_lib.digest(other_optimiser) != expected
+
+
+def test_only_the_last_two_are_kept_and_only_their_owner_reads_them(
+    checkpoints, tmp_path
+):
+  for t in (3, 6, 9, 12):
+    checkpoints.save(_state(t), t)
+  files = sorted((tmp_path / 'private').iterdir())
+  assert [path.name for path in files] == ['00000009.npz', '00000012.npz']
+  assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
+  assert (tmp_path / 'private').stat().st_mode & 0o777 == 0o700
+
+
+def test_file_that_was_not_finished_does_not_count(checkpoints, tmp_path):
+  checkpoints.save(_state(), 3)
+  (tmp_path / 'private' / '00000006.part').write_bytes(b'half')
+  assert checkpoints.latest() == 3
+  checkpoints.save(_state(), 6)
+  assert checkpoints.latest() == 6
+
+
+def test_no_checkpoint_is_round_0(checkpoints):
+  assert checkpoints.latest() == 0
+
+
+def test_damaged_file_is_refused(checkpoints, tmp_path):
+  checkpoints.save(_state(), 3)
+  path = tmp_path / 'private' / '00000003.npz'
+  whole = path.read_bytes()
+  places = np.random.default_rng(0).integers(0, len(whole), 30).tolist()
+  refused = 0
+  for place in places:
+    damaged = bytearray(whole)
+    damaged[place] ^= 0x41
+    path.write_bytes(damaged)
+    try:
+      found = checkpoints.load(3, _state())
+    except ValueError as error:
+      assert 'checkpoint=' in str(error)
+      refused += 1
+    else:
+      # Of an archive some bytes say nothing.
+      assert checkpoints_lib.digest(found) == checkpoints_lib.digest(_state())
+  assert refused
+  path.write_bytes(whole[:-30])
+  with pytest.raises(ValueError, match='is damaged'):
+    checkpoints.load(3, _state())
+
+
+def test_checkpoint_of_another_model_is_refused(checkpoints):
+  checkpoints.save(_state(), 3)
+  other = _state()._replace(aggregator=())
+  with pytest.raises(ValueError, match='another model'):
+    checkpoints.load(3, other)

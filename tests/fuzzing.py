@@ -1,0 +1,206 @@
+"""What the fuzz tests share: how many cases, damage to files, and the oracle.
+
+`make fuzz`, or BANDMF_FUZZ_CASES=10000, runs about that many cases with a fresh
+seed; without it about 2,000 run, the same ones every time.
+"""
+
+import contextlib
+import copy
+import json
+import os
+import resource
+import signal
+import tracemalloc
+
+import hypothesis
+from hypothesis import strategies as st
+
+_CASES_IN_CI = 2000
+_CASES = int(os.environ.get('BANDMF_FUZZ_CASES', _CASES_IN_CI))
+# On a busy machine.
+_SECONDS = 60
+_FREE_BYTES = 48 * 2**20
+# Lists of Python take this many bytes for one of JSON, and arrays are made of
+# them.
+_BYTES_A_BYTE = 60
+# Far below what would make a machine swap.
+_ADDRESS_SPACE = 2**29
+_LONGEST_MESSAGE = 2000
+
+# What a value of a file may become.
+ODD_VALUES = (
+  None, True, False, 0, -1, 1, 2, 7, 2**31, 2**63, 10**18, -(10**18), 10**400,
+  0.0, -0.0, 0.5, 1e-320, 1e308, float('nan'), float('inf'), -float('inf'),
+  '', '1', 'x', '0.5', 'banded', 'stamped', 'min-sep', 'single', 'a' * 5000,
+  '\x1b[2J\nnew line\u2028\x00\u202e', '\ud800', '../../etc/passwd', [], {},
+  [[]], [1.0], [1.0, 0.5], [[1.0]], [1, [2]], ['a' * 20_000] + ['b'] * 20_000,
+  [True], [10**400], {'family': 'identity'}, {'rounds': 3}, {'': {}},
+)  # fmt: skip
+_ODD_KEYS = (
+  '', 'rounds', 'rounds_', 'lambda_', 'self', 'family', 'block', 'coefficients',
+  'values', '__class__', '\x00', 'k' * 3000,
+)  # fmt: skip
+
+
+class Hang(BaseException):
+  """A case took too long; nothing that a program catches."""
+
+
+def cases(share):
+  """Returns a decorator: this many of the 2,000 cases, or their share."""
+  return hypothesis.settings(
+    max_examples=max(1, share * _CASES // _CASES_IN_CI),
+    derandomize='BANDMF_FUZZ_CASES' not in os.environ,
+    database=None,
+    deadline=None,
+    suppress_health_check=list(hypothesis.HealthCheck),
+  )
+
+
+@contextlib.contextmanager
+def bounded(size=None):
+  """Fails on a case that hangs, or that allocates much for `size` bytes.
+
+  What NumPy and JSON ask for counts, whether it is used or not. Counting is
+  slow; without `size` what would take half a gigabyte fails with a MemoryError.
+  """
+
+  def stop(*_):
+    raise Hang(f'more than {_SECONDS} s')
+
+  before = resource.getrlimit(resource.RLIMIT_AS)
+  with open('/proc/self/statm') as stream:
+    used = int(stream.read().split()[0]) * resource.getpagesize()
+  handler = signal.signal(signal.SIGALRM, stop)
+  resource.setrlimit(resource.RLIMIT_AS, (used + _ADDRESS_SPACE, before[1]))
+  signal.setitimer(signal.ITIMER_REAL, _SECONDS)
+  peak = 0
+  if size is not None:
+    tracemalloc.start()
+  try:
+    yield
+    if size is not None:
+      peak = tracemalloc.get_traced_memory()[1]
+  finally:
+    tracemalloc.stop()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    resource.setrlimit(resource.RLIMIT_AS, before)
+    signal.signal(signal.SIGALRM, handler)
+  assert peak <= _FREE_BYTES + _BYTES_A_BYTE * (size or 0), (peak, size)
+
+
+def check_message(text, secrets=()):
+  """Checks that an error is one short line that can be shown anywhere."""
+  assert text.strip()
+  assert len(text) <= _LONGEST_MESSAGE, text[:300]
+  assert text.isprintable(), repr(text)
+  text.encode()
+  for secret in secrets:
+    assert secret not in text
+
+
+def check_cli(run, *arguments, statuses=(0, 2), size=None, **kwargs):
+  """Runs `bandmf`: done, or status 2 and one line on standard error."""
+  with bounded(size):
+    status, out, error = run(*arguments)
+  assert status in statuses
+  if status == 2:
+    assert out == ''
+    assert error.endswith('\n')
+    assert 'Unable to allocate' not in error and error[0] != ';', error
+    check_message(error[:-1], **kwargs)
+  return status, out
+
+
+@st.composite
+def damaged(draw, documents):
+  """Draws one of the documents with a few of its values changed.
+
+  Args:
+    draw: of hypothesis.
+    documents: JSON objects.
+  """
+  tree = copy.deepcopy(draw(st.sampled_from(documents)))
+  for _ in range(draw(st.integers(1, 3))):
+    _damage(draw, tree)
+  return tree
+
+
+def _damage(draw, tree):
+  """Changes one value of a tree of dictionaries and lists, in place."""
+  container, key = draw(st.sampled_from(list(_places(tree)) or [(tree, 'x')]))
+  if isinstance(container, dict) and key not in container:
+    container[key] = draw(st.sampled_from(ODD_VALUES))
+    return
+  value = container[key]
+  change = draw(st.integers(0, 12))
+  if change == 0:
+    del container[key]
+  elif change == 1 and isinstance(container, dict):
+    container[draw(st.sampled_from(_ODD_KEYS))] = container.pop(key)
+  elif change == 2 and isinstance(container, list):
+    container.insert(0, copy.deepcopy(value))
+  elif change == 3:
+    container[key] = [value] * draw(st.sampled_from((1, 2, 40)))
+  elif change == 4 and isinstance(value, (int, float)) and value == value:
+    container[key] = draw(
+      st.sampled_from((-value, value + 1, value * 1000, str(value)))
+    )
+  else:
+    container[key] = copy.deepcopy(draw(st.sampled_from(ODD_VALUES)))
+
+
+def _places(tree):
+  """Yields (container, key) of every value of a tree."""
+  items = tree.items() if isinstance(tree, dict) else enumerate(tree)
+  for key, value in list(items):
+    yield tree, key
+    if isinstance(value, (dict, list)):
+      yield from _places(value)
+
+
+@st.composite
+def json_bytes(draw, documents):
+  """Draws the bytes of a JSON file: changed in its values, or as text."""
+  if draw(st.integers(0, 3)):
+    return json.dumps(draw(damaged(documents))).encode()
+  text = json.dumps(draw(st.sampled_from(documents)))
+  return draw(
+    st.sampled_from((
+      b'[' * 20_000,
+      b'{"a":' * 10_000,
+      b'\xef\xbb\xbf' + text.encode(),
+      text.encode('utf-16'),
+      text.encode('utf-32'),
+      b'',
+      b'null',
+      b'[]',
+      b'1' * 5000,
+      text.replace('{', '{"rounds": 9, "rounds": 3, "format": "x", ', 1)
+      .encode(),
+      text.replace('"rounds":', '"rounds": 3, "rounds":', 1).encode(),
+      text.replace(': ', ': 1e999, "x": ', 1).encode(),
+      b'\x00' * 1000,
+    ))
+    | flipped(text.encode())
+  )
+
+
+@st.composite
+def flipped(draw, content):
+  """Draws `content` with bytes changed, cut off, repeated or put in."""
+  content = bytearray(content)
+  for _ in range(draw(st.integers(1, 4))):
+    place = draw(st.integers(0, max(len(content) - 1, 0)))
+    change = draw(st.integers(0, 4))
+    if change == 0:
+      del content[place:]
+    elif change == 1:
+      content[place:place] = draw(st.binary(max_size=16))
+    elif change == 2:
+      del content[place : place + draw(st.integers(1, 64))]
+    elif change == 3:
+      content += content[place : place + 64]
+    elif content:
+      content[place] = draw(st.integers(0, 255))
+  return bytes(content)

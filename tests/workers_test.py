@@ -1,0 +1,82 @@
+"""Tests of workers elsewhere: dealt to all, in order, and no endless wait."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bandmf.program import runtime as runtime_lib
+from tff_bandmf.program import workers as workers_lib
+
+
+@tff.tensorflow.computation(np.int64, np.int64)
+def _work(shared, member):
+  """A member above 100 takes that many milliseconds."""
+  end = tf.timestamp() + tf.cast(member - 100, tf.float64) / 1000
+  spins = tf.while_loop(
+      lambda n: tf.timestamp() < end, lambda n: [n + 1], [np.int64(0)])[0]
+  return shared * 1000 + member + 0 * spins
+
+
+@tff.federated_computation(
+    tff.FederatedType(np.int64, tff.SERVER),
+    tff.FederatedType(np.int64, tff.CLIENTS))
+def _map(shared, members):
+  return tff.federated_map(
+      _work, (tff.federated_broadcast(shared), members))
+
+
+@pytest.fixture
+def two(runtime):
+  """Two workers and the processes of them."""
+  with runtime_lib.worker(1) as (first, _), runtime_lib.worker(1) as (
+      second, victim), workers_lib.connected(
+          [f'localhost:{first}', f'localhost:{second}']) as workers:
+    yield workers, victim
+
+
+@pytest.mark.parametrize('count', [1, 2, 7])
+def test_results_are_in_the_order_of_the_members(two, count):
+  workers, _ = two
+  members = list(range(count))
+  assert workers.map(_map, 3, members) == [3000 + i for i in members]
+
+
+def test_worker_that_dies_in_a_round_fails_it_and_is_left_out_after(two):
+  workers, victim = two
+  workers.map(_map, 1, [1, 2])
+  killer = threading.Timer(0.5, victim.kill)
+  killer.start()
+  began = time.monotonic()
+  with pytest.raises(RuntimeError, match='does not answer'):
+    workers.map(_map, 1, [1, 100 + 30_000])
+  # It did not wait for what nobody computes.
+  assert time.monotonic() - began < 25
+  killer.join()
+  victim.wait()
+  assert workers.map(_map, 1, [1, 2, 3]) == [1001, 1002, 1003]
+
+
+def test_no_worker_left_is_said(runtime):
+  with runtime_lib.worker(1) as (port, process), workers_lib.connected(
+      [f'localhost:{port}']) as workers:
+    process.kill()
+    process.wait()
+    with pytest.raises(RuntimeError, match=f'none of localhost:{port} answers'):
+      workers.map(_map, 1, [1])
+
+
+@pytest.mark.parametrize('address', ['nowhere', ':80', 'host:', 'host:http'])
+def test_address_without_a_port_is_refused(address):
+  with pytest.raises(ValueError, match='must be host:port'):
+    with workers_lib.connected([address]):
+      pass
+
+
+def test_worker_that_is_not_there_is_said_before_anything_runs():
+  with pytest.raises(RuntimeError, match='localhost:1 does not answer'):
+    with workers_lib.connected(['localhost:1']):
+      pass

@@ -1,0 +1,80 @@
+"""Runs of the aggregator itself with canary clients (needs TFF)."""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bandmf import aggregator
+from tff_bandmf.audit import pattern as pattern_lib
+
+# Of what canaries send, in clipping norms: what is not clipped shows.
+_SIZE = 16.0
+_CLIENTS_PER_ROUND = 10.0
+_CLIP = 0.5
+
+# (clients_per_round, l2_norm_clip, record_specs) -> factory.
+MakeFactory = Callable[..., aggregator.CorrelatedNoiseFactory]
+
+
+def released(
+    make_factory: MakeFactory,
+    rounds: int,
+    pattern: pattern_lib.Pattern,
+    canaries: int,
+    dimension: int,
+    generator: np.random.Generator,
+    on_round: Callable[[], Any],
+) -> np.ndarray:
+  """Returns what a run released, less what is known of it, in clipping norms.
+
+  Each canary takes part in the rounds of the pattern, with an update far above
+  the clipping norm along one coordinate, which no other client touches but one;
+  that one is known, takes part in every round, and is subtracted. So the first
+  columns of what is returned have the contributions of one client each, and the
+  others of none: nothing but that client and noise is in a column.
+
+  Args:
+    make_factory: of the aggregator, by keywords `clients_per_round`,
+      `l2_norm_clip` and `record_specs`.
+    rounds: n.
+    pattern: when canaries take part.
+    canaries: how many do.
+    dimension: d, coordinates of an update.
+    generator: of the canaries' coordinates and the known client's updates.
+    on_round: is called after every round.
+
+  Returns:
+    [rounds, dimension] float64, coordinates of canaries first.
+  """
+  places = generator.permutation(dimension)
+  updates = {
+      sign: [_along(i, sign, dimension) for i in places[:canaries]]
+      for sign in (-1.0, 1.0)}
+  signs = dict(zip(pattern.rounds.tolist(), pattern.signs.tolist()))
+  sums = np.zeros((rounds, dimension))
+  with make_factory(
+      clients_per_round=_CLIENTS_PER_ROUND, l2_norm_clip=_CLIP,
+      record_specs=tf.TensorSpec([dimension], tf.float32)) as factory:
+    process = factory.create(tff.TensorType(np.float32, [dimension]))
+    state = process.initialize()
+    for t in range(rounds):
+      known = generator.normal(size=dimension)
+      known *= 0.5 * _CLIP / np.linalg.norm(known)
+      known = known.astype(np.float32)
+      cohort = [known, *updates[signs[t]]] if t in signs else [known]
+      output = process.next(state, cohort)
+      state = output.state
+      sums[t] = _CLIENTS_PER_ROUND * output.result.astype(np.float64) - known
+      on_round()
+  return sums[:, places] / _CLIP
+
+
+def _along(i: int, sign: float, dimension: int) -> np.ndarray:
+  """Returns an update along one coordinate, [dimension] float32."""
+  update = np.zeros(dimension, np.float32)
+  update[i] = sign * _SIZE * _CLIP
+  return update

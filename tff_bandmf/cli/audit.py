@@ -1,0 +1,135 @@
+"""`bandmf audit`: how much of a claimed epsilon an attacker can show."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+import warnings
+
+import click
+import tqdm
+
+from tff_bandmf import accounting, errors
+from tff_bandmf.cli import options, output
+
+
+@click.command()
+@options.strategy_file
+@options.participation
+@click.option(
+  '--epsilon', type=options.NUMBER, help='Claimed; the noise is made for it.'
+)
+@click.option(
+  '--noise-multiplier',
+  type=options.NUMBER,
+  help='Standard deviation of z over clip * sensitivity, instead of --epsilon.',
+)
+@options.delta
+@click.option(
+  '--canaries',
+  default=2000,
+  show_default=True,
+  type=options.INTEGER,
+  help='Clients of a run that an attacker looks for.',
+)
+@click.option(
+  '--runs',
+  default=2,
+  show_default=True,
+  type=options.INTEGER,
+  help='Runs of the aggregator, of all rounds each.',
+)
+@click.option(
+  '--confidence',
+  default=0.95,
+  show_default=True,
+  type=options.NUMBER,
+  help='With which both bounds hold.',
+)
+@click.option(
+  '--secure-noise', is_flag=True, help='Audit noise made from AES.'
+)
+@options.as_json
+def audit(
+  file,
+  participation,
+  min_sep,
+  max_participations,
+  epsilon,
+  noise_multiplier,
+  delta,
+  canaries,
+  runs,
+  confidence,
+  secure_noise,
+  as_json,
+):
+  """Shows lower bounds on epsilon from runs of the aggregator with canaries.
+
+  FILE is a strategy file or a .npy file of the matrix C. Canary clients take
+  part in TFF's aggregation process as often as the schema allows, or not at
+  all, and an attacker who sees every release and knows everybody else tells
+  which. gaussian_bound assumes Gaussian noise, clopper_pearson_bound does not.
+  A bound above the claimed epsilon shows that the claim is wrong: the exit
+  status is 1. A claim that is true gets it with probability 1 - confidence at
+  most. Bounds below it prove nothing.
+  """
+  started = time.perf_counter()
+  if (epsilon is None) == (noise_multiplier is None):
+    raise ValueError(
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        'give either it or noise_multiplier',
+        'use --epsilon or --noise-multiplier',
+      )
+    )
+  strategy = output.load(file)
+  schema = options.schema(participation, min_sep, max_participations)
+  if noise_multiplier is None:
+    spec = accounting.calibrate(strategy, schema, epsilon, delta)
+  else:
+    spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  with warnings.catch_warnings():
+    # Of what TensorFlow Federated imports.
+    warnings.simplefilter('ignore')
+    from tff_bandmf import aggregator
+    from tff_bandmf import audit as audit_lib
+    from tff_bandmf.program import runtime
+  with runtime.local_runtime(), tqdm.tqdm(
+    total=runs * strategy.rounds,
+    unit=' rounds',
+    leave=False,
+    disable=not sys.stderr.isatty(),
+  ) as bar:
+    found = audit_lib.audit(
+      spec,
+      delta,
+      canaries,
+      runs,
+      confidence,
+      functools.partial(
+        aggregator.correlated_noise_aggregator,
+        spec.noise_multiplier,
+        strategy=strategy,
+        participation=schema,
+        secure_noise=secure_noise,
+      ),
+      on_round=bar.update,
+    )
+  output.show(
+    {
+      **spec.to_dict(),
+      'rho': spec.rho,
+      'epsilon': found.claimed_epsilon,
+      'canaries': canaries,
+      'runs': runs,
+      **found.to_dict(),
+      'seconds': time.perf_counter() - started,
+    },
+    as_json,
+  )
+  return output.DONE if found.holds else output.DID_NOT_HOLD
