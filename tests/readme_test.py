@@ -34,6 +34,8 @@ _NOT_RUN = {
     'make ': 'minutes, or run by other tests; the target is looked up',
     'python -m simulations.run_stackoverflow':
         'minutes; training_test runs it, here its experiment is read',
+    'python -m simulations.sweep':
+        'an hour; sweep_runs_test runs small ones, grid_test reads its grid',
     'bandmf report runs/demo':
         'reads what make demo leaves; the tutorial on reports runs it',
     '. .venv/bin/activate': 'this environment is active',
