@@ -50,7 +50,7 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
   """Returns the page of the benchmarks."""
   text = (
       '# Benchmarks\n\n'
-      'One run of every benchmark. Ratios compare what was measured in the '
+      'One run of each. Ratios compare what was measured in the '
       'same run; seconds depend on the machine, and on what else it did. What '
       'a case measures stands in `simulations/bench.py`, in the function of '
       'its name.\n\n'
