@@ -48,5 +48,5 @@ dist: env  ## builds the wheel and the source archive into dist/
 	$(PYTHON_OF_ENV) -m twine check --strict dist/*
 
 clean:  ## removes .venv, runs and caches
-	rm -rf .venv .venv-next runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-jax .venv-next runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -3,8 +3,8 @@
 The two cannot share an environment. Make one for jax_privacy, and give its
 Python:
 
-    python3.11 -m venv /tmp/jax && /tmp/jax/bin/pip install jax_privacy==2.0.0
-    .venv/bin/python -m benchmarks.side_by_side --other /tmp/jax/bin/python
+    python3.11 -m venv .venv-jax && .venv-jax/bin/pip install jax_privacy==2.0.0
+    .venv/bin/python -m benchmarks.side_by_side --other .venv-jax/bin/python
 
 Each side runs in a process of its own, one after the other, and the order turns
 with every repetition. Matrices are compared by one computation in NumPy, dense

@@ -21,9 +21,6 @@ from typing import Any
 import tabulate
 
 _FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
-_COMMANDS = {
-    'reproduction': 'bandmf reproduce --json',
-    'benchmarks': 'make -s bench'}
 
 
 def reproduction(rows: list[dict[str, Any]]) -> str:
@@ -43,7 +40,7 @@ def reproduction(rows: list[dict[str, Any]]) -> str:
           f"{row['difference']:+.1e}", f"{row['tolerance']:.1e}",
           'yes' if row['pass'] else '**no**']
          for row in rows if row['table'] == table])
-  return text + _command('reproduction')
+  return text + _command('reproduction', 'bandmf reproduce --json')
 
 
 def benchmarks(cases: list[dict[str, Any]]) -> str:
@@ -56,14 +53,16 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
       'its name.\n\n'
       f'Machine: {platform.machine()}, {os.cpu_count()} cores, Python '
       f'{platform.python_version()}.\n')
-  for name in dict.fromkeys(case['case'] for case in cases):
+  names = dict.fromkeys(case['case'] for case in cases)
+  for name in names:
     results = [case for case in cases if case['case'] == name]
     keys = dict.fromkeys(key for result in results for key in result)
     text += f'\n## {name}\n\n' + _table(
         ['quantity'] + ['value'] * len(results),
         [[key, *(_cell(result.get(key, '')) for result in results)]
          for key in keys if key != 'case'])
-  return text + _command('benchmarks')
+  return text + _command(
+      'benchmarks', f'python -m simulations.bench {" ".join(names)}')
 
 
 _PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}
@@ -85,10 +84,10 @@ def _table(headers: list[str], rows: Iterable[list[str]]) -> str:
       headers, tablefmt='github', disable_numparse=True) + '\n'
 
 
-def _command(page: str) -> str:
+def _command(page: str, source: str) -> str:
   return (
       '\n---\n\nThis page was written by '
-      f'`{_COMMANDS[page]} | python docs/generate.py {page}`.\n')
+      f'`{source} | python docs/generate.py {page}`.\n')
 
 
 def main(arguments: list[str]) -> int:

@@ -40,7 +40,7 @@ _NOT_RUN = {
         'reads what make demo leaves; the tutorial on reports runs it',
     '. .venv/bin/activate': 'this environment is active',
     'TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest': 'is what runs this',
-    'python3.11 -m venv /tmp/jax': 'installs another library',
+    'python3.11 -m venv .venv-jax': 'installs another library',
     '.venv/bin/python -m benchmarks.side_by_side': 'needs that other library',
     '.venv/lib/': 'a worker for other machines; workers_test starts some',
     'srun ': 'needs a cluster',
