@@ -1,4 +1,4 @@
-"""The key of the noise of one run: 128 secret bits."""
+"""The key of the noise of one run: 256 secret bits."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ import numpy as np
 
 from tff_bandmf import errors
 
-_BYTES = 16
+_BYTES = 32
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Key:
-  """128 bits from which all z of a run are made; never printed.
+  """256 bits from which all z of a run are made; never printed.
 
   Whoever knows the key can take the noise off every release. It stands in its
   file and, with noise in TFF's state, in the server state; nowhere else.
 
   Attributes:
-    secret: 16 bytes.
+    secret: 32 bytes.
   """
 
   secret: bytes
@@ -72,7 +72,7 @@ class Key:
     """Returns the key in the file, which is made (mode 0600) if missing.
 
     Raises:
-      ValueError: the file is not 16 bytes long, or is not its owner's alone.
+      ValueError: the file is not 32 bytes long, or is not its owner's alone.
       OSError: it cannot be read or made.
     """
     path = pathlib.Path(path)
