@@ -11,6 +11,7 @@ import numpy as np
 
 from tff_bandmf import errors, workloads
 from tff_bandmf.strategies import per_query
+from tff_bandmf.strategies import recursion as recursion_lib
 
 # Above this many rounds nothing n x n is materialised.
 MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
@@ -92,11 +93,47 @@ class Strategy(abc.ABC):
 
   @property
   def noise_copies(self) -> int:
-    """Model copies that the noise of one round needs from earlier ones.
+    """Model copies that the noise of one round needs from earlier ones."""
+    few = self.bands if self.inverse_bands is None else self.inverse_bands
+    return few - 1
 
-    None where C^-1 has few bands: the z of earlier rounds are made again.
+  def recursion(self) -> recursion_lib.Recursion:
+    """Returns how the noise of a round follows from what was added before."""
+    found = self._recursion()
+    found.digest = self.digest()
+    return found
+
+  def _recursion(self) -> recursion_lib.Recursion:
+    return self.buffered(self.rounds) or self._window(self.rounds)
+
+  def buffered(
+      self, rounds: int, norms: Optional[np.ndarray] = None
+  ) -> Optional[recursion_lib.Buffers]:
+    """Returns the recursion over few buffers; None where it needs a window.
+
+    Args:
+      rounds: up to which it starts afresh every n rounds.
+      norms: [n] float64, what columns of C are divided by; None for 1.
     """
-    return self.bands - 1 if self.inverse_bands is None else 0
+    del rounds, norms
+    return None
+
+  def _window(self, period: int) -> recursion_lib.Window:
+    """Returns the window over past rounds, whose rows have this period."""
+    few = self.inverse_bands
+    return recursion_lib.Window(
+        self.rounds,
+        recursion_lib.PAST_Y if few is None
+        else recursion_lib.PAST_U,
+        self.bands if few is None else few,
+        self.band_rows if few is None else self.inverse_band_rows,
+        period=period, column_bands=self.bands, column_sum=self.column_sum)
+
+  def column_sum(self) -> float:
+    """Returns a bound of max_t sum_s |C[t, s]| C^-1[s, s]."""
+    check_rounds(self.rounds)
+    entries = np.abs(self.band_rows(0, self.rounds))
+    return float(np.max(entries.sum(1)) / np.min(entries[:, 0]))
 
   def per_query_errors(
       self, workload: workloads.Workload = workloads.PREFIX

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+import functools
+from typing import Any, Callable, ClassVar, Optional
 
 import numpy as np
 import scipy.signal
 
 from tff_bandmf import errors
 from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import recursion as recursion_lib
 
 # Coefficients of C^-1 made at once.
 _BLOCK = 512
@@ -79,6 +81,13 @@ class Blt(toeplitz.Toeplitz):
   def noise_copies(self) -> int:
     return self.buffers
 
+  def buffered(
+      self, rounds: int, norms: Optional[np.ndarray] = None
+  ) -> recursion_lib.Buffers:
+    return BltBuffers(
+        rounds, self.omega, self.theta, self.inverse_column,
+        norms=norms, period=self.rounds)
+
   def column(self, terms: int) -> np.ndarray:
     powers = np.zeros(max(terms - 1, 0))
     impulse = np.zeros_like(powers)
@@ -105,3 +114,80 @@ class Blt(toeplitz.Toeplitz):
 
   def arrays(self) -> dict[str, np.ndarray]:
     return {'omega': self.omega, 'theta': self.theta}
+
+
+class BltBuffers(recursion_lib.Buffers):
+  """A buffer a decay, [BLT24]; with columns of C scaled by 1/d, y is by d.
+
+    y_t = d_t (z_t - omega . S),   S <- theta * S + y_t / d_t
+  """
+
+  def __init__(
+      self,
+      rounds: int,
+      omega: np.ndarray,
+      theta: np.ndarray,
+      inverse_column: Callable[[int], np.ndarray],
+      norms: Optional[np.ndarray] = None,
+      period: Optional[int] = None,
+  ):
+    """Initializes the recursion.
+
+    Args:
+      rounds: n.
+      omega: [memory].
+      theta: [memory].
+      inverse_column: terms -> first column of the inverse of the BLT.
+      norms: [period], d; None where it is 1.
+      period: rounds after which all starts afresh; None never does.
+    """
+    self.rounds = rounds
+    self.memory = len(omega)
+    self._omega, self._theta = omega, theta
+    self._inverse_column = inverse_column
+    self._norms = norms
+    self._period = period or rounds
+    # The first round forgets what was before it.
+    self.phases = min(2, self._period) if norms is None else self._period
+
+  def phase(self, t: Any) -> Any:
+    local = t % self._period
+    if self._norms is not None:
+      return local
+    return (local + self._period - 1) // self._period
+
+  @property
+  def scales(self) -> np.ndarray:
+    return np.ones(self.phases) if self._norms is None else self._norms
+
+  def step(self, phase: int) -> recursion_lib.Step:
+    scale = float(self.scales[phase])
+    kept = float(phase > 0)
+    return recursion_lib.Step(
+        scale, -scale * kept * self._omega, np.diag(kept * self._theta),
+        np.full(self.memory, 1.0 / scale))
+
+  def _variances(self) -> np.ndarray:
+    local = np.cumsum(self._inverse_column(self._period)**2)
+    if self._norms is not None:
+      local = local * self._norms**2
+    return local[np.arange(self.rounds) % self._period]
+
+  @functools.cached_property
+  def shift(self) -> float:
+    # Standard deviations of y / d and of the buffers, for unit z.
+    column = self._inverse_column(self._period)
+    y = float(np.linalg.norm(column))
+    error = 0.0
+    for omega, theta in zip(self._omega, self._theta):
+      buffer = float(np.linalg.norm(
+          scipy.signal.lfilter([1.0], [1.0, -theta], column)))
+      kept = min(self._period, 1 / (1 - theta))
+      # Each round rounds a product, a sum and the y that comes in.
+      error += abs(omega) * (
+          kept * (2 * buffer + 2 * y) + (self.memory + 2) * buffer)
+    return recursion_lib.MOST_DEVIATIONS * recursion_lib.UNIT * error
+
+  @property
+  def cut_norm(self) -> float:
+    return 0.0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 
 from tff_bandmf import errors, workloads
 from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import recursion as recursion_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -81,6 +82,15 @@ class ColumnNormalized(base.Strategy):
   @property
   def noise_copies(self) -> int:
     return self.toeplitz.noise_copies
+
+  def buffered(
+      self, rounds: int, norms: Optional[np.ndarray] = None
+  ) -> Optional[recursion_lib.Buffers]:
+    return self.toeplitz.buffered(rounds, self.column_norms)
+
+  def column_sum(self) -> float:
+    # The norms cancel: column i is divided by its norm, and C^-1[i, i] has it.
+    return self.toeplitz.column_sum()
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     column = np.arange(start, stop)[:, None] - np.arange(self.bands)

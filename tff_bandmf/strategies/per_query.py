@@ -86,6 +86,21 @@ def of_banded_inverse(
       bands, rows)
 
 
+def of_noise(rounds: int, bands: int, rows: BandRows) -> np.ndarray:
+  """Returns the variances of y where C y = z, [rounds] float64.
+
+  Args:
+    rounds: n.
+    bands: diagonals of C.
+    rows: of C.
+
+  Raises:
+    ValueError: the blocks would not fit in memory, or C^-1 overflows.
+  """
+  return _variances(
+      rounds, bands, rows, 1, lambda start, stop: np.ones((stop - start, 1)))
+
+
 def of_toeplitz(
     inverse_column: np.ndarray, scale: np.ndarray, workload: workloads.Workload
 ) -> np.ndarray:

@@ -9,6 +9,7 @@ import numpy as np
 
 from tff_bandmf import errors, workloads
 from tff_bandmf.strategies import base
+from tff_bandmf.strategies import recursion as recursion_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -54,6 +55,13 @@ class Stamped(base.Strategy):
   @property
   def noise_copies(self) -> int:
     return self.block.noise_copies
+
+  def _recursion(self) -> recursion_lib.Recursion:
+    return (
+        self.block.buffered(self.rounds) or self._window(self.block.rounds))
+
+  def column_sum(self) -> float:
+    return self.block.column_sum()
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     return self._tiled(self.block.band_rows, start, stop)[:, :self.bands]

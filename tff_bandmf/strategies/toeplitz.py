@@ -16,6 +16,7 @@ over a polynomial for a banded C^-1, a proper rational function for a BLT.
 from __future__ import annotations
 
 import abc
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +24,12 @@ import scipy.signal
 
 from tff_bandmf import errors, workloads
 from tff_bandmf.strategies import base, per_query
+from tff_bandmf.strategies import recursion as recursion_lib
 
 _FIRST_BLOCK = 4096
 _CONVERGED = 1e-12
+# What is left of a series that does not come back.
+_VANISHED = 1e-100
 # Rounds up to which O(n^2) is a matter of seconds.
 _MAX_QUADRATIC_ROUNDS = 200_000
 
@@ -40,6 +44,29 @@ class Toeplitz(base.Strategy):
   @abc.abstractmethod
   def inverse_column(self, terms: int) -> np.ndarray:
     """Returns r, [terms] float64."""
+
+  def inverse_norm(self) -> float:
+    """Returns |r|_2 over all n terms."""
+    base.check_rounds(self.rounds)
+    return float(np.linalg.norm(self.inverse_column(self.rounds)))
+
+  def column_sum(self) -> float:
+    base.check_rounds(self.rounds)
+    column = self.column(self.rounds)
+    return float(np.sum(np.abs(column)) / column[0])
+
+  def _recursion(self) -> recursion_lib.Recursion:
+    return self.buffered(self.rounds) or self._toeplitz_window()
+
+  def _toeplitz_window(self) -> recursion_lib.ToeplitzWindow:
+    few = self.inverse_bands
+    return recursion_lib.ToeplitzWindow(
+        self.rounds,
+        recursion_lib.PAST_Y if few is None
+        else recursion_lib.PAST_U,
+        self.column(self.bands) if few is None else self.inverse_column(few),
+        column_bands=self.bands, column_sum=self.column_sum,
+        inverse_column=self.inverse_column, inverse_norm=self.inverse_norm)
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     """Returns w, [terms] float64, for a workload that is Toeplitz."""
@@ -98,6 +125,10 @@ class RationalToeplitz(Toeplitz):
   def inverse_column(self, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
     return _series(bottom, top, terms)
+
+  def inverse_norm(self) -> float:
+    top, bottom = self.polynomials()
+    return math.sqrt(_energy(bottom, top, self.rounds))
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
@@ -213,6 +244,35 @@ def _series(top: np.ndarray, bottom: np.ndarray, terms: int) -> np.ndarray:
   impulse = np.zeros(terms)
   impulse[:1] = 1.0
   return scipy.signal.lfilter(top, bottom, impulse)
+
+
+def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
+  """Returns the sum of the first squares of top(x) / bottom(x).
+
+  Raises:
+    ValueError: the series neither ends nor vanishes within `MAX_ROUNDS`.
+  """
+  state = np.zeros(max(len(top), len(bottom)) - 1)
+  squares, done, block = 0.0, 0, _FIRST_BLOCK
+  while done < rounds:
+    if done >= base.MAX_ROUNDS:
+      raise ValueError(
+          errors.invalid(
+              'rounds', rounds,
+              f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
+              'use coefficients that decay faster, or fewer rounds'))
+    terms = min(block, rounds - done)
+    impulse = np.zeros(terms)
+    impulse[0] = done == 0
+    with np.errstate(over='ignore', invalid='ignore'):
+      series, state = scipy.signal.lfilter(top, bottom, impulse, zi=state)
+      squares += float(series @ series)
+    done += terms
+    block *= 2
+    if not np.any(np.abs(state) > _VANISHED):
+      break
+  _check_finite(np.array([squares]), len(bottom))
+  return squares
 
 
 def _filter_workload(

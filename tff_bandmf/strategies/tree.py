@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Optional
 
 import numpy as np
 import scipy.linalg
 
 from tff_bandmf import errors, workloads
 from tff_bandmf.strategies import base, dense
+from tff_bandmf.strategies import recursion as recursion_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +128,12 @@ class OnlineTree(base.Strategy):
   def noise_copies(self) -> int:
     return self.levels
 
+  def buffered(
+      self, rounds: int, norms: Optional[np.ndarray] = None
+  ) -> recursion_lib.Buffers:
+    del norms  # Its columns are never scaled.
+    return TreeBuffers(rounds, self.node_variances(), self.rounds)
+
   def node_variances(self) -> np.ndarray:
     """Returns v, [levels] float64."""
     v = np.ones(self.levels)
@@ -207,3 +214,98 @@ def _largest_node(rounds: int, arity: int) -> int:
   while size * arity <= rounds:
     size *= arity
   return size
+
+
+class TreeBuffers(recursion_lib.Buffers):
+  """The noise of the last finished node of every height. [DPFTRL21]
+
+  Round t finishes a node a height h <= H, H the number of ones at the end of t
+  in binary. Its decoder weighs them by v, their variances:
+
+    E_0 = z_0,   E_{h+1} = (E_h + S_h) v_{h+1} / (2 v_h) + v_{h+1} z_{h+1}
+    y_t = E_H - sum_{h<H} S_h
+
+  What is new in E_H is a Gaussian w of its own, so one z a round serves:
+
+    y_t = |w| z_t + sum_{h<H} (a_h - 1) S_h,   S_H <- y_t + sum_{h<H} S_h
+
+  S holds integers, so all sums are exact with cut weights. The noise has the
+  covariance of the decoder's, and `OnlineTree.matrix` as its C.
+  """
+
+  def __init__(self, rounds: int, variances: np.ndarray, period: int):
+    """Initializes the recursion.
+
+    Args:
+      rounds: n.
+      variances: [levels], v.
+      period: rounds of a tree.
+    """
+    self.rounds = rounds
+    self.phases = len(variances)
+    # The root is nobody's sibling.
+    self.memory = self.phases - 1
+    self._variances_of_nodes = variances
+    self._period = period
+    self._scales = np.empty(self.phases)
+    self._readout = np.zeros((self.phases, self.memory))
+    for height in range(self.phases):
+      own = np.zeros(height + 1)
+      own[0] = 1.0
+      siblings = np.zeros(height)
+      for h in range(height):
+        ratio = variances[h + 1] / (2 * variances[h])
+        own *= ratio
+        own[h + 1] = variances[h + 1]
+        siblings[h] = 1.0
+        siblings *= ratio
+      self._scales[height] = np.linalg.norm(own)
+      self._readout[height, :height] = siblings - 1.0
+
+  def phase(self, t: Any) -> Any:
+    local = t % self._period
+    return self._nodes(local + 1) - self._nodes(local) - 1
+
+  def _nodes(self, t: Any) -> Any:
+    """Returns the nodes that end before round t, an integer or a tensor."""
+    return sum(t // 2**h for h in range(self.phases))
+
+  @property
+  def scales(self) -> np.ndarray:
+    return self._scales
+
+  @property
+  def _most(self) -> float:
+    return float(np.max(np.abs(self._readout).sum(1), initial=0.0))
+
+  def step(self, phase: int) -> recursion_lib.Step:
+    update = np.zeros((self.memory, self.memory))
+    gain = np.zeros(self.memory)
+    # Siblings are used up, and higher nodes stay.
+    above = np.arange(phase + 1, self.memory)
+    update[above, above] = 1.0
+    if phase < self.memory:
+      update[phase, :phase] = 1.0
+      gain[phase] = 1.0
+    readout = recursion_lib.cut(self._readout, self._most)[phase]
+    return recursion_lib.Step(
+        float(self._scales[phase]), readout, update, gain)
+
+  def _variances(self) -> np.ndarray:
+    # Nodes share no z with their siblings.
+    v = self._variances_of_nodes[:self.memory]
+    by_height = self._scales**2 + self._readout**2 @ v
+    return by_height[self.phase(np.arange(self.rounds))]
+
+  @property
+  def shift(self) -> float:
+    return 0.0
+
+  @functools.cached_property
+  def cut_norm(self) -> float:
+    change = np.abs(
+        recursion_lib.cut(self._readout, self._most) - self._readout)
+    # Column i of C meets a sibling once a height.
+    return float(
+        np.sqrt(np.sum(np.max(change, 0, initial=0.0)**2))
+        / np.min(self._scales))

@@ -1,0 +1,412 @@
+"""How the noise y = C^-1 z follows, round by round, from what was added before.
+
+  y_t = round(z_steps scale_t z_t + m_t),   m_t = readout_t . S_t
+  S_{t+1} = a function of (S_t, y_t)
+
+in units of lattice steps: y_t is what is added to the integer sum of round t,
+z_t is one fresh row of unit normals, and S is what is remembered.
+
+| C                  | S                                | S_{t+1}             |
+|--------------------|----------------------------------|---------------------|
+| of few bands, dense| `PAST_Y`: the last y             | y_t, then S_t       |
+| C^-1 of few bands  | `PAST_U`: the last u             | u_t, then S_t       |
+| BLT                | `BUFFERS`: a decayed sum of y    | theta * S_t + y_t   |
+| online tree        | `BUFFERS`: the noise of a node   | sums of S_t and y_t |
+
+with u_t = (y_t - m_t) / scale_t. The rounded y feeds back everywhere, so S is
+known to whoever knows past y. That is what makes a run of rounded releases
+post-processing of the Gaussian mechanism of C: given past releases and a guess
+of the data, round t rounds z_t plus C times the data, and nothing else.
+
+PRIVACY: the proof needs S to follow from y alone. Guard:
+recursion_test.test_memory_follows_from_y_alone.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+from typing import Any, Callable, NamedTuple, Optional
+
+import numpy as np
+
+from tff_bandmf.strategies import per_query
+
+PAST_Y = 'y'
+PAST_U = 'u'
+BUFFERS = 'buffers'
+
+# Float64 holds integers of so many bits; y has 31 and a sign.
+_MANTISSA_BITS, _Y_BITS = 52, 31
+# More standard deviations than any coordinate of a run is away from its mean,
+# but for a probability that `accounting.arithmetic` counts.
+MOST_DEVIATIONS = 14.0
+UNIT = 2.0**-53
+# Most rounds that are added up at once; see `noise.stream`.
+_BLOCK = 64
+# Rows of weights looked at together.
+_ROWS = 4096
+
+# (start, stop) -> [stop - start, bands], the diagonal first.
+Rows = Callable[[int, int], np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """Single rounds, by phase; all float64.
+
+  Attributes:
+    scale: [phases].
+    readout: [phases, memory].
+    update: [phases, memory, memory]; None for a window.
+    gain: [phases, memory], what y is multiplied with; None for a window.
+  """
+
+  scale: np.ndarray
+  readout: np.ndarray
+  update: Optional[np.ndarray] = None
+  gain: Optional[np.ndarray] = None
+
+
+class Step(NamedTuple):
+  """A single round over buffers, float64.
+
+  Attributes:
+    scale: scalar.
+    readout: [memory].
+    update: [memory, memory].
+    gain: [memory].
+  """
+
+  scale: float
+  readout: np.ndarray
+  update: np.ndarray
+  gain: np.ndarray
+
+
+class Recursion(abc.ABC):
+  """The recursion of one strategy; `Strategy.recursion` gives it.
+
+  Attributes:
+    rounds: n.
+    keeps: what S holds: `PAST_Y`, `PAST_U` or `BUFFERS`.
+    memory: rows of S, zero at the start. A window has the latest first.
+    phases: how many different single rounds there are.
+    digest: of C; see `Strategy.digest`.
+  """
+
+  rounds: int
+  keeps: str
+  memory: int
+  phases: int
+  digest: str = ''
+
+  @abc.abstractmethod
+  def phase(self, t: Any) -> Any:
+    """Returns where `table` holds round t, an integer or int64 tensor."""
+
+  @abc.abstractmethod
+  def table(self) -> Table:
+    """Returns all single rounds."""
+
+  @property
+  @abc.abstractmethod
+  def table_bytes(self) -> int:
+    """Size of `table`, which is not made for it."""
+
+  @property
+  @abc.abstractmethod
+  def scales(self) -> np.ndarray:
+    """[phases] float64; 1 / C[t, t] where C is square."""
+
+  @abc.abstractmethod
+  def _variances(self) -> np.ndarray:
+    """Returns the variance of y_t for unit z and no rounding, [n]."""
+
+  @functools.cached_property
+  def row_norms(self) -> np.ndarray:
+    """|row t of C^-1|_2: standard deviation of y_t for unit z, [n] float64."""
+    return np.sqrt(self._variances())
+
+  @property
+  def max_scale(self) -> float:
+    """max_t scale_t; 1 / min_t C[t, t]."""
+    return float(np.max(self.scales))
+
+  @functools.cached_property
+  def rho(self) -> float:
+    """max_t |row t of C^-1|_2 / scale_t, at least 1."""
+    return float(np.max(
+        self.row_norms / self.scales[self.phase(np.arange(self.rounds))]))
+
+  @property
+  @abc.abstractmethod
+  def shift(self) -> float:
+    """Bound of |error of m_t in float64| over z_steps scale_t."""
+
+  @property
+  @abc.abstractmethod
+  def cut_norm(self) -> float:
+    """Bound of the L2 norm by which cut weights change a column of C."""
+
+  @abc.abstractmethod
+  def cells(self, participations: int) -> int:
+    """Returns the rounds whose noise can tell neighbours apart.
+
+    Args:
+      participations: k, the most rounds that one client takes part in.
+    """
+
+
+def cut(weights: np.ndarray, most: float) -> np.ndarray:
+  """Returns weights as multiples of 2^-q, so that sums of y are exact.
+
+    q = 52 - 31 - ceil(log2(max_t sum_s |w_ts|))
+
+  A sum of 32-bit integers times such weights has at most 53 bits, however it
+  is ordered, in blocks or not, on any device.
+
+  Args:
+    weights: [., memory] float64.
+    most: max_t sum_s |w_ts|.
+  """
+  unit = _cut_unit(most)
+  return np.rint(weights / unit) * unit
+
+
+def _cut_unit(most: float) -> float:
+  """Returns 2^-q."""
+  return 2.0**(_Y_BITS - _MANTISSA_BITS + math.ceil(math.log2(max(most, 1.0))))
+
+
+class Window(Recursion):
+  """Weighted sums over a window of rounds.
+
+    C of few bands:      y_t = (z_t - sum_{s>=1} C[t, t-s] y_{t-s}) / C[t, t]
+    C^-1 of few bands:   y_t = C^-1[t, t] z_t + sum_{s>=1} C^-1[t, t-s] u_{t-s}
+
+  where u is z with the roundings of y in it. Rows may differ in every round.
+  """
+
+  def __init__(
+      self,
+      rounds: int,
+      keeps: str,
+      bands: int,
+      rows: Rows,
+      *,
+      period: int,
+      column_bands: int,
+      column_sum: Callable[[], float],
+  ):
+    """Initializes the recursion.
+
+    Args:
+      rounds: n.
+      keeps: `PAST_Y` or `PAST_U`.
+      bands: of C or of C^-1, the main diagonal included.
+      rows: of C or of C^-1.
+      period: rounds after which rows repeat.
+      column_bands: of C.
+      column_sum: gives a bound of max_t sum_s |C[t, s]| scale_s; for `PAST_U`.
+    """
+    self.rounds = rounds
+    self.keeps = keeps
+    self.memory = bands - 1
+    self.phases = min(period, rounds)
+    self._rows = rows
+    self._column_bands = column_bands
+    self._column_sum = column_sum
+
+  def phase(self, t: Any) -> Any:
+    return t % self.phases
+
+  def _uncut(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (scale, readout) of some rounds."""
+    rows = self._rows(start, stop)
+    if self.keeps == PAST_U:
+      return rows[:, 0], rows[:, 1:]
+    return 1.0 / rows[:, 0], -rows[:, 1:] / rows[:, :1]
+
+  def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (scale [.], readout [., memory]) of some rounds, float64."""
+    scale, readout = self._uncut(start, stop)
+    if self.keeps == PAST_Y and self.memory:
+      readout = cut(readout, self._most)
+    return scale, readout
+
+  def _pieces(self):
+    for start in range(0, self.phases, _ROWS):
+      yield self._uncut(start, min(start + _ROWS, self.phases))
+
+  @functools.cached_property
+  def _most(self) -> float:
+    """max_t sum_s |w_ts|."""
+    return max(
+        float(np.max(np.abs(readout).sum(1)))
+        for _, readout in self._pieces())
+
+  @functools.cached_property
+  def scales(self) -> np.ndarray:
+    return np.concatenate([scale for scale, _ in self._pieces()])
+
+  def table(self) -> Table:
+    return Table(*self.weights(0, self.phases))
+
+  @property
+  def table_bytes(self) -> int:
+    return 8 * self.phases * (1 + self.memory)
+
+  def block(
+      self, first: int, rounds: int
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns (scale, far, near) of V = scale * Z + far S + near U.
+
+    Row r of V is that of round first + r before it is rounded, U the y or u of
+    the block itself, S the window before it.
+
+    Returns:
+      [m], [m, memory] and [m, m] strictly lower-triangular, float64.
+    """
+    scale, readout = self.weights(first, first + rounds)
+    near = np.zeros((rounds, rounds))
+    far = np.zeros((rounds, self.memory))
+    for r in range(rounds):
+      behind = min(r, self.memory)
+      near[r, r - behind:r] = readout[r, :behind][::-1]
+      far[r, :self.memory - behind] = readout[r, behind:]
+    return scale, far, near
+
+  def _variances(self) -> np.ndarray:
+    if self.keeps == PAST_U:
+      found = np.concatenate([
+          scale**2 + np.sum(readout**2, 1) for scale, readout in
+          self._pieces()])
+      return found[self.phase(np.arange(self.rounds))]
+    # Periods are alike, and forget one another.
+    found = per_query.of_noise(
+        self.phases, min(self.memory + 1, self.phases),
+        lambda start, stop: self._rows(start, stop)[:, :self.phases])
+    return found[self.phase(np.arange(self.rounds))]
+
+  @functools.cached_property
+  def shift(self) -> float:
+    # Integers of 31 bits times weights of 21: exact.
+    if self.keeps == PAST_Y or not self.memory:
+      return 0.0
+    # u_t has the error of a sum of `memory` terms and of one division; so has
+    # m_t, and C carries those of past u on.
+    most = max(
+        float(np.max(np.abs(readout).sum(1) / scale))
+        for scale, readout in self._pieces())
+    error = MOST_DEVIATIONS * UNIT * ((self.memory + _BLOCK) * most + 3)
+    return error * (1 + most * self._column_sum())
+
+  @functools.cached_property
+  def cut_norm(self) -> float:
+    if self.keeps == PAST_U or not self.memory:
+      return 0.0
+    squares = np.zeros(self.phases)
+    for start in range(0, self.phases, _ROWS):
+      stop = min(start + _ROWS, self.phases)
+      change = self._change(start, stop)
+      for s in range(1, self.memory + 1):
+        column = np.arange(start, stop) - s
+        squares[column[column >= 0]] += change[column >= 0, s - 1]**2
+    return float(np.sqrt(np.max(squares)))
+
+  def _change(self, start: int, stop: int) -> np.ndarray:
+    """Returns what cutting adds to C[t, t-s], [., memory]."""
+    scale, readout = self._uncut(start, stop)
+    return (cut(readout, self._most) - readout) / scale[:, np.newaxis]
+
+  def cells(self, participations: int) -> int:
+    if self.keeps == PAST_U:
+      return self.rounds
+    return min(self.rounds, participations * self._column_bands)
+
+
+class ToeplitzWindow(Window):
+  """A window whose rows are all alike.
+
+  Where t < s a row meets the zeros that S starts with.
+  """
+
+  def __init__(
+      self,
+      rounds: int,
+      keeps: str,
+      row: np.ndarray,
+      *,
+      column_bands: int,
+      column_sum: Callable[[], float],
+      inverse_column: Callable[[int], np.ndarray],
+      inverse_norm: Callable[[], float],
+  ):
+    """Initializes the recursion.
+
+    Args:
+      rounds: n.
+      keeps: `PAST_Y` or `PAST_U`.
+      row: [bands], the first coefficients of C or of C^-1.
+      column_bands: of C.
+      column_sum: as `Window` takes it.
+      inverse_column: terms -> first column of C^-1.
+      inverse_norm: gives the L2 norm of all of it.
+    """
+    super().__init__(
+        rounds, keeps, len(row),
+        lambda start, stop: np.broadcast_to(row, (stop - start, len(row))),
+        period=1, column_bands=column_bands, column_sum=column_sum)
+    self._inverse_column = inverse_column
+    self._inverse_norm = inverse_norm
+
+  def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    scale, readout = self._one_round
+    return (
+        np.broadcast_to(scale, stop - start),
+        np.broadcast_to(readout, (stop - start, self.memory)))
+
+  @functools.cached_property
+  def _one_round(self) -> tuple[np.ndarray, np.ndarray]:
+    return super().weights(0, 1)
+
+  def _variances(self) -> np.ndarray:
+    return np.cumsum(self._inverse_column(self.rounds)**2)
+
+  @functools.cached_property
+  def rho(self) -> float:
+    return float(self._inverse_norm() / self.scales[0])
+
+  @functools.cached_property
+  def cut_norm(self) -> float:
+    if self.keeps == PAST_U or not self.memory:
+      return 0.0
+    return float(np.linalg.norm(self._change(0, 1)))
+
+
+class Buffers(Recursion):
+  """Buffers that decay or are added up; single rounds only.
+
+    m_t = readout . S,   S <- update S + gain y
+  """
+
+  keeps = BUFFERS
+
+  @abc.abstractmethod
+  def step(self, phase: int) -> Step:
+    """Returns the single rounds of a phase."""
+
+  def table(self) -> Table:
+    steps = [self.step(phase) for phase in range(self.phases)]
+    return Table(*(np.stack(each) for each in zip(*steps)))
+
+  @property
+  def table_bytes(self) -> int:
+    return 8 * self.phases * (1 + self.memory * (2 + self.memory))
+
+  def cells(self, participations: int) -> int:
+    del participations
+    return self.rounds
