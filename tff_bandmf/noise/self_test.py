@@ -1,0 +1,78 @@
+"""A test of the noise by the process that adds it; only the verdict leaves.
+
+The number that is measured is secret: |y_t| beside S_t + y_t tells S_t from any
+other sum.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import scipy.optimize
+import tensorflow as tf
+
+# That a sound run fails, all its rounds together. It counts in slack_delta.
+FALSE_ALARM = 1e-24
+
+
+def check(
+    y: tf.Tensor, *, z_steps: float, row_norm: tf.Tensor, rounds: int
+) -> tf.Tensor:
+  """Returns y, if its sample deviation is that of the noise of its round.
+
+  With sigma = z_steps * row_norm and d coordinates, |y|^2 / sigma^2 is
+  chi-square of d degrees of freedom, but for the rounding of this round and,
+  through C^-1, of those before it, which moves a coordinate by about 1/2 and by
+  less than row_norm.
+
+  Args:
+    y: [d] int32, in steps of the lattice; d is static.
+    z_steps: standard deviation of z in steps.
+    row_norm: scalar float64, |row t of C^-1|_2.
+    rounds: n, over which `FALSE_ALARM` is spread.
+
+  Raises:
+    tf.errors.InvalidArgumentError: when run; the deviation is another one.
+  """
+  low, high = interval(y.shape.num_elements(), rounds)
+  rms = tf.sqrt(tf.reduce_mean(tf.square(tf.cast(y, tf.float64))))
+  sigma = z_steps * row_norm
+  rounding = row_norm + 0.5
+  # PRIVACY: noise of another deviation has another epsilon; what was measured
+  # is not in the message. Guard:
+  # self_test_test.test_noise_of_another_deviation_is_refused.
+  sound = tf.debugging.Assert(
+      (rms >= math.sqrt(low) * sigma - rounding)
+      & (rms <= math.sqrt(high) * sigma + rounding),
+      ['noise: its sample deviation is not that of the strategy, so the round '
+       'is not released; were strategy, noise or files changed? Start anew '
+       'with a new key'])
+  with tf.control_dependencies([sound]):
+    return tf.identity(y)
+
+
+@functools.cache
+def interval(dimension: int, rounds: int) -> tuple[float, float]:
+  """Returns bounds on the mean of d squared standard normals.
+
+  By Chernoff's bound the mean is above a > 1 with probability of at most
+  exp(-d/2 (a - 1 - ln a)), and below an a < 1 likewise. Each side has half of
+  `FALSE_ALARM` / rounds.
+
+  >>> [round(bound, 4) for bound in interval(4_000_000, 2000)]
+  [0.992, 1.008]
+
+  Args:
+    dimension: d.
+    rounds: n.
+  """
+  target = 2.0 / dimension * math.log(2.0 * rounds / FALSE_ALARM)
+
+  def excess(log_a):
+    return math.expm1(log_a) - log_a - target
+
+  most = math.log1p(2.0 * target + 2.0 * math.sqrt(target))
+  return (
+      math.exp(scipy.optimize.brentq(excess, -target - 2.0, 0.0)),
+      math.exp(scipy.optimize.brentq(excess, 0.0, most)))
