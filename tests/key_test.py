@@ -1,6 +1,5 @@
 """Tests of the key of the noise."""
 
-import copy
 import os
 import stat
 
@@ -11,14 +10,14 @@ from tff_bandmf import noise
 
 
 def test_key_is_never_printed():
-  key = noise.Key(b'sixteen bytes ok')
+  key = noise.Key(b'these are thirty-two bytes of it')
   for text in (repr(key), str(key), f'{[key]}'):
-    assert 'sixteen' not in text and str(key.words()[0]) not in text
+    assert 'thirty' not in text and key.secret.hex() not in text
 
 
-@pytest.mark.parametrize('secret', [b'', b'short', b'x' * 17])
+@pytest.mark.parametrize('secret', [b'', b'short', b'x' * 16, b'x' * 33])
 def test_key_of_another_length_is_refused_without_showing_it(secret):
-  with pytest.raises(ValueError, match=f'={len(secret)}: must be 16') as error:
+  with pytest.raises(ValueError, match=f'={len(secret)}: must be 32') as error:
     noise.Key(secret)
   assert not secret or secret.decode() not in str(error.value)
 
@@ -54,7 +53,8 @@ def test_key_file_is_made_once_and_only_for_its_owner(tmp_path):
 def test_damaged_key_file_is_refused_and_kept(tmp_path):
   path = tmp_path / 'noise.key'
   path.write_bytes(b'half')
-  with pytest.raises(ValueError, match='16 bytes'):
+  path.chmod(0o600)
+  with pytest.raises(ValueError, match='must be 32 bytes, and is 4'):
     noise.Key.load_or_create(path)
   assert path.read_bytes() == b'half'
 
@@ -70,12 +70,34 @@ def test_key_file_that_others_can_read_is_refused(tmp_path, mode):
   assert noise.Key.load_or_create(path) == key
 
 
-def test_words_are_the_128_bits():
-  key = noise.Key(bytes(range(16)))
-  assert key.words().dtype == np.int64
-  assert key.words().tobytes() == key.secret
-  key.words()[0] = 0
-  assert copy.copy(key) == key
+def test_key_file_of_an_old_release_is_refused(tmp_path):
+  path = tmp_path / 'noise.key'
+  path.write_bytes(bytes(16))
+  path.chmod(0o600)
+  with pytest.raises(ValueError, match='must be 32 bytes, and is 16'):
+    noise.Key.load_or_create(path)
+
+
+def test_key_file_is_on_the_disk_in_a_private_folder(tmp_path, monkeypatch):
+  synced = []
+  sync = os.fsync
+  monkeypatch.setattr(
+      os, 'fsync', lambda handle: synced.append(handle) or sync(handle))
+  umask = os.umask(0)
+  try:
+    noise.Key.load_or_create(tmp_path / 'private' / 'noise.key')
+  finally:
+    os.umask(umask)
+  assert stat.S_IMODE((tmp_path / 'private').stat().st_mode) == 0o700
+  # The file, its folder and the folder that this one is in.
+  assert len(synced) == 3
+
+
+def test_key_file_that_is_a_link_is_refused(tmp_path):
+  noise.Key.load_or_create(tmp_path / 'theirs')
+  (tmp_path / 'mine').symlink_to(tmp_path / 'theirs')
+  with pytest.raises(ValueError, match='is a link or no file'):
+    noise.Key.load_or_create(tmp_path / 'mine')
 
 
 def test_identity_depends_on_key_and_subject():

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import os
 import pathlib
 import secrets
-import stat
-import tempfile
 from typing import Union
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import durable, errors
 
 _BYTES = 32
 
@@ -75,30 +72,8 @@ class Key:
       ValueError: the file is not 32 bytes long, or is not its owner's alone.
       OSError: it cannot be read or made.
     """
-    path = pathlib.Path(path)
-    if not path.exists():
-      # mkstemp makes files with mode 0600.
-      handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-      try:
-        with os.fdopen(handle, 'wb') as stream:
-          stream.write(cls.from_entropy().secret)
-          stream.flush()
-          os.fsync(stream.fileno())
-        # Appears whole; the first of two that do this at once wins.
-        with contextlib.suppress(FileExistsError):
-          os.link(temporary, path)
-      finally:
-        os.unlink(temporary)
-    key = cls(path.read_bytes())
-    # PRIVACY: who reads it can take the noise off. Guard:
-    # key_test.test_key_file_that_others_can_read_is_refused.
-    mode = stat.S_IMODE(path.stat().st_mode)
-    if mode & 0o077:
-      raise ValueError(
-          errors.invalid(
-              'key file', path, f'has mode {mode:04o}, so others can use it',
-              'chmod 600 it if nobody has, or start anew with another key'))
-    return key
+    return cls(
+        durable.load_or_create_secret(pathlib.Path(path), _BYTES, 'key file'))
 
   def identify(self, subject: bytes) -> int:
     """Returns 63 bits that name this key and subject; one-way.
@@ -112,5 +87,5 @@ class Key:
     return int.from_bytes(digest, 'little') >> 1
 
   def words(self) -> np.ndarray:
-    """Returns the key as [2] int64, what `normal.standard_normal` takes."""
-    return np.frombuffer(self.secret, '<i8').copy()
+    """Returns the first half as [2] int64, what `normal` takes."""
+    return np.frombuffer(self.secret[:16], '<i8').copy()
