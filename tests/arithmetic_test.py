@@ -1,0 +1,440 @@
+"""Tests of what the arithmetic of the noise costs."""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+import pytest
+import scipy.signal
+import scipy.special
+
+from tff_bandmf.accounting import arithmetic
+
+_ndtr = scipy.special.ndtr
+
+
+@dataclasses.dataclass(frozen=True)
+class _Sampler:
+  """All normals of a small generator.
+
+  Attributes:
+    bits: of a word, its sign included.
+    more: bits of the extension.
+    below: words below 2^-below are extended; None has none.
+    digits: bits that a float keeps; None is exact.
+  """
+
+  bits: int
+  more: int = 0
+  below: int = 0
+  digits: int = 0
+
+  @functools.cached_property
+  def normals(self):
+    """Returns (z >= 0 in descending order, cumulated probability from 0)."""
+    k = np.arange(2 ** (self.bits - 1))
+    rare = k < 2 ** (self.bits - self.below) if self.more else k < 0
+    e = np.arange(2**self.more)
+    u = np.concatenate(
+      [
+        ((k[rare][:, None] + (e + 0.5) / 2**self.more) / 2**self.bits).ravel(),
+        (k[~rare] + 0.5) / 2**self.bits,
+      ]
+    )
+    spacing = 2.0**-self.bits
+    weight = np.where(u < 2.0**-self.below, spacing / 2**self.more, spacing)
+    weight = weight if self.more else np.full(len(u), spacing)
+    z = -scipy.special.ndtri(self.float(u))
+    return self.float(z), np.concatenate([[0], np.cumsum(weight)])
+
+  def float(self, value):
+    if not self.digits:
+      return value
+    mantissa, exponent = np.frexp(value)
+    return np.ldexp(
+      np.rint(mantissa * 2**self.digits) / 2**self.digits, exponent
+    )
+
+  def beyond(self, edge):
+    """Returns the probability of z >= edge, for edges of any sign."""
+    z, cumulated = self.normals
+    # z may have equal neighbours, but never turns.
+    far = cumulated[np.searchsorted(-z, -np.abs(edge), side='right')]
+    strictly = cumulated[np.searchsorted(-z, -np.abs(edge), side='left')]
+    return np.where(edge >= 0, far, 1 - strictly)
+
+  @property
+  def words(self):
+    return arithmetic.Words(
+      spacing=2.0**-self.bits,
+      extended_spacing=2.0 ** -(self.bits + self.more),
+      extended_below=2.0**-self.below if self.more else 1e-300,
+      unit=2.0**-self.digits if self.digits else 0.0,
+    )
+
+
+def _cells(width, offset, reach):
+  """Returns the edges of cells from -reach to reach, one at `offset`."""
+  count = math.ceil(reach / width)
+  return (np.arange(-count, count + 1) + offset) * width
+
+
+def _ideal(edges):
+  """Returns the probability of each cell, digits kept in both tails."""
+  left, right = edges[:-1], edges[1:]
+  flip = left > 0
+  return np.where(
+    flip, _ndtr(-left) - _ndtr(-right), _ndtr(right) - _ndtr(left)
+  )
+
+
+def _inner(edges):
+  left, right = edges[:-1], edges[1:]
+  return np.where(left * right < 0, 0, np.minimum(abs(left), abs(right)))
+
+
+def _error(sums, inner, mean=0.0):
+  return sums.cell_error(inner, inner, sums.cell_width, mean)
+
+
+class _NoSpacing(arithmetic.Arithmetic):
+  def _spacing(self, z):
+    return 0 * z
+
+
+class _ExtendedEverywhere(arithmetic.Arithmetic):
+  def _spacing(self, z):
+    return 0 * z + self.words.extended_spacing
+
+
+class _HalfEdge(arithmetic.Arithmetic):
+  def _edge(self, z, mean):
+    return super()._edge(z, mean) / 2
+
+
+_SAMPLERS = [
+  _Sampler(8),
+  _Sampler(10, more=4, below=5),
+  _Sampler(14),
+  _Sampler(12, more=4, below=6),
+  _Sampler(16, more=6, below=8),
+]
+
+
+def _largest_ratio(kind, sampler, width, shift=0.0, move=0.0):
+  """Returns max |p~ / p - 1| / r over cells of a sampler.
+
+  Args:
+    kind: of the arithmetic whose r it is.
+    sampler: of z.
+    width: of the cells.
+    shift: of the mean.
+    move: edges are where they hurt, so many times as far as they may be.
+  """
+  sums = kind(
+    cells=1, rho=1.0, shift=abs(shift), cell_width=width, feedback=0.0,
+    words=dataclasses.replace(
+      sampler.words, unit=sampler.words.unit or (2.0**-20 if move else 0.0)
+    ),
+  )
+  largest = 0.0
+  for offset in np.linspace(0, 1, 23, endpoint=False):
+    edges = _cells(width, offset, 5.0)
+    p, inner = _ideal(edges), _inner(edges)
+    r = _error(sums, inner)
+    moved = move * kind.__mro__[-2]._edge(sums, np.abs(edges), 0.0)
+    for sign in (-1, 1):
+      beyond_left = sampler.beyond(edges[:-1] + shift - sign * moved[:-1])
+      beyond_right = sampler.beyond(edges[1:] + shift + sign * moved[1:])
+      found = np.abs((beyond_left - beyond_right) / p - 1)
+      good = r < 1
+      with np.errstate(divide='ignore'):
+        largest = max(largest, np.max(found[good] / r[good], initial=0))
+  return largest
+
+
+@pytest.mark.parametrize('width', [1 / 2, 1 / 8, 1 / 64])
+@pytest.mark.parametrize('sampler', _SAMPLERS)
+def test_error_bounds_every_cell_of_small_samplers(sampler, width):
+  assert _largest_ratio(arithmetic.Arithmetic, sampler, width) <= 1
+  for shift in (2.0**-6, -(2.0**-9)):
+    assert _largest_ratio(arithmetic.Arithmetic, sampler, width, shift) <= 1
+
+
+# Words so fine that only the edges, or the shift, count.
+_FINE = _Sampler(22, more=4, below=12)
+
+
+@pytest.mark.parametrize('width', [1 / 4, 1 / 64])
+def test_error_bounds_cells_with_moved_edges(width):
+  assert (
+    0.5 < _largest_ratio(arithmetic.Arithmetic, _FINE, width, move=1.0) <= 1
+  )
+
+
+def test_every_term_is_needed():
+  plain = arithmetic.Arithmetic
+  # Spacing; that of the extension; an edge on either side; the shift.
+  assert _largest_ratio(plain, _Sampler(12), 1 / 8) > 0.5
+  assert _largest_ratio(_NoSpacing, _Sampler(12), 1 / 8) == math.inf
+  sampler = _Sampler(12, more=4, below=5)
+  assert _largest_ratio(plain, sampler, 1 / 8) <= 1
+  assert _largest_ratio(_ExtendedEverywhere, sampler, 1 / 8) > 1
+  fine = _Sampler(22, more=4, below=12)
+  assert _largest_ratio(_HalfEdge, fine, 1 / 64, move=1.0) > 1
+  for shift in (2.0**-6, -(2.0**-6)):
+    assert 0.5 < _largest_ratio(plain, fine, 1 / 4, shift) <= 1
+
+
+def _computed(sampler, edges):
+  """Returns the probability that a sampler gives each cell."""
+  return sampler.beyond(edges[:-1]) - sampler.beyond(edges[1:])
+
+
+def _arithmetic(sampler, width, cells=1, **options):
+  return arithmetic.Arithmetic(
+    cells=cells, rho=1e-9, cell_width=width, words=sampler.words, **options
+  )
+
+
+@pytest.mark.parametrize('width', [1 / 2, 1 / 8])
+@pytest.mark.parametrize(
+  'sampler', [*_SAMPLERS, _Sampler(14, more=6, below=8, digits=9)]
+)
+def test_moments_bound_small_samplers(sampler, width):
+  tail = 2.0
+  moments = _arithmetic(sampler, width).moments(tail)
+  orders = [1, 2, 5, 20, 100]
+  bounds = [moments.growth(order) for order in orders]
+  for offset in np.linspace(0, 1, 7, endpoint=False):
+    edges = _cells(width, offset, 9.0)
+    p, computed = _ideal(edges), _computed(sampler, edges)
+    good = _inner(edges) <= tail
+    assert max(p[~good].sum(), computed[~good].sum()) <= moments.bad
+    if not np.all(np.isfinite(moments.log_weight)):
+      continue
+    error = computed[good] / p[good] - 1
+    r = _error(_arithmetic(sampler, width), _inner(edges)[good], 12e-9)
+    assert np.sum(p[good] * r**2) <= np.sum(moments.mass * moments.mean_square)
+    for order, bound in zip(orders, bounds):
+      assert np.sum(p[good] * (1 + error) ** (1 + order)) <= 1 + bound
+      assert np.sum(p[good] * (1 + error) ** -order) <= 1 + bound
+
+
+@pytest.mark.parametrize('order', [1.0, 4.0, 50.0])
+def test_moments_count_what_is_beyond_the_tail(order):
+  # The computed law is the ideal one given that nothing bad happens.
+  bad = 1e-4
+  error = bad / (1 - bad)
+  moment = (1 - bad) * (1 + error) ** (1 + order)
+  moments = arithmetic.Moments(
+    np.ones(1), np.array([error**2]), -np.log1p(-np.array([error])), bad
+  )
+  assert moment <= 1 + moments.growth(order)
+  assert moment > 1 + dataclasses.replace(moments, bad=0.0).growth(order)
+  assert moments.bad > 0 == dataclasses.replace(moments, bad=0.0).bad
+
+
+def test_second_moment_is_nearly_reached():
+  # Errors of +-r in halves: bounds are above by little, and not with half.
+  r, order = 1e-3, 100.0
+  moments = arithmetic.Moments(
+    np.ones(1), np.array([r**2]), -np.log1p(-np.array([r])), 0.0
+  )
+  for power in (1 + order, -order):
+    moment = ((1 + r) ** power + (1 - r) ** power) / 2 - 1
+    assert moment <= moments.growth(order) < 1.2 * moment
+
+
+# Log ratios are rounded up to multiples of it: delta is bounded above.
+_GRID = 1e-4
+_LARGEST_LOG = 2.0
+
+
+def _log_ratios(numerator, denominator, cells):
+  """Returns (log ratios, rounded up, and mass of them, and at infinity)."""
+  with np.errstate(divide='ignore', invalid='ignore'):
+    ratios = np.log(numerator) - np.log(denominator)
+  finite = (numerator > 0) & (ratios < _LARGEST_LOG)
+  steps = np.ceil(np.maximum(ratios[finite], -_LARGEST_LOG) / _GRID)
+  low = int(steps.min())
+  mass = np.bincount((steps - low).astype(int), numerator[finite])
+  lost = numerator.sum() - mass.sum()
+  total, offset = np.ones(1), 0
+  for _ in range(cells):
+    total, offset = scipy.signal.fftconvolve(total, mass), offset + low
+  at = (offset + np.arange(len(total))) * _GRID
+  return at, total, 1 - (1 - lost) ** cells
+
+
+def _hockey_stick(numerator, denominator, cells, alpha):
+  at, mass, lost = _log_ratios(numerator, denominator, cells)
+  return lost + np.sum(mass * np.maximum(0, 1 - np.exp(alpha - at)))
+
+
+@pytest.mark.parametrize('cells', [1, 2, 16])
+@pytest.mark.parametrize(
+  'sampler', [_Sampler(16, more=8, below=8), _Sampler(18, more=8, below=9)]
+)
+def test_closeness_holds_for_whole_runs(monkeypatch, sampler, cells):
+  # As many cells as this have no accidents worth a word.
+  monkeypatch.setattr(arithmetic, '_SELF_TEST', 0.0)
+  width, beta = 1 / 2, 1e-3
+  alpha = _arithmetic(sampler, width, cells).closeness(beta)
+  assert alpha < 2
+  edges = _cells(width, 0.3, 9.0)
+  p, computed = _ideal(edges), _computed(sampler, edges)
+  assert _hockey_stick(computed, p, cells, alpha) <= beta
+  assert _hockey_stick(p, computed, cells, alpha) <= beta
+
+
+class _Coin(arithmetic.Arithmetic):
+  """Cells of two values, whose probabilities are off by +-1 % of them."""
+
+  def moments(self, tail):
+    del tail
+    r = np.array([0.01])
+    return arithmetic.Moments(np.ones(1), r**2, -np.log1p(-r), 1e-20)
+
+
+@pytest.mark.parametrize(('cells', 'beta'), [(512, 1e-6), (512, 1e-9)])
+def test_closeness_of_a_run_is_nearly_reached(cells, beta):
+  alpha = _Coin(cells=cells, rho=1.0).closeness(beta)
+  computed, p = np.array([1.01, 0.99]) / 2, np.array([0.5, 0.5])
+  for pair in ((computed, p), (p, computed)):
+    assert _hockey_stick(*pair, cells, alpha) <= beta
+    assert _hockey_stick(*pair, cells, alpha / 1.5) > beta
+
+
+def test_claim_is_tight_where_its_parts_are():
+  # Two values; each of the three inequalities of the proof is an equality.
+  alpha, beta, epsilon, delta = 0.004, 1e-6, 0.7, 1e-3
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(arithmetic.Arithmetic, 'closeness', lambda *_: alpha)
+    patch.setattr(arithmetic.Arithmetic, 'accidents', beta)
+    sums = arithmetic.Arithmetic(cells=1, rho=1.0)
+    found = arithmetic.slack((sums,), epsilon, delta, largest=0.5)
+  guess = 2.0**-6
+  weight = 1 + math.exp(epsilon + guess)
+  beta = beta + 1e-4 * delta / weight
+  ideal_far = 0.1
+  far = math.exp(-alpha) * (ideal_far - beta)
+  ideal_near = math.exp(epsilon) * ideal_far + found.exact_delta
+  near = math.exp(alpha) * ideal_near + beta
+  claimed = math.exp(epsilon + found.epsilon) * far + (
+    found.exact_delta + found.delta
+  )
+  assert near <= claimed * (1 + 1e-12)
+  # Nothing that it adds is idle.
+  assert claimed - near < 1e-3 * beta
+
+
+def test_accidents_are_part_of_delta():
+  sums = arithmetic.Arithmetic(cells=2**33, rho=1.0)
+  # |y| and |m| beyond 12 in 2^33 cells, and a self-test that fails.
+  tails = 2 * 2 * 2.0**33 * float(_ndtr(-12.0))
+  assert sums.accidents > tails + 1e-24
+  assert sums.closeness(sums.accidents) == math.inf
+  assert sums.closeness(2 * sums.accidents) < math.inf
+  # Their cost is that of every event: e^epsilon.
+  assert arithmetic.slack((sums,), 1.0, 1e-18).delta > tails * (1 + math.e)
+  with pytest.raises(ValueError, match='proves no epsilon=8 at so small'):
+    arithmetic.slack((sums,), 8.0, 1e-19)
+  with pytest.raises(ValueError, match='use a delta of at least'):
+    arithmetic.slack((sums,), 1.0, 1e-21)
+
+
+# lattice width, rho, epsilon, delta: slack_epsilon, two digits.
+_NUMBERS = [
+  (16, 2, 8, 1e-6, 3.8e-4),
+  (16, 2, 8, 1e-12, 4.6e-4),
+  (16, 2, 1, 1e-12, 4.2e-4),
+  (16, 10, 8, 1e-12, 9.9e-4),
+  (17, 2, 8, 1e-6, 7.4e-4),
+  (17, 2, 8, 1e-12, 9.0e-4),
+  (17, 2, 1, 1e-12, 8.2e-4),
+  (17, 10, 8, 1e-12, 2.0e-3),
+  (20, 2, 8, 1e-6, 5.8e-3),
+  (20, 2, 8, 1e-12, 7.0e-3),
+  (20, 2, 1, 1e-12, 6.4e-3),
+  (20, 10, 8, 1e-12, 1.6e-2),
+]
+
+
+@pytest.mark.parametrize(('power', 'rho', 'epsilon', 'delta', 'cost'), _NUMBERS)
+def test_slack_of_runs(power, rho, epsilon, delta, cost):
+  sums = arithmetic.Arithmetic(
+    cells=2**33, rho=rho, cell_width=2.0**-power, rounds=2048,
+    dimension=2**22,
+  )
+  found = arithmetic.slack((sums,), epsilon, delta, largest=0.1)
+  assert 0.95 * cost < found.epsilon < 1.02 * cost
+  if found.epsilon <= 1.8e-3:
+    assert found.delta < 1e-3 * delta
+
+
+_BASE = arithmetic.Arithmetic(
+  cells=2**30, rho=2.0, shift=2.0**-36, rounds=1000, dimension=2**20
+)
+
+
+@pytest.mark.parametrize(
+  'worse',
+  [
+    {'cells': 2**31},
+    {'rho': 3.0},
+    {'shift': 2.0**-33},
+    {'cell_width': 2.0**-18},
+    {'rounds': 10**6},
+    {'dimension': None},
+    {'dimension': 10},
+    {'feedback': 1e9},
+    {'words': arithmetic.Words(spacing=2.0**-48)},
+    {'words': arithmetic.Words(extended_spacing=2.0**-100)},
+    {'words': arithmetic.Words(unit=2.0**-52)},
+  ],
+)
+def test_slack_grows_with(worse):
+  base = arithmetic.slack((_BASE,), 4.0, 1e-8)
+  other = dataclasses.replace(_BASE, **worse)
+  found = arithmetic.slack((other,), 4.0, 1e-8, largest=0.9)
+  assert found.epsilon > base.epsilon
+  both = arithmetic.slack((_BASE, other), 4.0, 1e-8, largest=0.9)
+  assert both.epsilon == pytest.approx(found.epsilon, rel=1e-9)
+
+
+def test_slack_grows_with_epsilon_and_falls_with_delta():
+  base = arithmetic.slack((_BASE,), 4.0, 1e-8)
+  assert arithmetic.slack((_BASE,), 5.0, 1e-8).epsilon > base.epsilon
+  smaller = arithmetic.slack((_BASE,), 4.0, 1e-9)
+  assert smaller.epsilon > base.epsilon
+  assert smaller.exact_delta < base.exact_delta
+  moved = arithmetic.slack((_BASE,), 4.0, 1e-8, moved=1e-5)
+  assert moved.epsilon > base.epsilon + 2e-5
+
+
+def test_words_without_extension_prove_nothing():
+  words = arithmetic.Words(extended_spacing=2.0**-64)
+  bare = dataclasses.replace(_BASE, words=words)
+  with pytest.raises(ValueError, match='proves no epsilon'):
+    arithmetic.slack((bare,), 4.0, 1e-8, largest=0.9)
+
+
+def test_large_slack_has_to_be_asked_for():
+  wide = dataclasses.replace(_BASE, cell_width=2.0**-26)
+  with pytest.raises(ValueError, match='more than 0.01 must be asked for'):
+    arithmetic.slack((wide,), 4.0, 1e-8)
+  assert arithmetic.slack((wide,), 4.0, 1e-8, largest=0.9).epsilon > 0.01
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'),
+  [
+    ('cells', 0), ('rho', math.nan), ('shift', -1.0), ('cell_width', 2.0),
+    ('cell_width', 0.0), ('shift', math.inf),
+  ],
+)  # fmt: skip
+def test_bad_arithmetic_is_refused(name, value):
+  with pytest.raises(ValueError, match=f'^{name}='):
+    dataclasses.replace(_BASE, **{name: value})

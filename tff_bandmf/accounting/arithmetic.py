@@ -1,0 +1,384 @@
+"""What the arithmetic of the noise costs: (slack_epsilon, slack_delta).
+
+The accountants speak of real numbers. The server adds integers
+
+  y = rint(c z + m),  c = steps * scale
+
+to sums that are integers too. m is a function of earlier releases and of the
+data, z a normal made from 64 random bits in float64. With exact normals and
+exact m the release is post-processing of the mechanism that is accounted for.
+What is left is how far the computed probability of a cell (a value of y given
+the past) is from the exact one: by at most the factor 1 +- r(z),
+
+  r(z) = (2 edge / h + shift |z|) e^(...) + spacing / p,
+
+where h is the width of a cell in units of z and p its probability. The moments
+of the likelihood ratio of N cells multiply, so that for every event E
+
+  computed(E) <= e^alpha exact(E) + beta
+  exact(E) <= e^alpha computed(E) + beta
+
+and (epsilon, delta) of the exact run gives
+
+  (epsilon + 2 alpha,  e^alpha delta + beta (1 + e^(epsilon + alpha)))
+
+to the computed one. docs/reference/arithmetic.md has the proof. Every number
+here is an upper bound.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Optional
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+
+from tff_bandmf import errors
+
+# The narrowest cells and the most of them that a claim covers unless more is
+# asked for.
+CELL_WIDTH = 2.0**-17
+CELLS = 2**33
+# A claim whose arithmetic costs more than this part of delta, or more than
+# this epsilon, is refused unless it is asked for.
+LARGEST_SLACK = 0.01
+
+# The noise tests itself; a sound generator fails with this probability a run.
+_SELF_TEST = 1e-24
+# |m| and |y| stay within so many of their standard deviations.
+_RANGE = 12.0
+# Mean of m^2 over the coordinates of every round, over rho^2, and the
+# probability that it is exceeded where there are enough coordinates.
+_MEAN_SQUARE = 2.0
+_MEAN_SQUARE_EXPONENT = 0.15
+_MEAN_SQUARE_FAILS = 1e-24
+# The part of delta that goes to beta where so little proves an alpha.
+_SHARE = 1e-4
+_BINS = 4096
+# Several times what the float64 arithmetic of this module loses.
+_ROUNDING = 1e-9
+
+
+@dataclasses.dataclass(frozen=True)
+class Words:
+  """How normals are made; the defaults are those of the library.
+
+  A word is a sign and a magnitude u in (0, 1/2), all equally likely. Words of
+  small magnitude are followed by more bits.
+
+  Attributes:
+    spacing: probability of a word.
+    extended_spacing: probability of a word with its extension.
+    extended_below: magnitudes below it are extended.
+    unit: of the rounding errors.
+  """
+
+  spacing: float = 2.0**-64
+  extended_spacing: float = 2.0**-128
+  extended_below: float = 2.0**-25
+  unit: float = 2.0**-53
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Moments:
+  """Bounds of a cell's moments, over bins of |z|.
+
+  Attributes:
+    mass: of z in each bin.
+    mean_square: of r in it, at least.
+    log_weight: -log(1 - r) of the largest r in it.
+    bad: mass of a cell's values beyond the bins, in either law.
+  """
+
+  mass: np.ndarray
+  mean_square: np.ndarray
+  log_weight: np.ndarray
+  bad: float
+
+  def growth(self, order: float) -> float:
+    """Returns a bound of both moments of order L of a cell, minus 1.
+
+      sum p (p~ / p)^(1 + L),  sum p (p / p~)^L  <=  1 + growth
+
+    over values that are not bad.
+
+    Args:
+      order: L, at least 1.
+    """
+    # PRIVACY: (1 - r)^-(L + 2) is at least (1 + r)^(L - 1), and the first
+    # moment of p~ / p - 1 over what is not bad has a factor of up to 1 + L.
+    # Guard: arithmetic_test.test_moments_bound_small_samplers.
+    second = float(np.sum(
+        self.mass * self.mean_square * np.exp((order + 2) * self.log_weight)))
+    return (1 + order) * (order / 2 * second + self.bad)
+
+
+@dataclasses.dataclass(frozen=True)
+class Arithmetic:
+  """The arithmetic of one run.
+
+  Attributes:
+    cells: N, the pairs (round, coordinate) that are compared.
+    rho: largest standard deviation of m, and of y, in units of c.
+    shift: bound of the float64 error of m, in units of c.
+    cell_width: h, of the narrowest cell, 1 / max c. None is wider than 1.
+    rounds: n, at least that of the compared rounds.
+    dimension: coordinates, or None for any number.
+    feedback: bound of 2 / h times what rounding y adds to |m|, in units of c;
+      None for sqrt(rounds) rho, which holds where c is constant.
+    words: how normals are made.
+  """
+
+  cells: float
+  rho: float
+  shift: float = 0.0
+  cell_width: float = CELL_WIDTH
+  rounds: int = 1
+  dimension: Optional[int] = None
+  feedback: Optional[float] = None
+  words: Words = Words()
+
+  def __post_init__(self):
+    errors.check_positive('cells', self.cells, 'it is a number of cells')
+    errors.check_positive('rho', self.rho, 'it is at least 1')
+    errors.check_positive('cell_width', self.cell_width, 'it is 1 / max c')
+    if self.cell_width > 1:
+      raise ValueError(
+          errors.invalid(
+              'cell_width', self.cell_width, 'must be at most 1',
+              'make the lattice finer'))
+    if not 0 <= self.shift < float('inf'):
+      raise ValueError(
+          errors.invalid(
+              'shift', self.shift, 'must be at least 0 and finite',
+              'it is a bound of an error'))
+
+  @property
+  def accidents(self) -> float:
+    """Probability of what the proof excludes whatever beta is.
+
+    The self-test of the noise fails; a y or an m is out of range; the mean of
+    m^2 over the coordinates of a round is.
+    """
+    # PRIVACY: these events are of the noise alone and stop a run, or end the
+    # proof; they are part of delta.
+    # Guard: arithmetic_test.test_accidents_are_part_of_delta.
+    return (1 + _ROUNDING) * (
+        _SELF_TEST + 4 * self.cells * float(scipy.special.ndtr(-_RANGE)) + (
+            _MEAN_SQUARE_FAILS if self._many_coordinates else 0.0))
+
+  @property
+  def _many_coordinates(self) -> bool:
+    return self.dimension is not None and (
+        self.rounds * math.exp(-_MEAN_SQUARE_EXPONENT * self.dimension)
+        <= _MEAN_SQUARE_FAILS)
+
+  def closeness(self, beta: float) -> float:
+    """Returns alpha at `beta`; infinite if no alpha is proved.
+
+    computed(E) <= e^alpha exact(E) + beta and the same the other way round.
+
+    Args:
+      beta: positive.
+    """
+    left = beta - self.accidents
+    if left <= 0:
+      return float('inf')
+    # A quarter for the cells beyond T, the rest for Markov's inequality.
+    tail = -float(scipy.special.ndtri(left / (16 * self.cells)))
+    if not tail > 0:
+      return float('inf')
+    moments = self.moments(tail)
+    if self.cells * moments.bad > left / 4 or not np.all(
+        moments.log_weight < 1):
+      return float('inf')
+    log_markov = math.log(4 / (3 * left))
+
+    def log_alpha(log_order):
+      order = math.exp(log_order)
+      return math.log(
+          (self.cells * moments.growth(order) + log_markov) / order)
+
+    # Every order from 1 proves an alpha, the best or not; none overflows.
+    longest = math.log(max(1.0, 500 / float(np.max(moments.log_weight)) - 2))
+    found = scipy.optimize.minimize_scalar(
+        log_alpha, bounds=(0.0, longest), method='bounded',
+        options={'xatol': 1e-4})
+    return (1 + _ROUNDING) * math.exp(float(found.fun))
+
+  def moments(self, tail: float) -> Moments:
+    """Returns what bounds the moments of one cell's likelihood ratio.
+
+    Args:
+      tail: T; cells that begin beyond it are bad.
+    """
+    edges = np.union1d(
+        np.linspace(0, tail, _BINS),
+        np.clip([self._extended_from], 0, tail))
+    near, far = edges[:-1], edges[1:]
+    mass = 2 * (scipy.special.ndtr(-near) - scipy.special.ndtr(-far))
+    # Cells that begin before the tail and end behind it.
+    mass = np.append(mass, 2 * scipy.special.ndtr(-tail))
+    behind = np.append(np.zeros(len(far)), 1.0)
+    near, far = np.append(near, near[-1]), np.append(far, tail)
+    worst = _RANGE * self.rho
+    typical = (
+        math.sqrt(_MEAN_SQUARE) * self.rho if self._many_coordinates else worst)
+    # r rises within a bin, so that its value at the far end bounds it.
+    mean_square = self.cell_error(near, far, behind, typical)**2
+    largest = self.cell_error(near, far, 1.0, worst)
+    log_weight = np.full(len(far), np.inf)
+    log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
+    # Of computed values too, which the edges and the last word may move.
+    # PRIVACY: what is beyond T has no bound of its ratio: it is in beta.
+    # Guard: arithmetic_test.test_moments_count_what_is_beyond_the_tail.
+    moved = float(self._edge(tail, worst)) + self.shift
+    bad = 2 * float(scipy.special.ndtr(moved - tail) + self._spacing(tail))
+    return Moments(
+        (1 + _ROUNDING) * mass, mean_square, log_weight, (1 + _ROUNDING) * bad)
+
+  def _edge(self, z, mean):
+    """Returns how far the rounding of floats moves the edge of a cell at z."""
+    # 8 units of ndtri, one each of c, c z and c z + m; the word as a float.
+    return self.words.unit * (11 * z + 1.3 + 2 * mean)
+
+  def _spacing(self, z) -> np.ndarray:
+    """Returns the largest probability of a word in a cell from z outwards."""
+    words = self.words
+    return np.where(
+        z > self._extended_from, words.extended_spacing, words.spacing)
+
+  @property
+  def _extended_from(self) -> float:
+    """Returns a z from which on every cell is of extended words alone."""
+    # One width for the cell around the boundary, one for its edges.
+    return 2 * self.cell_width - float(
+        scipy.special.ndtri(self.words.extended_below))
+
+  def cell_error(
+      self, near: Any, far: Any, wider: Any, mean: float
+  ) -> np.ndarray:
+    """Returns a bound of r for every cell whose inner edge is in [near, far].
+
+    Args:
+      near: at least 0.
+      far: at least `near`; r is that of a cell that begins here.
+      wider: z of the shift is up to this beyond `far`.
+      mean: |m|, in units of c.
+    """
+    width, unit = self.cell_width, self.words.unit
+    edge = self._edge(far, mean)
+    moved = edge + self.shift
+    growth = np.exp((width + 2 * moved) * (far + width + moved))
+    # PRIVACY: two edges a cell; cells wider than `width` have 11 units more.
+    # Guard: arithmetic_test.test_every_term_is_needed.
+    edges = 2 * edge / width + 11 * unit
+    feedback = (
+        math.sqrt(self.rounds) * self.rho
+        if self.feedback is None else self.feedback)
+    edges = edges + 2 * unit * feedback * (1.5 + far)
+    reach = (far + wider) * self.shift
+    shift = np.maximum(np.expm1(reach), reach + self.shift**2 / 2)
+    # PRIVACY: an interval of probability p has p / spacing +- 1 words.
+    # Guard: arithmetic_test.test_every_term_is_needed.
+    with np.errstate(over='ignore'):
+      words = self._spacing(near) / width * math.sqrt(2 * math.pi) * np.exp(
+          far**2 / 2)
+    return (1 + _ROUNDING) * (growth * (edges + words) + shift)
+
+
+@dataclasses.dataclass(frozen=True)
+class Slack:
+  """What the arithmetic adds to a claim about real numbers.
+
+  If the exact run is (epsilon, `exact_delta`) then the computed one is
+  (epsilon + `epsilon`, exact_delta + `delta`).
+
+  Attributes:
+    epsilon: 2 alpha.
+    delta: (e^alpha - 1) exact_delta + beta (1 + e^(epsilon + alpha)).
+    exact_delta: what is left for the exact run.
+  """
+
+  epsilon: float
+  delta: float
+  exact_delta: float
+
+
+def slack(
+    arithmetics: tuple[Arithmetic, ...], epsilon: float, delta: float,
+    largest: float = LARGEST_SLACK, moved: float = 0.0,
+) -> Slack:
+  """Returns the slack of a claim whose total delta is `delta`.
+
+  Args:
+    arithmetics: each one that the run may have; the worst is taken.
+    epsilon: at least that of the exact run at `exact_delta`.
+    delta: the total, in (0, 1).
+    largest: slack in epsilon, and in parts of delta, that is not refused.
+    moved: L2 distance between the means of the accounted run and of the exact
+      one, in standard deviations of z.
+
+  Raises:
+    ValueError: a value out of range, or the slack exceeds `largest`.
+  """
+  if not 0 <= epsilon < float('inf'):
+    raise ValueError(
+        errors.invalid(
+            'epsilon', epsilon, 'must be at least 0 and finite',
+            'typical values are 0.1 to 20'))
+  errors.check_positive('delta', delta, 'use less than 1 / population')
+  accidents = max(each.accidents for each in arithmetics)
+  weight = math.exp(min(epsilon + 1, 300.0)) + 1
+  if accidents * weight >= largest / 2 * delta:
+    raise ValueError(
+        errors.invalid(
+            'delta', delta,
+            f'the arithmetic of the noise proves no epsilon={epsilon:.4g} at '
+            'so small a delta',
+            'use a delta of at least '
+            f'{2 * accidents * weight / largest:.1e}, or more noise'))
+  for share in (_SHARE, 10 * _SHARE, largest / 2):
+    # alpha is at most `guess` at the end.
+    for guess in (2.0**-9, 2.0**-6, 2.0**-3, 1.0):
+      beta = accidents + share * delta / (1 + math.exp(epsilon + guess))
+      # The first of two steps has half of beta, the second a sixth, for
+      # beta/2 + e beta/6 < beta.
+      alpha = max(
+          each.closeness(beta / 2 if moved else beta) for each in arithmetics)
+      if moved:
+        alpha += moved * (moved / 2 + math.sqrt(2 * math.log(6 / beta)))
+      if alpha <= guess:
+        return _slack(alpha, beta, epsilon, delta, largest)
+  raise ValueError(
+      errors.invalid(
+          'slack_epsilon', 'infinite',
+          'the arithmetic of the noise proves no epsilon',
+          'use a coarser lattice, or fewer rounds or coordinates'))
+
+
+def _slack(
+    alpha: float, beta: float, epsilon: float, delta: float, largest: float
+) -> Slack:
+  """Returns the slack of proved alpha and beta.
+
+  Raises:
+    ValueError: it exceeds `largest`.
+  """
+  # PRIVACY: P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
+  # Guard: arithmetic_test.test_claim_is_tight_where_its_parts_are.
+  exact = math.exp(-alpha) * (
+      delta - beta * (1 + math.exp(epsilon + alpha))) * (1 - _ROUNDING)
+  found = Slack(2 * alpha, delta - exact, exact)
+  if found.epsilon > largest or found.delta > largest * delta:
+    raise ValueError(
+        errors.invalid(
+            'slack_epsilon', f'{found.epsilon:.4g}',
+            f'the arithmetic of the noise adds it to epsilon, and '
+            f'{found.delta / delta:.2g} of delta is lost; more than '
+            f'{largest:g} must be asked for',
+            'use a coarser lattice, fewer rounds or coordinates'))
+  return found
