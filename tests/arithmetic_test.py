@@ -133,7 +133,11 @@ def _largest_ratio(kind, sampler, width, shift=0.0, move=0.0):
     move: edges are where they hurt, so many times as far as they may be.
   """
   sums = kind(
-    cells=1, rho=1.0, shift=abs(shift), cell_width=width, feedback=0.0,
+    cells=1,
+    rho=1.0,
+    shift=abs(shift),
+    cell_width=width,
+    feedback=0.0,
     words=dataclasses.replace(
       sampler.words, unit=sampler.words.unit or (2.0**-20 if move else 0.0)
     ),
@@ -338,10 +342,10 @@ def test_accidents_are_part_of_delta():
   assert sums.closeness(sums.accidents) == math.inf
   assert sums.closeness(2 * sums.accidents) < math.inf
   # Their cost is that of every event: e^epsilon.
-  assert arithmetic.slack((sums,), 1.0, 1e-18).delta > tails * (1 + math.e)
+  assert arithmetic.slack((sums,), 1.0, 1e-16).delta > tails * (1 + math.e)
   with pytest.raises(ValueError, match='proves no epsilon=8 at so small'):
     arithmetic.slack((sums,), 8.0, 1e-19)
-  with pytest.raises(ValueError, match='use a delta of at least'):
+  with pytest.raises(ValueError, match='use a larger delta'):
     arithmetic.slack((sums,), 1.0, 1e-21)
 
 
@@ -365,7 +369,10 @@ _NUMBERS = [
 @pytest.mark.parametrize(('power', 'rho', 'epsilon', 'delta', 'cost'), _NUMBERS)
 def test_slack_of_runs(power, rho, epsilon, delta, cost):
   sums = arithmetic.Arithmetic(
-    cells=2**33, rho=rho, cell_width=2.0**-power, rounds=2048,
+    cells=2**33,
+    rho=rho,
+    cell_width=2.0**-power,
+    rounds=2048,
     dimension=2**22,
   )
   found = arithmetic.slack((sums,), epsilon, delta, largest=0.1)

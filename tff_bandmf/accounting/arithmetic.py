@@ -339,8 +339,7 @@ def slack(
             'delta', delta,
             f'the arithmetic of the noise proves no epsilon={epsilon:.4g} at '
             'so small a delta',
-            'use a delta of at least '
-            f'{2 * accidents * weight / largest:.1e}, or more noise'))
+            'use a larger delta, or more noise'))
   for share in (_SHARE, 10 * _SHARE, largest / 2):
     # alpha is at most `guess` at the end.
     for guess in (2.0**-9, 2.0**-6, 2.0**-3, 1.0):
