@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
-# TensorFlow's vector instructions want their operands so.
-_ALIGNMENT_BYTES = 64
-
 
 class Chunks:
-  """[rows, coordinates of a chunk] float32 arrays, zero at first.
+  """[rows, coordinates of a chunk] arrays, zero at first.
 
   All are in memory, or in one file of which only the array in use is: what
   `chunks[i]` gives is mapped for as long as somebody holds it.
@@ -31,6 +28,7 @@ class Chunks:
       rows: int,
       dimension: int,
       chunk: int,
+      dtype: Any,
       max_memory_bytes: Optional[int] = None,
   ):
     """Makes the arrays.
@@ -38,8 +36,8 @@ class Chunks:
     Args:
       rows: of every array.
       dimension: d, coordinates in all.
-      chunk: coordinates of an array, a multiple of 16; the last may be
-        shorter.
+      chunk: coordinates of an array; the last may be shorter.
+      dtype: of the arrays.
       max_memory_bytes: arrays that are larger together go to a file in the
         folder for temporary files (TMPDIR). None keeps any in memory.
 
@@ -49,12 +47,14 @@ class Chunks:
     self.starts = range(0, dimension, chunk)
     self._rows = rows
     self._dimension = dimension
+    self._dtype = np.dtype(dtype)
     self._file = None
     self._arrays = []
-    size = 4 * rows * dimension
+    size = self._dtype.itemsize * rows * dimension
     if max_memory_bytes is None or size <= max_memory_bytes:
       self._arrays = [
-          _aligned_zeros(rows, self.count(i)) for i in range(len(self.starts))]
+          np.zeros((rows, self.count(i)), dtype)
+          for i in range(len(self.starts))]
       return
     self._file = tempfile.TemporaryFile(prefix='tff_bandmf-')
     try:
@@ -72,7 +72,8 @@ class Chunks:
     if self._file is None:
       return self._arrays[i]
     return np.memmap(
-        self._file, np.float32, 'r+', 4 * self._rows * self.starts[i],
+        self._file, self._dtype, 'r+',
+        self._dtype.itemsize * self._rows * self.starts[i],
         (self._rows, self.count(i)))
 
   def close(self) -> None:
@@ -80,11 +81,3 @@ class Chunks:
     self._arrays.clear()
     if self._file is not None:
       self._file.close()
-
-
-def _aligned_zeros(rows: int, columns: int) -> np.ndarray:
-  """Returns [rows, columns] float32 zeros whose memory is aligned."""
-  padding = _ALIGNMENT_BYTES // 4
-  memory = np.zeros(rows * columns + padding, np.float32)
-  offset = -memory.ctypes.data % _ALIGNMENT_BYTES // 4
-  return memory[offset:offset + rows * columns].reshape(rows, columns)

@@ -94,10 +94,14 @@ class Generator:
       ValueError: `start` is off the grid, or a value is out of range.
     """
     z = np.empty((rows, count))
-    for r in range(rows):
-      for offset in range(0, count, _PIECE):
-        self._fill(z[r, offset:offset + _PIECE], first + r, start + offset)
+    self.fill(z, first, start)
     return z
+
+  def fill(self, z: np.ndarray, first: int, start: int) -> None:
+    """Writes `rows` to z, [rows, count] float64."""
+    for r in range(len(z)):
+      for offset in range(0, z.shape[1], _PIECE):
+        self._fill(z[r, offset:offset + _PIECE], first + r, start + offset)
 
   def _fill(self, z: np.ndarray, row: int, start: int) -> None:
     words = self.words(row, start, len(z))

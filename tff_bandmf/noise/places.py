@@ -6,204 +6,337 @@ import abc
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Sequence
-from multiprocessing import pool as pool_lib
-from typing import Any, Optional
+from typing import NamedTuple, Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_bandmf.noise import chunks as chunks_lib
-from tff_bandmf.noise import generators
-from tff_bandmf.noise import plan as plan_lib
+from tff_bandmf.noise import generator as generator_lib
+from tff_bandmf.strategies import recursion as recursion_lib
+
+# Rounds whose weighted sums within a block are taken together.
+_TOGETHER = 8
+# PRIVACY: past it y would wrap, and C y would no longer be z. Guard:
+# stream_test.test_noise_out_of_range_is_refused.
+_LARGEST = 2.0**31 - 1
+
+
+class Workspace:
+  """Float64 arrays that are used again for every chunk."""
+
+  def __init__(self):
+    self._arrays: dict[str, np.ndarray] = {}
+
+  def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """Returns an array of this shape, whatever is in it."""
+    size = int(np.prod(shape))
+    if name not in self._arrays or len(self._arrays[name]) < size:
+      self._arrays[name] = np.empty(size)
+    return self._arrays[name][:size].reshape(shape)
+
+
+class Block(abc.ABC):
+  """Some rounds together, in lattice steps.
+
+  Attributes:
+    first: round.
+    noise_scale: [m] float64, z_steps scale_t.
+    row: of what is made, where the rounds go.
+  """
+
+  first: int
+  noise_scale: np.ndarray
+  row: int = 0
+
+  @property
+  def rounds(self) -> int:
+    """m."""
+    return len(self.noise_scale)
+
+  @abc.abstractmethod
+  def advance(
+      self, z: np.ndarray, memory: np.ndarray, work: Workspace
+  ) -> np.ndarray:
+    """Returns y, [m, count] float64, and changes the memory in place.
+
+    Args:
+      z: [m, count], times noise_scale; overwritten.
+      memory: [memory rows, count].
+      work: arrays to work in.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
-class Block:
-  """Y = P Z + Q S for some rounds together; see `plan.Plan.block`.
+class WindowBlock(Block):
+  """Some rounds of a window; see `recursion.Window.block`.
+
+    V = noise_scale * Z + far S + near U,   Y = round(V)
 
   Attributes:
-    rounds: m.
-    first_draw: number of the first row of Z.
-    scale: P.
-    weights: Q [., rows of the memory], its columns as the memory's rows are.
-    row: of the memory, where the rounds of a window go.
+    first: round.
+    noise_scale: [m].
+    feeds_y: whether U is Y, and not (Y - (V - noise_scale * Z)) / scale.
+    scale: [m].
+    far: [m, rows of the ring], its columns as the ring's rows are.
+    near: [m, m], strictly lower-triangular.
+    row: of the ring, where the rounds go.
   """
 
-  rounds: int
-  first_draw: int
+  first: int
+  noise_scale: np.ndarray
+  feeds_y: bool
   scale: np.ndarray
-  weights: np.ndarray
+  far: np.ndarray
+  near: np.ndarray
   row: int
+
+  @classmethod
+  def of(
+      cls,
+      window: recursion_lib.Window,
+      z_steps: float,
+      rounds: range,
+      ring_rows: int,
+  ) -> WindowBlock:
+    """Returns the block of some rounds, where round u is in row u % ring_rows.
+    """
+    first = rounds.start
+    scale, near_far, near = window.block(first, len(rounds))
+    far = np.zeros((len(rounds), ring_rows))
+    row = 0
+    if ring_rows:
+      row = first % ring_rows
+      far[:, (first - 1 - np.arange(window.memory)) % ring_rows] = near_far
+    return cls(
+        first, z_steps * scale, window.keeps == recursion_lib.PAST_Y, scale,
+        far, near, row)
+
+  def advance(
+      self, z: np.ndarray, memory: np.ndarray, work: Workspace
+  ) -> np.ndarray:
+    y, ring = z, memory
+    if not len(ring):
+      return np.rint(z, out=y)
+    past = work.array('past', ring.shape)
+    np.copyto(past, ring)
+    mean = np.matmul(self.far, past, out=work.array('mean', z.shape))
+    fed = work.array('fed', z.shape)
+    for start in range(0, self.rounds, _TOGETHER):
+      stop = min(start + _TOGETHER, self.rounds)
+      if start:
+        mean[start:stop] += self.near[start:stop, :start] @ fed[:start]
+      for r in range(start, stop):
+        if r > start:
+          mean[r] += self.near[r, start:r] @ fed[start:r]
+        y[r] += mean[r]
+        np.rint(y[r], out=y[r])
+        # PRIVACY: the y that is added is what feeds back. Guard:
+        # stream_test.test_noise_is_that_of_the_recursion.
+        if self.feeds_y:
+          fed[r] = y[r]
+        else:
+          np.subtract(y[r], mean[r], out=fed[r])
+          fed[r] /= self.scale[r]
+    ring[self.row:self.row + self.rounds] = fed
+    return y
+
+
+@dataclasses.dataclass(frozen=True)
+class BufferBlock(Block):
+  """Some rounds over buffers, one after the other.
+
+  Attributes:
+    first: round.
+    noise_scale: [m].
+    steps: m of them.
+  """
+
+  first: int
+  noise_scale: np.ndarray
+  steps: Sequence[_Step]
+
+  @classmethod
+  def of(
+      cls, buffers: recursion_lib.Buffers, z_steps: float, rounds: range
+  ) -> BufferBlock:
+    """Returns the block of some rounds."""
+    steps = [buffers.step(int(buffers.phase(t))) for t in rounds]
+    return cls(
+        rounds.start, z_steps * np.array([step.scale for step in steps]),
+        list(map(_Step.of, steps)))
+
+  def advance(
+      self, z: np.ndarray, memory: np.ndarray, work: Workspace
+  ) -> np.ndarray:
+    y = z
+    if not len(memory):
+      return np.rint(z, out=y)
+    for r, step in enumerate(self.steps):
+      y[r] += step.readout @ memory
+      np.rint(y[r], out=y[r])
+      if len(step.mixed):
+        mixed = step.mix @ memory
+      memory *= step.decay
+      for buffer in step.fed:
+        memory[buffer] += step.gain[buffer] * y[r]
+      if len(step.mixed):
+        memory[step.mixed] += mixed
+    return y
+
+
+class _Step(NamedTuple):
+  """A `recursion.Step` whose update is split into what is cheap and the rest.
+
+  Attributes:
+    readout: [memory].
+    decay: [memory, 1], the diagonal of the update.
+    mixed: buffers that others are added to.
+    mix: [mixed, memory], what is beside the diagonal.
+    fed: buffers that y is added to.
+    gain: [memory].
+  """
+
+  readout: np.ndarray
+  decay: np.ndarray
+  mixed: np.ndarray
+  mix: np.ndarray
+  fed: np.ndarray
+  gain: np.ndarray
+
+  @classmethod
+  def of(cls, step: recursion_lib.Step) -> _Step:
+    decay = np.diag(step.update)
+    others = step.update - np.diag(decay)
+    mixed = np.flatnonzero(others.any(1))
+    return cls(
+        step.readout, decay[:, np.newaxis].copy(), mixed, others[mixed],
+        np.flatnonzero(step.gain), step.gain)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """What a place keeps, and of which coordinates.
+
+  Attributes:
+    keeps: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
+    memory_rows: rows of S; of a window that is kept as a ring, a multiple of
+      the rounds of a block.
+    block_rounds: most rounds of a block.
+    coordinates: those that are made.
+    chunk: coordinates made at once.
+  """
+
+  keeps: str
+  memory_rows: int
+  block_rounds: int
+  coordinates: range
+  chunk: int
+
+  @property
+  def starts(self) -> range:
+    """First coordinates of the chunks, relative to the first of all."""
+    return range(0, len(self.coordinates), self.chunk)
+
+  def count(self, i: int) -> int:
+    """Returns the coordinates of chunk i."""
+    return min(self.chunk, len(self.coordinates) - self.starts[i])
+
+  @property
+  def dtype(self) -> type:
+    """Of the memory: y is of integers."""
+    return np.int32 if self.keeps == recursion_lib.PAST_Y else np.float64
 
 
 class Place(contextlib.AbstractContextManager):
   """Makes blocks chunk by chunk and remembers what the next ones need.
 
-  The memory is kept in place. A window of rounds is a ring: a block reads it
-  once and writes only its own rounds. It starts at zero and goes at the end of
-  the `with` statement.
+  A window of rounds is a ring: a block reads it once and writes only its own
+  rounds. The memory starts at zero and goes at the end of the `with` statement.
   """
 
-  def __init__(
-      self,
-      keeps: str,
-      memory_rows: int,
-      block_rounds: int,
-      generator: generators.Generator,
-      coordinates: range,
-      chunk: int,
-  ):
-    """Initializes the place.
-
-    Args:
-      keeps: `plan.Plan.keeps`.
-      memory_rows: rows of S, 0 or more.
-      block_rounds: most rounds of a block.
-      generator: of z.
-      coordinates: those that are made.
-      chunk: coordinates made at once.
-    """
-    self._keeps = keeps
-    self._memory_rows = memory_rows
-    self._block_rounds = block_rounds
+  def __init__(self, layout: Layout, generator: generator_lib.Generator):
+    self._layout = layout
     self._generator = generator
-    self._coordinates = coordinates
-    # Relative to the first coordinate.
-    self._starts = range(0, len(coordinates), chunk)
+    self._work = Workspace()
 
-  def _count(self, i: int) -> int:
-    """Returns the coordinates of chunk i."""
-    return min(self._starts.step, len(self._coordinates) - self._starts[i])
-
-  def _draw(self, i: int, block: Block, device: str) -> tf.Tensor:
-    """Returns Z of a block and chunk, [rows, count] float32, on the device."""
-    return self._generator.rows(
-        block.first_draw, block.scale.shape[1],
-        self._coordinates.start + self._starts[i], self._count(i), device)
+  def _draw(self, i: int, block: Block) -> np.ndarray:
+    """Returns noise_scale * Z of a block and chunk, [m, count] float64."""
+    layout = self._layout
+    z = self._work.array('z', (block.rounds, layout.count(i)))
+    self._generator.fill(
+        z, block.first, layout.coordinates.start + layout.starts[i])
+    z *= block.noise_scale[:, np.newaxis]
+    return z
 
   @abc.abstractmethod
   def advance(self, block: Block) -> Iterator[None]:
-    """Makes the rows of the next block; yields after each part of the work."""
+    """Makes a block; yields after each part of the work.
+
+    Raises:
+      OverflowError: noise left the range of 32 bits.
+    """
 
   @abc.abstractmethod
   def _rows(self, i: int) -> np.ndarray:
-    """Returns y of the block made last, [rounds, coordinates of chunk i]."""
+    """Returns y of the block made last, [m, coordinates of chunk i] int32."""
 
   def copy_row(self, r: int, y: np.ndarray) -> None:
-    """Copies row r of the block made last to y, [coordinates] float32."""
-    for i, start in enumerate(self._starts):
-      y[start:start + self._count(i)] = self._rows(i)[r]
+    """Copies row r of the block made last to y, [coordinates] int32."""
+    for i, start in enumerate(self._layout.starts):
+      y[start:start + self._layout.count(i)] = self._rows(i)[r]
 
 
 class Host(Place):
-  """Works in the host's memory, float32 throughout."""
+  """Works in the host's memory, in float64."""
 
-  def __init__(self, *args, max_memory_bytes: Optional[int]):
+  def __init__(
+      self,
+      layout: Layout,
+      generator: generator_lib.Generator,
+      max_memory_bytes: Optional[int],
+  ):
     """Takes what `Place` takes, and the bound of `chunks.Chunks`."""
-    super().__init__(*args)
-    # A ring of y holds what is made; otherwise it comes after the memory.
-    self._in_ring = self._keeps == plan_lib.PAST_Y and self._memory_rows > 0
-    self._chunks = chunks_lib.Chunks(
-        self._memory_rows + (0 if self._in_ring else self._block_rounds),
-        len(self._coordinates), self._starts.step, max_memory_bytes)
+    super().__init__(layout, generator)
+    # A ring of y holds what is made.
+    self._in_ring = (
+        layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0)
     self._made = slice(0)
 
+    def chunks(rows, dtype):
+      return chunks_lib.Chunks(
+          rows, len(layout.coordinates), layout.chunk, dtype, max_memory_bytes)
+
+    self._memory = chunks(layout.memory_rows, layout.dtype)
+    self._out = (
+        self._memory if self._in_ring
+        else chunks(layout.block_rounds, np.int32))
+
   def __exit__(self, *exc_info) -> None:
-    self._chunks.close()
+    self._memory.close()
+    self._out.close()
 
   def advance(self, block: Block) -> Iterator[None]:
-    operands = tf.constant(block.scale), tf.constant(block.weights)
-    first = block.row if self._in_ring else self._memory_rows
+    first = block.row if self._in_ring else 0
     self._made = slice(first, first + block.rounds)
-    for i in range(len(self._starts)):
-      chunk = self._chunks[i]
-      memory = chunk[:self._memory_rows]
-      z = self._draw(i, block, generators.CPU)
-      out = _advance(
-          z, *operands,
-          # Not a copy: a ring is most of what a block reads.
-          tf.experimental.dlpack.from_dlpack(memory.__dlpack__())
-          if self._memory_rows else None).numpy()
-      chunk[self._made] = out[:block.rounds]
-      if self._keeps == plan_lib.BUFFERS:
-        memory += out[block.rounds:]
-      elif self._keeps == plan_lib.PAST_Z and self._memory_rows:
-        memory[block.row:block.row + block.rounds] = z.numpy()
+    for i in range(len(self._layout.starts)):
+      memory = self._memory[i]
+      y = checked(
+          block.advance(self._draw(i, block), memory, self._work))
+      self._out[i][self._made] = y
       # Mapped no longer than it is used.
-      del chunk, memory
+      del memory
       yield
 
   def _rows(self, i: int) -> np.ndarray:
-    return self._chunks[i][self._made]
+    return self._out[i][self._made]
 
 
-class Devices(Place):
-  """Works on accelerators at the same time, chunks dealt to them in turn.
+def checked(y: np.ndarray) -> np.ndarray:
+  """Returns y if 32 bits hold it.
 
-  A chunk's memory stays on its device; a block's rows come back. Products are
-  in float64 and rounded once: in float32, GPUs may multiply with 10 bits.
+  Raises:
+    OverflowError: they do not.
   """
-
-  def __init__(self, *args, devices: Sequence[str]):
-    """Takes what `Place` takes, and names of logical devices."""
-    super().__init__(*args)
-    self._devices = devices
-    self._pools = [pool_lib.ThreadPool(1) for _ in devices]
-    # None, then a tf.Variable.
-    self._memories: list[Any] = [None] * len(self._starts)
-    self._made: list[np.ndarray] = []
-
-  def __exit__(self, *exc_info) -> None:
-    for pool in self._pools:
-      pool.terminate()
-    for pool in self._pools:
-      pool.join()
-    self._memories.clear()
-
-  def advance(self, block: Block) -> Iterator[None]:
-    parts = [
-        self._pools[i % len(self._pools)].apply_async(
-            self._advance_chunk, (i, block))
-        for i in range(len(self._starts))]
-    self._made = []
-    for part in parts:
-      self._made.append(part.get())
-      yield
-
-  def _advance_chunk(self, i: int, block: Block) -> np.ndarray:
-    device = self._devices[i % len(self._devices)]
-    with tf.device(device):
-      z = self._draw(i, block, device)
-      # PRIVACY: TensorFloat-32 would round C. Guard:
-      # devices_test.test_devices_multiply_in_float64.
-      out = tf.matmul(_float64(block.scale), _float64(z))
-      if self._memory_rows:
-        memory = self._memories[i]
-        if memory is None:
-          memory = self._memories[i] = tf.Variable(
-              tf.zeros([self._memory_rows, self._count(i)]))
-        out += tf.matmul(_float64(block.weights), _float64(memory))
-      out = tf.cast(out, tf.float32)
-      if self._memory_rows and self._keeps == plan_lib.BUFFERS:
-        memory.assign_add(out[block.rounds:])
-      elif self._memory_rows:
-        memory[block.row:block.row + block.rounds].assign(
-            z if self._keeps == plan_lib.PAST_Z else out)
-      return out[:block.rounds].numpy()
-
-  def _rows(self, i: int) -> np.ndarray:
-    return self._made[i]
-
-
-def _float64(values) -> tf.Tensor:
-  return tf.cast(values, tf.float64)
-
-
-def _advance(z, scale, weights, memory):
-  """Returns P Z + Q S, [rows of P, count]; see `plan`."""
-  # Where the memory is; other devices would also round in other ways.
-  with tf.device(generators.CPU):
-    if memory is None:
-      # Rounds have nothing to do with one another: P is diagonal.
-      return tf.linalg.diag_part(scale)[:, tf.newaxis] * z
-    return tf.matmul(scale, z) + tf.matmul(weights, memory)
+  if y.size and not max(y.max(), -y.min()) <= _LARGEST:
+    raise OverflowError('noise: a value left the range of 32 bits')
+  return y

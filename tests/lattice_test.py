@@ -1,0 +1,74 @@
+"""Tests of the lattice of a run: its range, its cells, its refusals."""
+
+import numpy as np
+import pytest
+
+from tff_bandmf import strategies
+from tff_bandmf.noise import lattice
+
+_BANDED = strategies.BandedToeplitz(200, [1.0, 0.6, 0.4]).recursion()
+
+
+def _of(recursion=_BANDED, z=2.0, cohort=100, dimension=1000, **kwargs):
+  return lattice.Lattice.of(
+    recursion, z, largest_cohort=cohort, dimension=dimension, **kwargs
+  )
+
+
+@pytest.mark.parametrize('z', [0.01, 0.4, 2.0, 37.0])
+@pytest.mark.parametrize('scale', [0.3, 1.0, 5.0])
+def test_cells_are_as_wide_as_claims_say(z, scale):
+  recursion = strategies.BandedToeplitz(50, [scale, 0.2 * scale]).recursion()
+  found = _of(recursion, z, cohort=10, dimension=4)
+  width = scale / found.z_steps  # h C[t, t] / s
+  assert width >= lattice.CELL_WIDTH
+  # And no wider than they need to be.
+  assert found.clip_bits == 30 or width < 2 * lattice.CELL_WIDTH
+
+
+@pytest.mark.parametrize('cohort', [1, 100, 10**4, 10**6])
+@pytest.mark.parametrize('z', [1e-6, 1e-3])
+@pytest.mark.parametrize('secure_sum', [False, True])
+def test_sums_and_noise_stay_in_32_bits(cohort, z, secure_sum):
+  for strategy in (
+    strategies.BandedToeplitz(300, [1.0, 0.9]),
+    strategies.Blt(300, [0.3], [0.99]),
+    strategies.BandedInverseSqrt(300, 5),
+  ):
+    recursion = strategy.recursion()
+    found = _of(recursion, z, cohort, secure_sum=secure_sum)
+    inverse = np.linalg.inv(strategy.matrix())
+    rounding = np.abs(inverse * np.diag(strategy.matrix())).sum(1).max() / 2
+    largest = (
+      (2 if secure_sum else 1) * cohort * found.clip_steps
+      + 12 * np.linalg.norm(inverse, axis=1).max() * found.z_steps
+      + rounding
+      + 1
+    )
+    assert largest < 2**31
+    assert found.z_steps == z * found.clip_steps
+
+
+def test_run_without_noise_has_a_lattice():
+  found = _of(z=0.0, cohort=1000)
+  assert found.z_steps == 0 and found.clip_bits == 21
+  assert 1000 * found.clip_steps < 2**31
+
+
+@pytest.mark.parametrize(
+  'kwargs',
+  [
+    {'cohort': 2**31},
+    {'dimension': 10**12},
+    {'z': 1e6},
+    {'recursion': strategies.BandedToeplitz(160, [1.0, 1.2]).recursion()},
+  ],
+)
+def test_what_no_lattice_holds_is_refused(kwargs):
+  with pytest.raises(ValueError, match='lattice=2.*steps a clip'):
+    _of(**kwargs)
+
+
+def test_cohort_of_nobody_is_refused():
+  with pytest.raises(ValueError, match='largest_cohort=0'):
+    _of(cohort=0)

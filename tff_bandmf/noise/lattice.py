@@ -1,0 +1,115 @@
+"""The lattice that records, sums, noise and releases are on.
+
+| symbol  | name here        | meaning                                        |
+|---------|------------------|------------------------------------------------|
+| h       | step             | the clipping norm is 2^k steps                 |
+| k       | `clip_bits`      |                                                |
+| B       | `largest_cohort` | most clients whose records are added up        |
+| s / h   | `z_steps`        | standard deviation of z, in steps              |
+
+All sums are of 32-bit integers, so they are exact in any order, if nothing
+leaves the range:
+
+  B 2^k + 12 rho_y s/h + |row of C^-1|_1 / 2 + 1 < 2^31
+
+and the cost of finite arithmetic is what `accounting.arithmetic` says, if a
+cell is no wider or narrower than it is there:
+
+  h min_t C[t, t] / s >= 2^-17
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+from tff_bandmf import errors
+from tff_bandmf.strategies import recursion as recursion_lib
+
+# PRIVACY: a narrower cell has a larger slack than claims are made with. Guard:
+# lattice_test.test_cells_are_as_wide_as_claims_say.
+CELL_WIDTH = 2.0**-17
+_MOST_CLIP_BITS = 30
+_RANGE = 2**31 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Lattice:
+  """A lattice for one run; make it with `of`.
+
+  Attributes:
+    clip_bits: k, in [0, 30].
+    largest_cohort: B, at least 1.
+    z_steps: standard deviation of z in steps; 0 for a run without noise.
+  """
+
+  clip_bits: int
+  largest_cohort: int
+  z_steps: float
+
+  @classmethod
+  def of(
+      cls,
+      recursion: recursion_lib.Recursion,
+      z_stddev_per_clip: float,
+      *,
+      largest_cohort: int,
+      dimension: int,
+      secure_sum: bool = False,
+  ) -> Lattice:
+    """Returns the finest lattice that holds a run.
+
+    Args:
+      recursion: of C.
+      z_stddev_per_clip: standard deviation of z for clip = 1; 0 for no noise.
+      largest_cohort: B.
+      dimension: d, coordinates of a record.
+      secure_sum: whether sums are shifted by B clips before they are added.
+
+    Raises:
+      ValueError: no lattice is fine enough for records and coarse enough for
+        the sums and the noise.
+    """
+    largest_cohort = errors.check_count(
+        'largest_cohort', largest_cohort, 'it is the most clients of a round')
+    # What 2^k is multiplied with in the range, without what does not grow.
+    deviations = 12 * z_stddev_per_clip * _largest_norm(
+        recursion, z_stddev_per_clip)
+    sums = largest_cohort * (2 if secure_sum else 1)
+    # |row|_1 / 2 <= sqrt(n) |row|_2 / 2.
+    constant = 1 + (
+        deviations and math.sqrt(recursion.rounds) * deviations
+        / (24 * z_stddev_per_clip))
+    most = min(
+        _MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
+    if z_stddev_per_clip:
+      most = min(most, _bits(
+          1 / (CELL_WIDTH * recursion.max_scale * z_stddev_per_clip)))
+    least = math.ceil(math.log2(2 * math.sqrt(dimension)))
+    if most < least:
+      raise ValueError(
+          errors.invalid(
+              'lattice', f'2^{most} steps a clip',
+              f'{dimension} coordinates need 2^{least}, and {largest_cohort} '
+              f'clients with z_stddev={z_stddev_per_clip:.6g} clips and a C^-1 '
+              f'of row norm {_largest_norm(recursion, 1.0):.6g} leave no more',
+              'use a better conditioned C, less noise a clip, a smaller '
+              'largest_cohort, or fewer parameters'))
+    return cls(most, largest_cohort, z_stddev_per_clip * 2.0**most)
+
+  @property
+  def clip_steps(self) -> int:
+    """Steps of a clip, 2^k."""
+    return 2**self.clip_bits
+
+
+def _largest_norm(
+    recursion: recursion_lib.Recursion, z_stddev: float
+) -> float:
+  """Returns a bound of |row of C^-1|_2; 0 without noise."""
+  return recursion.rho * recursion.max_scale if z_stddev else 0.0
+
+
+def _bits(value: float) -> int:
+  """Returns floor(log2(value)); -1 below 1."""
+  return math.floor(math.log2(value)) if value >= 1 else -1
