@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
@@ -137,6 +138,7 @@ class WindowBlock(Block):
         else:
           np.subtract(y[r], mean[r], out=fed[r])
           fed[r] /= self.scale[r]
+    checked(y)
     ring[self.row:self.row + self.rounds] = fed
     return y
 
@@ -153,7 +155,7 @@ class BufferBlock(Block):
 
   first: int
   noise_scale: np.ndarray
-  steps: Sequence[_Step]
+  steps: Sequence[recursion_lib.Step]
 
   @classmethod
   def of(
@@ -163,7 +165,11 @@ class BufferBlock(Block):
     steps = [buffers.step(int(buffers.phase(t))) for t in rounds]
     return cls(
         rounds.start, z_steps * np.array([step.scale for step in steps]),
-        list(map(_Step.of, steps)))
+        steps)
+
+  @functools.cached_property
+  def _split_steps(self) -> list[_Step]:
+    return list(map(_Step.of, self.steps))
 
   def advance(
       self, z: np.ndarray, memory: np.ndarray, work: Workspace
@@ -171,7 +177,7 @@ class BufferBlock(Block):
     y = z
     if not len(memory):
       return np.rint(z, out=y)
-    for r, step in enumerate(self.steps):
+    for r, step in enumerate(self._split_steps):
       y[r] += step.readout @ memory
       np.rint(y[r], out=y[r])
       if len(step.mixed):
@@ -257,12 +263,11 @@ class Place(contextlib.AbstractContextManager):
   def __init__(self, layout: Layout, generator: generator_lib.Generator):
     self._layout = layout
     self._generator = generator
-    self._work = Workspace()
 
-  def _draw(self, i: int, block: Block) -> np.ndarray:
+  def _draw(self, i: int, block: Block, work: Workspace) -> np.ndarray:
     """Returns noise_scale * Z of a block and chunk, [m, count] float64."""
     layout = self._layout
-    z = self._work.array('z', (block.rounds, layout.count(i)))
+    z = work.array('z', (block.rounds, layout.count(i)))
     self._generator.fill(
         z, block.first, layout.coordinates.start + layout.starts[i])
     z *= block.noise_scale[:, np.newaxis]
@@ -297,6 +302,7 @@ class Host(Place):
   ):
     """Takes what `Place` takes, and the bound of `chunks.Chunks`."""
     super().__init__(layout, generator)
+    self._work = Workspace()
     # A ring of y holds what is made.
     self._in_ring = (
         layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0)
@@ -318,11 +324,11 @@ class Host(Place):
   def advance(self, block: Block) -> Iterator[None]:
     first = block.row if self._in_ring else 0
     self._made = slice(first, first + block.rounds)
+    work = self._work
     for i in range(len(self._layout.starts)):
       memory = self._memory[i]
-      y = checked(
-          block.advance(self._draw(i, block), memory, self._work))
-      self._out[i][self._made] = y
+      y = block.advance(self._draw(i, block, work), memory, work)
+      self._out[i][self._made] = checked(y)
       # Mapped no longer than it is used.
       del memory
       yield
