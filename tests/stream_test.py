@@ -155,7 +155,9 @@ def test_any_sharding_gives_the_same_bits(monkeypatch, name, shards):
   assert np.array_equal(np.concatenate(parts, axis=1), whole)
 
 
-@pytest.mark.parametrize('name', ['banded', 'blt', 'banded-inverse', 'identity'])
+@pytest.mark.parametrize(
+  'name', ['banded', 'blt', 'banded-inverse', 'identity']
+)
 def test_past_on_disk_gives_the_same_bits(monkeypatch, tmp_path, name):
   monkeypatch.setattr(chunks.tempfile, 'tempdir', str(tmp_path))
   monkeypatch.setattr(stream, '_CHUNK', 16)

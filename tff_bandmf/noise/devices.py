@@ -13,7 +13,6 @@ import tensorflow as tf
 from tff_bandmf import errors
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import places
-from tff_bandmf.strategies import recursion as recursion_lib
 
 _TOGETHER = 8
 
