@@ -24,11 +24,12 @@ import dataclasses
 import math
 
 from tff_bandmf import errors
+from tff_bandmf.accounting import arithmetic
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # PRIVACY: a narrower cell has a larger slack than claims are made with. Guard:
 # lattice_test.test_cells_are_as_wide_as_claims_say.
-CELL_WIDTH = 2.0**-17
+_CELL_WIDTH = arithmetic.CELL_WIDTH
 _MOST_CLIP_BITS = 30
 _RANGE = 2**31 - 1
 
@@ -84,7 +85,7 @@ class Lattice:
         _MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
       most = min(most, _bits(
-          1 / (CELL_WIDTH * recursion.max_scale * z_stddev_per_clip)))
+          1 / (_CELL_WIDTH * recursion.max_scale * z_stddev_per_clip)))
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if most < least:
       raise ValueError(
