@@ -13,6 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _ORDER = [
   'errors',
   'documents',
+  'durable',
   'workloads',
   'participation',
   'strategies',
@@ -33,6 +34,7 @@ _ORDER = [
 _WITHOUT_TENSORFLOW = [
   'errors',
   'documents',
+  'durable',
   'workloads',
   'participation',
   'strategies',

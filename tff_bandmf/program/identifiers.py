@@ -13,19 +13,15 @@ which can only make a participation look worse than it was.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import os
 import pathlib
-import secrets
-import tempfile
 from collections.abc import Iterable
 from typing import Union
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import durable, errors
 
 Client = Union[int, str]
 
@@ -57,43 +53,27 @@ class Identifiers:
     """Returns those of the key in the file.
 
     Raises:
-      ValueError: there is no such file, or it is not 16 bytes long.
+      ValueError: there is no such file, or it is not its owner's alone.
     """
-    if not path.exists():
+    try:
+      return cls(durable.load_secret(path, _BYTES, 'ledger key'))
+    except FileNotFoundError:
       raise ValueError(
           errors.invalid(
               'ledger key', path, 'is gone, and rounds were already started',
-              'without it every client looks new: restore it'))
-    return cls(path.read_bytes())
+              'without it every client looks new: restore it')) from None
 
   @classmethod
   def load_or_create(cls, path: pathlib.Path) -> Identifiers:
     """Returns those of the key in the file, which is made if it is missing.
 
-    The file is made with mode 0600, in a folder of mode 0700 if that has to be
-    made too, and is on the disk when this returns.
+    Raises:
+      ValueError: it is there and is not its owner's alone.
     """
-    if not path.exists():
-      path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-      # mkstemp makes files with mode 0600.
-      handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-      try:
-        with os.fdopen(handle, 'wb') as stream:
-          stream.write(secrets.token_bytes(_BYTES))
-          stream.flush()
-          os.fsync(stream.fileno())
-        # Of two processes that do this at once the first one wins.
-        with contextlib.suppress(FileExistsError):
-          os.link(temporary, path)
-      finally:
-        os.unlink(temporary)
-      # Rounds that outlive their key could not be told from new clients.
-      folder = os.open(path.parent, os.O_RDONLY)
-      try:
-        os.fsync(folder)
-      finally:
-        os.close(folder)
-    return cls(path.read_bytes())
+    # PRIVACY: on the disk before any round: rounds that outlive their key could
+    # not be told from new clients. Guard:
+    # durable_test.test_name_appears_after_the_content_is_on_the_disk.
+    return cls(durable.load_or_create_secret(path, _BYTES, 'ledger key'))
 
   def fingerprint(self) -> int:
     """Returns 64 bits, signed, that name the key; one-way."""
