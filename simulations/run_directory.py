@@ -114,7 +114,9 @@ def noise_key(
               'noise.key', path, 'is gone, and rounds were already started',
               'without their noise they cannot be replayed: start a new run'))
     key = noise.Key.load_or_create(path)
-    ledger.bind(key.identify(json.dumps(description, sort_keys=True).encode()))
+    ledger.bind(
+        run=key.identify(json.dumps(description, sort_keys=True).encode()),
+        noise_key=key.identify(b''))
   return key
 
 

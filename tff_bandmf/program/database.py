@@ -60,26 +60,19 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
   return writer, writer.execution_options(isolation_level='REPEATABLE READ')
 
 
-class Conflict(ValueError):
-  """What was to be added is there already."""
-
-
 @contextlib.contextmanager
 def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
   """Yields a connection; what is written is kept if nothing raises.
 
   Raises:
-    Conflict: a row was to be added that is there.
     ValueError: the database is damaged, locked or gone.
   """
   try:
     with engine.begin() as connection:
       yield connection
   except sa.exc.SQLAlchemyError as error:
-    kind = (
-        Conflict if isinstance(error, sa.exc.IntegrityError) else ValueError)
     # Never the statement, whose parameters are identifiers of clients.
-    raise kind(
+    raise ValueError(
         errors.invalid(
             'ledger', engine.url.render_as_string(hide_password=True),
             f'cannot be used ({getattr(error, "orig", None) or error})',
