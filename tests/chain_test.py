@@ -5,6 +5,7 @@ import itertools
 import shutil
 import sqlite3
 
+import doctored
 import numpy as np
 import pytest
 
@@ -240,6 +241,18 @@ def test_row_of_a_round_that_has_not_ended_is_refused(path):
     ledger.record_row(6, b'row')
     ledger.record_row(6, b'other')
     assert ledger.attempts(6)[-1].row == b'other'
+
+
+def test_chain_made_anew_has_other_heads(path):
+  """Only a head from elsewhere tells: result.json and checkpoints have it."""
+  with program.Ledger(path) as ledger:
+    before = [ledger.head(t) for t in range(6)]
+    hashed = ledger._hash().of([3])
+  doctored.rewrite(
+      path, cohorts=lambda t, cohort: cohort[~np.isin(cohort, hashed)])
+  with program.Ledger(path) as ledger:
+    assert ledger.observed().cohort_sizes[4] == len(_COHORTS[4]) - 1
+    assert not set(before) & {ledger.head(t) for t in range(6)}
 
 
 def test_ledger_of_the_version_before_is_refused(tmp_path):

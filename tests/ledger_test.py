@@ -4,20 +4,15 @@ Every test runs on SQLite and, where PostgreSQL is installed, on a server of its
 own. LEDGER_KILLS says how often a writer is killed.
 """
 
-import contextlib
-import glob
 import hashlib
 import json
 import os
 import pathlib
-import pwd
 import random
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
@@ -28,77 +23,6 @@ from tff_bandmf import program
 from tff_bandmf.program import observed as observed_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def _postgresql_binaries():
-  """Returns the folder of PostgreSQL's server programs, or None."""
-  server = shutil.which('postgres')
-  found = [os.path.realpath(server)] if server else sorted(
-      glob.glob('/usr/lib/postgresql/*/bin/postgres'))
-  return pathlib.Path(found[-1]).parent if found else None
-
-
-@contextlib.contextmanager
-def _postgresql_server(binaries):
-  """Runs a server on a socket in a private directory; gives its URL."""
-  directory = pathlib.Path(tempfile.mkdtemp(prefix='bandmf-pg-'))
-  # The server refuses to be run by root.
-  user = {}
-  if os.geteuid() == 0:
-    nobody = pwd.getpwnam('nobody')
-    user = dict(user=nobody.pw_uid, group=nobody.pw_gid)
-    shutil.chown(directory, **user)
-  quiet = dict(
-      cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-      **user)
-  data = directory / 'data'
-  try:
-    subprocess.run(
-        [binaries / 'initdb', '--no-sync', '-A', 'trust', '-U', 'bandmf', data],
-        check=True, **quiet)
-    server = subprocess.Popen(
-        [binaries / 'postgres', '-D', data, '-k', directory,
-         '-c', 'listen_addresses=', '-c', 'synchronous_commit=off'], **quiet)
-    try:
-      deadline = time.monotonic() + 60
-      while subprocess.run(
-          [binaries / 'pg_isready', '-h', directory], **quiet).returncode:
-        assert server.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-      yield f'postgresql+psycopg2://bandmf@/postgres?host={directory}'
-    finally:
-      # Fast: does not wait for clients.
-      server.send_signal(signal.SIGINT)
-      server.wait(60)
-  finally:
-    shutil.rmtree(directory)
-
-
-@pytest.fixture(scope='module')
-def postgresql():
-  """Gives the URL of a PostgreSQL server."""
-  binaries = _postgresql_binaries()
-  if binaries is None:
-    pytest.skip('PostgreSQL is not installed (Debian: postgresql)')
-  with _postgresql_server(binaries) as url:
-    yield url
-
-
-@pytest.fixture(params=['sqlite', 'postgresql'])
-def place(request, tmp_path):
-  """Gives the arguments of an empty ledger."""
-  if request.param == 'sqlite':
-    return dict(place=str(tmp_path / 'ledger.sqlite'))
-  psycopg2 = pytest.importorskip('psycopg2')
-  url = request.getfixturevalue('postgresql')
-  schema = f'test_{random.SystemRandom().getrandbits(64):x}'
-  connection = psycopg2.connect(url.replace('+psycopg2', ''))
-  connection.autocommit = True
-  connection.cursor().execute(f'CREATE SCHEMA {schema}')
-  connection.close()
-  return dict(
-      place=f'{url}&options=-csearch_path%3D{schema}',
-      key_file=tmp_path / 'private' / 'ledger.key')
 
 
 @pytest.fixture
