@@ -28,7 +28,14 @@ import tensorflow as tf
 
 from simulations import checkpoints
 from simulations import description as description_lib
-from tff_bandmf import errors, noise, program, report, strategies
+from tff_bandmf import (
+    errors,
+    noise,
+    participation,
+    program,
+    report,
+    strategies,
+)
 from tff_bandmf.noise import private_files
 
 _METRICS = (
@@ -79,6 +86,7 @@ def open_directory(
     directory: pathlib.Path,
     description: dict[str, Any],
     strategy: strategies.Strategy,
+    planned: participation.Participation,
 ) -> None:
   """Makes the run directory, or checks that it holds this very run.
 
@@ -92,7 +100,8 @@ def open_directory(
         (directory / report.RESULT_FILE).exists())
     return
   refuse_existing(directory)
-  strategies.save(strategy, directory / report.STRATEGY_FILE)
+  strategies.save(
+      strategy, directory / report.STRATEGY_FILE, participation=planned)
   # Last: with it the directory holds a run.
   write_json(path, description)
 
@@ -114,7 +123,9 @@ def noise_key(
               'noise.key', path, 'is gone, and rounds were already started',
               'without their noise they cannot be replayed: start a new run'))
     key = noise.Key.load_or_create(path)
-    ledger.bind(key.identify(json.dumps(description, sort_keys=True).encode()))
+    ledger.bind(
+        run=key.identify(json.dumps(description, sort_keys=True).encode()),
+        noise_key=key.identify(b''))
   return key
 
 

@@ -93,7 +93,8 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
             'output_dir', directory, 'holds a run with another configuration',
             'give the grid and the --set of that sweep, or another directory'))
   claim = run['claim']
-  mean_error, _ = strategies.load(directory / report.STRATEGY_FILE).errors()
+  strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
+  mean_error, _ = strategy.errors()
   written = json.loads((directory / report.JSON_FILE).read_text())
   return Result(
       report_files.read_result(directory)['test_accuracy'],
@@ -154,8 +155,11 @@ def _cached_strategy(
   path = folder / f'{config.privacy.family}-{digest}.json'
   with _locked(path.with_suffix('.lock')):
     if not path.exists():
-      strategies.save(training.find_strategy(config), path)
-  return strategies.load(path)
+      strategies.save(
+          training.find_strategy(config), path,
+          participation=training.planned_participation(config.privacy))
+  strategy, _ = strategies.load(path)
+  return strategy
 
 
 @contextlib.contextmanager

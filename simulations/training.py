@@ -87,9 +87,10 @@ def load_corpus(data: config_lib.Data) -> Corpus:
   return Corpus(path, words, *splits)
 
 
-def _participation(
+def planned_participation(
     privacy: config_lib.Privacy,
 ) -> participation_lib.Participation:
+  """Returns the schema that the cohorts of an experiment are drawn for."""
   return participation_lib.MinSep(
       privacy.min_sep, privacy.max_participations)
 
@@ -105,7 +106,7 @@ def make_sampler(
   training, privacy = config.training, config.privacy
   sampler = program.CohortSampler(
       corpus.train.num_clients, training.clients_per_round, training.rounds,
-      _participation(privacy), training.seed)
+      planned_participation(privacy), training.seed)
   history = program.History.empty(sampler.clients)
   for t in range(training.rounds):
     history.record(t, sampler.sample(t, history))
@@ -123,7 +124,7 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
     return strategies.Identity(training.rounds)
   found = optimize.optimize(
       optimize.Request(
-          privacy.family, training.rounds, _participation(privacy),
+          privacy.family, training.rounds, planned_participation(privacy),
           objective=privacy.objective,
           # What a run is compared with may take fewer than the main run.
           **{
@@ -185,12 +186,13 @@ def _run(
 ) -> Optional[dict[str, Any]]:
   training, privacy = config.training, config.privacy
   if (directory / report.RUN_FILE).exists():
-    strategy = strategies.load(directory / report.STRATEGY_FILE)
+    strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
   elif strategy is None:
     strategy = find_strategy(config)
   spec, simulated = _specs(config, strategy, sampler.participation)
   run_description = description.describe(config, corpus, spec, simulated)
-  run_directory.open_directory(directory, run_description, strategy)
+  run_directory.open_directory(
+      directory, run_description, strategy, spec.participation)
   if (directory / report.RESULT_FILE).exists():
     return json.loads((directory / report.RESULT_FILE).read_text())
 

@@ -80,7 +80,7 @@ def test_interrupt_is_one_line_and_leaves_nothing(
     monkeypatch.setattr(strategies.BandedToeplitz, 'errors', interrupt)
   status, out, error = run(
     *'optimize --family banded-toeplitz --rounds 9 --bands 2'.split(),
-    *('--out', 'x.json'),
+    *'--participation single --out x.json'.split(),
   )
   assert (status, out) == (130, '')
   assert error.count('\n') == 1 and error.startswith('interrupted')
@@ -250,11 +250,12 @@ _SAMPLED = [
 @pytest.mark.parametrize(('name', 'flags', 'sensitivity'), _SAMPLED)
 def test_sampled_cohorts_need_less_noise(run_json, name, flags, sensitivity):
   run_json(
-    *'optimize --family banded-sqrt --rounds 4 --bands 2 --out s.json'.split()
+    *'optimize --family banded-sqrt --rounds 4 --bands 2 --min-sep 2'.split(),
+    *('--out', 's.json'),
   )
   flags = f's.json --amplification {name} --delta 1e-4 {flags}'.split()
   enforced = run_json(
-    *'calibrate s.json --min-sep 2 --delta 1e-4 --epsilon 3'.split()
+    *'calibrate s.json --delta 1e-4 --epsilon 3'.split()
   )
   sampled = run_json('calibrate', *flags, '--epsilon', 3)
   assert sampled['z_stddev'] < enforced['z_stddev']

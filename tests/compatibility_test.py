@@ -8,7 +8,7 @@ import json
 import numpy as np
 import pytest
 
-from tff_bandmf import noise, strategies
+from tff_bandmf import noise, participation, strategies
 from tff_bandmf.noise import generators
 
 
@@ -26,14 +26,17 @@ from tff_bandmf.noise import generators
     ('blt', {}, {'omega': [0.5], 'theta': [0.75]},
      [0.375, 0.5, 1], '4e052f544bfee104'),
 ])
-def test_strategy_file_of_version_1_is_the_same_strategy(
+def test_strategy_file_of_version_2_is_the_same_strategy(
     tmp_path, family, parameters, arrays, last_row, digest):
   path = tmp_path / 'strategy.json'
   path.write_text(json.dumps({
-      'format': 'tff_bandmf.strategy', 'version': 1, 'family': family,
+      'format': 'tff_bandmf.strategy', 'version': 2, 'family': family,
       'rounds': 3, 'parameters': parameters, 'arrays': arrays,
+      'participation': {'participation': 'fixed-epoch', 'min_sep': 2,
+                        'max_participations': None},
       'optimized': {}}))
-  strategy = strategies.load(path)
+  strategy, schema = strategies.load(path)
+  assert schema == participation.FixedEpoch(2)
   np.testing.assert_allclose(strategy.matrix()[2], last_row, rtol=1e-15)
   # Reports name a strategy by it.
   assert strategy.digest().startswith(digest)

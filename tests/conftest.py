@@ -6,6 +6,7 @@ import os
 # Before anything imports TensorFlow.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
+import databases
 import pytest
 
 
@@ -45,3 +46,21 @@ def run_json(run):
     return json.loads(out, parse_constant=refuse)
 
   return call
+
+
+@pytest.fixture(scope='session')
+def postgresql():
+  """Gives the URL of a PostgreSQL server."""
+  programs = databases.binaries()
+  if programs is None:
+    pytest.skip('PostgreSQL is not installed (Debian: postgresql)')
+  with databases.server(programs) as (url, _):
+    yield url
+
+
+@pytest.fixture(params=['sqlite', 'postgresql'])
+def place(request, tmp_path):
+  """Gives the arguments of an empty ledger."""
+  if request.param == 'sqlite':
+    return dict(place=str(tmp_path / 'ledger.sqlite'))
+  return databases.schema(request.getfixturevalue('postgresql'), tmp_path)

@@ -299,7 +299,7 @@ def test_file_keeps_the_strategy(name, data):
     for suffix in ('.json', '.npz'):
       path = pathlib.Path(folder, f'strategy{suffix}')
       strategies.save(strategy, path)
-      loaded = strategies.load(path)
+      loaded, _ = strategies.load(path)
       assert type(loaded) is type(strategy)
       assert loaded.digest() == strategy.digest()
       np.testing.assert_array_equal(loaded.matrix(), strategy.matrix())

@@ -1,6 +1,7 @@
 """Fuzzing of strategy files: whatever is in one, an answer or one line."""
 
 import io
+import itertools
 import json
 import os
 import zipfile
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tff_bandmf import strategies
+from tff_bandmf import participation, strategies
 
 _CASES = {
   'identity': strategies.Identity(9),
@@ -34,27 +35,33 @@ _CASES = {
 }
 
 
-def _written(strategy, folder, suffix):
+_SCHEMAS = (
+  None,
+  participation.Single(),
+  participation.MinSep(3),
+  participation.FixedEpoch(4, 2),
+)
+
+
+def _written(folder, suffix):
+  """Returns the content of valid files, one a family."""
   path = folder / f'valid{suffix}'
-  strategies.save(strategy, path)
-  return path.read_bytes()
+  found = []
+  for strategy, schema in zip(_CASES.values(), itertools.cycle(_SCHEMAS)):
+    strategies.save(strategy, path, participation=schema)
+    found.append(path.read_bytes())
+  return found
 
 
 @pytest.fixture(scope='module')
 def documents(tmp_path_factory):
   folder = tmp_path_factory.mktemp('valid')
-  return [
-    json.loads(_written(strategy, folder, '.json'))
-    for strategy in _CASES.values()
-  ]
+  return [json.loads(content) for content in _written(folder, '.json')]
 
 
 @pytest.fixture(scope='module')
 def archives(tmp_path_factory):
-  folder = tmp_path_factory.mktemp('valid')
-  return [
-    _written(strategy, folder, '.npz') for strategy in _CASES.values()
-  ]
+  return _written(tmp_path_factory.mktemp('valid'), '.npz')
 
 
 def _check(run, path, content):
@@ -62,22 +69,30 @@ def _check(run, path, content):
   path.write_bytes(content)
   try:
     with fuzzing.bounded(len(content)):
-      strategy = strategies.load(path)
+      strategy, schema = strategies.load(path)
   except ValueError as error:
     fuzzing.check_message(str(error))
     status, _ = fuzzing.check_cli(run, 'evaluate', path)
     assert status == 2
     return
   assert isinstance(strategy, strategies.Strategy)
+  assert schema is None or isinstance(schema, participation.Participation)
   assert strategy.rounds >= 1
   assert len(strategy.digest()) == 64
   if strategy.rounds > 2000:
     return
-  status, out = fuzzing.check_cli(
-    run, 'evaluate', path, '--min-sep', 2, '--json'
-  )
+  # Without flags the file says who takes part, or the command refuses.
+  status, out = fuzzing.check_cli(run, 'evaluate', path, '--json')
+  if schema is None:
+    assert status == 2
+    status, out = fuzzing.check_cli(
+      run, 'evaluate', path, '--min-sep', 2, '--json'
+    )
   if status == 0:
     found = json.loads(out)
+    if schema is not None:
+      assert found['participation'] == schema.name
+      assert found['min_sep'] == schema.min_sep
     for name in ('sensitivity', 'mean_error', 'max_error'):
       assert 0 < found[name] < float('inf')
 
@@ -174,8 +189,9 @@ def test_arbitrary_bytes_are_refused(run, path, suffix):
 
 def _file_that_says(rounds, **changes):
   return json.dumps({
-    'format': 'tff_bandmf.strategy', 'version': 1, 'family': 'lti',
-    'rounds': rounds, 'parameters': {'nu': 0.5}, 'arrays': {}, **changes,
+    'format': 'tff_bandmf.strategy', 'version': 2, 'family': 'lti',
+    'rounds': rounds, 'parameters': {'nu': 0.5}, 'arrays': {},
+    'participation': {'participation': 'single'}, **changes,
   }).encode()  # fmt: skip
 
 
@@ -214,6 +230,7 @@ def test_many_rounds_allocate_nothing_at_load(run, path, rounds, changes):
   'old, new',
   [
     ('"rounds": 9', '"rounds": 90, "rounds": 9'),
+    ('"single"', '"single", "participation": "min-sep"'),
     ('"nu": 0.5', '"nu": NaN'),
     ('"nu": 0.5', '"nu": ' + '[' * 20_000),
     ('"nu": 0.5', '"nu": 1e999'),
@@ -225,7 +242,7 @@ def test_file_that_misleads_readers_is_refused(path, old, new):
   path = path.with_suffix('.json')
   content = _file_that_says(9)
   path.write_bytes(content)
-  assert strategies.load(path).rounds == 9
+  assert strategies.load(path)[0].rounds == 9
   assert old.encode() in content
   path.write_bytes(content.replace(old.encode(), new.encode()))
   with fuzzing.bounded(path.stat().st_size):

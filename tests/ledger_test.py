@@ -4,20 +4,15 @@ Every test runs on SQLite and, where PostgreSQL is installed, on a server of its
 own. LEDGER_KILLS says how often a writer is killed.
 """
 
-import contextlib
-import glob
 import hashlib
 import json
 import os
 import pathlib
-import pwd
 import random
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 
 import numpy as np
@@ -28,77 +23,6 @@ from tff_bandmf import program
 from tff_bandmf.program import observed as observed_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def _postgresql_binaries():
-  """Returns the folder of PostgreSQL's server programs, or None."""
-  server = shutil.which('postgres')
-  found = [os.path.realpath(server)] if server else sorted(
-      glob.glob('/usr/lib/postgresql/*/bin/postgres'))
-  return pathlib.Path(found[-1]).parent if found else None
-
-
-@contextlib.contextmanager
-def _postgresql_server(binaries):
-  """Runs a server on a socket in a private directory; gives its URL."""
-  directory = pathlib.Path(tempfile.mkdtemp(prefix='bandmf-pg-'))
-  # The server refuses to be run by root.
-  user = {}
-  if os.geteuid() == 0:
-    nobody = pwd.getpwnam('nobody')
-    user = dict(user=nobody.pw_uid, group=nobody.pw_gid)
-    shutil.chown(directory, **user)
-  quiet = dict(
-      cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-      **user)
-  data = directory / 'data'
-  try:
-    subprocess.run(
-        [binaries / 'initdb', '--no-sync', '-A', 'trust', '-U', 'bandmf', data],
-        check=True, **quiet)
-    server = subprocess.Popen(
-        [binaries / 'postgres', '-D', data, '-k', directory,
-         '-c', 'listen_addresses=', '-c', 'synchronous_commit=off'], **quiet)
-    try:
-      deadline = time.monotonic() + 60
-      while subprocess.run(
-          [binaries / 'pg_isready', '-h', directory], **quiet).returncode:
-        assert server.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
-      yield f'postgresql+psycopg2://bandmf@/postgres?host={directory}'
-    finally:
-      # Fast: does not wait for clients.
-      server.send_signal(signal.SIGINT)
-      server.wait(60)
-  finally:
-    shutil.rmtree(directory)
-
-
-@pytest.fixture(scope='module')
-def postgresql():
-  """Gives the URL of a PostgreSQL server."""
-  binaries = _postgresql_binaries()
-  if binaries is None:
-    pytest.skip('PostgreSQL is not installed (Debian: postgresql)')
-  with _postgresql_server(binaries) as url:
-    yield url
-
-
-@pytest.fixture(params=['sqlite', 'postgresql'])
-def place(request, tmp_path):
-  """Gives the arguments of an empty ledger."""
-  if request.param == 'sqlite':
-    return dict(place=str(tmp_path / 'ledger.sqlite'))
-  psycopg2 = pytest.importorskip('psycopg2')
-  url = request.getfixturevalue('postgresql')
-  schema = f'test_{random.SystemRandom().getrandbits(64):x}'
-  connection = psycopg2.connect(url.replace('+psycopg2', ''))
-  connection.autocommit = True
-  connection.cursor().execute(f'CREATE SCHEMA {schema}')
-  connection.close()
-  return dict(
-      place=f'{url}&options=-csearch_path%3D{schema}',
-      key_file=tmp_path / 'private' / 'ledger.key')
 
 
 @pytest.fixture
@@ -248,7 +172,7 @@ def test_observed_agrees_with_a_count(ledger, seed, rounds):
   rng = np.random.default_rng(seed)
   cohorts = {
       int(t): rng.choice(20, rng.integers(0, 8), replace=False).tolist()
-      for t in rng.choice(100, rounds, replace=False)}
+      for t in np.sort(rng.choice(100, rounds, replace=False))}
   for t, cohort in cohorts.items():
     ledger.start_round(t, np.array(cohort, np.int64))
   finished = list(cohorts)[::2]
@@ -257,8 +181,11 @@ def test_observed_agrees_with_a_count(ledger, seed, rounds):
   expected = _brute_force(cohorts)
   observed = ledger.observed()
   assert observed == program.Observed(
-      finished=len(finished), burnt=0,
-      z_stddev=min(finished) + 0.5 if finished else None, **expected)
+      finished=len(finished), burnt=0, failed=0,
+      open=tuple(list(cohorts)[1::2]),
+      z_stddev=min(finished) + 0.5 if finished else None,
+      cohort_sizes={t: len(cohort) for t, cohort in cohorts.items()},
+      unmeasured=(), unchecked=tuple(finished), finished_twice=(), **expected)
 
 
 def test_history_gives_the_cohorts_of_a_run_that_was_not_interrupted(ledger):
@@ -293,11 +220,22 @@ def test_integers_of_numpy_are_integers(ledger):
 
 def test_ledger_belongs_to_one_run(place):
   with program.Ledger(**place) as ledger:
-    ledger.bind(2**62)
+    assert ledger.bound() == (None, None)
+    ledger.bind(run=2**62, noise_key=7)
   with program.Ledger(**place) as ledger:
-    ledger.bind(2**62)
-    with pytest.raises(ValueError, match='another run'):
-      ledger.bind(2**62 + 1)
+    ledger.bind(run=2**62, noise_key=7)
+    for other in dict(run=2**62 + 1, noise_key=7), dict(run=2**62, noise_key=8):
+      with pytest.raises(ValueError, match='another run'):
+        ledger.bind(**other)
+    assert ledger.bound() == (2**62, 7)
+
+
+def test_ledger_with_rounds_is_not_bound_any_more(ledger):
+  # They may be those of any run.
+  ledger.start_round(0, [1])
+  with pytest.raises(ValueError, match='noise_key, run: must be said before'):
+    ledger.bind(run=1, noise_key=2)
+  assert ledger.bound() == (None, None)
 
 
 def test_history_of_a_larger_population_is_refused(ledger):
@@ -316,23 +254,86 @@ def test_attempts_and_their_outcomes_are_recorded(ledger):
   ledger.abandon_round(1)
   outcomes = lambda t: [a.outcome for a in ledger.attempts(t)]  # noqa: E731
   assert outcomes(0) == ['failed', 'failed', 'finished']
-  assert ledger.attempts(0)[-1] == program.Attempt('finished', 1.5)
+  last = ledger.attempts(0)[-1]
+  assert last == program.Attempt('finished', 1.5, head=last.head)
   assert outcomes(1) == ['failed', 'abandoned']
   assert outcomes(2) == []
   observed = ledger.observed()
   # What was started counts.
   assert (observed.rounds, observed.finished, observed.clients) == (2, 1, 3)
-  assert observed.burnt == 1
+  assert (observed.burnt, observed.failed, observed.open) == (1, 3, ())
+  assert list(ledger.all_attempts()) == [0, 1]
+  assert ledger.all_attempts()[0] == ledger.attempts(0)
 
 
-def test_result_of_every_attempt_is_kept(ledger):
-  for result in b'one', b'other':
-    ledger.start_round(0, [1, 2])
-    ledger.finish_round(0, 1.5, result)
+def test_round_cannot_finish_with_two_results(ledger):
+  ledger.start_round(0, [1, 2])
+  ledger.finish_round(0, 1.5, b'one')
+  ledger.start_round(0, [1, 2])
+  for other in b'other', b'', None:
+    with pytest.raises(ValueError, match='round=0: was finished with another'):
+      ledger.finish_round(0, 1.5, other)
+  assert ledger.attempts(0)[-1].outcome == 'started'
+  # The same is a replay.
+  ledger.finish_round(0, 1.5, b'one')
   ledger.start_round(0, [1, 2])
   ledger.abandon_round(0)
   assert [a.result for a in ledger.attempts(0)] == [
-      b'one', b'other', None, None]
+      b'one', b'one', None, None]
+  assert ledger.observed().finished_twice == ()
+
+
+def test_round_finished_twice_without_results_is_told(ledger):
+  for t, results in enumerate([
+      [None, None], [b'x', b'x'], [None, b'x'], [None], [b'x']]):
+    for result in results:
+      ledger.start_round(t, [1, 2])
+      ledger.finish_round(t, 1.5, result)
+  assert ledger.observed().finished_twice == (0, 2)
+
+
+def test_finish_without_a_start_is_refused_with_the_same_result_too(ledger):
+  ledger.start_round(0, [1])
+  ledger.finish_round(0, 1.5, b'x')
+  with pytest.raises(ValueError, match='round=0: has no attempt'):
+    ledger.finish_round(0, 1.5, b'x')
+
+
+def test_noise_that_was_checked_in_one_round_is_unchecked(ledger):
+  for t in range(6):
+    ledger.start_round(t, [t])
+    ledger.finish_round(
+        t, 0.5 if t == 2 else None, noise_checked=t == 3)
+  # A replay of the checked round that nobody checked.
+  ledger.start_round(3, [3])
+  ledger.finish_round(3, 0.5)
+  observed = ledger.observed()
+  assert observed.unmeasured == (0, 1, 3, 4, 5)
+  assert observed.unchecked == tuple(range(6))
+  assert observed.z_stddev == 0.5
+
+
+@pytest.mark.parametrize('z_stddev', [-1.0, float('nan'), float('inf')])
+def test_noise_that_cannot_be_measured_is_refused(ledger, z_stddev):
+  ledger.start_round(0, [1])
+  with pytest.raises(ValueError, match='z_stddev='):
+    ledger.finish_round(0, z_stddev)
+  ledger.finish_round(0, -0.0)
+  assert ledger.observed().z_stddev == 0.0
+
+
+def test_round_below_a_started_one_cannot_start(ledger):
+  ledger.start_round(4, [1])
+  for t in 0, 3:
+    with pytest.raises(ValueError, match=f'round={t}: was never .* round 4'):
+      ledger.start_round(t, [2])
+  # A replay can.
+  ledger.start_round(6, [1])
+  ledger.start_round(4, [1])
+  for t in -1, -7, 2**30:
+    with pytest.raises(ValueError, match=f'round={t}: must be in'):
+      ledger.start_round(t, [2])
+  assert list(ledger.observed().cohort_sizes) == [4, 6]
 
 
 def test_abandoned_round_cannot_start_again(ledger):
@@ -361,17 +362,12 @@ def test_clients_can_be_strings(ledger):
   assert ledger.rounds_of('7').tolist() == [0, 3]
   # The string is not the index.
   assert ledger.rounds_of(7).tolist() == []
-  assert ledger.last_round('anna') == 0
-  assert ledger.last_round('otto') is None
   population = ['emil', 'otto', '7', 'anna', '7']
   past = ledger.past(population, 4)
   assert past.count.tolist() == [1, 0, 2, 1, 2]
   assert past.last_round[[0, 2, 3, 4]].tolist() == [3, 3, 0, 3]
   assert ledger.past(population, 3).count.tolist() == [0, 0, 1, 1, 1]
   assert ledger.cohort(3, population).tolist() == ['7', 'emil']
-  schema = participation_lib.MinSep(2, max_participations=2)
-  assert ledger.eligible(population, 4, schema, 9).tolist() == [
-      False, True, False, True, False]
   assert ledger.observed().last_client == -1
   # Nobody of a population of indices is known to have taken part.
   with pytest.raises(ValueError, match='not among the 10 indices'):

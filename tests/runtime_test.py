@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -13,6 +14,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bandmf.program import patience as patience_lib
 from tff_bandmf.program import runtime as runtime_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -74,6 +76,42 @@ def test_worker_that_was_killed_is_an_error_and_no_endless_retry(fresh):
     worker.kill()
     with pytest.raises(RuntimeError, match='exit status -9'):
       _add_one(2)
+
+
+def test_worker_that_is_stopped_is_named_and_ends_the_computation(fresh):
+  said = []
+  patience = patience_lib.Patience(4.0, said.append, notice_seconds=1.0)
+  with mock.patch.object(runtime_lib, '_PROBE_SECONDS', 1.0):
+    with runtime_lib.local_runtime(concurrency=1, patience=patience):
+      worker, = [each for each in _workers() if each not in fresh]
+      assert _add_one(1) == 2
+      assert not said
+      worker.send_signal(signal.SIGSTOP)
+      for _ in range(2):
+        with pytest.raises(
+            RuntimeError, match=f'process {worker.pid}.*is stopped') as caught:
+          _add_one(2)
+        assert '\n' not in str(caught.value)
+      # What gave nothing in time is not asked again.
+      assert len(said) == 1
+      assert f'process {worker.pid}' in said[0] and '1 s' in said[0]
+      worker.send_signal(signal.SIGCONT)
+
+
+def test_busy_worker_is_not_taken_for_a_stopped_one(fresh):
+  said = []
+  patience = patience_lib.Patience(None, said.append, notice_seconds=0.5)
+
+  @tff.tensorflow.computation
+  def busy():
+    end = tf.timestamp() + 3
+    return tf.while_loop(
+        lambda n: tf.timestamp() < end, lambda n: [n + 1], [tf.constant(0)])
+
+  with runtime_lib.local_runtime(concurrency=1, patience=patience):
+    busy()
+  line, = said
+  assert 'may just be busy' in line
 
 
 @pytest.mark.filterwarnings('error')

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tff_bandmf import strategies
+from tff_bandmf import participation, strategies
 from tff_bandmf.strategies import files
 
 _few_examples = hypothesis.settings(max_examples=50, deadline=None)
@@ -207,7 +207,7 @@ def test_rounds_may_be_a_numpy_integer(tmp_path):
     lambda rounds: strategies.BandedToeplitz(rounds, [1.0]),
   ):
     strategies.save(make(np.int64(9)), tmp_path / 'strategy.json')
-    _same(strategies.load(tmp_path / 'strategy.json'), make(9))
+    _same(_load(tmp_path / 'strategy.json'), make(9))
 
 
 @pytest.mark.parametrize('scale', [1e-200, 1e-31, 1e31, 1e200])
@@ -237,6 +237,11 @@ def test_digest_depends_on_what_defines_the_matrix():
 # Files.
 
 
+def _load(path):
+  """Returns the strategy alone."""
+  return strategies.load(path)[0]
+
+
 def _same(left, right):
   assert left.family == right.family
   assert left.rounds == right.rounds
@@ -263,7 +268,7 @@ def test_file_gives_toeplitz_back_bit_for_bit(
   strategy = strategies.BandedToeplitz(rounds, coefficients)
   path = tmp_path_factory.mktemp('files') / f'strategy{suffix}'
   strategies.save(strategy, path)
-  _same(strategies.load(path), strategy)
+  _same(_load(path), strategy)
 
 
 @pytest.mark.parametrize('suffix', ['.json', '.npz'])
@@ -276,17 +281,36 @@ def test_file_gives_toeplitz_back_bit_for_bit(
 )
 def test_file_gives_other_families_back(tmp_path, suffix, strategy):
   path = tmp_path / f'strategy{suffix}'
-  strategies.save(strategy, path, {'objective': 'mean'})
-  _same(strategies.load(path), strategy)
+  strategies.save(strategy, path, optimized={'objective': 'mean'})
+  _same(_load(path), strategy)
   assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize('suffix', ['.json', '.npz'])
+@pytest.mark.parametrize(
+  'schema',
+  [
+    None,
+    participation.Single(),
+    participation.MinSep(342),
+    participation.MinSep(3, 2),
+    participation.FixedEpoch(np.int64(4), 10**30),
+  ],
+)
+def test_file_keeps_the_schema(tmp_path, suffix, schema):
+  path = tmp_path / f'strategy{suffix}'
+  strategies.save(strategies.Identity(9), path, participation=schema)
+  strategy, found = strategies.load(path)
+  assert found == schema
+  assert strategy == strategies.Identity(9)
 
 
 def test_npy_file_is_the_matrix(tmp_path):
   matrix = np.tril(np.random.default_rng(1).random((5, 5)))
   np.save(tmp_path / 'c.npy', matrix)
-  _same(strategies.load(tmp_path / 'c.npy'), strategies.Dense(matrix))
+  _same(_load(tmp_path / 'c.npy'), strategies.Dense(matrix))
   np.save(tmp_path / 'fortran.npy', np.asfortranarray(matrix))
-  _same(strategies.load(tmp_path / 'fortran.npy'), strategies.Dense(matrix))
+  _same(_load(tmp_path / 'fortran.npy'), strategies.Dense(matrix))
 
 
 def test_documented_example_is_a_strategy_file(tmp_path):
@@ -294,23 +318,24 @@ def test_documented_example_is_a_strategy_file(tmp_path):
   path = tmp_path / 'strategy.json'
   path.write_text(example.group(1))
   _same(
-    strategies.load(path), strategies.BandedToeplitz(2052, np.array([1.0, 0.5]))
+    _load(path), strategies.BandedToeplitz(2052, np.array([1.0, 0.5]))
   )
 
 
 def _header(**changes):
   header = {
     'format': 'tff_bandmf.strategy',
-    'version': 1,
+    'version': 2,
     'family': 'banded-toeplitz',
     'rounds': 9,
     'arrays': {'coefficients': [1.0, 0.5]},
+    'participation': None,
     'optimized': {},
   }
   return {**header, **changes}
 
 
-@pytest.mark.parametrize('version', [0, 2, '1', None])
+@pytest.mark.parametrize('version', [0, 1, 3, '2', None])
 @pytest.mark.parametrize('suffix', ['.json', '.npz'])
 def test_file_of_another_version_is_refused(tmp_path, suffix, version):
   path = tmp_path / f'strategy{suffix}'
@@ -319,7 +344,7 @@ def test_file_of_another_version_is_refused(tmp_path, suffix, version):
     path.write_text(json.dumps(header))
   else:
     np.savez(path, header=np.array(json.dumps(header)))
-  with pytest.raises(ValueError, match=f'version={version}: .* version 1'):
+  with pytest.raises(ValueError, match=f'version={version}: .* version 2'):
     strategies.load(path)
 
 
@@ -356,6 +381,62 @@ def test_file_with_other_content_is_refused(tmp_path, header):
   path = tmp_path / 'strategy.json'
   path.write_text(json.dumps(header))
   with pytest.raises(ValueError):
+    strategies.load(path)
+
+
+_MIN_SEP = {
+  'participation': 'min-sep',
+  'min_sep': 3,
+  'max_participations': None,
+}
+
+
+@pytest.mark.parametrize(
+  'schema',
+  [
+    'missing',
+    {},
+    [],
+    'min-sep',
+    3,
+    {'participation': None},
+    {'participation': ['single']},
+    {'participation': 'twice'},
+    {'participation': 'single', 'min_sep': None},
+    {'participation': 'single', 'max_participations': 1},
+    {'participation': 'min-sep'},
+    {'participation': 'min-sep', 'min_sep': 3},
+    {**_MIN_SEP, 'participation': 'single'},
+    {**_MIN_SEP, 'min_sep': 0},
+    {**_MIN_SEP, 'min_sep': -3},
+    {**_MIN_SEP, 'min_sep': 3.0},
+    {**_MIN_SEP, 'min_sep': True},
+    {**_MIN_SEP, 'min_sep': '3'},
+    {**_MIN_SEP, 'min_sep': None},
+    {**_MIN_SEP, 'max_participations': 0},
+    {**_MIN_SEP, 'max_participations': '2'},
+    {**_MIN_SEP, 'name': 'single'},
+    {**_MIN_SEP, 'b': 3},
+  ],
+)
+@pytest.mark.parametrize('suffix', ['.json', '.npz'])
+def test_file_with_another_schema_is_refused(tmp_path, suffix, schema):
+  path = tmp_path / f'strategy{suffix}'
+
+  def write(schema):
+    header = _header(participation=schema)
+    if schema == 'missing':
+      del header['participation']
+    if suffix == '.json':
+      path.write_text(json.dumps(header))
+    else:
+      arrays = header.pop('arrays')
+      np.savez(path, header=np.array(json.dumps(header)), **arrays)
+
+  write(_MIN_SEP)
+  assert strategies.load(path)[1] == participation.MinSep(3)
+  write(schema)
+  with pytest.raises(ValueError, match='is not a whole strategy file'):
     strategies.load(path)
 
 
@@ -438,14 +519,16 @@ def test_save_that_fails_leaves_the_old_file(
   with pytest.raises(error):
     strategies.save(strategies.Identity(4), path)
   assert [each.name for each in tmp_path.iterdir()] == [path.name]
-  _same(strategies.load(path), strategies.Identity(3))
+  _same(_load(path), strategies.Identity(3))
 
 
 @pytest.mark.parametrize('suffix', ['.json', '.npz'])
 def test_save_writes_no_infinity(tmp_path, suffix):
   path = tmp_path / f'strategy{suffix}'
   with pytest.raises(ValueError):
-    strategies.save(strategies.Identity(3), path, {'loss': float('inf')})
+    strategies.save(
+      strategies.Identity(3), path, optimized={'loss': float('inf')}
+    )
   assert not list(tmp_path.iterdir())
 
 

@@ -1,13 +1,17 @@
 """Tests of workers elsewhere: dealt to all, in order, and no endless wait."""
 
+import contextlib
+import signal
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bandmf.program import patience as patience_lib
 from tff_bandmf.program import runtime as runtime_lib
 from tff_bandmf.program import workers as workers_lib
 
@@ -80,3 +84,45 @@ def test_worker_that_is_not_there_is_said_before_anything_runs():
   with pytest.raises(RuntimeError, match='localhost:1 does not answer'):
     with workers_lib.connected(['localhost:1']):
       pass
+
+
+@contextlib.contextmanager
+def _stopped(process):
+  """Stops a process for a block, as a debugger or a Ctrl-Z would."""
+  process.send_signal(signal.SIGSTOP)
+  try:
+    yield
+  finally:
+    process.send_signal(signal.SIGCONT)
+
+
+def test_worker_that_is_stopped_is_named_and_then_left_out(runtime):
+  said = []
+  patience = patience_lib.Patience(4.0, said.append, notice_seconds=1.0)
+  with runtime_lib.worker(1) as (first, _), runtime_lib.worker(1) as (
+      second, victim):
+    with workers_lib.connected(
+        [f'localhost:{first}', f'localhost:{second}'], patience) as workers:
+      assert workers.map(_map, 1, [1, 2]) == [1001, 1002]
+      assert not said
+      with _stopped(victim):
+        # Of a context that has computed before, so its connection stands.
+        with mock.patch.object(runtime_lib, 'answers', lambda _: True):
+          with pytest.raises(
+              RuntimeError, match=f'localhost:{second}.*within 4 s') as caught:
+            workers.map(_map, 1, [1, 2])
+        assert '\n' not in str(caught.value)
+        assert len(said) == 1 and f'localhost:{second}' in said[0]
+        assert workers.map(_map, 1, [1, 2, 3]) == [1001, 1002, 1003]
+      # Who knows what it does: another program may have it again.
+      assert workers.map(_map, 1, [1, 2]) == [1001, 1002]
+      assert len(said) == 1
+
+
+def test_worker_that_is_stopped_does_not_answer(runtime):
+  with runtime_lib.worker(1) as (port, process):
+    assert runtime_lib.answers(f'localhost:{port}')
+    with mock.patch.object(
+        runtime_lib, '_PROBE_SECONDS', 1.0), _stopped(process):
+      assert not runtime_lib.answers(f'localhost:{port}')
+    assert runtime_lib.answers(f'localhost:{port}')

@@ -86,12 +86,13 @@ def audit(
         'use --epsilon or --noise-multiplier',
       )
     )
-  strategy = output.load(file)
-  schema = options.schema(participation, min_sep, max_participations)
+  strategy, kept = output.load(file)
+  schema = options.schema(participation, min_sep, max_participations, kept)
   if noise_multiplier is None:
     spec = accounting.calibrate(strategy, schema, epsilon, delta)
   else:
     spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
+  output.warn_of_weak(spec.epsilon(delta), delta)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   with warnings.catch_warnings():
     # Of what TensorFlow Federated imports.
@@ -123,6 +124,9 @@ def audit(
   output.show(
     {
       **spec.to_dict(),
+      # Where a schema has none of its own.
+      'min_sep': schema.min_sep,
+      'max_participations': schema.to_dict().get('max_participations'),
       'rho': spec.rho,
       'epsilon': found.claimed_epsilon,
       'canaries': canaries,

@@ -113,6 +113,7 @@ def choose(
       ranking = choosing.choose_cyclic_poisson(
         rounds, max_participations, *shared
       )
+  output.warn_of_weak(epsilon, delta)
   records = [
     _record(choice, schema, workload, epsilon, delta)
     for choice in ranking.choices

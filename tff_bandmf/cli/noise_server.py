@@ -124,7 +124,7 @@ def noise_server(
   progress in one line on standard error, until SIGTERM or SIGINT: then unread
   noise is wiped. The same command goes on where an ended one was.
   """
-  strategy = output.load(file)
+  strategy, _ = output.load(file)
   with _stopped_by_signals() as stop:
     # Takes seconds: the other commands do without TensorFlow.
     from tff_bandmf import noise

@@ -184,7 +184,8 @@ participation = _together(
   click.option(
     '--participation',
     type=_OneOf(('single', 'fixed-epoch', 'min-sep')),
-    help='Default: min-sep if --min-sep is given, else single.',
+    help='Who takes part.  [default: min-sep with --min-sep; without any of '
+    'these flags what the strategy file keeps, and never a guess]',
   ),
   click.option(
     '--min-sep',
@@ -270,12 +271,37 @@ def schema(
   participation: Optional[str],
   min_sep: Optional[int],
   max_participations: Optional[int],
+  kept: Optional[participation_lib.Participation] = None,
 ) -> participation_lib.Participation:
-  """Returns the schema that the flags of `participation` describe.
+  """Returns the schema of the flags of `participation`, or else of a file.
+
+  PRIVACY: what is not said is refused; to guess that a client takes part once
+  would give too little noise wherever it takes part again. Guard:
+  cli_participation_test.test_participation_is_never_guessed.
+
+  Args:
+    participation: the value of --participation, as the next two of their flags.
+    min_sep: b.
+    max_participations: k.
+    kept: the schema that a strategy file keeps.
 
   Raises:
-    ValueError: a parameter is missing, or does not apply.
+    ValueError: nothing says who takes part, a parameter is missing, or it does
+      not apply.
   """
+  if (participation, min_sep, max_participations) == (None, None, None):
+    if kept is None:
+      raise ValueError(
+        errors.invalid(
+          'participation',
+          None,
+          'neither flags nor a strategy file say who takes part, and it is '
+          'not guessed',
+          'give --min-sep, the least r2 - r1, or --participation single if no '
+          'client takes part twice',
+        )
+      )
+    return kept
   if participation is None:
     if min_sep is None and max_participations not in (None, 1):
       raise ValueError(

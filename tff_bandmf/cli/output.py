@@ -6,7 +6,7 @@ import decimal
 import json
 import math
 import os
-from typing import Any
+from typing import Any, Optional
 
 import click
 import tabulate
@@ -18,6 +18,10 @@ from tff_bandmf import sensitivity as sensitivity_lib
 # Exit statuses.
 DONE = 0
 DID_NOT_HOLD = 1
+
+# Above these a command warns.
+_LARGEST_EPSILON = 20.0
+_LARGEST_DELTA = 1e-3
 
 # PRIVACY: numbers of the table are rounded up, so that no epsilon and no noise
 # is printed below the one computed. Guard: cli_test.test_table_rounds_up.
@@ -89,6 +93,30 @@ def show(record: dict[str, Any], as_json: bool) -> None:
   click.echo(tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True))
 
 
+def warn_of_weak(epsilon: float, delta: float) -> None:
+  """Says on standard error where (epsilon, delta) promises hardly anything."""
+  if epsilon > _LARGEST_EPSILON:
+    _warn(
+      'epsilon',
+      epsilon,
+      f'a release may be e^{epsilon:.4g} times as likely with a client as '
+      'without, which is hardly a guarantee',
+      'typical values are 0.1 to 20',
+    )
+  if delta > _LARGEST_DELTA:
+    _warn(
+      'delta',
+      delta,
+      'publishing all data of one client in so many meets it',
+      'it should be well below 1 / clients',
+    )
+
+
+def _warn(name: str, value: float, rule: str, remedy: str) -> None:
+  line = errors.invalid(name, value, rule, remedy)
+  click.echo(f'warning: {line}', err=True)
+
+
 def text(value: Any) -> str:
   """Returns a value as the table shows it."""
   if isinstance(value, float):
@@ -99,8 +127,12 @@ def text(value: Any) -> str:
   return str(value)
 
 
-def load(file: str) -> strategies.Strategy:
-  """Returns the strategy in a file.
+def load(
+  file: str,
+) -> tuple[
+  strategies.Strategy, Optional[participation_lib.Participation]
+]:
+  """Returns the strategy in a file, and the schema that the file keeps.
 
   Raises:
     ValueError: there is none.

@@ -67,9 +67,9 @@ def account(
   options.check_amplification(
     amplification, sampling_prob, participation, max_participations
   )
-  strategy = output.load(file)
+  strategy, kept = output.load(file)
   if amplification == 'none':
-    schema = options.schema(participation, min_sep, max_participations)
+    schema = options.schema(participation, min_sep, max_participations, kept)
     if noise_multiplier is None:
       sensitivity = sensitivity_lib.sensitivity(strategy, schema)
       noise_multiplier = z_stddev / (clip * sensitivity.value)
@@ -86,6 +86,7 @@ def account(
       z_stddev and z_stddev / clip,
       delta,
     )
+  output.warn_of_weak(claim['epsilon'], delta)
   claim.update(amplification=amplification, sampling_prob=sampling_prob)
   record = _with_privacy(spec, schema, clip, delta, claim, with_coefficients)
   output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
@@ -124,9 +125,9 @@ def calibrate(
   options.check_amplification(
     amplification, sampling_prob, participation, max_participations
   )
-  strategy = output.load(file)
+  strategy, kept = output.load(file)
   if amplification == 'none':
-    schema = options.schema(participation, min_sep, max_participations)
+    schema = options.schema(participation, min_sep, max_participations, kept)
     spec = accounting.calibrate(strategy, schema, epsilon, delta)
     claim = {'rho': spec.rho, 'epsilon': spec.epsilon(delta)}
   else:
@@ -134,6 +135,7 @@ def calibrate(
     spec, claim = amplified.calibrate(
       strategy, amplification, min_sep, sampling_prob, epsilon, delta
     )
+  output.warn_of_weak(claim['epsilon'], delta)
   claim.update(amplification=amplification, sampling_prob=sampling_prob)
   record = _with_privacy(spec, schema, clip, delta, claim, with_coefficients)
   output.show({**record, 'seconds': time.perf_counter() - started}, as_json)

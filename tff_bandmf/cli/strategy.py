@@ -23,7 +23,13 @@ from tff_bandmf.cli import options, output
 @options.participation
 @options.workload
 @options.objective
-@click.option('--out', help='Strategy file to write, .json or .npz.')
+@click.option(
+  '--out',
+  help='Strategy file to write, .json or .npz, which keeps who takes part.',
+)
+@click.option(
+  '--force', is_flag=True, help='Overwrite the strategy file that is there.'
+)
 @options.coefficients
 @options.as_json
 def optimize(
@@ -38,6 +44,7 @@ def optimize(
   cooldown,
   objective,
   out,
+  force,
   with_coefficients,
   as_json,
   **parameters,
@@ -54,7 +61,7 @@ def optimize(
   schema = options.schema(participation, min_sep, max_participations)
   workload = workloads.from_name(workload, momentum, warmup, cooldown)
   if out is not None:
-    _check_out(pathlib.Path(out))
+    _check_out(pathlib.Path(out), force)
   # TensorFlow, where it is needed, without its remarks about the machine.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   # The bar shows on a terminal only.
@@ -96,7 +103,12 @@ def optimize(
     workload,
   )
   if out is not None:
-    strategies.save(strategy, out, {**workload.to_dict(), **optimized})
+    strategies.save(
+      strategy,
+      out,
+      participation=schema,
+      optimized={**workload.to_dict(), **optimized},
+    )
   record.update(optimized, seconds=time.perf_counter() - started)
   output.show(record, as_json)
   if not found.converged:
@@ -137,9 +149,9 @@ def evaluate(
   FILE is a strategy file or a .npy file of the matrix C.
   """
   started = time.perf_counter()
-  schema = options.schema(participation, min_sep, max_participations)
   workload = workloads.from_name(workload, momentum, warmup, cooldown)
-  strategy = output.load(file)
+  strategy, kept = output.load(file)
+  schema = options.schema(participation, min_sep, max_participations, kept)
   record = output.describe(
     strategy,
     schema,
@@ -151,12 +163,22 @@ def evaluate(
   return output.DONE
 
 
-def _check_out(path: pathlib.Path) -> None:
-  """Raises now what `save` would raise after the optimisation."""
+def _check_out(path: pathlib.Path, force: bool) -> None:
+  """Raises now what would stop `save` after the optimisation.
+
+  Raises:
+    ValueError: the file cannot be written, or it is there without `force`.
+  """
   strategies.check_path(path)
   if path.is_dir() or not os.access(path.parent, os.W_OK):
     raise ValueError(
       errors.invalid(
         'out', path, 'cannot be written', 'name a file in a writable folder'
+      )
+    )
+  if path.exists() and not force:
+    raise ValueError(
+      errors.invalid(
+        'out', path, 'is there already', 'name another file, or give --force'
       )
     )

@@ -6,7 +6,8 @@ TensorFlow Federated.
 
 from tff_bandmf.program.admission import Admission, admit
 from tff_bandmf.program.availability import Diurnal
+from tff_bandmf.program.chain import Attempt
 from tff_bandmf.program.cohorts import CohortError, CohortSampler
 from tff_bandmf.program.history import History
-from tff_bandmf.program.ledger import Attempt, Ledger
+from tff_bandmf.program.ledger import Ledger
 from tff_bandmf.program.observed import Observed

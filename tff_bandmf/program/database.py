@@ -1,6 +1,8 @@
 """Where a ledger is: engines of SQLAlchemy for a file or a database server.
 
-SQLite has a write-ahead log and syncs it at every commit.
+SQLite has a write-ahead log and syncs it at every commit. A server that gives
+no answer is an error after a minute, and so is a lock that another process
+keeps: nothing here waits for ever.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import sqlalchemy as sa
 
 from tff_bandmf import errors
 
-_LOCK_SECONDS = 60
+# To wait for a lock, a connection or an answer.
+_SECONDS = 60
 
 
 def url_of(place: Union[str, os.PathLike]) -> sa.engine.URL:
@@ -50,18 +53,22 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
   if url.get_backend_name() == 'sqlite':
     writer = sa.create_engine(
         url, future=True, poolclass=sa.pool.QueuePool,
-        connect_args={'check_same_thread': False, 'timeout': _LOCK_SECONDS})
+        connect_args={'check_same_thread': False, 'timeout': _SECONDS})
     sa.event.listen(writer, 'connect', _make_sqlite_durable)
     sa.event.listen(writer, 'begin', _begin_sqlite)
     return writer, writer.execution_options(reads=True)
-  writer = sa.create_engine(url, future=True, pool_pre_ping=True)
-  if url.get_backend_name() == 'postgresql':
-    sa.event.listen(writer, 'connect', _make_postgresql_durable)
+  if url.drivername not in ('postgresql', 'postgresql+psycopg2'):
+    raise ValueError(
+        errors.invalid(
+            'ledger', url.drivername, 'is no database that a ledger can be in',
+            'use a SQLite file or postgresql+psycopg2://'))
+  from tff_bandmf.program import postgresql
+
+  writer = sa.create_engine(
+      url, future=True, pool_pre_ping=True, isolation_level='READ COMMITTED',
+      connect_args=postgresql.connect_args(
+          str(url.query.get('options', '')), _SECONDS))
   return writer, writer.execution_options(isolation_level='REPEATABLE READ')
-
-
-class Conflict(ValueError):
-  """What was to be added is there already."""
 
 
 @contextlib.contextmanager
@@ -69,17 +76,14 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
   """Yields a connection; what is written is kept if nothing raises.
 
   Raises:
-    Conflict: a row was to be added that is there.
     ValueError: the database is damaged, locked or gone.
   """
   try:
     with engine.begin() as connection:
       yield connection
   except sa.exc.SQLAlchemyError as error:
-    kind = (
-        Conflict if isinstance(error, sa.exc.IntegrityError) else ValueError)
     # Never the statement, whose parameters are identifiers of clients.
-    raise kind(
+    raise ValueError(
         errors.invalid(
             'ledger', engine.url.render_as_string(hide_password=True),
             f'cannot be used ({getattr(error, "orig", None) or error})',
@@ -100,10 +104,3 @@ def _begin_sqlite(connection: sa.engine.Connection) -> None:
   # A transaction that only comes to write later could find itself outrun.
   reads = connection.get_execution_options().get('reads')
   connection.exec_driver_sql('BEGIN' if reads else 'BEGIN IMMEDIATE')
-
-
-def _make_postgresql_durable(connection, _) -> None:
-  # PRIVACY: as for SQLite, where the server's default is off. Guard: the same.
-  with connection.cursor() as cursor:
-    cursor.execute('SET SESSION synchronous_commit = on')
-  connection.commit()

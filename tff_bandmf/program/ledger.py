@@ -2,12 +2,15 @@
 
 A round that was started counts, whatever became of it. An attempt at it is
 'started', then 'finished', 'failed' (the round may be replayed) or 'abandoned'
-(it may not: the round is burnt). Clients are in it as keyed hashes.
+(it may not: the round is burnt). Clients are in it as keyed hashes, and what
+happened stands in a chain of hashes, see `chain`: opening a ledger computes it
+again.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import contextlib
+import math
 import operator
 import os
 import pathlib
@@ -18,25 +21,9 @@ import numpy as np
 import sqlalchemy as sa
 
 from tff_bandmf import errors
-from tff_bandmf import participation as participation_lib
-from tff_bandmf.program import admission, database, identifiers, records
+from tff_bandmf.program import chain, database, identifiers, records
 from tff_bandmf.program import history as history_lib
 from tff_bandmf.program import observed as observed_lib
-
-
-@dataclasses.dataclass(frozen=True)
-class Attempt:
-  """One attempt at a round.
-
-  Attributes:
-    outcome: 'started', 'finished', 'failed' or 'abandoned'.
-    z_stddev: noise measured, clip included; None if it was not recorded.
-    result: digest of what was released; None if it was not recorded.
-  """
-
-  outcome: str
-  z_stddev: Optional[float]
-  result: Optional[bytes] = None
 
 
 class Ledger:
@@ -62,7 +49,8 @@ class Ledger:
         counted can be read without it.
 
     Raises:
-      ValueError: no ledger, and `create` is False; or what is there is none.
+      ValueError: no ledger, and `create` is False; or what is there is none, is
+        of another version, or was changed.
     """
     url = database.url_of(place)
     path = database.sqlite_path(url)
@@ -85,9 +73,13 @@ class Ledger:
     try:
       tables = set(sa.inspect(self._reader).get_table_names())
       missing = records.TABLES - tables
+      if 'bandmf_attempts' in tables:
+        raise records.other_format(1)
       # PRIVACY: a ledger of another kind is not taken for an empty one.
       # Guard: ledger_test.test_database_of_something_else_is_refused.
-      if missing and tables and isinstance(place, pathlib.Path):
+      if missing and (
+          missing < records.TABLES or tables and isinstance(
+              place, pathlib.Path)):
         raise _no_ledger(place)
       if missing and not create:
         raise _missing(place)
@@ -96,11 +88,15 @@ class Ledger:
         columns = sa.inspect(self._reader).get_columns(table)
         if any('computed' in column for column in columns):
           raise _no_ledger(place)
-      if missing:
-        with database.transaction(self._writer) as connection:
-          records.create(connection)
     except sa.exc.SQLAlchemyError as error:
       raise _no_ledger(place) from error
+    if missing:
+      with database.transaction(self._writer) as connection:
+        records.create(connection)
+    with database.transaction(self._reader) as connection:
+      # PRIVACY: what was changed claims nothing and goes on with nothing.
+      # Guard: ledger_test.test_any_change_of_a_row_is_refused.
+      records.verify(connection)
 
   def __enter__(self) -> Ledger:
     return self
@@ -112,21 +108,56 @@ class Ledger:
     """Closes the connections."""
     self._writer.dispose()
 
-  def bind(self, run: int) -> None:
+  @contextlib.contextmanager
+  def _write(self) -> Iterator[sa.engine.Connection]:
+    """Yields a connection; what it sees stays so until it has written."""
+    with database.transaction(self._writer) as connection:
+      records.row(connection, lock=True)
+      yield connection
+
+  def bind(self, *, run: int, noise_key: int) -> None:
     """Says, once, which run and noise key this ledger belongs to.
 
     Args:
       run: 63 bits; see `noise.Key.identify`.
+      noise_key: 63 bits, a fingerprint of the key; likewise.
 
     Raises:
-      ValueError: the ledger belongs to another run or key.
+      ValueError: the ledger belongs to another run or key, or has rounds and
+        was not bound before them.
     """
-    if self._claim(records.RUN, run) != run:
+    with self._write() as connection:
+      row = records.claim(connection, run=run, noise_key=noise_key)
+    if (row.run, row.noise_key) != (run, noise_key):
       raise ValueError(
           errors.invalid(
               'ledger', 'that of another run or noise key',
               'a started round keeps its key and its run',
               'restore the files of this run, or start a new one'))
+
+  def bound(self) -> tuple[Optional[int], Optional[int]]:
+    """Returns what `bind` said, run and noise key; None if it never did."""
+    with database.transaction(self._reader) as connection:
+      row = records.row(connection)
+    return row.run, row.noise_key
+
+  def head(self, round_index: Optional[int] = None) -> str:
+    """Returns the head of the chain, in hexadecimal; see `chain`.
+
+    Args:
+      round_index: as it stood after the last event of this round, its row
+        included; None is now.
+
+    Raises:
+      ValueError: the round was not started.
+    """
+    if round_index is not None:
+      attempts = self.attempts(round_index)
+      if not attempts:
+        raise _not_started(round_index)
+      return attempts[-1].head
+    with database.transaction(self._reader) as connection:
+      return records.row(connection).head.hex()
 
   def start_round(
       self,
@@ -140,14 +171,15 @@ class Ledger:
     one noise would meet two sums: `abandon_round` it instead.
 
     Args:
-      round_index: the round.
+      round_index: the round, above those that were started if it was not.
       cohort: clients, all that were selected, those that drop out later too.
 
     Raises:
-      ValueError: the round was started with another cohort or is abandoned, a
-        client is there twice, or the key of the ledger is not there.
+      ValueError: the round was started with another cohort, is abandoned or is
+        below one that was started, a client is there twice, or the key of the
+        ledger is not there.
     """
-    round_index = operator.index(round_index)
+    round_index = _round(round_index)
     found = np.sort(self._hash().of(cohort))
     if np.any(found[1:] == found[:-1]):
       raise ValueError(
@@ -158,19 +190,24 @@ class Ledger:
     highest = max(
         (int(client) for client in cohort if not isinstance(client, str)),
         default=-1)
-    try:
-      with database.transaction(self._writer) as connection:
+    digest = chain.cohort_digest(found, highest)
+    with self._write() as connection:
+      recorded = records.digest(connection, round_index)
+      attempts = records.attempts(connection, round_index)
+      if recorded is None:
+        # PRIVACY: who drew this cohort did not know of the rounds above it.
+        # Guard: ledger_test.test_round_below_a_started_one_cannot_start.
+        last = records.last_round(connection)
+        if round_index <= last:
+          raise ValueError(
+              errors.invalid(
+                  'round', round_index,
+                  f'was never started, and round {last} was',
+                  'go on above it'))
         records.add_round(connection, round_index, found, highest)
-        records.add_attempt(connection, round_index, records.STARTED)
-    except database.Conflict:
-      self._start_again(round_index, found)
-
-  def _start_again(self, round_index: int, cohort: np.ndarray) -> None:
-    with database.transaction(self._writer) as connection:
       # PRIVACY: one round's noise never meets two cohorts.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
-      recorded = records.cohort(connection, round_index)
-      if recorded is None or not np.array_equal(recorded, cohort):
+      elif recorded != digest:
         raise ValueError(
             errors.invalid(
                 'round', round_index,
@@ -179,34 +216,50 @@ class Ledger:
                 'and configuration of the first start'))
       # PRIVACY: nor does it meet two sums of one cohort.
       # Guard: ledger_test.test_abandoned_round_cannot_start_again.
-      if any(outcome == records.ABANDONED for outcome, *_ in records.attempts(
-          connection, round_index)):
+      if _abandoned(attempts):
         raise ValueError(
             errors.invalid(
                 'round', round_index, 'was abandoned',
                 'go on with the next round'))
-      records.add_attempt(connection, round_index, records.STARTED)
+      records.append(
+          connection, *_failure(round_index, attempts),
+          chain.Event(round_index, chain.STARTED, digest))
 
   def finish_round(
       self,
       round_index: int,
       z_stddev: Optional[float] = None,
       result: Optional[bytes] = None,
+      *,
+      noise_checked: bool = False,
   ) -> None:
     """Records that the result of a started round was taken over.
+
+    A replay may finish a round again with the result that it had, and with no
+    other: two sums would have met one noise.
 
     Args:
       round_index: the round.
       z_stddev: what the aggregator measured, clip included, if it is known.
       result: digest of what is about to be released. A replay can then be held
         against it: with another result it is not to be released.
+      noise_checked: whether the process that added the noise tested it.
 
     Raises:
-      ValueError: there is no attempt that was started and has no outcome yet.
+      ValueError: there is no attempt that was started and has no outcome yet,
+        or another result was recorded; `z_stddev` is no standard deviation.
     """
+    z_stddev = None if z_stddev is None else float(z_stddev)
+    if z_stddev is not None and not 0 <= z_stddev < math.inf:
+      raise ValueError(
+          errors.invalid(
+              'z_stddev', z_stddev, 'must be finite and at least 0',
+              'leave it out if it was not measured'))
     self._end(
-        round_index, records.FINISHED,
-        None if z_stddev is None else float(z_stddev), result)
+        chain.Event(
+            _round(round_index), chain.FINISHED,
+            None if result is None else bytes(result),
+            None if z_stddev is None else abs(z_stddev), bool(noise_checked)))
 
   def fail_round(self, round_index: int) -> None:
     """Records that an attempt failed; the round can be started again.
@@ -214,40 +267,76 @@ class Ledger:
     Raises:
       ValueError: there is no attempt that was started and has no outcome yet.
     """
-    self._end(round_index, records.FAILED)
+    self._end(chain.Event(_round(round_index), chain.FAILED))
+
+  def _end(self, event: chain.Event) -> None:
+    with self._write() as connection:
+      attempts = records.attempts(connection, event.round)
+      if not attempts or attempts[-1].outcome != chain.STARTED:
+        raise _not_started(event.round)
+      # PRIVACY: two sums that met one noise show their difference. Guard:
+      # ledger_test.test_round_cannot_finish_with_two_results.
+      if event.kind == chain.FINISHED and any(
+          attempt.result not in (None, event.digest) for attempt in attempts):
+        raise ValueError(
+            errors.invalid(
+                'round', event.round, 'was finished with another result',
+                'do not release this one: abandon the round'))
+      records.append(connection, event)
 
   def abandon_round(self, round_index: int) -> None:
     """Records that a started round is burnt: it is never started again.
 
-    Its cohort took part; to the mechanism it contributed nothing.
+    Its cohort took part; to the mechanism it contributed nothing. Abandoning
+    it again changes nothing.
 
     Raises:
       ValueError: the round was never started.
     """
-    round_index = operator.index(round_index)
-    with database.transaction(self._writer) as connection:
-      if not records.add_attempt(connection, round_index, records.ABANDONED):
+    round_index = _round(round_index)
+    with self._write() as connection:
+      attempts = records.attempts(connection, round_index)
+      if not attempts:
         raise _not_started(round_index)
+      if not _abandoned(attempts):
+        records.append(
+            connection, *_failure(round_index, attempts),
+            chain.Event(round_index, chain.ABANDONED))
 
-  def _end(
-      self,
-      round_index: int,
-      outcome: str,
-      z_stddev: Optional[float] = None,
-      result: Optional[bytes] = None,
-  ) -> None:
-    round_index = operator.index(round_index)
-    with database.transaction(self._writer) as connection:
-      if not records.end_attempt(
-          connection, round_index, outcome, z_stddev, result):
-        raise _not_started(round_index)
+  def record_row(self, round_index: int, digest: bytes) -> None:
+    """Records the digest of the row of metrics of a round that ended.
 
-  def attempts(self, round_index: int) -> list[Attempt]:
+    Args:
+      round_index: the round.
+      digest: of the row that is about to be written; the last one counts.
+
+    Raises:
+      ValueError: the round was not started, or has not ended.
+    """
+    round_index = _round(round_index)
+    with self._write() as connection:
+      attempts = records.attempts(connection, round_index)
+      if not attempts or attempts[-1].outcome == chain.STARTED:
+        raise ValueError(
+            errors.invalid(
+                'round', round_index, 'has not ended',
+                'finish or abandon it first'))
+      records.append(
+          connection, chain.Event(round_index, chain.ROW, bytes(digest)))
+
+  def attempts(self, round_index: int) -> list[chain.Attempt]:
     """Returns the attempts at a round, in order; none if it was not started."""
     with database.transaction(self._reader) as connection:
-      return [
-          Attempt(*row) for row in
-          records.attempts(connection, operator.index(round_index))]
+      return records.attempts(connection, operator.index(round_index))
+
+  def all_attempts(self) -> dict[int, list[chain.Attempt]]:
+    """Returns the attempts at every started round, rounds ascending.
+
+    Raises:
+      ValueError: the ledger was changed or is damaged.
+    """
+    with database.transaction(self._reader) as connection:
+      return records.verify(connection).attempts
 
   def cohort(
       self,
@@ -330,50 +419,18 @@ class Ledger:
         [round_index for round_index, cohort in self._cohorts()
          if len(identifiers.places(cohort, identifier))], np.int64)
 
-  def last_round(self, client: identifiers.Client) -> Optional[int]:
-    """Returns the last round of a client, or None if it never took part."""
-    rounds = self.rounds_of(client)
-    return int(rounds[-1]) if len(rounds) else None
-
-  def eligible(
-      self,
-      clients: Sequence[identifiers.Client],
-      round_index: int,
-      participation: participation_lib.Participation,
-      rounds: int,
-  ) -> np.ndarray:
-    """Returns which of some clients may take part in a round, [m] bool.
-
-    Args:
-      clients: [m] indices or strings; of one that is there twice the second is
-        not eligible.
-      round_index: the round, above all that were started.
-      participation: the schema to enforce.
-      rounds: n.
-    """
-    return admission.admit(
-        np.asarray(clients), round_index, participation, rounds,
-        self.past(clients, round_index)).admitted
-
   def observed(self) -> observed_lib.Observed:
-    """Returns what really happened, from the rows alone."""
+    """Returns what really happened, from the rows alone.
+
+    Raises:
+      ValueError: the ledger was changed or is damaged.
+    """
     with database.transaction(self._reader) as connection:
-      sizes = {
-          round_index: len(cohort)
-          for round_index, cohort in records.cohorts(connection)}
-      found = observed_lib.patterns(
-          lambda: records.cohorts(connection), sum(sizes.values()))
-      finished, z_stddev = records.finished(connection)
-      burnt = records.burnt(connection)
-      last_client = records.last_client(connection)
-    return observed_lib.Observed(
-        rounds=len(sizes), finished=finished, burnt=burnt,
-        clients=found.clients,
-        min_cohort=min(sizes.values(), default=0),
-        max_cohort=max(sizes.values(), default=0),
-        min_sep=found.min_sep, max_participations=found.max_participations,
-        last_round=max(sizes, default=-1), last_client=last_client,
-        z_stddev=z_stddev)
+      contents = records.verify(connection)
+      patterns = observed_lib.patterns(
+          lambda: records.cohorts(connection), sum(contents.sizes.values()))
+    return observed_lib.observed(
+        contents.sizes, contents.attempts, patterns, contents.last_client)
 
   def _hash(self) -> identifiers.Identifiers:
     """Returns the hash function of this ledger, and makes it at first."""
@@ -384,7 +441,7 @@ class Ledger:
                 'key_file', None, 'a ledger in a database server needs it',
                 'give a file next to the other secrets of the run'))
       with database.transaction(self._reader) as connection:
-        recorded = records.get(connection, records.KEY)
+        recorded = records.row(connection).key
       # PRIVACY: with another key every client looks new. Guards:
       # ledger_test.test_ledger_without_its_key_lets_nobody_in and
       # test_ledger_with_another_key_lets_nobody_in.
@@ -393,7 +450,9 @@ class Ledger:
       else:
         found = identifiers.Identifiers.load(self._key_file)
       mine = found.fingerprint()
-      if self._claim(records.KEY, mine) != mine:
+      with self._write() as connection:
+        recorded = records.claim(connection, key=mine).key
+      if recorded != mine:
         raise ValueError(
             errors.invalid(
                 'ledger key', self._key_file, 'is not that of this ledger',
@@ -409,11 +468,6 @@ class Ledger:
       self._population = clients, self._hash().of(clients)
     return self._population[1]
 
-  def _claim(self, column: sa.Column, value: int) -> int:
-    """Sets a column of the ledger's row if it has no value; returns it."""
-    with database.transaction(self._writer) as connection:
-      return records.claim(connection, column, value)
-
   def _last_client(self) -> int:
     with database.transaction(self._reader) as connection:
       return records.last_client(connection)
@@ -423,6 +477,29 @@ class Ledger:
   ) -> Iterator[tuple[int, np.ndarray]]:
     with database.transaction(self._reader) as connection:
       yield from records.cohorts(connection, before)
+
+
+def _round(round_index: int) -> int:
+  round_index = operator.index(round_index)
+  if not 0 <= round_index < history_lib.MAX_ROUNDS:
+    raise ValueError(
+        errors.invalid(
+            'round', round_index, f'must be in [0, {history_lib.MAX_ROUNDS})',
+            'rounds count from 0'))
+  return round_index
+
+
+def _abandoned(attempts: list[chain.Attempt]) -> bool:
+  return any(attempt.outcome == chain.ABANDONED for attempt in attempts)
+
+
+def _failure(
+    round_index: int, attempts: list[chain.Attempt]
+) -> list[chain.Event]:
+  """Returns the end of an attempt that has none."""
+  if attempts and attempts[-1].outcome == chain.STARTED:
+    return [chain.Event(round_index, chain.FAILED)]
+  return []
 
 
 def _missing(place: object) -> ValueError:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import Callable, Optional, Union
 
 from tff_bandmf import errors
+from tff_bandmf.program import patience as patience_lib
 
 try:
   # The first two come with the third.
@@ -33,6 +34,7 @@ _POLL_SECONDS = 0.02
 _MAX_MESSAGE_BYTES = 2**31 - 1
 # A host that is gone says nothing. Servers take more frequent pings for abuse.
 _KEEPALIVE_MS = 310_000
+_PROBE_SECONDS = 10.0
 
 # Contexts of the blocks that this process is in.
 _OPEN: weakref.WeakSet[object] = weakref.WeakSet()
@@ -83,6 +85,7 @@ def local_runtime(
     concurrency: Optional[int] = None,
     log: Optional[Union[str, os.PathLike]] = None,
     program: bool = False,
+    patience: patience_lib.Patience = patience_lib.FOREVER,
 ) -> Iterator[None]:
   """Sets TFF's execution context to a worker of our own, for a `with` block.
 
@@ -95,9 +98,11 @@ def local_runtime(
     log: file for the worker's output, which is otherwise dropped.
     program: whether it is for federated program logic, such as
       `tff.learning.programs.train_model`, where computations give references.
+    patience: how long the worker is waited for.
 
   Raises:
-    RuntimeError: the worker did not start; from a computation: it ended.
+    RuntimeError: the worker did not start; from a computation: it ended, or
+      gave nothing in time.
   """
   with worker(concurrency, log) as (port, process):
 
@@ -107,11 +112,10 @@ def local_runtime(
             f'TFF worker: ended with exit status {process.poll()} (-9 may be '
             f'for want of memory); see log={log}.')
 
-    kind = (
-        tff.framework.AsyncExecutionContext if program
-        else tff.framework.SyncExecutionContext)
+    name = f'TFF worker of this program (process {process.pid})'
     around = tff.framework.get_context_stack().current
-    with execution_context(kind, f'localhost:{port}', check) as context:
+    with execution_context(
+        f'localhost:{port}', check, patience, name, program) as context:
       if program:
         context = tff.program.NativeFederatedContext(context)
       tff.framework.set_default_context(context)
@@ -124,17 +128,123 @@ def local_runtime(
           tff.framework.set_default_context(around)
 
 
+class _Link:
+  """A worker as a context sees it, up to the end of patience."""
+
+  def __init__(
+      self,
+      address: str,
+      check: Callable[[], None],
+      patience: patience_lib.Patience,
+      name: str,
+      channel: grpc.Channel,
+  ):
+    self._address = address
+    self._check_worker = check
+    self._patience = patience
+    self._name = name
+    self._channel = channel
+    self._stub = _stub(channel)
+    self._why: Optional[str] = None
+
+  @property
+  def given_up(self) -> bool:
+    """Whether a computation took longer than the patience."""
+    return self._why is not None
+
+  def executor(self, cardinalities) -> tff.framework.RemoteExecutor:
+    """Returns an executor on the worker, if it is there."""
+    self._check()
+    self._check_worker()
+    remote = tff.framework.RemoteExecutor(self._stub, dispose_batch_size=1)
+    # `initialize` has no clients and so gives no cardinality.
+    remote.set_cardinalities({tff.CLIENTS: 0, **cardinalities})
+    return remote
+
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Gives up at the end of patience, in a `with` block that waits."""
+    self._check()
+    try:
+      with self._patience.waiting(self._describe, self._give_up):
+        yield
+    except Exception as error:
+      if self._why is not None:
+        raise RuntimeError(f'{self._why}.') from error
+      raise
+
+  def _check(self) -> None:
+    if self._why is not None:
+      raise RuntimeError(f'{self._why}.')
+
+  def _describe(self) -> str:
+    known = (
+        'which answers, so it may just be busy' if answers(self._address)
+        else 'which does not answer: it is stopped, or hangs')
+    return f'{self._name}, {known}'
+
+  def _give_up(self, why: str) -> None:
+    self._why = why
+    # Nobody is left to hear what is no longer needed.
+    self._stub.dispose = self._stub.dispose_executor = lambda _: None
+    # What waits for a message ends with an error, whatever the worker does.
+    self._channel.close()
+
+  def arguments(self) -> dict[str, object]:
+    """Returns what TFF's contexts are made of."""
+    return dict(
+        executor_fn=tff.framework.ResourceManagingExecutorFactory(
+            self.executor),
+        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+        transform_args=tff.tensorflow.transform_args,
+        transform_result=tff.tensorflow.transform_result)
+
+
+class SyncContext(tff.framework.SyncExecutionContext):
+  """A context that waits for results; `execution_context` makes them."""
+
+  def __init__(self, link: _Link):
+    super().__init__(**link.arguments())
+    self._link = link
+
+  @property
+  def given_up(self) -> bool:
+    """Whether a computation took too long; no other is then begun."""
+    return self._link.given_up
+
+  def invoke(self, comp, arg):
+    with self._link.waiting():
+      return super().invoke(comp, arg)
+
+
+class _AsyncContext(tff.framework.AsyncExecutionContext):
+
+  def __init__(self, link: _Link):
+    super().__init__(**link.arguments())
+    self._link = link
+
+  async def invoke(self, comp, arg):
+    with self._link.waiting():
+      return await super().invoke(comp, arg)
+
+
 @contextlib.contextmanager
 def execution_context(
-    kind: type, address: str, check: Callable[[], None]
-) -> Iterator[object]:
+    address: str,
+    check: Callable[[], None],
+    patience: patience_lib.Patience,
+    name: str,
+    asynchronous: bool = False,
+) -> Iterator[Union[SyncContext, _AsyncContext]]:
   """Yields a context that executes on a worker, for a `with` block.
 
   Args:
-    kind: `tff.framework.SyncExecutionContext` or `AsyncExecutionContext`.
     address: host:port of the worker.
     check: raises RuntimeError if the worker is gone. TFF retries for ever, and
       asks for an executor each time.
+    patience: how long a computation is waited for.
+    name: what to call the worker.
+    asynchronous: whether computations return awaitables.
   """
   channel = grpc.insecure_channel(
       address,
@@ -143,20 +253,31 @@ def execution_context(
                ('grpc.keepalive_time_ms', _KEEPALIVE_MS),
                ('grpc.enable_http_proxy', 0)])
   with contextlib.closing(channel):
-    stub = _stub(channel)
+    link = _Link(address, check, patience, name, channel)
+    yield _AsyncContext(link) if asynchronous else SyncContext(link)
 
-    def executor(cardinalities):
-      check()
-      remote = tff.framework.RemoteExecutor(stub, dispose_batch_size=1)
-      # `initialize` has no clients and so gives no cardinality.
-      remote.set_cardinalities({tff.CLIENTS: 0, **cardinalities})
-      return remote
 
-    yield kind(
-        executor_fn=tff.framework.ResourceManagingExecutorFactory(executor),
-        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
-        transform_args=tff.tensorflow.transform_args,
-        transform_result=tff.tensorflow.transform_result)
+def answers(address: str) -> bool:
+  """Returns whether a worker listens at host:port and speaks.
+
+  For a process that is stopped the system takes connections, but nobody says
+  anything on them.
+  """
+  host, _, port = address.rpartition(':')
+  try:
+    socket.create_connection(
+        (host.strip('[]'), int(port)), _PROBE_SECONDS).close()
+  except OSError:
+    return False
+  options = [('grpc.enable_http_proxy', 0),
+             # A connection of its own, for others may be older than the halt.
+             ('grpc.use_local_subchannel_pool', 1)]
+  with contextlib.closing(grpc.insecure_channel(address, options)) as channel:
+    try:
+      grpc.channel_ready_future(channel).result(_PROBE_SECONDS)
+      return True
+    except grpc.FutureTimeoutError:
+      return False
 
 
 def _wait_for(process: subprocess.Popen, port: int, log) -> None:

@@ -6,14 +6,14 @@ The aggregator, its noise and its state stay with the server.
 
 from __future__ import annotations
 
-import asyncio
+import concurrent.futures
 import contextlib
 import functools
-import socket
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tff_bandmf import errors
+from tff_bandmf.program import patience as patience_lib
 from tff_bandmf.program import runtime
 
 try:
@@ -21,15 +21,13 @@ try:
 except ImportError as error:
   raise errors.needs_tff(__name__) from error
 
-_CONNECT_SECONDS = 10.0
-
 
 class Workers:
   """Workers that answer at `addresses`; make them with `connected`."""
 
   def __init__(
       self,
-      contexts: dict[str, tff.framework.AsyncExecutionContext],
+      contexts: dict[str, runtime.SyncContext],
   ):
     self._contexts = contexts
 
@@ -41,8 +39,8 @@ class Workers:
   ) -> list[Any]:
     """Returns the results of members, in their order.
 
-    The members are dealt to the workers that answer. Which of them does which
-    makes no difference, and who ends first makes none.
+    The members are dealt to the workers that answer and were never given up.
+    Which of them does which makes no difference, and who ends first makes none.
 
     Args:
       computation: (S@SERVER, {M}@CLIENTS) to {R}@CLIENTS.
@@ -50,48 +48,45 @@ class Workers:
       members: of type M.
 
     Raises:
-      RuntimeError: a worker ended meanwhile, or none answers. Called again, the
-        others do its part.
+      RuntimeError: a worker ended or was given up meanwhile, or none is left.
+        Called again, the others do its part.
     """
     there = [
         context for address, context in self._contexts.items()
-        if _answers(address)]
+        if not context.given_up and runtime.answers(address)]
     if not there:
       raise RuntimeError(
-          f'TFF workers: none of {", ".join(self._contexts)} answers; start '
-          'them, or leave --workers out.')
+          f'TFF workers: none of {", ".join(self._contexts)} answers in time; '
+          'start them, or leave --workers out.')
     shares = [members[i::len(there)] for i in range(len(there))]
-    done = asyncio.run(_run_all(computation, shared, [
-        (context, share) for context, share in zip(there, shares) if share]))
-    results = [None] * len(members)
-    for i, share in enumerate(done):
-      results[i::len(there)] = share
-    return results
+    # A thread each: calls of TFF block, and one worker must not hold up others.
+    pool = concurrent.futures.ThreadPoolExecutor(len(there))
+    try:
+      done = [
+          pool.submit(_run, context, computation, shared, share)
+          for context, share in zip(there, shares) if share]
+      # All of them, so that none is left with work that nobody waits for.
+      concurrent.futures.wait(done)
+      results = [None] * len(members)
+      for i, share in enumerate(done):
+        results[i::len(there)] = share.result()
+      return results
+    finally:
+      pool.shutdown(wait=False)
 
 
-async def _run_all(computation, shared, shares):
-  """Returns what every worker gives for its share of the members."""
-  stack = tff.framework.get_context_stack()
-
-  async def run(context, share):
-    with stack.install(context):
-      # Not awaited in the block: contexts are of the thread, not of the task.
-      running = computation(shared, share)
-    return await running
-
-  tasks = [asyncio.ensure_future(run(*each)) for each in shares]
-  try:
-    return await asyncio.gather(*tasks)
-  except BaseException:
-    # No worker is left with work that nobody waits for.
-    for task in tasks:
-      task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    raise
+def _run(context, computation, shared, share):
+  """Returns what a worker gives for its share of the members."""
+  # Contexts are of the thread.
+  with tff.framework.get_context_stack().install(context):
+    return computation(shared, share)
 
 
 @contextlib.contextmanager
-def connected(addresses: Sequence[str]) -> Iterator[Workers]:
+def connected(
+    addresses: Sequence[str],
+    patience: patience_lib.Patience = patience_lib.FOREVER,
+) -> Iterator[Workers]:
   """Yields the workers at some addresses, for a `with` block.
 
   The connections have neither authentication nor encryption: workers belong in
@@ -99,6 +94,8 @@ def connected(addresses: Sequence[str]) -> Iterator[Workers]:
 
   Args:
     addresses: 'host:port' each.
+    patience: how long a worker is waited for; one that took longer is left out
+      from then on.
 
   Raises:
     ValueError: an address is not of that form, or is there twice.
@@ -117,21 +114,12 @@ def connected(addresses: Sequence[str]) -> Iterator[Workers]:
       check()
       contexts[address] = stack.enter_context(
           runtime.execution_context(
-              tff.framework.AsyncExecutionContext, address, check))
+              address, check, patience, f'TFF worker {address}'))
     yield Workers(contexts)
 
 
-def _answers(address: str) -> bool:
-  host, _, port = address.rpartition(':')
-  with contextlib.suppress(OSError):
-    socket.create_connection(
-        (host.strip('[]'), int(port)), _CONNECT_SECONDS).close()
-    return True
-  return False
-
-
 def _require(address: str) -> None:
-  if not _answers(address):
+  if not runtime.answers(address):
     raise RuntimeError(
         f'TFF worker: {address} does not answer; is worker_binary running '
         'there, and can its port be reached?')

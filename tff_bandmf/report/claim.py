@@ -141,7 +141,7 @@ def established(directory: pathlib.Path) -> Claim:
             'a delta of 1 guarantees nothing'))
   for name in ('l2_norm_clip', 'clients_per_round'):
     errors.check_positive(name, claim[name], f'restore {files.RUN_FILE}')
-  strategy = strategies.load(directory / files.STRATEGY_FILE)
+  strategy, _ = strategies.load(directory / files.STRATEGY_FILE)
   planned = _planned(strategy, claim)
   with program.Ledger(directory / files.LEDGER_FILE, create=False) as ledger:
     observed = ledger.observed()

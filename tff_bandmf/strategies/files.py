@@ -1,22 +1,26 @@
 """Strategy files.
 
 A strategy file is JSON or, where its name ends in `.npz`, a NumPy archive with
-the same content. JSON, version 1:
+the same content. JSON, version 2:
 
-  {"format": "tff_bandmf.strategy", "version": 1,
+  {"format": "tff_bandmf.strategy", "version": 2,
    "family": "banded-toeplitz", "rounds": 2052,
    "parameters": {},
    "arrays": {"coefficients": [1.0, 0.5]},
+   "participation": {"participation": "min-sep", "min_sep": 342,
+                     "max_participations": null},
    "optimized": {"objective": "mean", "converged": true}}
 
 `parameters` and `arrays` hold what the family's `Strategy.parameters` and
 `Strategy.arrays` return, {"column_normalize": true} among the former; numbers
-are written so that float64 reads back bit for bit. `optimized` says how the
-file came to be and is empty for a family without optimiser; nothing is
-computed from it.
+are written so that float64 reads back bit for bit. `participation` is the
+schema that the strategy was made for, as `Participation.to_dict` gives it, or
+null where nobody said; commands take it where no flag says who takes part.
+`optimized` says how the file came to be and is empty for a family without
+optimiser; nothing is computed from it.
 An `.npz` archive has one member per array and one, `header`, with the rest as
 a JSON string; nothing in it is compressed. A `.npy` file is read as the matrix
-C itself.
+C itself, for no schema.
 
 Files come from anybody: what is read takes memory in proportion to the file,
 and nothing in one is ever unpickled.
@@ -39,6 +43,7 @@ from typing import IO, Any, Optional, Union
 import numpy as np
 
 from tff_bandmf import documents, errors
+from tff_bandmf import participation as participation_lib
 from tff_bandmf.strategies import (
     banded,
     banded_inverse,
@@ -80,7 +85,7 @@ FAMILIES = {kind.family: kind for kind in _KINDS}
 _SUFFIXES = ('.json', '.npz')
 
 FORMAT = 'tff_bandmf.strategy'
-VERSION = 1
+VERSION = 2
 
 # The headers of .npy files that NumPy writes for numbers.
 _READ_HEADER = {
@@ -92,6 +97,8 @@ _READ_HEADER = {
 def save(
     strategy: base.Strategy,
     path: Union[str, os.PathLike],
+    *,
+    participation: Optional[participation_lib.Participation] = None,
     optimized: Optional[Mapping[str, Any]] = None,
 ) -> None:
   """Writes a strategy file, complete or not at all.
@@ -99,6 +106,8 @@ def save(
   Args:
     strategy: what to write.
     path: ends in `.json` or `.npz`.
+    participation: the schema that the strategy was made for; None where it was
+      made for no particular one.
     optimized: JSON object that says how the strategy was found.
 
   Raises:
@@ -112,6 +121,8 @@ def save(
       'family': strategy.family,
       'rounds': strategy.rounds,
       'parameters': strategy.parameters(),
+      'participation': None if participation is None else (
+          participation.to_dict()),
       'optimized': dict(optimized or {}),
   }
   header_text = json.dumps(header, allow_nan=False)
@@ -148,8 +159,14 @@ def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
   return path
 
 
-def load(path: Union[str, os.PathLike]) -> base.Strategy:
-  """Returns the strategy in a strategy file or in a `.npy` file of C.
+def load(
+    path: Union[str, os.PathLike],
+) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
+  """Returns what a strategy file, or a `.npy` file of C, holds.
+
+  Returns:
+    The strategy, and the schema that it was made for; None where the file says
+    none, as no `.npy` file does.
 
   Raises:
     ValueError: the file is no strategy file, or of another version.
@@ -157,7 +174,7 @@ def load(path: Union[str, os.PathLike]) -> base.Strategy:
   """
   path = pathlib.Path(path)
   if path.suffix == '.npy':
-    return _read_matrix(path)
+    return _read_matrix(path), None
   if path.suffix not in _SUFFIXES:
     raise ValueError(
         errors.invalid(
@@ -243,8 +260,10 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   return np.lib.format.read_array(stream, allow_pickle=False)
 
 
-def _from_header(path: pathlib.Path, header: dict[str, Any]) -> base.Strategy:
-  """Returns the strategy that a file's header and arrays describe."""
+def _from_header(
+    path: pathlib.Path, header: dict[str, Any]
+) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
+  """Returns the strategy and the schema that header and arrays describe."""
   family = header.get('family')
   if not isinstance(family, str) or family not in FAMILIES:
     raise ValueError(
@@ -257,11 +276,34 @@ def _from_header(path: pathlib.Path, header: dict[str, Any]) -> base.Strategy:
     # Files of families without parameters may lack them.
     strategy = _build(
         family, rounds, header.get('parameters', {}), header['arrays'])
+    participation = _participation(header['participation'])
   except (AttributeError, KeyError, OverflowError, TypeError) as error:
     raise ValueError(_not_a_strategy(path)) from error
   if strategy.rounds != rounds:
     raise ValueError(_not_a_strategy(path))
-  return strategy
+  return strategy, participation
+
+
+def _participation(
+    content: Any,
+) -> Optional[participation_lib.Participation]:
+  """Returns the schema of a file; what `save` would not write raises.
+
+  PRIVACY: a schema that is not wholly understood is not taken for a laxer one.
+  Guard: strategies_test.test_file_with_another_schema_is_refused.
+  """
+  if content is None:
+    return None
+  if not isinstance(content, dict):
+    raise TypeError('a schema is an object')
+  fields = dict(content)
+  try:
+    found = participation_lib.from_name(fields.pop('participation'), **fields)
+  except ValueError as error:
+    raise TypeError('no schema') from error
+  if found.to_dict() != content:
+    raise TypeError('a schema that is written in another way')
+  return found
 
 
 def _build(

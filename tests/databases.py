@@ -1,0 +1,73 @@
+"""Databases for ledgers: SQLite files and a server of PostgreSQL."""
+
+import contextlib
+import glob
+import os
+import pathlib
+import pwd
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+import pytest
+
+
+def binaries():
+  """Returns the folder of PostgreSQL's server programs, or None."""
+  server = shutil.which('postgres')
+  found = [os.path.realpath(server)] if server else sorted(
+      glob.glob('/usr/lib/postgresql/*/bin/postgres'))
+  return pathlib.Path(found[-1]).parent if found else None
+
+
+@contextlib.contextmanager
+def server(programs):
+  """Runs a server on a socket in a private directory; gives URL and process.
+  """
+  directory = pathlib.Path(tempfile.mkdtemp(prefix='bandmf-pg-'))
+  # The server refuses to be run by root.
+  user = {}
+  if os.geteuid() == 0:
+    nobody = pwd.getpwnam('nobody')
+    user = dict(user=nobody.pw_uid, group=nobody.pw_gid)
+    shutil.chown(directory, **user)
+  quiet = dict(
+      cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+      **user)
+  data = directory / 'data'
+  try:
+    subprocess.run(
+        [programs / 'initdb', '--no-sync', '-A', 'trust', '-U', 'bandmf', data],
+        check=True, **quiet)
+    process = subprocess.Popen(
+        [programs / 'postgres', '-D', data, '-k', directory,
+         '-c', 'listen_addresses=', '-c', 'synchronous_commit=off'], **quiet)
+    try:
+      deadline = time.monotonic() + 60
+      while subprocess.run(
+          [programs / 'pg_isready', '-h', directory], **quiet).returncode:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+      yield f'postgresql+psycopg2://bandmf@/postgres?host={directory}', process
+    finally:
+      # Fast: does not wait for clients.
+      process.send_signal(signal.SIGINT)
+      process.wait(60)
+  finally:
+    shutil.rmtree(directory)
+
+
+def schema(url, tmp_path):
+  """Returns the arguments of a ledger in an empty schema of a server."""
+  psycopg2 = pytest.importorskip('psycopg2')
+  name = f'test_{random.SystemRandom().getrandbits(64):x}'
+  connection = psycopg2.connect(url.replace('+psycopg2', ''))
+  connection.autocommit = True
+  connection.cursor().execute(f'CREATE SCHEMA {name}')
+  connection.close()
+  return dict(
+      place=f'{url}&options=-csearch_path%3D{name}',
+      key_file=tmp_path / 'private' / 'ledger.key')
