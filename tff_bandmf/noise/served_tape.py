@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Union
+from typing import Optional, Union
+
+import numpy as np
 
 from tff_bandmf import errors
-from tff_bandmf.noise import plan as plan_lib
 from tff_bandmf.noise import tape_folder
+from tff_bandmf.strategies import recursion as recursion_lib
 
 
 class ServedTape:
@@ -17,13 +19,14 @@ class ServedTape:
 
   It has no key. Closing it leaves the folders to their servers.
 
-  PRIVACY: as with a `Tape`, only the round read last can be read again, by the
-  same run; a second reader, which could be another one, is refused. Guard:
-  served_tape_test.test_second_reader_is_refused.
+  PRIVACY: as with a `Tape`, only the round released last can be released
+  again, by the same run; a second reader, which could be another one, is
+  refused. Guard: served_tape_test.test_second_reader_is_refused.
 
   Attributes:
     shards: the folders, in the order of their coordinates.
     dimension: d, coordinates of y_t.
+    z_steps: standard deviation of z in steps of the lattice.
     start_round: first round to be read.
     tape_id: 63 bits that name the noise.
   """
@@ -31,39 +34,47 @@ class ServedTape:
   def __init__(
       self,
       directories: Sequence[Union[str, os.PathLike]],
-      plan: plan_lib.Plan,
+      recursion: recursion_lib.Recursion,
+      z_steps: float,
       dimension: int,
-      generator: str,
       start_round: int = 0,
   ):
     """Opens the folders, and tells the servers to start at `start_round`.
 
     Args:
       directories: of all shards, in any order.
-      plan: the recursion of C.
+      recursion: of C.
+      z_steps: standard deviation of z in steps of the lattice.
       dimension: d.
-      generator: of z.
       start_round: first round to read.
 
     Raises:
       ValueError: a folder is not that of a server, has another reader, holds
         another noise or noise past `start_round`; or shards are missing.
     """
+    if not 0 <= start_round <= recursion.rounds:
+      raise ValueError(
+          errors.invalid(
+              'start_round', start_round,
+              f'must be in [0, rounds={recursion.rounds}]',
+              'give the round of the state that the run continues from'))
     self.dimension = dimension
+    self.z_steps = z_steps
     self.start_round = start_round
+    self._recursion = recursion
     found = {}
     for directory in directories:
       path = pathlib.Path(directory).absolute()
       tape_folder.check_name(path)
       description = tape_folder.Description.read(path)
-      if description is None:
+      if description is None or not description.served:
         raise ValueError(
             errors.invalid(
                 'noise_server', path, 'is no folder of a noise-server',
                 'start bandmf noise-server with this --directory first'))
       found[path] = description
     for path, description in found.items():
-      _check(path, description, plan, dimension, generator)
+      _check(path, description, recursion, z_steps, dimension)
     self.shards = sorted(
         (tape_folder.Shard(path, each.first, each.count)
          for path, each in found.items()),
@@ -88,6 +99,23 @@ class ServedTape:
       self.close()
       raise
 
+  @property
+  def row_norms(self) -> np.ndarray:
+    """|row t of C^-1|_2, [n] float64."""
+    return self._recursion.row_norms
+
+  def waiting_for(self, round_index: int) -> Optional[str]:
+    """Returns what a round that does not end may wait for; None if nothing."""
+    missing = [
+        str(path) for path in (
+            tape_folder.noise_path(shard.directory, round_index)
+            for shard in self.shards) if not path.exists()]
+    if not missing:
+      return None
+    return (
+        f'the noise-server of {", ".join(missing)}: is it alive, and is there '
+        'room on its disk?')
+
   def close(self) -> None:
     """Lets another reader in; may be called twice."""
     while self._locks:
@@ -97,16 +125,16 @@ class ServedTape:
 def _check(
     path: pathlib.Path,
     description: tape_folder.Description,
-    plan: plan_lib.Plan,
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
     dimension: int,
-    generator: str,
 ) -> None:
   """Raises ValueError if the noise of a folder is not that of these values."""
   for name, expected, found in (
-      ('strategy', plan.digest, description.strategy),
-      ('rounds', plan.rounds, description.rounds),
+      ('strategy', recursion.digest, description.strategy),
+      ('rounds', recursion.rounds, description.rounds),
       ('parameters', dimension, description.dimension),
-      ('generator', generator, description.generator)):
+      ('z_steps', z_steps, description.z_steps)):
     if found != expected:
       raise ValueError(
           errors.invalid(

@@ -19,9 +19,9 @@ from typing import Optional, Union
 import numpy as np
 
 from tff_bandmf import errors
-from tff_bandmf.noise import generators, private_files, stream, tape_folder
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import plan as plan_lib
+from tff_bandmf.noise import private_files, stream, tape_file, tape_folder
+from tff_bandmf.strategies import recursion as recursion_lib
 
 _AHEAD_BYTES = 512 * 2**20
 # What a disk without room says; room may come.
@@ -35,20 +35,23 @@ class Tape:
   a tape from round 0 gives there, to the bit on one machine. So do shards of a
   tape, put together. A disk that is full makes the rounds wait.
 
-  PRIVACY: a round that has been read can be read again by the same run (TFF
-  evaluates the query once inside `initialize`, and retries calls) until a later
-  round is read; from then on reading it is an error, and its file is
-  overwritten and removed. Guard:
-  tape_test.test_round_is_gone_after_the_next_one_was_read.
+  PRIVACY: a round that was released can be released again by the same run and
+  with the same sum (TFF retries calls) until a later round is; from then on
+  it is an error, and its file is overwritten and removed. Guard:
+  tape_test.test_round_is_gone_after_the_next_one_was_released.
+
+  A folder that a killed process left is gone on with if it has the same noise,
+  and then never below the round that was released last.
 
   Attributes:
     directory: where the files are.
     shards: the one folder and its coordinates.
     description: what the noise is.
     dimension: d, coordinates of y_t.
+    z_steps: standard deviation of z in steps of the lattice.
     start_round: first round to be read.
     tape_id: 63 bits that every file carries and the reader asks for; a one-way
-      function of key, strategy, dimension and generator, so that a tape made
+      function of key, strategy, dimension and z_steps, so that a tape made
       again from them continues a run and no other does.
     written: rounds below it were written.
     reached: rounds below it were used.
@@ -59,74 +62,81 @@ class Tape:
   def __init__(
       self,
       directory: Optional[Union[str, os.PathLike]],
-      plan: plan_lib.Plan,
+      recursion: recursion_lib.Recursion,
+      z_steps: float,
       dimension: int,
       key: key_lib.Key,
       start_round: int = 0,
       ahead_bytes: int = _AHEAD_BYTES,
-      generator: str = generators.PHILOX,
       max_memory_bytes: Optional[int] = None,
       coordinates: Optional[range] = None,
-      devices: Optional[Sequence[str]] = None,
+      devices: Sequence[str] = (),
       resume: bool = False,
   ):
     """Starts the producer.
 
     Args:
-      directory: made with mode 0700 if missing; a tape that an ended process
-        left there is removed, or resumed. None makes a temporary one, in memory
-        if there is room, and removes those whose process was killed.
-      plan: the recursion of C; nothing is made past its last round.
+      directory: made with mode 0700 if missing; another tape that an ended
+        process left there is removed. None makes a temporary one, in memory if
+        there is room, and removes those whose process was killed.
+      recursion: of C; nothing is made past its last round.
+      z_steps: standard deviation of z in steps of the lattice.
       dimension: d.
       key: of the noise.
       start_round: first round to write; those before it are made again to get
         there, and not written.
       ahead_bytes: bound on unread files. Two rounds are allowed whatever it is.
-      generator: of z; see `generators`.
       max_memory_bytes: of past rounds; see `stream.Stream`.
       coordinates: of a shard; see `stream.Stream`.
       devices: that make the noise; see `stream.Stream`.
       resume: go on with what an ended process left in `directory`, from the
-        highest mark on or from `start_round`, whichever is later; and leave the
-        mark there in the end, for the next one.
+        highest mark on or from `start_round`, whichever is later; leave the
+        marks there in the end, for the next one; and refuse another tape.
 
     Raises:
       ValueError: a value out of range, or the folder holds other files, has a
-        live producer, or is to be resumed and holds another tape.
+        live producer, is to be resumed and holds another tape, or says that a
+        later round than `start_round` was used.
     """
     self.dimension = errors.check_count(
         'dimension', dimension, 'the model has no parameters')
-    if not 0 <= start_round <= plan.rounds:
+    self.z_steps = errors.check_positive(
+        'z_steps', z_steps, 'a run without noise needs no tape')
+    if not 0 <= start_round <= recursion.rounds:
       raise ValueError(
           errors.invalid(
               'start_round', start_round,
-              f'must be in [0, rounds={plan.rounds}]',
+              f'must be in [0, rounds={recursion.rounds}]',
               'give the round of the state that the run continues from'))
+    self._recursion = recursion
     self._stream = stream.Stream(
-        plan, dimension, key, generator, max_memory_bytes, coordinates, devices)
+        recursion, self.z_steps, dimension, key, max_memory_bytes, coordinates,
+        devices)
     made = self._stream.coordinates
-    self.tape_id = plan.identify(key, dimension, generator)
+    if len(made) > tape_file.LARGEST_COUNT:
+      raise ValueError(
+          errors.invalid(
+              'coordinates', len(made),
+              f'a file holds {tape_file.LARGEST_COUNT} at most',
+              'share them among noise-servers'))
+    self.tape_id = tape_folder.identify(key, recursion, dimension, self.z_steps)
     self.description = tape_folder.Description(
-        self.tape_id, plan.digest, plan.rounds, dimension, made.start,
-        len(made), generator, self._stream.kind)
+        self.tape_id, recursion.digest, recursion.rounds, dimension, made.start,
+        len(made), self.z_steps, self._stream.kind, resume)
     self._ahead = max(2, ahead_bytes // (4 * len(made)))
     self.directory = pathlib.Path(
         directory or tape_folder.temporary(
-            4 * len(made) * min(self._ahead, plan.rounds))).absolute()
-    shard = tape_folder.Shard(self.directory, made.start, len(made))
-    self.shards = [shard]
-    self._payload = np.zeros(2 * shard.payload_words, '<f4')
+            4 * len(made) * min(self._ahead, recursion.rounds))).absolute()
+    self.shards = [
+        tape_folder.Shard(self.directory, made.start, len(made))]
     self._resume = resume
     self._stop = threading.Event()
     self._closed = False
     self.is_full = False
     self.error: Optional[BaseException] = None
-    self._lock = tape_folder.prepare(self.directory, server=resume)
+    self._lock = tape_folder.prepare(self.directory)
     try:
-      if resume:
-        start_round = self._resumed(start_round)
-      else:
-        tape_folder.wipe(self.directory)
+      start_round = self._resumed(start_round)
       tape_folder.mark(self.directory, start_round)
     except BaseException:
       os.close(self._lock)
@@ -136,6 +146,22 @@ class Tape:
         target=self._run, name='tff_bandmf tape', daemon=True)
     self._thread.start()
     atexit.register(self.close)
+
+  @property
+  def row_norms(self) -> np.ndarray:
+    """|row t of C^-1|_2, [n] float64."""
+    return self._recursion.row_norms
+
+  def waiting_for(self, round_index: int) -> Optional[str]:
+    """Returns what a round that does not end may wait for; None if nothing."""
+    path = tape_folder.noise_path(self.directory, round_index)
+    if path.exists():
+      return None
+    if self.error is not None:
+      return f'the noise producer, which ended with {type(self.error).__name__}'
+    if self.is_full:
+      return f'room for noise in {self.directory}'
+    return f'the noise producer, which has not written {path}'
 
   def close(self) -> None:
     """Stops the producer and removes its files; may be called twice."""
@@ -158,31 +184,44 @@ class Tape:
     # another run perhaps. Guard:
     # noise_server_test.test_server_that_was_stopped_continues.
     self._remove_read_rounds()
-    tape_folder.wipe_noise(self.directory)
+    tape_folder.wipe(self.directory, keep=True)
 
   def _resumed(self, start_round: int) -> int:
     """Returns the first round to write; keeps files that are still good."""
     directory = self.directory
     found = tape_folder.Description.read(directory)
-    if found is None:
-      if tape_folder.marks(directory):
-        raise ValueError(
-            errors.invalid(
-                'directory', directory, 'holds a tape of no noise-server',
-                'give the server a directory of its own'))
-      self.description.write(directory)
-    elif found != self.description:
+    if found is None and tape_folder.marks(directory):
       raise ValueError(
           errors.invalid(
-              'directory', directory,
-              f'holds another tape, {self.description.difference(found)}',
-              'give the command that made it, or another directory'))
-    start = max([start_round, *tape_folder.marks(directory)])
+              'directory', directory, 'holds a tape of another release',
+              'remove it, and give the run a new key'))
+    if found != self.description:
+      if found is not None and (
+          self._resume or found.served or found.tape_id == self.tape_id):
+        raise ValueError(
+            errors.invalid(
+                'directory', directory,
+                f'holds another tape, {self.description.difference(found)}',
+                'give what made it, or another directory'))
+      tape_folder.wipe(directory)
+      self.description.write(directory)
+    reached = max(tape_folder.marks(directory), default=0)
+    # PRIVACY: rounds below the mark were used. Guard:
+    # tape_test.test_start_below_a_released_round_is_refused.
+    if start_round < reached and not self._resume:
+      raise ValueError(
+          errors.invalid(
+              'start_round', start_round,
+              f'round {reached} was released with this noise',
+              f'resume from the state of round {reached}, or start anew with a '
+              'new key'))
+    start = max(start_round, reached)
     # PRIVACY: rounds below the mark were used. Guard:
     # noise_server_test.test_killed_server_continues_from_the_highest_mark.
+    shard = self.shards[0]
     for path in directory.glob('*.noise'):
-      if int(path.stem) < start or not tape_folder.is_whole(
-          path, self.tape_id, self.shards[0]):
+      if int(path.stem) < start or not tape_file.is_whole(
+          path, self.tape_id, shard.first, shard.count):
         private_files.wipe(path)
     for path in [*directory.glob('*.noise-part'), directory / 'failed']:
       private_files.wipe(path)
@@ -239,13 +278,11 @@ class Tape:
     """Writes y of a round that is not there yet, when the disk has room."""
     path = tape_folder.noise_path(self.directory, round_index)
     part = path.with_suffix('.noise-part')
-    payload = self._payload
-    payload[:len(values)] = values
-    header = tape_folder.header(
-        self.tape_id, round_index, self.shards[0], payload)
+    contents = tape_file.contents(
+        self.tape_id, round_index, self.shards[0].first, values)
     while not path.exists():
       try:
-        private_files.write(part, header, payload)
+        private_files.write(part, *contents)
         os.replace(part, path)
       except OSError as error:
         private_files.wipe(part)

@@ -3,26 +3,26 @@
 A tape is a folder, mode 0700, or one folder for every shard of coordinates:
 
   lock              held by the producer
-  00000003.noise    y of round 3
+  tape.json         what the noise is, see `Description`; no secret
+  00000003.noise    y of round 3, see `tape_file`
   00000003.reached  rounds below 3 were used; the highest of these counts
-  00000003-7.reached  the same, and round 3 is that of run 7
+  00000003-7-0123456789-0123456789.reached
+                    the same, and round 3 is that of run 7, which released with
+                    it what has this fingerprint, and nothing else
   failed            the producer ended early; holds the type of the exception
 
-A noise file is little-endian: 8 int64 (`MAGIC`, `VERSION`, tape id, round,
-count, checksum, first coordinate, 0), then `count` float32, y_t for unit z, and
-one zero more if `count` is odd. The checksum is the sum, modulo 2^64, of what
-follows the header taken as int64. A file appears under its name when it is
-complete. The producer writes noise, `tape_reader` writes `reached`: its name
-says all, so it is never half-written. A run is 63 random bits that its state
-carries.
+A noise file appears under its name when it is complete. The producer writes
+noise, `tape_reader` writes `reached`: its name says all, so it is never
+half-written. A run is 63 random bits that its state carries. A fingerprint is
+64 bits of a release, which is public, in two numbers of 32.
 
-The folder of a `bandmf noise-server` has two files more:
+The folder of a `bandmf noise-server` has one file more:
 
-  tape.json         what the noise is, see `Description`; no secret
   reader            held by the one factory that reads
 
-and keeps them and the highest mark when its server ends, so that the same key
-serves no round of another run. Nothing else outlives a producer that is closed.
+and keeps it, `tape.json` and the highest marks when its server ends, so that
+the same key serves no round of another run. Nothing else outlives a producer
+that is closed.
 """
 
 from __future__ import annotations
@@ -34,17 +34,15 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import tempfile
 from typing import Optional
 
-import numpy as np
+from tff_bandmf import documents, durable, errors
+from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise import private_files, tape_file
+from tff_bandmf.strategies import recursion as recursion_lib
 
-from tff_bandmf import documents, errors
-from tff_bandmf.noise import private_files
-
-MAGIC = 0x7466665F6D66
-VERSION = 2
-HEADER_WORDS = 8
 POLL_SECONDS = 0.02
 
 DESCRIPTION = 'tape.json'
@@ -53,8 +51,10 @@ _READER = 'reader'
 _PREFIX = 'tff_bandmf-tape-'
 _MEMORY = private_files.MEMORY
 _FILE = re.compile(
-    r'lock|failed|\d{8,}\.(noise|noise-part)|\d{8,}(-\d+)?\.reached')
-_SERVER_FILES = (DESCRIPTION, f'{DESCRIPTION}-part', _READER)
+    r'lock|failed|tape\.json(\.\w+\.part)?|\d{8,}\.(noise|noise-part)'
+    r'|\d{8,}(-\d+-\d+-\d+)?\.reached')
+# What outlives the producer of a server.
+_KEPT = re.compile(r'lock|tape\.json|.*\.reached')
 # What `tf.io.matching_files` does not take literally.
 _GLOB = frozenset('*?[]\\')
 
@@ -67,18 +67,13 @@ class Shard:
   first: int
   count: int
 
-  @property
-  def payload_words(self) -> int:
-    """How many int64 follow the header of a file."""
-    return -(-self.count // 2)
-
 
 @dataclasses.dataclass(frozen=True)
 class Description:
   """What the noise of a folder is: the content of `tape.json`.
 
-  A JSON object of these fields and of `format` and `version`, those of the
-  noise files.
+  A JSON object of these fields and of `format` and `version`, that of the noise
+  files.
 
   Attributes:
     tape_id: that all files carry; one-way in the key.
@@ -87,8 +82,9 @@ class Description:
     dimension: d, of all shards together.
     first: coordinate of this folder.
     count: of its coordinates.
-    generator: of z.
+    z_steps: standard deviation of z in steps of the lattice.
     device: kind of what makes the noise; another kind rounds differently.
+    served: whether a `bandmf noise-server` makes it.
   """
 
   tape_id: int
@@ -97,8 +93,9 @@ class Description:
   dimension: int
   first: int
   count: int
-  generator: str
+  z_steps: float
   device: str
+  served: bool
 
   @classmethod
   def read(cls, directory: pathlib.Path) -> Optional[Description]:
@@ -110,25 +107,35 @@ class Description:
     path = directory / DESCRIPTION
     try:
       found = documents.read(path)
-      if (found.pop('format'), found.pop('version')) != (_FORMAT, VERSION):
+      if (found.pop('format'), found.pop('version')) != (
+          _FORMAT, tape_file.VERSION):
         raise ValueError('of another release')
-      return cls(**found)
+      description = cls(**found)
+      description._check()
+      return description
     except FileNotFoundError:
       return None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise ValueError(
           errors.invalid(
-              'file', path, f'is no {_FORMAT} of version {VERSION}',
-              'use one release for the server and for training, and a new '
-              'folder')) from error
+              'file', path, f'is no {_FORMAT} of version {tape_file.VERSION}',
+              'use one release for the server and for training, a new folder '
+              'and a new key')) from error
+
+  def _check(self) -> None:
+    """Raises TypeError if a field has another type."""
+    for field in dataclasses.fields(self):
+      if type(getattr(self, field.name)).__name__ != field.type:
+        raise TypeError(field.name)
 
   def write(self, directory: pathlib.Path) -> None:
     """Makes the file, whole or not at all."""
     content = {
-        'format': _FORMAT, 'version': VERSION, **dataclasses.asdict(self)}
-    part = directory / f'{DESCRIPTION}-part'
-    private_files.write(part, json.dumps(content, indent=1).encode() + b'\n')
-    os.replace(part, directory / DESCRIPTION)
+        'format': _FORMAT, 'version': tape_file.VERSION,
+        **dataclasses.asdict(self)}
+    durable.write(
+        directory / DESCRIPTION, json.dumps(content, indent=1).encode() + b'\n',
+        mode=0o600)
 
   def difference(self, other: Description) -> str:
     """Returns what another one has and this has not; empty if equal."""
@@ -136,6 +143,17 @@ class Description:
     return ' '.join(
         f'{name}={value}' for name, value in dataclasses.asdict(other).items()
         if own[name] != value)
+
+
+def identify(
+    key: key_lib.Key,
+    recursion: recursion_lib.Recursion,
+    dimension: int,
+    z_steps: float,
+) -> int:
+  """Returns 63 bits that name the noise of this key, C, size and deviation."""
+  return key.identify(
+      struct.pack('<qd', dimension, z_steps) + recursion.digest.encode())
 
 
 def noise_path(directory: pathlib.Path, round_index: int) -> pathlib.Path:
@@ -163,36 +181,15 @@ def remove_marks(directory: pathlib.Path, below: int) -> None:
 
 
 def _marked(name: str) -> int:
-  """Returns the round that a mark of this name, with or without run, names."""
-  return int(name[:-len('.reached')].split('-')[0])
+  """Returns the round that a mark of this name, of a run or none, names."""
+  return int(re.split('[-.]', name)[0])
 
 
-def header(
-    tape_id: int, round_index: int, shard: Shard, payload: np.ndarray
-) -> np.ndarray:
-  """Returns the header of a noise file whose payload is this, float32."""
-  checksum = payload.view(np.int64).sum()
-  return np.array(
-      [MAGIC, VERSION, tape_id, round_index, shard.count, checksum,
-       shard.first, 0], '<i8')
-
-
-def is_whole(path: pathlib.Path, tape_id: int, shard: Shard) -> bool:
-  """Returns whether a noise file is what its name and shard say."""
-  content = path.read_bytes()
-  if len(content) != 8 * (HEADER_WORDS + shard.payload_words):
-    return False
-  payload = np.frombuffer(content, '<f4', offset=8 * HEADER_WORDS)
-  expected = header(tape_id, int(path.stem), shard, payload)
-  return content.startswith(expected.tobytes())
-
-
-def prepare(directory: pathlib.Path, server: bool) -> int:
+def prepare(directory: pathlib.Path) -> int:
   """Makes a folder private, and returns the open file that locks it.
 
   Args:
     directory: made if missing.
-    server: whether files of a `bandmf noise-server` are no files of others.
 
   Raises:
     ValueError: it cannot be a tape, holds other files, or is locked.
@@ -208,7 +205,7 @@ def prepare(directory: pathlib.Path, server: bool) -> int:
             'tape directory', directory, 'belongs to another user',
             'choose another path'))
   if not all(
-      _FILE.fullmatch(path.name) or server and path.name in _SERVER_FILES
+      _FILE.fullmatch(path.name) or path.name == _READER
       for path in directory.iterdir()):
     raise ValueError(
         errors.invalid(
@@ -249,24 +246,21 @@ def lock_reader(directory: pathlib.Path) -> int:
   return lock
 
 
-def wipe(directory: pathlib.Path) -> None:
-  """Overwrites and removes all files of a tape but its lock."""
-  for path in _tape_files(directory):
-    if path.name != 'lock':
-      private_files.wipe(path)
+def wipe(directory: pathlib.Path, keep: bool = False) -> None:
+  """Overwrites and removes the files of a tape but its lock.
 
-
-def wipe_noise(directory: pathlib.Path) -> None:
-  """Overwrites and removes y, whole or not, of all rounds."""
+  Args:
+    directory: of the tape.
+    keep: whether its description and marks stay.
+  """
   for path in _tape_files(directory):
-    if path.suffix in ('.noise', '.noise-part'):
+    if path.name != 'lock' and not (keep and _KEPT.fullmatch(path.name)):
       private_files.wipe(path)
 
 
 def remove(directory: pathlib.Path) -> None:
   """Removes all files of a tape, and the folder if nothing else is in it."""
-  for path in [
-      *_tape_files(directory), *map(directory.joinpath, _SERVER_FILES)]:
+  for path in [*_tape_files(directory), directory / _READER]:
     private_files.wipe(path)
   with contextlib.suppress(OSError):
     directory.rmdir()

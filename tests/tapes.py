@@ -1,0 +1,74 @@
+"""What tests of tapes share: a small tape, its noise, and what reads it."""
+
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_bandmf import noise, strategies
+from tff_bandmf.noise import stream, tape_reader
+from tff_bandmf.noise import tape as tape_lib
+
+DIMENSION = 30
+ROUNDS = 40
+KEY = noise.Key.from_seed(5)
+Z_STEPS = 1000.0
+RUN = 7
+
+
+def strategy(bands=7, rounds=ROUNDS):
+  return strategies.BandedToeplitz(
+    rounds, 0.8 ** np.arange(bands) / (1 + np.arange(bands))
+  )
+
+
+def make(directory, c=None, **kwargs):
+  """Returns a tape of a strategy in a folder."""
+  c = c or strategy()
+  arguments = {
+    'recursion': c.recursion(), 'z_steps': Z_STEPS, 'dimension': DIMENSION,
+    'key': KEY, **kwargs}  # fmt: skip
+  return tape_lib.Tape(directory, **arguments)
+
+
+def release(tape, t, total=None, tape_id=None, timeout=60.0, run=RUN):
+  """Returns what a round releases, of zeros unless told: then that is y."""
+  dimension = sum(shard.count for shard in tape.shards)
+  total = np.zeros(dimension) if total is None else total
+  return tape_reader.release(
+    tape,
+    tf.constant(total, tf.int32),
+    tape_id=tf.constant(tape.tape_id if tape_id is None else tape_id, tf.int64),
+    round_index=tf.constant(t, tf.int64),
+    run=tf.constant(run, tf.int64),
+    timeout_seconds=timeout,
+  ).numpy()
+
+
+def expected(c=None, dimension=DIMENSION, key=KEY):
+  """Returns y of all rounds, [n, d] int32, without a tape."""
+  made = stream.Stream((c or strategy()).recursion(), Z_STEPS, dimension, key)
+  return np.stack([y.copy() for y in made.rows() if y is not None])
+
+
+def wait_until(condition):
+  deadline = time.monotonic() + 120
+  while not condition():
+    assert time.monotonic() < deadline, 'timed out'
+    time.sleep(0.005)
+
+
+def noise_file(tape, t):
+  """Returns the file of a round when it is there."""
+  path = tape.directory / f'{t:08d}.noise'
+  wait_until(path.exists)
+  return path
+
+
+def marks(tape):
+  return sorted(path.name for path in tape.directory.glob('*.reached'))
+
+
+def refused(match):
+  return pytest.raises(tf.errors.InvalidArgumentError, match=match)
