@@ -138,6 +138,4 @@ def _lowest_rate(hits: int, trials: int, miss: float) -> float:
 
 def _highest_rate(hits: int, trials: int, miss: float) -> float:
   """Returns the Clopper-Pearson upper bound of a probability."""
-  if hits == trials:
-    return 1.0
-  return float(scipy.special.betaincinv(hits + 1, trials - hits, 1 - miss))
+  return 1.0 - _lowest_rate(trials - hits, trials, miss)
