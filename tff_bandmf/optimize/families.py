@@ -42,10 +42,6 @@ _MOST_INVERSE_BANDS = 64
 # From there on inverse-plus-constant is all constant.
 _LARGEST_CONSTANT = 100.0
 
-# Their noise keeps bands - 1 model copies.
-_OF_FEW_BANDS = (
-    'banded-sqrt', 'banded-fractional', 'inverse-plus-constant')
-
 _Request = request_lib.Request
 _Build = Callable[[float], strategies.Toeplitz]
 _Find = Callable[[_Request], solver.Optimized]
@@ -140,7 +136,7 @@ def _best_bands(
   min_sep, copies = request.participation.min_sep, request.noise_copies
   if min_sep is not None:
     candidates.add(min(min_sep, request.rounds))
-  if copies is not None and request.family in _OF_FEW_BANDS:
+  if copies is not None:
     candidates = {each for each in candidates if each <= copies + 1}
   found: list[solver.Optimized] = []
   whole = True
@@ -310,6 +306,8 @@ def _banded_inverse(request: _Request) -> solver.Optimized:
         callback=request.callback)
 
   most = min(_MOST_INVERSE_BANDS, request.rounds)
+  if request.noise_copies is not None:
+    most = min(most, request.noise_copies + 1)
   found = (
       _growing((1 << i for i in range(most.bit_length())), find)
       if request.bands is None else find(_bands(request)))
@@ -410,13 +408,13 @@ _FAMILIES = {
         ('nu', 'column_normalize'), _all_copies, _by('nu', strategies.Lti)),
     'blt': (('buffers', 'column_normalize'), _one_copy, _blt),
     'dp-cgd': (
-        ('lambda_', 'column_normalize'), _no_copies,
+        ('lambda_', 'column_normalize'), _one_copy,
         _by('lambda_', strategies.DpCgd)),
-    'banded-inverse': (_BANDED, _no_copies, _banded_inverse),
+    'banded-inverse': (_BANDED, _one_copy, _banded_inverse),
     'banded-inverse-sqrt': (
-        _BANDED, _no_copies, _by_bands(strategies.BandedInverseSqrt)),
+        _BANDED, _one_copy, _by_bands(strategies.BandedInverseSqrt)),
     'banded-inverse-fractional': (
-        _BANDED + ('alpha',), _no_copies,
+        _BANDED + ('alpha',), _one_copy,
         _by_bands_and('alpha', strategies.BandedInverseFractional, 1.0)),
     'dense': ((), _all_copies, _dense),
     'tree': (
