@@ -1,8 +1,8 @@
 """Sabotage that tests must notice: one line is changed, named tests must fail.
 
-`make mutants` applies every entry of `mutants.toml`, one at a time, to a copy of
-the tree and runs its tests there; ARGS='word ...' takes the entries whose file
-or tests contain a word. An entry is
+`make mutants` applies the entries of `mutants.toml`, one at a time, to a copy
+of the tree and runs their tests there; ARGS='word ...' takes the entries whose
+file or tests contain a word. An entry is
 
   [[mutant]]
   file = 'tff_bandmf/participation/schemas.py'
@@ -45,6 +45,7 @@ _SECONDS = 900
 _PASSED = 0
 _FAILED = 1
 
+_MARK = re.compile(r'(# |^\s*|""")PRIVACY:')
 _GUARDS = re.compile(r'\b[Gg]uards?(?::| are)(.*)')
 _TEST = re.compile(r'\b(?:(\w+_test)\.)?(test_\w+)')
 
@@ -111,15 +112,22 @@ def marks(root: pathlib.Path = ROOT) -> Iterator[Mark]:
   for folder in ('tff_bandmf', 'simulations'):
     for path in sorted((root / folder).rglob('*.py')):
       lines = path.read_text().splitlines()
+      guards: tuple[str, ...] = ()
       for i, line in enumerate(lines):
-        if re.search(r'(# |^\s*|""")PRIVACY:', line):
-          yield Mark(
-            str(path.relative_to(root)), i + 1, _guards(lines[i:])
-          )
+        if _MARK.search(line):
+          guards = _guards(lines[i:], guards)
+          yield Mark(str(path.relative_to(root)), i + 1, guards)
 
 
-def _guards(lines: Sequence[str]) -> tuple[str, ...]:
-  """Returns the tests that the mark at the beginning of the lines names."""
+def _guards(
+  lines: Sequence[str], before: tuple[str, ...]
+) -> tuple[str, ...]:
+  """Returns the tests that the mark at the beginning of the lines names.
+
+  Args:
+    lines: from the mark on.
+    before: what 'Guard: the same' is, the guards of the mark before.
+  """
   comment = lines[0].lstrip().startswith('#')
   text = [lines[0]]
   for line in lines[1:]:
@@ -129,6 +137,8 @@ def _guards(lines: Sequence[str]) -> tuple[str, ...]:
       break
     text.append(stripped.lstrip('# '))
   found = _GUARDS.search(' '.join(text))
+  if found and found.group(1).strip().startswith('the same'):
+    return before
   names, file = [], None
   for of, test in _TEST.findall(found.group(1)) if found else ():
     # Only the first of several in one file names the file.

