@@ -190,6 +190,20 @@ def test_factor_is_that_of_columns():
 
 
 @pytest.mark.parametrize('schema', _SCHEMAS)
+def test_loss_counts_the_sensitivity(schema):
+  """A C scaled up is no better: as the error falls, the sensitivity grows."""
+  dual = dense._Dual(12, schema, _PREFIX, solver.MEAN)
+  before = dual.loss
+  dual.offer(strategies.Dense(3 * dual.strategy.matrix()))
+  assert dual.loss == pytest.approx(before, rel=1e-9)
+  assert before == pytest.approx(
+    dual.strategy.errors()[0]
+    * sensitivity.sensitivity(dual.strategy, schema).value ** 2,
+    rel=1e-9,
+  )
+
+
+@pytest.mark.parametrize('schema', _SCHEMAS)
 def test_sensitivity_is_one(schema):
   strategy = dense.optimize_dense(24, schema).strategy
   value = sensitivity.sensitivity(strategy, schema).value
