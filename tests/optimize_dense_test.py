@@ -302,7 +302,8 @@ def test_max_error_is_no_worse_than_that_of_the_mean(schema):
   _, largest = mean.strategy.errors()
   squared = sensitivity.sensitivity(mean.strategy, schema).value ** 2
   assert found.loss <= largest * squared * (1 + 1e-12)
-  assert found.evaluations <= 400 + 3
+  # A line search, of up to 20 evaluations, is not cut short.
+  assert found.evaluations <= 400 + 20
 
 
 @pytest.mark.parametrize(
