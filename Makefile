@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test test-next fuzz races docs bench seeds lint dist test-wheel clean
+.PHONY: help env demo test test-next fuzz races mutants docs bench seeds lint dist test-wheel clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -27,6 +27,9 @@ fuzz: env  ## feeds 10,000 damaged files to what reads files
 
 races: env  ## has two processes write to a ledger at once, 300 times each
 	LEDGER_RACES=300 $(PYTHON_OF_ENV) -m pytest tests/ledger_races_test.py -q
+
+mutants: env  ## changes privacy-critical lines; tests must notice (ARGS='word')
+	$(PYTHON_OF_ENV) tests/mutants.py $(ARGS)
 
 docs: env  ## builds the site into build/docs; runs the notebooks in it
 	$(PYTHON_OF_ENV) -m sphinx -W --keep-going -b html docs build/docs

@@ -1,6 +1,6 @@
 """The words of a model, their ids, and where the words come from.
 
-PRIVACY: words counted on the train split are the exact list of its most
+Not private: words counted on the train split are the exact list of its most
 frequent ones. As in the field, no guarantee of a training run covers this
 choice; `data.vocabulary_file` takes a list that was made from other text.
 """

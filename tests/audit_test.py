@@ -286,15 +286,17 @@ def test_claim_of_nothing_is_refused():
 
 def test_command_says_whether_the_claim_holds(tmp_path, run, monkeypatch):
   path = tmp_path / 'strategy.npz'
-  strategies.save(_BANDED, path)
+  strategies.save(_BANDED, path, participation=_SCHEMA)
   arguments = (
-      'audit', path, '--min-sep', _MIN_SEP, '--delta', _DELTA, '--canaries',
-      100, '--confidence', 0.999, '--json')
+      'audit', path, '--delta', _DELTA, '--canaries', 100, '--confidence',
+      0.999, '--json')
   status, out, _ = run(*arguments, '--noise-multiplier', 1.0)
   record = json.loads(out)
   assert status == 0 and record['holds']
   assert record['epsilon'] == accounting.gaussian_epsilon(1.0, _DELTA)
   assert record['family'] == 'banded-toeplitz'
+  assert (record['participation'], record['min_sep']) == ('min-sep', _MIN_SEP)
+  assert record['max_participations'] is None
   assert record['gaussian_bound'] < record['epsilon']
   make = aggregator.correlated_noise_aggregator
   monkeypatch.setattr(

@@ -321,7 +321,7 @@ _BAD_INPUT = [
   ),
   ('evaluate ok.json --column-normalize', 'option=--column-normalize: '),
   ('evaluate ok.json --rounds 3', 'option=--rounds: is no option of bandmf ev'),
-  ('evaluate ok.json --min-sepp 3', 'option=--min-sepp: is no option'),
+  ('evaluate ok.json --min-sepp 3', 'did you mean --min-sep? see bandmf ev'),
   ('evaluate ok.json --min-sep 0', 'min_sep=0: must be at least 1'),
   ('evaluate ok.json --min-sep -3', 'min_sep=-3: must be at least 1'),
   ('evaluate ok.json --max-participations 2', 'max_participations=2: needs mi'),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from tff_bandmf import accounting, strategies
+from tff_bandmf.accounting import poisson
 
 # [BandMF23, Table 5]: 2052 rounds, 6 epochs, delta = 1e-6. The matrices there
 # have sensitivity 1 with 6 participations, so the noise of one column of norm 1
@@ -231,6 +232,18 @@ def test_calibration_rounds_up(epsilon, delta, q, compositions):
   assert epsilon * (1 - 1e-4) <= reached <= epsilon
   less = accounting.poisson_epsilon(found * 0.999, q, compositions, delta)
   assert less > epsilon
+
+
+@pytest.mark.parametrize('width', [1e-4, 0.3])
+def test_search_returns_no_noise_that_gives_more(width):
+  """Wherever it starts; a step that ends above the target goes on."""
+
+  def epsilon_of(sigma):
+    return 5 / sigma**1.7 + 0.1 / sigma**3
+
+  for start in np.geomspace(0.5, 30, 200):
+    sigma = poisson._solve(epsilon_of, 2.0, start, width)
+    assert 2.0 * (1 - width) <= epsilon_of(sigma) <= 2.0
 
 
 def test_epsilon_grows_with_sampling_and_rounds():

@@ -280,6 +280,12 @@ def test_simulated_run_leads_with_it(tmp_path):
   assert not real['simulated'] and 'SIMULATED' not in json.dumps(real)
 
 
+def test_simulated_run_that_kept_its_plan_leads_with_it(tmp_path):
+  _make_run(tmp_path / 'run', setting='a smaller cohort', simulated={})
+  assert report.build(tmp_path / 'run').content['warnings'][0].startswith(
+      'SIMULATED')
+
+
 def test_burnt_rounds_are_told(tmp_path):
   _make_run(tmp_path / 'run')
   with program.Ledger(tmp_path / 'run' / report.LEDGER_FILE) as ledger:

@@ -116,6 +116,16 @@ def test_edited_claim_is_refused(tmp_path, key, value):
   assert not (tmp_path / 'report.json').exists()
 
 
+@pytest.mark.parametrize('factor', [1.001, 0.999])
+def test_claim_that_is_hardly_edited_is_refused(tmp_path, factor):
+  spec = make_run(tmp_path, KEPT)
+  run = json.loads((tmp_path / report.RUN_FILE).read_text())
+  run['claim']['z_stddev_per_clip'] = factor * spec.z_stddev
+  (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+  with pytest.raises(ValueError, match='contradicts'):
+    report.write(tmp_path)
+
+
 def test_edited_strategy_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
   strategies.save(

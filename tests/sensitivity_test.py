@@ -220,10 +220,13 @@ def test_bound_is_never_below_brute_force():
     assert found.value * _CLOSE >= _largest(np.abs(gram), chosen)
 
 
-def test_signs_of_the_gram_matrix_do_not_help():
+@pytest.mark.parametrize(
+  'schema', [participation.MinSep(1), participation.FixedEpoch(1)]
+)
+def test_signs_of_the_gram_matrix_do_not_help(schema):
   # u_1 = -u_0 reaches 1.81 + 1 + 2 * 0.9; u_1 = u_0 only 1.81 + 1 - 2 * 0.9.
   strategy = strategies.Dense([[1.0, 0], [-0.9, 1]])
-  found = sensitivity.sensitivity(strategy, participation.MinSep(1))
+  found = sensitivity.sensitivity(strategy, schema)
   assert found.value**2 == pytest.approx(1.81 + 1 + 2 * 0.9, rel=1e-12)
 
 
@@ -367,6 +370,19 @@ def test_heaviest_pattern_against_enumeration(weights, min_sep, count):
     else:
       found = patterns.heaviest_fixed([weights], n, min_sep, k)
     assert found == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+  ('min_sep', 'count'), [(2, 2), (2, 3), (2, 4), (3, 2), (4, 2)]
+)
+def test_heaviest_pattern_of_fewer_than_fit(min_sep, count):
+  weights = np.random.default_rng(6).random((200, 9))
+  chosen = _patterns(9, participation.MinSep(min_sep, count))
+  np.testing.assert_allclose(
+    patterns.heaviest(weights, min_sep, count),
+    (weights @ chosen.T).max(1),
+    rtol=1e-12,
+  )
 
 
 def test_heaviest_pattern_of_many_rows_and_consecutive_rounds():

@@ -189,7 +189,8 @@ def delta_bound(
   sequence = np.random.SeedSequence(seed)
   # PRIVACY: the samples are others than those that chose gamma and eta, and
   # each direction may fail with half of the probability.
-  # Guard: balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
+  # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
+  # test_bound_without_a_hit_is_the_exact_one.
   pilot, final = (
       np.random.default_rng(child) for child in sequence.spawn(2))
   log_term = math.log(2 / failure_probability)
@@ -347,6 +348,7 @@ def _upper(
 ) -> float:
   """Returns the bound of delta; see the module."""
   # PRIVACY: Markov's inequality; B bounds the mean, too.
-  # Guard: balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
+  # Guards: monte_carlo_test.test_bound_without_a_hit_is_the_exact_one and
+  # balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
   return min(
       direction.bound, -math.expm1(log - log_term / samples) / direction.eta)

@@ -178,8 +178,8 @@ def _solve(
   aim = math.log(epsilon) - width / 2
   for _ in range(40):
     found = epsilon_of(math.exp(x))
-    # PRIVACY: what is returned was seen to hold.
-    # Guard: cyclic_poisson_test.test_calibration_rounds_up.
+    # PRIVACY: what is returned was seen to hold. Guard:
+    # cyclic_poisson_test.test_search_returns_no_noise_that_gives_more.
     if epsilon * (1 - width) <= found <= epsilon:
       return math.exp(x)
     y = math.log(max(found, 0.1 * epsilon))

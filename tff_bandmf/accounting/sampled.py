@@ -75,8 +75,9 @@ def least(
     if log_x >= math.log(start):
       return None
     mixture, epsilon = problem(math.exp(log_x))
-    # PRIVACY: all attempts together fail with `failure_probability`.
-    # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
+    # PRIVACY: all attempts together fail with `failure_probability`. Guards:
+    # monte_carlo_test.test_attempts_share_the_failure_probability and
+    # balls_in_bins_test.test_total_counts_the_failure_probability.
     bound = dataclasses.replace(
         monte_carlo.delta_bound(mixture, epsilon, samples, share, attempt),
         failure_probability=failure_probability)

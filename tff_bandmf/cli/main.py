@@ -62,8 +62,12 @@ def _usage(error: click.UsageError) -> str:
   name = error.ctx.command_path if error.ctx else 'bandmf'
   see_help = f'see {name} --help'
   if isinstance(error, click.NoSuchOption):
+    near = ' or '.join(error.possibilities or ())
     return errors.invalid(
-      'option', error.option_name, f'is no option of {name}', see_help
+      'option',
+      error.option_name,
+      f'is no option of {name}',
+      f'did you mean {near}? {see_help}' if near else see_help,
     )
   if isinstance(error, click.MissingParameter) and error.param is not None:
     flag = error.param.opts[0]

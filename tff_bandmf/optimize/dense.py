@@ -211,7 +211,7 @@ class _Dual:
     mean, largest = strategy.errors(self._workload)
     error = mean if self._objective == solver.MEAN else largest
     # PRIVACY: the sensitivity that is released, not the one X was made for.
-    # Guard: optimize_dense_test.test_loss_is_that_of_brute_force.
+    # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
     sens = sensitivity.sensitivity(strategy, self._participation).value
     if error * sens**2 < self.loss:
       self.strategy, self.loss = strategy, error * sens**2

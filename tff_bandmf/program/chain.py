@@ -106,7 +106,7 @@ def link(head: bytes, place: int, event: Event) -> bytes:
     event: e_i.
   """
   # PRIVACY: what is not in here can be changed in a ledger. Guard:
-  # ledger_test.test_any_change_of_a_row_is_refused.
+  # chain_test.test_any_change_of_a_row_is_refused.
   return _sha256([
       head.hex(), place, event.round, event.kind,
       None if event.digest is None else event.digest.hex(),

@@ -95,7 +95,7 @@ class Ledger:
         records.create(connection)
     with database.transaction(self._reader) as connection:
       # PRIVACY: what was changed claims nothing and goes on with nothing.
-      # Guard: ledger_test.test_any_change_of_a_row_is_refused.
+      # Guard: chain_test.test_any_change_of_a_row_is_refused.
       records.verify(connection)
 
   def __enter__(self) -> Ledger:

@@ -270,7 +270,7 @@ def verify(connection: sa.engine.Connection) -> Contents:
     head = chain.link(head, len(events), event)
     # PRIVACY: a client that is cut out of a cohort, a round without its cohort
     # and an event that is gone all show here. Guards:
-    # ledger_test.test_any_change_of_a_row_is_refused and
+    # chain_test.test_any_change_of_a_row_is_refused and
     # test_client_cut_out_of_two_cohorts_is_refused.
     if place != len(events) or recorded != head or (
         event.kind == chain.STARTED

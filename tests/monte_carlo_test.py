@@ -1,0 +1,102 @@
+"""Tests of the confidence of sampled bounds: what their failures may cost."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from tff_bandmf.accounting import balls_in_bins, monte_carlo, sampled
+
+_BETA = 1e-3
+_GRAM = np.array([[2.0, 0.5], [0.5, 1.0]])
+
+
+def _plan(bound):
+  """Returns a direction whose values were all 0, as `plans` gives it."""
+  # eta is as large as it may be: then the bound is as tight as one can be.
+  direction = monte_carlo._Direction(
+    lambda rng, count: np.zeros(count), bound, (1 - 1e-12) / bound
+  )
+  return direction, 0.0, 0.0
+
+
+@pytest.mark.parametrize('bound', [1.0, 0.25])
+@pytest.mark.parametrize('samples', [1, 10, 1000])
+def test_bound_without_a_hit_is_the_exact_one(monkeypatch, bound, samples):
+  """Values are 0 or B: a mean of p B gives N zeros with (1 - p)^N.
+
+  A direction may fail with beta / 2, so the largest p that N zeros do not
+  exclude has (1 - p)^N = beta / 2.
+  """
+  monkeypatch.setattr(monte_carlo, 'plans', lambda *_: [_plan(bound)] * 2)
+  mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
+  found = monte_carlo.delta_bound(mixture, 1.0, samples, _BETA, seed=1)
+  p = found.upper / bound
+  assert (1 - p) ** samples == pytest.approx(_BETA / 2, rel=1e-3)
+  assert found.estimate == 0
+
+
+@pytest.mark.parametrize('bounds', [(1.0, 0.25), (0.25, 1.0)])
+def test_worse_direction_counts(monkeypatch, bounds):
+  plans = [_plan(bound) for bound in bounds]
+  mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
+
+  def upper(plans):
+    monkeypatch.setattr(monte_carlo, 'plans', lambda *_: plans)
+    return monte_carlo.delta_bound(mixture, 1.0, 100, _BETA, seed=1).upper
+
+  assert upper(plans) == max(upper([plan]) for plan in plans) > 0
+
+
+class _Recording(balls_in_bins.BallsInBinsMixture):
+  """A mixture that keeps where the generator stood at each draw."""
+
+  def __init__(self):
+    super().__init__(_GRAM, 1.0)
+    self.starts = []
+
+  def _keep(self, rng):
+    # Where two generators stand alike they give the same samples from there.
+    self.starts.append(rng.bit_generator.state['state']['state'])
+
+  def sample_remove(self, rng, count, gamma):
+    self._keep(rng)
+    return super().sample_remove(rng, count, gamma)
+
+  def sample_add(self, rng, count, kappa):
+    self._keep(rng)
+    return super().sample_add(rng, count, kappa)
+
+
+def test_samples_of_the_bound_are_used_once():
+  """Neither to choose gamma and eta, nor for both directions."""
+  mixture = _Recording()
+  monte_carlo.delta_bound(mixture, 1.0, 1000, _BETA, seed=1)
+  directions = 2
+  pilots = len(monte_carlo._removes(mixture, 1.0)) + 1
+  assert len(mixture.starts) == pilots + directions
+  assert len(set(mixture.starts)) == len(mixture.starts)
+
+
+@pytest.mark.parametrize('beta', [1e-3, 1e-6])
+def test_attempts_share_the_failure_probability(monkeypatch, beta):
+  """No attempt is confirmed: all of them together may fail with beta."""
+  shares, seeds = [], []
+  bound = monte_carlo.delta_bound
+
+  def never_confirmed(mixture, epsilon, samples, share, seed):
+    shares.append(share)
+    seeds.append(seed)
+    found = bound(mixture, epsilon, samples, share, seed)
+    return dataclasses.replace(found, upper=0.011)
+
+  monkeypatch.setattr(monte_carlo, 'delta_bound', never_confirmed)
+  mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
+  found = sampled.least(
+    lambda epsilon: (mixture, epsilon), 50.0, 0.01, 1000, beta, seed=3
+  )
+  assert found is None
+  assert len(shares) == sampled._ATTEMPTS > 1
+  assert math.fsum(shares) <= beta * (1 + 1e-12)
+  assert len(set(seeds)) == len(seeds)
