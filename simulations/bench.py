@@ -7,9 +7,7 @@ of two: the machine may be busy.
 
 from __future__ import annotations
 
-import concurrent.futures
 import json
-import multiprocessing
 import os
 import pathlib
 import re
@@ -17,13 +15,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any, Callable
 
 import click
 import numpy as np
 
-from simulations import bench_data, bench_optimize, bench_training
+from simulations import (
+    bench_data,
+    bench_noise,
+    bench_optimize,
+    bench_training,
+)
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -34,8 +36,6 @@ _MODEL_SHAPES = (
     (96, 10_004), (10_004,))
 _ROUNDS = 2052
 _MIN_SEP = 342
-_MEASURED_ROUNDS = 128
-_CHUNK = 2**16
 
 
 def _strategy(bands: int):
@@ -166,110 +166,14 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
   return {'seconds': elapsed / block, 'cpu_seconds': cpu / block}
 
 
-def producer(parameters: int = 1_000_000) -> dict[str, Any]:
-  """Returns what a round's noise costs next to iid normals of its size.
-
-  On one core, in CPU seconds, past the first window of rounds: `ratio` is what
-  every later round costs, a block's work spread over its rounds.
-  """
-  # A process of its own: threads stay on the cores that they started on.
-  with concurrent.futures.ProcessPoolExecutor(
-      1, multiprocessing.get_context('spawn'), _use_one_core) as process:
-    return process.submit(_producer, parameters).result()
-
-
-def _use_one_core() -> None:
-  os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-
-
-def _producer(parameters: int) -> dict[str, Any]:
-  from tff_bandmf import noise, strategies
-  from tff_bandmf.noise import generators
-
-  words = noise.Key.from_entropy().words()
-
-  def draw(rounds):
-    for t in range(rounds):
-      noise.standard_normal(words, t, 0, parameters).numpy()
-
-  result: dict[str, Any] = {'parameters': parameters}
-  for name, strategy, rounds in (
-      ('identity', strategies.Identity(_ROUNDS), _streamed),
-      ('bands_64', _strategy(64), _streamed),
-      ('bands_342', _strategy(342), _streamed),
-      ('blt_4', strategies.Blt(
-          _ROUNDS, np.full(4, 0.1), np.array([0.99, 0.9, 0.7, 0.4])),
-       _streamed),
-      ('inverse_4_regenerated', strategies.BandedInverseSqrt(_ROUNDS, 4),
-       _regenerated)):
-    iid_seconds, made_seconds, made = 0.0, 0.0, 0
-    for count, seconds in rounds(noise.Plan.of(strategy), parameters):
-      began = time.process_time()
-      draw(count)
-      iid_seconds += time.process_time() - began
-      made_seconds += seconds
-      made += count
-      if made >= _MEASURED_ROUNDS:
-        break
-    result[name] = {
-        'rounds': made, 'iid_cpu_seconds': iid_seconds / made,
-        'cpu_seconds': made_seconds / made,
-        'ratio': made_seconds / iid_seconds}
-  secure = generators.of(noise.AES_CTR, noise.Key.from_entropy())
-  began = time.process_time()
-  for start in range(0, parameters, _CHUNK):
-    secure.rows(0, 16, start, min(_CHUNK, parameters - start))
-  result['aes_ctr_normals_per_second'] = (
-      16 * parameters / (time.process_time() - began))
-  return result
-
-
-def _streamed(plan, parameters: int) -> Iterator[tuple[int, float]]:
-  """Yields (rounds, CPU seconds) of blocks when the first window is full."""
-  from tff_bandmf import noise
-  from tff_bandmf.noise import stream
-
-  made = stream.Stream(plan, parameters, noise.Key.from_entropy())
-  m = made.block_rounds
-  t = 0
-  began = time.process_time()
-  for y in made.rows():
-    if y is None:
-      continue
-    t += 1
-    if t % m == 0:
-      # The first block compiles.
-      if t > max(m, plan.memory + m - 1):
-        yield m, time.process_time() - began
-      began = time.process_time()
-
-
-def _regenerated(plan, parameters: int) -> Iterator[tuple[int, float]]:
-  """Yields (rounds, CPU seconds) of rounds that have a full window."""
-  import tensorflow as tf
-
-  from tff_bandmf import noise
-
-  source = noise.RegenerateSource(plan, parameters)
-  try:
-    step = tf.function(source.next, autograph=False)
-    state = source.initial_state()
-    step(state, tf.constant(0, tf.int64))
-    for t in range(plan.memory, plan.rounds):
-      began = time.process_time()
-      step(state, tf.constant(t, tf.int64))[0].numpy()
-      yield 1, time.process_time() - began
-  finally:
-    source.close()
-
-
 _CASES: dict[str, Callable[[], Any]] = {
     'aggregation': aggregation,
     'client_ids': bench_data.client_ids,
     'large_optimisation': bench_optimize.large_optimisations,
     'loss': bench_optimize.losses,
     'optimisation': bench_optimize.optimisations,
-    'producer': producer,
+    'producer': bench_noise.producer,
+    'tail': bench_noise.tail,
     'training': bench_training.training,
 }
 

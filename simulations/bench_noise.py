@@ -1,0 +1,146 @@
+"""Benchmarks of noise: CPU seconds of one core, memory, the tail."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import os
+import statistics
+import time
+from typing import Any, Callable
+from unittest import mock
+
+import numpy as np
+import psutil
+import scipy.special
+
+from tff_bandmf import noise, strategies
+from tff_bandmf.audit import attacks
+from tff_bandmf.noise import generator as generator_lib
+
+_ROUNDS = 2052
+_MEASURED_ROUNDS = 128
+# Coordinates of `generator.fill` at once, as the stream takes them.
+_CHUNK = 1 << 13
+_GENERATOR_REPETITIONS = 200
+_Z_STEPS = 2.0**16
+
+# (C, most that a round may cost next to iid normals).
+_STRATEGIES: dict[str, tuple[Callable[[], strategies.Strategy], float]] = {
+    'identity': (lambda: strategies.Identity(_ROUNDS), 1.1),
+    'bands_64': (lambda: _banded(64), 1.7),
+    'bands_342': (lambda: _banded(342), 2.6),
+    'blt_4': (
+        lambda: strategies.Blt(
+            _ROUNDS, np.full(4, 0.1), np.array([0.99, 0.9, 0.7, 0.4])), 1.4),
+    'inverse_4': (lambda: strategies.BandedInverseSqrt(_ROUNDS, 4), 4.0)}
+
+
+def _banded(bands: int) -> strategies.Strategy:
+  """Returns a strategy of 2052 rounds; how good it is does not matter here."""
+  return strategies.BandedToeplitz(_ROUNDS, np.arange(1.0, bands + 1)**-0.5)
+
+
+def producer(parameters: int = 1_000_000) -> dict[str, Any]:
+  """Returns what a round's noise costs next to iid normals of its size.
+
+  The normals are of the same generator. On one core, in CPU seconds, past the
+  first window of rounds: `ratio` is the median over blocks of rounds, each next
+  to the normals of as many. `memory_bytes` is what a full window holds.
+  """
+  result: dict[str, Any] = {'parameters': parameters}
+  for name in _STRATEGIES:
+    result[name] = _on_one_core(_streamed, name, parameters)
+  result['generator'] = _on_one_core(_generator)
+  return result
+
+
+def _on_one_core(function: Callable[..., Any], *arguments: Any) -> Any:
+  # A process of its own: threads stay on the cores that they started on, and
+  # what others left in memory is not counted. Threads of a product that share
+  # one core would wait for one another busily.
+  with mock.patch.dict(os.environ, OPENBLAS_NUM_THREADS='1'):
+    with concurrent.futures.ProcessPoolExecutor(
+        1, multiprocessing.get_context('spawn'), _use_one_core) as process:
+      return process.submit(function, *arguments).result()
+
+
+def _use_one_core() -> None:
+  os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
+
+
+def _streamed(name: str, parameters: int) -> dict[str, Any]:
+  """Returns seconds, ratio and memory of one strategy."""
+  make, most = _STRATEGIES[name]
+  recursion = make().recursion()
+  key = noise.Key.from_entropy()
+  normals = generator_lib.Generator(key)
+  before = psutil.Process().memory_info().rss
+  made = noise.Stream(recursion, _Z_STEPS, parameters, key)
+  m = made.block_rounds
+  z = np.zeros((m, _CHUNK))
+  seconds: list[float] = []
+  iid_seconds: list[float] = []
+  t = memory = 0
+  began = time.process_time()
+  for y in made.rows():
+    if y is None:
+      continue
+    t += 1
+    if t % m:
+      continue
+    elapsed = time.process_time() - began
+    if t > recursion.memory + m:
+      memory = psutil.Process().memory_info().rss - before
+      seconds.append(elapsed / m)
+      began = time.process_time()
+      for start in range(0, parameters, _CHUNK):
+        normals.fill(
+            z[:, :min(_CHUNK, parameters - start)], t, start)
+      iid_seconds.append((time.process_time() - began) / m)
+      if len(seconds) * m >= _MEASURED_ROUNDS:
+        break
+    began = time.process_time()
+  return {
+      'rounds': len(seconds) * m,
+      'cpu_seconds': statistics.median(seconds),
+      'iid_cpu_seconds': statistics.median(iid_seconds),
+      'ratio': statistics.median(
+          each / iid for each, iid in zip(seconds, iid_seconds)),
+      'goal': most, 'memory_bytes': memory}
+
+
+def _generator() -> dict[str, Any]:
+  """Returns what normals cost next to the inverse of their CDF alone."""
+  generator = generator_lib.Generator(noise.Key.from_entropy())
+  z = np.empty((1, _CHUNK))
+  seconds, inverse_seconds = [], []
+  for row in range(_GENERATOR_REPETITIONS):
+    began = time.process_time()
+    for start in range(0, 16 * _CHUNK, _CHUNK):
+      generator.fill(z, row, start)
+    seconds.append(time.process_time() - began)
+    u = ((generator.words(row, 0, _CHUNK) >> np.uint64(1)) + 0.5) * 2.0**-64
+    began = time.process_time()
+    for _ in range(16):
+      scipy.special.ndtri(u, out=z[0])
+    inverse_seconds.append(time.process_time() - began)
+  return {
+      'normals_per_second': 16 * _CHUNK / statistics.median(seconds),
+      'ratio': statistics.median(
+          each / inverse for each, inverse in zip(seconds, inverse_seconds)),
+      'goal': 1.5}
+
+
+def tail() -> dict[str, Any]:
+  """Returns the audit's attack on the tail, with 2^30 normals all made."""
+  generator = generator_lib.Generator(noise.Key.from_entropy())
+
+  def beyond(draws, threshold):
+    return sum(
+        int(np.sum(np.abs(generator.rows(row, 1, 0, _CHUNK)) > threshold))
+        for row in range(draws // _CHUNK))
+
+  began = time.process_time()
+  found = attacks.tail(beyond)
+  return {**found.to_dict(), 'cpu_seconds': time.process_time() - began}
