@@ -36,6 +36,7 @@ _MODEL_SHAPES = (
     (96, 10_004), (10_004,))
 _ROUNDS = 2052
 _MIN_SEP = 342
+_Z_STEPS = 2.0**16
 
 
 def _strategy(bands: int):
@@ -140,16 +141,16 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
   Past the first window of rounds, over a whole block.
   """
   from tff_bandmf import noise
-  from tff_bandmf.noise import stream
+  from tff_bandmf.noise import tape as tape_lib
 
-  plan = noise.Plan.of(_strategy(bands))
+  recursion = _strategy(bands).recursion()
   key = noise.Key.from_entropy()
-  block = stream.Stream(plan, parameters, key).block_rounds
-  warm = -(-plan.memory // block) * block
+  block = noise.Stream(recursion, _Z_STEPS, parameters, key).block_rounds
+  warm = -(-recursion.memory // block) * block
   with tempfile.TemporaryDirectory(
       dir='/dev/shm' if os.path.isdir('/dev/shm') else None) as parent:
-    tape = noise.Tape(
-        pathlib.Path(parent) / 'tape', plan, parameters, key)
+    tape = tape_lib.Tape(
+        pathlib.Path(parent) / 'tape', recursion, _Z_STEPS, parameters, key)
     try:
       for t in range(warm + block + 1):
         path = tape.directory / f'{t:08d}.noise'
