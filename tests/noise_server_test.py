@@ -1,7 +1,7 @@
 """Tests of `bandmf noise-server` as a process: what it serves, and its ends.
 
-The processes are forked from one that has imported TensorFlow, and run the
-command itself.
+The processes are forked from one that has imported it, and run the command
+itself.
 """
 
 import contextlib
@@ -15,15 +15,11 @@ import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
+import tapes
 
 from tff_bandmf import noise, strategies
-from tff_bandmf.noise import (
-    private_files,
-    stream,
-    tape_folder,
-    tape_reader,
-)
+from tff_bandmf.cli import noise_server
+from tff_bandmf.noise import private_files, stream, tape_file, tape_folder
 
 # Random points at which the server is killed; 100 took 3 minutes.
 _KILLS = int(os.environ.get('BANDMF_KILLS', '10'))
@@ -31,8 +27,14 @@ _ROUNDS = 40 + 3 * _KILLS
 _DIMENSION = 3000
 _STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.9**np.arange(40))
 _KEY = noise.Key.from_seed(29)
+_Z_STDDEV, _LARGEST_COHORT = 2.5, 100
+_RECURSION = _STRATEGY.recursion()
+_Z_STEPS = noise.Lattice.of(
+    _RECURSION, _Z_STDDEV, largest_cohort=_LARGEST_COHORT,
+    dimension=_DIMENSION).z_steps
+_TAPE_ID = tape_folder.identify(_KEY, _RECURSION, _DIMENSION, _Z_STEPS)
 _PROCESSES = multiprocessing.get_context('forkserver')
-_PROCESSES.set_forkserver_preload(['tff_bandmf.noise'])
+_PROCESSES.set_forkserver_preload(['tff_bandmf.cli.main'])
 
 
 def _serve(arguments, out, error):
@@ -45,7 +47,12 @@ def _serve(arguments, out, error):
 
 
 class _Server:
-  """A server in a folder of its own; started again at will."""
+  """A server in a folder of its own; started again at will.
+
+  It is a tape that can be read.
+  """
+
+  tape_id, z_steps, row_norms = _TAPE_ID, _Z_STEPS, _RECURSION.row_norms
 
   def __init__(self, folder, *arguments, index=1, shards=1):
     self._folder = folder
@@ -57,6 +64,8 @@ class _Server:
     self.arguments = [
         'noise-server', str(folder / 'strategy.json'),
         f'--parameters={_DIMENSION}', f'--key-file={folder / "key"}',
+        f'--z-stddev-per-clip={_Z_STDDEV}',
+        f'--largest-cohort={_LARGEST_COHORT}',
         f'--directory={self.directory}', f'--shard={index}/{shards}',
         '--json', *arguments]
     self.process = None
@@ -92,35 +101,17 @@ def server(tmp_path):
 
 
 def _wait_until(condition):
-  deadline = time.monotonic() + 120
+  deadline = time.monotonic() + 60
   while not condition():
     assert time.monotonic() < deadline, 'timed out'
     time.sleep(0.005)
 
 
-def _expected():
-  made = stream.Stream(noise.Plan.of(_STRATEGY), _DIMENSION, _KEY)
-  return np.stack([y.copy() for y in made.rows() if y is not None])
-
-
 @pytest.fixture(scope='module')
 def expected():
   """The noise of a run that nothing disturbs."""
-  return _expected()
-
-
-@tf.function
-def _read_graph(directory, tape_id, t, timeout):
-  # One graph for all folders of a test.
-  return tape_reader.read(
-      [tape_folder.Shard(directory, 0, _DIMENSION)], tape_id, t, timeout)
-
-
-def _read(server, t, timeout=120.0):
-  tape_id = noise.Plan.of(_STRATEGY).identify(_KEY, _DIMENSION, noise.PHILOX)
-  return _read_graph(
-      str(server.directory), tf.constant(tape_id), tf.constant(t, tf.int64),
-      tf.constant(timeout, tf.float64)).numpy()
+  made = stream.Stream(_RECURSION, _Z_STEPS, _DIMENSION, _KEY)
+  return np.stack([y.copy() for y in made.rows() if y is not None])
 
 
 def _names(directory):
@@ -132,24 +123,24 @@ def test_server_serves_the_noise_and_says_what_it_is(server, expected):
   description = server.printed()
   assert description['directory'] == str(server.directory)
   assert {
-      **description, 'format': 'tff_bandmf.tape', 'version': 2,
+      **description, 'format': 'tff_bandmf.tape', 'version': 3,
   } == {
       **json.loads((server.directory / 'tape.json').read_text()),
       'directory': str(server.directory), 'start_round': 0}
   assert description['strategy'] == _STRATEGY.digest()
   assert (description['rounds'], description['dimension']) == (
       _ROUNDS, _DIMENSION)
-  assert (description['generator'], description['device']) == (
-      'philox', 'GPU' if tf.config.list_logical_devices('GPU') else 'host')
+  assert (description['z_steps'], description['device']) == (_Z_STEPS, 'host')
   assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
   for t in range(5):
-    assert np.array_equal(_read(server, t), expected[t])
+    assert np.array_equal(tapes.release(server, t), expected[t])
   _wait_until(lambda: 'round 4 of' in server.error.read_text())
-  halves = _KEY.secret[:8], _KEY.secret[8:]
-  for path in [*server.directory.iterdir(), server.error]:
+  parts = [_KEY.secret[i:i + 8] for i in range(0, 32, 8)]
+  use = server.directory.parent / 'key.use'
+  for path in [*server.directory.iterdir(), server.error, use]:
     content = path.read_bytes()
-    assert not any(half in content for half in halves)
-    assert not any(str(word).encode() in content for word in _KEY.words())
+    assert not any(
+        part in content or part.hex().encode() in content for part in parts)
     if path.parent == server.directory:
       assert stat.S_IMODE(path.stat().st_mode) == 0o600 or (
           path.suffix == '.reached')
@@ -160,32 +151,38 @@ def test_server_that_was_stopped_continues(server, expected, number):
   server.start()
   server.printed()
   for t in range(6):
-    _read(server, t)
+    tapes.release(server, t)
   _wait_until((server.directory / '00000007.noise').exists)
   link = server.directory.parent / 'link'
   os.link(server.directory / '00000007.noise', link)
   assert server.end(number) == 0
   # No noise is left, and what says which was used.
-  assert _names(server.directory) == ['00000005.reached', 'lock', 'tape.json']
+  mark, *others = _names(server.directory)
+  assert mark.startswith(f'00000005-{tapes.RUN}-')
+  assert others == ['lock', 'tape.json']
   assert not any(link.read_bytes())
   assert 'Traceback' not in server.error.read_text()
   server.start()
   assert server.printed()['start_round'] == 5
-  with pytest.raises(tf.errors.InvalidArgumentError, match='already used'):
-    _read(server, 4)
+  with tapes.refused('already used'):
+    tapes.release(server, 4)
+  # Its release is still the only one.
+  with tapes.refused('released another sum'):
+    tapes.release(server, 5, np.ones(_DIMENSION))
   for t in (5, _ROUNDS - 1):
-    assert np.array_equal(_read(server, t), expected[t])
+    assert np.array_equal(tapes.release(server, t), expected[t])
   assert server.end(number) == 0
   # The run is over, but the key could start another one.
-  assert _names(server.directory) == [
-      f'{_ROUNDS - 1:08d}.reached', 'lock', 'tape.json']
+  mark, *others = _names(server.directory)
+  assert mark.startswith(f'{_ROUNDS - 1:08d}-')
+  assert others == ['lock', 'tape.json']
 
 
 def test_killed_server_continues_from_the_highest_mark(server, expected):
   server.start()
   server.printed()
   for t in range(6):
-    _read(server, t)
+    tapes.release(server, t)
   _wait_until((server.directory / f'{_ROUNDS - 1:08d}.noise').exists)
   server.kill()
   # As if it had been killed a moment earlier or later.
@@ -207,10 +204,10 @@ def test_killed_server_continues_from_the_highest_mark(server, expected):
   server.start()
   assert server.printed()['start_round'] == 5
   assert not used.exists() and not (directory / 'failed').exists()
-  with pytest.raises(tf.errors.InvalidArgumentError, match='already used'):
-    _read(server, 4)
+  with tapes.refused('already used'):
+    tapes.release(server, 4)
   for t in range(5, 12):
-    assert np.array_equal(_read(server, t), expected[t])
+    assert np.array_equal(tapes.release(server, t), expected[t])
     if t == 9:
       # What is whole is not written again: a round may be reading it.
       assert kept.stat().st_ino == before
@@ -223,8 +220,8 @@ def test_start_round_counts_where_it_is_the_highest(tmp_path, expected):
     stack.callback(server.kill)
     server.start()
     assert server.printed()['start_round'] == 6
-    assert np.array_equal(_read(server, 6), expected[6])
-    _read(server, 8)
+    assert np.array_equal(tapes.release(server, 6), expected[6])
+    tapes.release(server, 8)
     server.kill()
     server.start()
     assert server.printed()['start_round'] == 8
@@ -237,9 +234,8 @@ def test_round_of_a_killed_server_fails_after_its_timeout(tmp_path):
   _wait_until((server.directory / '00000001.noise').exists)
   server.kill()
   began = time.monotonic()
-  with pytest.raises(
-      tf.errors.InvalidArgumentError, match='is its process alive'):
-    _read(server, 5, timeout=0.5)
+  with tapes.refused('is its process alive'):
+    tapes.release(server, 5, timeout=0.5)
   assert time.monotonic() - began >= 0.5
 
 
@@ -255,25 +251,23 @@ def test_server_killed_at_random_points_gives_the_same_noise(server, expected):
       # While it writes, waits, or removes what was read.
       _wait_until((server.directory / f'{t:08d}.noise').exists)
       if t and random.random() < 0.5:
-        assert np.array_equal(_read(server, t - 1), expected[t - 1])
+        assert np.array_equal(tapes.release(server, t - 1), expected[t - 1])
       for _ in range(random.integers(1, 4)):
-        assert np.array_equal(_read(server, t), expected[t])
+        assert np.array_equal(tapes.release(server, t), expected[t])
         t += 1
       time.sleep(random.exponential(0.01))
     server.kill()
     # Whatever has a name is whole.
     for path in server.directory.glob('*.noise'):
       if int(path.stem) >= t:
-        assert tape_folder.is_whole(
-            path, noise.Plan.of(_STRATEGY).identify(
-                _KEY, _DIMENSION, noise.PHILOX), server.shards[0])
+        assert tape_file.is_whole(path, _TAPE_ID, 0, _DIMENSION)
   server.start()
   assert server.printed()['start_round'] == max(0, t - 1)
   for u in range(max(0, t - 1), _ROUNDS):
-    assert np.array_equal(_read(server, u), expected[u])
+    assert np.array_equal(tapes.release(server, u), expected[u])
   assert server.end(signal.SIGTERM) == 0
-  assert _names(server.directory) == [
-      f'{_ROUNDS - 1:08d}.reached', 'lock', 'tape.json']
+  assert [name[:9] for name in _names(server.directory)] == [
+      f'{_ROUNDS - 1:08d}-', 'lock', 'tape.json']
 
 
 def _refused(run, server, *arguments):
@@ -287,48 +281,90 @@ def _refused(run, server, *arguments):
 def test_folder_of_another_tape_is_refused_in_one_line(server, run, tmp_path):
   server.start()
   server.printed()
-  assert 'has a live producer' in _refused(run, server)
+  assert 'another noise-server makes coordinates' in _refused(run, server)
   server.kill()
   left = _names(server.directory)
-  private_files.write(tmp_path / 'other-key', bytes(16))
-  other = strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5])
-  strategies.save(other, tmp_path / 'other.json')
+  private_files.write(tmp_path / 'other-key', bytes(32))
+  other = f'--key-file={tmp_path / "other-key"}'
   for arguments, said in (
-      ([f'--key-file={tmp_path / "other-key"}'], 'tape_id='),
+      ([], 'tape_id='),
       ([f'--parameters={_DIMENSION + 1}'], f'dimension={_DIMENSION}'),
-      (['--secure-noise'], 'generator=philox'),
-      (['--device=CPU:0'], 'device=')):
-    line = _refused(run, server, *arguments)
+      (['--largest-cohort=100000'], f'z_steps={_Z_STEPS}'),
+      (['--z-stddev-per-clip=2.6'], f'z_steps={_Z_STEPS}')):
+    line = _refused(run, server, other, *arguments)
     assert 'holds another tape' in line and said in line
-  server.arguments[1] = str(tmp_path / 'other.json')
-  assert f'strategy={_STRATEGY.digest()}' in _refused(run, server)
+  # Of the same key.
+  (tmp_path / 'key.use').unlink()
+  line = _refused(run, server, '--device=CPU:0')
+  assert 'holds another tape' in line and 'device=host' in line
   assert _names(server.directory) == left
+  # A refusal is no use of a key.
+  server.start()
+  server.printed()
+
+
+def test_second_server_of_a_key_is_refused(tmp_path, run, monkeypatch):
+  monkeypatch.setattr(stream, '_GRID', 1 << 10)
+  server = _Server(tmp_path)
+  server.start()
+  server.printed()
+  for directory in ('noise-1', 'elsewhere'):
+    for shard in ('1/1', '1/2', '2/2'):
+      line = _refused(
+          run, server, f'--directory={tmp_path / directory}',
+          f'--shard={shard}')
+      assert 'another noise-server makes coordinates in' in line
+      assert 'a key file of its own' in line
+  assert not (tmp_path / 'elsewhere').exists()
+  server.kill()
+
+
+@pytest.mark.parametrize('arguments, said', [
+    (['--directory=elsewhere'], 'has served this noise in '),
+    (['--directory=elsewhere', f'--parameters={_DIMENSION - 1}'],
+     'has served another noise in '),
+    (['--z-stddev-per-clip=2.6'], 'has served another noise in ')])
+def test_key_of_another_folder_is_refused(
+    server, run, tmp_path, monkeypatch, arguments, said):
+  monkeypatch.chdir(tmp_path)
+  server.start()
+  server.printed()
+  assert server.end(signal.SIGTERM) == 0
+  line = _refused(run, server, *arguments)
+  assert said + str(server.directory) in line
+  assert not (tmp_path / 'elsewhere').exists()
+  # The same folder by another name is the same.
+  (tmp_path / 'link').symlink_to(tmp_path)
+  server.arguments.append(f'--directory={tmp_path / "link" / "noise-1"}')
+  server.start()
+  assert server.printed()['start_round'] == 0
 
 
 def test_tape_of_a_training_process_is_refused(server, run):
-  tape = noise.Tape(
-      server.directory, noise.Plan.of(_STRATEGY), _DIMENSION, _KEY)
-  _wait_until((server.directory / '00000000.noise').exists)
+  own = tapes.make(
+      server.directory, _STRATEGY, z_steps=_Z_STEPS, dimension=_DIMENSION,
+      key=_KEY)
+  tapes.noise_file(own, 0)
+  assert 'has a live producer' in _refused(run, server)
   # As one leaves them that was killed.
   left = pathlib.Path(f'{server.directory}-left')
   os.mkdir(left)
-  for name in ('00000000.noise', '00000000.reached'):
+  for name in ('00000000.noise', '00000000.reached', 'tape.json'):
     (left / name).write_bytes((server.directory / name).read_bytes())
-  tape.close()
-  server.directory = left
-  assert 'holds a tape of no noise-server' in _refused(
-      run, server, f'--directory={left}')
-  with pytest.raises(ValueError, match='of no noise-server'):
-    noise.Tape(
-        left, noise.Plan.of(_STRATEGY), _DIMENSION, _KEY, resume=True)
+  own.close()
+  line = _refused(run, server, f'--directory={left}')
+  assert 'holds another tape, served=False' in line
 
 
 def test_training_does_not_remove_the_folder_of_a_server(server):
   server.start()
   server.printed()
   server.kill()
-  with pytest.raises(ValueError, match='holds files of others'):
-    noise.Tape(server.directory, noise.Plan.of(_STRATEGY), _DIMENSION, _KEY)
+  for key in (_KEY, tapes.KEY):
+    with pytest.raises(ValueError, match='holds another tape.* served=True'):
+      tapes.make(
+          server.directory, _STRATEGY, z_steps=_Z_STEPS, dimension=_DIMENSION,
+          key=key)
   assert (server.directory / 'tape.json').exists()
 
 
@@ -347,13 +383,72 @@ def test_server_ends_in_one_line_when_its_folder_goes(server):
     (['--shard=3/2'], 'shard=3/2'), (['--shard=0/2'], 'shard=0/2'),
     (['--shard=1'], 'shard=1'), (['--shard=1/2'], 'shards=2'),
     ([f'--start-round={_ROUNDS + 1}'], 'start_round='),
+    (['--start-round=-1'], 'start_round=-1'),
     (['--parameters=0'], 'parameters=0'),
+    (['--largest-cohort=0'], 'largest_cohort=0'),
+    (['--largest-cohort=2000000000'], 'lattice='),
+    (['--z-stddev-per-clip=0'], 'z_stddev_per_clip=0'),
     (['--device=GPU:9'], 'devices=GPU:9'),
     (['--max-memory-bytes=0'], 'max_memory_bytes=0')])
 def test_bad_values_are_refused_and_nothing_is_made(
     server, run, arguments, said):
   assert said in _refused(run, server, *arguments)
   assert not server.directory.exists()
+
+
+@pytest.mark.parametrize('name', [
+    '--parameters', '--z-stddev-per-clip', '--largest-cohort', '--key-file'])
+def test_what_the_noise_depends_on_is_never_guessed(server, run, name):
+  server.arguments = [
+      each for each in server.arguments if not each.startswith(name)]
+  assert name in _refused(run, server)
+  assert not server.directory.exists()
+
+
+def test_default_lattice_is_that_of_a_secure_sum_where_told(server, run):
+  server.arguments.append('--secure-sum')
+  server.start()
+  assert server.printed()['z_steps'] == noise.Lattice.of(
+      _RECURSION, _Z_STDDEV, largest_cohort=_LARGEST_COHORT,
+      dimension=_DIMENSION, secure_sum=True).z_steps
+
+
+class _Trouble:
+  """A tape that has what a server says something about."""
+
+  def __init__(self, reached=3, written=5, is_full=False):
+    self.reached, self.written, self.is_full = reached, written, is_full
+    self.directory = 'noise/1'
+    self.description = tape_folder.Description(
+        1, '00', 9, 10, 0, 10, 2.0, 'host', True)
+
+
+def test_server_tells_of_a_full_disk_and_of_a_silent_reader():
+  def trouble(silent=0.0, **kwargs):
+    return noise_server._trouble(_Trouble(**kwargs), silent)
+
+  assert trouble() is None and trouble(59.0) is None
+  assert trouble(is_full=True) == (
+      'no room in noise/1: rounds wait until there is')
+  assert 'no round was read for 60 s' in trouble(61.0)
+  # Nothing is there to be read, or all was.
+  assert trouble(61.0, written=3) is None
+  assert trouble(61.0, reached=8, written=9) is None
+
+
+def test_trouble_is_one_line_each_time_it_begins(monkeypatch, capsys):
+  monkeypatch.setattr(noise_server, '_PROGRESS_SECONDS', 0.01)
+  tape = _Trouble()
+  tape.error = None
+  states = iter([False, True, True, False, True, True])
+
+  class Stop:
+    def wait(self, seconds):
+      tape.is_full = next(states, None)
+      return tape.is_full is None
+
+  noise_server._wait(tape, Stop())
+  assert capsys.readouterr().err.count('no room in noise/1') == 2
 
 
 def test_key_is_made_once_and_private(tmp_path, run):
@@ -371,12 +466,12 @@ def test_key_is_made_once_and_private(tmp_path, run):
 def test_default_folder_is_in_memory_and_of_one_noise(server, tmp_path):
   # Others may run this test on this machine.
   key = noise.Key.from_entropy()
-  (tmp_path / 'key').write_bytes(key.secret)
+  private_files.write(tmp_path / 'key', key.secret)
   server.arguments.remove(f'--directory={server.directory}')
   server.start()
   directory = pathlib.Path(server.printed()['directory'])
   try:
-    tape_id = noise.Plan.of(_STRATEGY).identify(key, _DIMENSION, noise.PHILOX)
+    tape_id = tape_folder.identify(key, _RECURSION, _DIMENSION, _Z_STEPS)
     assert directory.name == f'tff_bandmf-server-{tape_id}-1-1'
     memory = pathlib.Path('/dev/shm')
     assert directory.parent == memory or not memory.is_dir()

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import pathlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from typing import Any
+from typing import Optional
 
 import click
 
-from tff_bandmf import errors
+from tff_bandmf import errors, noise
 from tff_bandmf.cli import options, output
+from tff_bandmf.noise import key_use, private_files, stream, tape_folder
+from tff_bandmf.noise import tape as tape_lib
 
 _PROGRESS_SECONDS = 1.0
+# After which a reader that takes no round is worth a line.
+_SILENT_SECONDS = 60.0
 
 
 class _Shard(click.ParamType):
@@ -51,11 +57,29 @@ class _Shard(click.ParamType):
   help='Of the model: how many numbers an update has.',
 )
 @click.option(
+  '--z-stddev-per-clip',
+  required=True,
+  type=options.NUMBER,
+  help='Standard deviation of z for a clip of 1: what bandmf calibrate prints '
+  'as z_stddev, all its digits.',
+)
+@click.option(
+  '--largest-cohort',
+  required=True,
+  type=options.INTEGER,
+  help='Most clients of a round, as in training.',
+)
+@click.option(
+  '--secure-sum',
+  is_flag=True,
+  help='Training sums with secure aggregation.',
+)
+@click.option(
   '--key-file',
   required=True,
   type=click.Path(),
-  help='16 secret bytes, made from the entropy of the system if missing. One '
-  'file serves one run, and all its shards.',
+  help='32 secret bytes, made from the entropy of the system if missing. One '
+  'file serves one run, in one folder a shard.',
 )
 @click.option(
   '--directory',
@@ -92,28 +116,24 @@ class _Shard(click.ParamType):
   'files.  [default: no bound]',
 )
 @click.option(
-  '--secure-noise',
-  is_flag=True,
-  help='AES in counter mode instead of Philox, which is not cryptographic.',
-)
-@click.option(
   '--device',
   'devices',
   multiple=True,
-  help="Of TensorFlow, like GPU:0, once for each; 'host' takes none.  "
-  '[default: all GPUs, or host]',
+  help='Of TensorFlow, like GPU:0, once for each.  [default: the host]',
 )
 @options.as_json
 def noise_server(
   file,
   parameters,
+  z_stddev_per_clip,
+  largest_cohort,
+  secure_sum,
   key_file,
   directory,
   shard,
   start_round,
   ahead_bytes,
   max_memory_bytes,
-  secure_noise,
   devices,
   as_json,
 ):
@@ -125,39 +145,56 @@ def noise_server(
   noise is wiped. The same command goes on where an ended one was.
   """
   strategy, _ = output.load(file)
-  with _stopped_by_signals() as stop:
-    # Takes seconds: the other commands do without TensorFlow.
-    from tff_bandmf import noise
-    from tff_bandmf.noise import private_files, stream
-
-    plan = noise.Plan.of(strategy)
+  with contextlib.ExitStack() as stack:
+    stop = stack.enter_context(_stopped_by_signals())
+    recursion = strategy.recursion()
+    # PRIVACY: a round of training refuses noise that was made for other values.
+    # Guard: served_tape_test.test_other_noise_than_trained_for_is_refused.
+    z_steps = noise.Lattice.of(
+      recursion,
+      z_stddev_per_clip,
+      largest_cohort=largest_cohort,
+      dimension=parameters,
+      secure_sum=secure_sum,
+    ).z_steps
     key = noise.Key.load_or_create(key_file)
-    generator = noise.AES_CTR if secure_noise else noise.PHILOX
+    tape_id = tape_folder.identify(key, recursion, parameters, z_steps)
     index, shards = shard
     if directory is None:
-      name = f'{plan.identify(key, parameters, generator)}-{index}-{shards}'
-      directory = private_files.memory() / f'tff_bandmf-server-{name}'
-    tape = noise.Tape(
-      directory,
-      plan,
-      parameters,
-      key,
-      start_round,
-      ahead_bytes,
-      generator,
-      max_memory_bytes,
-      stream.shard(parameters, index - 1, shards),
-      None if not devices else [name for name in devices if name != 'host'],
-      resume=True,
+      directory = private_files.memory() / (
+        f'tff_bandmf-server-{tape_id}-{index}-{shards}'
+      )
+    coordinates = stream.shard(parameters, index - 1, shards)
+    use = stack.enter_context(
+      contextlib.closing(
+        key_use.KeyUse(pathlib.Path(key_file), tape_id, coordinates, directory)
+      )
     )
-    with contextlib.closing(tape):
-      record = {
-        'directory': str(tape.directory),
-        'start_round': tape.start_round,
-        **dataclasses.asdict(tape.description),
-      }
-      output.show(record, as_json)
-      _wait(tape, stop)
+    tape = stack.enter_context(
+      contextlib.closing(
+        tape_lib.Tape(
+          directory,
+          recursion,
+          z_steps,
+          parameters,
+          key,
+          start_round,
+          ahead_bytes,
+          max_memory_bytes,
+          coordinates,
+          devices,
+          resume=True,
+        )
+      )
+    )
+    use.record()
+    record = {
+      'directory': str(tape.directory),
+      'start_round': tape.start_round,
+      **dataclasses.asdict(tape.description),
+    }
+    output.show(record, as_json)
+    _wait(tape, stop)
   return output.DONE
 
 
@@ -176,23 +213,30 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
       signal.signal(number, handler)
 
 
-def _wait(tape: Any, stop: threading.Event) -> None:
+def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
   """Returns when told to stop; meanwhile shows how far the tape is.
 
   Raises:
     RuntimeError: the producer ended.
   """
   shown = ''
+  trouble = None
+  reached, since = tape.reached, time.monotonic()
   while not stop.wait(_PROGRESS_SECONDS) and tape.error is None:
     line = (
       f'round {tape.reached} of {tape.description.rounds} is read, '
       f'{max(0, tape.written - tape.reached)} are ready'
-      + (f'; no room in {tape.directory}' if tape.is_full else '')
     )
     if line != shown:
       # Over the line before it.
       click.echo(f'\r{line.ljust(len(shown))}', err=True, nl=False)
       shown = line
+    if tape.reached != reached:
+      reached, since = tape.reached, time.monotonic()
+    found = _trouble(tape, time.monotonic() - since)
+    if found not in (None, trouble):
+      click.echo(f'\n{found}', err=True)
+    trouble = found
   if shown:
     click.echo(err=True)
   if tape.error is not None:
@@ -205,3 +249,17 @@ def _wait(tape: Any, stop: threading.Event) -> None:
         'give the same command again when the cause is gone',
       )
     )
+
+
+def _trouble(tape: tape_lib.Tape, silent: float) -> Optional[str]:
+  """Returns what somebody should look at, or None."""
+  if tape.is_full:
+    return f'no room in {tape.directory}: rounds wait until there is'
+  # Of the last round nobody tells that it was read.
+  last = tape.description.rounds - 1
+  if silent > _SILENT_SECONDS and tape.reached < min(tape.written, last):
+    return (
+      f'no round was read for {_SILENT_SECONDS:.0f} s: is training alive, and '
+      f'does it read {tape.directory}?'
+    )
+  return None
