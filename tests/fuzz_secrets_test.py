@@ -7,85 +7,80 @@ silence, and no error shows what the file holds.
 import ast
 import os
 import pathlib
-import stat
 
 import fuzzing
 import hypothesis
 import numpy as np
 import pytest
+import tapes
 import tensorflow as tf
 from hypothesis import strategies as st
 
 from tff_bandmf import errors, noise, strategies
-from tff_bandmf.noise import (
-  key_file,
-  private_files,
-  tape_folder,
-  tape_reader,
-)
+from tff_bandmf.noise import key_use, private_files, tape_file, tape_folder
 from tff_bandmf.program import identifiers
 
-_KEY = noise.Key.from_seed(5)
 _ROUNDS, _DIMENSION = 3, 5
 
 
 @pytest.fixture(scope='module')
 def tape(tmp_path_factory):
-  """The shard, id and files of a tape that is not there any more."""
-  tape = noise.Tape(
+  """A tape whose folder is not there any more, a file of it, and its noise."""
+  tape = tapes.make(
     tmp_path_factory.mktemp('fuzz') / 'tape',
-    noise.Plan.of(strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5])),
-    _DIMENSION, _KEY)  # fmt: skip
-  rounds = [_read(tape.shards, tape.tape_id, t) for t in range(_ROUNDS)]
-  path = tape_folder.noise_path(tape.directory, _ROUNDS - 1)
-  content = path.read_bytes()
-  (shard,) = tape.shards
+    strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5]),
+    dimension=_DIMENSION,
+  )
+  rounds = [tapes.release(tape, t) for t in range(_ROUNDS)]
+  content = tape_folder.noise_path(tape.directory, _ROUNDS - 1).read_bytes()
   tape.close()
-  return shard, tape.tape_id, rounds[-1], content
-
-
-def _read(shards, tape_id, round_index, timeout=60.0):
-  return tape_reader.read(
-    shards, tf.constant(tape_id, tf.int64),
-    tf.constant(round_index, tf.int64), timeout).numpy()  # fmt: skip
+  return tape, rounds[-1], content
 
 
 def _secrets(content):
-  """The forms in which an error could show bytes."""
-  return [content.hex(), *map(str, np.frombuffer(content, '<i8'))]
+  """The forms in which an error could show noise."""
+  return [content.hex(), *map(str, np.frombuffer(content, '<i4'))]
 
 
 def test_damaged_tape_gives_its_noise_or_an_error(tape):
-  shard, tape_id, expected, content = tape
+  tape, expected, content = tape
   last = _ROUNDS - 1
   mark = st.sampled_from((
     '00000000.reached', '00000002.reached', '00000003.reached', 'x.reached',
     '-1.reached', '9' * 30 + '.reached', 'failed', 'lock', '\x1b.reached',
+    f'00000002-{tapes.RUN}-0000000001-0000000002.reached',
+    '00000001-8-0000000001-0000000002.reached',
+    f'00000002-{tapes.RUN}.reached', '00000002-8-1-2.reached', '2--.reached',
   ))  # fmt: skip
+  other_release = {
+    f'00000002-{tapes.RUN}-0000000001-0000000002.reached',
+    '00000002-8-1-2.reached',
+  }
 
   @fuzzing.cases(150)
   @hypothesis.given(
     st.just(content) | fuzzing.flipped(content),
     st.lists(mark, max_size=2),
     st.sampled_from((last, last, last, 0, -1, 2**62)),
-    st.sampled_from((tape_id, tape_id, 0, tape_id ^ 1)),
+    st.sampled_from((tape.tape_id, tape.tape_id, 0, tape.tape_id ^ 1)),
   )
   def check(changed, marks, round_index, wanted):
-    folder = shard.directory
+    folder = tape.directory
     folder.mkdir(mode=0o700)
     try:
       tape_folder.noise_path(folder, last).write_bytes(changed)
       for name in marks:
         (folder / name).touch()
       try:
-        found = _read([shard], wanted, round_index, 0.01)
+        found = tapes.release(tape, round_index, tape_id=wanted, timeout=0.01)
       except tf.errors.OpError as error:
-        for secret in _secrets(content[64:80]):
-          assert secret not in str(error)
+        for secret in _secrets(content[63:83]):
+          assert len(secret) < 4 or secret not in str(error)
         return
       assert np.array_equal(found, expected)
-      assert (round_index, wanted) == (last, tape_id)
+      assert (round_index, wanted) == (last, tape.tape_id)
       assert changed == content
+      assert not other_release & set(marks)
     finally:
       for path in folder.iterdir():
         path.unlink()
@@ -94,9 +89,49 @@ def test_damaged_tape_gives_its_noise_or_an_error(tape):
   check()
 
 
+def test_damaged_noise_file_is_not_whole(tape, tmp_path):
+  tape, _, content = tape
+  path = tmp_path / f'{_ROUNDS - 1:08d}.noise'
+
+  @fuzzing.cases(200)
+  @hypothesis.given(fuzzing.flipped(content) | st.binary(max_size=200))
+  def check(changed):
+    path.write_bytes(changed)
+    assert tape_file.is_whole(path, tape.tape_id, 0, _DIMENSION) == (
+      changed == content
+    )
+
+  check()
+
+
+def test_damaged_use_of_a_key_is_read_or_refused(tmp_path):
+  path = tmp_path / 'key.use'
+
+  def use():
+    found = key_use.KeyUse(tmp_path / 'key', 7, range(5), tmp_path / 'tape')
+    try:
+      found.record()
+    finally:
+      found.close()
+
+  use()
+  content = path.read_bytes()
+
+  @fuzzing.cases(60)
+  @hypothesis.given(fuzzing.flipped(content) | st.binary(max_size=60))
+  def check(changed):
+    path.write_bytes(changed)
+    try:
+      use()
+    except ValueError as error:
+      fuzzing.check_message(str(error))
+
+  check()
+
+
 def test_damaged_description_of_a_tape_is_read_or_refused(tmp_path):
   description = tape_folder.Description(
-    1, '00', _ROUNDS, _DIMENSION, 0, _DIMENSION, 'philox', 'cpu')  # fmt: skip
+    1, '00', _ROUNDS, _DIMENSION, 0, _DIMENSION, 9.5, 'host', True)  # fmt: skip
   description.write(tmp_path)
   path = tmp_path / tape_folder.DESCRIPTION
   document = tape_folder.json.loads(path.read_bytes())
@@ -115,33 +150,6 @@ def test_damaged_description_of_a_tape_is_read_or_refused(tmp_path):
     )
 
   check()
-
-
-def test_damaged_key_file_gives_its_key_or_an_error(tmp_path):
-  with_key = key_file.KeyFile(_KEY, 7, tmp_path / 'keys')
-  path = with_key.directory / '7.key'
-  content = path.read_bytes()
-  assert stat.S_IMODE(path.stat().st_mode) == 0o600
-  assert stat.S_IMODE(with_key.directory.stat().st_mode) == 0o700
-
-  @fuzzing.cases(60)
-  @hypothesis.given(
-    fuzzing.flipped(content) | st.binary(max_size=40) | st.just(bytes(24))
-  )
-  def check(changed):
-    path.write_bytes(changed)
-    try:
-      found = key_file.read(str(with_key.directory), tf.constant(7, tf.int64))
-    except tf.errors.OpError as error:
-      for secret in _secrets(content[:16]):
-        assert secret not in str(error)
-      return
-    assert changed == content
-    assert np.array_equal(found, _KEY.words())
-
-  check()
-  with_key.close()
-  assert not path.exists()
 
 
 @pytest.mark.parametrize(
@@ -189,10 +197,10 @@ def test_folder_of_another_user_is_refused(tmp_path, given):
     path.symlink_to(tmp_path / 'mine')
   else:
     path.mkdir()
-  os.close(tape_folder.prepare(path, server=False))
+  os.close(tape_folder.prepare(path))
   os.chown(path, 65534, 65534, follow_symlinks=False)
   with pytest.raises(ValueError, match='belongs to another user'):
-    tape_folder.prepare(path, server=False)
+    tape_folder.prepare(path)
 
 
 def test_private_files_do_not_follow_links(tmp_path):
@@ -206,14 +214,6 @@ def test_private_files_do_not_follow_links(tmp_path):
   private_files.wipe(link)
   assert not link.is_symlink()
   assert target.read_bytes() == b'mine'
-
-
-def test_key_folders_have_names_that_cannot_be_guessed(tmp_path):
-  places = {key_file.KeyFile(_KEY, 7, tmp_path).directory for _ in range(3)}
-  assert len(places) == 3
-  for place in places:
-    assert len(place.name) >= len('tff_bandmf-key-') + 8
-    assert stat.S_IMODE(os.lstat(place).st_mode) == 0o700
 
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
