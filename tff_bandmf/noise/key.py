@@ -9,8 +9,6 @@ import pathlib
 import secrets
 from typing import Union
 
-import numpy as np
-
 from tff_bandmf import durable, errors
 
 _BYTES = 32
@@ -85,7 +83,3 @@ class Key:
         subject, key=self.secret, digest_size=8,
         person=b'tff_bandmf id').digest()
     return int.from_bytes(digest, 'little') >> 1
-
-  def words(self) -> np.ndarray:
-    """Returns the first half as [2] int64, what `normal` takes."""
-    return np.frombuffer(self.secret[:16], '<i8').copy()
