@@ -148,8 +148,9 @@ def test_sensitivity_is_that_without_amplification():
 
 def test_calibrated_noise_meets_the_true_delta():
   patterns, odds = _patterns(3, 2, 0.2)
-  spec, bound = accounting.calibrate_b_min_sep(
-    _strategy(3), 2, 0.2, 1.0, 1e-2, accounting.B_MIN_SEP, _SAMPLES, 1e-6, 5
+  spec, bound = accounting.calibrate_sampled(
+    accounting.BMinSepSpec(_strategy(3), 2, 0.2, 1.0, accounting.B_MIN_SEP),
+    1.0, 1e-2, _SAMPLES, 1e-6, 5,
   )
   assert bound.total <= 1e-2
   exact = _exact_delta(

@@ -265,10 +265,10 @@ def test_sampling_prob_is_that_within_the_group():
   assert spec.compositions == 34
   assert spec.column_norm == pytest.approx(math.sqrt(1 + 0.25 + 0.04))
   assert spec.z_stddev == pytest.approx(1.5 * spec.column_norm)
-  assert spec.epsilon(1e-6) == accounting.poisson_epsilon(
-    1.5, 0.01, 34, 1e-6
-  )
-  assert spec.delta(0.5) == accounting.poisson_delta(1.5, 0.01, 34, 0.5)
+  exact = accounting.poisson_epsilon(1.5, 0.01, 34, 1e-6)
+  assert exact < spec.epsilon(1e-6) < exact + 1e-3
+  exact = accounting.poisson_delta(1.5, 0.01, 34, 0.5)
+  assert exact < spec.delta(0.5) < 1.02 * exact
   assert spec.to_dict()['sampling_prob'] == spec.sampling_prob
   more = accounting.CyclicPoissonSpec(
     strategy, 3000, 10, 1.5, accounting.CYCLIC_POISSON, groups=5

@@ -139,7 +139,8 @@ def test_rho_is_not_rounded_and_epsilon_is_given_at_several_deltas(tmp_path):
   assert deltas == sorted(deltas, reverse=True) and len(deltas) >= 5
   assert 1e-5 in deltas
   for row in written['epsilons']:
-    assert row['epsilon'] == accounting.gaussian_epsilon(0.7, row['delta'])
+    exact = accounting.gaussian_epsilon(0.7, row['delta'])
+    assert exact < row['epsilon'] < exact * (1 + 1e-3)
 
 
 def test_every_point_of_the_curve_holds(tmp_path):

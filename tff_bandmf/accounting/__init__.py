@@ -1,13 +1,11 @@
 """Noise multipliers, zCDP and (epsilon, delta)."""
 
-from tff_bandmf.accounting.b_min_sep import BMinSepSpec, calibrate_b_min_sep
-from tff_bandmf.accounting.balls_in_bins import (
-    BallsInBinsSpec,
-    calibrate_balls_in_bins,
-)
+from tff_bandmf.accounting.b_min_sep import BMinSepSpec
+from tff_bandmf.accounting.balls_in_bins import BallsInBinsSpec
 from tff_bandmf.accounting.cyclic_poisson import (
     BandChoice,
     CyclicPoissonSpec,
+    calibrate_cyclic_poisson,
     choose_bands,
     cyclic_sampling_prob,
 )
@@ -23,6 +21,7 @@ from tff_bandmf.accounting.poisson import (
     poisson_delta,
     poisson_epsilon,
 )
+from tff_bandmf.accounting.sampled import calibrate_sampled
 from tff_bandmf.accounting.sampling import (
     ADD_REMOVE,
     B_MIN_SEP,
@@ -30,4 +29,5 @@ from tff_bandmf.accounting.sampling import (
     CYCLIC_POISSON,
     ZERO_OUT,
 )
+from tff_bandmf.accounting.slack import CELLS, MAX_SLACK, Slack, Unproved
 from tff_bandmf.accounting.spec import ADJACENCY, PrivacySpec, calibrate

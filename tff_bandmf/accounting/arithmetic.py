@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 import scipy.optimize
@@ -38,13 +38,8 @@ import scipy.special
 
 from tff_bandmf import errors
 
-# The narrowest cells and the most of them that a claim covers unless more is
-# asked for.
+# The narrowest cells of a lattice.
 CELL_WIDTH = 2.0**-17
-CELLS = 2**33
-# A claim whose arithmetic costs more than this part of delta, or more than
-# this epsilon, is refused unless it is asked for.
-LARGEST_SLACK = 0.01
 
 # The noise tests itself; a sound generator fails with this probability a run.
 _SELF_TEST = 1e-24
@@ -55,11 +50,19 @@ _RANGE = 12.0
 _MEAN_SQUARE = 2.0
 _MEAN_SQUARE_EXPONENT = 0.15
 _MEAN_SQUARE_FAILS = 1e-24
-# The part of delta that goes to beta where so little proves an alpha.
-_SHARE = 1e-4
 _BINS = 4096
 # Several times what the float64 arithmetic of this module loses.
 _ROUNDING = 1e-9
+
+
+def many_coordinates(rounds: int) -> int:
+  """Returns d from which the mean of m^2 over coordinates is 2 rho^2 at most.
+
+  In every round of n, but for a probability that `accidents` counts.
+  """
+  # A chi-square of d degrees exceeds 2 d with less than e^(-0.153 d).
+  return math.ceil(
+      math.log(rounds / _MEAN_SQUARE_FAILS) / _MEAN_SQUARE_EXPONENT)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,8 +114,9 @@ class Moments:
     # PRIVACY: (1 - r)^-(L + 2) is at least (1 + r)^(L - 1), and the first
     # moment of p~ / p - 1 over what is not bad has a factor of up to 1 + L.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
-    second = float(np.sum(
-        self.mass * self.mean_square * np.exp((order + 2) * self.log_weight)))
+    with np.errstate(over='ignore'):
+      weight = np.exp((order + 2) * self.log_weight)
+    second = float(np.sum(self.mass * self.mean_square * weight))
     return (1 + order) * (order / 2 * second + self.bad)
 
 
@@ -124,21 +128,20 @@ class Arithmetic:
     cells: N, the pairs (round, coordinate) that are compared.
     rho: largest standard deviation of m, and of y, in units of c.
     shift: bound of the float64 error of m, in units of c.
+    feedback: bound of 2 / h times what rounding y adds to |m|, in units of c.
+    rounds: n.
+    dimension: coordinates.
     cell_width: h, of the narrowest cell, 1 / max c. None is wider than 1.
-    rounds: n, at least that of the compared rounds.
-    dimension: coordinates, or None for any number.
-    feedback: bound of 2 / h times what rounding y adds to |m|, in units of c;
-      None for sqrt(rounds) rho, which holds where c is constant.
     words: how normals are made.
   """
 
   cells: float
   rho: float
-  shift: float = 0.0
+  shift: float
+  feedback: float
+  rounds: int
+  dimension: int
   cell_width: float = CELL_WIDTH
-  rounds: int = 1
-  dimension: Optional[int] = None
-  feedback: Optional[float] = None
   words: Words = Words()
 
   def __post_init__(self):
@@ -150,11 +153,12 @@ class Arithmetic:
           errors.invalid(
               'cell_width', self.cell_width, 'must be at most 1',
               'make the lattice finer'))
-    if not 0 <= self.shift < float('inf'):
-      raise ValueError(
-          errors.invalid(
-              'shift', self.shift, 'must be at least 0 and finite',
-              'it is a bound of an error'))
+    for name in ('shift', 'feedback'):
+      if not 0 <= getattr(self, name) < float('inf'):
+        raise ValueError(
+            errors.invalid(
+                name, getattr(self, name), 'must be at least 0 and finite',
+                'it is a bound of an error'))
 
   @property
   def accidents(self) -> float:
@@ -172,9 +176,7 @@ class Arithmetic:
 
   @property
   def _many_coordinates(self) -> bool:
-    return self.dimension is not None and (
-        self.rounds * math.exp(-_MEAN_SQUARE_EXPONENT * self.dimension)
-        <= _MEAN_SQUARE_FAILS)
+    return self.dimension >= many_coordinates(self.rounds)
 
   def closeness(self, beta: float) -> float:
     """Returns alpha at `beta`; infinite if no alpha is proved.
@@ -276,10 +278,7 @@ class Arithmetic:
     # PRIVACY: two edges a cell; cells wider than `width` have 11 units more.
     # Guard: arithmetic_test.test_every_term_is_needed.
     edges = 2 * edge / width + 11 * unit
-    feedback = (
-        math.sqrt(self.rounds) * self.rho
-        if self.feedback is None else self.feedback)
-    edges = edges + 2 * unit * feedback * (1.5 + far)
+    edges = edges + 2 * unit * self.feedback * (1.5 + far)
     reach = (far + wider) * self.shift
     shift = np.maximum(np.expm1(reach), reach + self.shift**2 / 2)
     # PRIVACY: an interval of probability p has p / spacing +- 1 words.
@@ -288,96 +287,3 @@ class Arithmetic:
       words = self._spacing(near) / width * math.sqrt(2 * math.pi) * np.exp(
           far**2 / 2)
     return (1 + _ROUNDING) * (growth * (edges + words) + shift)
-
-
-@dataclasses.dataclass(frozen=True)
-class Slack:
-  """What the arithmetic adds to a claim about real numbers.
-
-  If the exact run is (epsilon, `exact_delta`) then the computed one is
-  (epsilon + `epsilon`, exact_delta + `delta`).
-
-  Attributes:
-    epsilon: 2 alpha.
-    delta: (e^alpha - 1) exact_delta + beta (1 + e^(epsilon + alpha)).
-    exact_delta: what is left for the exact run.
-  """
-
-  epsilon: float
-  delta: float
-  exact_delta: float
-
-
-def slack(
-    arithmetics: tuple[Arithmetic, ...], epsilon: float, delta: float,
-    largest: float = LARGEST_SLACK, moved: float = 0.0,
-) -> Slack:
-  """Returns the slack of a claim whose total delta is `delta`.
-
-  Args:
-    arithmetics: each one that the run may have; the worst is taken.
-    epsilon: at least that of the exact run at `exact_delta`.
-    delta: the total, in (0, 1).
-    largest: slack in epsilon, and in parts of delta, that is not refused.
-    moved: L2 distance between the means of the accounted run and of the exact
-      one, in standard deviations of z.
-
-  Raises:
-    ValueError: a value out of range, or the slack exceeds `largest`.
-  """
-  if not 0 <= epsilon < float('inf'):
-    raise ValueError(
-        errors.invalid(
-            'epsilon', epsilon, 'must be at least 0 and finite',
-            'typical values are 0.1 to 20'))
-  errors.check_positive('delta', delta, 'use less than 1 / population')
-  accidents = max(each.accidents for each in arithmetics)
-  weight = math.exp(min(epsilon + 1, 300.0)) + 1
-  if accidents * weight >= largest / 2 * delta:
-    raise ValueError(
-        errors.invalid(
-            'delta', delta,
-            f'the arithmetic of the noise proves no epsilon={epsilon:.4g} at '
-            'so small a delta',
-            'use a larger delta, or more noise'))
-  for share in (_SHARE, 10 * _SHARE, largest / 2):
-    # alpha is at most `guess` at the end.
-    for guess in (2.0**-9, 2.0**-6, 2.0**-3, 1.0):
-      beta = accidents + share * delta / (1 + math.exp(epsilon + guess))
-      # The first of two steps has half of beta, the second a sixth, for
-      # beta/2 + e beta/6 < beta.
-      alpha = max(
-          each.closeness(beta / 2 if moved else beta) for each in arithmetics)
-      if moved:
-        alpha += moved * (moved / 2 + math.sqrt(2 * math.log(6 / beta)))
-      if alpha <= guess:
-        return _slack(alpha, beta, epsilon, delta, largest)
-  raise ValueError(
-      errors.invalid(
-          'slack_epsilon', 'infinite',
-          'the arithmetic of the noise proves no epsilon',
-          'use a coarser lattice, or fewer rounds or coordinates'))
-
-
-def _slack(
-    alpha: float, beta: float, epsilon: float, delta: float, largest: float
-) -> Slack:
-  """Returns the slack of proved alpha and beta.
-
-  Raises:
-    ValueError: it exceeds `largest`.
-  """
-  # PRIVACY: P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
-  # Guard: arithmetic_test.test_claim_is_tight_where_its_parts_are.
-  exact = math.exp(-alpha) * (
-      delta - beta * (1 + math.exp(epsilon + alpha))) * (1 - _ROUNDING)
-  found = Slack(2 * alpha, delta - exact, exact)
-  if found.epsilon > largest or found.delta > largest * delta:
-    raise ValueError(
-        errors.invalid(
-            'slack_epsilon', f'{found.epsilon:.4g}',
-            f'the arithmetic of the noise adds it to epsilon, and '
-            f'{found.delta / delta:.2g} of delta is lost; more than '
-            f'{largest:g} must be asked for',
-            'use a coarser lattice, fewer rounds or coordinates'))
-  return found

@@ -38,6 +38,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting import monte_carlo, sampled
 from tff_bandmf.accounting import sampling as sampling_lib
+from tff_bandmf.accounting import slack as slack_lib
 
 _SMALLEST_BLOCK = 32
 
@@ -164,6 +165,8 @@ class BMinSepSpec(sampled.SampledSpec):
     noise_multiplier: standard deviation of z over clip times sensitivity.
     sampling: how cohorts really come about; must be `b-min-sep`.
     adjacency: `zero-out` or `add-remove`.
+    dimension: as in `PrivacySpec`.
+    max_slack: as in `PrivacySpec`.
     sensitivity: that of the run without amplification.
     rows: [n, bands] float64, rows[t, s] = C[t, t - s].
 
@@ -179,6 +182,8 @@ class BMinSepSpec(sampled.SampledSpec):
   noise_multiplier: float
   sampling: str
   adjacency: str = sampling_lib.ZERO_OUT
+  dimension: Optional[int] = None
+  max_slack: float = slack_lib.MAX_SLACK
   sensitivity: float = dataclasses.field(init=False)
   rows: np.ndarray = dataclasses.field(init=False, repr=False)
 
@@ -211,6 +216,10 @@ class BMinSepSpec(sampled.SampledSpec):
     object.__setattr__(
         self, 'sensitivity',
         sensitivity_lib.sensitivity(self.strategy, worst).value)
+
+  @property
+  def participations(self) -> int:
+    return -(-self.strategy.rounds // self.min_sep)
 
   def mixture(self, noise_multiplier: float) -> BMinSepMixture:
     return BMinSepMixture(
@@ -253,40 +262,3 @@ def _blocks(rows: np.ndarray) -> list[tuple[slice, slice, np.ndarray]]:
       block[t - start, t - s - first] = rows[t, s]
     blocks.append((slice(start, stop), slice(first, stop), block))
   return blocks
-
-
-def calibrate_b_min_sep(
-    strategy: strategies.Strategy,
-    min_sep: int,
-    sampling_prob: float,
-    epsilon: float,
-    delta: float,
-    sampling: str,
-    samples: Optional[int] = None,
-    failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
-    seed: Optional[int] = None,
-) -> tuple[BMinSepSpec, monte_carlo.DeltaBound]:
-  """Returns the spec with nearly the least noise for (epsilon, delta).
-
-  Args:
-    strategy: C, with no negative entry and at most `min_sep` bands.
-    min_sep: b.
-    sampling_prob: p, of an eligible client in a round.
-    epsilon: positive.
-    delta: to be met by `total`, the failure probability included.
-    sampling: how cohorts really come about; must be `b-min-sep`.
-    samples: N, for each direction; more of them need less noise. None for
-      500,000.
-    failure_probability: of all samples together, at most half of `delta`.
-    seed: for reproducible samples; None draws one.
-
-  Returns:
-    The spec and the bound that it was seen to meet.
-
-  Raises:
-    ValueError: a value out of range.
-  """
-  spec = BMinSepSpec(strategy, min_sep, sampling_prob, 1.0, sampling)
-  noise_multiplier, bound = sampled.calibrated(
-      spec, epsilon, delta, samples, failure_probability, seed)
-  return dataclasses.replace(spec, noise_multiplier=noise_multiplier), bound

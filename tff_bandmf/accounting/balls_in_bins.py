@@ -38,6 +38,7 @@ from scipy.linalg import blas
 from tff_bandmf import errors, strategies
 from tff_bandmf.accounting import monte_carlo, sampled
 from tff_bandmf.accounting import sampling as sampling_lib
+from tff_bandmf.accounting import slack as slack_lib
 
 _BLOCK_ENTRIES = 2**22
 
@@ -144,6 +145,8 @@ class BallsInBinsSpec(sampled.SampledSpec):
     noise_multiplier: standard deviation of z over clip times sensitivity.
     sampling: how cohorts really come about; must be `balls-in-bins`.
     adjacency: `zero-out` or `add-remove`.
+    dimension: as in `PrivacySpec`.
+    max_slack: as in `PrivacySpec`.
     sensitivity: max_j |m_j|, that of the run without amplification.
     gram: [b, b] float64, G.
 
@@ -158,6 +161,8 @@ class BallsInBinsSpec(sampled.SampledSpec):
   noise_multiplier: float
   sampling: str
   adjacency: str = sampling_lib.ZERO_OUT
+  dimension: Optional[int] = None
+  max_slack: float = slack_lib.MAX_SLACK
   sensitivity: float = dataclasses.field(init=False)
   gram: np.ndarray = dataclasses.field(init=False, repr=False)
 
@@ -171,6 +176,10 @@ class BallsInBinsSpec(sampled.SampledSpec):
     object.__setattr__(
         self, 'sensitivity', math.sqrt(np.diag(self.gram).max()))
 
+  @property
+  def participations(self) -> int:
+    return -(-self.strategy.rounds // self.bins)
+
   def mixture(self, noise_multiplier: float) -> BallsInBinsMixture:
     return BallsInBinsMixture(self.gram, noise_multiplier * self.sensitivity)
 
@@ -182,44 +191,9 @@ class BallsInBinsSpec(sampled.SampledSpec):
         'bands': self.strategy.bands,
         'amplification': self.sampling,
         'bins': self.bins,
-        'participations': -(-self.strategy.rounds // self.bins),
+        'participations': self.participations,
         'sensitivity': self.sensitivity,
         'noise_multiplier': self.noise_multiplier,
         'z_stddev_per_clip': self.z_stddev,
         'adjacency': self.adjacency,
     }
-
-
-def calibrate_balls_in_bins(
-    strategy: strategies.Strategy,
-    bins: int,
-    epsilon: float,
-    delta: float,
-    sampling: str,
-    samples: Optional[int] = None,
-    failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
-    seed: Optional[int] = None,
-) -> tuple[BallsInBinsSpec, monte_carlo.DeltaBound]:
-  """Returns the spec with nearly the least noise for (epsilon, delta).
-
-  Args:
-    strategy: C, with no negative entry.
-    bins: b, rounds of an epoch.
-    epsilon: positive.
-    delta: to be met by `total`, the failure probability included.
-    sampling: how cohorts really come about; must be `balls-in-bins`.
-    samples: N, for each direction; more of them need less noise. None for
-      4 million.
-    failure_probability: of all samples together, at most half of `delta`.
-    seed: for reproducible samples; None draws one.
-
-  Returns:
-    The spec and the bound that it was seen to meet.
-
-  Raises:
-    ValueError: a value out of range.
-  """
-  spec = BallsInBinsSpec(strategy, bins, 1.0, sampling)
-  noise_multiplier, bound = sampled.calibrated(
-      spec, epsilon, delta, samples, failure_probability, seed)
-  return dataclasses.replace(spec, noise_multiplier=noise_multiplier), bound

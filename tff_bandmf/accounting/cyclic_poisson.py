@@ -29,16 +29,18 @@ for any signs of C and gradients that adapt to what was released (`poisson`).
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional
 
 import dp_accounting
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting import poisson
+from tff_bandmf.accounting import gaussian, poisson
 from tff_bandmf.accounting import sampling as sampling_lib
+from tff_bandmf.accounting import slack as slack_lib
 
 
 def cyclic_sampling_prob(
@@ -95,6 +97,8 @@ class CyclicPoissonSpec:
     sampling: how cohorts really come about; must be `cyclic-poisson`.
     groups: g; 0 for as many as C has bands.
     adjacency: `zero-out` or `add-remove`.
+    dimension: as in `PrivacySpec`.
+    max_slack: as in `PrivacySpec`.
 
   Raises:
     ValueError: a value out of range, C has more bands than there are groups,
@@ -108,6 +112,8 @@ class CyclicPoissonSpec:
   sampling: str
   groups: int = 0
   adjacency: str = sampling_lib.ZERO_OUT
+  dimension: Optional[int] = None
+  max_slack: float = slack_lib.MAX_SLACK
   column_norm: float = dataclasses.field(init=False)
 
   def __post_init__(self):
@@ -155,18 +161,54 @@ class CyclicPoissonSpec:
     """Standard deviation of z for clip = 1; multiply by the clipping norm."""
     return self.noise_multiplier * self.column_norm
 
+  @functools.cached_property
+  def cost(self) -> slack_lib.Cost:
+    """What the arithmetic of the run costs."""
+    # A round of a client touches rows that no other round of it does.
+    return slack_lib.Cost.of(
+        self.strategy, 1, sampled=True, dimension=self.dimension,
+        max_slack=self.max_slack)
+
+  def slack(self, delta: float) -> slack_lib.Slack:
+    """Returns what the arithmetic costs of `delta`, and adds to epsilon.
+
+    Raises:
+      ValueError: the cost exceeds `max_slack`.
+    """
+    gaussian.check_delta(delta)
+    return self.cost.slack(
+        self._exact_epsilon(self.cost.least_delta(delta)), delta)
+
   def epsilon(self, delta: float) -> float:
-    """Returns epsilon at `delta`, rounded up."""
-    return poisson.poisson_epsilon(
-        self.noise_multiplier, self.sampling_prob, self.compositions, delta)
+    """Returns epsilon at `delta`, rounded up, that of the released bits."""
+    slack = self.slack(delta)
+    # PRIVACY: as in `PrivacySpec`.
+    # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
+    return self._exact_epsilon(slack.exact_delta) + slack.epsilon
 
   def delta(self, epsilon: float) -> float:
-    """Returns delta at `epsilon`, rounded up."""
-    return poisson.poisson_delta(
-        self.noise_multiplier, self.sampling_prob, self.compositions, epsilon)
+    """Returns delta at `epsilon`, rounded up, that of the released bits."""
+    # Less than what is returned.
+    exact = poisson.poisson_delta(*self._rounds, epsilon)
+    slack = self.cost.slack(epsilon, exact)
+    return slack.below(epsilon) + slack.total(
+        poisson.poisson_delta(*self._rounds, slack.exact_epsilon(epsilon)))
+
+  def _exact_epsilon(self, delta: float) -> float:
+    return poisson.poisson_epsilon(*self._rounds, delta)
+
+  @property
+  def _rounds(self) -> tuple[float, float, int]:
+    """(sigma of the cut weights, q, T)."""
+    return (
+        self.noise_multiplier / self.cost.more_noise(self.column_norm),
+        self.sampling_prob, self.compositions)
 
   def dp_event(self) -> dp_accounting.DpEvent:
-    """Returns the event of the whole run, for a dp-accounting accountant."""
+    """Returns the event of the whole run, for a dp-accounting accountant.
+
+    It is that of real numbers: `slack` is not in it.
+    """
     return dp_accounting.SelfComposedDpEvent(
         dp_accounting.PoissonSampledDpEvent(
             self.sampling_prob,
@@ -190,6 +232,36 @@ class CyclicPoissonSpec:
         'z_stddev_per_clip': self.z_stddev,
         'adjacency': self.adjacency,
     }
+
+
+def calibrate_cyclic_poisson(
+    spec: CyclicPoissonSpec, epsilon: float, delta: float
+) -> CyclicPoissonSpec:
+  """Returns the spec with the least noise that meets (epsilon, delta).
+
+  Args:
+    spec: of the run, with any noise.
+    epsilon: positive, above what the arithmetic costs.
+    delta: above what rounding may lose, about 4e-16 T, and what the arithmetic
+      costs.
+
+  Raises:
+    ValueError: a value out of range, or the slack exceeds `max_slack`.
+    RuntimeError: the search did not converge.
+  """
+  errors.check_positive('epsilon', epsilon, 'typical values are 0.1 to 20')
+  gaussian.check_delta(delta)
+  slack = spec.cost.slack(epsilon, delta)
+  target = slack_lib.less(epsilon, slack)
+  more = spec.cost.more_noise(spec.column_norm)
+  while True:
+    spec = dataclasses.replace(
+        spec, noise_multiplier=more * poisson.cyclic_poisson_noise_multiplier(
+            target, slack.exact_delta, spec.sampling_prob, spec.compositions))
+    excess = spec.epsilon(delta) - epsilon
+    if excess <= 0:
+      return spec
+    target -= 2 * excess
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ safe end is what they return.
 
 from __future__ import annotations
 
+import functools
+
 import scipy.special
 from dp_accounting.pld import privacy_loss_mechanism
 
@@ -51,9 +53,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
         errors.invalid(
             'epsilon', epsilon, 'must be at least 0 and finite',
             'typical values are 0.1 to 20'))
-  loss = privacy_loss_mechanism.GaussianPrivacyLoss(
-      noise_multiplier,
-      adjacency_type=privacy_loss_mechanism.AdjacencyType.REMOVE)
+  loss = _loss(noise_multiplier)
   half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
   # PRIVACY: the difference may be rounded down, the sum may not.
   # Guard: gaussian_test.test_epsilon_rounds_up.
@@ -75,7 +75,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
   >>> round(gaussian_epsilon(noise_multiplier=4.22468, delta=1e-6), 5)
   1.0
   """
-  _check_delta(delta)
+  check_delta(delta)
 
   def holds(epsilon):
     return gaussian_delta(noise_multiplier, epsilon) <= delta
@@ -111,7 +111,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
         errors.invalid(
             'epsilon', epsilon, f'must be at most {_LARGEST_EPSILON:g}',
             'train without noise if no guarantee is wanted'))
-  _check_delta(delta)
+  check_delta(delta)
 
   # A hair less, so that `gaussian_epsilon` of the result, which rounds up
   # again, does not exceed `epsilon`.
@@ -124,6 +124,16 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   while not holds(high):
     high *= 2
   return _bisect(holds, high)
+
+
+@functools.lru_cache
+def _loss(
+    noise_multiplier: float
+) -> privacy_loss_mechanism.GaussianPrivacyLoss:
+  # Making one takes longer than its use.
+  return privacy_loss_mechanism.GaussianPrivacyLoss(
+      noise_multiplier,
+      adjacency_type=privacy_loss_mechanism.AdjacencyType.REMOVE)
 
 
 def _bisect(holds, high: float) -> float:
@@ -152,7 +162,8 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
       'it is stddev(z) / (clip * sensitivity)')
 
 
-def _check_delta(delta: float) -> None:
+def check_delta(delta: float) -> None:
+  """Raises ValueError unless delta is in [1e-50, 1)."""
   errors.check_positive('delta', delta, 'use less than 1 / population')
   if not _SMALLEST_DELTA <= delta < 1:
     raise ValueError(

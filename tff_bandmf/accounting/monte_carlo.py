@@ -104,13 +104,15 @@ class DeltaBound:
   """An upper bound of delta that holds but for a stated probability.
 
   Attributes:
-    epsilon: of the claim.
+    epsilon: of the claim, `slack_epsilon` included.
     estimate: of delta, the larger direction; no bound.
-    upper: bound of delta in both directions.
+    upper: bound of delta in both directions, of the run in real numbers.
     failure_probability: of `upper`, over the samples; 0 if none were needed.
     samples: N, in each direction.
     seed: of the samples. The bound is one for a seed that was not chosen for
       what it gave.
+    slack_epsilon: what the arithmetic of the noise adds to epsilon.
+    slack_delta: what it adds to delta.
   """
 
   epsilon: float
@@ -119,6 +121,8 @@ class DeltaBound:
   failure_probability: float
   samples: int
   seed: Optional[int]
+  slack_epsilon: float = 0.0
+  slack_delta: float = 0.0
 
   @property
   def total(self) -> float:
@@ -128,7 +132,7 @@ class DeltaBound:
     """
     # PRIVACY: the accountant's own failure is part of the claim.
     # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
-    return min(1.0, self.upper + self.failure_probability)
+    return min(1.0, self.upper + self.failure_probability + self.slack_delta)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 import math
-from typing import Callable, ClassVar, Optional
+from typing import Any, Callable, ClassVar, Optional, TypeVar, cast
 
 import numpy as np
 import scipy.optimize
 
-from tff_bandmf import errors
+from tff_bandmf import errors, strategies
 from tff_bandmf.accounting import gaussian, monte_carlo
+from tff_bandmf.accounting import slack as slack_lib
 
 _ATTEMPTS = 4
 
@@ -97,12 +99,22 @@ class SampledSpec(abc.ABC):
   Attributes:
     noise_multiplier: standard deviation of z over clip times sensitivity.
     sensitivity: max_S |m_S|.
+    dimension: as in `PrivacySpec`.
+    max_slack: as in `PrivacySpec`.
     default_samples: N where none is given.
   """
 
   default_samples: ClassVar[int]
+  strategy: strategies.Strategy
   noise_multiplier: float
   sensitivity: float
+  dimension: Optional[int]
+  max_slack: float
+
+  @property
+  @abc.abstractmethod
+  def participations(self) -> int:
+    """The most rounds of a client."""
 
   @abc.abstractmethod
   def mixture(self, noise_multiplier: float) -> monte_carlo.Mixture:
@@ -113,6 +125,21 @@ class SampledSpec(abc.ABC):
     """Standard deviation of z for clip = 1; multiply by the clipping norm."""
     return self.noise_multiplier * self.sensitivity
 
+  @functools.cached_property
+  def cost(self) -> slack_lib.Cost:
+    """What the arithmetic of the run costs."""
+    return slack_lib.Cost.of(
+        self.strategy, self.participations, sampled=True,
+        dimension=self.dimension, max_slack=self.max_slack)
+
+  def moved(self, noise_multiplier: float) -> float:
+    """Returns the L2 distance that cut weights move means by.
+
+    Returns:
+      It, in standard deviations of z with this noise multiplier.
+    """
+    return (self.cost.more_noise(self.sensitivity) - 1) / noise_multiplier
+
   def delta(
       self,
       epsilon: float,
@@ -121,12 +148,20 @@ class SampledSpec(abc.ABC):
       seed: Optional[int] = None,
   ) -> monte_carlo.DeltaBound:
     """Returns a bound of delta at `epsilon`; see `monte_carlo.delta_bound`."""
+    # A total that is less than what is claimed.
+    slack = self.cost.slack(
+        epsilon, failure_probability, self.moved(self.noise_multiplier))
+    exact = slack.exact_epsilon(epsilon)
     found = monte_carlo.delta_bound(
-        self.mixture(self.noise_multiplier), epsilon,
+        self.mixture(self.noise_multiplier), exact,
         self.default_samples if samples is None else samples,
         failure_probability, seed)
-    unamplified = _unamplified(self.noise_multiplier, epsilon)
-    return found if found.total < unamplified.total else unamplified
+    unamplified = _unamplified(self.noise_multiplier, exact)
+    found = _with_slack(
+        found if found.total < unamplified.total else unamplified, slack)
+    return dataclasses.replace(
+        found, epsilon=epsilon,
+        slack_delta=found.slack_delta + slack.below(epsilon))
 
   def epsilon(
       self,
@@ -148,18 +183,80 @@ class SampledSpec(abc.ABC):
     """
     samples = self.default_samples if samples is None else samples
     monte_carlo.check_options(samples, failure_probability)
-    start = gaussian.gaussian_epsilon(self.noise_multiplier, delta)
-    if start == 0:
-      return _unamplified(self.noise_multiplier, start)
-    mixture = self.mixture(self.noise_multiplier)
-    found = least(
-        lambda epsilon: (mixture, epsilon), start, delta, samples,
+    gaussian.check_delta(delta)
+    exact = self.cost.least_delta(delta)
+    start = gaussian.gaussian_epsilon(self.noise_multiplier, exact)
+    found = _unamplified(self.noise_multiplier, start)
+    if start > 0:
+      mixture = self.mixture(self.noise_multiplier)
+      amplified = least(
+          lambda epsilon: (mixture, epsilon), start, exact, samples,
+          failure_probability, seed)
+      found = found if amplified is None else amplified[1]
+    # PRIVACY: as in `PrivacySpec`; the bound of delta leaves room for it.
+    # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
+    return _with_slack(
+        found, self.cost.slack(
+            found.epsilon, delta, self.moved(self.noise_multiplier)))
+
+
+Spec = TypeVar('Spec', bound=SampledSpec)
+
+
+def _with_slack(
+    found: monte_carlo.DeltaBound, slack: slack_lib.Slack
+) -> monte_carlo.DeltaBound:
+  """Returns the claim of the released bits."""
+  return dataclasses.replace(
+      found, epsilon=found.epsilon + slack.epsilon,
+      slack_epsilon=slack.epsilon,
+      slack_delta=slack.total(found.total) - found.total)
+
+
+def calibrate_sampled(
+    spec: Spec,
+    epsilon: float,
+    delta: float,
+    samples: Optional[int] = None,
+    failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
+    seed: Optional[int] = None,
+) -> tuple[Spec, monte_carlo.DeltaBound]:
+  """Returns the spec with nearly the least noise for (epsilon, delta).
+
+  Args:
+    spec: of the run, with any noise.
+    epsilon: positive, above what the arithmetic costs.
+    delta: to be met by `total`, the failure probability included.
+    samples: N, for each direction; more of them need less noise. None for
+      `default_samples`.
+    failure_probability: of all samples together, at most half of `delta`.
+    seed: for reproducible samples; None draws one.
+
+  Returns:
+    The spec and the bound that it was seen to meet.
+
+  Raises:
+    ValueError: a value out of range, or the slack exceeds `max_slack`.
+  """
+  start = gaussian.gaussian_noise_multiplier(epsilon, delta)
+  # Cut weights cost more where there is less noise, which is not known yet.
+  least_noise = start / 4
+  while True:
+    slack = spec.cost.slack(epsilon, delta, spec.moved(least_noise))
+    noise, bound = _least_noise(
+        spec, slack_lib.less(epsilon, slack), slack.exact_delta, samples,
         failure_probability, seed)
-    return _unamplified(self.noise_multiplier, start) if found is None else (
-        found[1])
+    # PRIVACY: the slack of more noise is no bound for less.
+    # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
+    if noise >= least_noise:
+      found: Any = dataclasses.replace(
+          cast(Any, spec), noise_multiplier=noise)
+      return found, dataclasses.replace(
+          _with_slack(bound, slack), epsilon=epsilon)
+    least_noise = noise / 2
 
 
-def calibrated(
+def _least_noise(
     spec: SampledSpec,
     epsilon: float,
     delta: float,
@@ -167,22 +264,7 @@ def calibrated(
     failure_probability: float,
     seed: Optional[int],
 ) -> tuple[float, monte_carlo.DeltaBound]:
-  """Returns nearly the least noise multiplier for (epsilon, delta).
-
-  Args:
-    spec: any noise multiplier.
-    epsilon: positive.
-    delta: to be met, the failure probability included.
-    samples: N, for each direction; None for `default_samples`.
-    failure_probability: of all samples together, at most half of `delta`.
-    seed: for reproducible samples; None draws one.
-
-  Returns:
-    The noise multiplier, rounded up, and the bound that it was seen to meet.
-
-  Raises:
-    ValueError: a value out of range.
-  """
+  """Returns nearly the least noise multiplier of the run in real numbers."""
   start = gaussian.gaussian_noise_multiplier(epsilon, delta)
   found = least(
       lambda multiplier: (spec.mixture(multiplier), epsilon), start, delta,

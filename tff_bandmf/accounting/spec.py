@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+import functools
+from collections.abc import Sequence
+from typing import Any, Optional
 
 import dp_accounting
 
@@ -11,6 +13,7 @@ from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting import gaussian
+from tff_bandmf.accounting import slack as slack_lib
 
 # Two data sets are neighbours if one client's contributions are zero in one.
 ADJACENCY = 'zero-out'
@@ -33,6 +36,10 @@ class PrivacySpec:
     participation: the schema that must be enforced.
     noise_multiplier: standard deviation of z over clip times sensitivity, what
       an accountant takes; 0 adds no noise and guarantees nothing.
+    dimension: d of the model; None for all whose runs have at most 2^33
+      values that are compared.
+    max_slack: epsilon, and part of delta, that the arithmetic may cost before
+      a claim is refused.
     sensitivity: of `strategy` under `participation`, clip = 1.
 
   Raises:
@@ -42,6 +49,8 @@ class PrivacySpec:
   strategy: strategies.Strategy
   participation: participation_lib.Participation
   noise_multiplier: float
+  dimension: Optional[int] = None
+  max_slack: float = slack_lib.MAX_SLACK
   sensitivity: sensitivity_lib.Sensitivity = dataclasses.field(init=False)
 
   def __post_init__(self):
@@ -67,14 +76,77 @@ class PrivacySpec:
       return float('inf')
     return gaussian.zcdp_rho(self.noise_multiplier)
 
+  @functools.cached_property
+  def cost(self) -> slack_lib.Cost:
+    """What the arithmetic of the run costs."""
+    return slack_lib.Cost.of(
+        self.strategy, self.participation.participations(self.strategy.rounds),
+        sampled=False, dimension=self.dimension, max_slack=self.max_slack)
+
+  def slack(self, delta: float) -> slack_lib.Slack:
+    """Returns what the arithmetic costs of `delta`, and adds to epsilon.
+
+    Raises:
+      ValueError: a value out of range, or there is no noise.
+      Unproved: the cost exceeds `max_slack`.
+    """
+    gaussian.check_delta(delta)
+    return self.cost.slack(
+        self._exact_epsilon(self.cost.least_delta(delta)), delta)
+
   def epsilon(self, delta: float) -> float:
-    """Returns epsilon at `delta`, rounded up; infinite without noise."""
+    """Returns epsilon at `delta`, rounded up; infinite without noise.
+
+    It is that of the released bits: the epsilon of real numbers at the
+    `exact_delta` of `slack`, and the slack.
+
+    Raises:
+      ValueError: a value out of range.
+      Unproved: the slack exceeds `max_slack`.
+    """
     if not self.noise_multiplier:
       return float('inf')
-    return gaussian.gaussian_epsilon(self.noise_multiplier, delta)
+    # PRIVACY: the accountant speaks of real numbers, the release has others.
+    # Guard: slack_test.test_epsilon_includes_the_arithmetic.
+    slack = self.slack(delta)
+    return self._exact_epsilon(slack.exact_delta) + slack.epsilon
+
+  def profile(
+      self, epsilons: Sequence[float], delta: float
+  ) -> list[float]:
+    """Returns delta at each epsilon, rounded up, that of the released bits.
+
+    Args:
+      epsilons: at least 0.
+      delta: about the least that is asked for; what the arithmetic costs is
+        that of one claim for all.
+
+    Raises:
+      ValueError: a value out of range, or there is no noise.
+      Unproved: the slack exceeds `max_slack`.
+    """
+    slack = self.cost.slack(max(epsilons), delta)
+    return [
+        slack.below(epsilon) + slack.total(
+            gaussian.gaussian_delta(
+                self._exact_noise, slack.exact_epsilon(epsilon)))
+        for epsilon in epsilons
+    ]
+
+  @property
+  def _exact_noise(self) -> float:
+    """The noise multiplier, for the sensitivity of the cut weights."""
+    return self.noise_multiplier / self.cost.more_noise(self.sensitivity.value)
+
+  def _exact_epsilon(self, delta: float) -> float:
+    """Returns epsilon of the run in real numbers."""
+    return gaussian.gaussian_epsilon(self._exact_noise, delta)
 
   def dp_event(self) -> dp_accounting.DpEvent:
-    """Returns the event of the whole run, for a dp-accounting accountant."""
+    """Returns the event of the whole run, for a dp-accounting accountant.
+
+    It is that of real numbers: `slack` is not in it.
+    """
     if not self.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
     return dp_accounting.GaussianDpEvent(self.noise_multiplier)
@@ -93,6 +165,8 @@ class PrivacySpec:
         'sensitivity_reason': self.sensitivity.reason,
         'noise_multiplier': self.noise_multiplier,
         'z_stddev_per_clip': self.z_stddev,
+        'dimension': self.dimension,
+        'max_slack': self.max_slack,
         'adjacency': ADJACENCY,
     }
 
@@ -102,18 +176,35 @@ def calibrate(
     participation: participation_lib.Participation,
     epsilon: float,
     delta: float,
+    dimension: Optional[int] = None,
+    max_slack: float = slack_lib.MAX_SLACK,
 ) -> PrivacySpec:
   """Returns the spec with the least noise that meets (epsilon, delta).
 
   Args:
     strategy: C.
     participation: the schema that must be enforced.
-    epsilon: positive.
-    delta: in [1e-50, 1).
+    epsilon: positive, above what the arithmetic costs.
+    delta: in [1e-50, 1), above what the arithmetic costs.
+    dimension: as in `PrivacySpec`.
+    max_slack: as in `PrivacySpec`.
 
   Raises:
-    ValueError: a value out of range.
+    ValueError: a value out of range, or the slack exceeds `max_slack`.
   """
-  return PrivacySpec(
-      strategy, participation,
-      gaussian.gaussian_noise_multiplier(epsilon, delta))
+  # Checks what is given.
+  exact = gaussian.gaussian_noise_multiplier(epsilon, delta)
+  spec = PrivacySpec(strategy, participation, exact, dimension, max_slack)
+  slack = spec.cost.slack(epsilon, delta)
+  target = slack_lib.less(epsilon, slack)
+  more = spec.cost.more_noise(spec.sensitivity.value)
+  while True:
+    spec = dataclasses.replace(
+        spec, noise_multiplier=more * gaussian.gaussian_noise_multiplier(
+            target, slack.exact_delta))
+    excess = spec.epsilon(delta) - epsilon
+    # PRIVACY: what is returned was seen to meet epsilon.
+    # Guard: slack_test.test_calibrate_meets_epsilon.
+    if excess <= 0:
+      return spec
+    target -= 2 * excess

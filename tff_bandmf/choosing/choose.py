@@ -101,7 +101,8 @@ def choose(
   >>> [choice.strategy.family for choice in ranking.choices]
   ['dp-cgd', 'identity']
   """
-  sigma = accounting.gaussian_noise_multiplier(epsilon, delta)
+  # Checks what is given before a search.
+  accounting.gaussian_noise_multiplier(epsilon, delta)
   choices, left_out = [], {}
   for family in families or strategies.FAMILIES:
     if progress is not None:
@@ -111,11 +112,13 @@ def choose(
           optimize.Request(
               family, rounds, participation, workload, objective,
               noise_copies=noise_copies))
+      spec = accounting.calibrate(
+          found.strategy, participation, epsilon, delta)
     except ValueError as error:
       left_out[family] = str(error)
       continue
     choices.append(
-        _choice(found, participation, workload, sigma))
+        _choice(found, participation, workload, spec.noise_multiplier))
   return _ranked(choices, left_out, objective)
 
 
@@ -169,23 +172,20 @@ def choose_cyclic_poisson(
     found = _by_bands(
         family, rounds, rounds // max_participations, noise_copies,
         participation, objective, workload)
-    unit = {
-        bands: _choice(each, participation, workload, 1.0)
-        for bands, each in found.items()
-    }
-    # Everyone together is rounds / max_participations cohorts.
-    for ranked in accounting.choose_bands(
-        {bands: choice.rmse for bands, choice in unit.items()}, rounds,
-        population=rounds, cohort_size=max_participations, epsilon=epsilon,
-        delta=delta):
-      choice = unit[ranked.bands]
+    for bands, each in found.items():
+      # Everyone together is rounds / max_participations cohorts.
+      if bands * max_participations > rounds:
+        continue
+      spec = accounting.calibrate_cyclic_poisson(
+          accounting.CyclicPoissonSpec(
+              each.strategy, population=rounds,
+              cohort_size=max_participations, noise_multiplier=1.0,
+              sampling=accounting.CYCLIC_POISSON),
+          epsilon, delta)
       choices.append(
           dataclasses.replace(
-              choice,
-              noise_multiplier=ranked.noise_multiplier,
-              rmse=choice.rmse * ranked.noise_multiplier,
-              max_rmse=choice.max_rmse * ranked.noise_multiplier,
-              sampling_prob=ranked.sampling_prob))
+              _choice(each, participation, workload, spec.noise_multiplier),
+              sampling_prob=spec.sampling_prob))
   return _ranked(choices, left_out, objective)
 
 

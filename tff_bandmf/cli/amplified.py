@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, Optional
 
 from tff_bandmf import accounting, errors, strategies
@@ -31,6 +32,8 @@ def account(
   noise_multiplier: Optional[float],
   z_stddev: Optional[float],
   delta: float,
+  dimension: Optional[int],
+  max_slack: float,
 ) -> tuple[Any, dict[str, Any]]:
   """Returns the spec and what is printed of its claim.
 
@@ -42,17 +45,23 @@ def account(
     noise_multiplier: sigma, or None if `z_stddev` is given.
     z_stddev: for clip = 1.
     delta: of (epsilon, delta).
+    dimension: of the model, or None.
+    max_slack: that is not refused.
   """
 
   def make(sigma):
-    return _spec(strategy, amplification, min_sep, sampling_prob, sigma)
+    return dataclasses.replace(
+      _spec(strategy, amplification, min_sep, sampling_prob, sigma),
+      dimension=dimension,
+      max_slack=max_slack,
+    )
 
   if noise_multiplier is None:
     # The scale of sigma is that of the spec, whatever its sigma.
     noise_multiplier = z_stddev / make(1.0).z_stddev
   spec = make(noise_multiplier)
   if amplification == accounting.CYCLIC_POISSON:
-    return spec, {'epsilon': spec.epsilon(delta)}
+    return spec, exact(spec, delta)
   return spec, _sampled(
     spec.epsilon(delta, failure_probability=_failure_probability(delta))
   )
@@ -65,6 +74,8 @@ def calibrate(
   sampling_prob: Optional[float],
   epsilon: float,
   delta: float,
+  dimension: Optional[int],
+  max_slack: float,
 ) -> tuple[Any, dict[str, Any]]:
   """Returns the spec of least noise and what is printed of its claim.
 
@@ -75,36 +86,35 @@ def calibrate(
     sampling_prob: as for `account`.
     epsilon: positive.
     delta: of (epsilon, delta).
+    dimension: of the model, or None.
+    max_slack: that is not refused.
   """
   # Checks what is given before a search.
-  spec = _spec(strategy, amplification, min_sep, sampling_prob, 1.0)
+  spec = dataclasses.replace(
+    _spec(strategy, amplification, min_sep, sampling_prob, 1.0),
+    dimension=dimension,
+    max_slack=max_slack,
+  )
   if amplification == accounting.CYCLIC_POISSON:
-    sigma = accounting.cyclic_poisson_noise_multiplier(
-      epsilon, delta, spec.sampling_prob, spec.compositions
-    )
-    spec = _spec(strategy, amplification, min_sep, sampling_prob, sigma)
-    return spec, {'epsilon': spec.epsilon(delta)}
-  failure_probability = _failure_probability(delta)
-  if amplification == accounting.BALLS_IN_BINS:
-    spec, bound = accounting.calibrate_balls_in_bins(
-      strategy,
-      spec.bins,
-      epsilon,
-      delta,
-      amplification,
-      failure_probability=failure_probability,
-    )
-  else:
-    spec, bound = accounting.calibrate_b_min_sep(
-      strategy,
-      spec.min_sep,
-      spec.sampling_prob,
-      epsilon,
-      delta,
-      amplification,
-      failure_probability=failure_probability,
-    )
+    spec = accounting.calibrate_cyclic_poisson(spec, epsilon, delta)
+    return spec, exact(spec, delta)
+  spec, bound = accounting.calibrate_sampled(
+    spec,
+    epsilon,
+    delta,
+    failure_probability=_failure_probability(delta),
+  )
   return spec, _sampled(bound)
+
+
+def exact(spec: Any, delta: float) -> dict[str, Any]:
+  """Returns what is printed of a claim that needs no random samples."""
+  slack = spec.slack(delta)
+  return {
+    'epsilon': spec.epsilon(delta),
+    'slack_epsilon': slack.epsilon,
+    'slack_delta': slack.delta,
+  }
 
 
 def _spec(strategy, amplification, min_sep, sampling_prob, noise_multiplier):
@@ -156,6 +166,8 @@ def _sampled(bound: accounting.DeltaBound) -> dict[str, Any]:
     'epsilon': bound.epsilon,
     'delta_bound': bound.total,
     'failure_probability': bound.failure_probability,
+    'slack_epsilon': bound.slack_epsilon,
+    'slack_delta': bound.slack_delta,
     'samples': bound.samples,
     'seed': bound.seed,
   }

@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import click
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import accounting, errors, strategies
 from tff_bandmf import participation as participation_lib
 
 
@@ -118,6 +118,19 @@ objective = click.option(
   show_default=True,
   type=_OneOf(('mean', 'max')),
   help='Error to minimise, over the n rounds.',
+)
+dimension = click.option(
+  '--dimension',
+  type=INTEGER,
+  help='Parameters of the model, for what the arithmetic of its noise costs.  '
+  '[default: any number, up to 2^33 noised values]',
+)
+max_slack = click.option(
+  '--max-slack',
+  default=accounting.MAX_SLACK,
+  show_default=True,
+  type=NUMBER,
+  help='Epsilon, and part of delta, that the arithmetic may cost.',
 )
 delta = click.option(
   '--delta', required=True, type=NUMBER, help='Of (epsilon, delta).'

@@ -31,6 +31,8 @@ from tff_bandmf.cli import amplified, options, output
 @options.adjacency
 @options.amplification
 @options.sampling_prob
+@options.dimension
+@options.max_slack
 @options.coefficients
 @options.as_json
 def account(
@@ -44,11 +46,15 @@ def account(
   delta,
   amplification,
   sampling_prob,
+  dimension,
+  max_slack,
   with_coefficients,
   as_json,
 ):
   """Shows rho and epsilon of a run with this noise.
 
+  epsilon is that of the released bits: slack_epsilon and slack_delta of it are
+  what the arithmetic of the noise costs, rho is that of real numbers.
   FILE is a strategy file or a .npy file of the matrix C. With --amplification
   the noise multiplier is relative to what its theorem asks for, printed as
   sensitivity: the largest column norm for cyclic-poisson, else that of the
@@ -73,8 +79,10 @@ def account(
     if noise_multiplier is None:
       sensitivity = sensitivity_lib.sensitivity(strategy, schema)
       noise_multiplier = z_stddev / (clip * sensitivity.value)
-    spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
-    claim = {'rho': spec.rho, 'epsilon': spec.epsilon(delta)}
+    spec = accounting.PrivacySpec(
+      strategy, schema, noise_multiplier, dimension, max_slack
+    )
+    claim = {'rho': spec.rho, **amplified.exact(spec, delta)}
   else:
     schema = amplified.worst_participation(amplification, min_sep)
     spec, claim = amplified.account(
@@ -85,6 +93,8 @@ def account(
       noise_multiplier,
       z_stddev and z_stddev / clip,
       delta,
+      dimension,
+      max_slack,
     )
   output.warn_of_weak(claim['epsilon'], delta)
   claim.update(amplification=amplification, sampling_prob=sampling_prob)
@@ -102,6 +112,8 @@ def account(
 @options.adjacency
 @options.amplification
 @options.sampling_prob
+@options.dimension
+@options.max_slack
 @options.coefficients
 @options.as_json
 def calibrate(
@@ -114,6 +126,8 @@ def calibrate(
   clip,
   amplification,
   sampling_prob,
+  dimension,
+  max_slack,
   with_coefficients,
   as_json,
 ):
@@ -128,12 +142,21 @@ def calibrate(
   strategy, kept = output.load(file)
   if amplification == 'none':
     schema = options.schema(participation, min_sep, max_participations, kept)
-    spec = accounting.calibrate(strategy, schema, epsilon, delta)
-    claim = {'rho': spec.rho, 'epsilon': spec.epsilon(delta)}
+    spec = accounting.calibrate(
+      strategy, schema, epsilon, delta, dimension, max_slack
+    )
+    claim = {'rho': spec.rho, **amplified.exact(spec, delta)}
   else:
     schema = amplified.worst_participation(amplification, min_sep)
     spec, claim = amplified.calibrate(
-      strategy, amplification, min_sep, sampling_prob, epsilon, delta
+      strategy,
+      amplification,
+      min_sep,
+      sampling_prob,
+      epsilon,
+      delta,
+      dimension,
+      max_slack,
     )
   output.warn_of_weak(claim['epsilon'], delta)
   claim.update(amplification=amplification, sampling_prob=sampling_prob)

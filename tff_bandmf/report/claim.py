@@ -107,14 +107,25 @@ class Claim:
 def guarantee(
     spec: accounting.PrivacySpec, delta: float
 ) -> dict[str, Optional[float]]:
-  """Returns noise multiplier, rho and epsilon at delta; None without noise."""
-  noised = spec.noise_multiplier > 0
-  return {
+  """Returns noise multiplier, rho, epsilon at delta and its slack.
+
+  None without noise, or where the arithmetic of so little noise proves nothing.
+  """
+  found = {
       'noise_multiplier': spec.noise_multiplier,
-      'rho': spec.rho if noised else None,
-      'epsilon': spec.epsilon(delta) if noised else None,
+      'rho': spec.rho if spec.noise_multiplier > 0 else None,
+      'epsilon': None, 'slack_epsilon': None, 'slack_delta': None,
       'delta': delta,
   }
+  if spec.noise_multiplier > 0:
+    try:
+      slack = spec.slack(delta)
+    except accounting.Unproved:
+      return found
+    found.update(
+        epsilon=spec.epsilon(delta), slack_epsilon=slack.epsilon,
+        slack_delta=slack.delta)
+  return found
 
 
 def established(directory: pathlib.Path) -> Claim:
@@ -210,7 +221,11 @@ def _planned(
   schema = participation_lib.from_name(
       claim.get('participation', participation_lib.MinSep.name),
       claim.get('min_sep'), claim.get('max_participations'))
-  spec = accounting.PrivacySpec(strategy, schema, claim['noise_multiplier'])
+  # PRIVACY: without them the slack is that of all models up to a size.
+  # Guard: report_test.test_slack_is_that_of_the_run.
+  spec = accounting.PrivacySpec(
+      strategy, schema, claim['noise_multiplier'], claim.get('dimension'),
+      claim.get('max_slack', accounting.MAX_SLACK))
   # PRIVACY: the sensitivity is computed again, not read. Guards:
   # report_test.test_edited_claim_is_refused and
   # test_less_noise_measured_than_claimed_is_refused.

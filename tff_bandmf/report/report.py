@@ -207,14 +207,19 @@ def _curve(
   """
   if not spec.noise_multiplier:
     return []
-  largest = spec.epsilon(min(delta, _SMALLEST_DELTA))
-  smallest = spec.epsilon(max(delta, _LARGEST_DELTA))
+  smallest = claim_lib.guarantee(spec, max(delta, _LARGEST_DELTA))['epsilon']
+  # As far as the arithmetic proves something.
+  ends = (
+      (claim_lib.guarantee(spec, each)['epsilon'], each)
+      for each in (min(delta, _SMALLEST_DELTA), *reversed(_DELTAS), delta))
+  largest, least = next(
+      (end for end in ends if end[0] is not None), (None, delta))
+  if smallest is None or largest is None:
+    return []
+  epsilons = np.linspace(smallest, largest, _POINTS).tolist()
   return [
-      {
-          'epsilon': epsilon,
-          'delta': accounting.gaussian_delta(spec.noise_multiplier, epsilon),
-      }
-      for epsilon in np.linspace(smallest, largest, _POINTS).tolist()
+      {'epsilon': epsilon, 'delta': each}
+      for epsilon, each in zip(epsilons, spec.profile(epsilons, least))
   ]
 
 
@@ -232,8 +237,12 @@ def _row(
 
 def _summary(numbers: dict[str, Any], run: dict[str, Any]) -> str:
   """Returns the claim in one sentence."""
-  if numbers['epsilon'] is None:
+  if numbers['rho'] is None:
     return 'This run added no noise and guarantees nothing.'
+  if numbers['epsilon'] is None:
+    return (
+        'This run added too little noise for a claim: nothing is proved about '
+        'its arithmetic.')
   simulated = (
       'SIMULATED, no claim for a deployment: ' if 'simulated' in run else '')
   return (

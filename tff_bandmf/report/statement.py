@@ -17,9 +17,11 @@ NOT_STATED = 'not stated'
 
 ACCOUNTING = (
     'The run is one Gaussian release of sensitivity 1 and standard deviation '
-    'noise_multiplier: rho-zCDP with rho = 1 / (2 noise_multiplier^2), and '
-    '(epsilon, delta) from its exact privacy profile, rounded up; not '
-    'converted from rho.')
+    'noise_multiplier, in real numbers: rho-zCDP with rho = 1 / (2 '
+    'noise_multiplier^2), and (epsilon, delta) from its exact privacy profile, '
+    'rounded up; not converted from rho. What is released is integers on a '
+    'lattice with noise from 64-bit words: slack_epsilon and slack_delta of '
+    'epsilon and delta are what that costs at most.')
 ADJACENCY = (
     'zero-out: in one of two neighbouring data sets all contributions of one '
     'client are zero, in every round in which it takes part; who takes part is '
@@ -112,8 +114,10 @@ def formal(
     guarantee: `claim.to_dict()`.
     run: what `run.json` says.
   """
-  if guarantee['epsilon'] is None:
+  if guarantee['rho'] is None:
     return 'None. No noise was added; this run guarantees nothing.'
+  if guarantee['epsilon'] is None:
+    return 'None. Nothing is proved about the arithmetic of so little noise.'
   schema = claim.held.participation
   rounds = claim.held.strategy.rounds
   together = (
@@ -125,11 +129,11 @@ def formal(
       'with every contribution of one unit of privacy '
       f'({run["unit_of_privacy"]}) set to zero. If each client contributes to '
       f'at most {schema.participations(rounds)} rounds{together}, and the '
-      'assumptions hold, then the Renyi divergence of order alpha of M(D) and '
-      f'M(D\'), in both directions, is at most {guarantee["rho"]!r} alpha for '
-      'all alpha > 1 (zCDP), and P[M(D) in S] <= e^epsilon P[M(D\') in S] + '
+      'assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D\') in S] + '
       'delta, also with D and D\' exchanged, for every set S of outputs, with '
-      f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}.')
+      f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
+      'the program with its rounding; the same with real numbers and exact '
+      f'Gaussians is {guarantee["rho"]!r}-zCDP.')
 
 
 def assumptions(
@@ -161,10 +165,15 @@ def assumptions(
       ('The noise of all rounds is that of the strategy and of this standard '
        'deviation.',
        'the aggregator', measured),
-      ('Numbers of the generator are as good as independent Gaussians, and '
-       'its key is secret and used for this run alone.',
+      ('The words of the generator, ChaCha20, cannot be told from uniform '
+       'ones: its key is secret and used for this run alone.',
        'the operator: the file of the key is readable to its owner alone',
        'not checked here'),
+      ('The inverse of the normal CDF is right to 8 units in the last place; '
+       'all else that arithmetic costs is proved and part of epsilon and '
+       'delta.',
+       'SciPy, or TensorFlow where noise is made in a graph',
+       'measured by tests, not proved'),
   )
   return [
       {'assumption': assumption, 'enforced_by': by, 'checked': checked}
