@@ -150,8 +150,9 @@ def test_every_point_of_the_curve_holds(tmp_path):
   assert len(curve) > 20
   assert curve[0]['delta'] > 1e-5 > curve[-1]['delta']
   for point in curve:
-    assert point['delta'] == accounting.gaussian_delta(
+    exact = accounting.gaussian_delta(
         written['noise_multiplier'], point['epsilon'])
+    assert exact < point['delta'] < 1.02 * exact
   for first, second in zip(curve, curve[1:]):
     assert first['delta'] > second['delta']
 
@@ -397,18 +398,14 @@ def test_key_is_as_wide_as_the_report_says(tmp_path):
   assert generator['key_source'] == 'not stated'
 
 
-def test_report_names_the_generator_of_the_run(tmp_path):
-  named = {}
-  for name in (noise.PHILOX, noise.AES_CTR):
-    _make_run(tmp_path / name, noise_generator=name)
-    report.write(tmp_path / name)
-    named[name] = _texts(tmp_path / name)
-  for philox, aes in zip(named[noise.PHILOX], named[noise.AES_CTR]):
-    assert 'Philox' in philox and 'AES' not in philox
-    assert 'AES-128' in aes and 'Philox' not in aes
-  _make_run(tmp_path / 'dice', noise_generator='dice')
-  with pytest.raises(ValueError, match='noise_generator=dice'):
-    report.build(tmp_path / 'dice')
+def test_other_generators_are_refused(tmp_path):
+  _make_run(tmp_path / 'run', noise_generator='chacha20')
+  report.write(tmp_path / 'run')
+  for text in _texts(tmp_path / 'run'):
+    assert 'ChaCha20' in text
+  _make_run(tmp_path / 'old', noise_generator='philox')
+  with pytest.raises(ValueError, match='noise_generator=philox: must be'):
+    report.build(tmp_path / 'old')
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,27 @@ def make_run(
 KEPT = [[0, 1], [2, 3], [4, 5], [0, 6], [2, 7], [4, 8]]
 
 
+def test_slack_is_that_of_the_run(tmp_path):
+  make_run(tmp_path, KEPT)
+  slacks = []
+  for dimension, most in ((None, 0.01), (100, 0.01), (2**36, 0.1)):
+    run = json.loads((tmp_path / report.RUN_FILE).read_text())
+    run['claim'].update(dimension=dimension, max_slack=most)
+    (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+    written = report.write(tmp_path)
+    assert written['dimension'] == dimension
+    slacks.append(written['slack_epsilon'])
+    assert written['epsilon'] > accounting.gaussian_epsilon(0.6, 1e-5) + (
+        0.9 * slacks[-1])
+    assert 0 < written['slack_delta'] < 1e-2 * 1e-5
+  assert slacks[1] < slacks[0] < slacks[2]
+  # Too little noise for any claim.
+  make_run(tmp_path / 'little', KEPT, noise_multiplier=0.02)
+  written = report.write(tmp_path / 'little')
+  assert written['epsilon'] is written['slack_epsilon'] is None
+  assert 'too little noise for a claim' in written['summary']
+
+
 def test_report_gives_the_numbers_of_the_accountant(tmp_path):
   spec = make_run(tmp_path, KEPT)
   written = report.write(tmp_path)

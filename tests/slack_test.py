@@ -3,9 +3,11 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import scipy.special
 
+from tff_bandmf import accounting, participation, strategies
 from tff_bandmf.accounting import arithmetic, slack
 
 _ndtr = scipy.special.ndtr
@@ -137,3 +139,153 @@ def test_large_slack_has_to_be_asked_for():
   with pytest.raises(ValueError, match='more than 0.01 must be asked for'):
     slack.slack((wide,), 4.0, 1e-8)
   assert slack.slack((wide,), 4.0, 1e-8, largest=0.9).epsilon > 0.01
+
+
+_STRATEGY = strategies.BandedToeplitz(2052, [1.0, 1 / 3, 1 / 7])
+_SCHEMA = participation.MinSep(342)
+
+
+def test_epsilon_includes_the_arithmetic():
+  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 0.8)
+  exact = accounting.gaussian_epsilon(0.8, 1e-10)
+  cost = spec.slack(1e-10)
+  assert 5e-4 < cost.epsilon < 1e-3
+  assert 0 < cost.delta < 1e-13
+  assert spec.epsilon(1e-10) >= exact + cost.epsilon
+  assert spec.epsilon(1e-10) == pytest.approx(exact + cost.epsilon, abs=2e-4)
+  (delta,) = spec.profile([spec.epsilon(1e-10)], 1e-10)
+  assert delta == pytest.approx(1e-10, rel=1e-6)
+  assert spec.profile([0.0], 1e-10)[0] > accounting.gaussian_delta(0.8, 0.0)
+
+
+@pytest.mark.parametrize('dimension', [None, 10, 4_000_000])
+@pytest.mark.parametrize('epsilon', [0.1, 1.0, 8.0, 16.0])
+def test_calibrate_meets_epsilon(epsilon, dimension):
+  spec = accounting.calibrate(_STRATEGY, _SCHEMA, epsilon, 1e-8, dimension)
+  assert epsilon * (1 - 1e-6) <= spec.epsilon(1e-8) <= epsilon
+  assert spec.dimension == dimension
+  assert spec.noise_multiplier > accounting.gaussian_noise_multiplier(
+    epsilon, 1e-8
+  )
+
+
+def test_calibrate_needs_more_than_the_slack():
+  with pytest.raises(ValueError, match='epsilon=0.0001: must exceed what the'):
+    accounting.calibrate(_STRATEGY, _SCHEMA, 1e-4, 1e-8)
+
+
+def test_cells_are_the_compared_ones():
+  # 6 rounds of a client, each seen in 3; a mixture has all of them.
+  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 1.0, dimension=1000)
+  assert spec.cost.arithmetics[0].cells == 1000 * 18
+  sampled = accounting.CyclicPoissonSpec(
+    _STRATEGY, 3000, 10, 1.0, accounting.CYCLIC_POISSON, dimension=1000
+  )
+  assert sampled.cost.arithmetics[0].cells == 1000 * 2052
+  inverse = accounting.PrivacySpec(
+    strategies.BandedInverse(100, [1.0, -0.5]),
+    participation.Single(),
+    1.0,
+    dimension=1000,
+  )
+  assert inverse.cost.arithmetics[0].cells == 1000 * 100
+
+
+def test_larger_models_have_to_be_named():
+  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 1.0)
+  most = accounting.CELLS // 18
+  spec.cost.check_dimension(most)
+  with pytest.raises(ValueError, match=f'^dimension={most + 1}: times 18'):
+    spec.cost.check_dimension(most + 1)
+  named = dataclasses.replace(spec, dimension=4 * most)
+  named.cost.check_dimension(4 * most)
+  assert named.slack(1e-8).epsilon > spec.slack(1e-8).epsilon
+
+
+@pytest.mark.parametrize('dimension', [1, 100, 418, 419, 10**4, 10**8])
+@pytest.mark.parametrize(
+  'strategy', [_STRATEGY, strategies.OnlineTree(64)],
+  ids=lambda each: each.family,
+)  # fmt: skip
+def test_unknown_models_have_the_largest_slack(strategy, dimension):
+  spec = accounting.PrivacySpec(strategy, participation.Single(), 1.0)
+  spec.cost.check_dimension(dimension)
+  known = dataclasses.replace(spec, dimension=dimension)
+  assert known.slack(1e-10).epsilon <= spec.slack(1e-10).epsilon * (1 + 1e-6)
+
+
+def test_cut_weights_raise_epsilon(monkeypatch):
+  cut = _STRATEGY.recursion().cut_norm
+  assert cut > 0
+  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 1.0)
+  assert spec.cost.cut == 6 * cut
+  more = 1 + 6 * cut / spec.sensitivity.value
+  assert spec.cost.more_noise(spec.sensitivity.value) >= more
+  # The sensitivity of the C whose weights are cut, by brute force.
+  recursion = _STRATEGY.recursion()
+  table = recursion.table()
+  column = np.concatenate([[1.0], -table.readout[0]]) / table.scale[0]
+  assert math.sqrt(6) * np.linalg.norm(column) <= spec.sensitivity.value * more
+  # Weights that are cut more.
+  monkeypatch.setattr(type(recursion), 'cut_norm', property(lambda self: 0.01))
+  other = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 1.0)
+  assert other.epsilon(1e-8) > 1.01 * spec.epsilon(1e-8)
+  calibrated = accounting.calibrate(_STRATEGY, _SCHEMA, 2.0, 1e-8)
+  assert 2.0 * (1 - 1e-6) <= calibrated.epsilon(1e-8) <= 2.0
+  sampled = accounting.BallsInBinsSpec(
+    _STRATEGY, 342, 1.0, accounting.BALLS_IN_BINS, max_slack=0.9
+  )
+  # C is in the mixture, so its means are moved instead.
+  assert sampled.moved(2.0) == pytest.approx(
+    0.01 * 6 / sampled.sensitivity / 2.0
+  )
+
+
+def _sampled(noise_multiplier=1.0, **options):
+  return accounting.BallsInBinsSpec(
+    strategies.BandedToeplitz(12, [1.0, 1 / 3]),
+    3,
+    noise_multiplier,
+    accounting.BALLS_IN_BINS,
+    **options,
+  )
+
+
+def test_amplified_epsilon_includes_the_arithmetic():
+  spec = accounting.CyclicPoissonSpec(
+    _STRATEGY, 3000, 10, 0.8, accounting.CYCLIC_POISSON
+  )
+  exact = accounting.poisson_epsilon(0.8, 0.01, 684, 1e-6)
+  cost = spec.slack(1e-6)
+  assert exact + cost.epsilon <= spec.epsilon(1e-6) < exact + 2e-3
+  exact = accounting.poisson_delta(0.8, 0.01, 684, 3.0)
+  assert exact < spec.delta(3.0)
+  calibrated = accounting.calibrate_cyclic_poisson(spec, 2.0, 1e-6)
+  assert 2.0 * (1 - 1e-3) < calibrated.epsilon(1e-6) <= 2.0
+
+  found = _sampled().epsilon(1e-3, 20_000, 1e-6, seed=1)
+  assert found.total <= 1e-3
+  assert 0 < found.slack_epsilon < 1e-3
+  assert 0 < found.slack_delta < 1e-5
+  # As much less for the exact run.
+  bare = _sampled(max_slack=0.5).cost.slack(found.epsilon, 1e-3)
+  assert found.slack_epsilon == pytest.approx(bare.epsilon, rel=0.05)
+  at = _sampled().delta(found.epsilon, 20_000, 1e-6, seed=1)
+  assert at.epsilon == found.epsilon
+  assert at.slack_delta > 0
+  assert at.total == pytest.approx(found.total, rel=0.1)
+
+
+def test_calibrated_noise_covers_its_own_slack(monkeypatch):
+  monkeypatch.setattr(
+    type(_sampled().strategy.recursion()),
+    'cut_norm',
+    property(lambda self: 1e-4),
+  )
+  spec, bound = accounting.calibrate_sampled(
+    _sampled(max_slack=0.5), 2.0, 1e-3, 20_000, 1e-6, seed=1
+  )
+  assert bound.epsilon == 2.0
+  assert bound.total <= 1e-3
+  own = spec.cost.slack(2.0, 1e-3, spec.moved(spec.noise_multiplier))
+  assert own.epsilon <= bound.slack_epsilon * (1 + 1e-9)

@@ -32,26 +32,14 @@ _SETTING = (
 _COVERED = (
     'the updates of training clients, through the noised sum of every round')
 
-_NO_PROTECTION = 'no protection against floating-point attacks'
-# As in `noise.generators`, under the names that it gives them.
-_GENERATORS = {
-    'philox': {
-        'algorithm': 'Philox 4x32-10, counter mode; not cryptographic',
-        'key_bits': 128,
-        'key_use': (
-            '64 bits are the key of Philox, 64 bits where its counter starts'),
-        'normals': (
-            'Box-Muller in 32-bit floats: none beyond 5.7 standard '
-            f'deviations, {_NO_PROTECTION}'),
-    },
-    'aes-ctr': {
-        'algorithm': 'AES-128, counter mode; cryptographic',
-        'key_bits': 128,
-        'key_use': 'all bits are the key of AES',
-        'normals': (
-            'inverse of the CDF in 64-bit floats, rounded to 32 bits: none '
-            f'beyond 9.2 standard deviations, {_NO_PROTECTION}'),
-    },
+GENERATOR = 'chacha20'
+_GENERATOR = {
+    'algorithm': 'ChaCha20, a block for 8 numbers of a round; cryptographic',
+    'key_bits': 256,
+    'key_use': 'all bits are the key of ChaCha20',
+    'normals': (
+        'inverse of the CDF of 63 bits and a sign in 64-bit floats, 64 more '
+        'bits in the tail: up to 13 standard deviations'),
 }
 
 _COLUMNS = {
@@ -79,19 +67,19 @@ def data_accesses(run: dict[str, Any]) -> dict[str, str]:
 def generator(run: dict[str, Any]) -> dict[str, Any]:
   """Returns what made the noise, and where its key came from.
 
-  A run that does not say is taken to have had Philox.
-
   Raises:
-    ValueError: the run names a generator that this report does not know.
+    ValueError: the run names a generator of another release.
   """
-  name = run.get('noise_generator', 'philox')
-  if name not in _GENERATORS:
+  name = run.get('noise_generator', GENERATOR)
+  # PRIVACY: the slack is that of this generator and of no other.
+  # Guard: report_pages_test.test_other_generators_are_refused.
+  if name != GENERATOR:
     raise ValueError(
         errors.invalid(
-            'noise_generator', name, 'is not known to this report',
+            'noise_generator', name, f'must be {GENERATOR}: nothing is proved '
+            'here about the arithmetic of another',
             'use the release that trained the run'))
-  return {
-      **_GENERATORS[name], 'key_source': run.get('noise_key', NOT_STATED)}
+  return {**_GENERATOR, 'key_source': run.get('noise_key', NOT_STATED)}
 
 
 def setting(run: dict[str, Any]) -> str:
