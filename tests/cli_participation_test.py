@@ -158,14 +158,14 @@ def test_optimize_overwrites_only_when_told(run, run_json, tmp_path):
   ('command', 'names'),
   [
     ('calibrate c.json --epsilon 20 --delta 1e-3', []),
-    ('calibrate c.json --epsilon 1000 --delta 1e-6', ['epsilon=']),
+    ('calibrate c.json --epsilon 22 --delta 1e-6', ['epsilon=']),
     ('calibrate c.json --epsilon 1 --delta 0.5', ['delta=0.5']),
-    ('account c.json --noise-multiplier 0.1 --delta 1e-6', ['epsilon=']),
+    ('account c.json --noise-multiplier 0.28 --delta 1e-6', ['epsilon=']),
     ('account c.json --noise-multiplier 1 --delta 0.01', ['delta=0.01']),
     (
-      'choose --rounds 9 --min-sep 3 --families identity --epsilon 1000 '
+      'choose --rounds 9 --min-sep 3 --families identity --epsilon 24 '
       '--delta 0.5',
-      ['epsilon=1000', 'delta=0.5'],
+      ['epsilon=24', 'delta=0.5'],
     ),
   ],
 )

@@ -239,7 +239,7 @@ def test_spec_takes_no_sensitivity():
 
 def test_calibrate_meets_epsilon_and_delta():
   spec = _spec(1.0)
-  for epsilon in (0.5, 8, 30):
+  for epsilon in (0.5, 8, 20):
     found = accounting.calibrate(
       spec.strategy, spec.participation, epsilon, 1e-6
     )
