@@ -74,10 +74,9 @@ def aggregation(
       tuple(generator.normal(size=shape).astype(np.float32)
             for shape in _MODEL_SHAPES) for _ in range(clients)]
   tff_factory = tff.aggregators.DifferentiallyPrivateFactory
-  with runtime.local_runtime(), aggregator.correlated_noise_aggregator(
-      1.0, float(clients), 1.0, specs, strategy=_strategy(bands),
-      participation=participation.MinSep(_MIN_SEP),
-      noise_placement='tape') as factory:
+  with runtime.local_runtime(), aggregator.dp_aggregator(
+      1.0, float(clients), l2_norm_clip=1.0, strategy=_strategy(bands),
+      participation=participation.MinSep(_MIN_SEP)) as factory:
     worker, = psutil.Process().children()
     processes = {
         name: each.create(value_type) for name, each in (

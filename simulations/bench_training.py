@@ -95,28 +95,24 @@ class _Ours(_Timed):
   """Rounds of `fed_avg`, noise of 64 bands from a tape."""
 
   def __init__(self, model, clients, clients_per_round: int, batch: int):
-    import tensorflow as tf
     import tensorflow_federated as tff
 
     from simulations import fed_avg
-    from tff_bandmf import aggregator, participation, query, strategies
+    from tff_bandmf import aggregator, participation, strategies
 
     super().__init__()
     self._clients = clients
     self._clients_per_round = clients_per_round
     self._parameters = model.num_parameters
-    specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.weights)
-    self._factory = aggregator.correlated_noise_aggregator(
-        1.0 / clients_per_round, clients_per_round, _CLIP * clients_per_round,
-        specs,
+    self._factory = aggregator.dp_aggregator(
+        1.0, clients_per_round, l2_norm_clip=_CLIP,
         strategy=strategies.BandedToeplitz(
             _ROUNDS, np.arange(1.0, _ROUNDS + 1)**-0.5),
-        participation=participation.MinSep(_ROUNDS), noise_placement='tape')
+        participation=participation.MinSep(_ROUNDS))
     self._process = fed_avg.build(
         model, clients.sequence_length,
         tff.learning.optimizers.build_sgdm(0.5),
-        tff.learning.optimizers.build_sgdm(1.0, 0.9), self._factory, batch,
-        query.Clipping.of(_CLIP, specs))
+        tff.learning.optimizers.build_sgdm(1.0, 0.9), self._factory, batch)
     self._state = self._process.initialize()
 
   def run(self, t: int, cohort) -> None:

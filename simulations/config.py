@@ -20,7 +20,6 @@ else:
 
 # Noise of a run that claims nothing; next to the strategy families.
 NO_NOISE = 'none'
-PLACEMENTS = (None, 'state', 'tape', 'regenerate')
 FAMILIES = (NO_NOISE, *strategies.FAMILIES)
 DOCSTRINGS = 'docstrings'
 STACKOVERFLOW = 'stackoverflow'
@@ -178,9 +177,6 @@ class Privacy:
       none of the run itself, and its files say so.
     max_memory_bytes: of a tape, for the noise that it remembers; more goes to
       a file.
-    noise_placement: 'state', 'tape', 'regenerate' (banded-inverse families),
-      or None to choose by size.
-    secure_noise: whether z comes from AES; needs a tape.
   """
 
   family: str
@@ -196,8 +192,6 @@ class Privacy:
   buffers: Optional[int] = None
   b0: Optional[int] = None
   objective: str = 'mean'
-  noise_placement: Optional[str] = None
-  secure_noise: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,17 +241,6 @@ class Config:
           errors.invalid(
               'privacy.family', privacy.family, 'is not known',
               f'use one of {", ".join(FAMILIES)}'))
-    if privacy.noise_placement not in PLACEMENTS:
-      raise ValueError(
-          errors.invalid(
-              'privacy.noise_placement', privacy.noise_placement,
-              'is not known',
-              'use state, tape or regenerate, or leave it out'))
-    if privacy.secure_noise and privacy.noise_placement not in (None, 'tape'):
-      raise ValueError(
-          errors.invalid(
-              'privacy.noise_placement', privacy.noise_placement,
-              'cannot make secure noise', 'use tape, or leave it out'))
     if privacy.objective not in ('mean', 'max'):
       raise ValueError(
           errors.invalid(
@@ -276,7 +259,7 @@ class Config:
               'use fewer bands'))
 
 
-_TRUTH_VALUES = ('model.tied', 'model.skip', 'privacy.secure_noise')
+_TRUTH_VALUES = ('model.tied', 'model.skip')
 # Numbers that may be 0.
 _MAY_BE_ZERO = (
     'training.seed', 'training.server_momentum', 'training.server_beta_2',

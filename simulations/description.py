@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from simulations import config as config_lib
-from tff_bandmf import accounting, errors, noise, report
+from tff_bandmf import accounting, errors, report
 
 _CODE = pathlib.Path(__file__).resolve().parent
 # Of a run that is over, these may be others: nothing of it is made again.
@@ -66,8 +66,6 @@ def describe(
           'the training program, where clients train: each update before it '
           'is added to another'),
       'noise_key': 'the operating system',
-      'noise_generator': (
-          noise.AES_CTR if privacy.secure_noise else noise.PHILOX),
       'tuning': 'hyperparameters were chosen with other runs on this corpus',
       'model_selection': 'none: the last model is the result',
       'pre_training': 'none: initial weights come from a seed',

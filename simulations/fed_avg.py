@@ -18,7 +18,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulations import client_data, models
-from tff_bandmf import query
+from tff_bandmf import aggregator
 from tff_bandmf.program import workers as workers_lib
 
 
@@ -77,19 +77,21 @@ def build(
     sequence_length: int,
     client_optimizer: tff.learning.optimizers.Optimizer,
     server_optimizer: tff.learning.optimizers.Optimizer,
-    model_aggregator: tff.aggregators.UnweightedAggregationFactory,
+    model_aggregator: aggregator.CorrelatedNoiseFactory,
     batch_size: int,
-    clipping: query.Clipping,
     workers: Optional[workers_lib.Workers] = None,
 ) -> Union[tff.learning.templates.LearningProcess, RemoteProcess]:
   """Returns the process of unweighted federated averaging over groups.
 
     record of a group = sum over its clients of clip(w - trained(w))
 
-  PRIVACY: the sum of all records changes by at most `clipping.l2_norm` with a
-  client, because every client starts from the server's weights and is clipped
-  before it is added. Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip
-  and test_groups_sum_to_what_tff_gives.
+  in int32 steps of the aggregator's lattice, so that the sum of all records is
+  the same to the bit however clients are dealt to groups.
+
+  PRIVACY: that sum changes by at most the clip with a client, because every
+  client starts from the server's weights and is clipped and rounded before it
+  is added. Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip and
+  test_groups_sum_to_what_tff_gives.
 
   Args:
     model: causal: what follows the last word of a batch's longest sentence is
@@ -97,15 +99,14 @@ def build(
     sequence_length: of x and y.
     client_optimizer: starts anew with every client, which does one epoch.
     server_optimizer: for the aggregate.
-    model_aggregator: of groups. It divides by the clients of a round; a clip of
-      its own must be as many times that of a client as a group has clients.
+    model_aggregator: clips a client's update, and adds up groups. It serves
+      this process.
     batch_size: sentences of a client's step.
-    clipping: of a client's update.
     workers: that the groups train on; None trains them where the rest is done.
 
   Returns:
     A process that takes what `group_datasets` gives and measures as
-    `client_work` what `clipping.describe` counts: numbers without noise.
+    `client_work` what `query.Clipping.describe` counts: numbers without noise.
   """
   weights = tff.learning.models.ModelWeights(tuple(model.weights), ())
   weights_type = tff.types.to_type(tff.learning.models.ModelWeights(
@@ -114,16 +115,19 @@ def build(
   data_type = tff.SequenceType(collections.OrderedDict(
       x=ids_type, y=ids_type, sizes=tff.TensorType(np.int32, [None])))
 
+  clipping, summing = model_aggregator.create_for_sums(weights_type.trainable)
+
   @tff.tensorflow.computation
   def initial_weights():
     return weights
 
   @tff.tensorflow.computation(weights_type, data_type)
   def train_group(server_weights, dataset):
+    group = dataset.get_single_element()
     total, counts = _train_group(
-        model, client_optimizer, batch_size, clipping, server_weights,
-        dataset.get_single_element())
-    return tff.learning.templates.ClientResult(total, tf.constant(1.0)), counts
+        model, client_optimizer, batch_size, clipping, server_weights, group)
+    return tff.learning.templates.ClientResult(
+        (total, tf.size(group['sizes'])), tf.constant(1.0)), counts
 
   @tff.federated_computation
   def initialize():
@@ -138,15 +142,23 @@ def build(
     return tff.templates.MeasuredProcessOutput(
         state, result, tff.federated_sum(counts))
 
-  aggregator = tff.aggregators.as_weighted_aggregator(model_aggregator).create(
-      weights_type.trainable, tff.TensorType(np.float32))
+  @tff.federated_computation(
+      summing.initialize.type_signature.result,
+      summing.next.type_signature.parameter[1],
+      tff.FederatedType(np.float32, tff.CLIENTS))
+  def sum_groups(state, value, weight):
+    del weight
+    return summing.next(state, value)
+
+  aggregation = tff.templates.AggregationProcess(
+      summing.initialize, sum_groups)
   finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
       server_optimizer, weights_type)
   process = tff.learning.templates.compose_learning_process(
       initial_weights,
       tff.learning.templates.build_broadcast_process(weights_type),
       tff.learning.templates.ClientWorkProcess(initialize, work),
-      aggregator, finalizer)
+      aggregation, finalizer)
   if workers is None:
     return process
 
@@ -159,10 +171,10 @@ def build(
 
   @tff.federated_computation(
       process.initialize.type_signature.result,
-      tff.FederatedType(weights_type.trainable, tff.CLIENTS),
+      summing.next.type_signature.parameter[1],
       tff.FederatedType(np.float32, tff.CLIENTS))
   def server_part(state, updates, ones):
-    aggregated = aggregator.next(state.aggregator, updates, ones)
+    aggregated = aggregation.next(state.aggregator, updates, ones)
     updated = finalizer.next(
         state.finalizer, state.global_model_weights, aggregated.result)
     return tff.learning.templates.LearningProcessOutput(
@@ -179,8 +191,8 @@ def build(
 class RemoteProcess:
   """A learning process whose groups train on workers.
 
-  A record is the same wherever its group trains, and the server adds records up
-  in the order of the groups: the rounds are those of the process itself.
+  A record is the same wherever its group trains, and sums are exact: the rounds
+  are those of the process itself.
   """
 
   def __init__(self, process, clients_part, server_part, workers):
@@ -248,7 +260,7 @@ def _train_group(
   nothing = tf.nest.map_structure(tf.zeros_like, start)
   _, total, counts = tf.while_loop(
       lambda client, *_: client < tf.size(ends), train,
-      (0, nothing, tf.nest.map_structure(
+      (0, clipping.clip(nothing), tf.nest.map_structure(
           tf.zeros_like, clipping.describe(nothing))),
       parallel_iterations=1)
   return total, counts

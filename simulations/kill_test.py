@@ -52,8 +52,7 @@ def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
           'server_cooldown_rounds': rounds // 2},
       'privacy': {
           'family': 'banded-toeplitz', 'min_sep': 4, 'max_participations': 2,
-          'epsilon': 8.0, 'delta': 1e-5, 'l2_norm_clip': 0.5,
-          'noise_placement': 'tape'},
+          'epsilon': 8.0, 'delta': 1e-5, 'l2_norm_clip': 0.5},
   })
 
 

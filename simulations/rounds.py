@@ -21,7 +21,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulations import checkpoints as checkpoints_lib
-from tff_bandmf import program
+from tff_bandmf import aggregator, program
 
 # Fails only where something outside of the run keeps failing.
 _ATTEMPTS = 3
@@ -121,11 +121,7 @@ class Rounds:
           raise
 
   def _burn(self, t: int, state: Any, cohort) -> Done:
-    """Returns the state after a round that nobody gets to see.
-
-    Its noise is used up, with nobody's update, and its mean is dropped.
-    """
+    """Returns the state after a round of which nothing is released."""
     self._ledger.abandon_round(t)
-    skipped = self._process.next(state, []).state
-    return Done(
-        state._replace(aggregator=skipped.aggregator), cohort, None)
+    skipped = aggregator.skip_round(state.aggregator)
+    return Done(state._replace(aggregator=skipped), cohort, None)

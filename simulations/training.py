@@ -11,7 +11,6 @@ import time
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 import tqdm
 
@@ -37,11 +36,11 @@ from tff_bandmf import (
   errors,
   optimize,
   program,
-  query,
   report,
   strategies,
 )
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.noise import placements
 from tff_bandmf.program import workers as workers_lib
 
 
@@ -203,25 +202,19 @@ def _run(
   checkpoints = checkpoints_lib.Checkpoints(
       directory / 'private' / 'checkpoints')
   start = checkpoints.latest()
-  record_specs = tuple(tf.TensorSpec(w.shape, w.dtype) for w in model.weights)
-  # PRIVACY: a record of the aggregator is a sum over clients, each clipped
-  # before; its own clip is only a guard, as much looser as all of them
-  # together. The multiplier is a ratio to it: the noise is that of `spec`.
-  # Guard: training_test.test_noise_is_that_of_the_claim.
-  guard = training.clients_per_round
-  with aggregator.correlated_noise_aggregator(
-      spec.noise_multiplier / guard, training.clients_per_round,
-      privacy.l2_norm_clip * guard, record_specs, key, strategy=strategy,
-      participation=spec.participation,
-      noise_placement=privacy.noise_placement, start_round=start,
-      secure_noise=privacy.secure_noise,
-      max_memory_bytes=privacy.max_memory_bytes) as factory:
+  # PRIVACY: the noise is that of `spec`. Guard:
+  # training_test.test_noise_is_that_of_the_claim.
+  with aggregator.dp_aggregator(
+      spec.noise_multiplier, training.clients_per_round,
+      l2_norm_clip=privacy.l2_norm_clip, strategy=strategy,
+      participation=spec.participation, zeroing_norm=privacy.zeroing_norm,
+      noise=placements.Tape(
+          key=key, start_round=start,
+          max_memory_bytes=privacy.max_memory_bytes)) as factory:
     process = fed_avg.build(
         model, config.data.sequence_length,
         tff.learning.optimizers.build_sgdm(training.client_learning_rate),
         server_optimizer.build(training), factory, training.batch_size,
-        query.Clipping.of(
-            privacy.l2_norm_clip, record_specs, privacy.zeroing_norm),
         workers)
     state = process.initialize()
     if start:

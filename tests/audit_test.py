@@ -12,6 +12,7 @@ import math
 import numpy as np
 import pytest
 import scipy.stats
+import tensorflow as tf
 
 from tff_bandmf import (
     accounting,
@@ -23,6 +24,7 @@ from tff_bandmf import (
     strategies,
 )
 from tff_bandmf.audit import bounds, pattern
+from tff_bandmf.noise import generator, placements, self_test
 
 _ROUNDS = 12
 _MIN_SEP = 4
@@ -134,8 +136,8 @@ def test_scores_without_noise_give_a_bound_that_no_claim_reaches():
 def _make(spec, noise_multiplier=None, schema=None, seed=1):
   """Returns what makes the aggregator of a claim, or a sabotaged one."""
   return functools.partial(
-      aggregator.correlated_noise_aggregator,
-      noise_multiplier or spec.noise_multiplier, noise_seed=seed,
+      aggregator.dp_aggregator, noise_multiplier or spec.noise_multiplier,
+      noise=placements.Tape(key=noise.Key.from_seed(seed)),
       strategy=spec.strategy, participation=schema or spec.participation)
 
 
@@ -204,22 +206,28 @@ def test_bound_is_below_the_claim_for_every_family(runtime, strategy):
   assert found.attained_sensitivity <= spec.sensitivity.value * (1 + 1e-9)
 
 
+def _without_self_test(monkeypatch):
+  """The noise does not test itself, so that the audit has to find it."""
+  monkeypatch.setattr(self_test, 'check', lambda y, **_: y)
+
+
 def _sabotage(spec, name, monkeypatch):
   """Returns the maker of an aggregator whose noise is not what `spec` says."""
+  _without_self_test(monkeypatch)
   if name == 'scale':
     return _make(spec, noise_multiplier=0.8 * spec.noise_multiplier)
   if name == 'one participation':
     return _make(spec, schema=participation.Single())
-  draw = noise.StateSource._draw
+  fill = generator.Generator._fill
   if name == 'reuse':
     # Two rounds in a row have the same z.
     monkeypatch.setattr(
-        noise.StateSource, '_draw',
-        lambda source, key, t: draw(source, key, t // 2 * 2))
+        generator.Generator, '_fill',
+        lambda source, z, row, start: fill(source, z, row // 2 * 2, start))
   elif name == 'constant':
     monkeypatch.setattr(
-        noise.StateSource, '_draw',
-        lambda source, key, t: draw(source, key, 0 * t))
+        generator.Generator, '_fill',
+        lambda source, z, row, start: fill(source, z, 0, start))
   return _make(spec)
 
 
@@ -240,16 +248,22 @@ def test_sabotaged_noise_is_caught(runtime, monkeypatch, strategy, name):
 
 def test_update_that_is_not_clipped_is_caught(runtime, monkeypatch):
   spec = accounting.PrivacySpec(_BANDED, _SCHEMA, _SHARP)
-  monkeypatch.setattr(query.Clipping, 'clip', lambda clipping, record: record)
+  monkeypatch.setattr(
+      query.Clipping, 'clip', lambda clipping, record: tf.nest.map_structure(
+          lambda leaf: tf.cast(leaf / clipping.step, tf.int32), record))
   assert not _audit(spec, _make(spec), canaries=100).holds
 
 
 def test_noise_shared_by_coordinates_is_caught(runtime, monkeypatch):
-  draw = noise.StateSource._draw
-  monkeypatch.setattr(
-      noise.StateSource, '_draw',
-      lambda source, key, t: 0 * draw(source, key, t) + draw(
-          source, key, t)[:, :1])
+  fill = generator.Generator._fill
+
+  def shared(source, z, row, start):
+    fill(source, z, row, start)
+    # All of one magnitude.
+    z[:] = np.sign(z[0])
+
+  _without_self_test(monkeypatch)
+  monkeypatch.setattr(generator.Generator, '_fill', shared)
   spec = accounting.PrivacySpec(_BANDED, _SCHEMA, 1.0)
   assert not _audit(spec, _make(spec), canaries=100).holds
 
@@ -300,9 +314,9 @@ def test_command_says_whether_the_claim_holds(tmp_path, run, monkeypatch):
   assert (record['participation'], record['min_sep']) == ('min-sep', _MIN_SEP)
   assert record['max_participations'] is None
   assert record['gaussian_bound'] < record['epsilon']
-  make = aggregator.correlated_noise_aggregator
+  make = aggregator.dp_aggregator
   monkeypatch.setattr(
-      aggregator, 'correlated_noise_aggregator',
+      aggregator, 'dp_aggregator',
       lambda noise_multiplier, **kwargs: make(
           noise_multiplier / 10, **kwargs))
   status, out, _ = run(*arguments, '--epsilon', 4.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from simulations import checkpoints, fed_avg, models
 from simulations import config as config_lib
-from tff_bandmf import query
+from tff_bandmf import aggregator, participation, query, strategies
 from tff_bandmf.program import runtime as runtime_lib
 from tff_bandmf.program import workers as workers_lib
 
@@ -21,6 +21,7 @@ CLIENTS, MODEL, SPECS = (
 _LENGTH = small_training.LENGTH
 _BATCH = 3
 _CLIP = 0.2
+_BITS = 20
 _COHORT = np.array([8, 1, 5, 3, 0, 6])
 
 
@@ -30,16 +31,16 @@ def _optimizers(client_rate=0.5):
       tff.learning.optimizers.build_sgdm(1.0, 0.9))
 
 
-def _sum_of(clip):
-  """An aggregator without noise, with a clip of its own."""
-  return tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-      0.0, float(len(_COHORT)), clip)
+def _aggregator(**kwargs):
+  """Without noise."""
+  return aggregator.dp_aggregator(
+      0.0, len(_COHORT), l2_norm_clip=_CLIP, strategy=strategies.Identity(9),
+      participation=participation.MinSep(1), **kwargs)
 
 
 def _process(workers=None, **clipping):
   return fed_avg.build(
-      MODEL, _LENGTH, *_optimizers(), _sum_of(_CLIP * len(_COHORT)), _BATCH,
-      query.Clipping.of(_CLIP, SPECS, **clipping), workers)
+      MODEL, _LENGTH, *_optimizers(), _aggregator(**clipping), _BATCH, workers)
 
 
 def _train(process, groups, rounds=2):
@@ -94,7 +95,7 @@ def test_loss_of_a_batch_cut_short_is_that_of_all_of_it(config):
 def test_groups_sum_to_what_tff_gives(runtime):
   plain = tff.learning.algorithms.build_unweighted_fed_avg(
       models.functional_model(MODEL, _LENGTH), *_optimizers(),
-      model_aggregator=_sum_of(_CLIP))
+      model_aggregator=_aggregator())
   state = plain.initialize()
   for t in range(2):
     state = plain.next(state, [
@@ -109,16 +110,17 @@ def test_groups_sum_to_what_tff_gives(runtime):
   assert counts['clipped_count'] > 0
 
 
-def test_group_gives_the_same_bits_again(runtime):
+def test_groups_of_any_size_give_the_same_bits(runtime):
   process = _process()
-  digests = {checkpoints.digest(_train(process, 3)[0]) for _ in range(3)}
+  digests = {
+      checkpoints.digest(_train(process, groups)[0]) for groups in (1, 3, 3, 6)}
   assert len(digests) == 1
 
 
 @functools.cache
 def _group_work(rate):
   """What a group does, without TFF."""
-  clipping = query.Clipping.of(_CLIP, SPECS)
+  clipping = query.Clipping.of(_CLIP, SPECS, _BITS)
 
   @tf.function(autograph=False, reduce_retracing=True)
   def work(group):
@@ -143,10 +145,11 @@ def test_client_moves_the_sum_by_its_clip(rate):
   for client in _COHORT:
     without, _ = _group_sum(_COHORT[_COHORT != client], rate)
     alone, _ = _group_sum([client], rate)
-    assert np.linalg.norm(whole - without) <= _CLIP * (1 + 1e-6)
-    np.testing.assert_allclose(whole - without, alone, atol=1e-6)
+    moved = whole.astype(np.int64) - without
+    assert moved @ moved <= 4**_BITS
+    np.testing.assert_array_equal(moved, alone)
     if rate > 1 and client:  # Client 0 has no sentence.
-      assert np.linalg.norm(alone) >= _CLIP * (1 - 1e-5)
+      assert moved @ moved >= 4**_BITS * (1 - 1e-4)
 
 
 def test_client_that_is_not_finite_leaves_the_others_as_they_are():

@@ -1,7 +1,7 @@
 """Tests of the noise that a round gets, and of its covariance."""
 
+import collections
 import itertools
-import stat
 
 import numpy as np
 import pytest
@@ -9,10 +9,13 @@ import scipy.stats
 import tensorflow as tf
 
 from tff_bandmf import noise, strategies
-from tff_bandmf.noise import key_file
+from tff_bandmf.noise import generator, graph_generator, placements
+from tff_bandmf.noise import source as source_lib
+from tff_bandmf.strategies import recursion as recursion_lib
 
 _ROUNDS = 24
 _KEY = noise.Key.from_seed(11)
+_Z_STEPS = 5000.0
 # Of the tests of covariance, for a key drawn at random; the key is fixed.
 _FALSE_ALARM = 1e-6
 _WIDE = 40_000
@@ -33,199 +36,161 @@ _MEMORY = {
     'online-tree': 4}
 
 
-def _source(placement, strategy, dimension, directory, key=_KEY):
-  plan = noise.Plan.of(strategy)
-  if placement == 'state':
-    return noise.StateSource(plan, dimension, key)
-  if placement == 'regenerate':
-    return noise.RegenerateSource(plan, dimension, key, directory / 'key')
-  return noise.TapeSource(
-      noise.Tape(directory / 'tape', plan, dimension, key))
+def _source(placement, strategy, dimension, directory):
+  placed = (
+      placements.InState() if placement == 'state'
+      else placements.Tape(directory / 'tape', _KEY))
+  return source_lib.of(placed, strategy.recursion(), _Z_STEPS, dimension)
+
+
+def _begun(source):
+  """The state of a run, with the key that the tests know."""
+  state = source.begin(source.initial_state())
+  if 'key' not in state:
+    return state
+  return collections.OrderedDict(state, key=graph_generator.key_words(_KEY))
 
 
 def _rounds(source, rounds=_ROUNDS, state=None):
   """Returns y of all rounds, [rounds, d], and the last state."""
-  step = tf.function(source.next, autograph=False)
-  state = source.initial_state() if state is None else state
+  step = tf.function(source.release, autograph=False)
+  state = _begun(source) if state is None else state
+  zeros = tf.zeros([source.dimension], tf.int32)
   ys = []
   for t in range(rounds):
-    y, state = step(state, tf.constant(t, tf.int64))
+    y, state = step(state, tf.constant(t, tf.int64), zeros)
     ys.append(y.numpy())
   return np.stack(ys), state
 
 
+def _reference(strategy, dimension):
+  """Returns y of all rounds, by the definition of a recursion, in NumPy."""
+  recursion = strategy.recursion()
+  table = recursion.table()
+  memory = np.zeros((recursion.memory, dimension))
+  z = generator.Generator(_KEY)
+  ys = []
+  for t in range(strategy.rounds):
+    phase = recursion.phase(t)
+    scale = table.scale[phase]
+    m = table.readout[phase] @ memory
+    y = np.rint(_Z_STEPS * scale * z.rows(t, 1, 0, dimension)[0] + m)
+    ys.append(y)
+    if recursion.keeps == recursion_lib.BUFFERS:
+      memory = table.update[phase] @ memory + table.gain[phase][:, None] * y
+    else:
+      latest = y if recursion.keeps == recursion_lib.PAST_Y else (y - m) / scale
+      memory = np.concatenate([[latest], memory])[:recursion.memory]
+  return np.stack(ys)
+
+
+@pytest.mark.parametrize('name, placement', itertools.product(
+    _STRATEGIES, ['state', 'tape']))
+def test_rounds_are_those_of_the_recursion(tmp_path, placement, name):
+  source = _source(placement, _STRATEGIES[name], 500, tmp_path)
+  found, _ = _rounds(source)
+  source.close()
+  assert found.dtype == np.int32
+  # A unit in the last place of z or m may move a rounding: 1 in 10^9 does.
+  np.testing.assert_allclose(
+      found, _reference(_STRATEGIES[name], 500), rtol=0, atol=1)
+
+
+@pytest.mark.parametrize('placement', ['state', 'tape'])
+def test_noise_is_added_to_the_sum(tmp_path, placement):
+  ys, _ = _rounds(_source('state', _STRATEGIES['narrow'], 9, tmp_path), 2)
+  source = _source(placement, _STRATEGIES['narrow'], 9, tmp_path)
+  assert (source.placement, source.dimension) == (placement, 9)
+  state = _begun(source)
+  total = tf.range(9) * 10**7
+  for t, y in enumerate(ys):
+    released, state = source.release(state, tf.constant(t, tf.int64), total)
+    np.testing.assert_array_equal(released, total + y)
+  source.close()
+
+
+def test_no_noise_adds_nothing():
+  source = source_lib.NoNoise(3, 5)
+  assert source.start_round == 5
+  total = tf.constant([1, -2, 3])
+  released, state = source.release(
+      source.initial_state(), tf.constant(0, tf.int64), total)
+  np.testing.assert_array_equal(released, total)
+  assert state == ()
+  metrics = source.metrics(state, tf.constant(0, tf.int64))
+  assert {name: value.numpy() for name, value in metrics.items()} == {
+      'noise_placement': b'none', 'noise_checked': False}
+
+
 @pytest.mark.parametrize('name', _STRATEGIES)
-def test_all_placements_give_the_same_noise(tmp_path, name):
-  strategy = _STRATEGIES[name]
-  noises = {}
-  for placement in ('state', 'tape', 'regenerate'):
-    if placement == 'regenerate' and strategy.inverse_bands is None:
-      continue
-    source = _source(placement, strategy, 50, tmp_path)
-    assert source.placement == placement
-    noises[placement], _ = _rounds(source)
-    source.close()
-  for each in noises.values():
-    np.testing.assert_allclose(each, noises['state'], rtol=0, atol=3e-6)
+def test_state_stays_of_one_form(tmp_path, name):
+  source = _source('state', _STRATEGIES[name], 9, tmp_path)
+  before = _begun(source)
+  tf.nest.assert_same_structure(source.initial_state(), before)
+  _, after = source.release(
+      before, tf.constant(0, tf.int64), tf.zeros([9], tf.int32))
+  tf.nest.assert_same_structure(before, after)
+  for a, b in zip(tf.nest.flatten(before), tf.nest.flatten(after)):
+    assert (a.shape, a.dtype) == (b.shape, b.dtype)
+  past = sum(t.shape.num_elements() for t in tf.nest.flatten(after)) - 8
+  assert past == _MEMORY[name] * 9
 
 
-def test_state_stays_of_one_form(tmp_path):
-  for name, strategy in _STRATEGIES.items():
-    source = _source('state', strategy, 9, tmp_path)
-    before = source.initial_state()
-    _, after = source.next(before, tf.constant(0, tf.int64))
-    tf.nest.assert_same_structure(before, after)
-    for a, b in zip(tf.nest.flatten(before), tf.nest.flatten(after)):
-      assert (a.shape, a.dtype) == (b.shape, b.dtype)
-    past = sum(t.shape.num_elements() for t in tf.nest.flatten(after)) - 2
-    assert past == _MEMORY[name] * 9
-
-
-@pytest.mark.parametrize('name, placement', [
-    ('narrow', 'state'), ('online-tree', 'state'), ('inverse', 'regenerate')])
-def test_next_is_pure_in_its_state(tmp_path, name, placement):
-  source = _source(placement, _STRATEGIES[name], 9, tmp_path)
+@pytest.mark.parametrize('name', ['narrow', 'inverse', 'online-tree'])
+def test_release_is_pure_in_its_state(tmp_path, name):
+  source = _source('state', _STRATEGIES[name], 9, tmp_path)
   _, state = _rounds(source, 2)
-  first = source.next(state, tf.constant(2, tf.int64))
-  second = source.next(state, tf.constant(2, tf.int64))
+  arguments = state, tf.constant(2, tf.int64), tf.zeros([9], tf.int32)
+  first, second = source.release(*arguments), source.release(*arguments)
   for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second)):
     assert np.array_equal(a, b)
-  source.close()
 
 
-@pytest.mark.parametrize('placement, word', [
-    ('state', 'key'), ('regenerate', 'offset')])
-def test_source_without_key_starts_elsewhere_every_time(
-    tmp_path, placement, word):
-  source = _source(placement, _STRATEGIES['inverse'], 50, tmp_path, key=None)
+def test_every_run_in_the_state_has_a_key_of_its_own(tmp_path):
+  source = _source('state', _STRATEGIES['inverse'], 50, tmp_path)
   # As TFF does it: one traced computation, run twice.
-  initialize = tf.function(source.initial_state)
-  states = [initialize(), initialize()]
-  assert not np.array_equal(states[0][word], states[1][word])
+  begin = tf.function(lambda: source.begin(source.initial_state()))
+  states = [begin(), begin()]
+  assert not np.isin(states[0]['key'], states[1]['key']).any()
   noises = [_rounds(source, 5, state)[0] for state in states]
-  source.close()
-  assert not np.isin(*noises).any()
+  assert np.mean(noises[0] == noises[1]) < 0.05
 
 
-@pytest.mark.parametrize('placement', ['state', 'regenerate'])
-def test_source_with_key_repeats(tmp_path, placement):
-  source = _source(placement, _STRATEGIES['inverse'], 50, tmp_path)
-  assert np.array_equal(_rounds(source, 5)[0], _rounds(source, 5)[0])
-  source.close()
+def test_noise_beyond_32_bits_fails_the_round(tmp_path):
+  recursion = _STRATEGIES['narrow'].recursion()
+  source = source_lib.StateSource(recursion, 2.0**33, 50)
+  with pytest.raises(
+      tf.errors.InvalidArgumentError, match='noise beyond 32 bits'):
+    _rounds(source, 1)
+
+
+@pytest.mark.parametrize('factor', [0.9, 1.1])
+def test_noise_of_another_deviation_fails_the_round(
+    tmp_path, monkeypatch, factor):
+  normals = graph_generator.normals
+  monkeypatch.setattr(
+      graph_generator, 'normals', lambda *args: factor * normals(*args))
+  source = _source('state', _STRATEGIES['narrow'], _WIDE, tmp_path)
+  with pytest.raises(tf.errors.InvalidArgumentError, match='its sample dev'):
+    _rounds(source, 1)
 
 
 def test_bytes_passed_are_those_of_the_state_and_of_the_table():
   def size(strategy):
-    return noise.StateSource.bytes_passed(noise.Plan.of(strategy), 9)
+    return source_lib.StateSource.bytes_passed(strategy.recursion(), 9)
 
-  assert size(_STRATEGIES['narrow']) == 4 * (2 * 9 + 3)
+  norms = 8 * _ROUNDS
+  assert size(_STRATEGIES['narrow']) == 4 * 2 * 9 + 8 * 3 + norms
   rows = np.tri(_ROUNDS)[:, :3]
-  assert size(strategies.Banded(rows)) == 4 * (2 * 9 + 3 * _ROUNDS)
+  assert size(strategies.Banded(rows)) == 4 * 2 * 9 + 8 * 3 * _ROUNDS + norms
+  assert size(_STRATEGIES['inverse']) == 8 * 5 * 9 + 8 * 6 + norms
 
 
-def test_dense_inverse_is_not_regenerated(tmp_path):
-  for name in ('narrow', 'blt', 'online-tree'):
-    with pytest.raises(ValueError, match='noise_placement=regenerate'):
-      _source('regenerate', _STRATEGIES[name], 9, tmp_path)
-  assert not list(tmp_path.iterdir())
-
-
-def _key_path(tmp_path):
-  path, = tmp_path.glob('key/*/*.key')
-  return path
-
-
-def test_key_is_in_its_file_only_and_goes_with_the_source(tmp_path):
-  source = _source('regenerate', _STRATEGIES['inverse'], 9, tmp_path)
-  path = _key_path(tmp_path)
-  assert stat.S_IMODE(path.stat().st_mode) == 0o600
-  assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-  assert path.read_bytes()[:16] == _KEY.secret
-  state = source.initial_state()
-  _, after = source.next(state, tf.constant(0, tf.int64))
-  graph = tf.function(source.next).get_concrete_function(
-      state, tf.constant(0, tf.int64)).graph.as_graph_def()
-  initialize = tf.function(
-      source.initial_state).get_concrete_function().graph.as_graph_def()
-  halves = _KEY.secret[:8], _KEY.secret[8:]
-  for text in (repr(state), repr(after), repr(graph), repr(initialize)):
-    assert not any(str(word) in text for word in _KEY.words())
-  for content in (graph.SerializeToString(), initialize.SerializeToString()):
-    assert not any(half in content for half in halves)
-  assert not any(half in path.name.encode() for half in halves)
-  source.close()
-  source.close()
-  assert not list(tmp_path.iterdir())
-  with pytest.raises(tf.errors.NotFoundError):
-    source.next(state, tf.constant(1, tf.int64))
-
-
-@pytest.mark.parametrize('content', [
-    b'', bytes(24), bytes(8) + _KEY.secret[8:] + bytes(8), bytes(25),
-    bytes(16), _KEY.secret])
-def test_damaged_key_file_is_refused(tmp_path, content):
-  source = _source('regenerate', _STRATEGIES['inverse'], 9, tmp_path)
-  state = source.initial_state()
-  _key_path(tmp_path).write_bytes(content)
-  with pytest.raises(
-      tf.errors.InvalidArgumentError, match='damaged|wrong size') as error:
-    source.next(state, tf.constant(0, tf.int64))
-  assert not any(str(word) in str(error.value) for word in _KEY.words())
-  source.close()
-
-
-def test_key_file_serves_the_state_of_its_own_run_only(tmp_path):
-  source = _source('regenerate', _STRATEGIES['inverse'], 9, tmp_path)
-  whole, _ = _rounds(source)
-  _, state = _rounds(source, 7)
-  source.close()
-  again = _source('regenerate', _STRATEGIES['inverse'], 9, tmp_path)
-  y, _ = again.next(state, tf.constant(7, tf.int64))
-  np.testing.assert_array_equal(y, whole[7])
-  again.close()
-  for strategy, dimension, seed in [
-      ('inverse', 9, 12), ('inverse', 10, 11), ('other', 9, 11)]:
-    other = noise.RegenerateSource(
-        noise.Plan.of(
-            _STRATEGIES.get(strategy) or strategies.DpCgd(_ROUNDS, 0.5)),
-        dimension, noise.Key.from_seed(seed), tmp_path / 'key')
-    with pytest.raises(tf.errors.NotFoundError):
-      other.next(state, tf.constant(7, tf.int64))
-    other.close()
-
-
-def test_key_files_of_killed_processes_are_removed(tmp_path):
-  parent = tmp_path / 'key'
-  for name in ('tff_bandmf-key-killed', 'tff_bandmf-key-starting', 'others'):
-    (parent / name).mkdir(parents=True)
-  (parent / 'tff_bandmf-key-killed' / '5.key').write_bytes(b'secret')
-  (parent / 'others' / '5.key').touch()
-  first = _source('regenerate', _STRATEGIES['inverse'], 9, tmp_path)
-  second = _source('regenerate', _STRATEGIES['inverse'], 9, tmp_path)
-  left = {path.name for path in parent.iterdir()}
-  assert 'tff_bandmf-key-killed' not in left
-  assert {'tff_bandmf-key-starting', 'others'} < left and len(left) == 4
-  # The first one is in use.
-  first.next(first.initial_state(), tf.constant(0, tf.int64))
-  first.close()
-  second.close()
-  assert len(list(parent.iterdir())) == 2
-
-
-def test_key_file_is_in_memory_where_there_is_no_folder(tmp_path, monkeypatch):
-  for place in (tmp_path / 'memory', tmp_path / 'disk'):
-    place.mkdir()
-  monkeypatch.setattr(
-      key_file.private_files, 'MEMORY', tmp_path / 'memory')
-  monkeypatch.setattr(key_file.tempfile, 'tempdir', str(tmp_path / 'disk'))
-  plan = noise.Plan.of(_STRATEGIES['inverse'])
-  source = noise.RegenerateSource(plan, 9)
-  assert list(tmp_path.glob('memory/*/*.key'))
-  source.close()
-  (tmp_path / 'memory').rmdir()
-  source = noise.RegenerateSource(plan, 9)
-  assert list(tmp_path.glob('disk/*/*.key'))
-  source.close()
+def test_state_that_cannot_pass_is_refused():
+  with pytest.raises(ValueError, match='1.8 GB of noise cannot pass.*use Tape'):
+    source_lib.of(
+        placements.InState(), _STRATEGIES['narrow'].recursion(), _Z_STEPS,
+        230_000_000)
 
 
 def test_tape_state_names_the_tape_and_holds_no_noise(tmp_path):
@@ -237,8 +202,32 @@ def test_tape_state_names_the_tape_and_holds_no_noise(tmp_path):
     assert list(each) == ['tape_id', 'run']
     assert all(
         leaf.shape == [] and leaf.dtype == tf.int64 for leaf in each.values())
-  assert int(state['tape_id']) not in _KEY.words()
+  words = np.frombuffer(_KEY.secret, '<i8')
+  assert int(state['tape_id']) not in words
   source.close()
+
+
+@pytest.mark.parametrize('kwargs, error, match', [
+    ({'key': 'secret'}, TypeError, 'key=str: must be a noise.Key'),
+    ({'key': 7}, TypeError, 'key=int'),
+    ({'start_round': -1, 'key': _KEY}, ValueError, 'start_round=-1'),
+    ({'start_round': 1.5, 'key': _KEY}, TypeError, 'start_round=1.5'),
+    ({'start_round': 1}, ValueError, 'start_round=1: needs the key'),
+])
+def test_bad_placement_is_refused_and_shows_no_key(kwargs, error, match):
+  with pytest.raises(error, match=match) as raised:
+    placements.Tape(**kwargs)
+  assert 'secret' not in str(raised.value)
+
+
+def test_placement_shows_no_key():
+  assert 'secret' in repr(placements.Tape(key=_KEY))
+  assert str(_KEY.secret) not in repr(placements.Tape(key=_KEY))
+
+
+def test_start_round_of_a_server_is_checked():
+  with pytest.raises(ValueError, match='start_round=-1'):
+    placements.Served('folder', -1)
 
 
 def _p_value(y, matrix):
@@ -258,13 +247,12 @@ def _p_value(y, matrix):
   return scipy.stats.chi2.sf(statistic, n * (n + 1) / 2)
 
 
-@pytest.mark.parametrize('name, placement', [
-    *itertools.product(_STRATEGIES, ['state', 'tape']),
-    ('inverse', 'regenerate')])
+@pytest.mark.parametrize('name, placement', itertools.product(
+    _STRATEGIES, ['state', 'tape']))
 def test_covariance_is_that_of_the_strategy(tmp_path, placement, name):
   strategy = _STRATEGIES[name]
   source = _source(placement, strategy, _WIDE, tmp_path)
-  y = _rounds(source)[0].astype(np.float64)
+  y = _rounds(source)[0] / _Z_STEPS
   source.close()
   matrix = strategy.matrix()
   assert _p_value(y, matrix) > _FALSE_ALARM

@@ -9,11 +9,12 @@ import tensorflow_federated as tff
 
 from simulations import models
 from tff_bandmf import aggregator, noise, participation, program, strategies
+from tff_bandmf.noise import placements
 from tff_bandmf.program import data_source
 from tff_bandmf.program import runtime as runtime_lib
 
 _ROUNDS = 4
-_KEY = noise.Key(bytes(range(16)))
+_KEY = noise.Key(bytes(range(32)))
 
 
 class _Releases(tff.program.ReleaseManager):
@@ -37,7 +38,7 @@ def program_runtime(runtime):
   tff.framework.set_default_context(context)
 
 
-def _train(directory, rounds, placement='tape', discard=None):
+def _train(directory, rounds, discard=None):
   """Trains to a round, from where the folder is; returns states and ledger."""
   manager = tff.program.FileProgramStateManager(directory / 'states')
   versions = asyncio.run(manager.get_versions())
@@ -45,11 +46,11 @@ def _train(directory, rounds, placement='tape', discard=None):
   sampler = program.CohortSampler(9, 3, _ROUNDS, schema, 0)
   with program.Ledger(
       directory / 'ledger.sqlite') as ledger, (
-          aggregator.correlated_noise_aggregator(
-              0.5, 3.0, 0.2, small_training.SPECS, _KEY,
+          aggregator.dp_aggregator(
+              0.5, 3, l2_norm_clip=0.2,
               strategy=strategies.BandedToeplitz(_ROUNDS, [1, 0.5]),
-              participation=schema, noise_placement=placement,
-              start_round=max(versions or [0]))) as factory:
+              participation=schema, noise=placements.Tape(
+                  key=_KEY, start_round=max(versions or [0])))) as factory:
     process = tff.learning.algorithms.build_unweighted_fed_avg(
         models.functional_model(small_training.MODEL, small_training.LENGTH),
         tff.learning.optimizers.build_sgdm(0.5),
@@ -98,15 +99,21 @@ def test_discarded_round_comes_back_with_its_cohort(program_runtime, tmp_path):
   assert observed.rounds == observed.finished == _ROUNDS
 
 
-@pytest.mark.parametrize(
-    'placement, secret', [('tape', False), ('state', True)])
-def test_what_is_released_holds_the_key_with_noise_in_the_state_alone(
-    program_runtime, tmp_path, placement, secret
-):
-  states, _, _ = _train(tmp_path / 'run', 1, placement)
-  words = np.asarray(_KEY.words())
+def test_what_is_released_holds_no_key(program_runtime, tmp_path):
+  states, _, _ = _train(tmp_path / 'run', 1)
   noise_state = states[
-      'training_checkpoint_round_1'].aggregator.query_state.numerator_state
-  found = any(
-      np.array_equal(leaf, words) for leaf in noise_state.noise.values())
-  assert found == secret
+      'training_checkpoint_round_1'].aggregator.query_state.noise
+  assert sorted(noise_state) == ['run', 'tape_id']
+  words = np.frombuffer(_KEY.secret, np.int64)
+  assert not np.isin(list(noise_state.values()), words).any()
+
+
+def test_noise_in_the_state_is_refused_in_a_program(program_runtime):
+  """TFF's program would give the key to its release manager."""
+  with aggregator.dp_aggregator(
+      0.5, 3, l2_norm_clip=0.2, strategy=strategies.Identity(_ROUNDS),
+      participation=participation.MinSep(2),
+      noise=placements.InState()) as factory:
+    for create in (factory.create, factory.create_for_sums):
+      with pytest.raises(ValueError, match='noise=InState.*would be released'):
+        create(tff.TensorType(np.float32, [3]))

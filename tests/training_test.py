@@ -47,7 +47,6 @@ max_participations = 2
 epsilon = 8.0
 delta = 1e-5
 l2_norm_clip = 0.5
-noise_placement = 'tape'
 """
 
 
@@ -329,21 +328,6 @@ def test_updates_that_are_not_finite_count_and_do_no_harm(
   rows = (tmp_path / 'run' / report.METRICS_FILE).read_text().splitlines()
   place = rows[0].split(',').index('non_finite')
   assert [row.split(',')[place] for row in rows[1:]] == ['4', '4']
-
-
-def test_secure_noise_is_reported_and_bound_to_the_run(
-    tmp_path, corpus_path, runtime):
-  path = str(_config_file(tmp_path, corpus_path))
-  settings = ('training.rounds=2', 'privacy.secure_noise=true')
-  config = config_lib.load(path, settings)
-  corpus = training.load_corpus(config.data)
-  training.run(config, corpus, tmp_path / 'run')
-  generator = report.write(tmp_path / 'run')['generator']
-  assert generator['algorithm'].startswith('AES-128')
-  with pytest.raises(ValueError, match='another configuration'):
-    training.run(
-        config_lib.load(path, settings[:1]), corpus, tmp_path / 'run',
-        resume=True)
 
 
 def test_cohorts_that_run_out_are_told_before_anything_is_written(

@@ -7,11 +7,9 @@ try:
 except ImportError as _error:
   raise _errors.needs_tff(__name__) from _error
 
-from tff_bandmf.aggregator.dp_aggregator import (
-  DpAggregatorFactory,
-  dp_aggregator,
-)
+from tff_bandmf.aggregator.check_process import check_process
 from tff_bandmf.aggregator.factory import (
-  CorrelatedNoiseFactory,
-  correlated_noise_aggregator,
+    CorrelatedNoiseFactory,
+    dp_aggregator,
+    skip_round,
 )

@@ -1,44 +1,50 @@
-"""The aggregator: clip, sum, correlated noise, fixed divisor."""
+"""The aggregator: clip, integer sum, correlated noise, fixed divisor."""
 
 from __future__ import annotations
 
 import collections
-import functools
+import dataclasses
 import math
-import os
-from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union
+from typing import Any, Optional
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bandmf import accounting, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
-from tff_bandmf.aggregator import summing
+from tff_bandmf.noise import placements
+from tff_bandmf.noise import source as source_lib
 
-STATE = noise.StateSource.placement
-REGENERATE = noise.RegenerateSource.placement
-TAPE = noise.TapeSource.placement
 
-# Making z again costs as much as making it, once a band.
-_MOST_REGENERATED = 8
-# State passes between processes by value every round, 20 to 40 ms a MB; past
-# 1.9 GB TFF's local runtime refuses it or retries for ever.
-_GOOD_STATE_BYTES = 32 * 2**20
-_MAX_STATE_BYTES = 1_800_000_000
+@dataclasses.dataclass(frozen=True)
+class Sums:
+  """How the records of a round are added up and what is said about them.
+
+  Attributes:
+    largest_cohort: most clients of a round.
+    secure: whether the server sees sums alone.
+    measured: whether what happened to updates is counted, without noise.
+  """
+
+  largest_cohort: int
+  secure: bool = False
+  measured: bool = False
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Means of clipped updates with correlated noise.
+  """Means of clipped updates with correlated noise, for one learning process.
 
-  Make it with `correlated_noise_aggregator`. What it creates keeps the state of
+  Make it with `dp_aggregator`. What it creates keeps the state of
   `tff.aggregators.DifferentiallyPrivateFactory` and measures
 
   * `free`, which is the same whatever the updates are and costs no privacy:
     `round`, rounds done; `z_stddev`, the standard deviation of z in the unit
-    of the sum; `noise_placement`; with a tape `rounds_ahead`, the rounds whose
-    noise is ready, which follows the time that rounds take;
+    of the sum; `noise_placement`: 'state', 'tape' or, without noise, 'none';
+    `noise_checked`, whether the process that added the noise found its
+    deviation to be that of the strategy; with a tape `rounds_ahead`, the rounds
+    whose noise is ready, which follows the time that rounds take;
   * `not_private`, only with `measure_clients`: `non_finite_count`,
     `zeroed_count` and `clipped_count`, clients of the round whose update held
     NaN or infinity and counted as zero, was zeroed for its norm, was clipped.
@@ -47,40 +53,39 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     (`build_unweighted_fed_avg`) makes updates that are not finite zero before
     they get here.
 
-  What the record aggregation measures is not passed on: it is not private.
-
   Attributes:
     spec: the claim of a run with this aggregator, in units of `l2_norm_clip`.
     l2_norm_clip: the norm that bounds one client's contribution to a round;
       of clips by layer, (sum_g clip_g^2)^(1/2).
-    noise_placement: 'state', 'regenerate' or 'tape'.
+    noise: the placement of the noise.
+    lattice: the range of sums and noise; None before a process is created.
   """
 
   def __init__(
       self,
       spec: accounting.PrivacySpec,
-      clipping: query_lib.Clipping,
-      l2_norm_clip: float,
-      record_specs: Any,
-      source: noise.NoiseSource,
-      dp_factory: tff.aggregators.DifferentiallyPrivateFactory,
-      begin: Callable[[Any], Any],
-      measure_clients: bool,
+      clients_per_round: float,
+      l2_norm_clip: Any,
+      zeroing: tuple[Optional[float], float],
+      placement: placements.Placement,
+      sums: Sums,
   ):
+    """Takes values that `dp_aggregator` checked; `zeroing` is (norm, order)."""
     self.spec = spec
-    self.l2_norm_clip = l2_norm_clip
-    self.noise_placement = source.placement
-    self._clipping = clipping
-    self._record_specs = record_specs
-    self._source = source
-    self._dp_factory = dp_factory
-    self._begin = begin
-    self._measure_clients = measure_clients
+    self.l2_norm_clip = query_lib.norm_of_clips(l2_norm_clip)
+    self.noise = placement
+    self.lattice: Optional[noise.Lattice] = None
+    self._clips = l2_norm_clip
+    self._zeroing = zeroing
+    self._clients_per_round = clients_per_round
+    self._sums = sums
+    self._source: Optional[source_lib.NoiseSource] = None
     self._created = False
 
   def close(self) -> None:
     """Ends the noise producer, if there is one, and removes its files."""
-    self._source.close()
+    if self._source is not None:
+      self._source.close()
 
   def __enter__(self) -> CorrelatedNoiseFactory:
     return self
@@ -91,292 +96,283 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   def create(
       self, value_type: tff.Type
   ) -> tff.templates.AggregationProcess:
-    """Returns the process for updates of `value_type`.
+    """Returns the process for updates of `value_type`, float leaves.
 
     Raises:
-      ValueError: `value_type` is not what `record_specs` said, or the factory
-        has a tape and made a process before.
+      TypeError: a leaf of an update is no float.
+      ValueError: a process was made before, or updates, cohort and noise do
+        not fit together; the message says how.
     """
-    expected = tff.types.to_type(
-        tf.nest.map_structure(_type_of, self._record_specs))
-    if not expected.is_equivalent_to(value_type):
+    return self._create(value_type, sums=False)[1]
+
+  def create_for_sums(
+      self, value_type: tff.Type
+  ) -> tuple[query_lib.Clipping, tff.templates.AggregationProcess]:
+    """Returns the clipping, and a process for sums over several clients each.
+
+    For a program that clips updates itself and adds them up in groups. A value
+    of the process is (leaves of `value_type`'s shapes, the sum of what
+    `Clipping.clip` gave, int32; how many clients are in it, int32); the result
+    is of `value_type`. As long as all clients are in some sum, the groups do
+    not matter: sums are exact.
+
+    PRIVACY: the noise is for sums of records that were clipped one by one.
+    Guard: fed_avg_test.test_client_moves_the_sum_by_its_clip.
+
+    Args:
+      value_type: of an update of one client, float leaves.
+
+    Raises:
+      TypeError: as in `create`.
+      ValueError: as in `create`; or sums are to be hidden or measured, which is
+        for updates of single clients.
+    """
+    if self._sums.secure or self._sums.measured:
       raise ValueError(
           errors.invalid(
-              'value_type', value_type.compact_representation(),
-              'differs from record_specs='
-              f'{expected.compact_representation()}',
-              'give the specs of the trainable variables'))
-    # PRIVACY: two runs on one tape would get the same noise.
-    # Guard: aggregator_test.test_second_process_on_a_tape_is_refused.
-    if self._created and self.noise_placement == TAPE:
+              'secure_sum' if self._sums.secure else 'measure_clients', True,
+              'is for updates of single clients',
+              'leave it out for sums over groups'))
+    return self._create(value_type, sums=True)
+
+  def _create(
+      self, value_type: tff.Type, sums: bool
+  ) -> tuple[query_lib.Clipping, tff.templates.AggregationProcess]:
+    specs = tff.types.structure_from_tensor_type_tree(
+        lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type)
+    dimension = query_lib.record_dimension(specs)
+    self._refuse_release_of_key()
+    # PRIVACY: two runs with one key would get the same noise.
+    # Guard: aggregator_test.test_second_process_of_a_factory_is_refused.
+    if self._created:
       raise ValueError(
           errors.invalid(
-              'noise_placement', TAPE, 'a tape serves one run',
-              'make a factory for every learning process'))
-    process = self._dp_factory.create(value_type)
+              'create', 'called twice', 'an aggregator serves one run',
+              'call dp_aggregator for every learning process'))
+    spec = self.spec
+    recursion = spec.strategy.recursion()
+    self.lattice = noise.Lattice.of(
+        recursion, spec.z_stddev, largest_cohort=self._sums.largest_cohort,
+        dimension=dimension, secure_sum=self._sums.secure)
+    clip = query_lib.Clipping.of(
+        self._clips, specs, self.lattice.clip_bits, *self._zeroing)
+    self._source = source_lib.of(
+        self.noise, recursion, self.lattice.z_steps, dimension)
+    query = query_lib.CorrelatedNoiseQuery(
+        clip, self.lattice, self._clients_per_round, specs,
+        spec.strategy.rounds, self._source, sums)
     self._created = True
+    record_type = value_type
+    if sums:
+      record_type = tff.to_type((
+          tff.types.structure_from_tensor_type_tree(
+              lambda leaf: tff.TensorType(np.int32, leaf.shape), value_type),
+          np.int32))
+    return clip, _process(query, clip, record_type, self._sums, self.lattice)
 
-    # PRIVACY: runs are told apart, but not before `initialize` has evaluated a
-    # round, which would then be another run's. Guard:
-    # aggregator_test.test_second_run_on_a_tape_is_refused_its_first_round.
-    @tff.tensorflow.computation(process.initialize.type_signature.result.member)
-    def begin(state):
-      return state._replace(query_state=self._begin(state.query_state))
-
-    @tff.federated_computation
-    def init_fn():
-      return tff.federated_map(begin, process.initialize())
-
-    @tff.tensorflow.computation(value_type)
-    def describe(record):
-      return self._clipping.describe(record)
-
-    @tff.federated_computation(
-        process.initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS))
-    def next_fn(state, value):
-      output = process.next(state, value)
-      measurements = collections.OrderedDict(
-          free=output.measurements['dp_query_metrics'])
-      # PRIVACY: what depends on updates and has no noise is asked for by name.
-      # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
-      if self._measure_clients:
-        measurements['not_private'] = tff.federated_sum(
-            tff.federated_map(describe, value))
-      return tff.templates.MeasuredProcessOutput(
-          output.state, output.result, tff.federated_zip(measurements))
-
-    return tff.templates.AggregationProcess(init_fn, next_fn)
+  def _refuse_release_of_key(self) -> None:
+    # PRIVACY: `train_model` releases the whole state. Guard:
+    # train_model_test.test_noise_in_the_state_is_refused_in_a_program.
+    if isinstance(self.noise, placements.InState) and isinstance(
+        tff.framework.get_context_stack().current,
+        tff.program.FederatedContext):
+      raise ValueError(
+          errors.invalid(
+              'noise', 'InState()',
+              'its key would be released: programs such as train_model give '
+              'the whole training state to a release manager', 'use Tape()'))
 
 
-def _type_of(spec: tf.TensorSpec) -> tff.TensorType:
-  return tff.TensorType(spec.dtype.as_numpy_dtype, spec.shape.as_list())
+def skip_round(state: Any) -> Any:
+  """Returns the aggregator's state after a round that is not released.
+
+  Where a round must not run, since its noise met another sum before: a tape
+  gives the noise of the rounds after it, and none of this one.
+
+  PRIVACY: y_t alone, which a round of nobody would release, takes the noise off
+  what was seen of the round before. Guard:
+  aggregator_test.test_skipped_round_releases_nothing.
+
+  Args:
+    state: of what `CorrelatedNoiseFactory.create` made, before the round.
+
+  Raises:
+    ValueError: the noise is in the state, which cannot be skipped.
+  """
+  query_state = state.query_state
+  if 'key' in query_state.noise:
+    raise ValueError(
+        errors.invalid(
+            'noise', 'InState()', 'cannot leave a round out',
+            'use Tape(), or start anew'))
+  return state._replace(
+      query_state=query_state._replace(
+          round=query_state.round + np.int64(1)))
 
 
-def correlated_noise_aggregator(
+def _process(
+    query: query_lib.CorrelatedNoiseQuery,
+    clip: query_lib.Clipping,
+    record_type: tff.Type,
+    sums: Sums,
+    lattice: noise.Lattice,
+) -> tff.templates.AggregationProcess:
+  """Returns TFF's process of the query, of runs that are begun."""
+  summed: tff.aggregators.UnweightedAggregationFactory
+  summed = tff.aggregators.SumFactory()
+  if sums.secure:
+    # Integers within these bounds pass as they are: none is clipped.
+    summed = tff.aggregators.SecureSumFactory(
+        lattice.clip_steps, -lattice.clip_steps)
+  process = tff.aggregators.DifferentiallyPrivateFactory(query, summed).create(
+      record_type)
+
+  # PRIVACY: runs are told apart, but not before `initialize` has evaluated a
+  # round, which would then be another run's. Guard:
+  # aggregator_test.test_second_run_on_a_tape_is_refused_its_first_round.
+  @tff.tensorflow.computation(process.initialize.type_signature.result.member)
+  def begin(state):
+    return state._replace(query_state=query.begin(state.query_state))
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_map(begin, process.initialize())
+
+  @tff.federated_computation(
+      process.initialize.type_signature.result,
+      tff.FederatedType(record_type, tff.CLIENTS))
+  def next_fn(state, value):
+    output = process.next(state, value)
+    # What the sum itself measures is not passed on: it is not private.
+    measurements = collections.OrderedDict(
+        free=output.measurements['dp_query_metrics'])
+    # PRIVACY: what depends on updates and has no noise is asked for by name.
+    # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
+    if sums.measured:
+      describe = tff.tensorflow.computation(clip.describe, record_type)
+      measurements['not_private'] = tff.federated_sum(
+          tff.federated_map(describe, value))
+    return tff.templates.MeasuredProcessOutput(
+        output.state, output.result, tff.federated_zip(measurements))
+
+  return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+def dp_aggregator(
     noise_multiplier: float,
     clients_per_round: float,
-    l2_norm_clip: Any,
-    record_specs: Any,
-    noise_seed: Optional[Union[int, noise.Key]] = None,
-    record_aggregation_factory: Optional[
-        tff.aggregators.UnweightedAggregationFactory
-    ] = None,
     *,
+    l2_norm_clip: Any,
     strategy: strategies.Strategy,
     participation: participation_lib.Participation,
+    noise: Optional[placements.Placement] = None,
+    largest_cohort: Optional[int] = None,
     zeroing_norm: Optional[float] = None,
     zeroing_norm_order: float = math.inf,
-    record_norm_added: Optional[float] = None,
+    secure_sum: bool = False,
     measure_clients: bool = False,
-    noise_placement: Optional[str] = None,
-    tape_directory: Optional[Union[str, os.PathLike]] = None,
-    start_round: int = 0,
-    secure_noise: bool = False,
-    max_memory_bytes: Optional[int] = None,
-    noise_server: Optional[
-        Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]]
-    ] = None,
 ) -> CorrelatedNoiseFactory:
   """Returns an aggregation factory with matrix-factorization noise.
 
     (sum_i clip(zero(x_i)) + z_stddev * (C^-1 Z)[t]) / clients_per_round
     z_stddev = l2_norm_clip * noise_multiplier * sens(C)
 
-  The leading parameters are those of TFF's `tree_aggregation`. The guarantee,
-  `factory.spec`, rests on `participation` being enforced, on one record a
-  client and round, and on no round being released for two cohorts.
+  It takes the place of `tff.learning.dp_aggregator`, whose first two arguments
+  it has. Three things differ, since noise that is correlated between rounds
+  needs one scale, and its guarantee is that of the whole run:
+
+  * `noise_multiplier` is that of the run, over clip times the sensitivity of
+    C, what an accountant takes. TFF's is that of a round, over the clip: with
+    `strategies.Identity`, TFF's is ours times sqrt(k).
+  * The clip is a constant. TFF adapts it from round to round.
+  * The bound of zeroing is a constant. TFF's follows the updates, starts at
+    21, and is estimated from them without noise.
+
+  The guarantee, `factory.spec`, rests on `participation` being enforced, on
+  one record a client and round, and on no round being released for two
+  cohorts: what draws the cohorts of the program must be changed with it. Look
+  at the process with `check_process`: some of TFF's algorithms send what
+  clients computed past their aggregator.
 
   Args:
     noise_multiplier: standard deviation of z over clip times sensitivity, what
-      an accountant takes; see `accounting.calibrate`. (TFF's tree aggregation
-      takes z over clip.) 0 adds no noise and guarantees nothing.
+      an accountant takes; see `accounting.calibrate`. 0 adds no noise and
+      guarantees nothing.
     clients_per_round: the divisor, fixed whatever the cohort's size: a round
       that clients dropped out of, and one without any, is divided by it too.
     l2_norm_clip: clipping norm over all leaves of an update; or, by layer, a
-      nested structure of norms whose containers are the outer ones of
-      `record_specs`. All of an update then has norm (sum_g clip_g^2)^(1/2) at
-      most, which takes the place of l2_norm_clip above. Adaptive clips are
-      refused: their estimate is a release with a cost of its own, and noise
-      that is correlated between rounds has one scale.
-    record_specs: nested structure of `tf.TensorSpec` of an update: float
-      leaves of any width.
-    noise_seed: a key, kept by the caller to resume a run; an integer, for
-      repeatable noise in simulations; None draws a key from the operating
-      system. With a key or an integer two runs get the same noise: their
-      difference has none. Use it for one run.
-    record_aggregation_factory: how clipped records are summed, as in
-      `tff.aggregators.DifferentiallyPrivateFactory`. It may not raise the norm
-      of a record. `tff.aggregators.SecureSumFactory(clip, -clip)` rounds: with
-      it updates are clipped to as much less as that may add. TFF's local
-      runtime cannot run secure sums.
+      nested structure of norms whose containers are the outer ones of an
+      update. All of an update then has norm (sum_g clip_g^2)^(1/2) at most,
+      which takes the place of l2_norm_clip above.
     strategy: C; fixes the number of rounds.
     participation: schema under which the sensitivity of C is taken.
+    noise: where it comes from, a value of `noise.placements`; None is `Tape()`.
+    largest_cohort: most clients of any round; None is clients_per_round,
+      rounded up. Sums of so many have room; a round of more fails.
     zeroing_norm: updates of a larger norm count as zero, before clipping: what
       is far too large is broken. A constant bound costs no privacy and leaves
       the sensitivity as it is. None zeroes no finite update.
     zeroing_norm_order: of that norm: 2, or inf for the largest magnitude, as
       `tff.aggregators.zeroing_factory` takes it.
-    record_norm_added: for another `record_aggregation_factory`, the most by
-      which the L2 norm of a client's contribution grows in it, zero staying
-      zero; 0 if it adds up exactly. Updates are clipped to that much less.
+    secure_sum: whether clipped updates are summed by secure aggregation, as
+      integers and so exactly. TFF's local runtime cannot run it.
     measure_clients: whether to measure `not_private`: what happened to the
-      updates of each round, without noise and outside the guarantee.
-    noise_placement: 'state', 'regenerate', 'tape', or None to choose. With
-      'state' the key is in the server state: keep every copy of that secret,
-      and do not give it to `tff.learning.programs.train_model`, which releases
-      it. 'regenerate' is for a C^-1 of few bands, and up to 8 the default: a
-      file holds the key, and nothing else is kept, but z is made once a band.
-      Else the size of the state chooses. A tape gives a round's noise to one
-      run only, and never again after a later round; with the others that is up
-      to who runs the rounds.
-    tape_directory: folder for the tape or the key's file, private and seen by
-      the process that runs the rounds; None makes a temporary one, in memory
-      where possible.
-    start_round: round of the state that a resumed run continues from. Only a
-      tape needs it, together with the `noise_seed` of the run or with its
-      `noise_server`; `initialize` then gives a state of that round, with no
-      trace of those before it, for a run of its own: a server refuses it a
-      round that the resumed state has read.
-    secure_noise: z comes from AES in counter mode instead of Philox, which is
-      not cryptographic; needs a tape, and takes it.
-    max_memory_bytes: what a tape remembers of past rounds goes to a file in
-      the folder for temporary files (TMPDIR) if it is larger: 4 bytes a
-      coordinate and band, bands rounded up to blocks of 32 to 64 rounds. None
-      keeps any in memory.
-    noise_server: folder of a running `bandmf noise-server`, or those of all
-      its shards: the tape is theirs, and so is the key. `noise_seed`,
-      `tape_directory` and `max_memory_bytes` are the server's to say then.
+      updates of each round, without noise and outside the guarantee. Not with
+      `secure_sum`, whose server learns sums alone.
 
   Returns:
-    A factory; `close` it, or use it in a `with` statement, when training ends.
+    A factory for one learning process; `close` it, or use it in a `with`
+    statement, when training ends.
 
   Raises:
-    TypeError: a leaf of the record is no float, or a wrong kind of argument.
+    TypeError: an adaptive clip, or another argument of a wrong kind.
     ValueError: a value out of range.
   """
   errors.check_positive(
       'clients_per_round', clients_per_round, 'it is the divisor of the mean')
-  if noise_placement not in (None, STATE, REGENERATE, TAPE):
-    raise ValueError(
+  if isinstance(noise_multiplier, bool):
+    raise TypeError(
         errors.invalid(
-            'noise_placement', noise_placement, 'is not known',
-            f'use {STATE}, {REGENERATE} or {TAPE}'))
+            'noise_multiplier', noise_multiplier, 'must be a number',
+            'give what accounting.calibrate returns'))
+  if l2_norm_clip is None or isinstance(
+      l2_norm_clip, tff.templates.EstimationProcess):
+    raise TypeError(
+        errors.invalid(
+            'l2_norm_clip', 'None' if l2_norm_clip is None else 'adaptive',
+            'must be a constant: noise correlated between rounds has one '
+            'scale, TFF\'s dp_aggregator adapts it',
+            'give a norm, such as a quantile of update norms on public data'))
+  query_lib.check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
   if not isinstance(strategy, strategies.Strategy):
     raise TypeError(
         errors.invalid(
             'strategy', strategy, 'must be a tff_bandmf.strategies.Strategy',
             'load or optimise one'))
-  if not 0 <= start_round <= strategy.rounds:
+  if largest_cohort is None:
+    largest_cohort = math.ceil(clients_per_round)
+  errors.check_count(
+      'largest_cohort', largest_cohort, 'give the most clients of any round')
+  placement = placements.Tape() if noise is None else noise
+  if not isinstance(
+      placement, (placements.InState, placements.Tape, placements.Served)):
+    raise TypeError(
+        errors.invalid(
+            'noise', type(placement).__name__, 'is no placement',
+            'use Tape(), Served(folders) or InState() of noise.placements'))
+  if not placement.start_round <= strategy.rounds:
     raise ValueError(
         errors.invalid(
-            'start_round', start_round,
+            'start_round', placement.start_round,
             f'must be in [0, rounds={strategy.rounds}]',
-            'give the round of the state that the run continues from'))
-  if noise_server is not None:
-    _check_serves(
-        noise_placement, noise_seed=noise_seed, tape_directory=tape_directory,
-        max_memory_bytes=max_memory_bytes)
-    noise_placement = TAPE
-  elif start_round and noise_seed is None:
-    raise ValueError(
-        errors.invalid(
-            'start_round', start_round, 'needs the noise_seed of the run',
-            'noise of another key would not go on with the noise of its past'))
-  # PRIVACY: noise in TFF's graphs is Philox. Guard:
-  # aggregator_test.test_secure_noise_needs_a_tape.
-  if secure_noise and noise_placement not in (None, TAPE):
-    raise ValueError(
-        errors.invalid(
-            'noise_placement', noise_placement,
-            'cannot make secure noise, TensorFlow graphs have no AES',
-            f'use {TAPE}, or secure_noise=False'))
-  spec = accounting.PrivacySpec(strategy, participation, noise_multiplier)
-  dimension = query_lib.record_dimension(record_specs)
-  clipping = query_lib.Clipping.of(
-      l2_norm_clip, record_specs, zeroing_norm, zeroing_norm_order)
-  l2_norm_clip = clipping.l2_norm
-  # PRIVACY: what is summed has at most the norm that the noise is made for.
-  # Guard: aggregator_options_test.test_secure_sum_keeps_the_norm.
-  clipping = clipping.lowered_by(summing.norm_added(
-      record_aggregation_factory, dimension, record_norm_added))
-  if measure_clients and not summing.is_plain(record_aggregation_factory):
+            'give the round of the state that the run goes on from'))
+  if secure_sum and measure_clients:
     raise ValueError(
         errors.invalid(
             'measure_clients', measure_clients,
-            'would tell the server about each client, past the '
-            'record_aggregation_factory', 'leave one of them out'))
-  plan = noise.Plan.of(strategy)
-  state_bytes = noise.StateSource.bytes_passed(plan, dimension)
-  if noise_placement is None and secure_noise:
-    noise_placement = TAPE
-  if noise_placement is None:
-    if (strategy.inverse_bands is not None
-        and strategy.inverse_bands <= _MOST_REGENERATED):
-      noise_placement = REGENERATE
-    else:
-      noise_placement = TAPE if state_bytes > _GOOD_STATE_BYTES else STATE
-  if noise_placement == STATE and state_bytes > _MAX_STATE_BYTES:
-    raise ValueError(
-        errors.invalid(
-            'noise_placement', STATE,
-            f'{state_bytes / 1e9:.1f} GB of noise cannot pass between TFF '
-            f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can', f'use {TAPE}'))
-  key = noise_seed
-  if key is not None and not isinstance(key, noise.Key):
-    key = noise.Key.from_seed(key)
-  source: noise.NoiseSource
-  if not noise_multiplier:
-    source = noise.StateSource(
-        noise.Plan.of(strategies.Identity(strategy.rounds)), dimension, key)
-  elif noise_placement == STATE:
-    source = noise.StateSource(plan, dimension, key)
-  elif noise_placement == REGENERATE:
-    source = noise.RegenerateSource(plan, dimension, key, tape_directory)
-  else:
-    # A run that is over still needs a round for `initialize` to evaluate.
-    first_read = min(start_round, strategy.rounds - 1)
-    generator = noise.AES_CTR if secure_noise else noise.PHILOX
-    if noise_server is not None:
-      if isinstance(noise_server, (str, os.PathLike)):
-        noise_server = [noise_server]
-      source = noise.TapeSource(
-          noise.ServedTape(
-              noise_server, plan, dimension, generator, first_read))
-    else:
-      source = noise.TapeSource(
-          noise.Tape(
-              tape_directory, plan, dimension, key or noise.Key.from_entropy(),
-              first_read, generator=generator,
-              max_memory_bytes=max_memory_bytes))
-  try:
-    query = query_lib.MeanQuery(
-        query_lib.CorrelatedNoiseSumQuery(
-            clipping, spec.z_stddev * l2_norm_clip, record_specs,
-            strategy.rounds, source),
-        float(clients_per_round), record_specs)
-    begins = start_round if source.placement == TAPE else source.start_round
-    return CorrelatedNoiseFactory(
-        spec, clipping, l2_norm_clip, record_specs, source,
-        tff.aggregators.DifferentiallyPrivateFactory(
-            query, record_aggregation_factory),
-        functools.partial(query.begin, round_index=begins), measure_clients)
-  except BaseException:
-    source.close()
-    raise
-
-
-def _check_serves(noise_placement: Optional[str], **of_the_server: Any) -> None:
-  """Raises ValueError if an argument does not go with `noise_server`."""
-  if noise_placement not in (None, TAPE):
-    raise ValueError(
-        errors.invalid(
-            'noise_placement', noise_placement,
-            'does not go with noise_server', f'use {TAPE}, or leave it out'))
-  for name, value in of_the_server.items():
-    if value is not None:
-      # Not the value: it may be a key.
-      raise ValueError(
-          errors.invalid(
-              name, type(value).__name__, 'does not go with noise_server',
-              'give it to bandmf noise-server'))
+            'would tell the server about each client, past the secure sum',
+            'leave one of them out'))
+  return CorrelatedNoiseFactory(
+      accounting.PrivacySpec(strategy, participation, noise_multiplier),
+      clients_per_round, l2_norm_clip, (zeroing_norm, zeroing_norm_order),
+      placement, Sums(largest_cohort, secure_sum, measure_clients))

@@ -100,10 +100,10 @@ def audit(
     runs: independent runs, each with noise of its own.
     confidence: that both bounds are below the true epsilon.
     make_factory: of the aggregator, called with `clients_per_round`,
-      `l2_norm_clip` and `record_specs` for each run, which must have noise of
+      `l2_norm_clip` and `largest_cohort` for each run, which must have noise of
       its own. None makes the one that the claim is for:
-      `aggregator.correlated_noise_aggregator` with what `spec` says and a key
-      from the operating system.
+      `aggregator.dp_aggregator` with what `spec` says and a key from the
+      operating system.
     seed: of what is no noise. None draws one.
     on_round: is called after every round.
 
@@ -133,7 +133,7 @@ def audit(
   claimed = spec.epsilon(delta)
   if make_factory is None:
     make_factory = functools.partial(
-        aggregator.correlated_noise_aggregator, spec.noise_multiplier,
+        aggregator.dp_aggregator, spec.noise_multiplier,
         strategy=spec.strategy, participation=spec.participation)
   matrix = spec.strategy.matrix()
   worst = pattern.worst(matrix, spec.participation)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Callable
 
 import numpy as np
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bandmf import aggregator
@@ -16,7 +15,7 @@ _SIZE = 16.0
 _CLIENTS_PER_ROUND = 10.0
 _CLIP = 0.5
 
-# (clients_per_round, l2_norm_clip, record_specs) -> factory.
+# (clients_per_round, l2_norm_clip, largest_cohort) -> factory.
 MakeFactory = Callable[..., aggregator.CorrelatedNoiseFactory]
 
 
@@ -39,7 +38,7 @@ def released(
 
   Args:
     make_factory: of the aggregator, by keywords `clients_per_round`,
-      `l2_norm_clip` and `record_specs`.
+      `l2_norm_clip` and `largest_cohort`.
     rounds: n.
     pattern: when canaries take part.
     canaries: how many do.
@@ -58,7 +57,7 @@ def released(
   sums = np.zeros((rounds, dimension))
   with make_factory(
       clients_per_round=_CLIENTS_PER_ROUND, l2_norm_clip=_CLIP,
-      record_specs=tf.TensorSpec([dimension], tf.float32)) as factory:
+      largest_cohort=canaries + 1) as factory:
     process = factory.create(tff.TensorType(np.float32, [dimension]))
     state = process.initialize()
     for t in range(rounds):

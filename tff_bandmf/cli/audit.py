@@ -48,9 +48,6 @@ from tff_bandmf.cli import options, output
   type=options.NUMBER,
   help='With which both bounds hold.',
 )
-@click.option(
-  '--secure-noise', is_flag=True, help='Audit noise made from AES.'
-)
 @options.as_json
 def audit(
   file,
@@ -63,7 +60,6 @@ def audit(
   canaries,
   runs,
   confidence,
-  secure_noise,
   as_json,
 ):
   """Shows lower bounds on epsilon from runs of the aggregator with canaries.
@@ -113,11 +109,10 @@ def audit(
       runs,
       confidence,
       functools.partial(
-        aggregator.correlated_noise_aggregator,
+        aggregator.dp_aggregator,
         spec.noise_multiplier,
         strategy=strategy,
         participation=schema,
-        secure_noise=secure_noise,
       ),
       on_round=bar.update,
     )

@@ -140,7 +140,7 @@ def noise_server(
   """Writes the noise of a run to files, ahead of the rounds that read them.
 
   FILE is a strategy file. Give --directory, of every shard, to
-  correlated_noise_aggregator as noise_server. Prints what it serves, then
+  `dp_aggregator(noise=placements.Served(...))`. Prints what it serves, then
   progress in one line on standard error, until SIGTERM or SIGINT: then unread
   noise is wiped. The same command goes on where an ended one was.
   """

@@ -1,37 +1,43 @@
-"""Where a round's y comes from: TFF's state, a key's file, or a tape."""
+"""Where a round's y comes from: TFF's state, or a tape."""
 
 from __future__ import annotations
 
 import abc
 import collections
 import os
-from typing import Optional, Union
+from typing import Any, Union
 
 import tensorflow as tf
 
 from tff_bandmf import errors
 from tff_bandmf.noise import (
-    generators,
-    key_file,
-    normal,
+    graph_generator,
+    placements,
+    self_test,
     served_tape,
     tape_reader,
 )
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import plan as plan_lib
 from tff_bandmf.noise import tape as tape_lib
+from tff_bandmf.strategies import recursion as recursion_lib
 
+# Past 1.9 GB TFF's local runtime refuses a state or retries for ever.
+_MAX_STATE_BYTES = 1_800_000_000
 # How long a round waits for its file before it fails.
 _TAPE_TIMEOUT_SECONDS = 600.0
+# The run of a state that has not begun.
+_NOBODY = 0
 
 
 class NoiseSource(abc.ABC):
-  """Gives y_t = (C^-1 Z)[t] inside a graph, as a pure function of its state.
+  """Adds y_t to an integer sum inside a graph; y_t itself never leaves.
+
+  All is a pure function of the state, and with a tape of its files.
 
   Attributes:
-    placement: 'state', 'regenerate' or 'tape'.
+    placement: 'state', 'tape' or 'none'.
     dimension: d, coordinates of y_t.
-    start_round: the round that `initial_state` belongs to.
+    start_round: the round that `begin` begins at.
   """
 
   placement: str
@@ -39,46 +45,62 @@ class NoiseSource(abc.ABC):
   start_round: int = 0
 
   @abc.abstractmethod
-  def initial_state(self):
-    """Returns the structure of tensors that `next` takes at `start_round`."""
+  def initial_state(self) -> Any:
+    """Returns the structure of tensors of a run that has not begun."""
 
-  def begin(self, state):
-    """Returns the state of a new run, from that of `initial_state`.
-
-    TFF evaluates a round on the latter, and throws away what it gives.
-    """
+  def begin(self, state: Any) -> Any:
+    """Returns the state of a new run, from that of `initial_state`."""
     return state
 
   @abc.abstractmethod
-  def next(self, state, round_index: tf.Tensor):
-    """Returns (y, new state).
+  def release(
+      self, state: Any, round_index: tf.Tensor, total: tf.Tensor
+  ) -> tuple[tf.Tensor, Any]:
+    """Returns (total + y_t, state of the next round).
 
     Args:
-      state: of the round.
-      round_index: scalar int64.
-
-    Returns:
-      y [dimension] float32 for z of unit standard deviation; the state of the
-      next round.
+      state: of the round, of a run that has begun.
+      round_index: t, scalar int64.
+      total: [dimension] int32, in steps of the lattice.
     """
 
   def metrics(
-      self, round_index: tf.Tensor
+      self, state: Any, round_index: tf.Tensor
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns what may be said of the source before a round, in a graph."""
-    del round_index
+    """Returns what may be said after a round, in a graph."""
+    del state, round_index
+    # Noise that fails its test fails its round.
     return collections.OrderedDict(
-        noise_placement=tf.constant(self.placement))
+        noise_placement=tf.constant(self.placement),
+        noise_checked=tf.constant(self.placement != NoNoise.placement))
 
   def close(self) -> None:  # noqa: B027
     """Ends what runs in the background."""
 
 
-class StateSource(NoiseSource):
-  """The key and what the plan remembers are in the state.
+class NoNoise(NoiseSource):
+  """Adds nothing, for a run that claims nothing."""
 
-  The state is secret: who has it can take the noise off. For small models and
-  for runtimes that share no file system with this process. The plan's table
+  placement = 'none'
+
+  def __init__(self, dimension: int, start_round: int = 0):
+    """Takes d, and the round that a run begins at."""
+    self.dimension = dimension
+    self.start_round = start_round
+
+  def initial_state(self):
+    return ()
+
+  def release(self, state, round_index, total):
+    return total, state
+
+
+class StateSource(NoiseSource):
+  """The key and what the recursion remembers are in the state.
+
+    y_t = round(z_steps scale_t z_t + readout_t . S_t)
+
+  The state is secret: who has it can take the noise off. The recursion's table
   is a constant of the graph, which passes between processes as the state does.
   """
 
@@ -86,136 +108,83 @@ class StateSource(NoiseSource):
 
   def __init__(
       self,
-      plan: plan_lib.Plan,
+      recursion: recursion_lib.Recursion,
+      z_steps: float,
       dimension: int,
-      key: Optional[key_lib.Key] = None,
   ):
     """Initializes the source.
 
     Args:
-      plan: the recursion of C.
+      recursion: of C.
+      z_steps: standard deviation of z in steps of the lattice.
       dimension: d.
-      key: the same noise for every `initialize`; None draws a key from the
-        operating system and lets every `initialize` start at another place of
-        its stream, so that two runs of one process never share noise.
     """
     self.dimension = dimension
-    self._plan = plan
-    self._repeatable = key is not None
-    self._key = key or key_lib.Key.from_entropy()
+    self._recursion = recursion
+    self._z_steps = z_steps
 
   @staticmethod
-  def bytes_passed(plan: plan_lib.Plan, dimension: int) -> int:
+  def bytes_passed(
+      recursion: recursion_lib.Recursion, dimension: int
+  ) -> int:
     """Returns what passes between processes every round, in bytes."""
-    return 4 * plan.memory * dimension + plan.table_bytes
+    kind = _memory_type(recursion)
+    return (
+        kind.size * recursion.memory * dimension + recursion.table_bytes
+        + 8 * recursion.rounds)
 
   def initial_state(self):
-    words = tf.constant(self._key.words())
-    if not self._repeatable:
-      words += tf.stack([0, _any_offset()])
-    state = collections.OrderedDict(key=words)
-    if self._plan.memory:
-      state['past'] = tf.zeros([self._plan.memory, self.dimension])
+    state = collections.OrderedDict(
+        key=tf.zeros([graph_generator.KEY_WORDS], tf.int32))
+    if self._recursion.memory:
+      state['past'] = tf.zeros(
+          [self._recursion.memory, self.dimension],
+          _memory_type(self._recursion))
     return state
 
-  def next(self, state, round_index: tf.Tensor):
-    plan = self._plan
-    z = self._draw(state['key'], round_index)
-    scale, weights = _coefficients(plan, round_index)
-    out = tf.matmul(scale[:, :tf.shape(z)[0]], z)
-    new_state = collections.OrderedDict(key=state['key'])
-    if plan.memory:
-      past = state['past']
-      out += tf.matmul(weights, past)
-      if plan.keeps == plan_lib.BUFFERS:
-        past += out[1:]
-      else:
-        latest = z if plan.keeps == plan_lib.PAST_Z else out
-        past = tf.concat([latest, past[:-1]], 0)
-      new_state['past'] = past
-    return out[0], new_state
-
-  def _draw(self, key: tf.Tensor, round_index: tf.Tensor) -> tf.Tensor:
-    """Returns the rows of z that a round takes, [rows, dimension]."""
-    def row(number):
-      return normal.standard_normal(key, number, 0, self.dimension)
-
-    if self._plan.draws == 1:
-      return row(round_index)[tf.newaxis]
-    numbers = tf.range(
-        self._plan.first_draw(round_index),
-        self._plan.first_draw(round_index + 1))
-    return tf.map_fn(row, numbers, fn_output_signature=tf.TensorSpec(
-        [self.dimension], tf.float32))
-
-
-class RegenerateSource(NoiseSource):
-  """Every round makes the past z that it needs again: nothing is remembered.
-
-    y_t = sum_{s<p} C^-1[t, t - s] z_{t-s}
-
-  A round makes min(t + 1, p) rows of z. The state and the graph name a file
-  that holds the key, and hold no secret themselves; the process that runs the
-  round must see it. A round that is run twice gets the same noise twice, for
-  any cohort: unlike a tape, this source cannot know.
-  """
-
-  placement = 'regenerate'
-
-  def __init__(
-      self,
-      plan: plan_lib.Plan,
-      dimension: int,
-      key: Optional[key_lib.Key] = None,
-      directory: Optional[Union[str, os.PathLike]] = None,
-  ):
-    """Writes the file of the key.
-
-    Args:
-      plan: the recursion of C.
-      dimension: d.
-      key: as `StateSource` takes it.
-      directory: where the file's folder is made; None takes memory.
-
-    Raises:
-      ValueError: C^-1 has more than a few bands.
-    """
-    if plan.keeps != plan_lib.PAST_Z:
-      raise ValueError(
-          errors.invalid(
-              'noise_placement', self.placement,
-              'is for strategies whose inverse has few bands',
-              'use state or tape, or a dp-cgd or banded-inverse strategy'))
-    self.dimension = dimension
-    self._plan = plan
-    self._repeatable = key is not None
-    key = key or key_lib.Key.from_entropy()
-    self._key_id = plan.identify(key, dimension, generators.PHILOX)
-    self._file = key_file.KeyFile(key, self._key_id, directory)
-
-  def initial_state(self):
+  def begin(self, state):
+    # PRIVACY: a key a run: no two runs share noise. Guard:
+    # aggregator_test.test_two_runs_in_the_state_share_no_noise.
     return collections.OrderedDict(
-        key_id=tf.constant(self._key_id, tf.int64),
-        offset=tf.constant(0, tf.int64) if self._repeatable else _any_offset())
+        state, key=graph_generator.fresh_key_words())
 
-  def next(self, state, round_index: tf.Tensor):
-    words = key_file.read(str(self._file.directory), state['key_id'])
-    words += tf.stack([0, state['offset']])
-    scale, weights = _coefficients(self._plan, round_index)
-    row = tf.concat([scale[0], weights[0]], 0)
-
-    def add(s, y):
-      z = normal.standard_normal(words, round_index - s, 0, self.dimension)
-      return s + 1, y + row[s] * z
-
-    terms = tf.minimum(round_index, self._plan.memory) + 1
-    _, y = tf.while_loop(
-        lambda s, _: s < terms, add,
-        [tf.constant(0, tf.int64), tf.zeros([self.dimension])])
-    return y, state
-
-  def close(self) -> None:
-    self._file.close()
+  def release(self, state, round_index, total):
+    recursion, table = self._recursion, self._recursion.table()
+    phase = recursion.phase(round_index)
+    scale = tf.gather(table.scale, phase)
+    v = self._z_steps * scale * graph_generator.normals(
+        state['key'], round_index, self.dimension)
+    mean = 0.0
+    if recursion.memory:
+      past = tf.cast(state['past'], tf.float64)
+      mean = tf.linalg.matvec(
+          past, tf.gather(table.readout, phase), transpose_a=True)
+    v = tf.round(v + mean)
+    # PRIVACY: a wrap of y is not post-processing, as one of the sum is.
+    # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
+    held = tf.debugging.Assert(
+        tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits'])
+    with tf.control_dependencies([held]):
+      y = tf.cast(v, tf.int32)
+    y = self_test.check(
+        y, z_steps=self._z_steps,
+        row_norm=tf.gather(recursion.row_norms, round_index),
+        rounds=recursion.rounds)
+    new_state = collections.OrderedDict(key=state['key'])
+    # PRIVACY: the y that was added is what is remembered. Guard:
+    # source_test.test_rounds_are_those_of_the_recursion.
+    if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
+      gain = tf.gather(table.gain, phase)
+      new_state['past'] = (
+          tf.matmul(tf.gather(table.update, phase), past)
+          + gain[:, tf.newaxis] * tf.cast(y, tf.float64))
+    elif recursion.memory:
+      latest = y
+      if recursion.keeps == recursion_lib.PAST_U:
+        latest = (tf.cast(y, tf.float64) - mean) / scale
+      new_state['past'] = tf.concat(
+          [latest[tf.newaxis], state['past'][:-1]], 0)
+    return total + y, new_state
 
 
 class TapeSource(NoiseSource):
@@ -236,21 +205,22 @@ class TapeSource(NoiseSource):
   def initial_state(self):
     return collections.OrderedDict(
         tape_id=tf.constant(self._tape.tape_id, tf.int64),
-        run=tf.constant(tape_reader.NOBODY, tf.int64))
+        run=tf.constant(_NOBODY, tf.int64))
 
   def begin(self, state):
-    # Positive.
-    run = tf.bitwise.bitwise_and(_any_offset(), 2**63 - 1) | 1
+    # A name, not a secret. Positive.
+    number = tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
+    run = tf.bitwise.bitwise_and(number, 2**63 - 1) | 1
     return collections.OrderedDict(tape_id=state['tape_id'], run=run)
 
-  def next(self, state, round_index: tf.Tensor):
-    y = tape_reader.read(
-        self._tape.shards, state['tape_id'], round_index,
-        _TAPE_TIMEOUT_SECONDS, state['run'])
-    return y, state
+  def release(self, state, round_index, total):
+    released = tape_reader.release(
+        self._tape, total, tape_id=state['tape_id'], round_index=round_index,
+        run=state['run'], timeout_seconds=_TAPE_TIMEOUT_SECONDS)
+    return released, state
 
-  def metrics(self, round_index: tf.Tensor):
-    metrics = super().metrics(round_index)
+  def metrics(self, state, round_index):
+    metrics = super().metrics(state, round_index)
     metrics['rounds_ahead'] = tape_reader.rounds_ahead(
         self._tape.shards, round_index)
     return metrics
@@ -259,17 +229,51 @@ class TapeSource(NoiseSource):
     self._tape.close()
 
 
-def _any_offset() -> tf.Tensor:
-  """Returns a number for word 1 of a key, another one for every call.
+def _memory_type(recursion: recursion_lib.Recursion) -> tf.DType:
+  """Returns the type in which S is kept: past y are integers."""
+  return tf.int32 if recursion.keeps == recursion_lib.PAST_Y else tf.float64
 
-  Secrecy comes from the key; this only has to differ.
+
+def of(
+    placement: placements.Placement,
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
+    dimension: int,
+) -> NoiseSource:
+  """Returns the source of a placement; of a tape, its producer runs.
+
+  Args:
+    placement: where y comes from.
+    recursion: of C.
+    z_steps: standard deviation of z in steps of the lattice; 0 for no noise.
+    dimension: d.
+
+  Raises:
+    ValueError: a value out of range, a state that is too large to pass between
+      processes, or folders of servers that do not fit or have a reader.
+    OSError: there is no room for the folder of a tape.
   """
-  return tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
-
-
-def _coefficients(
-    plan: plan_lib.Plan, round_index: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns (P, Q) of a single round."""
-  phase = plan.phase(round_index)
-  return tuple(tf.gather(table, phase) for table in plan.table())
+  if not z_steps:
+    return NoNoise(dimension, placement.start_round)
+  if isinstance(placement, placements.Tape):
+    return TapeSource(
+        tape_lib.Tape(
+            placement.directory, recursion, z_steps, dimension,
+            placement.key or key_lib.Key.from_entropy(), placement.start_round,
+            max_memory_bytes=placement.max_memory_bytes,
+            devices=placement.devices))
+  if isinstance(placement, placements.Served):
+    folders = placement.folders
+    if isinstance(folders, (str, os.PathLike)):
+      folders = [folders]
+    return TapeSource(
+        served_tape.ServedTape(
+            folders, recursion, z_steps, dimension, placement.start_round))
+  passed = StateSource.bytes_passed(recursion, dimension)
+  if passed > _MAX_STATE_BYTES:
+    raise ValueError(
+        errors.invalid(
+            'noise', placement,
+            f'{passed / 1e9:.1f} GB of noise cannot pass between TFF '
+            f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can', 'use Tape()'))
+  return StateSource(recursion, z_steps, dimension)

@@ -21,8 +21,10 @@ class ReadableTape(Protocol):
     row_norms: [n] float64, |row t of C^-1|_2.
   """
 
-  shards: Sequence[tape_folder.Shard]
   z_steps: float
+
+  @property
+  def shards(self) -> Sequence[tape_folder.Shard]: ...
 
   @property
   def row_norms(self) -> np.ndarray: ...

@@ -1,8 +1,13 @@
 """The differentially private query that TFF aggregates with."""
 
-from tff_bandmf.query.clipping import Clipping, record_dimension
+from tff_bandmf.query.clipping import (
+    Clipping,
+    check_bounds,
+    norm_of_clips,
+    record_dimension,
+)
 from tff_bandmf.query.correlated_noise import (
-    CorrelatedNoiseSumQuery,
-    MeanQuery,
+    RELEASE_NAME,
+    CorrelatedNoiseQuery,
     QueryState,
 )

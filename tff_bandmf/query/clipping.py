@@ -1,9 +1,11 @@
-"""Records: nested structures of float tensors, and their clipping."""
+"""Records: nested structures of floats, clipped and put on the lattice."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import fractions
+import functools
 import math
 from typing import Any, Optional
 
@@ -13,9 +15,11 @@ import tree
 
 from tff_bandmf import errors
 
-# Rounding of the norm and of the scaled entries may add a few units in the
-# last place; the scale gives them back.
-_ROUNDING_MARGIN = 1e-6
+# Squares of what is clipped to less would leave float64.
+_LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
+# Sums of squares below it, computed in float64, are below 2^63 in truth: their
+# relative error is at most d 2^-53.
+_INT64_SQUARES = 2.0**62
 
 
 def record_dimension(record_specs: Any) -> int:
@@ -34,64 +38,83 @@ def record_dimension(record_specs: Any) -> int:
     if not spec.dtype.is_floating:
       raise TypeError(
           errors.invalid(
-              f'record_specs[{name}].dtype', spec.dtype.name,
+              f'update[{name}].dtype', spec.dtype.name,
               'must be a float type',
               'noise cannot protect integers; leave the variable out of the '
               'update'))
     if not spec.shape.is_fully_defined():
       raise ValueError(
           errors.invalid(
-              f'record_specs[{name}].shape', spec.shape, 'must be static',
+              f'update[{name}].shape', spec.shape, 'must be static',
               'give every dimension'))
     dimension += int(np.prod(spec.shape.as_list(), dtype=np.int64))
   if not dimension:
     raise ValueError(
         errors.invalid(
-            'record_specs', record_specs, 'holds no coordinate',
-            'give the specs of the model update'))
+            'update', record_specs, 'holds no coordinate',
+            'aggregate the updates of a model'))
   return dimension
-
-
-def sum_dtype(dtype: tf.DType) -> tf.DType:
-  """Returns the type in which leaves of `dtype` are clipped and summed.
-
-  PRIVACY: rounding to 16 bits after clipping could push a norm over the clip,
-  so such leaves are clipped and summed in float32. Guard:
-  query_test.test_norm_is_at_most_the_clip_in_every_dtype.
-  """
-  return tf.float64 if dtype == tf.float64 else tf.float32
 
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-  """What a record becomes before it is summed: of bounded norm, or zero.
+  """What a record becomes before it is summed: whole steps of bounded norm.
 
     0                                        if the record is not finite
     0                                        if its norm is above zeroing_norm
-    (x_g * min(1, clip_g / |x_g|_2) for g)   else, over groups of leaves g
+    round_h(x_g * min(1, r_g / |x_g|_2))     else, over groups of leaves g
+    r_g = clip_g - d_g h^2 / (24 clip_g) - 2 h,   h = l2_norm / 2^clip_bits
 
-  so its L2 norm is at most (sum_g clip_g^2)^(1/2). Every bound is a constant:
-  no record says anything about another one's bound, and zeroing, which comes
-  first, costs no privacy and raises no sensitivity. Make it with `of`.
+  in int32 multiples of the step h. The sum of their squares over a group is at
+  most (clip_g / h)^2, tested in int64 arithmetic, so the L2 norm of a record is
+  at most (sum_g clip_g^2)^(1/2) = 2^clip_bits steps exactly. Rounding makes a
+  record longer, by about d_g h^2 / (24 clip_g); r_g leaves room for that, and
+  where it is not enough the record is cut towards zero instead. Near the
+  coarsest step that is allowed, clip_g = 2 d_g^(1/2) h, entries below h / 2
+  vanish: a record of many small entries of one size is lost.
+
+  Every bound is a constant: no record says anything about another one's bound,
+  and zeroing, which comes first, costs no privacy and raises no sensitivity.
+  Make it with `of`.
 
   Attributes:
     clips: clip_g of every group.
+    dimensions: d_g of every group.
     groups: the group of every leaf, in the order of `tf.nest.flatten`.
+    clip_bits: of the clip of all groups together, in steps.
     zeroing_norm: records above it become zero; None for no such bound.
     zeroing_norm_order: of that norm, over all leaves: 2, or math.inf for the
       largest magnitude.
   """
 
   clips: tuple[float, ...]
+  dimensions: tuple[int, ...]
   groups: tuple[int, ...]
+  clip_bits: int
   zeroing_norm: Optional[float] = None
   zeroing_norm_order: float = math.inf
+
+  def __post_init__(self):
+    for clip, dimension, bound in zip(
+        self.clips, self.dimensions, self._squared_bounds):
+      least = max(2 * math.sqrt(dimension), 4)
+      # PRIVACY: nothing is lost here but updates. Rounding would leave little
+      # of such a group, and its noise would be that of a full one.
+      if dimension and bound < least**2:
+        raise ValueError(
+            errors.invalid(
+                'l2_norm_clip', clip,
+                f'is {math.sqrt(bound):.3g} steps of the lattice for '
+                f'{dimension} coordinates, which rounding would empty; it must '
+                f'be {least:.3g}',
+                'raise the clip of that layer, or use one clip for all'))
 
   @classmethod
   def of(
       cls,
       l2_norm_clip: Any,
       record_specs: Any,
+      clip_bits: int,
       zeroing_norm: Optional[float] = None,
       zeroing_norm_order: float = math.inf,
   ) -> Clipping:
@@ -102,12 +125,14 @@ class Clipping:
         nested structure of them whose containers are the outer ones of
         `record_specs`: each is for the norm over what is in its place there.
       record_specs: nested structure of `tf.TensorSpec`, floats.
+      clip_bits: the clip is so many bits of steps; see `noise.Lattice`.
       zeroing_norm: as above.
       zeroing_norm_order: as above.
 
     Raises:
       TypeError: a bound is no number, as an adaptive one is none.
-      ValueError: a bound is not positive, or `l2_norm_clip` does not fit.
+      ValueError: a bound is out of range, `l2_norm_clip` does not fit, or a
+        group has so small a clip that rounding would empty it.
     """
     clips = []
 
@@ -120,58 +145,55 @@ class Clipping:
           l2_norm_clip, group, l2_norm_clip, record_specs))
     except (TypeError, ValueError):
       groups = []
+    specs = tf.nest.flatten(record_specs)
     # PRIVACY: `tree` passes over leaves that the clips do not name.
     # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
-    if len(groups) != len(tf.nest.flatten(record_specs)):
+    if len(groups) != len(specs):
       raise ValueError(
           errors.invalid(
               'l2_norm_clip', l2_norm_clip,
-              'must be a number, or have the outer structure of record_specs',
+              'must be a number, or have the outer structure of the update',
               'give one clip for all leaves, or one for each layer'))
-    clips = [
-        errors.check_positive(
-            'l2_norm_clip', clip,
-            'clips are constants: an adaptive one is a release that costs '
-            'privacy of its own') for clip in clips]
-    if zeroing_norm is not None:
-      zeroing_norm = errors.check_positive(
-          'zeroing_norm', zeroing_norm,
-          'it is a constant: an adaptive one is a release that costs privacy '
-          'of its own')
-    if zeroing_norm_order not in (2, math.inf):
-      raise ValueError(
-          errors.invalid(
-              'zeroing_norm_order', zeroing_norm_order, 'must be 2 or inf',
-              'inf compares the largest magnitude'))
+    check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
+    dimensions = [0] * len(clips)
+    for spec, i in zip(specs, groups):
+      dimensions[i] += spec.shape.num_elements()
     return cls(
-        tuple(clips), tuple(groups), zeroing_norm,
-        zeroing_norm_order)
+        tuple(map(float, clips)), tuple(dimensions), tuple(groups), clip_bits,
+        zeroing_norm, zeroing_norm_order)
 
   @property
   def l2_norm(self) -> float:
     """The most that the L2 norm of a clipped record can be."""
-    return math.hypot(*self.clips)
+    return norm_of_clips(self.clips)
 
-  def lowered_by(self, amount: float) -> Clipping:
-    """Returns the clipping whose `l2_norm` is lower by `amount`.
+  @property
+  def step(self) -> float:
+    """h, in the unit of the records."""
+    return math.ldexp(self.l2_norm, -self.clip_bits)
 
-    Raises:
-      ValueError: nothing would be left.
+  @functools.cached_property
+  def _squared_bounds(self) -> list[int]:
+    """The most that sum q^2 may be in every group.
+
+    PRIVACY: they add up to at most 4^clip_bits, in exact arithmetic. Guard:
+    query_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
     """
-    left = 1 - amount / self.l2_norm
-    if not left > 0:
-      raise ValueError(
-          errors.invalid(
-              'l2_norm_clip', self.l2_norm,
-              f'must exceed the {amount:.3g} that summing may add to the norm '
-              'of a record', 'raise it, or sum in finer steps'))
-    return dataclasses.replace(
-        self, clips=tuple(left * clip for clip in self.clips))
+    squares = [fractions.Fraction(clip)**2 for clip in self.clips]
+    total = sum(squares)
+    return [math.floor(each * 4**self.clip_bits / total) for each in squares]
 
   def clip(self, record: Any) -> Any:
-    """Returns the record clipped, or zero.
+    """Returns the record clipped and rounded, or zero.
+
+    The second try, cutting towards zero, passes: its entries are at most those
+    of the float64 record in magnitude, whose norm is at most
+    r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)), and for
+    d_g up to 2^22 that is below clip_g whatever the order of summation. The
+    test is made all the same, and a record that fails it counts as zero.
 
     PRIVACY: guards are query_test.test_norm_is_at_most_the_clip_in_every_dtype,
+    test_crafted_record_that_rounding_makes_longer_is_cut,
     test_record_that_is_not_finite_becomes_zero and
     test_norm_of_clips_by_layer_is_at_most_theirs.
 
@@ -179,21 +201,44 @@ class Clipping:
       record: nested structure of float tensors.
 
     Returns:
-      The same structure; leaves float64 where they were, else float32.
+      The same structure, int32, in steps.
     """
     finite, above, scales = self._judge(record)
-    # Multiplied twice: the scale itself may be below float32's range.
-    roots = tf.unstack(
-        tf.where(finite & ~above, tf.sqrt(scales), 0.0), len(self.clips))
+    factors = tf.unstack(
+        tf.where(finite & ~above, scales / self.step, 0.0), len(self.clips))
+    # Zero wins over NaN and infinity.
+    scaled = [
+        tf.math.multiply_no_nan(tf.cast(leaf, tf.float64), factors[group])
+        for leaf, group in zip(tf.nest.flatten(record), self.groups)]
+    rounded = [tf.round(leaf) for leaf in scaled]
 
-    def scaled(leaf, group):
-      leaf = tf.cast(leaf, sum_dtype(leaf.dtype))
-      factor = tf.cast(roots[group], leaf.dtype)
-      # Zero wins over NaN and infinity.
-      return tf.math.multiply_no_nan(leaf, factor) * factor
+    def whole(leaves):
+      return [tf.cast(leaf, tf.int32) for leaf in leaves]
+
+    def cut():
+      leaves = [tf.sign(leaf) * tf.floor(tf.abs(leaf)) for leaf in scaled]
+      kept = tf.cast(self._fits(leaves), tf.float64)
+      return whole([leaf * kept for leaf in leaves])
 
     return tf.nest.pack_sequence_as(
-        record, list(map(scaled, tf.nest.flatten(record), self.groups)))
+        record, tf.cond(self._fits(rounded), lambda: whole(rounded), cut))
+
+  def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
+    """Returns whether whole numbers in float64 have at most the norm of groups.
+
+    PRIVACY: squares are of integers, and their sums are exact: no rounding
+    takes part in the decision. Guard:
+    query_test.test_norm_that_int64_cannot_hold_is_too_large.
+    """
+    def sums(squares):
+      return tf.math.unsorted_segment_sum(
+          tf.stack([tf.reduce_sum(each) for each in squares]), self.groups,
+          len(self.clips))
+
+    below = sums([tf.square(leaf) for leaf in leaves]) < _INT64_SQUARES
+    exact = sums([tf.square(tf.cast(leaf, tf.int64)) for leaf in leaves])
+    return tf.reduce_all(
+        below & (exact <= tf.constant(self._squared_bounds, tf.int64)))
 
   def describe(self, record: Any) -> collections.OrderedDict[str, tf.Tensor]:
     """Returns what `clip` does to a record, scalars int32, 0 or 1.
@@ -226,5 +271,45 @@ class Clipping:
               tf.reduce_max(tf.abs(leaf)) for leaf in leaves
               if leaf.shape.num_elements()]))
       above = norm > self.zeroing_norm
-    bounds = tf.constant(self.clips, tf.float64) * (1 - _ROUNDING_MARGIN)
-    return finite, above, tf.where(norms > bounds, bounds / norms, 1.0)
+    radii = tf.constant([
+        clip - dimension * self.step**2 / (24 * clip) - 2 * self.step
+        for clip, dimension in zip(self.clips, self.dimensions)], tf.float64)
+    return finite, above, tf.where(norms > radii, radii / norms, 1.0)
+
+
+def norm_of_clips(l2_norm_clip: Any) -> float:
+  """Returns (sum_g clip_g^2)^(1/2) of a clip or of clips by layer."""
+  return math.hypot(*map(float, tf.nest.flatten(l2_norm_clip)))
+
+
+def check_bounds(
+    l2_norm_clip: Any,
+    zeroing_norm: Optional[float],
+    zeroing_norm_order: float = math.inf,
+) -> None:
+  """Raises if a bound of `Clipping.of` could not serve any record.
+
+  Raises:
+    TypeError: a bound is no number.
+    ValueError: a bound is out of range.
+  """
+  for clip in tf.nest.flatten(l2_norm_clip):
+    errors.check_positive(
+        'l2_norm_clip', clip,
+        'clips are constants: an adaptive one is a release that costs '
+        'privacy of its own')
+    if not _LEAST_CLIP <= float(clip) <= _MOST_CLIP:
+      raise ValueError(
+          errors.invalid(
+              'l2_norm_clip', clip, 'must be in [2^-300, 2^300]',
+              'change the unit of the updates'))
+  if zeroing_norm is not None:
+    errors.check_positive(
+        'zeroing_norm', zeroing_norm,
+        'it is a constant: an adaptive one is a release that costs privacy '
+        'of its own')
+  if zeroing_norm_order not in (2, math.inf):
+    raise ValueError(
+        errors.invalid(
+            'zeroing_norm_order', zeroing_norm_order, 'must be 2 or inf',
+            'inf compares the largest magnitude'))

@@ -1,4 +1,4 @@
-"""A clipped sum with correlated Gaussian noise, round after round."""
+"""A clipped mean with correlated Gaussian noise, round after round."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ import collections
 from typing import Any, NamedTuple
 
 import dp_accounting
-import numpy as np
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_bandmf import errors, noise
+from tff_bandmf.noise import source as source_lib
 from tff_bandmf.query import clipping
 
-_FLOAT32 = np.finfo(np.float32)
+# The round of a state that no run has begun.
+NOT_BEGUN = -1
+# What the operations of a release are called in a graph.
+RELEASE_NAME = 'tff_bandmf_release'
 
 
 class QueryState(NamedTuple):
   """State between rounds.
 
   Attributes:
-    round: scalar int64, rounds done, the index of the next one.
+    round: scalar int64, rounds done, the index of the next one; `NOT_BEGUN` in
+      what `initial_global_state` returns.
     noise: state of the noise source. Secret for noise in the state.
   """
 
@@ -28,71 +32,83 @@ class QueryState(NamedTuple):
   noise: Any
 
 
-class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
-  """Returns sum_i clip(x_i) + z_stddev * (C^-1 Z)[t] in round t.
+class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
+  """Returns (sum_i clip(x_i) + y_t) / clients_per_round in round t.
 
-  The guarantee is that of a `PrivacySpec` with
-  z_stddev = norm * noise_multiplier * sensitivity, where norm is the most that
-  a record has after clipping, `Clipping.l2_norm`. It rests on one
-  client contributing at most one record a round, in rounds that the spec's
-  participation schema allows, and on each round of one state being released
-  with one cohort only.
+    y_t = round_h(z_stddev * (C^-1 Z)[t]), the rounded y entering the recursion
 
-  The query is pure: all that changes is in its state. Past round n it raises.
-  The event of a single round is unsupported: correlated rounds do not compose
-  one by one. Account with `PrivacySpec.dp_event`, one event for the run.
+  Records, sums and noise are int32 multiples of the step h: sums are exact in
+  any order, the release is one integer addition, and what comes after it is
+  float64, then the types of the record. A record is (int32 leaves, number of
+  clients); a round of more than `largest_cohort` clients fails before its
+  release, so that no sum ever wraps.
+
+  The guarantee is that of a `PrivacySpec` whose z_stddev is z in units of
+  `Clipping.l2_norm`. It rests on one client contributing at most one record a
+  round, in rounds that the spec's participation schema allows, and on each
+  round of one state being released with one cohort only.
+
+  The query is pure: all that changes is in its state, and in the files of a
+  tape. A state must be begun. Past round n it raises. The event of a single
+  round is unsupported: correlated rounds do not compose one by one. Account
+  with `PrivacySpec.dp_event`, one event for the run.
   """
 
   def __init__(
       self,
       clip: clipping.Clipping,
-      z_stddev: float,
+      lattice: noise.Lattice,
+      clients_per_round: float,
       record_specs: Any,
       rounds: int,
-      source: noise.NoiseSource,
+      source: source_lib.NoiseSource,
+      sums: bool = False,
   ):
     """Initializes the query.
 
     Args:
-      clip: of one record.
-      z_stddev: standard deviation of z in the units of the sum, clip included.
-      record_specs: nested structure of `tf.TensorSpec`, floats.
+      clip: of one record, on `lattice`.
+      lattice: the range of sums and noise.
+      clients_per_round: the divisor, fixed whatever the number of records is.
+      record_specs: nested structure of `tf.TensorSpec`, floats: of the mean.
       rounds: n.
-      source: of y = C^-1 z for unit z.
+      source: of y_t, in steps of the lattice.
+      sums: whether records are (sum of clipped records, int32 steps; number of
+        clients in it, int32), and not what is to be clipped.
 
     Raises:
       TypeError: a leaf of the record is no float.
       ValueError: a value out of range.
     """
     self._clip = clip
-    # PRIVACY: noise is float32; there it must neither vanish nor overflow.
-    # Guard: query_test.test_noise_that_float32_cannot_hold_is_refused.
-    if z_stddev and not _FLOAT32.tiny <= z_stddev <= _FLOAT32.max / 10:
-      raise ValueError(
-          errors.invalid(
-              'z_stddev', z_stddev,
-              f'must be 0 or in [{_FLOAT32.tiny:.2g}, {_FLOAT32.max / 10:.2g}]',
-              'change the unit of the updates'))
-    self._z_stddev = z_stddev
+    self._lattice = lattice
+    self._unit = clip.step / clients_per_round
     self._record_specs = record_specs
     self._rounds = rounds
     self._source = source
+    self._sums = sums
+    self._sizes = [
+        spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)]
     if clipping.record_dimension(record_specs) != source.dimension:
       raise ValueError(
           errors.invalid(
               'source.dimension', source.dimension,
-              f'must be {clipping.record_dimension(record_specs)}, the '
-              'coordinates of record_specs', 'make the source for this record'))
+              f'must be {sum(self._sizes)}, the coordinates of an update',
+              'make the source for this record'))
 
   def initial_global_state(self) -> QueryState:
+    """Returns a state that nothing is ever released from; see `begin`.
+
+    TFF evaluates a round on it inside `initialize`: that gives zeros, and
+    reads no noise.
+    """
+    return QueryState(
+        tf.constant(NOT_BEGUN, tf.int64), self._source.initial_state())
+
+  def begin(self, global_state: QueryState) -> QueryState:
+    """Returns the state of a new run, from an initial one."""
     return QueryState(
         tf.constant(self._source.start_round, tf.int64),
-        self._source.initial_state())
-
-  def begin(self, global_state: QueryState, round_index: int) -> QueryState:
-    """Returns the state of a new run at a round, from an initial one."""
-    return QueryState(
-        tf.constant(round_index, tf.int64),
         self._source.begin(global_state.noise))
 
   def derive_sample_params(self, global_state: QueryState) -> tuple[()]:
@@ -100,26 +116,52 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
     del global_state
     return ()
 
-  def preprocess_record(self, params: tuple[()], record: Any) -> Any:
-    """Returns the record clipped, or zero."""
-    del params
-    return self._clip.clip(record)
+  def preprocess_record(
+      self, params: tuple[()], record: Any
+  ) -> tuple[Any, tf.Tensor]:
+    """Returns (the record clipped, int32 steps, or zero; clients in it).
 
-  def initial_sample_state(self, template: Any = None) -> Any:
+    Raises:
+      tf.errors.InvalidArgumentError: when run, if a sum that was clipped before
+        has more clients than a round, or entries that so few cannot have.
+    """
+    del params
+    if not self._sums:
+      return self._clip.clip(record), tf.constant(1, tf.int32)
+    leaves, clients = record
+    # PRIVACY: a sum that says too few clients could make the round's wrap.
+    # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
+    bound = tf.cast(clients, tf.int64) * self._lattice.clip_steps
+    holds = tf.reduce_all([
+        (clients >= 0) & (clients <= self._lattice.largest_cohort),
+        *(tf.reduce_all(tf.abs(tf.cast(leaf, tf.int64)) <= bound)
+          for leaf in tf.nest.flatten(leaves))])
+    checked = tf.debugging.Assert(
+        holds, ['a sum of clipped updates has more clients than a round or an '
+                'entry above its clients times the clip; clients:', clients])
+    with tf.control_dependencies([checked]):
+      # So many sums that their clients overflow 32 bits are too many too.
+      return (
+          tf.nest.map_structure(tf.identity, leaves),
+          tf.cast(clients, tf.int64))
+
+  def initial_sample_state(self, template: Any = None) -> tuple[Any, tf.Tensor]:
     """Returns zeros in the types in which records are summed."""
     del template
-    return tf.nest.map_structure(
-        lambda spec: tf.zeros(spec.shape, clipping.sum_dtype(spec.dtype)),
-        self._record_specs)
+    zeros = tf.nest.map_structure(
+        lambda spec: tf.zeros(spec.shape, tf.int32), self._record_specs)
+    return zeros, tf.zeros([], tf.int64 if self._sums else tf.int32)
 
   def get_noised_result(
       self, sample_state: Any, global_state: QueryState
   ) -> tuple[Any, QueryState, dp_accounting.DpEvent]:
-    """Returns (noised sum, in the types it was summed in, next state, event).
+    """Returns (noised mean in the record's types, next state, event).
 
     Raises:
-      tf.errors.InvalidArgumentError: when run, past round n.
+      tf.errors.InvalidArgumentError: when run, past round n, or with more
+        clients than `largest_cohort`.
     """
+    leaves, clients = sample_state
     t = global_state.round
     # PRIVACY: C has no row n; repeating noise would cancel it. Guard:
     # aggregator_test.test_round_past_the_last_raises.
@@ -127,78 +169,47 @@ class CorrelatedNoiseSumQuery(tfp.SumAggregationDPQuery):
         t < self._rounds,
         ['the strategy supports', self._rounds, 'rounds and all are done; '
          'optimise one for more rounds and account for both runs. round:', t])
-    with tf.control_dependencies([in_range]):
+    # PRIVACY: checked before the release: a larger sum could wrap. Guard:
+    # query_test.test_round_of_more_than_the_largest_cohort_fails.
+    most = self._lattice.largest_cohort
+    in_size = tf.debugging.Assert(
+        (clients >= 0) & (clients <= most),
+        ['a round has more clients than its sums have room for; give the '
+         f'aggregator a larger largest_cohort, it is {most}, or admit fewer '
+         'clients. clients:', clients])
+    with tf.control_dependencies([in_range, in_size]):
       t = tf.identity(t)
-    if self._z_stddev:
-      y, noise_state = self._source.next(global_state.noise, t)
-      sizes = [spec.shape.num_elements()
-               for spec in tf.nest.flatten(self._record_specs)]
-      parts = tf.split(y * tf.constant(self._z_stddev, tf.float32), sizes)
+      total = tf.concat(
+          [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0)
 
-      def noised(spec, total, part):
-        # PRIVACY: a float64 sum has bits below the last one of float32 noise,
-        # which would come out as they are; so it loses them before.
-        # Guard: query_test.test_float64_sum_shows_no_bit_below_its_noise.
-        noised_total = (
-            tf.cast(total, tf.float32) + tf.reshape(part, spec.shape))
-        return tf.cast(noised_total, total.dtype)
+    # PRIVACY: a state that was never begun has no noise of its own. Guard:
+    # query_test.test_state_that_was_not_begun_releases_nothing.
+    released, new_state = tf.cond(
+        t >= 0,
+        lambda: self._release(total, t, global_state.noise),
+        lambda: (tf.zeros_like(total), QueryState(t, global_state.noise)))
+    mean = tf.cast(released, tf.float64) * self._unit
+    parts = [
+        tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+        for part, spec in zip(
+            tf.split(mean, self._sizes), tf.nest.flatten(self._record_specs))]
+    result = tf.nest.pack_sequence_as(self._record_specs, parts)
+    return result, new_state, dp_accounting.UnsupportedDpEvent()
 
-      result = tf.nest.map_structure(
-          noised, self._record_specs, sample_state,
-          tf.nest.pack_sequence_as(self._record_specs, parts))
-    else:
-      noise_state = global_state.noise
-      with tf.control_dependencies([t]):
-        result = tf.nest.map_structure(tf.identity, sample_state)
-    return (
-        result,
-        QueryState(t + 1, noise_state),
-        dp_accounting.UnsupportedDpEvent(),
-    )
+  def _release(
+      self, total: tf.Tensor, t: tf.Tensor, noise_state: Any
+  ) -> tuple[tf.Tensor, QueryState]:
+    # PRIVACY: the one place where what clients sent leaves as a release;
+    # `aggregator.check_process` finds it by this name. Guard:
+    # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
+    with tf.name_scope(RELEASE_NAME):
+      released, noise_state = self._source.release(noise_state, t, total)
+      return tf.identity(released), QueryState(t + 1, noise_state)
 
   def derive_metrics(self, global_state: QueryState) -> Any:
     """Returns what costs no privacy: nothing of it depends on a record."""
+    z_stddev = self._lattice.z_steps * self._clip.step
     return collections.OrderedDict(
         round=global_state.round,
-        z_stddev=tf.constant(self._z_stddev, tf.float32),
-        **self._source.metrics(global_state.round))
-
-
-class MeanQuery(tfp.NormalizedQuery):
-  """Returns the sum of another query over a fixed number of records.
-
-  The mean is rounded to the types of the record after the division: a sum may
-  be too large for 16 bits where its mean is not.
-  """
-
-  def __init__(
-      self,
-      numerator_query: CorrelatedNoiseSumQuery,
-      denominator: float,
-      record_specs: Any,
-  ):
-    """Initializes the query.
-
-    Args:
-      numerator_query: the sum.
-      denominator: records of a round, fixed whatever their number is.
-      record_specs: nested structure of `tf.TensorSpec`, floats.
-    """
-    super().__init__(numerator_query, denominator)
-    self._record_specs = record_specs
-
-  def begin(self, global_state: Any, round_index: int) -> Any:
-    """Returns the state of a new run at a round, from an initial one."""
-    return global_state._replace(
-        numerator_state=self._numerator.begin(
-            global_state.numerator_state, round_index))
-
-  def get_noised_result(
-      self, sample_state: Any, global_state: Any
-  ) -> tuple[Any, Any, dp_accounting.DpEvent]:
-    """Returns (noised mean in the record's types, next state, event)."""
-    mean, new_state, event = super().get_noised_result(
-        sample_state, global_state)
-    rounded = tf.nest.map_structure(
-        lambda spec, leaf: tf.cast(leaf, spec.dtype), self._record_specs, mean)
-    return rounded, new_state, event
+        z_stddev=tf.constant(z_stddev, tf.float32),
+        **self._source.metrics(global_state.noise, global_state.round))

@@ -1,0 +1,153 @@
+"""Standard normals of a key as TensorFlow operations, for noise in the state.
+
+The words are those of `generator.Generator` to the bit; the normals differ from
+its normals by the last units of Phi^-1 at most.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from tff_bandmf.noise import generator
+from tff_bandmf.noise import key as key_lib
+
+# 32-bit words of a key; what a state holds.
+KEY_WORDS = 8
+
+# 'expand 32-byte k' [RFC 8439, 2.3].
+_CONSTANTS = (0x61707865, 0x3320646e, 0x79622d32, 0x6b206574)
+_DOUBLE_ROUNDS = 10
+
+
+def key_words(key: key_lib.Key) -> tf.Tensor:
+  """Returns the words of a key, [8] int32."""
+  return tf.io.decode_raw(tf.constant(key.secret), tf.int32)
+
+
+def fresh_key_words() -> tf.Tensor:
+  """Returns a key from the operating system, [8] int32, another every call.
+
+  It is 32 bytes of /dev/urandom, of the process that runs the graph. TensorFlow
+  has an operation that reads lines of it, so bytes 10 and 13 are left out: the
+  others are uniform, which leaves 255.6 bits.
+  """
+  # PRIVACY: TensorFlow's own random numbers start from 32 bits. Guard:
+  # graph_generator_test.test_fresh_keys_differ_and_come_from_the_system.
+  lines = tf.data.TextLineDataset('/dev/urandom', buffer_size=256)
+  text = tf.strings.reduce_join(lines.batch(64).take(1).get_single_element())
+  key = tf.io.decode_raw(tf.strings.substr(text, 0, 4 * KEY_WORDS), tf.int32)
+  whole = tf.debugging.Assert(
+      tf.equal(tf.size(key), KEY_WORDS), ['the system gave too few bytes'])
+  with tf.control_dependencies([whole]):
+    return tf.ensure_shape(key, [KEY_WORDS])
+
+
+def block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
+  """Returns blocks of ChaCha20 [RFC 8439, 2.3].
+
+  Args:
+    key: [8] uint32.
+    counter: [4, blocks] uint32, counter and nonce of every block.
+
+  Returns:
+    [16, blocks] uint32.
+  """
+  blocks = tf.shape(counter)[1]
+  same = tf.concat([tf.constant(_CONSTANTS, tf.uint32), key], 0)
+  start = tf.concat(
+      [tf.repeat(same[:, tf.newaxis], blocks, 1), counter], 0)
+
+  def double_round(i, *rows):
+    columns = _quarter_rounds(*rows)
+    diagonals = _quarter_rounds(
+        *(tf.roll(row, -s, 0) for s, row in enumerate(columns)))
+    return i + 1, *(tf.roll(row, s, 0) for s, row in enumerate(diagonals))
+
+  _, *rows = tf.while_loop(
+      lambda i, *_: i < _DOUBLE_ROUNDS, double_round,
+      [tf.constant(0), *(start[4 * r:4 * r + 4] for r in range(4))],
+      parallel_iterations=1)
+  return tf.concat(rows, 0) + start
+
+
+def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
+  """Returns the first coordinates of z_t, iid standard normals.
+
+    z = -Phi^-1(u) or Phi^-1(u) by the lowest bit of w, 1 and 0
+    u = (k + 1/2) 2^-64,  k = w >> 1;  where k < 2^39 another word e gives
+    u = (k + (e + 1/2) 2^-64) 2^-64
+
+  Args:
+    key: [8] int32; secret.
+    round_index: t, scalar int64.
+    count: how many coordinates.
+
+  Returns:
+    [count] float64.
+  """
+  key = tf.bitcast(key, tf.uint32)
+  groups = tf.range(-(-count // generator.GROUP), dtype=tf.int64)
+  low, high = _words(key, round_index, groups, generator.WORDS)
+  low, high = low[:count], high[:count]
+  k = tf.bitwise.bitwise_or(
+      tf.bitwise.left_shift(tf.cast(high, tf.int64), tf.constant(31, tf.int64)),
+      tf.cast(tf.bitwise.right_shift(low, tf.constant(1, tf.uint32)), tf.int64))
+  u = (tf.cast(k, tf.float64) + 0.5) * 2.0**-64
+  # PRIVACY: without the extension the tail ends at 9.2 and is too coarse before
+  # that. Guard: graph_generator_test.test_small_words_are_extended.
+  small = tf.where(k < generator.EXTENDED_BELOW)
+  coordinate = small[:, 0]
+  e_low, e_high = _words(
+      key, round_index, coordinate // generator.GROUP, generator.EXTENSIONS)
+  # Of every block the one word that is needed.
+  rows = tf.range(tf.size(coordinate), dtype=tf.int64)
+  at = rows * generator.GROUP + coordinate % generator.GROUP
+  e = (tf.cast(tf.gather(e_high, at), tf.float64) * 2.0**32
+       + tf.cast(tf.gather(e_low, at), tf.float64))
+  extended = (
+      tf.cast(tf.gather(k, coordinate), tf.float64) + (e + 0.5) * 2.0**-64
+  ) * 2.0**-64
+  u = tf.tensor_scatter_nd_update(u, small, extended)
+  z = tf.math.ndtri(u)
+  positive = tf.equal(
+      tf.bitwise.bitwise_and(low, tf.constant(1, tf.uint32)), 1)
+  return tf.where(positive, -z, z)
+
+
+def _words(
+    key: tf.Tensor, round_index: tf.Tensor, groups: tf.Tensor, stream: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns (low, high) halves of the words of groups, [8 groups] uint32."""
+  t_low, t_high = _halves(round_index)
+  counter = tf.stack([
+      *_halves(groups), tf.zeros_like(groups, tf.uint32) + t_low,
+      tf.zeros_like(groups, tf.uint32) + t_high
+      + tf.constant(stream << 31, tf.uint32)])
+  halves = tf.transpose(block(key, counter))
+  return tf.reshape(halves[:, ::2], [-1]), tf.reshape(halves[:, 1::2], [-1])
+
+
+def _halves(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Returns the low and high 32 bits of int64, uint32."""
+  low = tf.bitwise.bitwise_and(values, tf.constant(2**32 - 1, tf.int64))
+  high = tf.bitwise.right_shift(values, tf.constant(32, tf.int64))
+  return tf.cast(low, tf.uint32), tf.cast(high, tf.uint32)
+
+
+def _quarter_rounds(a, b, c, d):
+  """Returns the rows after a quarter round of every column [RFC 8439, 2.1]."""
+  a += b
+  d = _rotated(tf.bitwise.bitwise_xor(d, a), 16)
+  c += d
+  b = _rotated(tf.bitwise.bitwise_xor(b, c), 12)
+  a += b
+  d = _rotated(tf.bitwise.bitwise_xor(d, a), 8)
+  c += d
+  b = _rotated(tf.bitwise.bitwise_xor(b, c), 7)
+  return a, b, c, d
+
+
+def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
+  return tf.bitwise.bitwise_or(
+      tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32)),
+      tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)))
