@@ -169,7 +169,7 @@ class Arithmetic:
     """
     # PRIVACY: these events are of the noise alone and stop a run, or end the
     # proof; they are part of delta.
-    # Guard: arithmetic_test.test_accidents_are_part_of_delta.
+    # Guard: slack_test.test_accidents_are_part_of_delta.
     return (1 + _ROUNDING) * (
         _SELF_TEST + 4 * self.cells * float(scipy.special.ndtr(-_RANGE)) + (
             _MEAN_SQUARE_FAILS if self._many_coordinates else 0.0))
@@ -236,7 +236,7 @@ class Arithmetic:
     log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
     # Of computed values too, which the edges and the last word may move.
     # PRIVACY: what is beyond T has no bound of its ratio: it is in beta.
-    # Guard: arithmetic_test.test_moments_count_what_is_beyond_the_tail.
+    # Guard: arithmetic_test.test_moments_bound_small_samplers.
     moved = float(self._edge(tail, worst)) + self.shift
     bad = 2 * float(scipy.special.ndtr(moved - tail) + self._spacing(tail))
     return Moments(
@@ -276,13 +276,13 @@ class Arithmetic:
     moved = edge + self.shift
     growth = np.exp((width + 2 * moved) * (far + width + moved))
     # PRIVACY: two edges a cell; cells wider than `width` have 11 units more.
-    # Guard: arithmetic_test.test_every_term_is_needed.
+    # Guard: arithmetic_test.test_error_bounds_cells_with_moved_edges.
     edges = 2 * edge / width + 11 * unit
     edges = edges + 2 * unit * self.feedback * (1.5 + far)
     reach = (far + wider) * self.shift
     shift = np.maximum(np.expm1(reach), reach + self.shift**2 / 2)
     # PRIVACY: an interval of probability p has p / spacing +- 1 words.
-    # Guard: arithmetic_test.test_every_term_is_needed.
+    # Guard: arithmetic_test.test_error_bounds_every_cell_of_small_samplers.
     with np.errstate(over='ignore'):
       words = self._spacing(near) / width * math.sqrt(2 * math.pi) * np.exp(
           far**2 / 2)

@@ -132,7 +132,7 @@ def _slack(
     Unproved: it exceeds `largest`.
   """
   # PRIVACY: P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
-  # Guard: arithmetic_test.test_claim_is_tight_where_its_parts_are.
+  # Guard: slack_test.test_claim_is_tight_where_its_parts_are.
   added = beta * (1 + math.exp(epsilon + alpha)) * (1 + _ROUNDING)
   exact = math.exp(-alpha) * (delta - added) * (1 - _ROUNDING)
   found = Slack(2 * alpha, delta - exact, exact, added)
