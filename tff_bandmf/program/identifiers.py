@@ -89,9 +89,6 @@ class Identifiers:
     Raises:
       ValueError: it is there and is not its owner's alone.
     """
-    # PRIVACY: on the disk before any round: rounds that outlive their key could
-    # not be told from new clients. Guard:
-    # durable_test.test_name_appears_after_the_content_is_on_the_disk.
     return cls(durable.load_or_create_secret(path, _BYTES, 'ledger key'))
 
   def fingerprint(self) -> int:
