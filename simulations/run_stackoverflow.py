@@ -1,6 +1,6 @@
 """Federated next-word prediction with differential privacy.
 
-  python -m simulations.run_stackoverflow --config=F --output_dir=D
+  python -m simulations.run_stackoverflow --config=F[:ROW] --output_dir=D
 
 Trains the run of the configuration and those it is compared with, each in a
 directory of its own, and writes the privacy report of each. Ctrl-C loses
@@ -22,14 +22,32 @@ from typing import Any, Callable, Optional
 import click
 
 from simulations import config as config_lib
+from simulations import grid
 from tff_bandmf import errors
 
+
+def _print_keys(
+    context: click.Context, _: click.Parameter, given: bool
+) -> None:
+  if given:
+    click.echo(config_lib.list_keys())
+    context.exit()
+
+
 _EXPERIMENT_OPTIONS = (
-    click.option('--config', 'config_path', required=True, metavar='FILE',
-                 help='TOML file of the experiment.'),
+    click.option('--config', 'config_path', required=True,
+                 metavar='FILE[:ROW]',
+                 help='TOML file of the experiment, or of a grid of them.'),
     click.option('--set', 'settings', multiple=True, metavar='KEY=VALUE',
                  help='Changes a value, for instance training.rounds=10.'),
-    click.option('--output_dir', required=True, metavar='DIR',
+    click.option('--list', 'show', flag_value='list',
+                 help='Prints the rows of FILE, and trains nothing.'),
+    click.option('--print', 'show', flag_value='print',
+                 help='Prints the experiment as TOML, and trains nothing.'),
+    click.option('--list-keys', is_flag=True, is_eager=True, expose_value=False,
+                 callback=_print_keys,
+                 help='Prints what --set changes, and trains nothing.'),
+    click.option('--output_dir', default='', metavar='DIR',
                  help='Where the output goes.'),
 )
 
@@ -37,7 +55,7 @@ Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
 
 
 def experiment_options(command: Callable[..., None]) -> Callable[..., None]:
-  """Returns the command with --config, --set and --output_dir."""
+  """Returns the command with what says which experiment, and where it goes."""
   for option in reversed(_EXPERIMENT_OPTIONS):
     command = option(command)
   return command
@@ -147,14 +165,25 @@ def train_all(
 @click.option('--resume', is_flag=True, help='Continue the run in DIR.')
 @one_line_errors
 def main(
-    config_path: str, settings: tuple[str, ...], output_dir: str,
-    data_dir: Optional[str], workers: Optional[str], stop_after: Optional[int],
-    resume: bool
+    config_path: str, settings: tuple[str, ...], show: Optional[str],
+    output_dir: str, data_dir: Optional[str], workers: Optional[str],
+    stop_after: Optional[int], resume: bool
 ) -> None:
   if data_dir is not None:
     settings += (
         f'data.data_dir={json.dumps(data_dir, ensure_ascii=False)}',)
-  config = config_lib.load(config_path, settings)
+  if show == 'list':
+    click.echo(grid.load(config_path, settings).listing())
+    return
+  experiment = grid.one(config_path, settings)
+  if show == 'print':
+    click.echo(experiment.toml(), nl=False)
+    return
+  if not output_dir:
+    raise ValueError(
+        errors.invalid(
+            'output_dir', output_dir, 'must be a folder', 'give --output_dir'))
+  config = experiment.config()
   directory = pathlib.Path(output_dir)
   runs = planned_runs(config, directory)
   train_all(runs, resume, workers, stop_after)

@@ -113,29 +113,34 @@ def make_sampler(
   return sampler
 
 
+def strategy_request(config: config_lib.Config) -> optimize.Request:
+  """Returns all that the strategy of an experiment is a function of."""
+  privacy = config.privacy
+  family = (
+      strategies.Identity.family if privacy.family == config_lib.NO_NOISE
+      else privacy.family)
+  takes = optimize.parameters_of(family)
+  return optimize.Request(
+      family, config.training.rounds, planned_participation(privacy),
+      objective=privacy.objective,
+      # What a run is compared with may take fewer than the main run.
+      **{
+          name: value for name, value in dataclasses.asdict(privacy).items()
+          if name in takes
+      })
+
+
 def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   """Returns C of an experiment, built or optimised.
 
   Raises:
     ValueError: a parameter does not fit, or the optimiser did not converge.
   """
-  training, privacy = config.training, config.privacy
-  if privacy.family == config_lib.NO_NOISE:
-    return strategies.Identity(training.rounds)
-  found = optimize.optimize(
-      optimize.Request(
-          privacy.family, training.rounds, planned_participation(privacy),
-          objective=privacy.objective,
-          # What a run is compared with may take fewer than the main run.
-          **{
-              name: getattr(privacy, name)
-              for name in ('bands', 'buffers', 'b0')
-              if name in optimize.parameters_of(privacy.family)
-          }))
+  found = optimize.optimize(strategy_request(config))
   if not found.converged:
     raise ValueError(
         errors.invalid(
-            'privacy.family', privacy.family,
+            'privacy.family', config.privacy.family,
             'the optimiser of the strategy did not converge',
             'use other bands or buffers'))
   return found.strategy

@@ -15,6 +15,7 @@ from simulations import (
     client_data,
     docstrings,
     evaluation,
+    grid,
     kill_test,
     models,
     run_directory,
@@ -63,6 +64,10 @@ def _config_file(folder, corpus_path):
   path = folder / 'run.toml'
   path.write_text(_TOML.format(corpus=corpus_path))
   return path
+
+
+def _load(path, settings):
+  return grid.one(path, settings).config()
 
 
 def _command(config_path, directory, *more):
@@ -319,7 +324,7 @@ def test_updates_above_the_zeroing_norm_do_not_move_the_model(
 def test_updates_that_are_not_finite_count_and_do_no_harm(
     tmp_path, corpus_path, runtime
 ):
-  config = config_lib.load(
+  config = _load(
       str(_config_file(tmp_path, corpus_path)),
       ('training.rounds=2', 'training.batch_size=1',
        'training.client_learning_rate=1e38'))
@@ -335,21 +340,21 @@ def test_secure_noise_is_reported_and_bound_to_the_run(
     tmp_path, corpus_path, runtime):
   path = str(_config_file(tmp_path, corpus_path))
   settings = ('training.rounds=2', 'privacy.secure_noise=true')
-  config = config_lib.load(path, settings)
+  config = _load(path, settings)
   corpus = training.load_corpus(config.data)
   training.run(config, corpus, tmp_path / 'run')
   generator = report.write(tmp_path / 'run')['generator']
   assert generator['algorithm'].startswith('AES-128')
   with pytest.raises(ValueError, match='another configuration'):
     training.run(
-        config_lib.load(path, settings[:1]), corpus, tmp_path / 'run',
+        _load(path, settings[:1]), corpus, tmp_path / 'run',
         resume=True)
 
 
 def test_cohorts_that_run_out_are_told_before_anything_is_written(
     tmp_path, corpus_path
 ):
-  config = config_lib.load(
+  config = _load(
       str(_config_file(tmp_path, corpus_path)),
       ('training.clients_per_round=40', 'privacy.min_sep=12'))
   with pytest.raises(ValueError, match='may take part'):
@@ -359,7 +364,7 @@ def test_cohorts_that_run_out_are_told_before_anything_is_written(
 
 
 def test_comparison_named_as_the_main_run_is_refused():
-  config = config_lib.load(
+  config = _load(
       str(_ROOT / 'configs' / 'demo.toml'), ('privacy.family=identity',))
   with pytest.raises(ValueError, match='compare=identity'):
     run_stackoverflow.planned_runs(config, pathlib.Path('runs'))
