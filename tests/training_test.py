@@ -357,7 +357,7 @@ def test_cohorts_that_run_out_are_told_before_anything_is_written(
   config = _load(
       str(_config_file(tmp_path, corpus_path)),
       ('training.clients_per_round=40', 'privacy.min_sep=12'))
-  with pytest.raises(ValueError, match='may take part'):
+  with pytest.raises(ValueError, match='cannot be filled'):
     training.run(
         config, training.load_corpus(config.data), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
