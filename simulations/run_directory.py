@@ -127,7 +127,7 @@ def open_directory(
   if not (directory / report.RUN_FILE).exists():
     refuse_existing(directory)
     # A key that has served nothing yet, of a start that was killed, is as good.
-    key = noise.Key.load_or_create(_new_key_path(directory))
+    key = noise.Key.load_or_create(new_key_path(directory))
     strategies.save(
         strategy, directory / report.STRATEGY_FILE, participation=planned)
     # With it the directory holds a run; from the next step on, its key serves.
@@ -153,7 +153,7 @@ def _key(
     directory: pathlib.Path, description: dict[str, Any], moved: bool
 ) -> noise.Key:
   """Returns the key of the run that is in the directory."""
-  path, fresh = _key_path(directory), _new_key_path(directory)
+  path, fresh = _key_path(directory), new_key_path(directory)
   place = directory / 'private' / 'place.json'
   begins = fresh.exists() and not (path.exists() or place.exists())
   if not (begins or path.exists()):
@@ -227,7 +227,8 @@ def _key_path(directory: pathlib.Path) -> pathlib.Path:
   return directory / 'private' / 'noise.key'
 
 
-def _new_key_path(directory: pathlib.Path) -> pathlib.Path:
+def new_key_path(directory: pathlib.Path) -> pathlib.Path:
+  """Returns where the key of a run is before the run is there."""
   return directory / 'private' / 'noise.key.new'
 
 

@@ -68,6 +68,7 @@ JSON_FILE = 'report.json'
 HTML_FILE = 'report.html'
 RESULT_KEYS = ('test_accuracy', 'test_loss', 'parameters')
 LEDGER_HEAD = 'ledger_head'
+CHECKPOINTS = 'private/checkpoints'
 
 # What it must hold, and of which kind.
 _RUN_KEYS = {
