@@ -64,7 +64,7 @@ class Metrics:
     """Writes the row of a round that ended; column to number."""
     line = _line([row.get(name, '') for name in _COLUMNS])
     # PRIVACY: before the row, so that the ledger lacks nothing that the file
-    # shows. Guard: report_test.test_flipped_bit_of_metrics_is_refused.
+    # shows. Guard: evidence_test.test_flipped_bit_of_metrics_is_refused.
     self._ledger.record_row(
         row['round'], files.row_digest(self._header, line))
     self._stream.write(line)

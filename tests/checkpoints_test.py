@@ -8,7 +8,6 @@ import tensorflow_federated as tff
 
 from simulations import checkpoints as checkpoints_lib
 
-
 _HEAD = '0123456789abcdef' * 4
 
 

@@ -570,7 +570,7 @@ def test_ledger_in_memory_is_refused():
 
 def test_server_that_is_not_there_is_refused_without_its_password(tmp_path):
   pytest.importorskip('psycopg2')
-  with pytest.raises(ValueError, match='cannot be opened') as caught:
+  with pytest.raises(ValueError, match='cannot be used') as caught:
     program.Ledger(f'postgresql+psycopg2://me:geheim@/x?host={tmp_path}')
   assert 'geheim' not in str(caught.value)
 

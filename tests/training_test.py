@@ -94,7 +94,7 @@ def ended(small, tmp_path_factory, runtime):
 
 @pytest.fixture
 def run_copy(ended, tmp_path):
-  """A copy of it."""
+  """A copy of it, with which only `moved` goes on."""
   return pathlib.Path(shutil.copytree(ended, tmp_path / 'run'))
 
 
@@ -129,13 +129,13 @@ def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
   # That of another round.
   path.write_bytes((folder / '00000003.npz').read_bytes())
   with pytest.raises(ValueError, match='rounds in the ledger'):
-    training.run(*small, run_copy, resume=True)
+    training.run(*small, run_copy, resume=True, moved=True)
   path.write_bytes(mine)
   # A ledger that is gone takes with it who took part.
   for name in report.LEDGER_FILE, 'private/ledger.key':
     (run_copy / name).unlink()
-  with pytest.raises(ValueError, match='rounds in the ledger'):
-    training.run(*small, run_copy, resume=True)
+  with pytest.raises(ValueError, match='ledger.sqlite: does not exist'):
+    training.run(*small, run_copy, resume=True, moved=True)
 
 
 @pytest.mark.parametrize('simulated', [None, 40])
@@ -213,7 +213,7 @@ def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
       run_copy / report.LEDGER_FILE,
       lambda event: dataclasses.replace(event, digest=bytes(32))
       if (event.round, event.kind) == (2, 'finished') else event)
-  training.run(*small, run_copy, resume=True)
+  training.run(*small, run_copy, resume=True, moved=True)
   assert 'Round 2 is burnt' in capsys.readouterr().err
   written = report.write(run_copy)
   assert written['observed']['rounds_burnt'] == 2
@@ -236,7 +236,7 @@ def test_strategy_that_was_changed_is_refused(small, run_copy):
   strategies.save(
       strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE)
   with pytest.raises(ValueError, match='claim.*another configuration'):
-    training.run(*small, run_copy, resume=True)
+    training.run(*small, run_copy, resume=True, moved=True)
 
 
 def test_other_code_is_refused_where_rounds_are_left(small, run_copy):
@@ -246,10 +246,10 @@ def test_other_code_is_refused_where_rounds_are_left(small, run_copy):
   path.write_text(json.dumps(described))
   # Of a run that has ended nothing is made again.
   result = json.loads((run_copy / report.RESULT_FILE).read_text())
-  assert training.run(*small, run_copy, resume=True) == result
+  assert training.run(*small, run_copy, resume=True, moved=True) == result
   (run_copy / report.RESULT_FILE).unlink()
   with pytest.raises(ValueError, match='code_sha256='):
-    training.run(*small, run_copy, resume=True)
+    training.run(*small, run_copy, resume=True, moved=True)
 
 
 def test_directory_has_one_process_at_a_time(small, tmp_path):
@@ -290,12 +290,12 @@ def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
   key_path = run_copy / 'private' / 'noise.key'
   key_path.rename(tmp_path / 'key')
   with pytest.raises(ValueError, match='is gone'):
-    training.run(*small, run_copy, resume=True)
+    training.run(*small, run_copy, resume=True, moved=True)
   key_path.touch(0o600)
   key_path.write_bytes(noise.Key.from_entropy().secret)
   key_path.chmod(0o600)
-  with pytest.raises(ValueError, match='another run or noise key'):
-    training.run(*small, run_copy, resume=True)
+  with pytest.raises(ValueError, match='that of another run than run.json'):
+    training.run(*small, run_copy, resume=True, moved=True)
   # What is left of a run is never taken for a new one.
   (run_copy / report.RUN_FILE).unlink()
   for resume in (False, True):

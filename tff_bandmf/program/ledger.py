@@ -88,7 +88,7 @@ class Ledger:
         if any('computed' in column for column in columns):
           raise _no_ledger(place)
     except sa.exc.SQLAlchemyError as error:
-      raise _no_ledger(place) from error
+      raise database.unusable(place, error) from error
     if missing:
       with database.transaction(self._writer) as connection:
         records.create(connection)

@@ -121,7 +121,7 @@ def _check_metrics(
   digests = files.metrics_digests(directory)
   for t, digest in digests.items():
     # PRIVACY: whoever is not in the ledger is not in the sensitivity either.
-    # Guards: evidence_test.test_ledger_that_lacks_a_round_of_metrics_is_refused
+    # Guards: evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused
     # and test_flipped_bit_of_metrics_is_refused.
     _require(
         t in attempts, 'round', t,
@@ -132,7 +132,6 @@ def _check_metrics(
         'the ledger')
   for row in files.read_metrics(directory):
     t, clients = int(row['round']), row.get('clients')
-    # Guard: evidence_test.test_cohort_of_another_size_than_in_metrics_is_refused
     _require(
         not clients or int(clients) == found.cohort_sizes[t], 'clients',
         clients, f'{files.METRICS_FILE} has so many in round {t}, and the '

@@ -43,8 +43,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-import re
 import pathlib
+import re
 import unicodedata
 from typing import Any, Optional
 
