@@ -236,6 +236,8 @@ def main(
     output_dir: str, data_dir: Optional[str], workers: Optional[str],
     stop_after: Optional[int], round_timeout: float, resume: bool, moved: bool
 ) -> None:
+  if show is None:
+    check_system(output_dir)
   if data_dir is not None:
     settings += (
         f'data.data_dir={json.dumps(data_dir, ensure_ascii=False)}',)
@@ -250,7 +252,6 @@ def main(
     raise ValueError(
         errors.invalid(
             'output_dir', output_dir, 'must be a folder', 'give --output_dir'))
-  check_system(output_dir)
   config = experiment.config()
   directory = pathlib.Path(output_dir)
   runs = planned_runs(config, directory)
