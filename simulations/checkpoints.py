@@ -1,19 +1,22 @@
-"""Checkpoints of a run: the state before a round, whole or not there."""
+"""Checkpoints of a run: the state before a round, whole or not there.
+
+Each is an archive of NumPy, sealed with the head of the ledger's chain; see
+`report.sealed`.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
 import pathlib
-import zipfile
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import errors
+from tff_bandmf import durable, errors
 from tff_bandmf.noise import private_files
+from tff_bandmf.report import sealed
 
 _KEPT = 2
 
@@ -51,21 +54,25 @@ class Checkpoints:
     """Returns the round of the latest checkpoint; 0 if there is none."""
     return max(self._rounds(), default=0)
 
-  def save(self, state: Any, round_index: int) -> None:
-    """Writes the state before a round and removes all but the last two."""
+  def save(self, state: Any, round_index: int, head: str) -> None:
+    """Writes the state before a round and removes all but the last two.
+
+    Args:
+      state: of the learning process.
+      round_index: that it is of the beginning of.
+      head: of the ledger's chain, as it led to the state.
+    """
     content = io.BytesIO()
     np.savez(content, *map(np.asarray, tf.nest.flatten(state)))
-    path = self._path(round_index)
-    temporary = path.with_suffix('.part')
-    private_files.write(temporary, content.getbuffer())
-    _sync(temporary)
-    os.replace(temporary, path)
-    _sync(self._directory)
+    archive = content.getbuffer()
+    durable.write(
+        self._path(round_index), archive, sealed.seal(archive, head),
+        mode=0o600)
     for old in sorted(self._rounds())[:-_KEPT]:
       private_files.wipe(self._path(old))
 
-  def load(self, round_index: int, template: Any) -> Any:
-    """Returns the state before a round.
+  def load(self, round_index: int, template: Any) -> tuple[Any, str]:
+    """Returns the state before a round, and the head that led to it.
 
     Args:
       round_index: as `latest` gives it.
@@ -76,33 +83,21 @@ class Checkpoints:
     """
     path = self._path(round_index)
     leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(template)]
-    try:
-      # The archive has checksums; they are checked as it is read.
-      with np.load(path, allow_pickle=False) as content:
-        found = [content[name] for name in content.files]
-    except (ValueError, EOFError, zipfile.BadZipFile) as error:
-      raise _unusable(path, 'is damaged') from error
+    archive, head = sealed.read(path)
+    with np.load(io.BytesIO(archive), allow_pickle=False) as content:
+      found = [content[name] for name in content.files]
     if [(leaf.dtype, leaf.shape) for leaf in found] != [
         (leaf.dtype, leaf.shape) for leaf in leaves]:
-      raise _unusable(path, 'is of another model, optimiser or noise placement')
-    return tf.nest.pack_sequence_as(template, found)
+      raise ValueError(
+          errors.invalid(
+              'checkpoint', path,
+              'is of another model, optimiser or noise placement',
+              'restore the files of this run'))
+    return tf.nest.pack_sequence_as(template, found), head
 
   def _rounds(self) -> list[int]:
-    return [int(path.stem) for path in self._directory.glob('*.npz')]
+    return [int(path.stem) for path in self._directory.glob('*.npz')
+            if path.stem.isdecimal()]
 
   def _path(self, round_index: int) -> pathlib.Path:
     return self._directory / f'{round_index:08d}.npz'
-
-
-def _sync(path: pathlib.Path) -> None:
-  handle = os.open(path, os.O_RDONLY)
-  try:
-    os.fsync(handle)
-  finally:
-    os.close(handle)
-
-
-def _unusable(path: pathlib.Path, rule: str) -> ValueError:
-  return ValueError(
-      errors.invalid(
-          'checkpoint', path, rule, 'restore the files of this run'))

@@ -1,23 +1,20 @@
-"""What an experiment is: a TOML file, checked as a whole before work starts."""
+"""What an experiment is, checked as a whole before work starts."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 import math
-import pathlib
-import sys
+import re
+import typing
+from collections.abc import Sequence
 from typing import Any, Optional
 
-import dacite
+from simulations import tables
+from tff_bandmf import errors, strategies
 
-from tff_bandmf import documents, errors, strategies
-
-if sys.version_info >= (3, 11):
-  import tomllib
-else:
-  import tomli as tomllib
-
+_LIST_KEYS = 'python -m simulations.run_stackoverflow --list-keys'
 # Noise of a run that claims nothing; next to the strategy families.
 NO_NOISE = 'none'
 FAMILIES = (NO_NOISE, *strategies.FAMILIES)
@@ -88,11 +85,7 @@ class Model:
   feed_forward_size: int = 384
 
   def __post_init__(self):
-    if self.architecture not in ARCHITECTURES:
-      raise ValueError(
-          errors.invalid(
-              'model.architecture', self.architecture, 'is not known',
-              f'use one of {", ".join(ARCHITECTURES)}'))
+    _check_one_of('model.architecture', self.architecture, ARCHITECTURES)
     if self.architecture == 'transformer' and self.skip:
       raise ValueError(
           errors.invalid(
@@ -210,7 +203,7 @@ class Config:
   compare: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
   def __post_init__(self):
-    for group in ('data', 'model', 'training', 'privacy'):
+    for group in GROUPS:
       for field in dataclasses.fields(getattr(self, group)):
         _check_positive(
             f'{group}.{field.name}',
@@ -222,12 +215,10 @@ class Config:
         raise ValueError(
             errors.invalid(
                 f'training.{name}', value, 'must be below 1',
-                'correct it; see simulations/config.py'))
-    if training.server_optimizer not in SERVER_OPTIMIZERS:
-      raise ValueError(
-          errors.invalid(
-              'training.server_optimizer', training.server_optimizer,
-              'is not known', f'use one of {", ".join(SERVER_OPTIMIZERS)}'))
+                'correct it'))
+    _check_one_of(
+        'training.server_optimizer', training.server_optimizer,
+        SERVER_OPTIMIZERS)
     if (privacy.simulated_clients_per_round or math.inf
         ) <= training.clients_per_round:
       raise ValueError(
@@ -236,16 +227,8 @@ class Config:
               privacy.simulated_clients_per_round,
               'must exceed training.clients_per_round='
               f'{training.clients_per_round}', 'leave it out'))
-    if privacy.family not in FAMILIES:
-      raise ValueError(
-          errors.invalid(
-              'privacy.family', privacy.family, 'is not known',
-              f'use one of {", ".join(FAMILIES)}'))
-    if privacy.objective not in ('mean', 'max'):
-      raise ValueError(
-          errors.invalid(
-              'privacy.objective', privacy.objective, 'is not known',
-              'use mean or max'))
+    _check_one_of('privacy.family', privacy.family, FAMILIES)
+    _check_one_of('privacy.objective', privacy.objective, ('mean', 'max'))
     if privacy.delta >= 1:
       raise ValueError(
           errors.invalid(
@@ -259,12 +242,24 @@ class Config:
               'use fewer bands'))
 
 
+# The tables of an experiment that have keys of their own.
+GROUPS: dict[str, Any] = {
+    name: kind for name, kind in typing.get_type_hints(Config).items()
+    if dataclasses.is_dataclass(kind)}
+
 _TRUTH_VALUES = ('model.tied', 'model.skip')
 # Numbers that may be 0.
 _MAY_BE_ZERO = (
     'training.seed', 'training.server_momentum', 'training.server_beta_2',
     'training.server_warmup_rounds', 'training.server_cooldown_rounds',
     'training.server_cooldown_end')
+
+
+def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
+  if value not in known:
+    raise ValueError(
+        errors.invalid(
+            name, value, 'is not known', f'use one of {", ".join(known)}'))
 
 
 def _check_positive(name: str, value: Any) -> None:
@@ -282,56 +277,6 @@ def _check_positive(name: str, value: Any) -> None:
             'change it in the configuration file or with --set'))
 
 
-def load(path: str, settings: tuple[str, ...] = ()) -> Config:
-  """Returns the experiment in a TOML file.
-
-  Args:
-    path: of the file.
-    settings: 'group.key=value' changes, values in TOML's syntax; a bare word
-      is a string.
-
-  Raises:
-    ValueError: no TOML, an unknown or missing key, or a value out of range.
-    OSError: the file cannot be read.
-  """
-  tree = read(path)
-  apply_settings(tree, settings)
-  return from_tree(tree)
-
-
-def read(path: str) -> dict[str, Any]:
-  """Returns the content of a TOML file.
-
-  Raises:
-    ValueError: it is no TOML.
-    OSError: the file cannot be read.
-  """
-  content = documents.content(pathlib.Path(path))
-  try:
-    return tomllib.loads(content.decode())
-  # Of bytes that are no UTF-8, and of tables in tables without end, too.
-  except (RecursionError, ValueError) as error:
-    raise ValueError(
-        errors.invalid('config', path, f'is no TOML: {error}', 'correct it')
-    ) from error
-
-
-def apply_settings(tree: dict[str, Any], settings: tuple[str, ...]) -> None:
-  """Changes a parsed file, in place, as `load` says of its `settings`."""
-  for setting in settings:
-    key, equals, text = setting.partition('=')
-    if not equals:
-      raise ValueError(
-          errors.invalid(
-              'set', setting, 'must be KEY=VALUE',
-              'for instance --set training.seed=1'))
-    try:
-      value = tomllib.loads(f'value = {text}')['value']
-    except (RecursionError, ValueError):
-      value = text
-    _assign(tree, key, value)
-
-
 def changed(config: Config, changes: dict[str, Any]) -> Config:
   """Returns the experiment with some 'group.key' values replaced.
 
@@ -341,7 +286,7 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
   tree = copy.deepcopy(dataclasses.asdict(config))
   tree['compare'] = {}
   for key, value in changes.items():
-    _assign(tree, key, value)
+    tables.assign(tree, key, value)
   return from_tree(tree)
 
 
@@ -351,47 +296,23 @@ def with_seed(config: Config, seed: int) -> Config:
       config, training=dataclasses.replace(config.training, seed=seed))
 
 
-def _assign(tree: dict[str, Any], key: str, value: Any) -> None:
-  """Sets a dotted key of nested tables, in place."""
-  *groups, name = key.split('.')
-  for group in groups:
-    tree = tree.setdefault(group, {})
-    if not isinstance(tree, dict):
-      raise ValueError(
-          errors.invalid(
-              key, value, 'is not a key', 'see simulations/config.py'))
-  tree[name] = value
-
-
 def from_tree(tree: dict[str, Any]) -> Config:
   """Returns the checked experiment of a parsed file.
 
   Raises:
     ValueError: an unknown or missing key, or a value out of range.
   """
-  try:
-    config = dacite.from_dict(
-        Config, tree, dacite.Config(strict=True, type_hooks={float: _to_float}))
-  except dacite.UnexpectedDataError as error:
-    raise ValueError(
-        errors.invalid(
-            'config', ', '.join(sorted(error.keys)), 'is no known key',
-            'see simulations/config.py')) from error
-  except dacite.DaciteFieldError as error:
-    raise ValueError(
-        errors.invalid(
-            'config', error.field_path, str(error),
-            'see simulations/config.py')) from error
-  except OverflowError as error:
-    raise ValueError(
-        errors.invalid(
-            'config', 'an integer', 'is larger than any number that is meant',
-            'correct it')) from error
+  offers = {
+      field.name: f'{group}.{field.name}' for group, kind in GROUPS.items()
+      for field in dataclasses.fields(kind)}
+  offers.update({group: group for group in GROUPS})
+  tables.check_keys('', tree, Config, _LIST_KEYS, offers)
+  for group, kind in GROUPS.items():
+    if isinstance(tree.get(group), dict):
+      tables.check_keys(group, tree[group], kind, _LIST_KEYS, offers)
+  config = tables.parse(Config, tree, 'config')
   for name, changes in config.compare.items():
-    if not name.replace('-', '').replace('_', '').isalnum():
-      raise ValueError(
-          errors.invalid(
-              'compare', name, 'must be a plain name', 'it names a folder'))
+    check_plain_name('compare', name)
     for key in changes:
       if not key.startswith(('training.', 'privacy.')):
         raise ValueError(
@@ -402,6 +323,25 @@ def from_tree(tree: dict[str, Any]) -> Config:
   return config
 
 
-def _to_float(value: Any) -> Any:
-  """Returns an integer of the file as the float that a field wants."""
-  return float(value) if type(value) is int else value
+def list_keys() -> str:
+  """Returns a line a key: its name, what it is if not given, what it says."""
+  lines = []
+  for group, kind in GROUPS.items():
+    said = dict(re.findall(
+        r'^    (\w+): (.+(?:\n {6}.+)*)', kind.__doc__ or '', re.MULTILINE))
+    for field in dataclasses.fields(kind):
+      default = (
+          'to be given' if field.default is dataclasses.MISSING
+          else 'may be left out' if field.default is None
+          else json.dumps(field.default))
+      text = ' '.join(said[field.name].split())
+      lines.append(f'{group}.{field.name} ({default}): {text}')
+  return '\n'.join(lines)
+
+
+def check_plain_name(name: str, value: str) -> None:
+  """Raises ValueError unless the value can be a part of a folder's name."""
+  if not value.replace('-', '').replace('_', '').isalnum():
+    raise ValueError(
+        errors.invalid(
+            name, value, 'must be a plain name', 'it names a folder'))

@@ -29,7 +29,6 @@ import time
 import traceback
 from collections.abc import Iterator
 from typing import Any, Callable, Optional
-from unittest import mock
 
 import click
 
@@ -97,15 +96,17 @@ def train(
     config: config_lib.Config, directory: pathlib.Path, secret: bytes
 ) -> None:
   """Trains, or goes on, and writes the report."""
-  from simulations import training
-  from tff_bandmf import noise, report
+  from simulations import run_directory, training
+  from tff_bandmf import durable, report
   from tff_bandmf.program import runtime
 
-  key = noise.Key(secret)
-  corpus = training.load_corpus(config.data)
   # For comparison alone: a run of its own draws its key.
-  with mock.patch.object(
-      noise.Key, 'from_entropy', lambda: key), runtime.local_runtime():
+  if not (directory / report.RUN_FILE).exists():
+    durable.load_or_create_secret(
+        run_directory.new_key_path(directory), len(secret), 'noise.key',
+        lambda _: secret)
+  corpus = training.load_corpus(config.data)
+  with runtime.local_runtime():
     training.run(config, corpus, directory, resume=True)
   report.write(directory)
 
@@ -135,8 +136,7 @@ def differences(
         if cohort is None or wanted is None or (
             cohort.tolist() != wanted.tolist()):
           yield f'cohort of round {t}'
-  if _contents(whole, report.RESULT_FILE) != _contents(
-      killed, report.RESULT_FILE):
+  if _result(whole) != _result(killed):
     yield 'result'
   if _rows(whole) != _rows(killed):
     yield 'metrics'
@@ -146,6 +146,15 @@ def differences(
 
 def _contents(directory: pathlib.Path, name: str) -> Any:
   return json.loads((directory / name).read_text())
+
+
+def _result(directory: pathlib.Path) -> dict[str, Any]:
+  """Returns the result without the head, in which failed attempts are too."""
+  from tff_bandmf import report
+
+  content = _contents(directory, report.RESULT_FILE)
+  del content[report.LEDGER_HEAD]
+  return content
 
 
 def _rows(directory: pathlib.Path) -> list[dict[str, str]]:
@@ -161,8 +170,8 @@ def _report(directory: pathlib.Path) -> dict[str, Any]:
   from tff_bandmf import report
 
   content = _contents(directory, report.JSON_FILE)
-  for name in report.LEDGER_FILE, report.METRICS_FILE:
-    # The one has a key of its own, the other times.
+  for name in report.LEDGER_FILE, report.METRICS_FILE, report.RESULT_FILE:
+    # Their times differ, and the attempts that failed.
     del content['files_sha256'][name]
   return content
 
@@ -190,6 +199,7 @@ def run(
   """Returns how many runs were killed, where, and what of them differs."""
   # Before the processes are forked, which then have it.
   from simulations import docstrings, training  # noqa: F401
+  from tff_bandmf import noise
   from tff_bandmf.program import runtime  # noqa: F401
 
   directory.mkdir(parents=True, exist_ok=True)
@@ -198,7 +208,7 @@ def run(
       docstrings.read_clients(
           [p for p in docstrings.PACKAGES if p[0] == _PACKAGE]), str(corpus))
   config = experiment(corpus, rounds)
-  secret = os.urandom(16)
+  secret = noise.Key.from_entropy().secret
 
   def work(name):
     return start(

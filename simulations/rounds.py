@@ -103,8 +103,11 @@ class Rounds:
     result = checkpoints_lib.digest(output.state)
     if any(attempt.result not in (None, result) for attempt in past):
       return self._burn(t, state, cohort)
+    measured = output.metrics['aggregator']['free']
     self._ledger.finish_round(
-        t, float(output.metrics['aggregator']['free']['z_stddev']), result)
+        t, float(measured['z_stddev']), result,
+        noise_checked=bool(
+            measured.get('noise_checked', measured['z_stddev'] > 0)))
     return Done(output.state, cohort, output.metrics)
 
   def _attempt(self, t: int, state: Any, cohort, data):

@@ -1,6 +1,6 @@
 """Federated next-word prediction with differential privacy.
 
-  python -m simulations.run_stackoverflow --config=F --output_dir=D
+  python -m simulations.run_stackoverflow --config=F[:ROW] --output_dir=D
 
 Trains the run of the configuration and those it is compared with, each in a
 directory of its own, and writes the privacy report of each. Ctrl-C loses
@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import pathlib
+import resource
 import signal
 import statistics
 import sys
@@ -22,22 +23,45 @@ from typing import Any, Callable, Optional
 import click
 
 from simulations import config as config_lib
+from simulations import grid
 from tff_bandmf import errors
 
+
+def _print_keys(
+    context: click.Context, _: click.Parameter, given: bool
+) -> None:
+  if given:
+    click.echo(config_lib.list_keys())
+    context.exit()
+
+
 _EXPERIMENT_OPTIONS = (
-    click.option('--config', 'config_path', required=True, metavar='FILE',
-                 help='TOML file of the experiment.'),
+    click.option('--config', 'config_path', required=True,
+                 metavar='FILE[:ROW]',
+                 help='TOML file of the experiment, or of a grid of them.'),
     click.option('--set', 'settings', multiple=True, metavar='KEY=VALUE',
                  help='Changes a value, for instance training.rounds=10.'),
-    click.option('--output_dir', required=True, metavar='DIR',
+    click.option('--list', 'show', flag_value='list',
+                 help='Prints the rows of FILE, and trains nothing.'),
+    click.option('--print', 'show', flag_value='print',
+                 help='Prints the experiment as TOML, and trains nothing.'),
+    click.option('--list-keys', is_flag=True, is_eager=True, expose_value=False,
+                 callback=_print_keys,
+                 help='Prints what --set changes, and trains nothing.'),
+    click.option('--output_dir', default='', metavar='DIR',
                  help='Where the output goes.'),
 )
+
+# Longer than a round takes that anybody waits for.
+_ROUND_SECONDS = 3600.0
+# A small run has 28 open.
+_FILES = 64
 
 Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
 
 
 def experiment_options(command: Callable[..., None]) -> Callable[..., None]:
-  """Returns the command with --config, --set and --output_dir."""
+  """Returns the command with what says which experiment, and where it goes."""
   for option in reversed(_EXPERIMENT_OPTIONS):
     command = option(command)
   return command
@@ -57,17 +81,60 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
       command(*args, **kwargs)
-    except (
-        ValueError, TypeError, OSError, ImportError, RuntimeError) as error:
-      if '\n' in str(error):
-        raise
-      click.echo(str(error), err=True)
-      sys.exit(2)
     except KeyboardInterrupt:
       click.echo('Interrupted; continue with --resume.', err=True)
       sys.exit(130)
+    except Exception as error:
+      line = _line(error)
+      if line is None:
+        raise
+      click.echo(line, err=True)
+      sys.exit(2)
 
   return wrapped
+
+
+def _line(error: Exception) -> Optional[str]:
+  """Returns what to say of bad input or a bad machine; None of a mistake."""
+  text = str(error)
+  tensorflow = sys.modules.get('tensorflow')
+  if tensorflow is not None and isinstance(
+      error, (tensorflow.errors.ResourceExhaustedError,
+              tensorflow.errors.PermissionDeniedError)):
+    # After the name of the operation: a path, and what the system says.
+    found = error.message.splitlines()[0].rpartition('}}')[2].strip()
+    return errors.invalid(
+        'system', found, 'the run ends here', 'see to it, and use --resume')
+  if isinstance(error, OSError) and error.filename is not None:
+    return errors.invalid(
+        'file', error.filename, f'cannot be used ({error.strerror})',
+        'look at the space, the permissions and the limits of the system')
+  if isinstance(
+      error, (ValueError, TypeError, OSError, ImportError, RuntimeError)):
+    return None if '\n' in text else text
+  return None
+
+
+def check_system(directory: str) -> None:
+  """Raises ValueError, in time, where a run could not end.
+
+  Args:
+    directory: of the run, as the command line has it.
+  """
+  files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+  if files < _FILES:
+    raise ValueError(
+        errors.invalid(
+            'files', files, f'may be open at once, and a run takes {_FILES}',
+            f'ulimit -n {_FILES}'))
+  try:
+    directory.encode()
+  except UnicodeEncodeError:
+    raise ValueError(
+        errors.invalid(
+            'output_dir', ascii(directory), 'cannot be written as UTF-8 under '
+            'this locale', 'set LC_ALL=C.UTF-8, or name an ASCII folder'
+        )) from None
 
 
 def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
@@ -95,6 +162,8 @@ def train_all(
     resume: bool,
     workers: Optional[str] = None,
     stop_after: Optional[int] = None,
+    round_timeout: Optional[float] = None,
+    moved: bool = False,
 ) -> dict[str, dict[str, Any]]:
   """Trains the runs in order and writes their reports.
 
@@ -105,14 +174,17 @@ def train_all(
     resume: whether to go on with runs that are there.
     workers: 'host:port,...' on which the clients train; None trains them here.
     stop_after: so many rounds of a run this call leaves it.
+    round_timeout: seconds that a worker may take for its part of a round.
+    moved: whether the folders were moved, and are the only ones of their runs.
 
   Raises:
     ValueError: `resume` is False and a folder holds a run.
-    RuntimeError: a worker does not answer.
+    RuntimeError: a worker does not answer, or not in time.
   """
   # TensorFlow Federated takes 10 s to import: bad input is told before.
   from simulations import run_directory, training
   from tff_bandmf import report
+  from tff_bandmf.program import patience as patience_lib
   from tff_bandmf.program import runtime
   from tff_bandmf.program import workers as workers_lib
 
@@ -123,20 +195,27 @@ def train_all(
   corpus = training.load_corpus(next(iter(runs.values()))[0].data)
   for config, _ in runs.values():
     training.make_sampler(config, corpus)
-  with runtime.local_runtime(), contextlib.ExitStack() as stack:
+  patience = patience_lib.Patience(
+      round_timeout, lambda line: click.echo(line, err=True))
+  with runtime.local_runtime(
+      patience=patience), contextlib.ExitStack() as stack:
     there = None if workers is None else stack.enter_context(
-        workers_lib.connected(workers.split(',')))
+        workers_lib.connected(workers.split(','), patience))
     for name, (config, directory) in runs.items():
       result = training.run(
           config, corpus, directory, resume, name, workers=there,
-          stop_after=stop_after)
+          stop_after=stop_after, moved=moved)
       if result is not None:
         results[name] = result
       report.write(directory)
   return results
 
 
-@click.command(help=__doc__.split('\n')[0])
+@click.command(
+    help=__doc__.split('\n')[0],
+    # --round-timeout and --round_timeout are one option.
+    context_settings={
+        'token_normalize_func': lambda name: name.replace('-', '_')})
 @experiment_options
 @click.option('--data_dir', metavar='DIR',
               help='Holds stackoverflow.sqlite or stackoverflow.sqlite.lzma.')
@@ -144,20 +223,39 @@ def train_all(
               help='TFF workers on which the clients of a round train.')
 @click.option('--stop_after', type=click.IntRange(min=1), metavar='ROUNDS',
               help='Leaves every run after so many rounds, to be resumed.')
+@click.option('--round_timeout', type=click.FloatRange(min=0, min_open=True),
+              metavar='SECONDS', default=_ROUND_SECONDS, show_default=True,
+              help='Gives up a worker that takes longer for its part of a '
+              'round: others do it, or the run ends and can be resumed.')
 @click.option('--resume', is_flag=True, help='Continue the run in DIR.')
+@click.option('--moved', is_flag=True,
+              help='DIR was moved or restored, and no other one goes on.')
 @one_line_errors
 def main(
-    config_path: str, settings: tuple[str, ...], output_dir: str,
-    data_dir: Optional[str], workers: Optional[str], stop_after: Optional[int],
-    resume: bool
+    config_path: str, settings: tuple[str, ...], show: Optional[str],
+    output_dir: str, data_dir: Optional[str], workers: Optional[str],
+    stop_after: Optional[int], round_timeout: float, resume: bool, moved: bool
 ) -> None:
+  if show is None:
+    check_system(output_dir)
   if data_dir is not None:
     settings += (
         f'data.data_dir={json.dumps(data_dir, ensure_ascii=False)}',)
-  config = config_lib.load(config_path, settings)
+  if show == 'list':
+    click.echo(grid.load(config_path, settings).listing())
+    return
+  experiment = grid.one(config_path, settings)
+  if show == 'print':
+    click.echo(experiment.toml(), nl=False)
+    return
+  if not output_dir:
+    raise ValueError(
+        errors.invalid(
+            'output_dir', output_dir, 'must be a folder', 'give --output_dir'))
+  config = experiment.config()
   directory = pathlib.Path(output_dir)
   runs = planned_runs(config, directory)
-  train_all(runs, resume, workers, stop_after)
+  train_all(runs, resume, workers, stop_after, round_timeout, moved)
   # Again, now that the runs it is compared with are there.
   from tff_bandmf import report
   from tff_bandmf.report import files

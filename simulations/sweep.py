@@ -21,13 +21,14 @@ DIR holds the run directories, `logs/`, `summary.md`, `.json`, `.csv` and plots.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import fcntl
 import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional
 
 import click
@@ -47,7 +48,7 @@ Ended = Mapping[str, Optional[sweep_cell.Result]]
 
 
 def choose_rate(
-    row: grid_lib.Row, ended: Ended, settings: tuple[str, ...] = ()
+    row: grid_lib.Row, ended: Ended
 ) -> tuple[Optional[int], list[sweep_cell.Cell]]:
   """Returns the exponent taken, and the tuning cells of a row.
 
@@ -57,15 +58,13 @@ def choose_rate(
   Args:
     row: of the grid.
     ended: of the sweep, so far.
-    settings: of the cells.
   """
   exponents = sorted(row.exponents)
   if len(exponents) < 2:
     return (exponents[0] if exponents else None), []
   most = len(exponents) + _MOST_EXTENSIONS
   while True:
-    cells = [
-        sweep_cell.Cell(row, i, TUNING_SEED, settings) for i in exponents]
+    cells = [sweep_cell.Cell(row, i, TUNING_SEED) for i in exponents]
     if not all(cell.name in ended for cell in cells):
       return None, cells
     scores = [_validation(ended[cell.name]) for cell in cells]
@@ -86,23 +85,19 @@ def _validation(result: Optional[sweep_cell.Result]) -> float:
 
 
 def test_cells(
-    row: grid_lib.Row, seeds: int, ended: Ended,
-    settings: tuple[str, ...] = (),
+    row: grid_lib.Row, seeds: int, ended: Ended
 ) -> list[sweep_cell.Cell]:
   """Returns the cells that test a row; none while its rate is not chosen."""
-  exponent, tuning = choose_rate(row, ended, settings)
+  exponent, tuning = choose_rate(row, ended)
   if tuning and exponent is None:
     return []
   return [
-      sweep_cell.Cell(row, exponent, TUNING_SEED + 1 + seed, settings)
+      sweep_cell.Cell(row, exponent, TUNING_SEED + 1 + seed)
       for seed in range(seeds)]
 
 
 def run(
-    grid: grid_lib.Grid,
-    directory: pathlib.Path,
-    processes: int,
-    settings: tuple[str, ...] = (),
+    grid: grid_lib.Grid, directory: pathlib.Path, processes: int
 ) -> Ended:
   """Runs what is not there yet; returns what every cell gave.
 
@@ -110,7 +105,6 @@ def run(
     grid: what to run.
     directory: of the sweep.
     processes: cells at the same time; the cores are shared out among them.
-    settings: as `config.load` takes them, for every cell.
 
   Raises:
     ValueError: a finished cell is of another grid.
@@ -126,7 +120,7 @@ def run(
   running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}
   with _stopping(running), tqdm.tqdm(unit='cell') as progress:
     while True:
-      waiting = _waiting(grid, ended, running, settings)
+      waiting = _waiting(grid, ended, running)
       done = {
           cell.name: result for cell in waiting
           if (result := sweep_cell.read(cell, directory)) is not None}
@@ -163,17 +157,15 @@ def run(
 
 
 def _waiting(
-    grid: grid_lib.Grid, ended: Ended, running: Mapping[int, Any],
-    settings: tuple[str, ...],
+    grid: grid_lib.Grid, ended: Ended, running: Mapping[int, Any]
 ) -> list[sweep_cell.Cell]:
   """Returns the cells that could start now, tuning first."""
   started = {*ended, *(cell.name for _, cell, _ in running.values())}
   cells = [
-      cell for row in grid.rows
-      for cell in choose_rate(row, ended, settings)[1]]
+      cell for row in grid.rows for cell in choose_rate(row, ended)[1]]
   cells += [
       cell for row in grid.rows
-      for cell in test_cells(row, grid.seeds, ended, settings)]
+      for cell in test_cells(row, grid.seeds, ended)]
   return [cell for cell in cells if cell.name not in started]
 
 
@@ -211,22 +203,6 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
     yield
 
 
-def _rows(
-    grid: grid_lib.Grid, only: Sequence[str]
-) -> tuple[grid_lib.Row, ...]:
-  """Returns the rows whose name matches one of the patterns, or all."""
-  rows = tuple(
-      row for row in grid.rows
-      if not only or any(
-          pathlib.PurePath(row.name).match(pattern) for pattern in only))
-  if not rows:
-    raise ValueError(
-        errors.invalid(
-            'only', ' '.join(only), 'matches no row',
-            f'these are {", ".join(row.name for row in grid.rows)}'))
-  return rows
-
-
 @click.command(help=__doc__.split('\n')[0])
 @click.option('--grid', 'grid_path', required=True, metavar='FILE',
               help='TOML file of the grid.')
@@ -246,16 +222,14 @@ def main(
     grid_path: str, settings: tuple[str, ...], only: tuple[str, ...],
     seeds: Optional[int], processes: int, output_dir: str, resume: bool,
 ) -> None:
-  grid = grid_lib.load(grid_path)
-  grid = grid_lib.Grid(_rows(grid, only), seeds or grid.seeds)
-  for row in grid.rows:
-    row.config(settings=settings)
+  grid = grid_lib.load(grid_path, settings, only)
+  grid = dataclasses.replace(grid, seeds=seeds or grid.seeds)
   directory = pathlib.Path(output_dir)
   with _only_sweep(directory, resume):
-    ended = run(grid, directory, processes, settings)
+    ended = run(grid, directory, processes)
     summary = sweep_summary.Summary.of([
-        (row, *choose_rate(row, ended, settings),
-         test_cells(row, grid.seeds, ended, settings)) for row in grid.rows
+        (row, *choose_rate(row, ended),
+         test_cells(row, grid.seeds, ended)) for row in grid.rows
     ], ended)
     summary.write(directory)
   click.echo(summary.markdown())

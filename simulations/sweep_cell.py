@@ -22,10 +22,6 @@ from tff_bandmf import errors, report, strategies
 from tff_bandmf.report import files as report_files
 
 _PR_SET_PDEATHSIG = 1
-# What the strategy of an experiment is a function of.
-_STRATEGY_KEYS = (
-    'family', 'min_sep', 'max_participations', 'bands', 'buffers', 'b0',
-    'objective')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,13 +32,11 @@ class Cell:
     row: of the grid.
     exponent: of the server learning rate, None for that of the row.
     seed: of initial weights, cohorts and the order of sentences.
-    settings: as `config.load` takes them.
   """
 
   row: grid_lib.Row
   exponent: Optional[int]
   seed: int
-  settings: tuple[str, ...] = ()
 
   @property
   def name(self) -> str:
@@ -52,8 +46,7 @@ class Cell:
 
   @property
   def config(self) -> config_lib.Config:
-    return config_lib.with_seed(
-        self.row.config(self.exponent, self.settings), self.seed)
+    return config_lib.with_seed(self.row.config(self.exponent), self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,9 +141,8 @@ def _cached_strategy(
   """Returns the strategy of an experiment, optimised once a sweep."""
   from simulations import training
 
-  key = [version, config.training.rounds]
-  key += [getattr(config.privacy, name) for name in _STRATEGY_KEYS]
-  digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+  key = f'{version} {training.strategy_request(config)}'
+  digest = hashlib.sha256(key.encode()).hexdigest()[:16]
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f'{config.privacy.family}-{digest}.json'
   with _locked(path.with_suffix('.lock')):

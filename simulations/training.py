@@ -22,6 +22,7 @@ from simulations import (
   docstrings,
   evaluation,
   fed_avg,
+  metrics,
   models,
   rounds,
   run_directory,
@@ -112,29 +113,34 @@ def make_sampler(
   return sampler
 
 
+def strategy_request(config: config_lib.Config) -> optimize.Request:
+  """Returns all that the strategy of an experiment is a function of."""
+  privacy = config.privacy
+  family = (
+      strategies.Identity.family if privacy.family == config_lib.NO_NOISE
+      else privacy.family)
+  takes = optimize.parameters_of(family)
+  return optimize.Request(
+      family, config.training.rounds, planned_participation(privacy),
+      objective=privacy.objective,
+      # What a run is compared with may take fewer than the main run.
+      **{
+          name: value for name, value in dataclasses.asdict(privacy).items()
+          if name in takes
+      })
+
+
 def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   """Returns C of an experiment, built or optimised.
 
   Raises:
     ValueError: a parameter does not fit, or the optimiser did not converge.
   """
-  training, privacy = config.training, config.privacy
-  if privacy.family == config_lib.NO_NOISE:
-    return strategies.Identity(training.rounds)
-  found = optimize.optimize(
-      optimize.Request(
-          privacy.family, training.rounds, planned_participation(privacy),
-          objective=privacy.objective,
-          # What a run is compared with may take fewer than the main run.
-          **{
-              name: getattr(privacy, name)
-              for name in ('bands', 'buffers', 'b0')
-              if name in optimize.parameters_of(privacy.family)
-          }))
+  found = optimize.optimize(strategy_request(config))
   if not found.converged:
     raise ValueError(
         errors.invalid(
-            'privacy.family', privacy.family,
+            'privacy.family', config.privacy.family,
             'the optimiser of the strategy did not converge',
             'use other bands or buffers'))
   return found.strategy
@@ -149,6 +155,7 @@ def run(
     strategy: Optional[strategies.Strategy] = None,
     workers: Optional[workers_lib.Workers] = None,
     stop_after: Optional[int] = None,
+    moved: bool = False,
 ) -> Optional[dict[str, Any]]:
   """Trains and tests; returns the result, which is also in the directory.
 
@@ -167,21 +174,25 @@ def run(
       The result is the same.
     stop_after: so many rounds the call ends, and None comes back if some are
       left; another call with `resume` goes on.
+    moved: whether the directory was moved or restored from a copy, and no other
+      one of the run goes on.
 
   Raises:
     ValueError: a value out of range, a run is there and `resume` is False, or
-      the run that is there had another configuration, or is running.
+      the run that is there had another configuration, is running, or is a copy.
   """
   sampler = make_sampler(config, corpus)
   if not resume:
     run_directory.refuse_existing(directory)
   with run_directory.locked(directory):
     return _run(
-        config, corpus, sampler, directory, name, strategy, workers, stop_after)
+        config, corpus, sampler, directory, name, strategy, workers, stop_after,
+        moved)
 
 
 def _run(
-    config, corpus, sampler, directory, name, strategy, workers, stop_after
+    config, corpus, sampler, directory, name, strategy, workers, stop_after,
+    moved
 ) -> Optional[dict[str, Any]]:
   training, privacy = config.training, config.privacy
   if (directory / report.RUN_FILE).exists():
@@ -190,15 +201,15 @@ def _run(
     strategy = find_strategy(config)
   spec, simulated = _specs(config, strategy, sampler.participation)
   run_description = description.describe(config, corpus, spec, simulated)
-  run_directory.open_directory(
-      directory, run_description, strategy, spec.participation)
   if (directory / report.RESULT_FILE).exists():
+    run_directory.check_description(directory, run_description)
     return json.loads((directory / report.RESULT_FILE).read_text())
 
+  key = run_directory.open_directory(
+      directory, run_description, strategy, spec.participation, moved)
   corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
   model = models.build(
       config.model, corpus.train.vocabulary.num_ids, training.seed)
-  key = run_directory.noise_key(directory, run_description)
   checkpoints = checkpoints_lib.Checkpoints(
       directory / 'private' / 'checkpoints')
   start = checkpoints.latest()
@@ -218,8 +229,8 @@ def _run(
         workers)
     state = process.initialize()
     if start:
-      state = checkpoints.load(start, state)
-      run_directory.check_checkpoint(directory, start, state)
+      state, head = checkpoints.load(start, state)
+      run_directory.check_checkpoint(directory, start, state, head)
     stop = min(training.rounds, start + (stop_after or training.rounds))
     state = _train(
         process, model, state, start, stop, sampler, config, corpus, directory,
@@ -227,6 +238,8 @@ def _run(
   if stop < training.rounds:
     return None
   result = _test(process, model, state, corpus)
+  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
+    result[report.LEDGER_HEAD] = ledger.head()
   run_directory.write_json(directory / report.RESULT_FILE, result)
   return result
 
@@ -269,8 +282,8 @@ def _train(
       start, stop, initial=start, total=training.rounds, desc=name,
       unit='round')
   with program.Ledger(
-      directory / report.LEDGER_FILE) as ledger, run_directory.Metrics(
-          directory, start) as metrics, progress, rounds.Rounds(
+      directory / report.LEDGER_FILE) as ledger, metrics.Metrics(
+          directory, ledger, start) as rows, progress, rounds.Rounds(
               process, sampler, datasets, ledger, start) as runner:
     for t in progress:
       began = time.perf_counter()
@@ -291,10 +304,10 @@ def _train(
       if last or (t + 1) % training.evaluate_every == 0:
         row.update(validate(process.get_model_weights(state).trainable))
         progress.set_postfix(accuracy=f"{row['accuracy']:.4f}")
-      metrics.write(row)
+      rows.write(row)
       if 'accuracy' in row:
         # Last, so that a round before a checkpoint is complete everywhere.
-        checkpoints.save(state, t + 1)
+        checkpoints.save(state, t + 1, ledger.head())
   return state
 
 

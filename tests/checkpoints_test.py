@@ -8,6 +8,8 @@ import tensorflow_federated as tff
 
 from simulations import checkpoints as checkpoints_lib
 
+_HEAD = '0123456789abcdef' * 4
+
 
 def _state(value=0.0):
   return tff.learning.templates.LearningAlgorithmState(
@@ -24,9 +26,10 @@ def checkpoints(tmp_path):
 
 
 def test_state_comes_back_to_the_bit(checkpoints):
-  checkpoints.save(_state(0.1), 3)
+  checkpoints.save(_state(0.1), 3, _HEAD)
   assert checkpoints.latest() == 3
-  found = checkpoints.load(3, _state())
+  found, head = checkpoints.load(3, _state())
+  assert head == _HEAD
   assert type(found) is type(_state())
   expected = _state(0.1)
   for one, other in zip(
@@ -53,7 +56,7 @@ def test_only_the_last_two_are_kept_and_only_their_owner_reads_them(
     checkpoints, tmp_path
 ):
   for t in (3, 6, 9, 12):
-    checkpoints.save(_state(t), t)
+    checkpoints.save(_state(t), t, _HEAD)
   files = sorted((tmp_path / 'private').iterdir())
   assert [path.name for path in files] == ['00000009.npz', '00000012.npz']
   assert all(path.stat().st_mode & 0o777 == 0o600 for path in files)
@@ -61,10 +64,10 @@ def test_only_the_last_two_are_kept_and_only_their_owner_reads_them(
 
 
 def test_file_that_was_not_finished_does_not_count(checkpoints, tmp_path):
-  checkpoints.save(_state(), 3)
+  checkpoints.save(_state(), 3, _HEAD)
   (tmp_path / 'private' / '00000006.part').write_bytes(b'half')
   assert checkpoints.latest() == 3
-  checkpoints.save(_state(), 6)
+  checkpoints.save(_state(), 6, _HEAD)
   assert checkpoints.latest() == 6
 
 
@@ -72,32 +75,28 @@ def test_no_checkpoint_is_round_0(checkpoints):
   assert checkpoints.latest() == 0
 
 
-def test_damaged_file_is_refused(checkpoints, tmp_path):
-  checkpoints.save(_state(), 3)
+def test_every_flipped_bit_is_told_in_one_line_that_names_the_file(
+    checkpoints, tmp_path
+):
+  checkpoints.save(_state(), 3, _HEAD)
   path = tmp_path / 'private' / '00000003.npz'
   whole = path.read_bytes()
-  places = np.random.default_rng(0).integers(0, len(whole), 30).tolist()
-  refused = 0
-  for place in places:
+  # Before, 3 % of them gave a traceback, or an error without a name.
+  for bit in range(8 * len(whole)):
     damaged = bytearray(whole)
-    damaged[place] ^= 0x41
+    damaged[bit // 8] ^= 1 << bit % 8
     path.write_bytes(damaged)
-    try:
-      found = checkpoints.load(3, _state())
-    except ValueError as error:
-      assert 'checkpoint=' in str(error)
-      refused += 1
-    else:
-      # Of an archive some bytes say nothing.
-      assert checkpoints_lib.digest(found) == checkpoints_lib.digest(_state())
-  assert refused
-  path.write_bytes(whole[:-30])
-  with pytest.raises(ValueError, match='is damaged'):
-    checkpoints.load(3, _state())
+    with pytest.raises(ValueError, match=f'^checkpoint={path}: is dam') as got:
+      checkpoints.load(3, _state())
+    assert '\n' not in str(got.value)
+  for content in whole[:-30], whole + b'x', b'', whole[:40]:
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f'{path}: is damaged'):
+      checkpoints.load(3, _state())
 
 
 def test_checkpoint_of_another_model_is_refused(checkpoints):
-  checkpoints.save(_state(), 3)
+  checkpoints.save(_state(), 3, _HEAD)
   other = _state()._replace(aggregator=())
   with pytest.raises(ValueError, match='another model'):
     checkpoints.load(3, other)

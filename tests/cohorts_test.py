@@ -1,5 +1,7 @@
 """Tests of cohorts: the schema is checked on the rounds that came out."""
 
+import contextlib
+import itertools
 import tracemalloc
 from unittest import mock
 
@@ -11,19 +13,16 @@ from hypothesis import strategies as st
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import program
 from tff_bandmf.program import cohorts as cohorts_lib
+from tff_bandmf.program import feasibility
 
 
 def _run(sampler):
-  """Returns the cohorts until the last round, or until none can be filled."""
+  """Returns the cohorts of all rounds."""
   history = program.History.empty(sampler.clients)
   cohorts = []
   for t in range(sampler.rounds):
-    try:
-      cohort = sampler.sample(t, history)
-    except program.CohortError:
-      break
-    history.record(t, cohort)
-    cohorts.append(cohort)
+    cohorts.append(sampler.sample(t, history))
+    history.record(t, cohorts[-1])
   return cohorts
 
 
@@ -71,19 +70,30 @@ def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
     size = min(size, clients // schema.min_sep)
   availability = None if charging is None else program.Diurnal(
       seed, charging=charging)
-  sampler = program.CohortSampler(
-      clients, size, rounds, schema, seed, sampling, availability)
-  if draws:
-    with _draws_whatever_the_size():
+  with contextlib.ExitStack() as stack:
+    if draws:
+      stack.enter_context(_draws_whatever_the_size())
+    # Fewer rounds, if all cannot be filled.
+    for fewer in (rounds, 3, 1):
+      try:
+        sampler = program.CohortSampler(
+            clients, size, min(fewer, rounds), schema, seed, sampling,
+            availability)
+      except program.CohortError:
+        continue
+      # What could be made can be run.
       cohorts = _run(sampler)
-  else:
-    cohorts = _run(sampler)
-  assert cohorts or charging is not None
+      break
+    else:
+      assert charging is not None
+      return
+  assert len(cohorts) == sampler.rounds
   for t, cohort in enumerate(cohorts):
     assert len(cohort) == size == len(set(cohort.tolist()))
     assert cohort.min() >= 0 and cohort.max() < clients
     assert np.all(np.diff(cohort) > 0)
     assert availability is None or availability.available(t, cohort).all()
+  rounds = sampler.rounds
   most = schema.participations(rounds)
   for taken in _rounds_of(cohorts).values():
     assert len(taken) <= most
@@ -190,8 +200,14 @@ def test_multiples_keep_each_client_to_its_class():
 
 def test_only_the_available_are_selected_and_too_few_are_told():
   diurnal = program.Diurnal(0, zones=(0,), charging=1.0)
-  sampler = program.CohortSampler(
-      1000, 10, 48, participation_lib.MinSep(1), 0, availability=diurnal)
+  plan = 1000, 10, 48, participation_lib.MinSep(1), 0
+  # Nobody charges at noon.
+  with pytest.raises(
+      program.CohortError,
+      match='in round 10, with this seed, .* where clients are not available'):
+    program.CohortSampler(*plan, availability=diurnal)
+  with mock.patch.object(program.CohortSampler, '_fill'):
+    sampler = program.CohortSampler(*plan, availability=diurnal)
   history = program.History.empty(1000)
   cohort = sampler.sample(1, history)
   assert diurnal.available(1, cohort).all()
@@ -204,7 +220,7 @@ def test_only_the_available_are_selected_and_too_few_are_told():
 def test_large_population_needs_little_memory():
   clients = 2 * 10**6
   sampler = program.CohortSampler(
-      clients, 6500, 4000, participation_lib.MinSep(1000, 3), 0)
+      clients, 6500, 400, participation_lib.MinSep(100, 3), 0)
   tracemalloc.start()
   try:
     history = program.History.empty(clients)
@@ -229,18 +245,87 @@ def test_count_that_would_wrap_is_refused():
   assert history.count.tolist() == [0, 2**16 - 1, 1]
 
 
-@pytest.mark.parametrize('schema, filled', [
-    (participation_lib.Single(), 3),
-    (participation_lib.MinSep(4), 3),
-    (participation_lib.MinSep(1, max_participations=2), 6),
+@pytest.mark.parametrize('schema, fits', [
+    (participation_lib.Single(), 'cohort_size 1, or rounds 3'),
+    (participation_lib.MinSep(4), 'cohort_size 2, or min_sep 3, or rounds 3'),
+    (participation_lib.MinSep(1, max_participations=2),
+     'cohort_size 1, or rounds 6'),
 ])
-def test_cohort_that_cannot_be_filled_is_refused(schema, filled):
-  sampler = program.CohortSampler(10, 3, 20, schema, 0)
+def test_sampler_of_rounds_that_cannot_be_filled_is_refused(schema, fits):
+  rounds = 10 if schema.max_participations == 1 else 20
+  with pytest.raises(program.CohortError, match=f'cohort_size=3: .*{fits}'):
+    program.CohortSampler(10, 3, rounds, schema, 0)
+  # What the message names is right.
+  for part in fits.split(', or '):
+    name, value = part.split()
+    plan = dict(clients=10, cohort_size=3, rounds=rounds, participation=schema)
+    if name == 'min_sep':
+      plan['participation'] = participation_lib.MinSep(int(value))
+    else:
+      plan[name] = int(value)
+    if not (name == 'min_sep' and schema.max_participations):
+      _run(program.CohortSampler(seed=0, **plan))
+
+
+def test_cohort_that_cannot_be_filled_is_refused():
+  """As where another program has recorded rounds."""
+  sampler = program.CohortSampler(10, 3, 20, participation_lib.MinSep(3), 0)
   history = program.History.empty(10)
-  for t in range(filled):
-    history.record(t, sampler.sample(t, history))
-  with pytest.raises(program.CohortError, match=f'in round {filled}'):
-    sampler.sample(filled, history)
+  history.record(0, np.arange(8))
+  with pytest.raises(program.CohortError, match='only 2 of 10 .* in round 1'):
+    sampler.sample(1, history)
+
+
+_SMALL = [
+    (sampling, schema)
+    for b, k in itertools.product(range(1, 5), (None, 1, 2, 3))
+    for sampling, schema in (
+        ('uniform', participation_lib.MinSep(b, k)),
+        ('shuffled-epochs', participation_lib.MinSep(b, k)),
+        ('multiples', participation_lib.MinSep(b, k)),
+        ('multiples', participation_lib.FixedEpoch(b, k)))]
+
+
+@pytest.mark.parametrize('sampling, schema', [
+    *_SMALL, ('uniform', participation_lib.Single()),
+    ('shuffled-epochs', participation_lib.Single())], ids=str)
+def test_counting_agrees_with_drawing(sampling, schema):
+  """What is proved to fit is filled for any seed; what is not is never."""
+  settled = 0
+  for clients, size, rounds in itertools.product(
+      range(1, 11), range(1, 4), (1, 2, 3, 5, 8)):
+    plan = sampling, clients, size, rounds, schema
+    if size > clients // (schema.min_sep if sampling == 'multiples' else 1):
+      continue
+    surely = feasibility.surely(*plan)
+    never = feasibility.never(*plan)
+    assert not (surely and never)
+    settled += surely or never
+    for seed in range(6):
+      try:
+        # Where all rounds are drawn, whatever the count.
+        with mock.patch.multiple(
+            feasibility, surely=lambda *_: False, never=lambda *_: False):
+          program.CohortSampler(clients, size, rounds, schema, seed, sampling)
+        assert not never, plan
+      except program.CohortError:
+        assert not surely, plan
+  assert settled > 40
+
+
+def test_sampler_of_ten_million_draws_nothing_when_it_is_made():
+  with mock.patch.object(
+      program.CohortSampler, 'sample', side_effect=AssertionError):
+    for sampling, schema in (
+        ('uniform', participation_lib.MinSep(1000)),
+        ('uniform', participation_lib.MinSep(400, 6)),
+        ('shuffled-epochs', participation_lib.MinSep(1000)),
+        ('multiples', participation_lib.FixedEpoch(1000))):
+      program.CohortSampler(10**7, 6500, 4000, schema, 0, sampling)
+    with pytest.raises(
+        program.CohortError, match='cohort_size 5000, .*min_sep 1538, .*1538'):
+      program.CohortSampler(
+          10**7, 6500, 4000, participation_lib.MinSep(2000), 0)
 
 
 def test_cohort_larger_than_the_population_is_refused():

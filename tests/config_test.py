@@ -4,20 +4,24 @@ import pathlib
 
 import pytest
 
-from simulations import config
+from simulations import config, grid
 
 _DEMO = str(
     pathlib.Path(__file__).resolve().parent.parent / 'configs' / 'demo.toml')
 
 
+def _load(path, settings=()):
+  return grid.one(path, settings).config()
+
+
 def test_demo_configuration_loads():
-  demo = config.load(_DEMO)
+  demo = _load(_DEMO)
   assert demo.privacy.family == 'banded-toeplitz'
   assert {'identity', 'none'} <= set(demo.compare)
 
 
 def test_compared_runs_share_the_guarantee():
-  demo = config.load(_DEMO)
+  demo = _load(_DEMO)
   identity = config.changed(demo, demo.compare['identity'])
   for name in ('epsilon', 'delta', 'min_sep', 'max_participations'):
     assert getattr(identity.privacy, name) == getattr(demo.privacy, name)
@@ -27,7 +31,7 @@ def test_compared_runs_share_the_guarantee():
 
 
 def test_set_takes_toml_values_and_bare_words():
-  changed = config.load(
+  changed = _load(
       _DEMO, ('training.rounds=200', 'privacy.family=identity',
               'privacy.epsilon=2'))
   assert changed.training.rounds == 200
@@ -36,8 +40,12 @@ def test_set_takes_toml_values_and_bare_words():
 
 
 @pytest.mark.parametrize('setting, named', [
-    ('training.round=3', 'round'),
-    ('epsilon=3', 'epsilon'),
+    ('training.round=3', 'training.round: is not known; use training.rounds'),
+    ('training.momentum=0', 'use training.server_momentum'),
+    ('privacy.rounds=3', 'privacy.rounds: is not known; use training.rounds'),
+    ('epsilon=3', 'key=epsilon: is not known; use privacy.epsilon'),
+    ('trainig.rounds=3', 'key=trainig: is not known; use training;'),
+    ('training.zzz=3', '--list-keys lists all'),
     ('training.rounds', 'KEY=VALUE'),
     ('training.rounds=many', 'training.rounds'),
     ('training.rounds=0', 'training.rounds=0'),
@@ -66,10 +74,12 @@ def test_set_takes_toml_values_and_bare_words():
     ('training.rounds.deeper=1', 'training.rounds.deeper'),
     ('compare.none={"data.corpus" = "x"}', 'data.corpus'),
     ('compare.none={"privacy.epsilon" = 0}', 'privacy.epsilon'),
+    ('compare.none={"privacy.famly" = "none"}', 'use privacy.family'),
+    ('training=3', 'training'),
 ])
 def test_bad_setting_is_named_in_one_line(setting, named):
   with pytest.raises(ValueError) as caught:
-    config.load(_DEMO, (setting,))
+    _load(_DEMO, (setting,))
   assert named in str(caught.value)
   assert '\n' not in str(caught.value)
 
@@ -78,4 +88,4 @@ def test_file_that_is_no_toml_is_named(tmp_path):
   path = tmp_path / 'broken.toml'
   path.write_text('[training\n')
   with pytest.raises(ValueError, match='broken.toml'):
-    config.load(str(path))
+    _load(str(path))

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_bandmf import accounting, program, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import program
 from tff_bandmf.program import data_source
 
 _SPEC = tf.TensorSpec([None], tf.int64)
@@ -104,7 +104,7 @@ def test_iterator_continues_from_a_checkpoint(ledger, tmp_path):
     resumed = asyncio.run(manager.load(1, _source(other).iterator()))
     assert resumed.round_index == 5
     assert [_contents(resumed.select()) for _ in range(7)] == expected[5:]
-    later = _source(other, start_round=5).iterator()
+    later = _source(other, start_round=5, replay=True).iterator()
     assert _contents(later.select()) == expected[5]
 
 
@@ -123,11 +123,81 @@ def test_number_that_is_not_the_cohort_size_is_refused(ledger):
 
 
 def test_round_that_cannot_be_filled_is_not_recorded(ledger):
-  sampler = program.CohortSampler(
-      9, 5, 12, participation_lib.MinSep(4), 7)
-  iterator = data_source.CohortDataSource(
-      _dataset, _SPEC, sampler, ledger).iterator()
-  iterator.select()
+  # Somebody else's cohort, larger than the sampler's.
+  ledger.start_round(0, range(37))
+  ledger.finish_round(0)
   with pytest.raises(program.CohortError, match='in round 1'):
-    iterator.select()
+    _source(ledger).iterator().select()
   assert ledger.observed().rounds == 1
+
+
+def test_loop_that_is_resumed_goes_on(ledger):
+  """A loop as in docs/tutorials/port.md, killed and run again as it is."""
+  for stop in 3, 6, 12:
+    cohorts = _source(ledger).iterator()
+    while cohorts.round_index < stop:
+      t = cohorts.round_index
+      cohorts.select()
+      ledger.finish_round(t)
+  observed = ledger.observed()
+  assert (observed.rounds, observed.finished) == (12, 12)
+  assert (observed.min_sep, observed.max_participations) == (4, 3)
+  with pytest.raises(ValueError, match='round_index=12'):
+    _source(ledger).iterator().select()
+
+
+def test_round_that_was_started_is_replayed(ledger):
+  first = _source(ledger).iterator()
+  first.select()
+  ledger.finish_round(0)
+  second = _contents(first.select())
+  # Killed here, and in the middle of the replay too.
+  for _ in range(2):
+    assert _contents(_source(ledger).iterator().select()) == second
+  # A state that was saved before the ledger was told goes on after it.
+  assert _source(ledger, start_round=2).iterator().select()
+
+
+@pytest.mark.parametrize('start_round', [-1, 0, 1, 3, 4, 6, 12])
+def test_start_that_the_ledger_contradicts_is_refused(ledger, start_round):
+  iterator = _source(ledger).iterator()
+  for t in range(5):
+    iterator.select()
+    if t != 3:
+      ledger.finish_round(t)
+  with pytest.raises(ValueError, match=f'round={start_round}: is not .* 5;'):
+    _source(ledger, start_round=start_round)
+  # As a checkpoint of it would.
+  state = f'{{"round": {start_round}}}'.encode()
+  with pytest.raises(ValueError, match=f'round={start_round}: is not'):
+    type(iterator).from_bytes(state)
+  if 0 <= start_round < 5:
+    _source(ledger, start_round=start_round, replay=True).iterator().select()
+
+
+def test_abandoned_round_is_not_selected(ledger):
+  _source(ledger).iterator().select()
+  ledger.abandon_round(0)
+  assert _source(ledger).iterator().round_index == 1
+  with pytest.raises(ValueError, match='round=0: was abandoned'):
+    _source(ledger, start_round=0, replay=True).iterator().select()
+
+
+def test_iterator_that_another_has_overtaken_is_refused(ledger):
+  behind, ahead = _source(ledger).iterator(), _source(ledger).iterator()
+  ahead.select()
+  ledger.finish_round(0)
+  with pytest.raises(ValueError, match='round=0: is not where'):
+    behind.select()
+
+
+def test_sampler_of_another_plan_is_refused(ledger):
+  spec = lambda rounds, schema: accounting.PrivacySpec(  # noqa: E731
+      strategies.Identity(rounds), schema, 1.0)
+  for plan, match in (
+      (spec(12, participation_lib.MinSep(5)), 'is not the participation'),
+      (spec(12, participation_lib.MinSep(4, 2)), 'is not the participation'),
+      (spec(11, participation_lib.MinSep(4)), '12 rounds: are more than')):
+    with pytest.raises(ValueError, match=match):
+      _source(ledger, spec=plan)
+  _source(ledger, spec=spec(12, participation_lib.MinSep(4)))

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from simulations import config
+from simulations import grid, tables
 
 _DEMO = (
   pathlib.Path(__file__).resolve().parent.parent / 'configs' / 'demo.toml'
@@ -41,7 +41,7 @@ def _check(path, content, settings=()):
   path.write_bytes(content)
   try:
     with fuzzing.bounded(len(content)):
-      experiment = config.load(str(path), settings)
+      experiment = grid.one(str(path), settings).config()
   except ValueError as error:
     fuzzing.check_message(str(error))
     return
@@ -58,13 +58,49 @@ def path(tmp_path):
 
 
 def test_damaged_experiment_is_loaded_or_refused(path):
-  tree = config.read(str(_DEMO))
+  tree = tables.read(str(_DEMO))
   _check(path, _file(tree).encode())
 
   @fuzzing.cases(150)
   @hypothesis.given(fuzzing.damaged([tree]))
   def check(changed):
     _check(path, _file(changed).encode('utf-8', 'surrogatepass'))
+
+  check()
+
+
+def test_damaged_grid_is_loaded_or_refused(path):
+  (path.parent / 'demo.toml').write_bytes(_DEMO.read_bytes())
+  trees = [
+    tables.read(str(_DEMO.with_name('demo_seeds.toml'))),
+    {
+      'epsilons': [2, 8.5],
+      'base': tables.read(str(_DEMO)),
+      'assumed': ['training.rounds'],
+      'corpora': {'x': {'data': {'vocabulary_size': {'2': 9, '8.5': 8}}}},
+      'mechanisms': {
+        'blt': {'rate_exponents': {'2': [-1, 0, 1], '8.5': 1}},
+        'far': {'epsilons': [2], 'noise_multiplier': {'2': 0.5}},
+      },
+    },
+  ]
+  del trees[1]['base']['compare']
+  for tree, rows in zip(trees, (2, 3)):
+    path.write_text(_file(tree))
+    assert len(grid.load(str(path)).rows) == rows
+
+  @fuzzing.cases(100)
+  @hypothesis.given(fuzzing.damaged(trees))
+  def check(changed):
+    content = _file(changed).encode('utf-8', 'surrogatepass')
+    path.write_bytes(content)
+    try:
+      with fuzzing.bounded():
+        rows = grid.load(str(path)).rows
+    except (TypeError, ValueError, OSError) as error:
+      fuzzing.check_message(str(error))
+      return
+    assert all(0 < row.config().privacy.epsilon < math.inf for row in rows)
 
   check()
 
@@ -111,4 +147,4 @@ def test_pipe_is_no_experiment(tmp_path):
   os.mkfifo(tmp_path / 'pipe')
   with fuzzing.bounded():
     with pytest.raises(ValueError, match='no regular file'):
-      config.load(str(tmp_path / 'pipe'))
+      grid.one(str(tmp_path / 'pipe'))

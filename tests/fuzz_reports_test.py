@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import tempfile
 
 import fuzzing
 import hypothesis
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from report_test import KEPT, make_run
 
 from tff_bandmf import report
+from tff_bandmf.report import sealed
 
 _OPTIONAL = {
   'setting': 's', 'covered': 'c', 'noise_key': 'k', 'tuning': 'none',
@@ -114,3 +117,15 @@ def test_damaged_metrics_are_reported_or_refused(
     _check(run, run_directory, report.METRICS_FILE, content, full)
 
   check()
+
+
+@fuzzing.cases(30)
+@hypothesis.given(fuzzing.flipped(b'state' + b'\x07' * 64) | st.binary())
+def test_damaged_checkpoint_is_refused(content):
+  # A checkpoint that is whole would need a digest that nobody draws.
+  with tempfile.TemporaryDirectory() as folder:
+    path = pathlib.Path(folder) / '00000001.npz'
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match='is damaged') as caught:
+      sealed.read(path)
+    fuzzing.check_message(str(caught.value))

@@ -1,11 +1,14 @@
-"""Tests of grids: the files in configs/ are theirs, and can be run."""
+"""Tests of grids: their rows are experiments, and can be run."""
 
+import dataclasses
 import pathlib
+import signal
 
 import pytest
+from click import testing
 
 from simulations import config as config_lib
-from simulations import grid
+from simulations import grid, run_stackoverflow
 from tff_bandmf import accounting, optimize, participation, program
 
 _CONFIGS = pathlib.Path(__file__).resolve().parent.parent / 'configs'
@@ -42,21 +45,95 @@ def _schema(config):
       config.privacy.min_sep, config.privacy.max_participations)
 
 
-def test_committed_files_are_what_the_grid_writes():
-  written = {
-      f'{row.name}.toml': grid.to_toml(row, 'bandmf23.toml')
-      for row in _BANDMF23.rows}
-  assert len(written) == len(_BANDMF23.rows)
-  others = {'demo.toml', *(f'{name}.toml' for name in _GRIDS)}
-  assert {
-      path.name: path.read_text() for path in _CONFIGS.glob('*.toml')
-      if path.name not in others} == written
+@pytest.mark.parametrize('name', [*_GRIDS, 'demo'])
+def test_printed_row_is_its_experiment(tmp_path, name):
+  path = tmp_path / 'printed.toml'
+  for row in grid.load(str(_CONFIGS / f'{name}.toml')).rows:
+    path.write_text(row.toml())
+    assert grid.one(str(path)).config() == row.config()
 
 
-@pytest.mark.parametrize('row', _BANDMF23.rows, ids=lambda row: row.name)
-def test_file_of_a_row_is_its_experiment(row):
-  assert config_lib.load(
-      str(_CONFIGS / f'{row.name}.toml')) == row.config()
+def test_printed_text_is_toml(tmp_path):
+  setting = """data.corpus="it's \\"a\\" \\\\ file\\n\\u007f.sqlite" """
+  row = grid.one(str(_CONFIGS / 'demo.toml'), (setting,))
+  path = tmp_path / 'printed.toml'
+  path.write_text(row.toml())
+  assert row.config().data.corpus == 'it\'s "a" \\ file\n\x7f.sqlite'
+  assert grid.one(str(path)).config() == row.config()
+  assert 'Changed with --set: data.corpus.' in row.toml()
+
+
+@pytest.fixture
+def driver(monkeypatch):
+  """Runs the driver; returns its status and what it prints."""
+  # It sets how this process ends.
+  monkeypatch.setattr(signal, 'signal', lambda *_: None)
+
+  def run(*arguments):
+    done = testing.CliRunner().invoke(run_stackoverflow.main, arguments)
+    return done.exit_code, done.output
+
+  return run
+
+
+def test_driver_lists_and_prints_rows(driver):
+  path = _CONFIGS / 'bandmf23.toml'
+  status, listed = driver(f'--config={path}', '--list')
+  assert status == 0
+  lines = listed.splitlines()
+  assert [line.split()[0] for line in lines] == [
+      row.name for row in _BANDMF23.rows]
+  assert 'docstrings_bisr_epsilon2 epsilon 2.0 banded-inverse-sqrt' in {
+      ' '.join(line.split()) for line in lines}
+  # What the row claims, not what sampling would give.
+  (poisson,) = [
+      line for line in lines if 'banded-poisson_epsilon4 ' in line]
+  assert float(poisson.split()[2]) > 10
+
+  name = 'docstrings_blt_epsilon2'
+  status, printed = driver(
+      f'--config={path}:{name}', '--print', '--set', 'training.rounds=30')
+  (row,) = [row for row in _BANDMF23.rows if row.name == name]
+  assert status == 0
+  assert 'rounds = 30' in printed
+  assert '[UseBLTs24]' in printed
+  assert printed.splitlines()[-2:] == row.toml().splitlines()[-2:]
+
+
+def test_driver_lists_keys_with_what_they_say(driver):
+  status, listed = driver('--list-keys')
+  assert status == 0
+  lines = listed.splitlines()
+  assert 'training.rounds (to be given): n.' in lines
+  assert 'model.architecture ("lstm"): \'lstm\' or \'transformer\'.' in lines
+  assert 'privacy.buffers (may be left out): of a BLT.' in lines
+  assert len(lines) == sum(
+      len(dataclasses.fields(kind)) for kind in config_lib.GROUPS.values())
+
+
+@pytest.mark.parametrize('source, more, named', [
+    ('bandmf23.toml:docstrings_bisr_epsilon3', (),
+     'row=docstrings_bisr_epsilon3: is not known; use docstrings_bisr_epsilon'),
+    ('bandmf23.toml:zzz', (), 'bandmf23.toml --list lists all'),
+    ('bandmf23.toml', ('--print',), 'has 89 rows'),
+    ('bandmf23.toml:docstrings_bisr_*', (), 'has 5 rows'),
+    ('demo.toml:demi', (), 'row=demi: is not known; use demo;'),
+    ('demo.toml', (), 'output_dir='),
+    ('demo.toml', ('--set', 'epsilon=3'), 'use privacy.epsilon;'),
+    ('absent.toml:demo', (), 'absent.toml'),
+])
+def test_driver_tells_in_one_line_what_it_cannot_compose(
+    driver, source, more, named):
+  status, printed = driver(f'--config={_CONFIGS / source}', *more)
+  assert status == 2
+  assert named in printed
+  assert printed.count('\n') == 1
+
+
+def test_file_may_have_a_colon_in_its_name(tmp_path):
+  path = tmp_path / 'a:b.toml'
+  path.write_bytes((_CONFIGS / 'demo.toml').read_bytes())
+  assert grid.one(str(path)).name == 'a:b'
 
 
 def test_every_published_row_is_there():
@@ -157,8 +234,38 @@ def test_values_are_looked_up_by_epsilon(tmp_path):
   assert wide.exponents == (1, 2, 3)
   assert wide.config().training.server_learning_rate == 2.89
   assert wide.config(1).training.server_learning_rate == 1.7
-  assert wide.config(1, ('training.rounds=5',)).training.rounds == 5
-  assert wide.config().training.rounds == 8
+
+
+def test_settings_come_last(tmp_path):
+  (tmp_path / 'grid.toml').write_text(_GRID)
+  wide = grid.one(
+      f'{tmp_path}/grid.toml:dp-sgd_epsilon8', ('training.rounds=5',))
+  assert wide.config(1).training.rounds == 5
+  assert wide.exponents == (1, 2, 3)
+  # A rate that is given is not tuned.
+  for row in grid.load(
+      f'{tmp_path}/grid.toml', ('training.server_learning_rate=0.5',)).rows:
+    assert row.exponents == ()
+    assert row.config().training.server_learning_rate == 0.5
+
+
+def test_amplified_row_keeps_its_noise_at_another_delta():
+  source = f'{_CONFIGS}/bandmf23.toml:stackoverflow_banded-poisson_epsilon4'
+  privacy = grid.one(source, ('privacy.delta=1e-9',)).config().privacy
+  assert accounting.gaussian_noise_multiplier(
+      privacy.epsilon, 1e-9) == pytest.approx(0.52224, rel=1e-6)
+  assert grid.one(source, ('privacy.epsilon=3',)).config().privacy.epsilon == 3
+
+
+def test_mechanism_named_as_a_family_is_of_it(tmp_path):
+  text = _GRID.replace("privacy.family = 'banded'\n", '')
+  assert text != _GRID
+  rows = {row.name: row for row in _load(tmp_path, text).rows}
+  assert rows['banded_epsilon2'].config().privacy.family == 'banded'
+  # But for one that says otherwise.
+  text = _GRID.replace("family = 'banded'", "family = 'banded-toeplitz'")
+  rows = {row.name: row for row in _load(tmp_path, text).rows}
+  assert rows['banded_epsilon2'].config().privacy.family == 'banded-toeplitz'
 
 
 def test_base_may_be_another_file(tmp_path):
@@ -166,21 +273,29 @@ def test_base_may_be_another_file(tmp_path):
   (tmp_path / 'demo.toml').write_text(base.read_text())
   (row,) = _load(tmp_path, (
       "base = 'demo.toml'\nepsilons = [8]\n[mechanisms.same]\n")).rows
-  demo = config_lib.load(str(base))
+  demo = grid.one(str(base)).config()
   assert demo.compare
   assert row.config() == config_lib.changed(demo, {})
   assert row.exponents == ()
 
 
 @pytest.mark.parametrize('old, new, named', [
-    ('[mechanisms.banded]', '[mechanism.banded]', 'grid=mechanism'),
+    ('[mechanisms.banded]', '[mechanism.banded]',
+     'key=mechanism: is not known; use mechanisms;'),
+    ('[mechanisms.banded]', "[mechanisms.'../up']", 'mechanisms=../up'),
     ('2 = 3, "8.0" = 4', '2 = 3', 'epsilons=8'),
-    ('privacy.bands', 'privacy.band', 'band'),
-    ('rate_exponents', 'rates', 'mechanisms.dp-sgd=rates'),
+    ('privacy.bands', 'privacy.band', 'use privacy.bands'),
+    ('rate_exponents', 'rate_exponent',
+     'mechanisms.dp-sgd.rate_exponent: is not known; use rate_exponents;'),
+    ('[1, 2, 3]', '[1, 2, 9999]', 'rate_exponents=9999'),
+    ('[1, 2, 3]', '"x"', 'rate_exponents=x'),
     ('epsilons = [2, 8]', 'epsilons = [0]', 'epsilons=0'),
     ('epsilons = [2, 8]', 'epsilons = []', 'gives no row'),
+    ('epsilons = [2, 8]', 'epsilons = 2', 'epsilons'),
+    ('epsilons = [2, 8]', 'epsilons = [2, 2]', 'epsilon2: is there twice'),
     ('epsilons = [2, 8]', 'epsilons = [2, 8]\nseeds = 0', 'seeds=0'),
-    ('[base]', '[base]\ncompare = {}', 'base=compare'),
+    ('epsilons = [2, 8]', 'epsilons = [2, 8]\ncorpora = 3', 'corpora'),
+    ('[base]', '[base]\ncompare = {}', 'key=base.compare'),
     ("'identity'", "'fourier'", 'privacy.family=fourier'),
 ])
 def test_bad_grid_is_told_in_one_line(tmp_path, old, new, named):

@@ -17,9 +17,12 @@ import time
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import ciphers
+from cryptography.hazmat.primitives.ciphers import algorithms, modes
 
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import program
+from tff_bandmf.program import identifiers
 from tff_bandmf.program import observed as observed_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -283,6 +286,33 @@ def test_round_cannot_finish_with_two_results(ledger):
   assert ledger.observed().finished_twice == ()
 
 
+def test_round_of_another_number_than_the_aggregators_is_refused(ledger):
+  for t in 0, 1:
+    ledger.start_round(t, [t])
+    for done in {0, 1, 2, 3} - {t + 1}:
+      with pytest.raises(
+          ValueError, match=f'round={t}: is not .* did, {done - 1};'):
+        ledger.finish_round(t, rounds_done=np.int32(done))
+    ledger.finish_round(t, rounds_done=np.int32(t + 1))
+
+
+def test_next_round_is_where_the_ledger_ends(ledger):
+  assert ledger.next_round() == 0
+  ledger.start_round(0, [1])
+  assert ledger.next_round() == 0
+  ledger.fail_round(0)
+  assert ledger.next_round() == 0
+  ledger.start_round(0, [1])
+  ledger.finish_round(0)
+  assert ledger.next_round() == 1
+  # A replay that did not end, of a round that did.
+  ledger.start_round(0, [1])
+  assert ledger.next_round() == 1
+  ledger.start_round(4, [2])
+  ledger.abandon_round(4)
+  assert ledger.next_round() == 5
+
+
 def test_round_finished_twice_without_results_is_told(ledger):
   for t, results in enumerate([
       [None, None], [b'x', b'x'], [None, b'x'], [None], [b'x']]):
@@ -354,6 +384,56 @@ def test_round_that_was_not_started_has_no_outcome(ledger):
   with pytest.raises(ValueError, match='round=1: has no attempt'):
     ledger.abandon_round(1)
   assert ledger.attempts(1) == []
+
+
+def test_index_comes_back_from_its_identifier():
+  made = identifiers.Identifiers(bytes(range(16)))
+  indices = np.concatenate([
+      np.arange(70_000), 2**np.arange(63), 2**63 - 1 - np.arange(9)])
+  found = made.of(indices)
+  assert found.dtype == np.int64
+  np.testing.assert_array_equal(made.indices(found), indices)
+  # The same one by one, in lists and in ranges.
+  assert made.of(indices[:9].tolist()).tolist() == found[:9].tolist()
+  assert made.of(range(9)).tolist() == found[:9].tolist()
+  mixed = made.of(['a', 3, 'b', np.int32(1)])
+  assert mixed[[1, 3]].tolist() == found[[3, 1]].tolist()
+  assert mixed[0] == made.of(['a'])[0] != made.of(['b'])[0] == mixed[2]
+  for wrong in [-1], [2**63], np.array([-1]), np.array([2**63], np.uint64):
+    with pytest.raises(ValueError, match='client='):
+      made.of(wrong)
+
+
+def test_identifiers_of_indices_are_the_network_with_aes():
+  """The equations of the module, one client at a time."""
+  made = identifiers.Identifiers(b'sixteen bytes ok')
+  key = hashlib.blake2b(
+      key=made.secret, digest_size=16, person=b'bandmf index').digest()
+  aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+
+  def expected(index):
+    x, y = divmod(index, 2**32)
+    for i in range(10):
+      block = aes.update(
+          y.to_bytes(4, 'little') + i.to_bytes(4, 'little') + bytes(8))
+      x, y = y, x ^ int.from_bytes(block[:4], 'little')
+    found = x * 2**32 + y
+    return found - 2**64 * (found >= 2**63)
+
+  for index in 0, 1, 2**32, 2**63 - 1, 123456789012345:
+    assert made.of([index]).tolist() == [expected(index)]
+
+
+def test_identifiers_of_neighbours_look_random():
+  """Bits of 20,000 indices; false-alarm rate below 1e-9 for a key at random."""
+  count = 20_000
+  one, other = (
+      identifiers.Identifiers(secret).of(np.arange(count)).view(np.uint64)
+      for secret in (bytes(16), bytes(15) + b'1'))
+  for values in one, one ^ other, one[1:] ^ one[:-1]:
+    bits = (values[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
+    deviation = (bits.sum(0) - len(values) / 2) / np.sqrt(len(values) / 4)
+    assert np.abs(deviation).max() < 7
 
 
 def test_clients_can_be_strings(ledger):
@@ -490,7 +570,7 @@ def test_ledger_in_memory_is_refused():
 
 def test_server_that_is_not_there_is_refused_without_its_password(tmp_path):
   pytest.importorskip('psycopg2')
-  with pytest.raises(ValueError, match='cannot be opened') as caught:
+  with pytest.raises(ValueError, match='cannot be used') as caught:
     program.Ledger(f'postgresql+psycopg2://me:geheim@/x?host={tmp_path}')
   assert 'geheim' not in str(caught.value)
 

@@ -17,7 +17,7 @@ import threading
 import markdown_it
 import pytest
 
-from simulations import config as config_lib
+from simulations import grid
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _FILES = sorted(
@@ -82,9 +82,10 @@ def _runnable(command):
         f'^{target.group(1)}:', (_ROOT / 'Makefile').read_text(), re.MULTILINE)
   if command.startswith('python -m simulations.run_stackoverflow') and (
       '...' not in command):
-    assert config_lib.load(
-        _ROOT / re.search(r'--config=(\S+)', command).group(1),
-        re.findall(r'--set (\S+)', command))
+    source = re.search(r'--config=(\S+)', command).group(1)
+    read = grid.load if '--list' in command else grid.one
+    assert read(
+        str(_ROOT / source), tuple(re.findall(r'--set (\S+)', command)))
   if command.startswith(tuple(_NOT_RUN)):
     return None
   for start, shorter in _SHORTER.items():

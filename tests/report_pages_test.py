@@ -12,43 +12,26 @@ import shutil
 import sys
 
 import pytest
+import report_test
 
-from tff_bandmf import accounting, noise, participation, program, report
-from tff_bandmf import strategies as strategies_lib
+from tff_bandmf import accounting, noise, report
 from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import transparency
 
-_COHORTS = [[0, 1], [2, 3], [4, 5], [0, 6], [2, 7], [4, 8]]
 _CLOSER = [[0, 1], [2, 3], [0, 5], [4, 6], [8, 7], [9, 10]]
 _SECRET = b'\x00sixteen bytes!\xff'
 
 
-def _make_run(directory, cohorts=_COHORTS, noise_multiplier=0.6, **changes):
+def _make_run(
+    directory, cohorts=report_test.KEPT, noise_multiplier=0.6, **changes
+):
   """Writes the files of a run by hand, a secret among them."""
-  strategy = strategies_lib.BandedToeplitz(6, [1.0, 0.5, 0.4])
-  spec = accounting.PrivacySpec(
-      strategy, participation.MinSep(3, 2), noise_multiplier)
   (directory / 'private').mkdir(parents=True)
   (directory / 'private' / 'noise.key').write_bytes(_SECRET)
-  run = {
-      'format': report.RUN_FORMAT, 'version': report.RUN_VERSION, 'config': {},
-      'claim': {**spec.to_dict(), 'delta': 1e-5, 'l2_norm_clip': 0.5,
-                'clients_per_round': 2},
-      'unit_of_privacy': 'one client', 'population': 12, 'data': 'some text',
-      'released': 'the model', 'not_covered': ['the vocabulary'],
-      'side_releases': ['a histogram'], **changes,
-  }
-  (directory / report.RUN_FILE).write_text(json.dumps(run))
-  strategies_lib.save(strategy, directory / report.STRATEGY_FILE)
-  (directory / report.RESULT_FILE).write_text(
-      json.dumps({'test_accuracy': 0.1, 'test_loss': 5.0, 'parameters': 10}))
-  (directory / report.METRICS_FILE).write_text(
-      'round,clients,non_finite,quantile,accuracy\n0,1,0,0.3,\n5,1,1,0.4,0.1\n')
-  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
-    for t, cohort in enumerate(cohorts):
-      ledger.start_round(t, cohort)
-      ledger.finish_round(t, spec.z_stddev * 0.5)
-  return spec
+  return report_test.make_run(
+      directory, cohorts, noise_multiplier, **{
+          'not_covered': ['the vocabulary'], 'side_releases': ['a histogram'],
+          **changes})
 
 
 def _texts(directory):
@@ -289,9 +272,7 @@ def test_simulated_run_that_kept_its_plan_leads_with_it(tmp_path):
 
 
 def test_burnt_rounds_are_told(tmp_path):
-  _make_run(tmp_path / 'run')
-  with program.Ledger(tmp_path / 'run' / report.LEDGER_FILE) as ledger:
-    ledger.abandon_round(2)
+  _make_run(tmp_path / 'run', burnt=[2])
   written = report.write(tmp_path / 'run')
   assert written['observed']['rounds_burnt'] == 1
   found, = written['warnings']
@@ -309,13 +290,7 @@ def test_who_clips_is_what_the_run_says(tmp_path):
 
 
 def test_missing_measurement_is_told(tmp_path):
-  _make_run(tmp_path / 'run')
-  path = tmp_path / 'run' / report.LEDGER_FILE
-  path.unlink()
-  with program.Ledger(path) as ledger:
-    for t, cohort in enumerate(_COHORTS):
-      ledger.start_round(t, cohort)
-      ledger.finish_round(t)
+  _make_run(tmp_path / 'run', measured=False)
   written = report.write(tmp_path / 'run')
   assert 'no measurement of the noise' in written['warnings'][0]
   assert written['measured_z_stddev'] is None

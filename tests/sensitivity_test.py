@@ -373,9 +373,10 @@ def test_heaviest_pattern_against_enumeration(weights, min_sep, count):
 
 
 @pytest.mark.parametrize(
-  ('min_sep', 'count'), [(2, 2), (2, 3), (2, 4), (3, 2), (4, 2)]
+  ('min_sep', 'count'),
+  [(2, 2), (2, 3), (2, 4), (2, 5), (3, 2), (3, 3), (4, 2), (4, 3)],
 )
-def test_heaviest_pattern_of_fewer_than_fit(min_sep, count):
+def test_heaviest_pattern_of_random_weights(min_sep, count):
   weights = np.random.default_rng(6).random((200, 9))
   chosen = _patterns(9, participation.MinSep(min_sep, count))
   np.testing.assert_allclose(

@@ -293,10 +293,9 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     assert written['epsilon'] <= 8
     assert written['observed']['rounds_finished'] == 4
 
-  row = grid.load(str(grid_path)).rows[-1]
+  row = grid.one(f'{grid_path}:tree_epsilon8', ('training.rounds=5',))
   with pytest.raises(ValueError, match='another configuration'):
-    sweep_cell.read(
-        sweep_cell.Cell(row, None, 1, ('training.rounds=5',)), directory)
+    sweep_cell.read(sweep_cell.Cell(row, None, 1), directory)
 
 
 def _holders(directory):
@@ -320,6 +319,6 @@ def test_directory_of_a_sweep_needs_resume(tmp_path, grid_path):
 
 
 def test_pattern_without_a_row_is_refused(tmp_path, grid_path):
-  line = _refusal(grid_path, tmp_path / 'sweep', '--only=blt*')
-  assert 'only=blt*' in line and 'tree_epsilon8' in line
+  line = _refusal(grid_path, tmp_path / 'sweep', '--only=tre_epsilon*')
+  assert 'row=tre_epsilon*' in line and 'use tree_epsilon8;' in line
   assert not (tmp_path / 'sweep').exists()

@@ -146,6 +146,9 @@ def _written(path: pathlib.Path, contents, mode: int) -> Iterator[pathlib.Path]:
       for content in contents:
         file.write(content)
       file.flush()
+      # PRIVACY: rounds that outlive their key could not be told from those of
+      # new clients. Guard:
+      # durable_test.test_name_appears_after_the_content_is_on_the_disk.
       os.fsync(file.fileno())
     yield temporary
   finally:

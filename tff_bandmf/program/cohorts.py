@@ -15,6 +15,10 @@ in, that are available, and that, by `sampling`,
                    once, in an order as random as min_sep leaves it
   multiples        have an index of t mod b: any two rounds of a client are a
                    multiple of b apart, which is what fixed epochs need
+
+A sampler that cannot fill the cohorts of every round is refused when it is
+made, before any round has cost privacy. Where counting does not settle it (see
+`feasibility`), all rounds are drawn once.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import numpy as np
 
 from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.program import admission
+from tff_bandmf.program import admission, feasibility
 from tff_bandmf.program import availability as availability_lib
 from tff_bandmf.program import history as history_lib
 
@@ -97,6 +101,41 @@ class CohortSampler:
               'must not exceed the rounds of an epoch, '
               f'{self.clients // self.cohort_size}',
               'use fewer clients a round or a smaller min_sep'))
+    plan = (
+        self.sampling, self.clients, self.cohort_size, self.rounds,
+        self.participation)
+    if feasibility.never(*plan):
+      raise self._not_filled('')
+    if self.availability is not None or not feasibility.surely(*plan):
+      self._fill()
+
+  def _fill(self) -> None:
+    """Draws the cohorts of all rounds, as a run without replays would."""
+    history = history_lib.History.empty(self.clients)
+    for round_index in range(self.rounds):
+      try:
+        history.record(round_index, self.sample(round_index, history))
+      except CohortError:
+        raise self._not_filled(
+            f' in round {round_index}, with this seed,') from None
+
+  def _not_filled(self, where: str) -> CohortError:
+    found = feasibility.largest(
+        self.sampling, self.clients, self.cohort_size, self.rounds,
+        self.participation)
+    fitting = ', or '.join(f'{name} {value}' for name, value in found.items())
+    least = '' if self.availability is None else (
+        ' and fewer where clients are not available')
+    min_sep = self.participation.min_sep
+    return CohortError(
+        errors.invalid(
+            'cohort_size', self.cohort_size,
+            f'cannot be filled{where} from {self.clients} clients in '
+            f'{self.rounds} rounds with ' + (
+                '' if min_sep is None else f'min_sep {min_sep} and ')
+            + f'{self.participation.participations(self.rounds)} '
+            'participations a client',
+            f'what fits, each alone: {fitting or "nothing"}{least}'))
 
   def _check_schema(self) -> None:
     fitting: dict[str, tuple[type[participation_lib.Participation], ...]] = {

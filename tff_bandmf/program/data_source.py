@@ -2,7 +2,8 @@
 
 TFF's own data sources select without a memory. Here a selection is the cohort
 of a round: drawn by a sampler that holds the participation schema, and in the
-ledger before any of its data is handed out.
+ledger before any of its data is handed out. The rounds go on where the ledger
+ends, in whatever process.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import errors
+from tff_bandmf import accounting, errors
 from tff_bandmf.program import cohorts
 from tff_bandmf.program import ledger as ledger_lib
 
@@ -28,8 +29,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
   """The rounds of a `CohortDataSource` from one on.
 
   Its bytes hold a round and no data: they are read back by the class of an
-  iterator of the same source, as TFF's program state managers do. Rounds after
-  it are replayed, with the cohorts that the ledger has for them.
+  iterator of the same source, as TFF's program state managers do. A round after
+  it that was started is replayed, with the cohort that the ledger has for it.
 
   Attributes:
     round_index: of the next selection.
@@ -40,6 +41,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
   _source: CohortDataSource
 
   def __init__(self, round_index: int):
+    self._source.check(round_index)
     self.round_index = round_index
     self.cohort: Optional[np.ndarray] = None
     sampler = self._source.sampler
@@ -65,8 +67,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
     Raises:
       cohorts.CohortError: too few clients may take part; nothing is recorded.
-      ValueError: another `k`, no round is left, or the ledger has another
-        cohort for this round.
+      ValueError: another `k`, no round is left, the round has ended, or the
+        ledger has another cohort for it.
     """
     source = self._source
     sampler, round_index = source.sampler, self.round_index
@@ -75,6 +77,8 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
           errors.invalid(
               'k', k, f'must be the cohort_size={sampler.cohort_size}',
               'the sampler was made for it'))
+    # Another iterator may have got on meanwhile.
+    source.check(round_index)
     cohort = sampler.sample(round_index, self._history)
     # PRIVACY: durable before the data is used. Guard:
     # data_source_test.test_selection_is_recorded_before_it_is_used.
@@ -98,6 +102,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
     dataset: gives the `tf.data.Dataset` of (client, round).
     sampler: of the cohorts.
     ledger: where they are recorded; the program says when a round finished.
+    replay: whether rounds that finished may run again.
   """
 
   def __init__(
@@ -106,7 +111,10 @@ class CohortDataSource(tff.program.FederatedDataSource):
       element_spec: object,
       sampler: cohorts.CohortSampler,
       ledger: ledger_lib.Ledger,
-      start_round: int = 0,
+      start_round: Optional[int] = None,
+      *,
+      spec: Optional[accounting.PrivacySpec] = None,
+      replay: bool = False,
   ):
     """Makes the source.
 
@@ -115,12 +123,27 @@ class CohortDataSource(tff.program.FederatedDataSource):
       element_spec: of every such data set.
       sampler: of the cohorts.
       ledger: where they are recorded.
-      start_round: of the iterators.
+      start_round: of the iterators: the round of the state that the program
+        goes on from. None is where the ledger ends.
+      spec: what the aggregator was made for (`factory.spec`), to be compared
+        with the sampler.
+      replay: whether rounds that finished may run again, for simulations that
+        go on from a state of before. Clients must contribute the same again,
+        to the bit: let `Ledger.finish_round` compare the results.
+
+    Raises:
+      ValueError: the round has ended, is below a started one or beyond where
+        the ledger ends; or the sampler holds another schema than the spec's.
     """
     self.dataset = dataset
     self.sampler = sampler
     self.ledger = ledger
+    self.replay = replay
     self._start_round = start_round
+    if spec is not None:
+      _check_plan(sampler, spec)
+    if start_round is not None:
+      self.check(start_round)
     self._federated_type = tff.FederatedType(
         tff.SequenceType(tff.types.tensorflow_to_type(element_spec)),
         tff.CLIENTS)
@@ -132,5 +155,46 @@ class CohortDataSource(tff.program.FederatedDataSource):
     return self._federated_type
 
   def iterator(self) -> CohortIterator:
-    """Returns an iterator from `start_round` on."""
-    return self._iterator(self._start_round)
+    """Returns an iterator from `start_round`, or where the ledger ends, on."""
+    return self._iterator(
+        self.ledger.next_round() if self._start_round is None
+        else self._start_round)
+
+  def check(self, round_index: int) -> None:
+    """Raises ValueError if the round is not one to go on from.
+
+    Args:
+      round_index: of the next selection.
+    """
+    first = self.ledger.next_round()
+    last = self.ledger.last_round()
+    # PRIVACY: a program that was resumed and begins at 0 again takes clients
+    # that the schema keeps out, and the noise of rounds that were released.
+    # Guards: data_source_test.test_loop_that_is_resumed_goes_on and
+    # test_start_that_the_ledger_contradicts_is_refused.
+    if not (0 if self.replay else first) <= round_index <= last + 1:
+      raise ValueError(
+          errors.invalid(
+              'round', round_index,
+              f'is not where the ledger ends, round {first}',
+              'go on from the state before that round; a simulation may replay '
+              'finished rounds with replay=True'))
+
+
+def _check_plan(
+    sampler: cohorts.CohortSampler, spec: accounting.PrivacySpec
+) -> None:
+  # PRIVACY: cohorts of another schema than the noise is for. Guard:
+  # data_source_test.test_sampler_of_another_plan_is_refused.
+  if sampler.participation != spec.participation:
+    raise ValueError(
+        errors.invalid(
+            'sampler', sampler.participation,
+            f'is not the participation of the spec, {spec.participation}',
+            'make both with one schema'))
+  if sampler.rounds > spec.strategy.rounds:
+    raise ValueError(
+        errors.invalid(
+            'sampler', f'{sampler.rounds} rounds',
+            f'are more than the strategy has, {spec.strategy.rounds}',
+            'make both for as many rounds'))

@@ -82,13 +82,19 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
     with engine.begin() as connection:
       yield connection
   except sa.exc.SQLAlchemyError as error:
-    # Never the statement, whose parameters are identifiers of clients.
-    raise ValueError(
-        errors.invalid(
-            'ledger', engine.url.render_as_string(hide_password=True),
-            f'cannot be used ({getattr(error, "orig", None) or error})',
-            'do not touch the files of a run; check the address of a server')
-    ) from None
+    raise unusable(
+        engine.url.render_as_string(hide_password=True), error) from None
+
+
+def unusable(place: object, error: sa.exc.SQLAlchemyError) -> ValueError:
+  """Returns what to raise for an error of the database at a place."""
+  # Never the statement, whose parameters are identifiers of clients.
+  return ValueError(
+      errors.invalid(
+          'ledger', place,
+          f'cannot be used ({getattr(error, "orig", None) or error})',
+          'look at the space and the permissions of its disk, or the address '
+          'of its server; do not touch the files of a run'))
 
 
 def _make_sqlite_durable(connection, _) -> None:

@@ -1,31 +1,50 @@
-"""Client identifiers as a ledger keeps them: keyed hashes.
+"""Client identifiers as a ledger keeps them: 64 bits under a key.
 
 | symbol | name here | meaning                                      |
 |--------|-----------|----------------------------------------------|
 | s      | `secret`  | 128 bits in a file of mode 0600              |
 | c      | client    | an index in the population, or a string      |
-| h      |           | 64 bits of BLAKE2b(key = s, c), as an int64  |
+| h      |           | 64 bits, as an int64                         |
+
+For a string, h is BLAKE2b(key = s, c). For an index it is a permutation of 64
+bits, which the key turns back: ten rounds of a Feistel network on two halves
+(x, y) of 32 bits,
+
+    (x, y) <- (y, x ^ F(i, y))    F(i, y) = 32 bits of AES(key from s; i, y)
+
+which nobody tells from a random permutation with far fewer than 2^32 values
+([LR88], [Pat10]: six rounds are enough).
 
 Without the key nobody can tell whether a known client is in a ledger. Two
-clients with one hash (10^7 clients: with probability 3e-6) are taken for one,
+strings with one hash (10^7 of them: with probability 3e-6) are taken for one,
 which can only make a participation look worse than it was.
+
+[LR88]: Luby, Rackoff, How to Construct Pseudorandom Permutations from
+Pseudorandom Functions. [Pat10]: Patarin, Security of Balanced and Unbalanced
+Feistel Schemes with Linear Non Equalities.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import operator
 import pathlib
 from collections.abc import Iterable
 from typing import Union
 
 import numpy as np
+from cryptography.hazmat.primitives import ciphers
+from cryptography.hazmat.primitives.ciphers import algorithms, modes
 
 from tff_bandmf import durable, errors
 
 Client = Union[int, str]
 
 _BYTES = 16
+_ROUNDS = 10
+# What fits in a processor's cache.
+_CHUNK = 2**15
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -70,9 +89,6 @@ class Identifiers:
     Raises:
       ValueError: it is there and is not its owner's alone.
     """
-    # PRIVACY: on the disk before any round: rounds that outlive their key could
-    # not be told from new clients. Guard:
-    # durable_test.test_name_appears_after_the_content_is_on_the_disk.
     return cls(durable.load_or_create_secret(path, _BYTES, 'ledger key'))
 
   def fingerprint(self) -> int:
@@ -89,16 +105,71 @@ class Identifiers:
 
     Raises:
       TypeError: a client is neither.
-      ValueError: an index is negative.
+      ValueError: an index is negative, or has more than 63 bits.
     """
+    if isinstance(clients, range):
+      clients = np.arange(clients.start, clients.stop, clients.step)
+    if isinstance(clients, np.ndarray) and clients.dtype.kind in 'iu':
+      _check_indices(clients)
+      return self._permuted(clients.astype(np.uint64), range(_ROUNDS))
+    if isinstance(clients, np.ndarray):
+      clients = clients.tolist()
     keyed = hashlib.blake2b(
         key=self.secret, digest_size=8, person=b'bandmf client')
-    digests = bytearray()
-    for name in _names(clients):
+    found, places, indices = bytearray(), [], []
+    for place, client in enumerate(clients):
       hashed = keyed.copy()
-      hashed.update(name)
-      digests += hashed.digest()
-    return np.frombuffer(digests, '<i8').astype(np.int64, copy=False)
+      if isinstance(client, str):
+        hashed.update(b'$' + client.encode())
+      else:
+        places.append(place)
+        indices.append(_index(client))
+      found += hashed.digest()
+    identifiers = np.frombuffer(found, '<i8').astype(np.int64)
+    if indices:
+      identifiers[places] = self.of(np.array(indices, np.uint64))
+    return identifiers
+
+  def indices(self, identifiers: np.ndarray) -> np.ndarray:
+    """Returns the indices that have these identifiers, [m] int64.
+
+    That of a string gives any number; negative ones are of no index.
+
+    Args:
+      identifiers: [m] int64.
+    """
+    # Backwards, it is the same network with the halves swapped.
+    swapped = _swapped(identifiers.astype(np.int64).view(np.uint64))
+    return _swapped(
+        self._permuted(swapped, reversed(range(_ROUNDS))).view(np.uint64)
+    ).view(np.int64)
+
+  def _permuted(
+      self, values: np.ndarray, rounds: Iterable[int]
+  ) -> np.ndarray:
+    """Returns the network's output for [m] uint64, as int64."""
+    key = hashlib.blake2b(
+        key=self.secret, digest_size=16, person=b'bandmf index').digest()
+    aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
+    rounds = tuple(rounds)
+    found = np.empty(len(values), np.uint64)
+    for start in range(0, len(values), _CHUNK):
+      part = values[start:start + _CHUNK]
+      x = (part >> np.uint64(32)).astype('<u4')
+      y = part.astype('<u4')
+      blocks = np.zeros([len(part), 4], '<u4')
+      for i in rounds:
+        blocks[:, 0], blocks[:, 1] = y, i
+        mixed = np.frombuffer(aes.update(blocks.tobytes()), '<u4')[::4]
+        x, y = y, x ^ mixed
+      found[start:start + _CHUNK] = (
+          x.astype(np.uint64) << np.uint64(32) | y.astype(np.uint64))
+    return found.view(np.int64)
+
+
+def _swapped(values: np.ndarray) -> np.ndarray:
+  """Returns [m] uint64 with their halves exchanged."""
+  return values << np.uint64(32) | values >> np.uint64(32)
 
 
 def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -114,28 +185,25 @@ def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
   return np.repeat(start - before, count) + np.arange(count.sum())
 
 
-def _names(clients: Iterable[Client]) -> Iterable[bytes]:
-  """Yields one name a client; no index has the name of a string."""
-  if isinstance(clients, range):
-    highest = max(clients.start, clients.stop)
-    if min(clients.start, clients.stop) >= 0 and highest < 2**63:
-      return (b'#%d' % client for client in clients)
-  if isinstance(clients, np.ndarray):
-    clients = clients.tolist()
-  return map(_name, clients)
-
-
-def _name(client: Client) -> bytes:
-  if isinstance(client, str):
-    return b'$' + client.encode()
+def _index(client: object) -> int:
   if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
     raise TypeError(
         errors.invalid(
             'client', type(client).__name__, 'must be an integer or a string',
             'name clients by their index or by their identifier'))
-  if client < 0:
-    raise ValueError(
-        errors.invalid(
-            'client', client, 'must be at least 0',
-            'it is an index in the population'))
-  return b'#%d' % client
+  index = operator.index(client)
+  if not 0 <= index < 2**63:
+    raise _no_index(index)
+  return index
+
+
+def _check_indices(clients: np.ndarray) -> None:
+  for client in (clients.min(), clients.max()) if len(clients) else ():
+    _index(client)
+
+
+def _no_index(client: int) -> ValueError:
+  rule = 'must be at least 0' if client < 0 else 'must be below 2^63'
+  return ValueError(
+      errors.invalid(
+          'client', client, rule, 'it is an index in the population'))

@@ -60,7 +60,6 @@ class Ledger:
         raise _missing(path)
     self._key_file = None if key_file is None else pathlib.Path(key_file)
     self._identifiers: Optional[identifiers.Identifiers] = None
-    self._population: Optional[tuple[range, np.ndarray]] = None
     self._writer, self._reader = database.engines(url)
     try:
       self._open(path or url.render_as_string(hide_password=True), create)
@@ -89,7 +88,7 @@ class Ledger:
         if any('computed' in column for column in columns):
           raise _no_ledger(place)
     except sa.exc.SQLAlchemyError as error:
-      raise _no_ledger(place) from error
+      raise database.unusable(place, error) from error
     if missing:
       with database.transaction(self._writer) as connection:
         records.create(connection)
@@ -159,6 +158,25 @@ class Ledger:
     with database.transaction(self._reader) as connection:
       return records.row(connection).head.hex()
 
+  def last_round(self) -> int:
+    """Returns the highest round that was started; -1 without one."""
+    with database.transaction(self._reader) as connection:
+      return records.last_round(connection)
+
+  def next_round(self) -> int:
+    """Returns where a run goes on: the last started round, or the one after it.
+
+    A round that was started and has not ended, or whose attempts failed, is to
+    be replayed or abandoned.
+    """
+    with database.transaction(self._reader) as connection:
+      last = records.last_round(connection)
+      attempts = records.attempts(connection, last)
+    ended = any(
+        attempt.outcome in (chain.FINISHED, chain.ABANDONED)
+        for attempt in attempts)
+    return last + 1 if ended or last < 0 else last
+
   def start_round(
       self,
       round_index: int,
@@ -187,9 +205,7 @@ class Ledger:
               'cohort', f'{len(found)} clients',
               f'has a client twice in round {round_index}',
               'a client takes part once in a round'))
-    highest = max(
-        (int(client) for client in cohort if not isinstance(client, str)),
-        default=-1)
+    highest = _highest(cohort)
     digest = chain.cohort_digest(found, highest)
     with self._write() as connection:
       recorded = records.digest(connection, round_index)
@@ -232,6 +248,7 @@ class Ledger:
       result: Optional[bytes] = None,
       *,
       noise_checked: bool = False,
+      rounds_done: Optional[int] = None,
   ) -> None:
     """Records that the result of a started round was taken over.
 
@@ -244,11 +261,23 @@ class Ledger:
       result: digest of what is about to be released. A replay can then be held
         against it: with another result it is not to be released.
       noise_checked: whether the process that added the noise tested it.
+      rounds_done: what the aggregator says that it has done, this one included
+        (`round` in its measurements), if it is known.
 
     Raises:
       ValueError: there is no attempt that was started and has no outcome yet,
-        or another result was recorded; `z_stddev` is no standard deviation.
+        or another result was recorded; `z_stddev` is no standard deviation; the
+        aggregator did another round.
     """
+    # PRIVACY: the noise of another round met this cohort. Guard:
+    # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
+    if rounds_done is not None and int(rounds_done) != round_index + 1:
+      raise ValueError(
+          errors.invalid(
+              'round', round_index,
+              f'is not the one that the aggregator did, {int(rounds_done) - 1}',
+              'do not release its result; resume with state and ledger of one '
+              'time'))
     z_stddev = None if z_stddev is None else float(z_stddev)
     if z_stddev is not None and not 0 <= z_stddev < math.inf:
       raise ValueError(
@@ -348,7 +377,7 @@ class Ledger:
     Args:
       round_index: the round.
       population: among whom to look; None takes the indices up to the highest
-        one of the ledger, as int64.
+        one of the ledger, as int64. A `range` costs nothing, whatever its size.
 
     Raises:
       ValueError: a client of the cohort is not among them.
@@ -359,14 +388,23 @@ class Ledger:
       return None
     if population is None:
       population = range(self._last_client() + 1)
-    hashes = self._hashes(population)
-    if not np.isin(recorded, hashes).all():
+    if isinstance(population, range):
+      found = np.sort(self._hash().indices(recorded))
+      wanted = population if population.step > 0 else population[::-1]
+      there = np.all(
+          (wanted.start <= found) & (found < wanted.stop)
+          & ((found - wanted.start) % wanted.step == 0))
+    else:
+      hashes = self._hash().of(population)
+      there = np.isin(recorded, hashes).all()
+      found = np.unique(np.asarray(population)[np.isin(hashes, recorded)])
+    if not there:
       raise ValueError(
           errors.invalid(
               'round', round_index,
               'has clients that are not among those looked at',
               'give the population that the run started with'))
-    return np.unique(np.asarray(population)[np.isin(hashes, recorded)])
+    return found
 
   def history(self, clients: int, before: int) -> history_lib.History:
     """Returns who of a population took part in the rounds below `before`.
@@ -384,7 +422,20 @@ class Ledger:
           errors.invalid(
               'client', highest, f'is not among the {clients} clients',
               'resume with the data that the run started with'))
-    return self._past(range(clients), before, complete=True)
+    hashed = self._hash()
+    history = history_lib.History.empty(clients)
+    for round_index, cohort in self._cohorts(operator.index(before)):
+      found = hashed.indices(cohort)
+      # PRIVACY: whoever is not in the history may take part too early. Guard:
+      # ledger_test.test_clients_can_be_strings.
+      if len(found) and not (0 <= found.min() and found.max() < clients):
+        raise ValueError(
+            errors.invalid(
+                'round', round_index,
+                f'has clients that are not among the {clients} indices',
+                'resume with the data that the run started with'))
+      history.record(round_index, found)
+    return history
 
   def past(
       self, clients: Sequence[identifiers.Client], before: int
@@ -394,22 +445,12 @@ class Ledger:
     Goes through all cohorts: for a population, keep its `History` in memory and
     `record` in it what is recorded here.
     """
-    return self._past(clients, before, complete=False)
-
-  def _past(self, clients, before: int, complete: bool) -> history_lib.History:
-    hashes = self._hashes(clients)
+    hashes = self._hash().of(clients)
     order = np.argsort(hashes)
     known = hashes[order]
     history = history_lib.History.empty(len(known))
     for round_index, cohort in self._cohorts(operator.index(before)):
-      there = identifiers.places(known, cohort)
-      if complete and len(there) < len(cohort):
-        raise ValueError(
-            errors.invalid(
-                'round', round_index,
-                f'has clients that are not among the {len(clients)} indices',
-                'resume with the data that the run started with'))
-      history.record(round_index, order[there])
+      history.record(round_index, order[identifiers.places(known, cohort)])
     return history
 
   def rounds_of(self, client: identifiers.Client) -> np.ndarray:
@@ -460,14 +501,6 @@ class Ledger:
       self._identifiers = found
     return self._identifiers
 
-  def _hashes(self, clients: Sequence[identifiers.Client]) -> np.ndarray:
-    """Returns the identifiers of clients; those of a population are kept."""
-    if not isinstance(clients, range):
-      return self._hash().of(clients)
-    if self._population is None or self._population[0] != clients:
-      self._population = clients, self._hash().of(clients)
-    return self._population[1]
-
   def _last_client(self) -> int:
     with database.transaction(self._reader) as connection:
       return records.last_client(connection)
@@ -487,6 +520,17 @@ def _round(round_index: int) -> int:
             'round', round_index, f'must be in [0, {history_lib.MAX_ROUNDS})',
             'rounds count from 0'))
   return round_index
+
+
+def _highest(
+    cohort: Union[Sequence[identifiers.Client], np.ndarray]
+) -> int:
+  """Returns the highest index among clients; -1 without one."""
+  if isinstance(cohort, np.ndarray) and cohort.dtype.kind in 'iu':
+    return int(cohort.max()) if len(cohort) else -1
+  return max(
+      (int(client) for client in cohort if not isinstance(client, str)),
+      default=-1)
 
 
 def _abandoned(attempts: list[chain.Attempt]) -> bool:

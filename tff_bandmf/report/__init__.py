@@ -3,16 +3,21 @@
 from tff_bandmf.report.files import (
     COMPARE_DIRECTORY,
     HTML_FILE,
+    IDENTITY_KEYS,
     JSON_FILE,
     LEDGER_FILE,
+    LEDGER_HEAD,
     MARKDOWN_FILE,
     METRICS_FILE,
+    NOISE_KEY_ID,
     RESULT_FILE,
     RUN_FILE,
     RUN_FORMAT,
+    RUN_ID,
     RUN_VERSION,
     STRATEGY_FILE,
     read_run,
+    row_digest,
 )
 from tff_bandmf.report.report import (
     FORMAT,

@@ -21,11 +21,7 @@ from typing import Any, Optional
 
 from tff_bandmf import accounting, errors, program, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.report import files
-
-# z is measured in float32.
-_MEASURED = 1e-6
-_NOTHING = 'nothing can be claimed for such a run'
+from tff_bandmf.report import evidence, files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +129,8 @@ def established(directory: pathlib.Path) -> Claim:
 
   The sensitivity is taken for what was planned and enforced or, where the
   ledger shows more or closer participations than that, for what was observed.
-  The noise is that of `run.json`, which the ledger's measurements must bear
-  out. Files are compared with each other; against someone who edits all of
-  them alike there is no defence here.
+  The noise is that of `run.json`, which the ledger must bear out; see
+  `evidence`.
 
   Raises:
     TypeError: a number of `run.json` is none.
@@ -154,10 +149,8 @@ def established(directory: pathlib.Path) -> Claim:
     errors.check_positive(name, claim[name], f'restore {files.RUN_FILE}')
   strategy, _ = strategies.load(directory / files.STRATEGY_FILE)
   planned = _planned(strategy, claim)
-  with program.Ledger(directory / files.LEDGER_FILE, create=False) as ledger:
-    observed = ledger.observed()
-  _check_ledger(
-      observed, directory, run, strategy,
+  observed = evidence.observed(
+      directory, run, strategy.rounds,
       planned.z_stddev * claim['l2_norm_clip'])
   return Claim(
       planned, _held(planned, observed), observed, delta,
@@ -284,50 +277,3 @@ def _under(
   other = dataclasses.replace(spec, participation=schema)
   return dataclasses.replace(
       other, noise_multiplier=spec.z_stddev / other.sensitivity.value)
-
-
-def _check_ledger(
-    observed: program.Observed,
-    directory: pathlib.Path,
-    run: dict[str, Any],
-    strategy: strategies.Strategy,
-    z_stddev: float,
-) -> None:
-  """Raises ValueError if the ledger cannot be the whole ledger of the run."""
-  def require(holds, name, value, rule):
-    if not holds:
-      raise ValueError(errors.invalid(name, value, rule, _NOTHING))
-
-  require(
-      observed.last_round < strategy.rounds, 'rounds', observed.last_round + 1,
-      f'the ledger goes further than the strategy supports, {strategy.rounds}')
-  last_client = max(observed.last_client, observed.clients - 1)
-  require(
-      last_client < run['population'], 'client', last_client,
-      f"the ledger has clients beyond the population={run['population']}")
-  measured = observed.z_stddev
-  if measured is not None:
-    require(
-        measured >= z_stddev * (1 - _MEASURED), 'z_stddev', measured,
-        f'a round measured less noise than the claim, {z_stddev}')
-    require(
-        measured <= z_stddev * (1 + _MEASURED), 'z_stddev', measured,
-        f'all rounds measured more noise than the claim, {z_stddev}: clip or '
-        'noise were others')
-  require(
-      observed.rounds == strategy.rounds
-      or not files.read_result(directory), 'rounds', observed.rounds,
-      f'the run has ended, but its ledger has not all {strategy.rounds} rounds')
-  # PRIVACY: whoever is not in the ledger is not in the sensitivity either.
-  # Guard: report_test.test_ledger_that_lacks_what_metrics_show_is_refused.
-  rows = files.read_metrics(directory)
-  last = max((int(row['round']) for row in rows), default=-1)
-  require(
-      last <= observed.last_round and len(rows) <= observed.rounds,
-      'rounds', observed.rounds,
-      f'the ledger lacks rounds that {files.METRICS_FILE} has')
-  most = max((int(row.get('clients') or 0) for row in rows), default=0)
-  require(
-      most <= observed.max_cohort, 'clients', observed.max_cohort,
-      f'the ledger lacks clients that {files.METRICS_FILE} has, {most} in a '
-      'round')

@@ -5,6 +5,9 @@
 | key                                 | says                                   |
 |-------------------------------------|----------------------------------------|
 | `format`, `version`                 | `RUN_FORMAT`, `RUN_VERSION`            |
+| `run_id`, `noise_key_id`            | which run, and which key: what the     |
+|                                     | ledger is bound to, 63 bits, as 16     |
+|                                     | hexadecimal digits                     |
 | `config`                            | the experiment; the report shows none  |
 | `claim`                             | `PrivacySpec.to_dict()`, `delta`,      |
 |                                     | `l2_norm_clip`, `clients_per_round`    |
@@ -38,15 +41,21 @@ What the optional keys do not say the report calls 'not stated'.
 from __future__ import annotations
 
 import csv
+import hashlib
 import math
 import pathlib
+import re
 import unicodedata
-from typing import Any
+from typing import Any, Optional
 
 from tff_bandmf import documents, errors
 
 RUN_FORMAT = 'tff_bandmf.run'
-RUN_VERSION = 1
+RUN_VERSION = 2
+RUN_ID = 'run_id'
+NOISE_KEY_ID = 'noise_key_id'
+# What stands in `run.json` and follows from the rest and the key.
+IDENTITY_KEYS = (RUN_ID, NOISE_KEY_ID)
 
 RUN_FILE = 'run.json'
 STRATEGY_FILE = 'strategy.json'
@@ -58,9 +67,12 @@ MARKDOWN_FILE = 'report.md'
 JSON_FILE = 'report.json'
 HTML_FILE = 'report.html'
 RESULT_KEYS = ('test_accuracy', 'test_loss', 'parameters')
+LEDGER_HEAD = 'ledger_head'
+CHECKPOINTS = 'private/checkpoints'
 
 # What it must hold, and of which kind.
 _RUN_KEYS = {
+    RUN_ID: str, NOISE_KEY_ID: str,
     'config': dict, 'claim': dict, 'unit_of_privacy': str, 'population': int,
     'data': str, 'released': str, 'not_covered': list, 'side_releases': list}
 _OPTIONAL_KEYS = {
@@ -71,6 +83,8 @@ _OPTIONAL_KEYS = {
 _CLAIM_KEYS = (
     'noise_multiplier', 'z_stddev_per_clip', 'delta', 'l2_norm_clip',
     'clients_per_round')
+_IDENTITY = re.compile('[0-7][0-9a-f]{15}')
+_HEAD = re.compile('[0-9a-f]{64}')
 _ENFORCED_KEYS = ('min_sep', 'max_participations', 'by')
 
 
@@ -96,7 +110,7 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
     raise ValueError(
         errors.invalid(
             'run', path, f'must be {RUN_FORMAT} version {RUN_VERSION}',
-            'use the release that trained it'))
+            'end it with the release that began it, or train again'))
   wrong = [
       name for name, kind in _RUN_KEYS.items()
       if not isinstance(run.get(name), kind)]
@@ -111,6 +125,9 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
       if 'enforced' in run and 'enforced' not in wrong
       and name not in run['enforced']]
   wrong += [
+      name for name in IDENTITY_KEYS
+      if name not in wrong and not _IDENTITY.fullmatch(run[name])]
+  wrong += [
       name for name, value in run.items() if not _is_printable(value)]
   if wrong:
     raise ValueError(
@@ -121,16 +138,29 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def read_result(directory: pathlib.Path) -> dict[str, float]:
-  """Returns what `result.json` says; nothing for a run that has not ended."""
+  """Returns what `result.json` measures; nothing for a run that goes on."""
+  return _read_result(directory)[0]
+
+
+def result_head(directory: pathlib.Path) -> Optional[str]:
+  """Returns the head of the ledger's chain when the run ended; None before."""
+  return _read_result(directory)[1]
+
+
+def _read_result(
+    directory: pathlib.Path
+) -> tuple[dict[str, float], Optional[str]]:
   path = directory / RESULT_FILE
   if not path.exists():
-    return {}
+    return {}, None
   try:
     result = documents.read(path)
     numbers = {key: float(result[key]) for key in RESULT_KEYS}
     if not all(map(math.isfinite, numbers.values())):
       raise ValueError('NaN or infinity')
-    return numbers
+    if not _HEAD.fullmatch(result[LEDGER_HEAD]):
+      raise ValueError('no head')
+    return numbers, result[LEDGER_HEAD]
   except (ValueError, TypeError, KeyError, OverflowError) as error:
     raise ValueError(
         errors.invalid(
@@ -144,22 +174,72 @@ def read_metrics(directory: pathlib.Path) -> list[dict[str, str]]:
   Raises:
     ValueError: a row has no round, or other columns than the first.
   """
+  return _read_metrics(directory)[1]
+
+
+def metrics_lines(directory: pathlib.Path) -> dict[int, str]:
+  """Returns the rows of `metrics.csv` as they stand there: round to line.
+
+  Raises:
+    ValueError: as `read_metrics`; or a round is there twice.
+  """
+  lines, rows = _read_metrics(directory)
+  found = {int(row['round']): line for row, line in zip(rows, lines[1:])}
+  if len(found) < len(rows):
+    raise _damaged_metrics(directory)
+  return found
+
+
+def metrics_digests(directory: pathlib.Path) -> dict[int, bytes]:
+  """Returns the digest of every row of `metrics.csv`: round to SHA-256.
+
+  Raises:
+    ValueError: as `metrics_lines`.
+  """
+  found = metrics_lines(directory)
+  if not found:
+    return {}
+  header = _read_metrics(directory)[0][0]
+  return {t: row_digest(header, line) for t, line in found.items()}
+
+
+def row_digest(header: str, line: str) -> bytes:
+  """Returns what the ledger keeps of a row of metrics; see `record_row`.
+
+  Args:
+    header: first line of the file.
+    line: of the row, with its end.
+  """
+  return hashlib.sha256((header + line).encode()).digest()
+
+
+def _read_metrics(
+    directory: pathlib.Path
+) -> tuple[list[str], list[dict[str, str]]]:
+  """Returns the lines of the file and, of all but the first, the rows."""
   path = directory / METRICS_FILE
   if not path.exists():
-    return []
+    return [], []
   try:
-    with open(path, newline='') as stream:
-      rows = list(csv.DictReader(stream, strict=True))
+    lines = documents.content(path).decode().splitlines(keepends=True)
+    rows = list(csv.DictReader(lines, strict=True))
     for row in rows:
       int(row['round']), int(row.get('clients') or 0)
       float(row.get('accuracy') or 0)
       if None in row or None in row.values():
         raise ValueError('a row of another length')
+    if len(rows) != max(len(lines) - 1, 0):
+      raise ValueError('a row of more than a line')
   except (ValueError, TypeError, KeyError, csv.Error) as error:
-    raise ValueError(
-        errors.invalid(
-            'metrics', path, 'is damaged', 'restore the file')) from error
-  return rows
+    raise _damaged_metrics(directory) from error
+  return lines, rows
+
+
+def _damaged_metrics(directory: pathlib.Path) -> ValueError:
+  return ValueError(
+      errors.invalid(
+          'metrics', directory / METRICS_FILE, 'is damaged',
+          'restore the file, or remove it'))
 
 
 def _is_printable(value: Any) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Optional, Union
 import jinja2
 import numpy as np
 
-from tff_bandmf import accounting
+from tff_bandmf import accounting, durable
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import files, plot, statement, transparency
 
@@ -160,9 +160,9 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
   # After the page, as drawing at another size moves the axes.
   images = {name: plot.png(figure) for name, figure in report.figures.items()}
   for name, image in images.items():
-    _replace(directory / name, image)
+    durable.write(directory / name, image)
   for name, text in texts.items():
-    _replace(directory / name, text.encode())
+    durable.write(directory / name, text.encode())
   return report.content
 
 
@@ -283,10 +283,3 @@ def _render(template: str, content: dict[str, Any]) -> str:
   environment.filters['cell'] = _cell
   environment.globals['number'] = _number
   return environment.get_template(template).render(content)
-
-
-def _replace(path: pathlib.Path, content: bytes) -> None:
-  """Writes a file, complete or not at all."""
-  temporary = path.with_suffix('.part')
-  temporary.write_bytes(content)
-  os.replace(temporary, path)

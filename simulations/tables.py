@@ -1,0 +1,176 @@
+"""TOML files: read, changed, checked against dataclasses, and written."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional, TypeVar
+
+import dacite
+
+from tff_bandmf import documents, errors
+
+if sys.version_info >= (3, 11):
+  import tomllib
+else:
+  import tomli as tomllib
+
+_BARE_KEY = re.compile(r'[A-Za-z0-9_-]+')
+_Kind = TypeVar('_Kind')
+
+
+def read(path: str) -> dict[str, Any]:
+  """Returns the content of a TOML file.
+
+  Raises:
+    ValueError: it is no TOML.
+    OSError: the file cannot be read.
+  """
+  content = documents.content(pathlib.Path(path))
+  try:
+    return tomllib.loads(content.decode())
+  # Of bytes that are no UTF-8, and of tables in tables without end, too.
+  except (RecursionError, ValueError) as error:
+    raise ValueError(
+        errors.invalid('config', path, f'is no TOML: {error}', 'correct it')
+    ) from error
+
+
+def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
+  """Returns a dataclass of a table; its keys are not looked at.
+
+  Args:
+    kind: the dataclass.
+    table: of a TOML file.
+    name: of the table.
+
+  Raises:
+    ValueError: no table, a missing key, or a value of another type.
+  """
+  if not isinstance(table, dict):
+    raise ValueError(
+        errors.invalid(name, table, 'must be a table', 'correct it'))
+  try:
+    return dacite.from_dict(
+        kind, table, dacite.Config(type_hooks={float: _to_float}))
+  except dacite.DaciteFieldError as error:
+    raise ValueError(
+        errors.invalid(name, error.field_path, str(error), 'correct it')
+    ) from error
+  except OverflowError as error:
+    raise ValueError(
+        errors.invalid(
+            name, 'an integer', 'is larger than any number that is meant',
+            'correct it')) from error
+
+
+def _to_float(value: Any) -> Any:
+  """Returns an integer of the file as the float that a field wants."""
+  return float(value) if type(value) is int else value
+
+
+def check_keys(
+    name: str,
+    table: Mapping[str, Any],
+    kind: Any,
+    listing: str,
+    offers: Optional[Mapping[str, str]] = None,
+) -> None:
+  """Raises ValueError for a key of a table that its dataclass has not.
+
+  Args:
+    name: of the table; '' for the whole file.
+    table: of a TOML file.
+    kind: the dataclass.
+    listing: what lists the keys.
+    offers: as `unknown` takes them; the fields by default.
+  """
+  known = {field.name: field.name for field in dataclasses.fields(kind)}
+  for key in table:
+    if key not in known:
+      raise unknown(
+          'key', key, offers or known, listing, f'{name}.' if name else '')
+
+
+def unknown(
+    name: str,
+    word: str,
+    offers: Mapping[str, str],
+    listing: str,
+    prefix: str = '',
+) -> ValueError:
+  """Returns the error for a word that is not known.
+
+  Args:
+    name: what the word is.
+    word: the word.
+    offers: words to what to write for them; that of the closest is offered.
+    listing: what lists them.
+    prefix: what stands before the word.
+  """
+  close = difflib.get_close_matches(word[:100], offers, 1)
+  offer = f'use {offers[close[0]]}; ' if close else ''
+  return ValueError(
+      errors.invalid(
+          name, prefix + word, 'is not known', f'{offer}{listing} lists all'))
+
+
+def assign(tree: dict[str, Any], key: str, value: Any) -> None:
+  """Sets a dotted key of nested tables, in place.
+
+  Raises:
+    ValueError: the key goes through what is no table.
+  """
+  *groups, name = key.split('.')
+  for group in groups:
+    tree = tree.setdefault(group, {})
+    if not isinstance(tree, dict):
+      raise ValueError(
+          errors.invalid(key, value, 'is not a key', f'leave out .{name}'))
+  tree[name] = value
+
+
+def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
+  """Returns the keys that settings change, in place.
+
+  Args:
+    tree: nested tables.
+    settings: 'group.key=value', values in TOML's syntax; a bare word is a
+      string.
+  """
+  for setting in settings:
+    key, equals, text = setting.partition('=')
+    if not equals:
+      raise ValueError(
+          errors.invalid(
+              'set', setting, 'must be KEY=VALUE',
+              'for instance --set training.seed=1'))
+    try:
+      value = tomllib.loads(f'value = {text}')['value']
+    except (RecursionError, ValueError):
+      value = text
+    assign(tree, key, value)
+  return [setting.partition('=')[0] for setting in settings]
+
+
+def lines(table: dict[str, Any], name: str = '') -> Iterator[str]:
+  """Yields the lines of a file: values of a table, then the tables in it."""
+  tables = {}
+  for key, value in table.items():
+    key = key if _BARE_KEY.fullmatch(key) else _text(key)
+    if isinstance(value, dict):
+      tables[f'{name}.{key}' if name else key] = value
+    else:
+      yield f'{key} = {_text(value)}'
+  for key, value in tables.items():
+    yield from ('', f'[{key}]', *lines(value, key))
+
+
+def _text(value: Any) -> str:
+  """Returns a string, a number or a truth value as TOML writes it."""
+  return json.dumps(value, ensure_ascii=False).replace('\x7f', r'\u007f')

@@ -1,0 +1,238 @@
+"""Tests that a ledger is compared with a run's other files, round by round.
+
+Each attack here was accepted once, and the report claimed too little.
+"""
+
+import contextlib
+import json
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+from report_test import KEPT, make_run
+
+from tff_bandmf import accounting, program, report
+from tff_bandmf.program import chain
+from tff_bandmf.report import sealed
+
+
+def forge(directory, change):
+  """Changes a ledger and computes its chain anew, as whoever has it can."""
+  path = directory / report.LEDGER_FILE
+  with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
+    change(ledger)
+    cohorts = dict(
+        (t, chain.cohort_digest(np.frombuffer(cohort, '<i8'), highest))
+        for t, cohort, highest in ledger.execute(
+            'SELECT round, cohort, highest FROM bandmf_rounds'))
+    ((run, noise_key, key),) = ledger.execute(
+        'SELECT run, noise_key, "key" FROM bandmf_ledger')
+    head = chain.genesis(run, noise_key, key)
+    events = ledger.execute(
+        'SELECT place, round, kind, digest, z_stddev, noise_checked '
+        'FROM bandmf_events ORDER BY place').fetchall()
+    ledger.execute('DELETE FROM bandmf_events')
+    for place, (_, t, kind, digest, z_stddev, checked) in enumerate(events):
+      if kind == chain.STARTED:
+        digest = cohorts[t]
+      head = chain.link(
+          head, place,
+          chain.Event(t, kind, digest, z_stddev, bool(checked)))
+      ledger.execute(
+          'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
+          'noise_checked, head) VALUES (?, ?, ?, ?, ?, ?, ?)',
+          (place, t, kind, digest, z_stddev, checked, head))
+    ledger.execute(
+        'UPDATE bandmf_ledger SET events = ?, head = ?', (len(events), head))
+  with program.Ledger(path, create=False):
+    pass  # What is forged so well opens.
+
+
+def _refused(directory, match):
+  with pytest.raises(ValueError, match=match) as caught:
+    report.write(directory)
+  assert '\n' not in str(caught.value)
+  assert not list(directory.glob('report.*'))
+
+
+def _cut(ledger):
+  """Takes out of its rounds the client that is there most often."""
+  rows = ledger.execute('SELECT round, cohort FROM bandmf_rounds').fetchall()
+  cohorts = {t: np.frombuffer(cohort, '<i8') for t, cohort in rows}
+  clients, times = np.unique(
+      np.concatenate(list(cohorts.values())), return_counts=True)
+  worst = clients[times.argmax()]
+  there = [t for t, cohort in cohorts.items() if worst in cohort]
+  for t in there[1:]:
+    ledger.execute(
+        'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
+        (cohorts[t][cohorts[t] != worst].tobytes(), t))
+  return there
+
+
+# One client three times, where two rounds three apart were planned.
+_OFTEN = [[0, 1], [2, 3], [0, 5], [4, 6], [0, 7], [9, 10]]
+
+
+def test_client_cut_out_of_two_cohorts_is_refused(tmp_path):
+  make_run(tmp_path / 'run', _OFTEN)
+  true = report.build(tmp_path / 'run').content['epsilon']
+  planned = accounting.gaussian_epsilon(0.6, 1e-5)
+  assert true > 1.5 * planned
+  # Whoever only edits the cohorts contradicts the chain.
+  plain, forged, blind = (
+      shutil.copytree(tmp_path / 'run', tmp_path / name)
+      for name in ('plain', 'forged', 'blind'))
+  path = plain / report.LEDGER_FILE
+  with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
+    _cut(ledger)
+  _refused(plain, 'ledger=round 2: is not what the chain')
+  # Whoever makes another chain contradicts the result,
+  forge(forged, _cut)
+  _refused(forged, 'is not the one that result.json was written with')
+  # and, while there is none, the sizes of the cohorts.
+  forge(blind, _cut)
+  (blind / report.RESULT_FILE).unlink()
+  _refused(blind, 'clients=2: metrics.csv has so many in round 2')
+
+
+def test_ledger_of_another_run_is_refused(tmp_path):
+  make_run(tmp_path / 'mine', _OFTEN)
+  make_run(tmp_path / 'other', KEPT, key=b'other')
+  mine, other = (
+      tmp_path / name / report.LEDGER_FILE for name in ('mine', 'other'))
+  shutil.copy(other, mine)
+  _refused(tmp_path / 'mine', 'is not that of the run and the key in run.json')
+  # One that was never said to be of a run is of none.
+  mine.unlink()
+  with program.Ledger(mine) as ledger:
+    ledger.start_round(0, [0])
+  _refused(tmp_path / 'mine', 'is not that of the run and the key in run.json')
+
+
+def test_noise_verified_in_one_of_six_rounds_is_refused(tmp_path):
+  make_run(tmp_path, KEPT, verified=[2])
+  _refused(tmp_path, 'round=0: is one of 5 of 6 finished rounds whose noise')
+  # Where no noise is claimed, none need be there.
+  make_run(tmp_path / 'none', KEPT, noise_multiplier=0.0, verified=[])
+  assert report.write(tmp_path / 'none')['epsilon'] is None
+
+
+@pytest.mark.parametrize('gone', [0, 3, 5])
+def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
+  make_run(tmp_path / 'run', KEPT)
+
+  def without_cohort(ledger):
+    ledger.execute('DELETE FROM bandmf_rounds WHERE round = ?', (gone,))
+
+  def without_round(ledger):
+    without_cohort(ledger)
+    ledger.execute('DELETE FROM bandmf_events WHERE round = ?', (gone,))
+
+  plain, forged, blind = (
+      shutil.copytree(tmp_path / 'run', tmp_path / name)
+      for name in ('plain', 'forged', 'blind'))
+  path = plain / report.LEDGER_FILE
+  with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
+    without_cohort(ledger)
+  _refused(plain, f'ledger=round {gone}: is not what the chain')
+  forge(forged, without_round)
+  _refused(forged, 'rounds=5: the run has ended')
+  forge(blind, without_round)
+  (blind / report.RESULT_FILE).unlink()
+  _refused(blind, f'round={gone}: metrics.csv has it, and the ledger lacks it')
+
+
+def test_ended_run_with_a_round_that_did_not_end_is_refused(tmp_path):
+  make_run(tmp_path, KEPT[:5], ended=False)
+  with program.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
+    ledger.start_round(5, [4, 8])
+    head = ledger.head()
+  assert not report.write(tmp_path)['completed']
+  for path in tmp_path.glob('report.*'):
+    path.unlink()
+  (tmp_path / report.RESULT_FILE).write_text(json.dumps(
+      {'test_accuracy': 0.1, 'test_loss': 5.0, 'parameters': 10,
+       report.LEDGER_HEAD: head}))
+  _refused(tmp_path, 'round=5: was started and neither finished nor burnt')
+
+
+def test_round_that_was_finished_twice_is_refused(tmp_path):
+  make_run(tmp_path, KEPT, ended=False)
+
+  def second(ledger):
+    ledger.execute('UPDATE bandmf_events SET digest = zeroblob(32) '
+                   "WHERE round = 5 AND kind = 'finished'")
+    # The rounds before are as they were: what follows is another release.
+    for kind, digest in (('started', b''), ('finished', bytes([5]) * 32)):
+      ledger.execute(
+          'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
+          'noise_checked, head) SELECT max(place) + 1, 5, ?, ?, NULL, ?, '
+          "x'00' FROM bandmf_events", (kind, digest, kind == 'finished'))
+
+  forge(tmp_path, second)
+  _refused(tmp_path, 'round=5: was finished twice')
+
+
+def test_ledger_that_lacks_what_metrics_show_is_refused(tmp_path):
+  make_run(tmp_path, KEPT[:4], ended=False)
+  report.write(tmp_path)
+  for path in tmp_path.glob('report.*'):
+    path.unlink()
+  path = tmp_path / report.METRICS_FILE
+  lines = path.read_text().splitlines(keepends=True)
+  for changed, match in (
+      ([*lines, '4' + lines[4][1:]], 'round=4: metrics.csv has it'),
+      ([*lines[:3], lines[2]], 'is damaged'),
+      ([*lines[:3], '2,3,' + lines[3][4:], lines[4]], 'round=2: .*another'),
+      ([*lines[:2], *lines[3:]], 'rounds=3: metrics.csv has so many'),
+      ([lines[0].replace('quantile', 'number'), *lines[1:]],
+       'round=0: .*another row')):
+    path.write_text(''.join(changed))
+    _refused(tmp_path, match)
+  # A row more than were written is refused, a row less is a run that goes on.
+  path.write_text(''.join(lines[:4]))
+  report.write(tmp_path)
+
+
+def test_ended_run_whose_metrics_lack_the_end_is_refused(tmp_path):
+  make_run(tmp_path, KEPT)
+  path = tmp_path / report.METRICS_FILE
+  path.write_text(''.join(path.read_text().splitlines(keepends=True)[:-1]))
+  _refused(tmp_path, 'round=4: is the last one of metrics.csv')
+
+
+def test_flipped_bit_of_metrics_is_refused(tmp_path):
+  make_run(tmp_path, KEPT)
+  path = tmp_path / report.METRICS_FILE
+  whole = path.read_bytes()
+  # 2 of 3 of them once changed what the report said, without a word.
+  for bit in np.random.default_rng(0).permutation(8 * len(whole))[:100]:
+    damaged = bytearray(whole)
+    damaged[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(damaged)
+    with pytest.raises(ValueError, match='metrics.csv') as caught:
+      report.what_if(tmp_path, 1)
+    assert '\n' not in str(caught.value)
+
+
+def test_checkpoint_of_another_ledger_is_refused(tmp_path):
+  make_run(tmp_path, _OFTEN, ended=False)
+  folder = tmp_path / 'private' / 'checkpoints'
+  folder.mkdir(parents=True)
+  with program.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
+    heads = [ledger.head(t) for t in range(6)]
+  for t in 3, 6:
+    (folder / f'{t:08d}.npz').write_bytes(
+        b'state' + sealed.seal(b'state', heads[t - 1]))
+  report.write(tmp_path)
+  for path in tmp_path.glob('report.*'):
+    path.unlink()
+  (tmp_path / report.METRICS_FILE).unlink()
+  forge(tmp_path, _cut)
+  _refused(tmp_path, 'checkpoint=.*00000003.npz: is not what the rounds')
+  (folder / '00000003.npz').write_bytes(b'state')
+  _refused(tmp_path, 'checkpoint=.*00000003.npz: is damaged')
+
+
