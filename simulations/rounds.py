@@ -106,8 +106,7 @@ class Rounds:
     measured = output.metrics['aggregator']['free']
     self._ledger.finish_round(
         t, float(measured['z_stddev']), result,
-        noise_checked=bool(
-            measured.get('noise_checked', measured['z_stddev'] > 0)))
+        noise_checked=bool(measured['noise_checked']))
     return Done(output.state, cohort, output.metrics)
 
   def _attempt(self, t: int, state: Any, cohort, data):

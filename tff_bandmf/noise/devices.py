@@ -73,6 +73,7 @@ class Devices(places.Place):
         memory[block.row:block.row + block.rounds].assign(
             tf.cast(fed, layout.dtype))
       else:
+        assert isinstance(block, places.BufferBlock)
         steps = [
             np.stack([getattr(step, name) for step in block.steps])
             for name in ('readout', 'update', 'gain')]
@@ -93,7 +94,8 @@ def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
     mean = tf.unstack(
         tf.matmul(far, tf.cast(memory, tf.float64)), rounds)
     z = tf.unstack(z, rounds)
-    y, fed = [], []
+    y: list[tf.Tensor] = []
+    fed: list[tf.Tensor] = []
     for start in range(0, rounds, _TOGETHER):
       stop = min(start + _TOGETHER, rounds)
       if start:

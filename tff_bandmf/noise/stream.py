@@ -129,6 +129,7 @@ class Stream:
         yield places.WindowBlock.of(
             recursion, self._z_steps, rounds, self._memory_rows)
       else:
+        assert isinstance(recursion, recursion_lib.Buffers)
         yield places.BufferBlock.of(recursion, self._z_steps, rounds)
 
   def _place(self) -> places.Place:
