@@ -7,14 +7,16 @@ here alone. A key drawn at random would raise false alarms at
 
 import functools
 import itertools
+import json
 
 import numpy as np
 import pytest
 import scipy.special
 import scipy.stats
+import tensorflow as tf
 
-from tff_bandmf import accounting, noise, strategies
-from tff_bandmf.audit import attacks
+from tff_bandmf import accounting, noise, participation, query, strategies
+from tff_bandmf.audit import arithmetic, attacks
 from tff_bandmf.noise import generator
 
 _EPSILON, _DELTA = 2.0, 1e-6
@@ -107,6 +109,47 @@ def test_client_moves_float32_sums_by_more_than_its_clip(clients, expected):
   ).succeeded
 
 
+@pytest.mark.parametrize('clients', [1000, 6500, 10_000])
+def test_client_moves_integer_sums_by_at_most_its_clip(clients):
+  """The query's own records and sums; whatever the order, they are exact."""
+  lattice = noise.Lattice(20, clients, 0.0)
+  found = attacks.summing(
+    functools.partial(arithmetic.summed, lattice), clients
+  )
+  assert not found.succeeded
+  assert 0.999 < found.statistic <= 1
+
+
+def _crafted(random):
+  """Returns entries just above a half, and one that fills the norm; clip."""
+  bits, dimension = random.integers(6, 10), random.integers(100, 400)
+  radius = 2.0**bits - dimension / (24 * 2.0**bits) - 2
+  entry = np.floor(0.9 * radius / np.sqrt(dimension)) + 0.501
+  while (dimension - 1) * entry**2 > radius**2:
+    entry -= 1
+  record = np.full(dimension, entry)
+  record[0] = np.sqrt(radius**2 - np.sum(record[1:] ** 2)) - 1e-9
+  signs = random.choice([-1.0, 1.0], dimension)
+  return random.permutation(record) * signs, int(bits)
+
+
+def test_crafted_records_have_at_most_the_norm_of_their_clip():
+  """300 records that rounding makes longer; norms are of Python's integers."""
+  random = np.random.default_rng(8)
+  longer = 0
+  for _ in range(300):
+    record, bits = _crafted(random)
+    clip = query.Clipping.of(
+      2.0**bits, tf.TensorSpec(record.shape, tf.float64), bits
+    )
+    clipped = clip.clip(tf.constant(record)).numpy()
+    assert sum(int(each) ** 2 for each in clipped) <= 4**bits
+    # What is lost is little.
+    assert np.abs(clipped - record).max() < 1
+    longer += np.sum(np.rint(record) ** 2) > 4**bits
+  assert longer > 150
+
+
 # Draws beyond the end of float32 normals.
 
 
@@ -154,7 +197,7 @@ def test_normals_beyond_are_counted(threshold):
 
 def test_last_bits_of_float32_releases_tell_sums_apart():
   """In a release about 12 coordinates give it away, so that none does with
-  probability e^-12: the power is above 0.99 for 600 releases together.
+  probability e^-12: the power is above 0.99 for 400 releases together.
   """
   random = np.random.default_rng(1)
   found = attacks.low_bits(
@@ -251,3 +294,35 @@ def test_claim_of_8_was_one_of_83():
 )
 def test_noise_is_that_of_its_own_c(strategy):
   assert not _attacked(strategy).succeeded
+
+
+# All of them, as an audit makes them.
+
+
+_SPEC = accounting.PrivacySpec(
+  strategies.BandedToeplitz(30, [1.0, 0.5]), participation.MinSep(5), 1.0
+)
+
+
+def test_attacks_of_an_audit_fail():
+  found = arithmetic.attack(_SPEC)
+  assert [each.name for each in found] == [
+    'summing', 'tail', 'low_bits', 'inverse'
+  ]  # fmt: skip
+  assert not any(each.succeeded for each in found)
+  assert sum(each.false_alarm for each in found) <= 2e-6
+  json.dumps([each.to_dict() for each in found], allow_nan=False)
+  assert all(' fails: ' in str(each) for each in found)
+
+
+def test_attack_of_an_audit_that_succeeds_is_told(monkeypatch):
+  words = generator.Generator.words
+  # No magnitude is small.
+  monkeypatch.setattr(
+    generator.Generator,
+    'words',
+    lambda *args: words(*args) | np.uint64(2**38),
+  )
+  found = {each.name: each for each in arithmetic.attack(_SPEC)}
+  assert found['tail'].succeeded and ' succeeds: 0 of ' in str(found['tail'])
+  assert not found['summing'].succeeded

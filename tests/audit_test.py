@@ -23,7 +23,7 @@ from tff_bandmf import (
     query,
     strategies,
 )
-from tff_bandmf.audit import bounds, pattern
+from tff_bandmf.audit import attacks, bounds, pattern
 from tff_bandmf.noise import generator, placements, self_test
 
 _ROUNDS = 12
@@ -314,13 +314,29 @@ def test_command_says_whether_the_claim_holds(tmp_path, run, monkeypatch):
   assert (record['participation'], record['min_sep']) == ('min-sep', _MIN_SEP)
   assert record['max_participations'] is None
   assert record['gaussian_bound'] < record['epsilon']
+  assert [each['name'] for each in record['arithmetic']] == [
+      'summing', 'tail', 'low_bits', 'inverse']
+  assert not any(each['succeeded'] for each in record['arithmetic'])
   make = aggregator.dp_aggregator
   monkeypatch.setattr(
       aggregator, 'dp_aggregator',
       lambda noise_multiplier, **kwargs: make(
           noise_multiplier / 10, **kwargs))
+  monkeypatch.setattr(attacks, 'beyond', lambda key, draws, threshold: 15)
   status, out, _ = run(*arguments, '--epsilon', 4.0)
   assert status == 1 and not json.loads(out)['holds']
+
+
+def test_command_fails_where_an_attack_succeeds(tmp_path, run, monkeypatch):
+  path = tmp_path / 'strategy.npz'
+  strategies.save(_BANDED, path)
+  monkeypatch.setattr(attacks, 'beyond', lambda key, draws, threshold: 0)
+  status, out, _ = run(
+      'audit', path, '--min-sep', _MIN_SEP, '--delta', _DELTA, '--canaries', 20,
+      '--confidence', 0.999, '--noise-multiplier', 1.0)
+  assert status == 1
+  assert 'tail succeeds: 0 of 1073741824 normals' in out
+  assert 'summing fails: 0.999' in out
 
 
 @pytest.mark.parametrize('flags', [

@@ -12,6 +12,7 @@ import pathlib
 import signal
 import stat
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -272,7 +273,9 @@ def test_server_killed_at_random_points_gives_the_same_noise(server, expected):
 
 def _refused(run, server, *arguments):
   """Returns the line with which the command refuses to start."""
-  status, out, error = run(*server.arguments, *arguments)
+  # One that starts ends at once.
+  with mock.patch.object(noise_server, '_wait', lambda *_: None):
+    status, out, error = run(*server.arguments, *arguments)
   assert (status, out) == (2, '')
   line, = error.splitlines()
   return line
@@ -405,12 +408,17 @@ def test_what_the_noise_depends_on_is_never_guessed(server, run, name):
   assert not server.directory.exists()
 
 
-def test_default_lattice_is_that_of_a_secure_sum_where_told(server, run):
-  server.arguments.append('--secure-sum')
+def test_lattice_is_that_of_a_secure_sum_where_told(tmp_path):
+  cohort = 60_000
+  server = _Server(tmp_path, f'--largest-cohort={cohort}', '--secure-sum')
   server.start()
-  assert server.printed()['z_steps'] == noise.Lattice.of(
-      _RECURSION, _Z_STDDEV, largest_cohort=_LARGEST_COHORT,
-      dimension=_DIMENSION, secure_sum=True).z_steps
+  found = server.printed()['z_steps']
+  server.kill()
+  each = [
+      noise.Lattice.of(
+          _RECURSION, _Z_STDDEV, largest_cohort=cohort, dimension=_DIMENSION,
+          secure_sum=secure).z_steps for secure in (True, False)]
+  assert found == each[0] != each[1]
 
 
 class _Trouble:

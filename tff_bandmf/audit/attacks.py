@@ -36,7 +36,7 @@ TAIL = 5.678
 TAIL_DRAWS = 2**30
 # Of one round that is told apart at (2, 1e-6) by its last bits.
 LOW_BITS_DIMENSION = 20_000
-LOW_BITS_TRIALS = 300
+LOW_BITS_TRIALS = 200
 # Off by so much, in standard deviations of z, noise costs next to nothing.
 _OFF = 2.0**-10
 # Clips of the victim of `summing`.
@@ -242,5 +242,5 @@ def inverse(
   """
   off = np.sqrt(np.mean((strategy.matrix() @ y - z)**2, 1))
   return Attack(
-      'inverse', float(np.max(off - cells / 2)),
-      'standard deviations of z between C y and z', -np.inf, _OFF, 0.0)
+      'inverse', max(0.0, float(np.max(off - cells / 2))),
+      'standard deviations of z between C y and z', 0.0, _OFF, 0.0)

@@ -148,8 +148,8 @@ def noise_server(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
-    # PRIVACY: a round of training refuses noise that was made for other values.
-    # Guard: served_tape_test.test_other_noise_than_trained_for_is_refused.
+    # PRIVACY: as in training, which refuses noise of another lattice. Guard:
+    # noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
       z_stddev_per_clip,

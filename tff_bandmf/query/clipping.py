@@ -98,8 +98,8 @@ class Clipping:
     for clip, dimension, bound in zip(
         self.clips, self.dimensions, self._squared_bounds):
       least = max(2 * math.sqrt(dimension), 4)
-      # PRIVACY: nothing is lost here but updates. Rounding would leave little
-      # of such a group, and its noise would be that of a full one.
+      # No privacy is lost here, but updates: rounding would leave little of
+      # such a group, and its noise would be that of a full one.
       if dimension and bound < least**2:
         raise ValueError(
             errors.invalid(

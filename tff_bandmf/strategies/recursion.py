@@ -18,8 +18,9 @@ known to whoever knows past y. That is what makes a run of rounded releases
 post-processing of the Gaussian mechanism of C: given past releases and a guess
 of the data, round t rounds z_t plus C times the data, and nothing else.
 
-PRIVACY: the proof needs S to follow from y alone. Guard:
-recursion_test.test_memory_follows_from_y_alone.
+PRIVACY: the proof needs S to follow from y alone, and C to be that of the
+claim. Guards: recursion_test.test_memory_follows_from_y_alone and
+test_noise_without_rounding_is_that_of_the_matrix.
 """
 
 from __future__ import annotations

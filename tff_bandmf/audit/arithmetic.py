@@ -1,0 +1,111 @@
+"""The attacks of `attacks` on the query, noise and lattice of a claim."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bandmf import accounting, noise, query, strategies
+from tff_bandmf.audit import attacks
+from tff_bandmf.noise import generator as generator_lib
+from tff_bandmf.noise import placements
+from tff_bandmf.noise import source as source_lib
+
+_CLIENTS = 1000
+# Coordinates whose noise is compared with their z.
+_COMPARED = 64
+# Of a round that float32 lets be told apart by its last bits.
+_EPSILON, _DELTA = 2.0, 1e-6
+
+
+def attack(spec: accounting.PrivacySpec) -> tuple[attacks.Attack, ...]:
+  """Returns what the attacks on the arithmetic of a run found.
+
+  Sums of 1,000 records are on the lattice of the claim and its C gives the
+  noise that is compared with z; tail and last bits are of the generator and of
+  one round at (2, 1e-6), the same for every claim.
+
+  Args:
+    spec: the claim, with noise.
+
+  Raises:
+    ValueError: no lattice holds 1,000 clients of this claim.
+  """
+  lattice = noise.Lattice.of(
+      spec.strategy.recursion(), spec.z_stddev, largest_cohort=_CLIENTS,
+      dimension=_COMPARED)
+  return (
+      attacks.summing(functools.partial(summed, lattice), _CLIENTS),
+      attacks.tail(
+          functools.partial(attacks.beyond, noise.Key.from_entropy()),
+          attacks.TAIL_DRAWS),
+      _low_bits(),
+      _inverse(spec.strategy, lattice.z_steps))
+
+
+def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
+  """Returns the query's sum of records of one coordinate, in clips.
+
+  Args:
+    lattice: of the sum.
+    values: of the records, [clients] float32 in clips.
+  """
+  specs = tf.TensorSpec([1], tf.float32)
+  adding = query.CorrelatedNoiseQuery(
+      query.Clipping.of(1.0, specs, lattice.clip_bits), lattice, 1.0, specs, 1,
+      source_lib.NoNoise(1))
+  total, _ = tf.function(
+      lambda records: tf.foldl(
+          lambda state, record: adding.accumulate_record((), state, record),
+          records, adding.initial_sample_state()),
+      autograph=False)(values[:, np.newaxis])
+  return float(total[0]) / lattice.clip_steps
+
+
+def _low_bits() -> attacks.Attack:
+  """Returns what last bits of the query's releases show."""
+  strategy = strategies.Identity(2 * attacks.LOW_BITS_TRIALS)
+  noise_multiplier = accounting.gaussian_noise_multiplier(_EPSILON, _DELTA)
+  dimension = attacks.LOW_BITS_DIMENSION
+  lattice = noise.Lattice.of(
+      strategy.recursion(), noise_multiplier, largest_cohort=1,
+      dimension=dimension)
+  specs = tf.TensorSpec([dimension], tf.float32)
+  source = source_lib.of(
+      placements.Tape(), strategy.recursion(), lattice.z_steps, dimension)
+  released = query.CorrelatedNoiseQuery(
+      query.Clipping.of(1.0, specs, lattice.clip_bits), lattice, 1.0, specs,
+      strategy.rounds, source)
+
+  @functools.partial(tf.function, autograph=False)
+  def release(state, record):
+    total = released.accumulate_record(
+        (), released.initial_sample_state(), record)
+    return released.get_noised_result(total, state)[:2]
+
+  state = released.begin(released.initial_global_state())
+
+  def next_release(record):
+    nonlocal state
+    result, state = release(state, tf.constant(record))
+    return result.numpy()
+
+  with contextlib.closing(source):
+    return attacks.low_bits(
+        next_release, _EPSILON, _DELTA, attacks.LOW_BITS_TRIALS, dimension)
+
+
+def _inverse(
+    strategy: strategies.Strategy, z_steps: float
+) -> attacks.Attack:
+  """Returns how far the stream's noise is from that of C."""
+  recursion = strategy.recursion()
+  key = noise.Key.from_entropy()
+  made = noise.Stream(recursion, z_steps, _COMPARED, key)
+  y = np.stack([row.copy() for row in made.rows() if row is not None])
+  z = generator_lib.Generator(key).rows(0, strategy.rounds, 0, _COMPARED)
+  scales = recursion.scales[recursion.phase(np.arange(strategy.rounds))]
+  return attacks.inverse(strategy, y / z_steps, z, 1 / (z_steps * scales))
