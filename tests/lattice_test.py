@@ -28,7 +28,7 @@ def test_cells_are_as_wide_as_claims_say(z, scale):
 
 
 @pytest.mark.parametrize('cohort', [1, 100, 10**4, 10**6])
-@pytest.mark.parametrize('z', [1e-6, 1e-3])
+@pytest.mark.parametrize('z', [2e-3, 0.1])
 @pytest.mark.parametrize('secure_sum', [False, True])
 def test_sums_and_noise_stay_in_32_bits(cohort, z, secure_sum):
   for strategy in (
@@ -48,6 +48,19 @@ def test_sums_and_noise_stay_in_32_bits(cohort, z, secure_sum):
     )
     assert largest < 2**31
     assert found.z_steps == z * found.clip_steps
+
+
+def test_cells_wider_than_a_deviation_are_refused():
+  # 2^10 steps are all that a million clients leave.
+  assert _of(z=2.0**-9, cohort=2**20, dimension=1).z_steps >= 1
+  with pytest.raises(ValueError, match='lattice=2'):
+    _of(z=2.0**-12, cohort=2**20, dimension=1)
+  # The least noise of any round decides.
+  rows = np.array([[1.0, 0.0], [64.0, 0.5]])
+  uneven = strategies.Banded(rows).recursion()
+  assert _of(uneven, z=2.0**-3, cohort=2**20, dimension=1).z_steps >= 64
+  with pytest.raises(ValueError, match='lattice=2'):
+    _of(uneven, z=2.0**-9, cohort=2**20, dimension=1)
 
 
 def test_run_without_noise_has_a_lattice():

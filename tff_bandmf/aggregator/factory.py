@@ -150,6 +150,10 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
               'create', 'called twice', 'an aggregator serves one run',
               'call dp_aggregator for every learning process'))
     spec = self.spec
+    # PRIVACY: the slack of fewer coordinates is no bound for more. Guard:
+    # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
+    if spec.noise_multiplier:
+      spec.cost.check_dimension(dimension)
     recursion = spec.strategy.recursion()
     self.lattice = noise.Lattice.of(
         recursion, spec.z_stddev, largest_cohort=self._sums.largest_cohort,
@@ -265,6 +269,7 @@ def dp_aggregator(
     l2_norm_clip: Any,
     strategy: strategies.Strategy,
     participation: participation_lib.Participation,
+    dimension: Optional[int] = None,
     noise: Optional[placements.Placement] = None,
     largest_cohort: Optional[int] = None,
     zeroing_norm: Optional[float] = None,
@@ -306,6 +311,9 @@ def dp_aggregator(
       which takes the place of l2_norm_clip above.
     strategy: C; fixes the number of rounds.
     participation: schema under which the sensitivity of C is taken.
+    dimension: coordinates of an update that the claim was made for, as
+      `accounting.calibrate` takes it; None covers `accounting.CELLS` values of
+      noise, and a larger model is refused.
     noise: where it comes from, a value of `noise.placements`; None is `Tape()`.
     largest_cohort: most clients of any round; None is clients_per_round,
       rounded up. Sums of so many have room; a round of more fails.
@@ -373,6 +381,7 @@ def dp_aggregator(
             'would tell the server about each client, past the secure sum',
             'leave one of them out'))
   return CorrelatedNoiseFactory(
-      accounting.PrivacySpec(strategy, participation, noise_multiplier),
+      accounting.PrivacySpec(
+          strategy, participation, noise_multiplier, dimension=dimension),
       clients_per_round, l2_norm_clip, (zeroing_norm, zeroing_norm_order),
       placement, Sums(largest_cohort, secure_sum, measure_clients))

@@ -10,18 +10,21 @@
 All sums are of 32-bit integers, so they are exact in any order, if nothing
 leaves the range:
 
-  B 2^k + 12 rho_y s/h + |row of C^-1|_1 / 2 + 1 < 2^31
+  B 2^k + 12 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
-and the cost of finite arithmetic is what `accounting.arithmetic` says, if a
-cell is no wider or narrower than it is there:
+with D = diag(C[t, t]), through which the roundings of y go on into later ones.
+What finite arithmetic costs is what `accounting.arithmetic` says, if no cell is
+narrower or wider than it is there:
 
-  h min_t C[t, t] / s >= 2^-17
+  2^-17 <= h C[t, t] / s <= 1
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+
+import numpy as np
 
 from tff_bandmf import errors
 from tff_bandmf.accounting import arithmetic
@@ -73,42 +76,39 @@ class Lattice:
     """
     largest_cohort = errors.check_count(
         'largest_cohort', largest_cohort, 'it is the most clients of a round')
-    # What 2^k is multiplied with in the range, without what does not grow.
-    deviations = 12 * z_stddev_per_clip * _largest_norm(
-        recursion, z_stddev_per_clip)
+    min_scale = float(np.min(recursion.scales))
+    # What 2^k is multiplied with in the range, and what does not grow with it.
+    norm = recursion.rho * recursion.max_scale if z_stddev_per_clip else 0.0
+    deviations = 12 * z_stddev_per_clip * norm
     sums = largest_cohort * (2 if secure_sum else 1)
-    # |row|_1 / 2 <= sqrt(n) |row|_2 / 2.
-    constant = 1 + (
-        deviations and math.sqrt(recursion.rounds) * deviations
-        / (24 * z_stddev_per_clip))
+    # |row D|_1 <= sqrt(n) |row|_2 max C[t, t].
+    constant = 1 + math.sqrt(recursion.rounds) * norm / (2 * min_scale)
     most = min(
         _MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
       most = min(most, _bits(
           1 / (_CELL_WIDTH * recursion.max_scale * z_stddev_per_clip)))
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
+    if z_stddev_per_clip:
+      # PRIVACY: a cell wider than a deviation is outside of the proof. Guard:
+      # lattice_test.test_cells_wider_than_a_deviation_are_refused.
+      least = max(least, math.ceil(
+          -math.log2(min_scale * z_stddev_per_clip)))
     if most < least:
       raise ValueError(
           errors.invalid(
               'lattice', f'2^{most} steps a clip',
-              f'{dimension} coordinates need 2^{least}, and {largest_cohort} '
-              f'clients with z_stddev={z_stddev_per_clip:.6g} clips and a C^-1 '
-              f'of row norm {_largest_norm(recursion, 1.0):.6g} leave no more',
-              'use a better conditioned C, less noise a clip, a smaller '
-              'largest_cohort, or fewer parameters'))
+              f'{dimension} coordinates with z_stddev={z_stddev_per_clip:.6g} '
+              f'clips need 2^{least}, and {largest_cohort} clients and a C^-1 '
+              f'of row norm {norm:.6g} leave no more',
+              'use a better conditioned C, another noise_multiplier, a '
+              'smaller largest_cohort, or fewer parameters'))
     return cls(most, largest_cohort, z_stddev_per_clip * 2.0**most)
 
   @property
   def clip_steps(self) -> int:
     """Steps of a clip, 2^k."""
     return 2**self.clip_bits
-
-
-def _largest_norm(
-    recursion: recursion_lib.Recursion, z_stddev: float
-) -> float:
-  """Returns a bound of |row of C^-1|_2; 0 without noise."""
-  return recursion.rho * recursion.max_scale if z_stddev else 0.0
 
 
 def _bits(value: float) -> int:

@@ -24,7 +24,7 @@ and, where it is known, the optional keys
 | `setting`, `covered`, `noise_key`   | a sentence each: who is trusted, what  |
 |                                     | data accesses the guarantee counts,    |
 |                                     | where the key came from                |
-| `noise_generator`                   | 'philox' or 'aes-ctr'                  |
+| `noise_generator`                   | 'chacha20'                             |
 | `tuning`, `model_selection`,        | a sentence each: what the run used     |
 | `pre_training`                      |                                        |
 | `enforced`                          | `min_sep`, `max_participations`, `by`  |
