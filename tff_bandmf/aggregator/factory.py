@@ -117,7 +117,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     not matter: sums are exact.
 
     PRIVACY: the noise is for sums of records that were clipped one by one.
-    Guard: fed_avg_test.test_client_moves_the_sum_by_its_clip.
+    Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip,
+    aggregator_test.test_sums_of_groups_are_those_of_their_clients.
 
     Args:
       value_type: of an update of one client, float leaves.
