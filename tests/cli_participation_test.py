@@ -67,7 +67,10 @@ def test_optimize_writes_what_later_commands_take(run_json):
   once = run_json(
     *('calibrate', 'c.json', '--participation', 'single', *_CLAIM.split())
   )
-  assert kept['z_stddev'] == pytest.approx(math.sqrt(6) * once['z_stddev'])
+  # But for the slack, which follows the cells that a client can move.
+  assert kept['z_stddev'] == pytest.approx(
+    math.sqrt(6) * once['z_stddev'], rel=1e-3
+  )
   noise = ('--z-stddev', kept['z_stddev'], '--delta', 1e-6)
   assert run_json('account', 'c.json', *noise)['epsilon'] == pytest.approx(8)
   evaluated = run_json('evaluate', 'c.json')

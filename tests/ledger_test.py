@@ -578,7 +578,7 @@ def test_server_that_is_not_there_is_refused_without_its_password(tmp_path):
 def test_file_that_is_no_ledger_is_refused_and_kept(tmp_path):
   path = tmp_path / 'ledger.sqlite'
   path.write_bytes(b'no database at all' * 100)
-  with pytest.raises(ValueError, match='no participation ledger'):
+  with pytest.raises(ValueError, match='file is not a database'):
     program.Ledger(path)
   assert path.read_bytes() == b'no database at all' * 100
 

@@ -18,7 +18,7 @@ _PACKAGES = ('simulations', 'tff_bandmf')
 _FOLDERS = (
     'benchmarks', 'configs', 'docs', 'requirements', 'tests', *_PACKAGES)
 # What only plots need.
-_OPTIONAL = {'matplotlib'}
+_OPTIONAL = {'matplotlib', 'psycopg2'}
 # Those that are not called as they are imported.
 _DISTRIBUTIONS = {'tree': 'dm-tree'}
 _NO_SOURCE = shutil.ignore_patterns('__pycache__', '_build')

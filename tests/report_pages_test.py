@@ -190,7 +190,7 @@ def test_page_and_markdown_show_the_same_facts(tmp_path):
   facts = [value for value in changes.values() if isinstance(value, str)]
   facts += [
       'a referee', '0.0.7', 'one client', 'the model', 'the vocabulary',
-      'a histogram', 'Philox 4x32-10', '128 bits', 'Box-Muller', 'exact',
+      'a histogram', 'ChaCha20', 'exact',
       written['strategy_sha256'], written['summary'], written['accounting'],
       written['adjacency_meaning'], written['formal_statement'],
       written['report_code_sha256'], *written['warnings'],

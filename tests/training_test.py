@@ -179,10 +179,10 @@ def test_simulated_run_says_that_it_is_one(small, tmp_path, runtime):
       config, {'privacy.simulated_clients_per_round': 40})
   training.run(config, corpus, tmp_path / 'run')
   written = report.write(tmp_path / 'run')
-  # Of the run itself: a tenth of the noise, and far from epsilon 8.
+  # Of the run itself: a tenth of the noise, for which nothing is proved.
   assert written['setting'].startswith('SIMULATED')
   assert written['warnings'][0].startswith('SIMULATED')
-  assert written['epsilon'] > 100
+  assert written['epsilon'] is None
   described = json.loads((tmp_path / 'run' / report.RUN_FILE).read_text())
   assert described['simulated']['epsilon'] == pytest.approx(8.0)
   assert described['simulated']['noise_multiplier'] == pytest.approx(

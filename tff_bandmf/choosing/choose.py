@@ -96,7 +96,7 @@ def choose(
     ValueError: a value out of range, or no family fits.
 
   >>> ranking = choose(
-  ...     100, participation_lib.MinSep(10), 1.0, 1e-6, noise_copies=0,
+  ...     100, participation_lib.MinSep(10), 1.0, 1e-6, noise_copies=1,
   ...     families=['identity', 'dp-cgd'])
   >>> [choice.strategy.family for choice in ranking.choices]
   ['dp-cgd', 'identity']

@@ -213,6 +213,7 @@ class SyncContext(tff.framework.SyncExecutionContext):
     return self._link.given_up
 
   def invoke(self, comp, arg):
+    """Returns what a computation gives."""
     with self._link.waiting():
       return super().invoke(comp, arg)
 
