@@ -8,7 +8,7 @@ import pytest
 import scipy.special
 
 from tff_bandmf import accounting, participation, strategies
-from tff_bandmf.accounting import arithmetic, slack
+from tff_bandmf.accounting import arithmetic, sampled, slack
 
 _ndtr = scipy.special.ndtr
 
@@ -288,4 +288,14 @@ def test_calibrated_noise_covers_its_own_slack(monkeypatch):
   assert bound.epsilon == 2.0
   assert bound.total <= 1e-3
   own = spec.cost.slack(2.0, 1e-3, spec.moved(spec.noise_multiplier))
+  assert own.epsilon <= bound.slack_epsilon * (1 + 1e-9)
+  # Amplification may need far less noise than the slack was taken for.
+  little = spec.noise_multiplier / 50
+  monkeypatch.setattr(
+    sampled, '_least_noise', lambda *_: (little, bound)
+  )
+  spec, bound = accounting.calibrate_sampled(
+    _sampled(max_slack=0.5), 2.0, 1e-3
+  )
+  own = spec.cost.slack(2.0, 1e-3, spec.moved(little))
   assert own.epsilon <= bound.slack_epsilon * (1 + 1e-9)
