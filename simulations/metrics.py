@@ -32,17 +32,27 @@ class Metrics:
       start: the first round to write.
 
     Raises:
-      ValueError: a row before that is not the one that was written.
+      ValueError: a row before that is not the one that was written, or the
+        ledger lacks the round of a row.
+      OSError: the file cannot be written; one line that names it.
     """
     self._path = directory / report.METRICS_FILE
     self._ledger = ledger
     self._header = _line(_COLUMNS)
     kept = [self._header]
     for t, line in files.metrics_lines(directory).items():
+      attempts = ledger.attempts(t)
+      # PRIVACY: rounds that ran and are forgotten would run with other sums.
+      # Guard: run_directory_test.test_ledger_that_was_rolled_back_is_refused.
+      if not attempts:
+        raise ValueError(
+            errors.invalid(
+                'ledger', directory / report.LEDGER_FILE,
+                f'lacks round {t}, which {report.METRICS_FILE} has',
+                'it is that of an earlier moment: restore all files of one '
+                'time, the latest'))
       if t < start:
-        attempts = ledger.attempts(t)
-        if not attempts or attempts[-1].row != files.row_digest(
-            self._header, line):
+        if attempts[-1].row != files.row_digest(self._header, line):
           raise ValueError(
               errors.invalid(
                   'metrics', self._path, f'has another row of round {t} than '
@@ -57,8 +67,12 @@ class Metrics:
     return self
 
   def __exit__(self, *exc_info) -> None:
-    self._stream.close()
-    self._tensorboard.close()
+    try:
+      # What is left of a row that could not be written fails here again.
+      with durable.named(self._path, 'written'):
+        self._stream.close()
+    finally:
+      self._tensorboard.close()
 
   def write(self, row: dict[str, Any]) -> None:
     """Writes the row of a round that ended; column to number."""
@@ -67,9 +81,10 @@ class Metrics:
     # shows. Guard: evidence_test.test_flipped_bit_of_metrics_is_refused.
     self._ledger.record_row(
         row['round'], files.row_digest(self._header, line))
-    self._stream.write(line)
-    self._stream.flush()
-    os.fsync(self._stream.fileno())
+    with durable.named(self._path, 'written'):
+      self._stream.write(line)
+      self._stream.flush()
+      os.fsync(self._stream.fileno())
     with self._tensorboard.as_default(step=row['round']):
       for name in _COLUMNS[1:]:
         if name in row:

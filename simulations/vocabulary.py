@@ -13,10 +13,11 @@ import functools
 import hashlib
 import itertools
 import os
+import pathlib
 from typing import Optional
 
 from simulations import corpus_file, files
-from tff_bandmf import errors
+from tff_bandmf import durable, errors
 
 _WORDS_CACHED = 200_000
 
@@ -100,10 +101,10 @@ class Vocabulary:
 
   def write(self, path: str) -> None:
     """Writes the file that `read` reads."""
-    with files.replacing(path) as temporary, open(
-      temporary, 'w', encoding='utf-8'
-    ) as file:
-      file.writelines(f'{word}\n' for word in self.words)
+    durable.write(
+      pathlib.Path(path),
+      ''.join(f'{word}\n' for word in self.words).encode(),
+    )
 
 
 def read(path: str, size: int) -> Vocabulary:

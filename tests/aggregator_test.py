@@ -304,6 +304,25 @@ def test_second_process_of_a_factory_is_refused(placement, sums):
 
 
 @pytest.mark.parametrize('start_round', [0, 3])
+@pytest.mark.parametrize('multiplier', [_MULTIPLIER, 2 * _MULTIPLIER])
+def test_second_factory_with_a_key_is_refused(start_round, multiplier):
+  """Another size or deviation has the same z, times another number."""
+  with _factory('tape') as first, _factory(
+      'tape', {'start_round': start_round},
+      noise_multiplier=multiplier) as second:
+    first.create(_type(_SPECS))
+    with pytest.raises(ValueError, match='serves another agg') as caught:
+      second.create(_type(_SPECS))
+    assert '\n' not in str(caught.value)
+    first.close()
+    # A run that goes on, and a close too many does not let a third one in.
+    second.create(_type(_SPECS))
+    first.close()
+    with _factory('tape') as third, pytest.raises(ValueError, match='serves'):
+      third.create(_type(_SPECS))
+
+
+@pytest.mark.parametrize('start_round', [0, 3])
 def test_second_run_on_a_tape_is_refused_its_first_round(
     runtime, start_round):
   with _factory('tape', {'start_round': start_round}) as factory:

@@ -25,6 +25,7 @@ from simulations import (
   metrics,
   run_directory,
   training,
+  vocabulary,
 )
 from tff_bandmf import durable, program, report
 
@@ -246,6 +247,46 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
   assert training.run(*small, run_copy, resume=True)
   written = report.write(run_copy)
   assert written['completed'] and not written['observed']['rounds_burnt']
+
+
+def test_ledger_that_was_rolled_back_is_refused(small, run_copy):
+  """With the ledger and the checkpoints of an hour ago, and today's rows."""
+  config, _ = small
+  path = run_copy / report.LEDGER_FILE
+  for end in '', '-wal', '-shm':
+    path.with_name(path.name + end).unlink(missing_ok=True)
+  lines = (run_copy / report.METRICS_FILE).read_text()
+  header, *rows = lines.splitlines(keepends=True)
+  with program.Ledger(path) as ledger:
+    for t in range(2):
+      ledger.start_round(t, range(config.training.clients_per_round))
+      ledger.finish_round(t)
+      ledger.record_row(t, report.row_digest(header, rows[t]))
+    for start in range(3):
+      with pytest.raises(
+          ValueError, match='ledger.sqlite: lacks round 2, which') as caught:
+        metrics.Metrics(run_copy, ledger, start)
+      assert '\n' not in str(caught.value)
+  assert (run_copy / report.METRICS_FILE).read_text() == lines
+
+
+@pytest.mark.skipif(
+    not pathlib.Path('/dev/full').exists(), reason='has no /dev/full')
+def test_full_disk_names_the_metrics_and_the_vocabulary(tmp_path):
+  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+    ledger.start_round(0, [1])
+    ledger.finish_round(0)
+    with pytest.raises(OSError, match='file=.*metrics.csv: .*No space'):
+      with metrics.Metrics(tmp_path, ledger, 0) as rows:
+        rows._stream.close()
+        rows._stream = open('/dev/full', 'a')
+        # What is left of the row is written again at the end.
+        rows.write({'round': 0})
+  full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  with mock.patch.object(os, 'fsync', side_effect=full):
+    with pytest.raises(OSError, match='file=.*vocabulary.txt: .*No space'):
+      vocabulary.Vocabulary(('a', 'b')).write(str(tmp_path / 'vocabulary.txt'))
+  assert not list(tmp_path.glob('vocabulary.txt*'))
 
 
 def test_full_disk_names_the_file(described, run_copy):

@@ -35,7 +35,7 @@ def write(path: pathlib.Path, *contents, mode: int = 0o644) -> None:
   Raises:
     OSError: it cannot be written; one line that names the file.
   """
-  with _named(path, 'written'), _written(path, contents, mode) as temporary:
+  with named(path, 'written'), _written(path, contents, mode) as temporary:
     os.replace(temporary, path)
 
 
@@ -61,7 +61,7 @@ def load_or_create_secret(
     ValueError: as `load_secret`.
     OSError: it cannot be made or read; one line that names the file.
   """
-  with _named(path, 'written'):
+  with named(path, 'written'):
     if not os.path.lexists(path):
       _make_folder(path.parent)
       # PRIVACY: never less than all of it. Guard:
@@ -86,7 +86,7 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       others than its owner can use it.
     OSError: it cannot be read; one line that names the file.
   """
-  with _named(path, 'read'):
+  with named(path, 'read'):
     try:
       handle = os.open(path, _READ)
     except OSError as error:
@@ -123,8 +123,16 @@ def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
 
 
 @contextlib.contextmanager
-def _named(path: pathlib.Path, done: str) -> Iterator[None]:
-  """Names the file in errors of the system."""
+def named(path: pathlib.Path, done: str) -> Iterator[None]:
+  """Raises an error of the system in the `with` block as one line.
+
+  Args:
+    path: of the file, which the line names.
+    done: what could not be done to it, a participle.
+
+  Raises:
+    OSError: the error, of the same class and number.
+  """
   try:
     yield
   except OSError as error:

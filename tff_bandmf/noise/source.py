@@ -5,7 +5,8 @@ from __future__ import annotations
 import abc
 import collections
 import os
-from typing import Any, Union
+import threading
+from typing import Any, Optional, Union
 
 import tensorflow as tf
 
@@ -27,6 +28,10 @@ _MAX_STATE_BYTES = 1_800_000_000
 _TAPE_TIMEOUT_SECONDS = 600.0
 # The run of a state that has not begun.
 _NOBODY = 0
+
+# What names the keys whose noise is on the tapes of this process.
+_held: set[Optional[int]] = set()
+_holding = threading.Lock()
 
 
 class NoiseSource(abc.ABC):
@@ -197,10 +202,16 @@ class TapeSource(NoiseSource):
 
   placement = 'tape'
 
-  def __init__(self, tape: Union[tape_lib.Tape, served_tape.ServedTape]):
+  def __init__(
+      self,
+      tape: Union[tape_lib.Tape, served_tape.ServedTape],
+      held: Optional[int] = None,
+  ):
+    """Takes the tape, and what `_hold` gave for its key if it is here."""
     self.dimension = tape.dimension
     self.start_round = tape.start_round
     self._tape = tape
+    self._held = held
 
   def initial_state(self):
     return collections.OrderedDict(
@@ -227,6 +238,30 @@ class TapeSource(NoiseSource):
 
   def close(self) -> None:
     self._tape.close()
+    _held.discard(self._held)
+    # A second call must not give back what another source has by then.
+    self._held = None
+
+
+def _hold(key: key_lib.Key) -> int:
+  """Returns what names the key, whose noise is on no other tape here.
+
+  Raises:
+    ValueError: it is.
+  """
+  name = key.identify(b'held')
+  with _holding:
+    # PRIVACY: two runs with one key have the same noise, and the difference of
+    # their releases has none. Guard:
+    # aggregator_test.test_second_factory_with_a_key_is_refused.
+    if name in _held:
+      raise ValueError(
+          errors.invalid(
+              'key', 'Key(<secret>)', 'serves another aggregator',
+              'close that one first, and go on from its state; a new run takes '
+              'a new key'))
+    _held.add(name)
+  return name
 
 
 def _memory_type(recursion: recursion_lib.Recursion) -> tf.DType:
@@ -250,18 +285,25 @@ def of(
 
   Raises:
     ValueError: a value out of range, a state that is too large to pass between
-      processes, or folders of servers that do not fit or have a reader.
+      processes, a key that serves another source of this process, or folders
+      of servers that do not fit or have a reader.
     OSError: there is no room for the folder of a tape.
   """
   if not z_steps:
     return NoNoise(dimension, placement.start_round)
   if isinstance(placement, placements.Tape):
-    return TapeSource(
-        tape_lib.Tape(
-            placement.directory, recursion, z_steps, dimension,
-            placement.key or key_lib.Key.from_entropy(), placement.start_round,
-            max_memory_bytes=placement.max_memory_bytes,
-            devices=placement.devices))
+    key = placement.key or key_lib.Key.from_entropy()
+    held = _hold(key)
+    try:
+      return TapeSource(
+          tape_lib.Tape(
+              placement.directory, recursion, z_steps, dimension, key,
+              placement.start_round,
+              max_memory_bytes=placement.max_memory_bytes,
+              devices=placement.devices), held)
+    except BaseException:
+      _held.discard(held)
+      raise
   if isinstance(placement, placements.Served):
     folders = placement.folders
     if isinstance(folders, (str, os.PathLike)):
