@@ -74,6 +74,7 @@ setuptools.setup(
     'tabulate>=0.9',
     'tensorflow>=2.14,<2.15',
     'tensorflow-privacy>=0.9,<0.10',
+    'threadpoolctl>=3',
     'tqdm>=4.64',
   ],
   extras_require={

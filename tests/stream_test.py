@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import pytest
 import scipy.stats
+import threadpoolctl
 
 from tff_bandmf import noise, strategies
 from tff_bandmf.noise import chunks, generator, places, stream
@@ -290,3 +291,20 @@ def test_coordinates_off_the_pieces_are_refused(monkeypatch, coordinates):
 def test_noise_of_no_size_is_refused():
   with pytest.raises(ValueError, match='z_steps=0'):
     _streamed(_FAMILIES['banded'], z_steps=0.0)
+
+
+def test_blas_has_one_thread_while_noise_is_made(monkeypatch):
+  seen = []
+  advance = places.WindowBlock.advance
+
+  def spy(self, *args):
+    seen.extend(
+      each['num_threads']
+      for each in threadpoolctl.threadpool_info()
+      if each['user_api'] == 'blas'
+    )
+    return advance(self, *args)
+
+  monkeypatch.setattr(places.WindowBlock, 'advance', spy)
+  _streamed(_FAMILIES['banded'])
+  assert set(seen) == {1}

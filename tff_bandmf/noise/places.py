@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Optional
 
 import numpy as np
+import threadpoolctl
 
 from tff_bandmf.noise import chunks as chunks_lib
 from tff_bandmf.noise import generator as generator_lib
@@ -303,6 +304,8 @@ class Host(Place):
     """Takes what `Place` takes, and the bound of `chunks.Chunks`."""
     super().__init__(layout, generator)
     self._work = Workspace()
+    # Threads that wait for each other spin where others have work.
+    self._threads = threadpoolctl.ThreadpoolController()
     # A ring of y holds what is made.
     self._in_ring = (
         layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0)
@@ -327,7 +330,9 @@ class Host(Place):
     work = self._work
     for i in range(len(self._layout.starts)):
       memory = self._memory[i]
-      y = block.advance(self._draw(i, block, work), memory, work)
+      z = self._draw(i, block, work)
+      with self._threads.limit(limits=1, user_api='blas'):
+        y = block.advance(z, memory, work)
       self._out[i][self._made] = checked(y)
       # Mapped no longer than it is used.
       del memory
