@@ -218,6 +218,6 @@ def test_model_larger_than_the_claim_is_refused(monkeypatch):
   monkeypatch.setattr(slack, 'CELLS', 19)  # 5 coordinates, 4 rounds.
   with pytest.raises(ValueError, match='dimension=5.*give dimension=5'):
     _process(_factory())
-  with pytest.raises(ValueError, match='dimension=5: times 4 rounds'):
+  with pytest.raises(ValueError, match='dimension=5: must be at most 4, '):
     _process(_factory(dimension=4))
   _process(_factory(dimension=5))

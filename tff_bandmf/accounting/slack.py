@@ -155,15 +155,13 @@ class Cost:
     arithmetics: those that a run may have.
     cut: bound of the L2 norm by which cut weights move a client's
       contributions through C, for clip = 1.
-    compared: rounds that are compared.
-    cells: N that is covered.
+    largest_dimension: d of the largest model that is covered.
     max_slack: that is not refused.
   """
 
   arithmetics: tuple[arithmetic.Arithmetic, ...]
   cut: float
-  compared: int
-  cells: float
+  largest_dimension: int
   max_slack: float
 
   @staticmethod
@@ -210,16 +208,17 @@ class Cost:
     if dimension is not None:
       errors.check_count('dimension', dimension, 'give that of the model')
       cells = dimension * compared
-      found = [make(dimension, cells)]
+      found, largest = [make(dimension, cells)], dimension
     else:
       # Few coordinates have no law of large numbers, but are few.
       cells, many = CELLS, arithmetic.many_coordinates(strategy.rounds)
       found = [make(max(1, cells // compared), cells)]
       if many <= cells // compared:
         found.append(make(many - 1, (many - 1) * compared))
+      # More participations, or sampled cohorts, may be claimed for its noise.
+      largest = cells // strategy.rounds
     return Cost(
-        tuple(found), participations * recursion.cut_norm, compared, cells,
-        max_slack)
+        tuple(found), participations * recursion.cut_norm, largest, max_slack)
 
   def more_noise(self, sensitivity: float) -> float:
     """Returns how much more noise the C of cut weights needs, as a factor."""
@@ -244,15 +243,20 @@ class Cost:
     return (1 - self.max_slack) * delta
 
   def check_dimension(self, dimension: int) -> None:
-    """Raises ValueError if a model has more cells than the claim covers."""
+    """Raises ValueError if a model is larger than those that are covered.
+
+    Of a claim that names no model all rounds count, also those that it does not
+    compare: another claim for the same noise, of cohorts that are sampled or of
+    more participations, compares them, and cannot ask how large the model is.
+    """
     # PRIVACY: the slack of fewer cells is no bound for more.
     # Guard: slack_test.test_larger_models_have_to_be_named.
-    if dimension * self.compared > self.cells:
+    if dimension > self.largest_dimension:
       raise ValueError(
           errors.invalid(
               'dimension', dimension,
-              f'times {self.compared} rounds are more than the '
-              f'{self.cells:.3g} values that the claim covers',
+              f'must be at most {self.largest_dimension}, which the claim '
+              'covers',
               f'give dimension={dimension} where the noise is calibrated'))
 
 

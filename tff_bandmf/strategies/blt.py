@@ -175,18 +175,24 @@ class BltBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def shift(self) -> float:
-    # Standard deviations of y / d and of the buffers, for unit z.
+    # PRIVACY: y / d and the buffers are sums of z and of roundings, 1/2 each,
+    # which are at most half a deviation of z. Guard:
+    # recursion_test.test_shift_bounds_the_error_of_coarse_cells.
+    def largest(weights):
+      return float(
+          recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
+          + np.sum(np.abs(weights)) / 2)
+
     column = self._inverse_column(self._period)
-    y = float(np.linalg.norm(column))
+    y = largest(column)
     error = 0.0
     for omega, theta in zip(self._omega, self._theta):
-      buffer = float(np.linalg.norm(
-          scipy.signal.lfilter([1.0], [1.0, -theta], column)))
+      buffer = largest(scipy.signal.lfilter([1.0], [1.0, -theta], column))
       kept = min(self._period, 1 / (1 - theta))
       # Each round rounds a product, a sum and the y that comes in.
       error += abs(omega) * (
           kept * (2 * buffer + 2 * y) + (self.memory + 2) * buffer)
-    return recursion_lib.MOST_DEVIATIONS * recursion_lib.UNIT * error
+    return recursion_lib.UNIT * error
 
   @property
   def cut_norm(self) -> float:

@@ -32,6 +32,7 @@ import math
 from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
+import scipy.signal
 
 from tff_bandmf.strategies import per_query
 
@@ -289,8 +290,17 @@ class Window(Recursion):
     # Periods are alike, and forget one another.
     found = per_query.of_noise(
         self.phases, min(self.memory + 1, self.phases),
-        lambda start, stop: self._rows(start, stop)[:, :self.phases])
+        lambda start, stop: self._kept_rows(start, stop)[:, :self.phases])
     return found[self.phase(np.arange(self.rounds))]
+
+  def _kept_rows(self, start: int, stop: int) -> np.ndarray:
+    """Returns rows of the C of cut weights, for `PAST_Y`."""
+    # PRIVACY: a C that is near singular turns cuts into other noise, whose
+    # range and self-test these norms are. Guard:
+    # recursion_test.test_row_norms_are_those_of_cut_weights.
+    scale, readout = self.weights(start, stop)
+    ones = np.ones((stop - start, 1))
+    return np.hstack([ones, -readout]) / scale[:, np.newaxis]
 
   @functools.cached_property
   def shift(self) -> float:
@@ -302,6 +312,7 @@ class Window(Recursion):
     most = max(
         float(np.max(np.abs(readout).sum(1) / scale))
         for scale, readout in self._pieces())
+    # u is z and the rounding of one y, at most half a deviation of z.
     error = MOST_DEVIATIONS * UNIT * ((self.memory + _BLOCK) * most + 3)
     return error * (1 + most * self._column_sum())
 
@@ -343,8 +354,7 @@ class ToeplitzWindow(Window):
       *,
       column_bands: int,
       column_sum: Callable[[], float],
-      inverse_column: Callable[[int], np.ndarray],
-      inverse_norm: Callable[[], float],
+      energy: Callable[[np.ndarray], float],
   ):
     """Initializes the recursion.
 
@@ -354,15 +364,14 @@ class ToeplitzWindow(Window):
       row: [bands], the first coefficients of C or of C^-1.
       column_bands: of C.
       column_sum: as `Window` takes it.
-      inverse_column: terms -> first column of C^-1.
-      inverse_norm: gives the L2 norm of all of it.
+      energy: [bands] of a C -> |first column of C^-1|_2^2.
     """
     super().__init__(
         rounds, keeps, len(row),
         lambda start, stop: np.broadcast_to(row, (stop - start, len(row))),
         period=1, column_bands=column_bands, column_sum=column_sum)
-    self._inverse_column = inverse_column
-    self._inverse_norm = inverse_norm
+    self._row = row
+    self._energy = energy
 
   def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     scale, readout = self._one_round
@@ -375,11 +384,20 @@ class ToeplitzWindow(Window):
     return super().weights(0, 1)
 
   def _variances(self) -> np.ndarray:
-    return np.cumsum(self._inverse_column(self.rounds)**2)
+    column = np.zeros(self.rounds)
+    if self.keeps == PAST_U:
+      column[:len(self._row)] = self._row
+    else:
+      column[0] = 1.0
+      column = scipy.signal.lfilter([1.0], self._kept_rows(0, 1)[0], column)
+    return np.cumsum(column**2)
 
   @functools.cached_property
   def rho(self) -> float:
-    return float(self._inverse_norm() / self.scales[0])
+    if self.keeps == PAST_U:
+      return float(np.linalg.norm(self._row) / self.scales[0])
+    return math.sqrt(self._energy(self._kept_rows(0, 1)[0])) / float(
+        self.scales[0])
 
   @functools.cached_property
   def cut_norm(self) -> float:

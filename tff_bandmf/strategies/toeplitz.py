@@ -16,7 +16,6 @@ over a polynomial for a banded C^-1, a proper rational function for a BLT.
 from __future__ import annotations
 
 import abc
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,11 +44,6 @@ class Toeplitz(base.Strategy):
   def inverse_column(self, terms: int) -> np.ndarray:
     """Returns r, [terms] float64."""
 
-  def inverse_norm(self) -> float:
-    """Returns |r|_2 over all n terms."""
-    base.check_rounds(self.rounds)
-    return float(np.linalg.norm(self.inverse_column(self.rounds)))
-
   def column_sum(self) -> float:
     base.check_rounds(self.rounds)
     column = self.column(self.rounds)
@@ -66,7 +60,7 @@ class Toeplitz(base.Strategy):
         else recursion_lib.PAST_U,
         self.column(self.bands) if few is None else self.inverse_column(few),
         column_bands=self.bands, column_sum=self.column_sum,
-        inverse_column=self.inverse_column, inverse_norm=self.inverse_norm)
+        energy=lambda row: _energy(np.ones(1), row, self.rounds))
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     """Returns w, [terms] float64, for a workload that is Toeplitz."""
@@ -125,10 +119,6 @@ class RationalToeplitz(Toeplitz):
   def inverse_column(self, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
     return _series(bottom, top, terms)
-
-  def inverse_norm(self) -> float:
-    top, bottom = self.polynomials()
-    return math.sqrt(_energy(bottom, top, self.rounds))
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
