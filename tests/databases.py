@@ -23,6 +23,31 @@ def binaries():
   return pathlib.Path(found[-1]).parent if found else None
 
 
+def _started(programs, directory, data, user):
+  """Returns the process of a server that answers.
+
+  Beside other servers one may end while it starts: it is started again.
+  """
+  log = directory / 'log'
+  for _ in range(3):
+    with open(log, 'wb') as output:
+      process = subprocess.Popen(
+          [programs / 'postgres', '-D', data, '-k', directory,
+           '-c', 'listen_addresses=', '-c', 'synchronous_commit=off'],
+          cwd=directory, stdout=output, stderr=output, **user)
+    deadline = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < deadline:
+      ready = subprocess.run(
+          [programs / 'pg_isready', '-h', directory], cwd=directory,
+          stdout=subprocess.DEVNULL, **user)
+      if not ready.returncode:
+        return process
+      time.sleep(0.05)
+    process.kill()
+    process.wait()
+  raise AssertionError(log.read_text())
+
+
 @contextlib.contextmanager
 def server(programs):
   """Runs a server on a socket in a private directory; gives URL and process.
@@ -42,15 +67,8 @@ def server(programs):
     subprocess.run(
         [programs / 'initdb', '--no-sync', '-A', 'trust', '-U', 'bandmf', data],
         check=True, **quiet)
-    process = subprocess.Popen(
-        [programs / 'postgres', '-D', data, '-k', directory,
-         '-c', 'listen_addresses=', '-c', 'synchronous_commit=off'], **quiet)
+    process = _started(programs, directory, data, user)
     try:
-      deadline = time.monotonic() + 60
-      while subprocess.run(
-          [programs / 'pg_isready', '-h', directory], **quiet).returncode:
-        assert process.poll() is None and time.monotonic() < deadline
-        time.sleep(0.05)
       yield f'postgresql+psycopg2://bandmf@/postgres?host={directory}', process
     finally:
       # Fast: does not wait for clients.
