@@ -17,7 +17,7 @@ from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Rounds whose weighted sums within a block are taken together.
-_TOGETHER = 8
+_TOGETHER = 16
 # PRIVACY: past it y would wrap, and C y would no longer be z. Guard:
 # stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
