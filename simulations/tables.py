@@ -34,7 +34,7 @@ def read(path: str) -> dict[str, Any]:
   content = documents.content(pathlib.Path(path))
   try:
     return tomllib.loads(content.decode())
-  # Of bytes that are no UTF-8, and of tables in tables without end, too.
+  # Bytes that are not UTF-8 raise these too, and so do endless nested tables.
   except (RecursionError, ValueError) as error:
     raise ValueError(
         errors.invalid('config', path, f'is no TOML: {error}', 'correct it')
@@ -124,7 +124,7 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
   """Sets a dotted key of nested tables, in place.
 
   Raises:
-    ValueError: the key goes through what is no table.
+    ValueError: a part of the key before its last is not a table.
   """
   *groups, name = key.split('.')
   for group in groups:

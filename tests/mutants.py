@@ -41,7 +41,7 @@ _LEFT_OUT = (
   'dist', '*.egg-info',
 )  # fmt: skip
 _SECONDS = 900
-# Of pytest.
+# Exit statuses of pytest.
 _PASSED = 0
 _FAILED = 1
 

@@ -72,7 +72,7 @@ def test_every_privacy_mark_names_a_guard_that_exists():
 
 
 def test_every_privacy_mark_has_a_mutant():
-  """Of the folders in `_EVERY_MARK`; to add one is in tests/mutants.py."""
+  """Folders that this covers are in `_EVERY_MARK`; mutants.py tells more."""
   noticed = {(m.file, test) for m in _MUTANTS for test in m.tests}
   assert [
     f'{mark.file}:{mark.line}: {mark.guards}'
