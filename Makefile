@@ -41,7 +41,8 @@ seeds: env  ## repeats the demo over several seeds
 	$(PYTHON_OF_ENV) -m simulations.sweep --grid=configs/demo_seeds.toml \
 	  --output_dir=runs/seeds --resume
 
-lint: env  ## checks style and types
+lint: env  ## checks format, style and types
+	$(PYTHON_OF_ENV) -m ruff format --check .
 	$(PYTHON_OF_ENV) -m ruff check .
 	$(PYTHON_OF_ENV) -m mypy
 

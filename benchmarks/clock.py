@@ -18,5 +18,6 @@ class Clock:
   def read(self, times: int = 1) -> dict[str, float]:
     """Returns the seconds since then, over how often something was done."""
     return {
-        'seconds': (time.perf_counter() - self._began[0]) / times,
-        'cpu_seconds': (time.process_time() - self._began[1]) / times}
+      'seconds': (time.perf_counter() - self._began[0]) / times,
+      'cpu_seconds': (time.process_time() - self._began[1]) / times,
+    }

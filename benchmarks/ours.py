@@ -25,7 +25,8 @@ def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
   watch = clock.Clock()
   found = optimize.optimize_banded(
-      task['rounds'], task['bands'], participation.MinSep(task['bands']))
+    task['rounds'], task['bands'], participation.MinSep(task['bands'])
+  )
   measured = watch.read()
   np.save(folder / 'found.npy', found.strategy.matrix())
   return measured
@@ -38,11 +39,15 @@ def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
   rounds, bands = task['rounds'] + _WARM, task['bands']
   strategy = strategies.BandedToeplitz(
-      max(rounds, bands), strategies.BandedSqrt(bands, bands).coefficients)
+    max(rounds, bands), strategies.BandedSqrt(bands, bands).coefficients
+  )
   rows = (
-      row for row in stream.Stream(
-          noise.Plan.of(strategy), task['dimension'], noise.Key.from_seed(0)
-      ).rows() if row is not None)
+    row
+    for row in stream.Stream(
+      noise.Plan.of(strategy), task['dimension'], noise.Key.from_seed(0)
+    ).rows()
+    if row is not None
+  )
   total = 0.0
   for t in range(rounds):
     if t == _WARM:
@@ -58,14 +63,14 @@ def _sensitivity(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _toeplitz_sensitivity(
-    task: dict[str, Any], folder: pathlib.Path
+  task: dict[str, Any], folder: pathlib.Path
 ) -> dict[str, Any]:
   del folder  # It needs no file.
   return _timed(strategies.SqrtToeplitz(task['rounds']), task)
 
 
 def _timed(
-    strategy: strategies.Strategy, task: dict[str, Any]
+  strategy: strategies.Strategy, task: dict[str, Any]
 ) -> dict[str, Any]:
   schema = participation.MinSep(task['min_sep'], task['max_participations'])
   sensitivity.sensitivity(strategy, schema)
@@ -75,8 +80,11 @@ def _timed(
 
 
 _TASKS = {
-    'optimize': _optimize, 'noise': _noise, 'sensitivity': _sensitivity,
-    'toeplitz_sensitivity': _toeplitz_sensitivity}
+  'optimize': _optimize,
+  'noise': _noise,
+  'sensitivity': _sensitivity,
+  'toeplitz_sensitivity': _toeplitz_sensitivity,
+}
 
 if __name__ == '__main__':
   given = json.loads(sys.argv[1])

@@ -35,28 +35,44 @@ _MATRIX_ROUNDS, _MATRIX_BANDS = 256, 32
 def _cases(dimension: int) -> dict[str, dict[str, Any]]:
   """Returns what a side is asked to do, by the name of the case."""
   return {
-      'optimize banded': {'task': 'optimize', 'rounds': 1024, 'bands': 32},
-      **{
-          f'noise of {bands} bands': {
-              'task': 'noise', 'bands': bands, 'dimension': dimension,
-              'rounds': 128}
-          for bands in (64, 342)},
-      'sensitivity, bands <= min_sep': {
-          'task': 'sensitivity', 'min_sep': _MATRIX_BANDS,
-          'max_participations': 4},
-      'sensitivity, bands > min_sep': {
-          'task': 'sensitivity', 'min_sep': 24, 'max_participations': 4},
-      'sensitivity, Toeplitz': {
-          'task': 'toeplitz_sensitivity', 'rounds': 100_000, 'min_sep': 1000,
-          'max_participations': 8},
+    'optimize banded': {'task': 'optimize', 'rounds': 1024, 'bands': 32},
+    **{
+      f'noise of {bands} bands': {
+        'task': 'noise',
+        'bands': bands,
+        'dimension': dimension,
+        'rounds': 128,
+      }
+      for bands in (64, 342)
+    },
+    'sensitivity, bands <= min_sep': {
+      'task': 'sensitivity',
+      'min_sep': _MATRIX_BANDS,
+      'max_participations': 4,
+    },
+    'sensitivity, bands > min_sep': {
+      'task': 'sensitivity',
+      'min_sep': 24,
+      'max_participations': 4,
+    },
+    'sensitivity, Toeplitz': {
+      'task': 'toeplitz_sensitivity',
+      'rounds': 100_000,
+      'min_sep': 1000,
+      'max_participations': 8,
+    },
   }
 
 
 @click.command()
 @click.option('--other', required=True, help='Python that has jax_privacy.')
 @click.option('--repetitions', default=3, show_default=True)
-@click.option('--dimension', default=_DIMENSION, show_default=True,
-              help='Floats of the noise of a round.')
+@click.option(
+  '--dimension',
+  default=_DIMENSION,
+  show_default=True,
+  help='Floats of the noise of a round.',
+)
 @click.option('--only', default='', help='Cases whose name contains this.')
 def main(other: str, repetitions: int, dimension: int, only: str) -> None:
   """Runs the cases."""
@@ -73,12 +89,24 @@ def main(other: str, repetitions: int, dimension: int, only: str) -> None:
         for side in sides if repetition % 2 == 0 else reversed(sides):
           found[side].append(_run(python[side], side, folder, task))
       summary = {side: _summary(runs) for side, runs in found.items()}
-      click.echo(json.dumps({
-          'case': case, **task, **summary,
-          **{f'{name}_ratio': statistics.median(
-              theirs[name] / ours[name] for ours, theirs in zip(
-                  found['tff_bandmf'], found['jax_privacy']))
-             for name in ('seconds', 'cpu_seconds')}}))
+      click.echo(
+        json.dumps(
+          {
+            'case': case,
+            **task,
+            **summary,
+            **{
+              f'{name}_ratio': statistics.median(
+                theirs[name] / ours[name]
+                for ours, theirs in zip(
+                  found['tff_bandmf'], found['jax_privacy']
+                )
+              )
+              for name in ('seconds', 'cpu_seconds')
+            },
+          }
+        )
+      )
 
 
 def _matrix() -> np.ndarray:
@@ -91,30 +119,36 @@ def _matrix() -> np.ndarray:
 
 
 def _run(
-    python: str, side: str, folder: pathlib.Path, task: dict[str, Any]
+  python: str, side: str, folder: pathlib.Path, task: dict[str, Any]
 ) -> dict[str, Any]:
   """Returns what one side answers, its matrix evaluated."""
   done = subprocess.run(
-      [python, '-m', f'benchmarks.{_SIDES[side]}', json.dumps(task),
-       str(folder)],
-      check=True, stdout=subprocess.PIPE, cwd=_FOLDER.parent)
+    [python, '-m', f'benchmarks.{_SIDES[side]}', json.dumps(task), str(folder)],
+    check=True,
+    stdout=subprocess.PIPE,
+    cwd=_FOLDER.parent,
+  )
   answer = json.loads(done.stdout.splitlines()[-1])
   if task['task'] == 'optimize':
     # Equal column norms and bands <= min_sep: sens^2 is theirs, for any k.
     matrix = np.load(folder / 'found.npy')
     decoder = np.linalg.solve(matrix.T, np.tri(len(matrix)).T)
     answer['loss'] = float(
-        np.mean(np.sum(decoder**2, 0)) * np.max(np.sum(matrix**2, 0)))
+      np.mean(np.sum(decoder**2, 0)) * np.max(np.sum(matrix**2, 0))
+    )
   return answer
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
   """Returns the medians of what repetitions answered."""
   return {
-      name: (
-          value if isinstance(value, str)
-          else statistics.median(run[name] for run in runs))
-      for name, value in runs[0].items()}
+    name: (
+      value
+      if isinstance(value, str)
+      else statistics.median(run[name] for run in runs)
+    )
+    for name, value in runs[0].items()
+  }
 
 
 if __name__ == '__main__':

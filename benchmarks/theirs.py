@@ -40,9 +40,12 @@ def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   j = np.arange(1, task['bands'])
   coefficients = np.concatenate([[1.0], np.cumprod((j - 0.5) / j)])
   privatizer = noise_addition.matrix_factorization_privatizer(
-      mf.toeplitz.inverse_as_streaming_matrix(
-          jnp.asarray(coefficients, jnp.float32)),
-      stddev=1.0, prng_key=jax.random.key(0))
+    mf.toeplitz.inverse_as_streaming_matrix(
+      jnp.asarray(coefficients, jnp.float32)
+    ),
+    stddev=1.0,
+    prng_key=jax.random.key(0),
+  )
   zero = jnp.zeros(task['dimension'], jnp.float32)
   state = privatizer.init(zero)
   update = jax.jit(privatizer.update, donate_argnums=1)
@@ -65,25 +68,33 @@ def _sensitivity(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     bands = int(np.max(np.subtract(*np.nonzero(np.asarray(matrix))))) + 1
     exact = bands <= task['min_sep']
     compute = (
-        mf.sensitivity.get_sensitivity_banded if exact
-        else mf.sensitivity.get_min_sep_sensitivity_upper_bound)
+      mf.sensitivity.get_sensitivity_banded
+      if exact
+      else mf.sensitivity.get_min_sep_sensitivity_upper_bound
+    )
     return _timed(
-        lambda: compute(matrix, task['min_sep'], task['max_participations']),
-        'exact' if exact else 'upper_bound')
+      lambda: compute(matrix, task['min_sep'], task['max_participations']),
+      'exact' if exact else 'upper_bound',
+    )
 
 
 def _toeplitz_sensitivity(
-    task: dict[str, Any], folder: pathlib.Path
+  task: dict[str, Any], folder: pathlib.Path
 ) -> dict[str, Any]:
   del folder  # It needs no file.
   with jax.enable_x64():
     j = np.arange(1, task['rounds'])
     coefficients = jnp.asarray(
-        np.concatenate([[1.0], np.cumprod((j - 0.5) / j)]))
+      np.concatenate([[1.0], np.cumprod((j - 0.5) / j)])
+    )
     return _timed(
-        lambda: jnp.sqrt(mf.toeplitz.minsep_sensitivity_squared(
-            coefficients, task['min_sep'], task['max_participations'])),
-        'exact')
+      lambda: jnp.sqrt(
+        mf.toeplitz.minsep_sensitivity_squared(
+          coefficients, task['min_sep'], task['max_participations']
+        )
+      ),
+      'exact',
+    )
 
 
 def _timed(compute: Any, method: str) -> dict[str, Any]:
@@ -94,11 +105,15 @@ def _timed(compute: Any, method: str) -> dict[str, Any]:
 
 
 _TASKS = {
-    'optimize': _optimize, 'noise': _noise, 'sensitivity': _sensitivity,
-    'toeplitz_sensitivity': _toeplitz_sensitivity}
+  'optimize': _optimize,
+  'noise': _noise,
+  'sensitivity': _sensitivity,
+  'toeplitz_sensitivity': _toeplitz_sensitivity,
+}
 
 if __name__ == '__main__':
   given = json.loads(sys.argv[1])
   answer = _TASKS[given['task']](given, pathlib.Path(sys.argv[2]))
-  print(json.dumps({
-      **answer, 'version': importlib.metadata.version('jax_privacy')}))
+  print(
+    json.dumps({**answer, 'version': importlib.metadata.version('jax_privacy')})
+  )

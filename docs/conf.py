@@ -17,12 +17,16 @@ import tff_bandmf  # noqa: E402
 
 # For the kernels of the notebooks, and for `bandmf` in them.
 for name, folder in (
-    ('PYTHONPATH', _ROOT), ('PATH', pathlib.Path(sys.executable).parent)):
+  ('PYTHONPATH', _ROOT),
+  ('PATH', pathlib.Path(sys.executable).parent),
+):
   os.environ[name] = os.pathsep.join([str(folder), os.environ.get(name, '')])
 os.environ.update(
-    TF_CPP_MIN_LOG_LEVEL='3', COLUMNS='80',
-    # As in pyproject.toml: what TFF imports is older than its dependencies.
-    PYTHONWARNINGS='ignore:pkg_resources is deprecated:UserWarning')
+  TF_CPP_MIN_LOG_LEVEL='3',
+  COLUMNS='80',
+  # As in pyproject.toml: what TFF imports is older than its dependencies.
+  PYTHONWARNINGS='ignore:pkg_resources is deprecated:UserWarning',
+)
 
 project = 'tff_bandmf'
 copyright = 'the authors of tff_bandmf'
@@ -34,9 +38,12 @@ default_role = 'code'
 
 html_theme = 'alabaster'
 html_theme_options = {
-    'description': 'Matrix-factorization noise for differential privacy in '
-                   'TensorFlow Federated',
-    'fixed_sidebar': True, 'page_width': '1020px', 'show_powered_by': False}
+  'description': 'Matrix-factorization noise for differential privacy in '
+  'TensorFlow Federated',
+  'fixed_sidebar': True,
+  'page_width': '1020px',
+  'show_powered_by': False,
+}
 html_show_sourcelink = False
 html_copy_source = False
 smartquotes = False
@@ -54,7 +61,10 @@ nb_ipywidgets_js = {}
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'none'
 autodoc_default_options = {
-    'members': True, 'imported-members': True, 'exclude-members': 'annotations'}
+  'members': True,
+  'imported-members': True,
+  'exclude-members': 'annotations',
+}
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 

@@ -32,8 +32,10 @@ def converted(lines: list[str]) -> list[str]:
   in_section = False
   for paragraph in _paragraphs(lines):
     in_section = (
-        bool(_SECTION.match(paragraph[0]))
-        or in_section and paragraph[0].startswith(' '))
+      bool(_SECTION.match(paragraph[0]))
+      or in_section
+      and paragraph[0].startswith(' ')
+    )
     if paragraph[0].lstrip().startswith('>>>'):
       found += paragraph
     elif in_section:
@@ -60,15 +62,22 @@ def _paragraphs(lines: list[str]) -> list[list[str]]:
 def _text(paragraph: list[str]) -> list[str]:
   """Returns a paragraph escaped; what is indented in it is a formula."""
   if any(line.startswith(' ') for line in paragraph) and not (
-      paragraph[0].startswith(('* ', '- '))):
-    at = next(
-        i for i, line in enumerate(paragraph) if line.startswith(' '))
+    paragraph[0].startswith(('* ', '- '))
+  ):
+    at = next(i for i, line in enumerate(paragraph) if line.startswith(' '))
     return [
-        *map(_escaped, paragraph[:at]), '', '::', '',
-        *('  ' + line for line in paragraph[at:])]
+      *map(_escaped, paragraph[:at]),
+      '',
+      '::',
+      '',
+      *('  ' + line for line in paragraph[at:]),
+    ]
   return [
-      line[:2] + _escaped(line[2:]) if line.startswith(('* ', '- '))
-      else _escaped(line) for line in paragraph]
+    line[:2] + _escaped(line[2:])
+    if line.startswith(('* ', '- '))
+    else _escaped(line)
+    for line in paragraph
+  ]
 
 
 def _entries(paragraph: list[str]) -> list[str]:
@@ -86,7 +95,9 @@ def _escaped(line: str) -> str:
   """Returns a line with escapes outside of what is between backticks."""
   parts = _CODE.split(line)
   parts[::2] = [
-      re.sub(r'[*|]|(?<=\w)_(?!\w)', r'\\\g<0>', part) for part in parts[::2]]
+    re.sub(r'[*|]|(?<=\w)_(?!\w)', r'\\\g<0>', part) for part in parts[::2]
+  ]
   parts[1::2] = [
-      part if part.startswith('``') else f'`{part}`' for part in parts[1::2]]
+    part if part.startswith('``') else f'`{part}`' for part in parts[1::2]
+  ]
   return ''.join(parts)

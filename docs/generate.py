@@ -27,42 +27,58 @@ def reproduction(rows: list[dict[str, Any]]) -> str:
   """Returns the page of the published tables and ours."""
   passed = sum(row['pass'] for row in rows)
   text = (
-      '# Published figures\n\n'
-      'Tables of the literature that need no training, computed again. '
-      f'{passed} of {len(rows)} rows are within their tolerance: of the '
-      'relative difference or, where a figure was printed with few digits, of '
-      'the absolute one. Where each was printed stands in '
-      '`tff_bandmf/reproduction/published.json`.\n')
+    '# Published figures\n\n'
+    'Tables of the literature that need no training, computed again. '
+    f'{passed} of {len(rows)} rows are within their tolerance: of the '
+    'relative difference or, where a figure was printed with few digits, of '
+    'the absolute one. Where each was printed stands in '
+    '`tff_bandmf/reproduction/published.json`.\n'
+  )
   for table in dict.fromkeys(row['table'] for row in rows):
     text += f'\n## {table}\n\n' + _table(
-        ['row', 'published', 'ours', 'difference', 'tolerance', 'within'],
-        [[row['row'], f"{row['published']:.7g}", f"{row['ours']:.7g}",
-          f"{row['difference']:+.1e}", f"{row['tolerance']:.1e}",
-          'yes' if row['pass'] else '**no**']
-         for row in rows if row['table'] == table])
+      ['row', 'published', 'ours', 'difference', 'tolerance', 'within'],
+      [
+        [
+          row['row'],
+          f'{row["published"]:.7g}',
+          f'{row["ours"]:.7g}',
+          f'{row["difference"]:+.1e}',
+          f'{row["tolerance"]:.1e}',
+          'yes' if row['pass'] else '**no**',
+        ]
+        for row in rows
+        if row['table'] == table
+      ],
+    )
   return text + _command('reproduction', 'bandmf reproduce --json')
 
 
 def benchmarks(cases: list[dict[str, Any]]) -> str:
   """Returns the page of the benchmarks."""
   text = (
-      '# Benchmarks\n\n'
-      'One run of each. Ratios compare what was measured in the '
-      'same run; seconds depend on the machine, and on what else it did. What '
-      'a case measures stands in `simulations/bench*.py`, in the function of '
-      'its name.\n\n'
-      f'Machine: {platform.machine()}, {os.cpu_count()} cores, Python '
-      f'{platform.python_version()}.\n')
+    '# Benchmarks\n\n'
+    'One run of each. Ratios compare what was measured in the '
+    'same run; seconds depend on the machine, and on what else it did. What '
+    'a case measures stands in `simulations/bench*.py`, in the function of '
+    'its name.\n\n'
+    f'Machine: {platform.machine()}, {os.cpu_count()} cores, Python '
+    f'{platform.python_version()}.\n'
+  )
   names = dict.fromkeys(case['case'] for case in cases)
   for name in names:
     results = [case for case in cases if case['case'] == name]
     keys = dict.fromkeys(key for result in results for key in result)
     text += f'\n## {name}\n\n' + _table(
-        ['quantity'] + ['value'] * len(results),
-        [[key, *(_cell(result.get(key, '')) for result in results)]
-         for key in keys if key != 'case'])
+      ['quantity'] + ['value'] * len(results),
+      [
+        [key, *(_cell(result.get(key, '')) for result in results)]
+        for key in keys
+        if key != 'case'
+      ],
+    )
   return text + _command(
-      'benchmarks', f'python -m simulations.bench {" ".join(names)}')
+    'benchmarks', f'python -m simulations.bench {" ".join(names)}'
+  )
 
 
 _PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}
@@ -79,15 +95,22 @@ def _cell(value: Any) -> str:
 
 
 def _table(headers: list[str], rows: Iterable[list[str]]) -> str:
-  return tabulate.tabulate(
+  return (
+    tabulate.tabulate(
       [[str(cell).replace('|', '\\|') for cell in row] for row in rows],
-      headers, tablefmt='github', disable_numparse=True) + '\n'
+      headers,
+      tablefmt='github',
+      disable_numparse=True,
+    )
+    + '\n'
+  )
 
 
 def _command(page: str, source: str) -> str:
   return (
-      '\n---\n\nThis page was written by '
-      f'`{source} | python docs/generate.py {page}`.\n')
+    '\n---\n\nThis page was written by '
+    f'`{source} | python docs/generate.py {page}`.\n'
+  )
 
 
 def main(arguments: list[str]) -> int:
@@ -95,7 +118,7 @@ def main(arguments: list[str]) -> int:
   if len(arguments) != 1 or arguments[0] not in _PAGES:
     print(__doc__, file=sys.stderr)
     return 2
-  page, = arguments
+  (page,) = arguments
   rows = [json.loads(line) for line in sys.stdin if line.startswith('{')]
   if not rows:
     print(f'{page}: no JSON lines on standard input.', file=sys.stderr)

@@ -21,10 +21,10 @@ import click
 import numpy as np
 
 from simulations import (
-    bench_data,
-    bench_noise,
-    bench_optimize,
-    bench_training,
+  bench_data,
+  bench_noise,
+  bench_optimize,
+  bench_training,
 )
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -32,8 +32,15 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 # The StackOverflow next-word LSTM of TFF's baselines: 670 units, embedding of
 # 96, vocabulary of 10,000; 4,050,748 parameters.
 _MODEL_SHAPES = (
-    (10_004, 96), (96, 2680), (670, 2680), (2680,), (670, 96), (96,),
-    (96, 10_004), (10_004,))
+  (10_004, 96),
+  (96, 2680),
+  (670, 2680),
+  (2680,),
+  (670, 96),
+  (96,),
+  (96, 10_004),
+  (10_004,),
+)
 _ROUNDS = 2052
 _MIN_SEP = 342
 _Z_STEPS = 2.0**16
@@ -43,12 +50,11 @@ def _strategy(bands: int):
   """Returns a strategy of 2052 rounds; how good it is does not matter here."""
   from tff_bandmf import strategies
 
-  return strategies.BandedToeplitz(
-      _ROUNDS, np.arange(1.0, bands + 1)**-0.5)
+  return strategies.BandedToeplitz(_ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
 
 
 def aggregation(
-    bands: int = 342, clients: int = 4, repetitions: int = 24
+  bands: int = 342, clients: int = 4, repetitions: int = 24
 ) -> dict[str, Any]:
   """Returns the cost of a round with a tape and of those that TFF has.
 
@@ -68,24 +74,42 @@ def aggregation(
 
   specs = tuple(tf.TensorSpec(shape, tf.float32) for shape in _MODEL_SHAPES)
   value_type = tff.types.to_type(
-      tuple((np.float32, shape) for shape in _MODEL_SHAPES))
+    tuple((np.float32, shape) for shape in _MODEL_SHAPES)
+  )
   generator = np.random.default_rng(0)
   updates = [
-      tuple(generator.normal(size=shape).astype(np.float32)
-            for shape in _MODEL_SHAPES) for _ in range(clients)]
+    tuple(
+      generator.normal(size=shape).astype(np.float32) for shape in _MODEL_SHAPES
+    )
+    for _ in range(clients)
+  ]
   tff_factory = tff.aggregators.DifferentiallyPrivateFactory
-  with runtime.local_runtime(), aggregator.dp_aggregator(
-      1.0, float(clients), l2_norm_clip=1.0, strategy=_strategy(bands),
-      participation=participation.MinSep(_MIN_SEP)) as factory:
-    worker, = psutil.Process().children()
+  with (
+    runtime.local_runtime(),
+    aggregator.dp_aggregator(
+      1.0,
+      float(clients),
+      l2_norm_clip=1.0,
+      strategy=_strategy(bands),
+      participation=participation.MinSep(_MIN_SEP),
+    ) as factory,
+  ):
+    (worker,) = psutil.Process().children()
     processes = {
-        name: each.create(value_type) for name, each in (
-            ('tape', factory),
-            ('gaussian_fixed',
-             tff_factory.gaussian_fixed(1.0, float(clients), 1.0)),
-            ('tree_aggregation', tff_factory.tree_aggregation(
-                1.0, float(clients), 1.0, specs)),
-            ('sum', tff.aggregators.SumFactory()))}
+      name: each.create(value_type)
+      for name, each in (
+        ('tape', factory),
+        (
+          'gaussian_fixed',
+          tff_factory.gaussian_fixed(1.0, float(clients), 1.0),
+        ),
+        (
+          'tree_aggregation',
+          tff_factory.tree_aggregation(1.0, float(clients), 1.0, specs),
+        ),
+        ('sum', tff.aggregators.SumFactory()),
+      )
+    }
     states = {name: each.initialize() for name, each in processes.items()}
     seconds: dict[str, list[float]] = {name: [] for name in processes}
     worker_seconds: dict[str, list[float]] = {name: [] for name in processes}
@@ -98,33 +122,43 @@ def aggregation(
         if repetition:  # The first one compiles.
           seconds[name].append(elapsed)
           worker_seconds[name].append(
-              sum(worker.cpu_times()[:2]) - worker_began)
+            sum(worker.cpu_times()[:2]) - worker_began
+          )
     memory = {
-        'python': _peak_memory(os.getpid()), 'worker': _peak_memory(worker.pid)}
+      'python': _peak_memory(os.getpid()),
+      'worker': _peak_memory(worker.pid),
+    }
   parameters = sum(update.size for update in updates[0])
   producer = _produce(bands, parameters)['cpu_seconds']
 
   def ratio(other, added=0.0):
     return statistics.median(
-        (tape + added) / each
-        for tape, each in zip(seconds['tape'], seconds[other]))
+      (tape + added) / each
+      for tape, each in zip(seconds['tape'], seconds[other])
+    )
 
   return {
-      'parameters': parameters, 'bands': bands, 'clients': clients,
-      'repetitions': repetitions,
-      **{name: {
-          'seconds': statistics.median(seconds[name]),
-          'quartiles': statistics.quantiles(seconds[name]),
-          'worker_cpu_seconds': statistics.median(worker_seconds[name]),
-          'state_bytes': sum(
-              np.asarray(leaf).nbytes for leaf in tf.nest.flatten(state)),
-      } for name, state in states.items()},
-      'ratio': ratio('gaussian_fixed'),
-      'tree_ratio': ratio('tree_aggregation'),
-      'producer_cpu_seconds': producer,
-      'charged_ratio': ratio('gaussian_fixed', producer),
-      'charged_tree_ratio': ratio('tree_aggregation', producer),
-      'peak_memory_bytes': memory,
+    'parameters': parameters,
+    'bands': bands,
+    'clients': clients,
+    'repetitions': repetitions,
+    **{
+      name: {
+        'seconds': statistics.median(seconds[name]),
+        'quartiles': statistics.quantiles(seconds[name]),
+        'worker_cpu_seconds': statistics.median(worker_seconds[name]),
+        'state_bytes': sum(
+          np.asarray(leaf).nbytes for leaf in tf.nest.flatten(state)
+        ),
+      }
+      for name, state in states.items()
+    },
+    'ratio': ratio('gaussian_fixed'),
+    'tree_ratio': ratio('tree_aggregation'),
+    'producer_cpu_seconds': producer,
+    'charged_ratio': ratio('gaussian_fixed', producer),
+    'charged_tree_ratio': ratio('tree_aggregation', producer),
+    'peak_memory_bytes': memory,
   }
 
 
@@ -147,9 +181,11 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
   block = noise.Stream(recursion, _Z_STEPS, parameters, key).block_rounds
   warm = -(-recursion.memory // block) * block
   with tempfile.TemporaryDirectory(
-      dir='/dev/shm' if os.path.isdir('/dev/shm') else None) as parent:
+    dir='/dev/shm' if os.path.isdir('/dev/shm') else None
+  ) as parent:
     tape = tape_lib.Tape(
-        pathlib.Path(parent) / 'tape', recursion, _Z_STEPS, parameters, key)
+      pathlib.Path(parent) / 'tape', recursion, _Z_STEPS, parameters, key
+    )
     try:
       for t in range(warm + block + 1):
         path = tape.directory / f'{t:08d}.noise'
@@ -167,14 +203,14 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
 
 
 _CASES: dict[str, Callable[[], Any]] = {
-    'aggregation': aggregation,
-    'client_ids': bench_data.client_ids,
-    'large_optimisation': bench_optimize.large_optimisations,
-    'loss': bench_optimize.losses,
-    'optimisation': bench_optimize.optimisations,
-    'producer': bench_noise.producer,
-    'tail': bench_noise.tail,
-    'training': bench_training.training,
+  'aggregation': aggregation,
+  'client_ids': bench_data.client_ids,
+  'large_optimisation': bench_optimize.large_optimisations,
+  'loss': bench_optimize.losses,
+  'optimisation': bench_optimize.optimisations,
+  'producer': bench_noise.producer,
+  'tail': bench_noise.tail,
+  'training': bench_training.training,
 }
 
 

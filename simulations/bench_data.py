@@ -16,7 +16,7 @@ _CLIENTS = 342_477
 
 
 def client_ids(
-    clients: int = _CLIENTS, sentences: int = 2, cohort: int = 100
+  clients: int = _CLIENTS, sentences: int = 2, cohort: int = 100
 ) -> list[dict[str, Any]]:
   """Returns what it takes to know all clients' ids, and to read a cohort.
 
@@ -31,16 +31,20 @@ def client_ids(
     results = []
     for name, measure in (('load_clients', _ours), ('SqlClientData', _tffs)):
       with concurrent.futures.ProcessPoolExecutor(
-          1, multiprocessing.get_context('spawn')) as process:
-        results.append({
-            'name': name, 'clients': clients, 'cohort': cohort,
-            **process.submit(measure, path, cohort).result()})
+        1, multiprocessing.get_context('spawn')
+      ) as process:
+        results.append(
+          {
+            'name': name,
+            'clients': clients,
+            'cohort': cohort,
+            **process.submit(measure, path, cohort).result(),
+          }
+        )
   return results
 
 
-def _rows(
-    clients: int, sentences: int
-) -> Iterator[tuple[str, str, str, str]]:
+def _rows(clients: int, sentences: int) -> Iterator[tuple[str, str, str, str]]:
   for client in range(clients):
     for sentence in range(sentences):
       yield 'train', f'{client:08d}', '', f'sentence {sentence} of {client}'
@@ -59,9 +63,10 @@ def _ours(path: str, cohort: int) -> dict[str, float]:
   loaded = time.perf_counter()
   clients.prepare(range(0, clients.num_clients, clients.num_clients // cohort))
   return {
-      'seconds': loaded - began,
-      'megabytes': _peak_megabytes() - before,
-      'cohort_seconds': time.perf_counter() - loaded}
+    'seconds': loaded - began,
+    'megabytes': _peak_megabytes() - before,
+    'cohort_seconds': time.perf_counter() - loaded,
+  }
 
 
 def _tffs(path: str, cohort: int) -> dict[str, float]:
@@ -71,9 +76,10 @@ def _tffs(path: str, cohort: int) -> dict[str, float]:
   clients = tff.simulation.datasets.SqlClientData(path, 'train')
   loaded = time.perf_counter()
   ids = clients.client_ids
-  for client_id in ids[::len(ids) // cohort]:
+  for client_id in ids[:: len(ids) // cohort]:
     list(clients.create_tf_dataset_for_client(client_id))
   return {
-      'seconds': loaded - began,
-      'megabytes': _peak_megabytes() - before,
-      'cohort_seconds': time.perf_counter() - loaded}
+    'seconds': loaded - began,
+    'megabytes': _peak_megabytes() - before,
+    'cohort_seconds': time.perf_counter() - loaded,
+  }

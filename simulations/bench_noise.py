@@ -27,18 +27,22 @@ _Z_STEPS = 2.0**16
 
 # (C, most that a round may cost next to iid normals).
 _STRATEGIES: dict[str, tuple[Callable[[], strategies.Strategy], float]] = {
-    'identity': (lambda: strategies.Identity(_ROUNDS), 1.1),
-    'bands_64': (lambda: _banded(64), 1.7),
-    'bands_342': (lambda: _banded(342), 2.6),
-    'blt_4': (
-        lambda: strategies.Blt(
-            _ROUNDS, np.full(4, 0.1), np.array([0.99, 0.9, 0.7, 0.4])), 1.4),
-    'inverse_4': (lambda: strategies.BandedInverseSqrt(_ROUNDS, 4), 4.0)}
+  'identity': (lambda: strategies.Identity(_ROUNDS), 1.1),
+  'bands_64': (lambda: _banded(64), 1.7),
+  'bands_342': (lambda: _banded(342), 2.6),
+  'blt_4': (
+    lambda: strategies.Blt(
+      _ROUNDS, np.full(4, 0.1), np.array([0.99, 0.9, 0.7, 0.4])
+    ),
+    1.4,
+  ),
+  'inverse_4': (lambda: strategies.BandedInverseSqrt(_ROUNDS, 4), 4.0),
+}
 
 
 def _banded(bands: int) -> strategies.Strategy:
   """Returns a strategy of 2052 rounds; how good it is does not matter here."""
-  return strategies.BandedToeplitz(_ROUNDS, np.arange(1.0, bands + 1)**-0.5)
+  return strategies.BandedToeplitz(_ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
 
 
 def producer(parameters: int = 1_000_000) -> dict[str, Any]:
@@ -61,7 +65,8 @@ def _on_one_core(function: Callable[..., Any], *arguments: Any) -> Any:
   # one core would wait for one another busily.
   with mock.patch.dict(os.environ, OPENBLAS_NUM_THREADS='1'):
     with concurrent.futures.ProcessPoolExecutor(
-        1, multiprocessing.get_context('spawn'), _use_one_core) as process:
+      1, multiprocessing.get_context('spawn'), _use_one_core
+    ) as process:
       return process.submit(function, *arguments).result()
 
 
@@ -95,19 +100,21 @@ def _streamed(name: str, parameters: int) -> dict[str, Any]:
       seconds.append(elapsed / m)
       began = time.process_time()
       for start in range(0, parameters, _CHUNK):
-        normals.fill(
-            z[:, :min(_CHUNK, parameters - start)], t, start)
+        normals.fill(z[:, : min(_CHUNK, parameters - start)], t, start)
       iid_seconds.append((time.process_time() - began) / m)
       if len(seconds) * m >= _MEASURED_ROUNDS:
         break
     began = time.process_time()
   return {
-      'rounds': len(seconds) * m,
-      'cpu_seconds': statistics.median(seconds),
-      'iid_cpu_seconds': statistics.median(iid_seconds),
-      'ratio': statistics.median(
-          each / iid for each, iid in zip(seconds, iid_seconds)),
-      'goal': most, 'memory_bytes': memory}
+    'rounds': len(seconds) * m,
+    'cpu_seconds': statistics.median(seconds),
+    'iid_cpu_seconds': statistics.median(iid_seconds),
+    'ratio': statistics.median(
+      each / iid for each, iid in zip(seconds, iid_seconds)
+    ),
+    'goal': most,
+    'memory_bytes': memory,
+  }
 
 
 def _generator() -> dict[str, Any]:
@@ -126,10 +133,12 @@ def _generator() -> dict[str, Any]:
       scipy.special.ndtri(u, out=z[0])
     inverse_seconds.append(time.process_time() - began)
   return {
-      'normals_per_second': 16 * _CHUNK / statistics.median(seconds),
-      'ratio': statistics.median(
-          each / inverse for each, inverse in zip(seconds, inverse_seconds)),
-      'goal': 1.5}
+    'normals_per_second': 16 * _CHUNK / statistics.median(seconds),
+    'ratio': statistics.median(
+      each / inverse for each, inverse in zip(seconds, inverse_seconds)
+    ),
+    'goal': 1.5,
+  }
 
 
 def tail() -> dict[str, Any]:
@@ -138,8 +147,9 @@ def tail() -> dict[str, Any]:
 
   def beyond(draws, threshold):
     return sum(
-        int(np.sum(np.abs(generator.rows(row, 1, 0, _CHUNK)) > threshold))
-        for row in range(draws // _CHUNK))
+      int(np.sum(np.abs(generator.rows(row, 1, 0, _CHUNK)) > threshold))
+      for row in range(draws // _CHUNK)
+    )
 
   began = time.process_time()
   found = attacks.tail(beyond)

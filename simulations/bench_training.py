@@ -32,11 +32,14 @@ def training(clients: int = 100, repetitions: int = 5) -> list[dict[str, Any]]:
 
   results = []
   with runtime.local_runtime():
-    corpus = training_lib.load_corpus(config_lib.Data(
-        vocabulary_size=2_000, max_sentences_per_client=32))
+    corpus = training_lib.load_corpus(
+      config_lib.Data(vocabulary_size=2_000, max_sentences_per_client=32)
+    )
     model = models.build(
-        config_lib.Model(embedding_size=32, lstm_size=48),
-        corpus.train.vocabulary.num_ids, 0)
+      config_lib.Model(embedding_size=32, lstm_size=48),
+      corpus.train.vocabulary.num_ids,
+      0,
+    )
     ours = _Ours(model, corpus.train, clients, _BATCH)
     theirs = _Theirs(corpus, clients)
     for t in range(repetitions + 1):
@@ -45,15 +48,18 @@ def training(clients: int = 100, repetitions: int = 5) -> list[dict[str, Any]]:
       if t <= _BASELINE_ROUNDS:
         theirs.run(t, cohort)
     ours.close()
-    results.append({
-        **ours.figures(), 'baseline': theirs.figures(),
+    results.append(
+      {
+        **ours.figures(),
+        'baseline': theirs.figures(),
         'ratio': theirs.median('seconds') / ours.median('seconds'),
         'cpu_ratio': theirs.median('cpu_seconds') / ours.median('cpu_seconds'),
-    })
-    corpus = training_lib.load_corpus(config_lib.Data(
-        max_sentences_per_client=64))
-    model = models.build(
-        config_lib.Model(), corpus.train.vocabulary.num_ids, 0)
+      }
+    )
+    corpus = training_lib.load_corpus(
+      config_lib.Data(max_sentences_per_client=64)
+    )
+    model = models.build(config_lib.Model(), corpus.train.vocabulary.num_ids, 0)
     large = _Ours(model, corpus.train, 10, batch=16)
     for t in range(repetitions + 1):
       large.run(t, _cohort(corpus.train, 10, t))
@@ -105,14 +111,22 @@ class _Ours(_Timed):
     self._clients_per_round = clients_per_round
     self._parameters = model.num_parameters
     self._factory = aggregator.dp_aggregator(
-        1.0, clients_per_round, l2_norm_clip=_CLIP,
-        strategy=strategies.BandedToeplitz(
-            _ROUNDS, np.arange(1.0, _ROUNDS + 1)**-0.5),
-        participation=participation.MinSep(_ROUNDS))
+      1.0,
+      clients_per_round,
+      l2_norm_clip=_CLIP,
+      strategy=strategies.BandedToeplitz(
+        _ROUNDS, np.arange(1.0, _ROUNDS + 1) ** -0.5
+      ),
+      participation=participation.MinSep(_ROUNDS),
+    )
     self._process = fed_avg.build(
-        model, clients.sequence_length,
-        tff.learning.optimizers.build_sgdm(0.5),
-        tff.learning.optimizers.build_sgdm(1.0, 0.9), self._factory, batch)
+      model,
+      clients.sequence_length,
+      tff.learning.optimizers.build_sgdm(0.5),
+      tff.learning.optimizers.build_sgdm(1.0, 0.9),
+      self._factory,
+      batch,
+    )
     self._state = self._process.initialize()
 
   def run(self, t: int, cohort) -> None:
@@ -127,17 +141,23 @@ class _Ours(_Timed):
     self._state = self._process.next(self._state, []).state
     server = time.perf_counter() - done
     self._note(
-        seconds=done - began, cpu_seconds=cpu, data_seconds=prepared - began,
-        server_seconds=server,
-        clients_seconds=done - prepared - server)
+      seconds=done - began,
+      cpu_seconds=cpu,
+      data_seconds=prepared - began,
+      server_seconds=server,
+      clients_seconds=done - prepared - server,
+    )
 
   def close(self) -> None:
     self._factory.close()
 
   def figures(self) -> dict[str, Any]:
     return {
-        'parameters': self._parameters, 'clients': self._clients_per_round,
-        'cores': os.cpu_count(), **super().figures()}
+      'parameters': self._parameters,
+      'clients': self._clients_per_round,
+      'cores': os.cpu_count(),
+      **super().figures(),
+    }
 
 
 class _Theirs(_Timed):
@@ -147,46 +167,64 @@ class _Theirs(_Timed):
     import tensorflow as tf
     import tensorflow_federated as tff
     from tensorflow_federated.python.simulation.baselines.stackoverflow import (
-        word_prediction_models,
-        word_prediction_tasks,
+      word_prediction_models,
+      word_prediction_tasks,
     )
 
     super().__init__()
     data = tff.simulation.datasets.load_and_parse_sql_client_data(
-        corpus.path, {'tokens': tf.TensorSpec((), tf.string)}, 'train')
+      corpus.path, {'tokens': tf.TensorSpec((), tf.string)}, 'train'
+    )
     vocabulary = corpus.train.vocabulary
     task = word_prediction_tasks.create_word_prediction_task_from_datasets(
-        tff.simulation.baselines.ClientSpec(
-            num_epochs=1, batch_size=_BATCH, max_elements=32),
-        None, corpus.train.sequence_length, list(vocabulary.words), 1, data,
-        data, data)
+      tff.simulation.baselines.ClientSpec(
+        num_epochs=1, batch_size=_BATCH, max_elements=32
+      ),
+      None,
+      corpus.train.sequence_length,
+      list(vocabulary.words),
+      1,
+      data,
+      data,
+      data,
+    )
     self._ids = corpus.train.client_ids
     self._data = task.datasets.train_data.preprocess(
-        task.datasets.train_preprocess_fn)
+      task.datasets.train_preprocess_fn
+    )
 
     def model():
       return tff.learning.models.from_keras_model(
-          word_prediction_models.create_recurrent_model(
-              vocabulary.num_ids, embedding_size=32, lstm_size=48),
-          loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-          input_spec=task.datasets.element_type_structure)
+        word_prediction_models.create_recurrent_model(
+          vocabulary.num_ids, embedding_size=32, lstm_size=48
+        ),
+        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        input_spec=task.datasets.element_type_structure,
+      )
 
     self._process = tff.learning.algorithms.build_unweighted_fed_avg(
-        model, tff.learning.optimizers.build_sgdm(0.5),
-        tff.learning.optimizers.build_sgdm(1.0, 0.9),
-        model_aggregator=(
-            tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
-                1.0, float(clients_per_round), _CLIP)))
+      model,
+      tff.learning.optimizers.build_sgdm(0.5),
+      tff.learning.optimizers.build_sgdm(1.0, 0.9),
+      model_aggregator=(
+        tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+          1.0, float(clients_per_round), _CLIP
+        )
+      ),
+    )
     self._state = self._process.initialize()
 
   def run(self, t: int, cohort) -> None:
     del t
     cpu, began = self._cpu(), time.perf_counter()
     data = [
-        self._data.create_tf_dataset_for_client(self._ids[client])
-        for client in cohort.tolist()]
+      self._data.create_tf_dataset_for_client(self._ids[client])
+      for client in cohort.tolist()
+    ]
     prepared = time.perf_counter()
     self._state = self._process.next(self._state, data).state
     self._note(
-        seconds=time.perf_counter() - began, cpu_seconds=self._cpu() - cpu,
-        data_seconds=prepared - began)
+      seconds=time.perf_counter() - began,
+      cpu_seconds=self._cpu() - cpu,
+      data_seconds=prepared - began,
+    )

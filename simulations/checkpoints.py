@@ -66,8 +66,8 @@ class Checkpoints:
     np.savez(content, *map(np.asarray, tf.nest.flatten(state)))
     archive = content.getbuffer()
     durable.write(
-        self._path(round_index), archive, sealed.seal(archive, head),
-        mode=0o600)
+      self._path(round_index), archive, sealed.seal(archive, head), mode=0o600
+    )
     for old in sorted(self._rounds())[:-_KEPT]:
       private_files.wipe(self._path(old))
 
@@ -87,17 +87,24 @@ class Checkpoints:
     with np.load(io.BytesIO(archive), allow_pickle=False) as content:
       found = [content[name] for name in content.files]
     if [(leaf.dtype, leaf.shape) for leaf in found] != [
-        (leaf.dtype, leaf.shape) for leaf in leaves]:
+      (leaf.dtype, leaf.shape) for leaf in leaves
+    ]:
       raise ValueError(
-          errors.invalid(
-              'checkpoint', path,
-              'is of another model, optimiser or noise placement',
-              'restore the files of this run'))
+        errors.invalid(
+          'checkpoint',
+          path,
+          'is of another model, optimiser or noise placement',
+          'restore the files of this run',
+        )
+      )
     return tf.nest.pack_sequence_as(template, found), head
 
   def _rounds(self) -> list[int]:
-    return [int(path.stem) for path in self._directory.glob('*.npz')
-            if path.stem.isdecimal()]
+    return [
+      int(path.stem)
+      for path in self._directory.glob('*.npz')
+      if path.stem.isdecimal()
+    ]
 
   def _path(self, round_index: int) -> pathlib.Path:
     return self._directory / f'{round_index:08d}.npz'

@@ -100,12 +100,15 @@ class TokenizedClients:
     ]
     if not missing:
       return
-    with self.source.open() as connection, tqdm.tqdm(
-      total=len(missing),
-      desc=f'tokenizing {self.split_name}',
-      unit='client',
-      disable=None if progress else True,
-    ) as bar:
+    with (
+      self.source.open() as connection,
+      tqdm.tqdm(
+        total=len(missing),
+        desc=f'tokenizing {self.split_name}',
+        unit='client',
+        disable=None if progress else True,
+      ) as bar,
+    ):
       for start in range(0, len(missing), _CLIENTS_AT_ONCE):
         indices = missing[start : start + _CLIENTS_AT_ONCE]
         first_rows = []

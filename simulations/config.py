@@ -51,10 +51,13 @@ class Data:
   def __post_init__(self):
     if self.data_dir is not None and self.corpus != STACKOVERFLOW:
       raise ValueError(
-          errors.invalid(
-              'data.data_dir', self.data_dir,
-              f'is for data.corpus={STACKOVERFLOW}, not {self.corpus}',
-              'change the one or leave out the other'))
+        errors.invalid(
+          'data.data_dir',
+          self.data_dir,
+          f'is for data.corpus={STACKOVERFLOW}, not {self.corpus}',
+          'change the one or leave out the other',
+        )
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,16 +91,24 @@ class Model:
     _check_one_of('model.architecture', self.architecture, ARCHITECTURES)
     if self.architecture == 'transformer' and self.skip:
       raise ValueError(
-          errors.invalid(
-              'model.skip', True, 'is for an LSTM',
-              'leave it out, or model.architecture'))
+        errors.invalid(
+          'model.skip',
+          True,
+          'is for an LSTM',
+          'leave it out, or model.architecture',
+        )
+      )
     if self.architecture == 'transformer' and self.embedding_size % max(
-        1, self.heads):
+      1, self.heads
+    ):
       raise ValueError(
-          errors.invalid(
-              'model.embedding_size', self.embedding_size,
-              f'must be a multiple of model.heads={self.heads}',
-              'change one of them'))
+        errors.invalid(
+          'model.embedding_size',
+          self.embedding_size,
+          f'must be a multiple of model.heads={self.heads}',
+          'change one of them',
+        )
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,75 +217,103 @@ class Config:
     for group in GROUPS:
       for field in dataclasses.fields(getattr(self, group)):
         _check_positive(
-            f'{group}.{field.name}',
-            getattr(getattr(self, group), field.name))
+          f'{group}.{field.name}', getattr(getattr(self, group), field.name)
+        )
     training, privacy = self.training, self.privacy
     for name in ('server_momentum', 'server_beta_2', 'server_cooldown_end'):
       value = getattr(training, name)
       if value >= 1:
         raise ValueError(
-            errors.invalid(
-                f'training.{name}', value, 'must be below 1',
-                'correct it'))
-    _check_one_of(
-        'training.server_optimizer', training.server_optimizer,
-        SERVER_OPTIMIZERS)
-    if (privacy.simulated_clients_per_round or math.inf
-        ) <= training.clients_per_round:
-      raise ValueError(
           errors.invalid(
-              'privacy.simulated_clients_per_round',
-              privacy.simulated_clients_per_round,
-              'must exceed training.clients_per_round='
-              f'{training.clients_per_round}', 'leave it out'))
+            f'training.{name}', value, 'must be below 1', 'correct it'
+          )
+        )
+    _check_one_of(
+      'training.server_optimizer', training.server_optimizer, SERVER_OPTIMIZERS
+    )
+    if (
+      privacy.simulated_clients_per_round or math.inf
+    ) <= training.clients_per_round:
+      raise ValueError(
+        errors.invalid(
+          'privacy.simulated_clients_per_round',
+          privacy.simulated_clients_per_round,
+          'must exceed training.clients_per_round='
+          f'{training.clients_per_round}',
+          'leave it out',
+        )
+      )
     _check_one_of('privacy.family', privacy.family, FAMILIES)
     _check_one_of('privacy.objective', privacy.objective, ('mean', 'max'))
     if privacy.delta >= 1:
       raise ValueError(
-          errors.invalid(
-              'privacy.delta', privacy.delta, 'must be below 1',
-              'use less than 1 / population'))
+        errors.invalid(
+          'privacy.delta',
+          privacy.delta,
+          'must be below 1',
+          'use less than 1 / population',
+        )
+      )
     if (privacy.bands or 0) > training.rounds:
       raise ValueError(
-          errors.invalid(
-              'privacy.bands', privacy.bands,
-              f'must not exceed training.rounds={training.rounds}',
-              'use fewer bands'))
+        errors.invalid(
+          'privacy.bands',
+          privacy.bands,
+          f'must not exceed training.rounds={training.rounds}',
+          'use fewer bands',
+        )
+      )
 
 
 # The tables of an experiment that have keys of their own.
 GROUPS: dict[str, Any] = {
-    name: kind for name, kind in typing.get_type_hints(Config).items()
-    if dataclasses.is_dataclass(kind)}
+  name: kind
+  for name, kind in typing.get_type_hints(Config).items()
+  if dataclasses.is_dataclass(kind)
+}
 
 _TRUTH_VALUES = ('model.tied', 'model.skip')
 # Numbers that may be 0.
 _MAY_BE_ZERO = (
-    'training.seed', 'training.server_momentum', 'training.server_beta_2',
-    'training.server_warmup_rounds', 'training.server_cooldown_rounds',
-    'training.server_cooldown_end')
+  'training.seed',
+  'training.server_momentum',
+  'training.server_beta_2',
+  'training.server_warmup_rounds',
+  'training.server_cooldown_rounds',
+  'training.server_cooldown_end',
+)
 
 
 def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
   if value not in known:
     raise ValueError(
-        errors.invalid(
-            name, value, 'is not known', f'use one of {", ".join(known)}'))
+      errors.invalid(
+        name, value, 'is not known', f'use one of {", ".join(known)}'
+      )
+    )
 
 
 def _check_positive(name: str, value: Any) -> None:
   if isinstance(value, bool) and name not in _TRUTH_VALUES:
     raise ValueError(
-        errors.invalid(name, value, 'must be a number', 'correct it'))
+      errors.invalid(name, value, 'must be a number', 'correct it')
+    )
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     return
-  if value < 0 or not math.isfinite(value) or (
-      value == 0 and name not in _MAY_BE_ZERO):
+  if (
+    value < 0
+    or not math.isfinite(value)
+    or (value == 0 and name not in _MAY_BE_ZERO)
+  ):
     raise ValueError(
-        errors.invalid(
-            name, value, 'must be finite and '
-            + ('at least 0' if name in _MAY_BE_ZERO else 'positive'),
-            'change it in the configuration file or with --set'))
+      errors.invalid(
+        name,
+        value,
+        'must be finite and '
+        + ('at least 0' if name in _MAY_BE_ZERO else 'positive'),
+        'change it in the configuration file or with --set',
+      )
+    )
 
 
 def changed(config: Config, changes: dict[str, Any]) -> Config:
@@ -293,7 +332,8 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
 def with_seed(config: Config, seed: int) -> Config:
   """Returns the experiment, and those it is compared with, with this seed."""
   return dataclasses.replace(
-      config, training=dataclasses.replace(config.training, seed=seed))
+    config, training=dataclasses.replace(config.training, seed=seed)
+  )
 
 
 def from_tree(tree: dict[str, Any]) -> Config:
@@ -303,8 +343,10 @@ def from_tree(tree: dict[str, Any]) -> Config:
     ValueError: an unknown or missing key, or a value out of range.
   """
   offers = {
-      field.name: f'{group}.{field.name}' for group, kind in GROUPS.items()
-      for field in dataclasses.fields(kind)}
+    field.name: f'{group}.{field.name}'
+    for group, kind in GROUPS.items()
+    for field in dataclasses.fields(kind)
+  }
   offers.update({group: group for group in GROUPS})
   tables.check_keys('', tree, Config, _LIST_KEYS, offers)
   for group, kind in GROUPS.items():
@@ -316,9 +358,13 @@ def from_tree(tree: dict[str, Any]) -> Config:
     for key in changes:
       if not key.startswith(('training.', 'privacy.')):
         raise ValueError(
-            errors.invalid(
-                f'compare.{name}', key, 'must be a training or privacy key',
-                'compared runs share data and model'))
+          errors.invalid(
+            f'compare.{name}',
+            key,
+            'must be a training or privacy key',
+            'compared runs share data and model',
+          )
+        )
     changed(config, changes)
   return config
 
@@ -327,13 +373,19 @@ def list_keys() -> str:
   """Returns a line a key: its name, what it is if not given, what it says."""
   lines = []
   for group, kind in GROUPS.items():
-    said = dict(re.findall(
-        r'^    (\w+): (.+(?:\n {6}.+)*)', kind.__doc__ or '', re.MULTILINE))
+    said = dict(
+      re.findall(
+        r'^    (\w+): (.+(?:\n {6}.+)*)', kind.__doc__ or '', re.MULTILINE
+      )
+    )
     for field in dataclasses.fields(kind):
       default = (
-          'to be given' if field.default is dataclasses.MISSING
-          else 'may be left out' if field.default is None
-          else json.dumps(field.default))
+        'to be given'
+        if field.default is dataclasses.MISSING
+        else 'may be left out'
+        if field.default is None
+        else json.dumps(field.default)
+      )
       text = ' '.join(said[field.name].split())
       lines.append(f'{group}.{field.name} ({default}): {text}')
   return '\n'.join(lines)
@@ -343,5 +395,5 @@ def check_plain_name(name: str, value: str) -> None:
   """Raises ValueError unless the value can be a part of a folder's name."""
   if not value.replace('-', '').replace('_', '').isalnum():
     raise ValueError(
-        errors.invalid(
-            name, value, 'must be a plain name', 'it names a folder'))
+      errors.invalid(name, value, 'must be a plain name', 'it names a folder')
+    )

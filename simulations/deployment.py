@@ -39,22 +39,22 @@ def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
   numbers = np.fromfile(raw_log, np.int64)
   packed, at = [], 0
   while at < len(numbers):
-    round_index, size = numbers[at:at + 2].tolist()
-    packed.append((numbers[at + 2:at + 2 + size] << 32) + round_index)
+    round_index, size = numbers[at : at + 2].tolist()
+    packed.append((numbers[at + 2 : at + 2 + size] << 32) + round_index)
     at += 2 + size
   visits = np.sort(np.concatenate(packed))
   clients, visits = visits >> 32, visits & (2**32 - 1)
   gaps = (visits[1:] - visits[:-1])[clients[1:] == clients[:-1]]
   times = np.bincount(clients)
   return {
-      'min_sep': int(gaps.min()) if len(gaps) else None,
-      'max_participations': int(times.max()),
-      'clients': int(np.count_nonzero(times)),
+    'min_sep': int(gaps.min()) if len(gaps) else None,
+    'max_participations': int(times.max()),
+    'clients': int(np.count_nonzero(times)),
   }
 
 
 def simulate(
-    sampler: program.CohortSampler, directory: pathlib.Path
+  sampler: program.CohortSampler, directory: pathlib.Path
 ) -> dict[str, Any]:
   """Returns what the ledger and the raw log of a deployment say, and times."""
   began = time.perf_counter()
@@ -82,25 +82,25 @@ def simulate(
     counted = count(directory / 'raw.log')
     counting = time.perf_counter() - start
   return {
-      'rounds': observed.rounds,
-      'clients': sampler.clients,
-      'cohort_size': sampler.cohort_size,
-      'planned': {
-          'min_sep': sampler.participation.min_sep,
-          'max_participations': sampler.participation.participations(
-              sampler.rounds),
-      },
-      'observed': {name: getattr(observed, name) for name in counted},
-      'counted': counted,
-      'dropped_share': dropped / sampler.rounds / sampler.cohort_size,
-      'sample_ms': 1000 * selecting / sampler.rounds,
-      'record_ms': 1000 * recording / sampler.rounds,
-      'slowest_round_ms': 1000 * slowest,
-      'count_seconds': counting,
-      'seconds': time.perf_counter() - began,
-      'peak_rss_mb': resource.getrusage(
-          resource.RUSAGE_SELF).ru_maxrss // 1024,
-      'ledger_mb': os.path.getsize(directory / 'ledger.sqlite') / 2**20,
+    'rounds': observed.rounds,
+    'clients': sampler.clients,
+    'cohort_size': sampler.cohort_size,
+    'planned': {
+      'min_sep': sampler.participation.min_sep,
+      'max_participations': sampler.participation.participations(
+        sampler.rounds
+      ),
+    },
+    'observed': {name: getattr(observed, name) for name in counted},
+    'counted': counted,
+    'dropped_share': dropped / sampler.rounds / sampler.cohort_size,
+    'sample_ms': 1000 * selecting / sampler.rounds,
+    'record_ms': 1000 * recording / sampler.rounds,
+    'slowest_round_ms': 1000 * slowest,
+    'count_seconds': counting,
+    'seconds': time.perf_counter() - began,
+    'peak_rss_mb': resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    'ledger_mb': os.path.getsize(directory / 'ledger.sqlite') / 2**20,
   }
 
 
@@ -108,10 +108,10 @@ def agrees(result: dict[str, Any]) -> bool:
   """Returns whether the counts are equal and within what was planned."""
   counted, planned = result['counted'], result['planned']
   return (
-      result['observed'] == counted
-      and counted['max_participations'] <= planned['max_participations']
-      and (counted['min_sep'] is None
-           or counted['min_sep'] >= planned['min_sep']))
+    result['observed'] == counted
+    and counted['max_participations'] <= planned['max_participations']
+    and (counted['min_sep'] is None or counted['min_sep'] >= planned['min_sep'])
+  )
 
 
 @click.command(help=__doc__.split('\n')[0])
@@ -124,12 +124,22 @@ def agrees(result: dict[str, Any]) -> bool:
 @click.option('--output_dir', help='Keeps the ledger and the raw log here.')
 @run_stackoverflow.one_line_errors
 def main(
-    rounds: int, clients: int, cohort_size: int, min_sep: int, drop_out: float,
-    seed: int, output_dir: Optional[str],
+  rounds: int,
+  clients: int,
+  cohort_size: int,
+  min_sep: int,
+  drop_out: float,
+  seed: int,
+  output_dir: Optional[str],
 ) -> None:
   sampler = program.CohortSampler(
-      clients, cohort_size, rounds, participation_lib.MinSep(min_sep), seed,
-      availability=program.Diurnal(seed, drop_out=drop_out))
+    clients,
+    cohort_size,
+    rounds,
+    participation_lib.MinSep(min_sep),
+    seed,
+    availability=program.Diurnal(seed, drop_out=drop_out),
+  )
   with tempfile.TemporaryDirectory() as temporary:
     directory = pathlib.Path(output_dir or temporary)
     directory.mkdir(parents=True, exist_ok=True)

@@ -123,7 +123,9 @@ def _clients_of_file(
     if isinstance(node, _DEFINITIONS):
       sentences = sentences_by_name.setdefault(node.name, {})
       for docstring in _docstrings(node):
-        sentences.update(dict.fromkeys(docstring_text.extract_sentences(docstring)))
+        sentences.update(
+          dict.fromkeys(docstring_text.extract_sentences(docstring))
+        )
   for name, sentences in sentences_by_name.items():
     if len(sentences) >= 2:
       yield Client(f'{path}:{name}', package, tuple(sentences))

@@ -21,10 +21,10 @@ class Evaluator:
   """
 
   def __init__(
-      self,
-      model: models.Model,
-      clients: client_data.TokenizedClients,
-      sentences: Optional[int] = None,
+    self,
+    model: models.Model,
+    clients: client_data.TokenizedClients,
+    sentences: Optional[int] = None,
   ):
     """Initializes the evaluator.
 
@@ -40,10 +40,15 @@ class Evaluator:
     def evaluate_batch(weights, x, y):
       logits = model.logits(weights, x)
       words = tf.reduce_sum(tf.cast(tf.not_equal(y, 0), tf.float32))
-      return tf.stack([
+      return tf.stack(
+        [
           (models.next_word_loss(logits, y) * words, words),
-          *(models.correct_words(logits, y, ignored)
-            for ignored in self._ignored.values())])
+          *(
+            models.correct_words(logits, y, ignored)
+            for ignored in self._ignored.values()
+          ),
+        ]
+      )
 
     self._evaluate_batch = evaluate_batch
 
@@ -54,6 +59,7 @@ class Evaluator:
     for start in range(0, len(self._x), _BATCH):
       stop = start + _BATCH
       totals += self._evaluate_batch(
-          weights, self._x[start:stop], self._y[start:stop]).numpy()
+        weights, self._x[start:stop], self._y[start:stop]
+      ).numpy()
     means = (totals[:, 0] / totals[:, 1]).tolist()
     return dict(zip(('loss', *self._ignored), means))

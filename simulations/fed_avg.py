@@ -36,19 +36,18 @@ def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
   members: list[list[int]] = [[] for _ in loads]
   for member in np.argsort(-sizes, kind='stable').tolist():
     # A group without a member is first, whatever the sizes.
-    group = min(
-        range(len(loads)), key=lambda i: (loads[i], len(members[i])))
+    group = min(range(len(loads)), key=lambda i: (loads[i], len(members[i])))
     members[group].append(member)
     loads[group] += sizes[member]
   return [np.array(each) for each in members]
 
 
 def group_datasets(
-    clients: client_data.TokenizedClients,
-    cohort: np.ndarray,
-    groups: int,
-    seed: int,
-    round_index: int,
+  clients: client_data.TokenizedClients,
+  cohort: np.ndarray,
+  groups: int,
+  seed: int,
+  round_index: int,
 ) -> list[tf.data.Dataset]:
   """Returns the data of a cohort, a data set a group, for `build`.
 
@@ -61,25 +60,30 @@ def group_datasets(
   """
   clients.prepare(cohort.tolist())
   arrays = [
-      clients.client_arrays(client, seed=seed, round_index=round_index)
-      for client in cohort.tolist()]
+    clients.client_arrays(client, seed=seed, round_index=round_index)
+    for client in cohort.tolist()
+  ]
   sizes = np.array([len(x) for x, _ in arrays], np.int32)
   return [
-      tf.data.Dataset.from_tensors(collections.OrderedDict(
-          x=np.concatenate([arrays[i][0] for i in group]),
-          y=np.concatenate([arrays[i][1] for i in group]),
-          sizes=sizes[group]))
-      for group in deal(sizes, groups)]
+    tf.data.Dataset.from_tensors(
+      collections.OrderedDict(
+        x=np.concatenate([arrays[i][0] for i in group]),
+        y=np.concatenate([arrays[i][1] for i in group]),
+        sizes=sizes[group],
+      )
+    )
+    for group in deal(sizes, groups)
+  ]
 
 
 def build(
-    model: models.Model,
-    sequence_length: int,
-    client_optimizer: tff.learning.optimizers.Optimizer,
-    server_optimizer: tff.learning.optimizers.Optimizer,
-    model_aggregator: aggregator.CorrelatedNoiseFactory,
-    batch_size: int,
-    workers: Optional[workers_lib.Workers] = None,
+  model: models.Model,
+  sequence_length: int,
+  client_optimizer: tff.learning.optimizers.Optimizer,
+  server_optimizer: tff.learning.optimizers.Optimizer,
+  model_aggregator: aggregator.CorrelatedNoiseFactory,
+  batch_size: int,
+  workers: Optional[workers_lib.Workers] = None,
 ) -> Union[tff.learning.templates.LearningProcess, RemoteProcess]:
   """Returns the process of unweighted federated averaging over groups.
 
@@ -109,11 +113,17 @@ def build(
     `client_work` what `query.Clipping.describe` counts: numbers without noise.
   """
   weights = tff.learning.models.ModelWeights(tuple(model.weights), ())
-  weights_type = tff.types.to_type(tff.learning.models.ModelWeights(
-      tuple((w.dtype, w.shape) for w in model.weights), ()))
+  weights_type = tff.types.to_type(
+    tff.learning.models.ModelWeights(
+      tuple((w.dtype, w.shape) for w in model.weights), ()
+    )
+  )
   ids_type = tff.TensorType(np.int32, [None, sequence_length])
-  data_type = tff.SequenceType(collections.OrderedDict(
-      x=ids_type, y=ids_type, sizes=tff.TensorType(np.int32, [None])))
+  data_type = tff.SequenceType(
+    collections.OrderedDict(
+      x=ids_type, y=ids_type, sizes=tff.TensorType(np.int32, [None])
+    )
+  )
 
   clipping, summing = model_aggregator.create_for_sums(weights_type.trainable)
 
@@ -125,65 +135,85 @@ def build(
   def train_group(server_weights, dataset):
     group = dataset.get_single_element()
     total, counts = _train_group(
-        model, client_optimizer, batch_size, clipping, server_weights, group)
+      model, client_optimizer, batch_size, clipping, server_weights, group
+    )
     return tff.learning.templates.ClientResult(
-        (total, tf.size(group['sizes'])), tf.constant(1.0)), counts
+      (total, tf.size(group['sizes'])), tf.constant(1.0)
+    ), counts
 
   @tff.federated_computation
   def initialize():
     return tff.federated_value((), tff.SERVER)
 
   @tff.federated_computation(
-      initialize.type_signature.result,
-      tff.FederatedType(weights_type, tff.CLIENTS),
-      tff.FederatedType(data_type, tff.CLIENTS))
+    initialize.type_signature.result,
+    tff.FederatedType(weights_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
   def work(state, server_weights, data):
     result, counts = tff.federated_map(train_group, (server_weights, data))
     return tff.templates.MeasuredProcessOutput(
-        state, result, tff.federated_sum(counts))
+      state, result, tff.federated_sum(counts)
+    )
 
   @tff.federated_computation(
-      summing.initialize.type_signature.result,
-      summing.next.type_signature.parameter[1],
-      tff.FederatedType(np.float32, tff.CLIENTS))
+    summing.initialize.type_signature.result,
+    summing.next.type_signature.parameter[1],
+    tff.FederatedType(np.float32, tff.CLIENTS),
+  )
   def sum_groups(state, value, weight):
     del weight
     return summing.next(state, value)
 
-  aggregation = tff.templates.AggregationProcess(
-      summing.initialize, sum_groups)
+  aggregation = tff.templates.AggregationProcess(summing.initialize, sum_groups)
   finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-      server_optimizer, weights_type)
+    server_optimizer, weights_type
+  )
   process = tff.learning.templates.compose_learning_process(
-      initial_weights,
-      tff.learning.templates.build_broadcast_process(weights_type),
-      tff.learning.templates.ClientWorkProcess(initialize, work),
-      aggregation, finalizer)
+    initial_weights,
+    tff.learning.templates.build_broadcast_process(weights_type),
+    tff.learning.templates.ClientWorkProcess(initialize, work),
+    aggregation,
+    finalizer,
+  )
   if workers is None:
     return process
 
   @tff.federated_computation(
-      tff.FederatedType(weights_type, tff.SERVER),
-      tff.FederatedType(data_type, tff.CLIENTS))
+    tff.FederatedType(weights_type, tff.SERVER),
+    tff.FederatedType(data_type, tff.CLIENTS),
+  )
   def clients_part(server_weights, data):
     return tff.federated_map(
-        train_group, (tff.federated_broadcast(server_weights), data))
+      train_group, (tff.federated_broadcast(server_weights), data)
+    )
 
   @tff.federated_computation(
-      process.initialize.type_signature.result,
-      summing.next.type_signature.parameter[1],
-      tff.FederatedType(np.float32, tff.CLIENTS))
+    process.initialize.type_signature.result,
+    summing.next.type_signature.parameter[1],
+    tff.FederatedType(np.float32, tff.CLIENTS),
+  )
   def server_part(state, updates, ones):
     aggregated = aggregation.next(state.aggregator, updates, ones)
     updated = finalizer.next(
-        state.finalizer, state.global_model_weights, aggregated.result)
+      state.finalizer, state.global_model_weights, aggregated.result
+    )
     return tff.learning.templates.LearningProcessOutput(
-        tff.federated_zip(tff.learning.templates.LearningAlgorithmState(
-            updated.result, state.distributor, state.client_work,
-            aggregated.state, updated.state)),
-        tff.federated_zip(collections.OrderedDict(
-            aggregator=aggregated.measurements,
-            finalizer=updated.measurements)))
+      tff.federated_zip(
+        tff.learning.templates.LearningAlgorithmState(
+          updated.result,
+          state.distributor,
+          state.client_work,
+          aggregated.state,
+          updated.state,
+        )
+      ),
+      tff.federated_zip(
+        collections.OrderedDict(
+          aggregator=aggregated.measurements, finalizer=updated.measurements
+        )
+      ),
+    )
 
   return RemoteProcess(process, clients_part, server_part, workers)
 
@@ -204,7 +234,7 @@ class RemoteProcess:
     self._workers = workers
 
   def next(
-      self, state: Any, data: list[tf.data.Dataset]
+    self, state: Any, data: list[tf.data.Dataset]
   ) -> tff.learning.templates.LearningProcessOutput:
     """Returns what the process gives.
 
@@ -214,18 +244,22 @@ class RemoteProcess:
     if not data:
       return self._process.next(state, data)
     results = self._workers.map(
-        self._clients_part, state.global_model_weights, data)
+      self._clients_part, state.global_model_weights, data
+    )
     output = self._server_part(
-        state, [result.update for result, _ in results],
-        [result.update_weight for result, _ in results])
+      state,
+      [result.update for result, _ in results],
+      [result.update_weight for result, _ in results],
+    )
     output.metrics['client_work'] = collections.OrderedDict(
-        (name, sum(int(counts[name]) for _, counts in results))
-        for name in results[0][1])
+      (name, sum(int(counts[name]) for _, counts in results))
+      for name in results[0][1]
+    )
     return output
 
 
 def _train_group(
-    model, optimizer, batch_size, clipping, server_weights, group
+  model, optimizer, batch_size, clipping, server_weights, group
 ) -> tuple[Any, dict[str, tf.Tensor]]:
   """Returns the sum of clipped updates, and what was clipped how often."""
   start = tuple(server_weights.trainable)
@@ -233,23 +267,32 @@ def _train_group(
   specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, start)
 
   def step(first, last, weights, state):
-    x, y = (group[name][first:tf.minimum(first + batch_size, last)]
-            for name in ('x', 'y'))
+    x, y = (
+      group[name][first : tf.minimum(first + batch_size, last)]
+      for name in ('x', 'y')
+    )
     longest = tf.reduce_max(tf.math.count_nonzero(y, 1, dtype=tf.int32))
     x, y = x[:, :longest], y[:, :longest]
     with tf.GradientTape() as tape:
       tape.watch(weights)
       loss = model.loss(weights, x, y)
     state, weights = optimizer.next(
-        state, weights, tape.gradient(loss, weights))
+      state, weights, tape.gradient(loss, weights)
+    )
     return first + batch_size, last, weights, state
 
   def train(client, total, counts):
     _, _, trained, _ = tf.while_loop(
-        lambda first, last, *_: first < last, step,
-        (ends[client] - group['sizes'][client], ends[client], start,
-         optimizer.initialize(specs)),
-        parallel_iterations=1)
+      lambda first, last, *_: first < last,
+      step,
+      (
+        ends[client] - group['sizes'][client],
+        ends[client],
+        start,
+        optimizer.initialize(specs),
+      ),
+      parallel_iterations=1,
+    )
     update = tf.nest.map_structure(tf.subtract, start, trained)
     # PRIVACY: clipped before it meets another. Guard:
     # fed_avg_test.test_client_moves_the_sum_by_its_clip.
@@ -259,8 +302,13 @@ def _train_group(
 
   nothing = tf.nest.map_structure(tf.zeros_like, start)
   _, total, counts = tf.while_loop(
-      lambda client, *_: client < tf.size(ends), train,
-      (0, clipping.clip(nothing), tf.nest.map_structure(
-          tf.zeros_like, clipping.describe(nothing))),
-      parallel_iterations=1)
+    lambda client, *_: client < tf.size(ends),
+    train,
+    (
+      0,
+      clipping.clip(nothing),
+      tf.nest.map_structure(tf.zeros_like, clipping.describe(nothing)),
+    ),
+    parallel_iterations=1,
+  )
   return total, counts

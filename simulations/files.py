@@ -52,13 +52,16 @@ def read_with_progress(
   path: str, description: str, progress: bool
 ) -> Iterator[Iterator[bytes]]:
   """Yields the blocks of a file, under a progress bar on standard error."""
-  with open(path, 'rb') as file, tqdm.tqdm(
-    total=os.path.getsize(path),
-    desc=description,
-    unit='B',
-    unit_scale=True,
-    disable=None if progress else True,
-  ) as bar:
+  with (
+    open(path, 'rb') as file,
+    tqdm.tqdm(
+      total=os.path.getsize(path),
+      desc=description,
+      unit='B',
+      unit_scale=True,
+      disable=None if progress else True,
+    ) as bar,
+  ):
     yield _blocks(file, bar)
 
 

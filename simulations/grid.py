@@ -89,8 +89,7 @@ class _File:
   epsilons: list[float] = dataclasses.field(default_factory=list)
   seeds: int = 3
   assumed: list[str] = dataclasses.field(default_factory=list)
-  corpora: dict[str, Any] = dataclasses.field(
-      default_factory=lambda: {'': {}})
+  corpora: dict[str, Any] = dataclasses.field(default_factory=lambda: {'': {}})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,8 +130,10 @@ class Row:
   def toml(self) -> str:
     """Returns the experiment as a file with nothing else."""
     lines = [
-        f'# {line}' for comment in self.comments
-        for line in textwrap.wrap(comment, 78, break_on_hyphens=False)]
+      f'# {line}'
+      for comment in self.comments
+      for line in textwrap.wrap(comment, 78, break_on_hyphens=False)
+    ]
     return '\n'.join([*lines, *tables.lines(self.tree)]).strip() + '\n'
 
 
@@ -148,8 +149,9 @@ class Grid:
     width = max(len(row.name) for row in self.rows)
     privacies = [row.config().privacy for row in self.rows]
     return '\n'.join(
-        f'{row.name:{width}}  epsilon {privacy.epsilon!s:<10}  '
-        f'{privacy.family}' for row, privacy in zip(self.rows, privacies))
+      f'{row.name:{width}}  epsilon {privacy.epsilon!s:<10}  {privacy.family}'
+      for row, privacy in zip(self.rows, privacies)
+    )
 
 
 def rate(exponent: int) -> float:
@@ -162,9 +164,9 @@ def rate(exponent: int) -> float:
 
 
 def load(
-    source: str,
-    settings: tuple[str, ...] = (),
-    only: tuple[str, ...] = (),
+  source: str,
+  settings: tuple[str, ...] = (),
+  only: tuple[str, ...] = (),
 ) -> Grid:
   """Returns the rows of a file, each checked.
 
@@ -193,26 +195,38 @@ def load(
       row_name = f'{series}_epsilon{epsilon:g}'
       if row_name in rows:
         raise ValueError(
-            errors.invalid(
-                'row', row_name, 'is there twice', 'leave out one epsilon'))
+          errors.invalid(
+            'row', row_name, 'is there twice', 'leave out one epsilon'
+          )
+        )
       rows[row_name] = functools.partial(
-          _row, row_name, series, epsilon, layers, file.assumed, settings)
+        _row, row_name, series, epsilon, layers, file.assumed, settings
+      )
     if not rows:
       raise ValueError(
-          errors.invalid(
-              'mechanisms', path, 'gives no row',
-              'add [mechanisms.NAME] and epsilons'))
+        errors.invalid(
+          'mechanisms',
+          path,
+          'gives no row',
+          'add [mechanisms.NAME] and epsilons',
+        )
+      )
   else:
     stem = pathlib.Path(path).stem
     rows[stem] = functools.partial(_plain_row, stem, tree, settings)
   patterns = (name,) if name else only or ('*',)
   chosen = tuple(
-      row() for each, row in rows.items()
-      if any(fnmatch.fnmatchcase(each, pattern) for pattern in patterns))
+    row()
+    for each, row in rows.items()
+    if any(fnmatch.fnmatchcase(each, pattern) for pattern in patterns)
+  )
   if not chosen:
     raise tables.unknown(
-        'row', ' '.join(patterns), {each: each for each in rows},
-        f'python -m simulations.run_stackoverflow --config={path} --list')
+      'row',
+      ' '.join(patterns),
+      {each: each for each in rows},
+      f'python -m simulations.run_stackoverflow --config={path} --list',
+    )
   return Grid(chosen, seeds)
 
 
@@ -221,10 +235,13 @@ def one(source: str, settings: tuple[str, ...] = ()) -> Row:
   rows = load(source, settings).rows
   if len(rows) > 1:
     raise ValueError(
-        errors.invalid(
-            'config', source, f'has {len(rows)} rows',
-            f'name one, such as {rows[0].name}, after a colon; --list lists '
-            'them'))
+      errors.invalid(
+        'config',
+        source,
+        f'has {len(rows)} rows',
+        f'name one, such as {rows[0].name}, after a colon; --list lists them',
+      )
+    )
   return rows[0]
 
 
@@ -235,9 +252,7 @@ def _parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
   return tables.parse(kind, table, name or 'grid')
 
 
-def _parts(
-    file: _File, folder: str
-) -> Iterator[tuple[str, float, _Layers]]:
+def _parts(file: _File, folder: str) -> Iterator[tuple[str, float, _Layers]]:
   """Yields the series, the epsilon and the layers of each row.
 
   Args:
@@ -259,14 +274,15 @@ def _parts(
       config_lib.check_plain_name('mechanisms', series)
       if mechanism in config_lib.FAMILIES:
         own = dataclasses.replace(
-            own, privacy={'family': mechanism, **own.privacy})
+          own, privacy={'family': mechanism, **own.privacy}
+        )
       for epsilon in file.epsilons if own.epsilons is None else own.epsilons:
         errors.check_positive('epsilons', epsilon, 'give a list of epsilons')
         yield series, epsilon, (base, of_corpus, own)
 
 
 def _plain_row(
-    name: str, tree: dict[str, Any], settings: tuple[str, ...]
+  name: str, tree: dict[str, Any], settings: tuple[str, ...]
 ) -> Row:
   """Returns the checked row of a file with one experiment."""
   changed = tables.apply(tree, settings)
@@ -275,12 +291,12 @@ def _plain_row(
 
 
 def _row(
-    name: str,
-    series: str,
-    epsilon: float,
-    layers: _Layers,
-    assumed: list[str],
-    settings: tuple[str, ...],
+  name: str,
+  series: str,
+  epsilon: float,
+  layers: _Layers,
+  assumed: list[str],
+  settings: tuple[str, ...],
 ) -> Row:
   """Returns a checked row of a grid."""
   _, of_corpus, own = layers
@@ -291,35 +307,46 @@ def _row(
   tree['privacy']['epsilon'] = epsilon
   comments = [own.about] if own.about else []
   exponents = _exponents(
-      _at(own.rate_exponents if of_corpus.rate_exponents is None
-          else of_corpus.rate_exponents, epsilon))
+    _at(
+      own.rate_exponents
+      if of_corpus.rate_exponents is None
+      else of_corpus.rate_exponents,
+      epsilon,
+    )
+  )
   if exponents:
     tree['training']['server_learning_rate'] = rate(
-        exponents[len(exponents) // 2])
+      exponents[len(exponents) // 2]
+    )
   changed = tables.apply(tree, settings)
   if 'training.server_learning_rate' in changed:
     exponents = ()
   if len(exponents) > 1:
     comments.append(
-        'Server learning rate: to be tuned among 1.7^i, '
-        f'i = {", ".join(map(str, exponents))}; the middle one stands here.')
+      'Server learning rate: to be tuned among 1.7^i, '
+      f'i = {", ".join(map(str, exponents))}; the middle one stands here.'
+    )
   multiplier = _at(own.noise_multiplier, epsilon)
   if multiplier is not None and 'privacy.epsilon' not in changed:
     # PRIVACY: what the cohorts of the run support, not what sampling would.
     # Guard: grid_test.test_amplified_rows_claim_what_holds_without_sampling.
     claimed = accounting.gaussian_epsilon(
-        errors.check_positive(
-            'noise_multiplier', multiplier, 'correct it in the grid'),
-        config_lib.from_tree(tree).privacy.delta)
+      errors.check_positive(
+        'noise_multiplier', multiplier, 'correct it in the grid'
+      ),
+      config_lib.from_tree(tree).privacy.delta,
+    )
     tree['privacy']['epsilon'] = float(f'{claimed:.9g}')
     comments.append(
-        f'Has the noise that gives epsilon {epsilon:g} with cyclic Poisson '
-        'sampling. No sampler here draws cohorts so: the run claims the '
-        'epsilon below, which holds without.')
+      f'Has the noise that gives epsilon {epsilon:g} with cyclic Poisson '
+      'sampling. No sampler here draws cohorts so: the run claims the '
+      'epsilon below, which holds without.'
+    )
   if assumed:
     comments.append('Not given by the source: ' + ', '.join(assumed) + '.')
   row = Row(
-      name, series, epsilon, exponents, tree, (*comments, *_note(changed)))
+    name, series, epsilon, exponents, tree, (*comments, *_note(changed))
+  )
   row.config()
   return row
 
@@ -338,9 +365,13 @@ def _exponents(value: Any) -> tuple[int, ...]:
   for each in values:
     if type(each) is not int or abs(each) > _LARGEST_EXPONENT:
       raise ValueError(
-          errors.invalid(
-              'rate_exponents', each, 'must be a small integer',
-              'correct it in the grid'))
+        errors.invalid(
+          'rate_exponents',
+          each,
+          'must be a small integer',
+          'correct it in the grid',
+        )
+      )
   return tuple(values)
 
 
@@ -356,8 +387,12 @@ def _at(value: Any, epsilon: float) -> Any:
     found = [each for key, each in value.items() if float(key) == epsilon]
     if not found:
       raise ValueError(
-          errors.invalid(
-              'epsilons', f'{epsilon:g}', f'is not in the table {value}',
-              'add it there, or give the mechanism epsilons of its own'))
+        errors.invalid(
+          'epsilons',
+          f'{epsilon:g}',
+          f'is not in the table {value}',
+          'add it there, or give the mechanism epsilons of its own',
+        )
+      )
     return found[0]
   return {key: _at(each, epsilon) for key, each in value.items()}

@@ -92,8 +92,8 @@ class _Importer:
     Raises:
       ValueError: a line is bad, or a split has no sentence.
     """
-    texts = self._of_folder(path) if os.path.isdir(path) else self._of_lines(
-      path
+    texts = (
+      self._of_folder(path) if os.path.isdir(path) else self._of_lines(path)
     )
     for client_id, text in texts:
       split_name = split_of(client_id, self._fractions)

@@ -40,19 +40,32 @@ _PACKAGE = 'absl-py'
 
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
   """Returns the experiment: every kind of state, as little as can be."""
-  return config_lib.from_tree({
+  return config_lib.from_tree(
+    {
       'data': {
-          'corpus': str(corpus), 'vocabulary_size': 100,
-          'max_sentences_per_client': 4},
+        'corpus': str(corpus),
+        'vocabulary_size': 100,
+        'max_sentences_per_client': 4,
+      },
       'model': {'embedding_size': 8, 'lstm_size': 8, 'tied': True},
       'training': {
-          'rounds': rounds, 'clients_per_round': 4, 'client_groups': 2,
-          'evaluate_every': 3, 'evaluation_sentences': 50,
-          'server_cooldown_rounds': rounds // 2},
+        'rounds': rounds,
+        'clients_per_round': 4,
+        'client_groups': 2,
+        'evaluate_every': 3,
+        'evaluation_sentences': 50,
+        'server_cooldown_rounds': rounds // 2,
+      },
       'privacy': {
-          'family': 'banded-toeplitz', 'min_sep': 4, 'max_participations': 2,
-          'epsilon': 8.0, 'delta': 1e-5, 'l2_norm_clip': 0.5},
-  })
+        'family': 'banded-toeplitz',
+        'min_sep': 4,
+        'max_participations': 2,
+        'epsilon': 8.0,
+        'delta': 1e-5,
+        'l2_norm_clip': 0.5,
+      },
+    }
+  )
 
 
 def start(work: Callable[[], None], log: pathlib.Path) -> int:
@@ -93,7 +106,7 @@ def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
 
 
 def train(
-    config: config_lib.Config, directory: pathlib.Path, secret: bytes
+  config: config_lib.Config, directory: pathlib.Path, secret: bytes
 ) -> None:
   """Trains, or goes on, and writes the report."""
   from simulations import run_directory, training
@@ -103,8 +116,11 @@ def train(
   # For comparison alone: a run of its own draws its key.
   if not (directory / report.RUN_FILE).exists():
     durable.load_or_create_secret(
-        run_directory.new_key_path(directory), len(secret), 'noise.key',
-        lambda _: secret)
+      run_directory.new_key_path(directory),
+      len(secret),
+      'noise.key',
+      lambda _: secret,
+    )
   corpus = training.load_corpus(config.data)
   with runtime.local_runtime():
     training.run(config, corpus, directory, resume=True)
@@ -117,7 +133,7 @@ def _observed(ledger) -> Any:
 
 
 def differences(
-    whole: pathlib.Path, killed: pathlib.Path, rounds: int
+  whole: pathlib.Path, killed: pathlib.Path, rounds: int
 ) -> Iterator[str]:
   """Yields what of a run is not as in the undisturbed one."""
   from tff_bandmf import program, report
@@ -128,13 +144,15 @@ def differences(
         yield 'observed'
       for t in range(rounds):
         release = expected.attempts(t)[-1].result
-        results = {
-            attempt.result for attempt in ledger.attempts(t)} - {None}
+        results = {attempt.result for attempt in ledger.attempts(t)} - {None}
         if results != {release}:
           yield f'release of round {t}'
         cohort, wanted = ledger.cohort(t), expected.cohort(t)
-        if cohort is None or wanted is None or (
-            cohort.tolist() != wanted.tolist()):
+        if (
+          cohort is None
+          or wanted is None
+          or (cohort.tolist() != wanted.tolist())
+        ):
           yield f'cohort of round {t}'
   if _result(whole) != _result(killed):
     yield 'result'
@@ -161,8 +179,9 @@ def _rows(directory: pathlib.Path) -> list[dict[str, str]]:
   from tff_bandmf.report import files
 
   return [
-      {name: value for name, value in row.items() if name != 'seconds'}
-      for row in files.read_metrics(directory)]
+    {name: value for name, value in row.items() if name != 'seconds'}
+    for row in files.read_metrics(directory)
+  ]
 
 
 def _report(directory: pathlib.Path) -> dict[str, Any]:
@@ -182,19 +201,17 @@ def _report(directory: pathlib.Path) -> dict[str, Any]:
 @click.option('--seed', default=0, show_default=True)
 @click.option('--output_dir', help='Keeps the runs here.')
 @run_stackoverflow.one_line_errors
-def main(
-    kills: int, rounds: int, seed: int, output_dir: Optional[str]
-) -> None:
+def main(kills: int, rounds: int, seed: int, output_dir: Optional[str]) -> None:
   with tempfile.TemporaryDirectory() as temporary:
     result = run(
-        pathlib.Path(output_dir or temporary), kills, rounds,
-        random.Random(seed))
+      pathlib.Path(output_dir or temporary), kills, rounds, random.Random(seed)
+    )
   click.echo(json.dumps(result))
   sys.exit(1 if result['failed'] else 0)
 
 
 def run(
-    directory: pathlib.Path, kills: int, rounds: int, instants: random.Random
+  directory: pathlib.Path, kills: int, rounds: int, instants: random.Random
 ) -> dict[str, Any]:
   """Returns how many runs were killed, where, and what of them differs."""
   # Before the processes are forked, which then have it.
@@ -205,15 +222,18 @@ def run(
   directory.mkdir(parents=True, exist_ok=True)
   corpus = directory / 'corpus.sqlite'
   docstrings.write_clients(
-      docstrings.read_clients(
-          [p for p in docstrings.PACKAGES if p[0] == _PACKAGE]), str(corpus))
+    docstrings.read_clients(
+      [p for p in docstrings.PACKAGES if p[0] == _PACKAGE]
+    ),
+    str(corpus),
+  )
   config = experiment(corpus, rounds)
   secret = noise.Key.from_entropy().secret
 
   def work(name):
     return start(
-        lambda: train(config, directory / name, secret),
-        directory / f'{name}.log')
+      lambda: train(config, directory / name, secret), directory / f'{name}.log'
+    )
 
   # Twice: the first one also makes what is cached next to the corpus.
   for name in 'first', 'whole':
@@ -223,14 +243,17 @@ def run(
       raise RuntimeError((directory / f'{name}.log').read_text())
   # The key of the ledger is made when the first round starts.
   before_rounds = (
-      directory / 'whole' / 'private' / 'ledger.key').stat().st_mtime - began
+    directory / 'whole' / 'private' / 'ledger.key'
+  ).stat().st_mtime - began
   failed = {}
   killed = replayed = 0
   for i in range(kills):
     name = f'killed{i}'
     while True:
-      status, _ = finish(work(name), instants.uniform(
-          instants.choice([0, before_rounds]), seconds))
+      status, _ = finish(
+        work(name),
+        instants.uniform(instants.choice([0, before_rounds]), seconds),
+      )
       if status != signal.SIGKILL:
         break
       killed += 1
@@ -238,18 +261,25 @@ def run(
       if instants.random() < 0.7:
         status, _ = finish(work(name))
         break
-    found = ['status'] if status else list(
-        differences(directory / 'whole', directory / name, rounds))
+    found = (
+      ['status']
+      if status
+      else list(differences(directory / 'whole', directory / name, rounds))
+    )
     replayed += _replayed(directory / name, rounds)
     if found:
       failed[name] = found
     click.echo(
-        f'{name}: {", ".join(found) or "equal"} ({killed} kills)', err=True)
+      f'{name}: {", ".join(found) or "equal"} ({killed} kills)', err=True
+    )
   return {
-      'runs': kills, 'kills': killed, 'rounds': rounds,
-      'seconds_of_a_run': seconds, 'seconds_before_rounds': before_rounds,
-      'rounds_replayed': replayed,
-      'failed': failed,
+    'runs': kills,
+    'kills': killed,
+    'rounds': rounds,
+    'seconds_of_a_run': seconds,
+    'seconds_before_rounds': before_rounds,
+    'rounds_replayed': replayed,
+    'failed': failed,
   }
 
 

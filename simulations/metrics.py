@@ -14,15 +14,22 @@ from tff_bandmf import durable, errors, program, report
 from tff_bandmf.report import files
 
 _COLUMNS = (
-    'round', 'seconds', 'clients', 'non_finite', 'accuracy',
-    'accuracy_with_end', 'accuracy_with_end_and_unknown', 'loss')
+  'round',
+  'seconds',
+  'clients',
+  'non_finite',
+  'accuracy',
+  'accuracy_with_end',
+  'accuracy_with_end_and_unknown',
+  'loss',
+)
 
 
 class Metrics:
   """Writes rows whose digests the ledger has; continues a file at a round."""
 
   def __init__(
-      self, directory: pathlib.Path, ledger: program.Ledger, start: int
+    self, directory: pathlib.Path, ledger: program.Ledger, start: int
   ):
     """Opens the file, without the rows from a round on.
 
@@ -46,22 +53,30 @@ class Metrics:
       # Guard: run_directory_test.test_ledger_that_was_rolled_back_is_refused.
       if not attempts:
         raise ValueError(
-            errors.invalid(
-                'ledger', directory / report.LEDGER_FILE,
-                f'lacks round {t}, which {report.METRICS_FILE} has',
-                'it is that of an earlier moment: restore all files of one '
-                'time, the latest'))
+          errors.invalid(
+            'ledger',
+            directory / report.LEDGER_FILE,
+            f'lacks round {t}, which {report.METRICS_FILE} has',
+            'it is that of an earlier moment: restore all files of one '
+            'time, the latest',
+          )
+        )
       if t < start:
         if attempts[-1].row != files.row_digest(self._header, line):
           raise ValueError(
-              errors.invalid(
-                  'metrics', self._path, f'has another row of round {t} than '
-                  'the ledger', 'restore the file, or remove it'))
+            errors.invalid(
+              'metrics',
+              self._path,
+              f'has another row of round {t} than the ledger',
+              'restore the file, or remove it',
+            )
+          )
         kept.append(line)
     durable.write(self._path, *(line.encode() for line in kept))
     self._stream = open(self._path, 'a', newline='')
     self._tensorboard = tf.summary.create_file_writer(
-        str(directory / 'tensorboard'))
+      str(directory / 'tensorboard')
+    )
 
   def __enter__(self) -> Metrics:
     return self
@@ -79,8 +94,7 @@ class Metrics:
     line = _line([row.get(name, '') for name in _COLUMNS])
     # PRIVACY: before the row, so that the ledger lacks nothing that the file
     # shows. Guard: evidence_test.test_flipped_bit_of_metrics_is_refused.
-    self._ledger.record_row(
-        row['round'], files.row_digest(self._header, line))
+    self._ledger.record_row(row['round'], files.row_digest(self._header, line))
     with durable.named(self._path, 'written'):
       self._stream.write(line)
       self._stream.flush()

@@ -46,12 +46,12 @@ class Rounds:
   """Runs the rounds of a learning process, one after the other."""
 
   def __init__(
-      self,
-      process: tff.learning.templates.LearningProcess,
-      sampler: program.CohortSampler,
-      datasets: Callable[[int, np.ndarray], list[tf.data.Dataset]],
-      ledger: program.Ledger,
-      start: int = 0,
+    self,
+    process: tff.learning.templates.LearningProcess,
+    sampler: program.CohortSampler,
+    datasets: Callable[[int, np.ndarray], list[tf.data.Dataset]],
+    ledger: program.Ledger,
+    start: int = 0,
   ):
     """Prepares the first round.
 
@@ -83,8 +83,7 @@ class Rounds:
     if self._next == self._sampler.rounds:
       return
     self._cohort = self._sampler.sample(self._next, self._history)
-    self._data = self._thread.submit(
-        self._datasets, self._next, self._cohort)
+    self._data = self._thread.submit(self._datasets, self._next, self._cohort)
 
   def run(self, state: Any) -> Done:
     """Returns the next round, which ran or is burnt.
@@ -105,8 +104,11 @@ class Rounds:
       return self._burn(t, state, cohort)
     measured = output.metrics['aggregator']['free']
     self._ledger.finish_round(
-        t, float(measured['z_stddev']), result,
-        noise_checked=bool(measured['noise_checked']))
+      t,
+      float(measured['z_stddev']),
+      result,
+      noise_checked=bool(measured['noise_checked']),
+    )
     return Done(output.state, cohort, output.metrics)
 
   def _attempt(self, t: int, state: Any, cohort, data):

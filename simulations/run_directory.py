@@ -71,9 +71,13 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
     handle = private_files.lock(private)
     if handle is None:
       raise ValueError(
-          errors.invalid(
-              'output_dir', directory, 'is in use by another process',
-              'wait for it to end, or choose another directory'))
+        errors.invalid(
+          'output_dir',
+          directory,
+          'is in use by another process',
+          'wait for it to end, or choose another directory',
+        )
+      )
     try:
       for folder in directory, private, private / 'checkpoints':
         for path in folder.glob(f'*{durable.PART}'):
@@ -88,24 +92,32 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
 def refuse_existing(directory: pathlib.Path) -> None:
   """Raises ValueError if the directory holds a run, or what is left of one."""
   remains = [
-      path for path in (
-          directory / report.RUN_FILE, directory / report.LEDGER_FILE,
-          _key_path(directory),
-          directory / 'private' / 'checkpoints')
-      if path.exists()]
+    path
+    for path in (
+      directory / report.RUN_FILE,
+      directory / report.LEDGER_FILE,
+      _key_path(directory),
+      directory / 'private' / 'checkpoints',
+    )
+    if path.exists()
+  ]
   if remains:
     raise ValueError(
-        errors.invalid(
-            'output_dir', directory, f'holds a run ({remains[0].name})',
-            'continue it with --resume, or choose another directory'))
+      errors.invalid(
+        'output_dir',
+        directory,
+        f'holds a run ({remains[0].name})',
+        'continue it with --resume, or choose another directory',
+      )
+    )
 
 
 def open_directory(
-    directory: pathlib.Path,
-    description: dict[str, Any],
-    strategy: strategies.Strategy,
-    planned: participation.Participation,
-    moved: bool = False,
+  directory: pathlib.Path,
+  description: dict[str, Any],
+  strategy: strategies.Strategy,
+  planned: participation.Participation,
+  moved: bool = False,
 ) -> noise.Key:
   """Returns the noise key of a run, whose directory is made if it is new.
 
@@ -129,28 +141,35 @@ def open_directory(
     # A key that has served nothing yet, of a start that was killed, is as good.
     key = noise.Key.load_or_create(new_key_path(directory))
     strategies.save(
-        strategy, directory / report.STRATEGY_FILE, participation=planned)
+      strategy, directory / report.STRATEGY_FILE, participation=planned
+    )
     # With it the directory holds a run; from the next step on, its key serves.
     write_json(
-        directory / report.RUN_FILE,
-        {**description, **_identity(key, description)})
+      directory / report.RUN_FILE,
+      {**description, **_identity(key, description)},
+    )
   check_description(directory, description)
   return _key(directory, description, moved)
 
 
 def check_description(
-    directory: pathlib.Path, description: dict[str, Any]
+  directory: pathlib.Path, description: dict[str, Any]
 ) -> None:
   """Raises ValueError unless a directory holds the run that is described."""
   there = report.read_run(directory)
   description_lib.check_same(
-      {name: value for name, value in there.items()
-       if name not in report.IDENTITY_KEYS},
-      description, (directory / report.RESULT_FILE).exists())
+    {
+      name: value
+      for name, value in there.items()
+      if name not in report.IDENTITY_KEYS
+    },
+    description,
+    (directory / report.RESULT_FILE).exists(),
+  )
 
 
 def _key(
-    directory: pathlib.Path, description: dict[str, Any], moved: bool
+  directory: pathlib.Path, description: dict[str, Any], moved: bool
 ) -> noise.Key:
   """Returns the key of the run that is in the directory."""
   path, fresh = _key_path(directory), new_key_path(directory)
@@ -158,33 +177,44 @@ def _key(
   begins = fresh.exists() and not (path.exists() or place.exists())
   if not (begins or path.exists()):
     raise ValueError(
-        errors.invalid(
-            'noise.key', path, 'is gone, and the run was already started',
-            'without its noise rounds cannot be replayed: restore it, or start '
-            'a new run'))
+      errors.invalid(
+        'noise.key',
+        path,
+        'is gone, and the run was already started',
+        'without its noise rounds cannot be replayed: restore it, or start '
+        'a new run',
+      )
+    )
   key = noise.Key.load_or_create(fresh if begins else path)
   identity = _identity(key, description)
   run = report.read_run(directory)
   if any(run[name] != value for name, value in identity.items()):
     raise ValueError(
-        errors.invalid(
-            'noise.key', path, f'is that of another run than {report.RUN_FILE} '
-            'says, or that file was edited',
-            'restore the files of this run, or start a new one'))
+      errors.invalid(
+        'noise.key',
+        path,
+        f'is that of another run than {report.RUN_FILE} '
+        'says, or that file was edited',
+        'restore the files of this run, or start a new one',
+      )
+    )
   # A key that serves is never without its ledger: what took part would be
   # forgotten.
-  with program.Ledger(
-      directory / report.LEDGER_FILE, create=begins) as ledger:
+  with program.Ledger(directory / report.LEDGER_FILE, create=begins) as ledger:
     rounds = ledger.all_attempts()
     if not begins and ledger.bound() == (None, None):
       raise ValueError(
-          errors.invalid(
-              'ledger', directory / report.LEDGER_FILE,
-              'is not the one that the key was used with',
-              'restore the files of this run, or start a new one'))
+        errors.invalid(
+          'ledger',
+          directory / report.LEDGER_FILE,
+          'is not the one that the key was used with',
+          'restore the files of this run, or start a new one',
+        )
+      )
     ledger.bind(
-        run=int(identity[report.RUN_ID], 16),
-        noise_key=int(identity[report.NOISE_KEY_ID], 16))
+      run=int(identity[report.RUN_ID], 16),
+      noise_key=int(identity[report.NOISE_KEY_ID], 16),
+    )
   if begins:
     os.rename(fresh, path)
   if moved or (not rounds and not place.exists()):
@@ -193,24 +223,25 @@ def _key(
   # run_directory_test.test_copy_is_refused_until_it_is_said_to_move.
   elif not place.exists() or documents.read(place) != _place(path):
     raise ValueError(
-        errors.invalid(
-            'output_dir', directory,
-            'is a copy, or was moved: its key lies in another place',
-            'go on in the original; if there is none any more, say so with '
-            '--moved (moved=True)'))
+      errors.invalid(
+        'output_dir',
+        directory,
+        'is a copy, or was moved: its key lies in another place',
+        'go on in the original; if there is none any more, say so with '
+        '--moved (moved=True)',
+      )
+    )
   return key
 
 
-def _identity(
-    key: noise.Key, description: dict[str, Any]
-) -> dict[str, str]:
+def _identity(key: noise.Key, description: dict[str, Any]) -> dict[str, str]:
   """Returns what names the run and its key in `run.json`; one-way."""
   content = json.dumps(description, sort_keys=True).encode()
   return {
-      # PRIVACY: whoever edits the file cannot make the one that belongs to it.
-      # Guard: run_directory_test.test_edited_copy_is_refused.
-      report.RUN_ID: f'{key.identify(content):016x}',
-      report.NOISE_KEY_ID: f'{key.identify(b""):016x}',
+    # PRIVACY: whoever edits the file cannot make the one that belongs to it.
+    # Guard: run_directory_test.test_edited_copy_is_refused.
+    report.RUN_ID: f'{key.identify(content):016x}',
+    report.NOISE_KEY_ID: f'{key.identify(b""):016x}',
   }
 
 
@@ -219,8 +250,10 @@ def _place(path: pathlib.Path) -> dict[str, Any]:
   found = path.stat()
   host = _MACHINE.read_text().strip() if _MACHINE.exists() else ''
   return {
-      'host': host or socket.gethostname(), 'device': found.st_dev,
-      'inode': found.st_ino}
+    'host': host or socket.gethostname(),
+    'device': found.st_dev,
+    'inode': found.st_ino,
+  }
 
 
 def _key_path(directory: pathlib.Path) -> pathlib.Path:
@@ -233,7 +266,7 @@ def new_key_path(directory: pathlib.Path) -> pathlib.Path:
 
 
 def check_checkpoint(
-    directory: pathlib.Path, round_index: int, state: Any, head: str
+  directory: pathlib.Path, round_index: int, state: Any, head: str
 ) -> None:
   """Raises ValueError unless a state is what the ledger's rounds led to.
 
@@ -249,16 +282,23 @@ def check_checkpoint(
   """
   with program.Ledger(directory / report.LEDGER_FILE) as ledger:
     attempts = ledger.attempts(round_index - 1)
-  if not attempts or attempts[-1].head != head or attempts[-1].result not in (
-      None, checkpoints.digest(state)):
+  if (
+    not attempts
+    or attempts[-1].head != head
+    or attempts[-1].result not in (None, checkpoints.digest(state))
+  ):
     raise ValueError(
-        errors.invalid(
-            'checkpoint', round_index,
-            'is not what the rounds in the ledger led to',
-            'restore the files of this run, all of one time'))
+      errors.invalid(
+        'checkpoint',
+        round_index,
+        'is not what the rounds in the ledger led to',
+        'restore the files of this run, all of one time',
+      )
+    )
 
 
 def write_json(path: pathlib.Path, content: Any, mode: int = 0o644) -> None:
   """Writes a JSON file, complete or not at all."""
   durable.write(
-      path, (json.dumps(content, indent=1) + '\n').encode(), mode=mode)
+    path, (json.dumps(content, indent=1) + '\n').encode(), mode=mode
+  )

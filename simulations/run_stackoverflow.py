@@ -28,7 +28,7 @@ from tff_bandmf import errors
 
 
 def _print_keys(
-    context: click.Context, _: click.Parameter, given: bool
+  context: click.Context, _: click.Parameter, given: bool
 ) -> None:
   if given:
     click.echo(config_lib.list_keys())
@@ -36,20 +36,43 @@ def _print_keys(
 
 
 _EXPERIMENT_OPTIONS = (
-    click.option('--config', 'config_path', required=True,
-                 metavar='FILE[:ROW]',
-                 help='TOML file of the experiment, or of a grid of them.'),
-    click.option('--set', 'settings', multiple=True, metavar='KEY=VALUE',
-                 help='Changes a value, for instance training.rounds=10.'),
-    click.option('--list', 'show', flag_value='list',
-                 help='Prints the rows of FILE, and trains nothing.'),
-    click.option('--print', 'show', flag_value='print',
-                 help='Prints the experiment as TOML, and trains nothing.'),
-    click.option('--list-keys', is_flag=True, is_eager=True, expose_value=False,
-                 callback=_print_keys,
-                 help='Prints what --set changes, and trains nothing.'),
-    click.option('--output_dir', default='', metavar='DIR',
-                 help='Where the output goes.'),
+  click.option(
+    '--config',
+    'config_path',
+    required=True,
+    metavar='FILE[:ROW]',
+    help='TOML file of the experiment, or of a grid of them.',
+  ),
+  click.option(
+    '--set',
+    'settings',
+    multiple=True,
+    metavar='KEY=VALUE',
+    help='Changes a value, for instance training.rounds=10.',
+  ),
+  click.option(
+    '--list',
+    'show',
+    flag_value='list',
+    help='Prints the rows of FILE, and trains nothing.',
+  ),
+  click.option(
+    '--print',
+    'show',
+    flag_value='print',
+    help='Prints the experiment as TOML, and trains nothing.',
+  ),
+  click.option(
+    '--list-keys',
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_keys,
+    help='Prints what --set changes, and trains nothing.',
+  ),
+  click.option(
+    '--output_dir', default='', metavar='DIR', help='Where the output goes.'
+  ),
 )
 
 # Longer than a round takes that anybody waits for.
@@ -99,18 +122,27 @@ def _line(error: Exception) -> Optional[str]:
   text = str(error)
   tensorflow = sys.modules.get('tensorflow')
   if tensorflow is not None and isinstance(
-      error, (tensorflow.errors.ResourceExhaustedError,
-              tensorflow.errors.PermissionDeniedError)):
+    error,
+    (
+      tensorflow.errors.ResourceExhaustedError,
+      tensorflow.errors.PermissionDeniedError,
+    ),
+  ):
     # After the name of the operation: a path, and what the system says.
     found = error.message.splitlines()[0].rpartition('}}')[2].strip()
     return errors.invalid(
-        'system', found, 'the run ends here', 'see to it, and use --resume')
+      'system', found, 'the run ends here', 'see to it, and use --resume'
+    )
   if isinstance(error, OSError) and error.filename is not None:
     return errors.invalid(
-        'file', error.filename, f'cannot be used ({error.strerror})',
-        'look at the space, the permissions and the limits of the system')
+      'file',
+      error.filename,
+      f'cannot be used ({error.strerror})',
+      'look at the space, the permissions and the limits of the system',
+    )
   if isinstance(
-      error, (ValueError, TypeError, OSError, ImportError, RuntimeError)):
+    error, (ValueError, TypeError, OSError, ImportError, RuntimeError)
+  ):
     return None if '\n' in text else text
   return None
 
@@ -124,17 +156,24 @@ def check_system(directory: str) -> None:
   files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if files < _FILES:
     raise ValueError(
-        errors.invalid(
-            'files', files, f'may be open at once, and a run takes {_FILES}',
-            f'ulimit -n {_FILES}'))
+      errors.invalid(
+        'files',
+        files,
+        f'may be open at once, and a run takes {_FILES}',
+        f'ulimit -n {_FILES}',
+      )
+    )
   try:
     directory.encode()
   except UnicodeEncodeError:
     raise ValueError(
-        errors.invalid(
-            'output_dir', ascii(directory), 'cannot be written as UTF-8 under '
-            'this locale', 'set LC_ALL=C.UTF-8, or name an ASCII folder'
-        )) from None
+      errors.invalid(
+        'output_dir',
+        ascii(directory),
+        'cannot be written as UTF-8 under this locale',
+        'set LC_ALL=C.UTF-8, or name an ASCII folder',
+      )
+    ) from None
 
 
 def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
@@ -149,21 +188,27 @@ def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
   for name, changes in config.compare.items():
     if name in runs:
       raise ValueError(
-          errors.invalid(
-              'compare', name, 'is the main run, by its family',
-              'change privacy.family, or rename what it is compared with'))
+        errors.invalid(
+          'compare',
+          name,
+          'is the main run, by its family',
+          'change privacy.family, or rename what it is compared with',
+        )
+      )
     runs[name] = (
-        config_lib.changed(config, changes), directory / 'compare' / name)
+      config_lib.changed(config, changes),
+      directory / 'compare' / name,
+    )
   return runs
 
 
 def train_all(
-    runs: Runs,
-    resume: bool,
-    workers: Optional[str] = None,
-    stop_after: Optional[int] = None,
-    round_timeout: Optional[float] = None,
-    moved: bool = False,
+  runs: Runs,
+  resume: bool,
+  workers: Optional[str] = None,
+  stop_after: Optional[int] = None,
+  round_timeout: Optional[float] = None,
+  moved: bool = False,
 ) -> dict[str, dict[str, Any]]:
   """Trains the runs in order and writes their reports.
 
@@ -196,15 +241,30 @@ def train_all(
   for config, _ in runs.values():
     training.make_sampler(config, corpus)
   patience = patience_lib.Patience(
-      round_timeout, lambda line: click.echo(line, err=True))
-  with runtime.local_runtime(
-      patience=patience), contextlib.ExitStack() as stack:
-    there = None if workers is None else stack.enter_context(
-        workers_lib.connected(workers.split(','), patience))
+    round_timeout, lambda line: click.echo(line, err=True)
+  )
+  with (
+    runtime.local_runtime(patience=patience),
+    contextlib.ExitStack() as stack,
+  ):
+    there = (
+      None
+      if workers is None
+      else stack.enter_context(
+        workers_lib.connected(workers.split(','), patience)
+      )
+    )
     for name, (config, directory) in runs.items():
       result = training.run(
-          config, corpus, directory, resume, name, workers=there,
-          stop_after=stop_after, moved=moved)
+        config,
+        corpus,
+        directory,
+        resume,
+        name,
+        workers=there,
+        stop_after=stop_after,
+        moved=moved,
+      )
       if result is not None:
         results[name] = result
       report.write(directory)
@@ -212,35 +272,61 @@ def train_all(
 
 
 @click.command(
-    help=__doc__.split('\n')[0],
-    # --round-timeout and --round_timeout are one option.
-    context_settings={
-        'token_normalize_func': lambda name: name.replace('-', '_')})
+  help=__doc__.split('\n')[0],
+  # --round-timeout and --round_timeout are one option.
+  context_settings={
+    'token_normalize_func': lambda name: name.replace('-', '_')
+  },
+)
 @experiment_options
-@click.option('--data_dir', metavar='DIR',
-              help='Holds stackoverflow.sqlite or stackoverflow.sqlite.lzma.')
-@click.option('--workers', metavar='HOST:PORT,...',
-              help='TFF workers on which the clients of a round train.')
-@click.option('--stop_after', type=click.IntRange(min=1), metavar='ROUNDS',
-              help='Leaves every run after so many rounds, to be resumed.')
-@click.option('--round_timeout', type=click.FloatRange(min=0, min_open=True),
-              metavar='SECONDS', default=_ROUND_SECONDS, show_default=True,
-              help='Gives up a worker that takes longer for its part of a '
-              'round: others do it, or the run ends and can be resumed.')
+@click.option(
+  '--data_dir',
+  metavar='DIR',
+  help='Holds stackoverflow.sqlite or stackoverflow.sqlite.lzma.',
+)
+@click.option(
+  '--workers',
+  metavar='HOST:PORT,...',
+  help='TFF workers on which the clients of a round train.',
+)
+@click.option(
+  '--stop_after',
+  type=click.IntRange(min=1),
+  metavar='ROUNDS',
+  help='Leaves every run after so many rounds, to be resumed.',
+)
+@click.option(
+  '--round_timeout',
+  type=click.FloatRange(min=0, min_open=True),
+  metavar='SECONDS',
+  default=_ROUND_SECONDS,
+  show_default=True,
+  help='Gives up a worker that takes longer for its part of a '
+  'round: others do it, or the run ends and can be resumed.',
+)
 @click.option('--resume', is_flag=True, help='Continue the run in DIR.')
-@click.option('--moved', is_flag=True,
-              help='DIR was moved or restored, and no other one goes on.')
+@click.option(
+  '--moved',
+  is_flag=True,
+  help='DIR was moved or restored, and no other one goes on.',
+)
 @one_line_errors
 def main(
-    config_path: str, settings: tuple[str, ...], show: Optional[str],
-    output_dir: str, data_dir: Optional[str], workers: Optional[str],
-    stop_after: Optional[int], round_timeout: float, resume: bool, moved: bool
+  config_path: str,
+  settings: tuple[str, ...],
+  show: Optional[str],
+  output_dir: str,
+  data_dir: Optional[str],
+  workers: Optional[str],
+  stop_after: Optional[int],
+  round_timeout: float,
+  resume: bool,
+  moved: bool,
 ) -> None:
   if show is None:
     check_system(output_dir)
   if data_dir is not None:
-    settings += (
-        f'data.data_dir={json.dumps(data_dir, ensure_ascii=False)}',)
+    settings += (f'data.data_dir={json.dumps(data_dir, ensure_ascii=False)}',)
   if show == 'list':
     click.echo(grid.load(config_path, settings).listing())
     return
@@ -250,8 +336,10 @@ def main(
     return
   if not output_dir:
     raise ValueError(
-        errors.invalid(
-            'output_dir', output_dir, 'must be a folder', 'give --output_dir'))
+      errors.invalid(
+        'output_dir', output_dir, 'must be a folder', 'give --output_dir'
+      )
+    )
   config = experiment.config()
   directory = pathlib.Path(output_dir)
   runs = planned_runs(config, directory)
@@ -267,7 +355,7 @@ def main(
     click.echo(f'{name}: {statistics.median(seconds):.2f} seconds a round')
   for row in written['runs']:
     accuracy = 100 * row['test_accuracy']
-    click.echo(f"{row['name']}: test accuracy {accuracy:.2f}%")
+    click.echo(f'{row["name"]}: test accuracy {accuracy:.2f}%')
   click.echo(f'Report: {directory / report.MARKDOWN_FILE}')
 
 

@@ -22,6 +22,7 @@ def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
       `server_cooldown_rounds` and `server_cooldown_end`.
     t: scalar integer.
   """
+
   def ramp(rounds, length):
     if not length:
       return 1.0
@@ -31,8 +32,8 @@ def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
   warm = ramp(t + 1, training.server_warmup_rounds)
   cool = ramp(training.rounds - t, training.server_cooldown_rounds)
   return tf.convert_to_tensor(
-      training.server_learning_rate * warm * (end + (1 - end) * cool),
-      tf.float32)
+    training.server_learning_rate * warm * (end + (1 - end) * cool), tf.float32
+  )
 
 
 def build(training: config_lib.Training) -> tff.learning.optimizers.Optimizer:
@@ -46,13 +47,20 @@ def build(training: config_lib.Training) -> tff.learning.optimizers.Optimizer:
     optimizer = optimizers.build_sgdm(rate, training.server_momentum or None)
   elif training.server_optimizer == config_lib.ADAM:
     optimizer = optimizers.build_adam(
-        rate, training.server_momentum, training.server_beta_2,
-        training.server_epsilon)
+      rate,
+      training.server_momentum,
+      training.server_beta_2,
+      training.server_epsilon,
+    )
   else:
     optimizer = optimizers.build_yogi(
-        rate, training.server_momentum, training.server_beta_2,
-        training.server_epsilon)
+      rate,
+      training.server_momentum,
+      training.server_beta_2,
+      training.server_epsilon,
+    )
   if training.server_warmup_rounds or training.server_cooldown_rounds:
     return optimizers.schedule_learning_rate(
-        optimizer, lambda t: learning_rate(training, t))
+      optimizer, lambda t: learning_rate(training, t)
+    )
   return optimizer

@@ -78,9 +78,10 @@ def decompress(compressed: str, progress: bool = True) -> str:
   packed, unpacked = hashlib.sha256(), hashlib.sha256()
   description = f'decompressing {os.path.basename(compressed)}'
   with files.replacing(path) as temporary:
-    with files.read_with_progress(
-      compressed, description, progress
-    ) as blocks, open(temporary, 'wb') as output:
+    with (
+      files.read_with_progress(compressed, description, progress) as blocks,
+      open(temporary, 'wb') as output,
+    ):
       try:
         for block in blocks:
           packed.update(block)

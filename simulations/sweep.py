@@ -48,7 +48,7 @@ Ended = Mapping[str, Optional[sweep_cell.Result]]
 
 
 def choose_rate(
-    row: grid_lib.Row, ended: Ended
+  row: grid_lib.Row, ended: Ended
 ) -> tuple[Optional[int], list[sweep_cell.Cell]]:
   """Returns the exponent taken, and the tuning cells of a row.
 
@@ -85,20 +85,19 @@ def _validation(result: Optional[sweep_cell.Result]) -> float:
 
 
 def test_cells(
-    row: grid_lib.Row, seeds: int, ended: Ended
+  row: grid_lib.Row, seeds: int, ended: Ended
 ) -> list[sweep_cell.Cell]:
   """Returns the cells that test a row; none while its rate is not chosen."""
   exponent, tuning = choose_rate(row, ended)
   if tuning and exponent is None:
     return []
   return [
-      sweep_cell.Cell(row, exponent, TUNING_SEED + 1 + seed)
-      for seed in range(seeds)]
+    sweep_cell.Cell(row, exponent, TUNING_SEED + 1 + seed)
+    for seed in range(seeds)
+  ]
 
 
-def run(
-    grid: grid_lib.Grid, directory: pathlib.Path, processes: int
-) -> Ended:
+def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
   """Runs what is not there yet; returns what every cell gave.
 
   Args:
@@ -114,16 +113,19 @@ def run(
   context.set_forkserver_preload(['simulations.training'])
   cores = sorted(os.sched_getaffinity(0))
   slots = [
-      frozenset(cores[i::processes] or [cores[i % len(cores)]])
-      for i in range(processes)]
+    frozenset(cores[i::processes] or [cores[i % len(cores)]])
+    for i in range(processes)
+  ]
   ended: dict[str, Optional[sweep_cell.Result]] = {}
   running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}
   with _stopping(running), tqdm.tqdm(unit='cell') as progress:
     while True:
       waiting = _waiting(grid, ended, running)
       done = {
-          cell.name: result for cell in waiting
-          if (result := sweep_cell.read(cell, directory)) is not None}
+        cell.name: result
+        for cell in waiting
+        if (result := sweep_cell.read(cell, directory)) is not None
+      }
       if done:
         ended.update(done)
         progress.update(len(done))
@@ -131,12 +133,14 @@ def run(
       while waiting and slots:
         cell, slot = waiting.pop(0), slots.pop(0)
         process = context.Process(
-            target=sweep_cell.run, args=(cell, directory, slot))
+          target=sweep_cell.run, args=(cell, directory, slot)
+        )
         process.start()
         running[process.sentinel] = process, cell, slot
       progress.total = progress.n + len(running) + len(waiting)
-      progress.set_postfix_str(', '.join(
-          cell.name for _, cell, _ in running.values()))
+      progress.set_postfix_str(
+        ', '.join(cell.name for _, cell, _ in running.values())
+      )
       if not running:
         return ended
       finished = multiprocessing.connection.wait(list(running))
@@ -150,22 +154,22 @@ def run(
         if result is None:
           log = sweep_cell.log_file(cell, directory)
           tqdm.tqdm.write(
-              f'{cell.name}: failed, exit status {process.exitcode}; see {log}',
-              file=sys.stderr)
+            f'{cell.name}: failed, exit status {process.exitcode}; see {log}',
+            file=sys.stderr,
+          )
         ended[cell.name] = result
         progress.update()
 
 
 def _waiting(
-    grid: grid_lib.Grid, ended: Ended, running: Mapping[int, Any]
+  grid: grid_lib.Grid, ended: Ended, running: Mapping[int, Any]
 ) -> list[sweep_cell.Cell]:
   """Returns the cells that could start now, tuning first."""
   started = {*ended, *(cell.name for _, cell, _ in running.values())}
-  cells = [
-      cell for row in grid.rows for cell in choose_rate(row, ended)[1]]
+  cells = [cell for row in grid.rows for cell in choose_rate(row, ended)[1]]
   cells += [
-      cell for row in grid.rows
-      for cell in test_cells(row, grid.seeds, ended)]
+    cell for row in grid.rows for cell in test_cells(row, grid.seeds, ended)
+  ]
   return [cell for cell in cells if cell.name not in started]
 
 
@@ -188,49 +192,88 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
   lock = directory / 'sweep.lock'
   if lock.exists() and not resume:
     raise ValueError(
-        errors.invalid(
-            'output_dir', directory, 'holds a sweep',
-            'continue it with --resume, or choose another directory'))
+      errors.invalid(
+        'output_dir',
+        directory,
+        'holds a sweep',
+        'continue it with --resume, or choose another directory',
+      )
+    )
   directory.mkdir(parents=True, exist_ok=True)
   with open(lock, 'ab') as stream:
     try:
       fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
       raise ValueError(
-          errors.invalid(
-              'output_dir', directory, 'another sweep is at work in it',
-              'wait for it')) from error
+        errors.invalid(
+          'output_dir',
+          directory,
+          'another sweep is at work in it',
+          'wait for it',
+        )
+      ) from error
     yield
 
 
 @click.command(help=__doc__.split('\n')[0])
-@click.option('--grid', 'grid_path', required=True, metavar='FILE',
-              help='TOML file of the grid.')
-@click.option('--set', 'settings', multiple=True, metavar='KEY=VALUE',
-              help='Changes a value of every run.')
-@click.option('--only', multiple=True, metavar='PATTERN',
-              help='Rows by name, for instance *_epsilon8; all by default.')
-@click.option('--seeds', type=click.IntRange(min=1),
-              help='That test a row, in place of those of the grid.')
-@click.option('--processes', default=2, show_default=True,
-              type=click.IntRange(min=1), help='Runs at the same time.')
-@click.option('--output_dir', required=True, metavar='DIR',
-              help='Where the output goes.')
+@click.option(
+  '--grid',
+  'grid_path',
+  required=True,
+  metavar='FILE',
+  help='TOML file of the grid.',
+)
+@click.option(
+  '--set',
+  'settings',
+  multiple=True,
+  metavar='KEY=VALUE',
+  help='Changes a value of every run.',
+)
+@click.option(
+  '--only',
+  multiple=True,
+  metavar='PATTERN',
+  help='Rows by name, for instance *_epsilon8; all by default.',
+)
+@click.option(
+  '--seeds',
+  type=click.IntRange(min=1),
+  help='That test a row, in place of those of the grid.',
+)
+@click.option(
+  '--processes',
+  default=2,
+  show_default=True,
+  type=click.IntRange(min=1),
+  help='Runs at the same time.',
+)
+@click.option(
+  '--output_dir', required=True, metavar='DIR', help='Where the output goes.'
+)
 @click.option('--resume', is_flag=True, help='Continue the sweep in DIR.')
 @run_stackoverflow.one_line_errors
 def main(
-    grid_path: str, settings: tuple[str, ...], only: tuple[str, ...],
-    seeds: Optional[int], processes: int, output_dir: str, resume: bool,
+  grid_path: str,
+  settings: tuple[str, ...],
+  only: tuple[str, ...],
+  seeds: Optional[int],
+  processes: int,
+  output_dir: str,
+  resume: bool,
 ) -> None:
   grid = grid_lib.load(grid_path, settings, only)
   grid = dataclasses.replace(grid, seeds=seeds or grid.seeds)
   directory = pathlib.Path(output_dir)
   with _only_sweep(directory, resume):
     ended = run(grid, directory, processes)
-    summary = sweep_summary.Summary.of([
-        (row, *choose_rate(row, ended),
-         test_cells(row, grid.seeds, ended)) for row in grid.rows
-    ], ended)
+    summary = sweep_summary.Summary.of(
+      [
+        (row, *choose_rate(row, ended), test_cells(row, grid.seeds, ended))
+        for row in grid.rows
+      ],
+      ended,
+    )
     summary.write(directory)
   click.echo(summary.markdown())
   sys.exit(1 if summary.failed else 0)

@@ -74,27 +74,33 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
     ValueError: its directory holds another run, or is damaged.
   """
   directory = sweep / cell.name
-  if not all((directory / name).exists() for name in (
-      report.RESULT_FILE, report.JSON_FILE)):
+  if not all(
+    (directory / name).exists()
+    for name in (report.RESULT_FILE, report.JSON_FILE)
+  ):
     return None
   run = report.read_run(directory)
   expected = dataclasses.asdict(cell.config)
   del expected['compare']
   if run['config'] != json.loads(json.dumps(expected)):
     raise ValueError(
-        errors.invalid(
-            'output_dir', directory, 'holds a run with another configuration',
-            'give the grid and the --set of that sweep, or another directory'))
+      errors.invalid(
+        'output_dir',
+        directory,
+        'holds a run with another configuration',
+        'give the grid and the --set of that sweep, or another directory',
+      )
+    )
   claim = run['claim']
   strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
   mean_error, _ = strategy.errors()
   written = json.loads((directory / report.JSON_FILE).read_text())
   return Result(
-      report_files.read_result(directory)['test_accuracy'],
-      tuple(report_files.accuracy(report_files.read_metrics(directory))),
-      written['epsilon'],
-      claim['z_stddev_per_clip'] * mean_error**0.5
-      / claim['clients_per_round'])
+    report_files.read_result(directory)['test_accuracy'],
+    tuple(report_files.accuracy(report_files.read_metrics(directory))),
+    written['epsilon'],
+    claim['z_stddev_per_clip'] * mean_error**0.5 / claim['clients_per_round'],
+  )
 
 
 def run(cell: Cell, sweep: pathlib.Path, cores: frozenset[int]) -> None:
@@ -125,8 +131,13 @@ def run(cell: Cell, sweep: pathlib.Path, cores: frozenset[int]) -> None:
     strategy = _cached_strategy(config, sweep / 'strategies')
     with runtime.local_runtime(len(cores)):
       training.run(
-          config, training.load_corpus(config.data), directory, resume=True,
-          name=cell.name, strategy=strategy)
+        config,
+        training.load_corpus(config.data),
+        directory,
+        resume=True,
+        name=cell.name,
+        strategy=strategy,
+      )
     report.write(directory)
 
 
@@ -136,7 +147,7 @@ def log_file(cell: Cell, sweep: pathlib.Path) -> pathlib.Path:
 
 
 def _cached_strategy(
-    config: config_lib.Config, folder: pathlib.Path
+  config: config_lib.Config, folder: pathlib.Path
 ) -> strategies.Strategy:
   """Returns the strategy of an experiment, optimised once a sweep."""
   from simulations import training
@@ -148,8 +159,10 @@ def _cached_strategy(
   with _locked(path.with_suffix('.lock')):
     if not path.exists():
       strategies.save(
-          training.find_strategy(config), path,
-          participation=training.planned_participation(config.privacy))
+        training.find_strategy(config),
+        path,
+        participation=training.planned_participation(config.privacy),
+      )
   strategy, _ = strategies.load(path)
   return strategy
 

@@ -10,13 +10,10 @@ from matplotlib import figure as figure_lib
 
 _PANEL = (5.0, 3.6)
 
-Curves = Mapping[
-    tuple[str, float], Sequence[Sequence[tuple[int, float]]]]
+Curves = Mapping[tuple[str, float], Sequence[Sequence[tuple[int, float]]]]
 
 
-def accuracy(
-    rows: Sequence[Mapping[str, Any]]
-) -> Optional[figure_lib.Figure]:
+def accuracy(rows: Sequence[Mapping[str, Any]]) -> Optional[figure_lib.Figure]:
   """Returns a figure of test accuracy against epsilon.
 
   Bars are one standard deviation over seeds to each side. A row that claims
@@ -31,11 +28,12 @@ def accuracy(
   axes = _style(drawing.subplots(), 'epsilon', 'test accuracy (%)')
   for series in _unique(row['mechanism'] for row in rows):
     points = sorted(
-        (_epsilon(row), row['accuracy_mean'], row['accuracy_stdev'] or 0.0)
-        for row in rows if row['mechanism'] == series)
+      (_epsilon(row), row['accuracy_mean'], row['accuracy_stdev'] or 0.0)
+      for row in rows
+      if row['mechanism'] == series
+    )
     epsilons, means, stdevs = zip(*points)
-    axes.errorbar(
-        epsilons, means, stdevs, marker='.', capsize=3, label=series)
+    axes.errorbar(epsilons, means, stdevs, marker='.', capsize=3, label=series)
   ticks = sorted({_epsilon(row) for row in rows})
   axes.set_xscale('log')
   axes.set_xticks(ticks, [f'{epsilon:.3g}' for epsilon in ticks])
@@ -57,7 +55,8 @@ def convergence(curves: Curves) -> Optional[figure_lib.Figure]:
     return None
   width, height = _PANEL
   drawing = figure_lib.Figure(
-      figsize=(width * len(epsilons), height), layout='constrained')
+    figsize=(width * len(epsilons), height), layout='constrained'
+  )
   panels = drawing.subplots(1, len(epsilons), squeeze=False, sharey=True)[0]
   for panel, epsilon in zip(panels, epsilons):
     _style(panel, 'rounds', 'validation accuracy (%)')
@@ -71,8 +70,13 @@ def convergence(curves: Curves) -> Optional[figure_lib.Figure]:
       mean, stdev = values.mean(0), values.std(0, ddof=int(len(runs) > 1))
       (line,) = panel.plot(rounds, mean, label=series)
       panel.fill_between(
-          rounds, mean - stdev, mean + stdev, color=line.get_color(),
-          alpha=0.15, linewidth=0)
+        rounds,
+        mean - stdev,
+        mean + stdev,
+        color=line.get_color(),
+        alpha=0.15,
+        linewidth=0,
+      )
   panels[0].legend(frameon=False)
   return drawing
 

@@ -37,7 +37,7 @@ def read(path: str) -> dict[str, Any]:
   # Bytes that are not UTF-8 raise these too, and so do endless nested tables.
   except (RecursionError, ValueError) as error:
     raise ValueError(
-        errors.invalid('config', path, f'is no TOML: {error}', 'correct it')
+      errors.invalid('config', path, f'is no TOML: {error}', 'correct it')
     ) from error
 
 
@@ -54,19 +54,25 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
   """
   if not isinstance(table, dict):
     raise ValueError(
-        errors.invalid(name, table, 'must be a table', 'correct it'))
+      errors.invalid(name, table, 'must be a table', 'correct it')
+    )
   try:
     return dacite.from_dict(
-        kind, table, dacite.Config(type_hooks={float: _to_float}))
+      kind, table, dacite.Config(type_hooks={float: _to_float})
+    )
   except dacite.DaciteFieldError as error:
     raise ValueError(
-        errors.invalid(name, error.field_path, str(error), 'correct it')
+      errors.invalid(name, error.field_path, str(error), 'correct it')
     ) from error
   except OverflowError as error:
     raise ValueError(
-        errors.invalid(
-            name, 'an integer', 'is larger than any number that is meant',
-            'correct it')) from error
+      errors.invalid(
+        name,
+        'an integer',
+        'is larger than any number that is meant',
+        'correct it',
+      )
+    ) from error
 
 
 def _to_float(value: Any) -> Any:
@@ -75,11 +81,11 @@ def _to_float(value: Any) -> Any:
 
 
 def check_keys(
-    name: str,
-    table: Mapping[str, Any],
-    kind: Any,
-    listing: str,
-    offers: Optional[Mapping[str, str]] = None,
+  name: str,
+  table: Mapping[str, Any],
+  kind: Any,
+  listing: str,
+  offers: Optional[Mapping[str, str]] = None,
 ) -> None:
   """Raises ValueError for a key of a table that its dataclass has not.
 
@@ -94,15 +100,16 @@ def check_keys(
   for key in table:
     if key not in known:
       raise unknown(
-          'key', key, offers or known, listing, f'{name}.' if name else '')
+        'key', key, offers or known, listing, f'{name}.' if name else ''
+      )
 
 
 def unknown(
-    name: str,
-    word: str,
-    offers: Mapping[str, str],
-    listing: str,
-    prefix: str = '',
+  name: str,
+  word: str,
+  offers: Mapping[str, str],
+  listing: str,
+  prefix: str = '',
 ) -> ValueError:
   """Returns the error for a word that is not known.
 
@@ -116,8 +123,10 @@ def unknown(
   close = difflib.get_close_matches(word[:100], offers, 1)
   offer = f'use {offers[close[0]]}; ' if close else ''
   return ValueError(
-      errors.invalid(
-          name, prefix + word, 'is not known', f'{offer}{listing} lists all'))
+    errors.invalid(
+      name, prefix + word, 'is not known', f'{offer}{listing} lists all'
+    )
+  )
 
 
 def assign(tree: dict[str, Any], key: str, value: Any) -> None:
@@ -131,7 +140,8 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
     tree = tree.setdefault(group, {})
     if not isinstance(tree, dict):
       raise ValueError(
-          errors.invalid(key, value, 'is not a key', f'leave out .{name}'))
+        errors.invalid(key, value, 'is not a key', f'leave out .{name}')
+      )
   tree[name] = value
 
 
@@ -147,9 +157,13 @@ def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
     key, equals, text = setting.partition('=')
     if not equals:
       raise ValueError(
-          errors.invalid(
-              'set', setting, 'must be KEY=VALUE',
-              'for instance --set training.seed=1'))
+        errors.invalid(
+          'set',
+          setting,
+          'must be KEY=VALUE',
+          'for instance --set training.seed=1',
+        )
+      )
     try:
       value = tomllib.loads(f'value = {text}')['value']
     except (RecursionError, ValueError):

@@ -70,8 +70,7 @@ def load_corpus(data: config_lib.Data) -> Corpus:
     path = stackoverflow.find(data.data_dir)
   if data.vocabulary_file is not None:
     words = f'given as {os.path.basename(data.vocabulary_file)}'
-    vocabulary = vocabulary_lib.read(
-        data.vocabulary_file, data.vocabulary_size)
+    vocabulary = vocabulary_lib.read(data.vocabulary_file, data.vocabulary_size)
   elif data.corpus == config_lib.STACKOVERFLOW:
     words = "TFF's, by the number of train users, counted without noise"
     vocabulary = stackoverflow.vocabulary(data.vocabulary_size, data.data_dir)
@@ -79,24 +78,27 @@ def load_corpus(data: config_lib.Data) -> Corpus:
     words = 'counted on the train split without noise'
     vocabulary = vocabulary_lib.count(path, data.vocabulary_size)
   splits = [
-      client_data.load_clients(
-          path, split, vocabulary, sequence_length=data.sequence_length,
-          max_sentences_per_client=data.max_sentences_per_client)
-      for split in corpus_file.SPLIT_NAMES
+    client_data.load_clients(
+      path,
+      split,
+      vocabulary,
+      sequence_length=data.sequence_length,
+      max_sentences_per_client=data.max_sentences_per_client,
+    )
+    for split in corpus_file.SPLIT_NAMES
   ]
   return Corpus(path, words, *splits)
 
 
 def planned_participation(
-    privacy: config_lib.Privacy,
+  privacy: config_lib.Privacy,
 ) -> participation_lib.Participation:
   """Returns the schema that the cohorts of an experiment are drawn for."""
-  return participation_lib.MinSep(
-      privacy.min_sep, privacy.max_participations)
+  return participation_lib.MinSep(privacy.min_sep, privacy.max_participations)
 
 
 def make_sampler(
-    config: config_lib.Config, corpus: Corpus
+  config: config_lib.Config, corpus: Corpus
 ) -> program.CohortSampler:
   """Returns the sampler of an experiment, after a dry run of all rounds.
 
@@ -105,8 +107,12 @@ def make_sampler(
   """
   training, privacy = config.training, config.privacy
   sampler = program.CohortSampler(
-      corpus.train.num_clients, training.clients_per_round, training.rounds,
-      planned_participation(privacy), training.seed)
+    corpus.train.num_clients,
+    training.clients_per_round,
+    training.rounds,
+    planned_participation(privacy),
+    training.seed,
+  )
   history = program.History.empty(sampler.clients)
   for t in range(training.rounds):
     history.record(t, sampler.sample(t, history))
@@ -117,17 +123,23 @@ def strategy_request(config: config_lib.Config) -> optimize.Request:
   """Returns all that the strategy of an experiment is a function of."""
   privacy = config.privacy
   family = (
-      strategies.Identity.family if privacy.family == config_lib.NO_NOISE
-      else privacy.family)
+    strategies.Identity.family
+    if privacy.family == config_lib.NO_NOISE
+    else privacy.family
+  )
   takes = optimize.parameters_of(family)
   return optimize.Request(
-      family, config.training.rounds, planned_participation(privacy),
-      objective=privacy.objective,
-      # What a run is compared with may take fewer than the main run.
-      **{
-          name: value for name, value in dataclasses.asdict(privacy).items()
-          if name in takes
-      })
+    family,
+    config.training.rounds,
+    planned_participation(privacy),
+    objective=privacy.objective,
+    # What a run is compared with may take fewer than the main run.
+    **{
+      name: value
+      for name, value in dataclasses.asdict(privacy).items()
+      if name in takes
+    },
+  )
 
 
 def find_strategy(config: config_lib.Config) -> strategies.Strategy:
@@ -139,23 +151,26 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   found = optimize.optimize(strategy_request(config))
   if not found.converged:
     raise ValueError(
-        errors.invalid(
-            'privacy.family', config.privacy.family,
-            'the optimiser of the strategy did not converge',
-            'use other bands or buffers'))
+      errors.invalid(
+        'privacy.family',
+        config.privacy.family,
+        'the optimiser of the strategy did not converge',
+        'use other bands or buffers',
+      )
+    )
   return found.strategy
 
 
 def run(
-    config: config_lib.Config,
-    corpus: Corpus,
-    directory: pathlib.Path,
-    resume: bool = False,
-    name: Optional[str] = None,
-    strategy: Optional[strategies.Strategy] = None,
-    workers: Optional[workers_lib.Workers] = None,
-    stop_after: Optional[int] = None,
-    moved: bool = False,
+  config: config_lib.Config,
+  corpus: Corpus,
+  directory: pathlib.Path,
+  resume: bool = False,
+  name: Optional[str] = None,
+  strategy: Optional[strategies.Strategy] = None,
+  workers: Optional[workers_lib.Workers] = None,
+  stop_after: Optional[int] = None,
+  moved: bool = False,
 ) -> Optional[dict[str, Any]]:
   """Trains and tests; returns the result, which is also in the directory.
 
@@ -186,13 +201,20 @@ def run(
     run_directory.refuse_existing(directory)
   with run_directory.locked(directory):
     return _run(
-        config, corpus, sampler, directory, name, strategy, workers, stop_after,
-        moved)
+      config,
+      corpus,
+      sampler,
+      directory,
+      name,
+      strategy,
+      workers,
+      stop_after,
+      moved,
+    )
 
 
 def _run(
-    config, corpus, sampler, directory, name, strategy, workers, stop_after,
-    moved
+  config, corpus, sampler, directory, name, strategy, workers, stop_after, moved
 ) -> Optional[dict[str, Any]]:
   training, privacy = config.training, config.privacy
   if (directory / report.RUN_FILE).exists():
@@ -206,35 +228,56 @@ def _run(
     return json.loads((directory / report.RESULT_FILE).read_text())
 
   key = run_directory.open_directory(
-      directory, run_description, strategy, spec.participation, moved)
+    directory, run_description, strategy, spec.participation, moved
+  )
   corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
   model = models.build(
-      config.model, corpus.train.vocabulary.num_ids, training.seed)
+    config.model, corpus.train.vocabulary.num_ids, training.seed
+  )
   checkpoints = checkpoints_lib.Checkpoints(
-      directory / 'private' / 'checkpoints')
+    directory / 'private' / 'checkpoints'
+  )
   start = checkpoints.latest()
   # PRIVACY: the noise is that of `spec`. Guard:
   # training_test.test_noise_is_that_of_the_claim.
   with aggregator.dp_aggregator(
-      spec.noise_multiplier, training.clients_per_round,
-      l2_norm_clip=privacy.l2_norm_clip, strategy=strategy,
-      participation=spec.participation, zeroing_norm=privacy.zeroing_norm,
-      noise=placements.Tape(
-          key=key, start_round=start,
-          max_memory_bytes=privacy.max_memory_bytes)) as factory:
+    spec.noise_multiplier,
+    training.clients_per_round,
+    l2_norm_clip=privacy.l2_norm_clip,
+    strategy=strategy,
+    participation=spec.participation,
+    zeroing_norm=privacy.zeroing_norm,
+    noise=placements.Tape(
+      key=key, start_round=start, max_memory_bytes=privacy.max_memory_bytes
+    ),
+  ) as factory:
     process = fed_avg.build(
-        model, config.data.sequence_length,
-        tff.learning.optimizers.build_sgdm(training.client_learning_rate),
-        server_optimizer.build(training), factory, training.batch_size,
-        workers)
+      model,
+      config.data.sequence_length,
+      tff.learning.optimizers.build_sgdm(training.client_learning_rate),
+      server_optimizer.build(training),
+      factory,
+      training.batch_size,
+      workers,
+    )
     state = process.initialize()
     if start:
       state, head = checkpoints.load(start, state)
       run_directory.check_checkpoint(directory, start, state, head)
     stop = min(training.rounds, start + (stop_after or training.rounds))
     state = _train(
-        process, model, state, start, stop, sampler, config, corpus, directory,
-        checkpoints, name)
+      process,
+      model,
+      state,
+      start,
+      stop,
+      sampler,
+      config,
+      corpus,
+      directory,
+      checkpoints,
+      name,
+    )
   if stop < training.rounds:
     return None
   result = _test(process, model, state, corpus)
@@ -245,65 +288,83 @@ def _run(
 
 
 def _specs(
-    config: config_lib.Config,
-    strategy: strategies.Strategy,
-    participation: participation_lib.Participation,
+  config: config_lib.Config,
+  strategy: strategies.Strategy,
+  participation: participation_lib.Participation,
 ) -> tuple[accounting.PrivacySpec, Optional[accounting.PrivacySpec]]:
   """Returns the spec of the run's noise, and of what it stands for, if so."""
   privacy = config.privacy
   if privacy.family == config_lib.NO_NOISE:
     return accounting.PrivacySpec(strategy, participation, 0.0), None
   spec = accounting.calibrate(
-      strategy, participation, privacy.epsilon, privacy.delta)
+    strategy, participation, privacy.epsilon, privacy.delta
+  )
   if privacy.simulated_clients_per_round is None:
     return spec, None
   # PRIVACY: the claim of the run is about the noise that it gets. Guard:
   # training_test.test_simulated_run_says_that_it_is_one.
   scale = (
-      config.training.clients_per_round / privacy.simulated_clients_per_round)
+    config.training.clients_per_round / privacy.simulated_clients_per_round
+  )
   return dataclasses.replace(
-      spec, noise_multiplier=scale * spec.noise_multiplier), spec
+    spec, noise_multiplier=scale * spec.noise_multiplier
+  ), spec
 
 
 def _train(
-    process, model, state, start, stop, sampler, config, corpus, directory,
-    checkpoints, name,
+  process,
+  model,
+  state,
+  start,
+  stop,
+  sampler,
+  config,
+  corpus,
+  directory,
+  checkpoints,
+  name,
 ):
   """Returns the state before round `stop`."""
   training = config.training
   validate = evaluation.Evaluator(
-      model, corpus.validation, training.evaluation_sentences)
+    model, corpus.validation, training.evaluation_sentences
+  )
 
   def datasets(t, cohort):
     return fed_avg.group_datasets(
-        corpus.train, cohort, training.client_groups, training.seed, t)
+      corpus.train, cohort, training.client_groups, training.seed, t
+    )
 
   progress = tqdm.trange(
-      start, stop, initial=start, total=training.rounds, desc=name,
-      unit='round')
-  with program.Ledger(
-      directory / report.LEDGER_FILE) as ledger, metrics.Metrics(
-          directory, ledger, start) as rows, progress, rounds.Rounds(
-              process, sampler, datasets, ledger, start) as runner:
+    start, stop, initial=start, total=training.rounds, desc=name, unit='round'
+  )
+  with (
+    program.Ledger(directory / report.LEDGER_FILE) as ledger,
+    metrics.Metrics(directory, ledger, start) as rows,
+    progress,
+    rounds.Rounds(process, sampler, datasets, ledger, start) as runner,
+  ):
     for t in progress:
       began = time.perf_counter()
       done = runner.run(state)
       state = done.state
       row = {
-          'round': t, 'clients': len(done.cohort),
-          'seconds': time.perf_counter() - began,
+        'round': t,
+        'clients': len(done.cohort),
+        'seconds': time.perf_counter() - began,
       }
       if done.metrics is not None:
-        row['non_finite'] = int(
-            done.metrics['client_work']['non_finite_count'])
+        row['non_finite'] = int(done.metrics['client_work']['non_finite_count'])
       else:
         progress.write(
-            f'Round {t} is burnt: run again, it gave another result than the '
-            'one in the ledger. The model stays as it was.', sys.stderr)
+          f'Round {t} is burnt: run again, it gave another result than the '
+          'one in the ledger. The model stays as it was.',
+          sys.stderr,
+        )
       last = t + 1 == stop
       if last or (t + 1) % training.evaluate_every == 0:
         row.update(validate(process.get_model_weights(state).trainable))
-        progress.set_postfix(accuracy=f"{row['accuracy']:.4f}")
+        progress.set_postfix(accuracy=f'{row["accuracy"]:.4f}')
       rows.write(row)
       if 'accuracy' in row:
         # Last, so that a round before a checkpoint is complete everywhere.
@@ -315,6 +376,6 @@ def _test(process, model, state, corpus: Corpus) -> dict[str, Any]:
   weights = process.get_model_weights(state).trainable
   tested = evaluation.Evaluator(model, corpus.test)(weights)
   return {
-      **{f'test_{name}': value for name, value in tested.items()},
-      'parameters': int(sum(np.size(weight) for weight in weights)),
+    **{f'test_{name}': value for name, value in tested.items()},
+    'parameters': int(sum(np.size(weight) for weight in weights)),
   }

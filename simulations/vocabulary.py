@@ -181,9 +181,10 @@ def count(
       ):
         counts.update(sentence.split())
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    with files.replacing(cached) as temporary, open(
-      temporary, 'w', encoding='utf-8'
-    ) as file:
+    with (
+      files.replacing(cached) as temporary,
+      open(temporary, 'w', encoding='utf-8') as file,
+    ):
       file.writelines(f'{word} {n}\n' for word, n in ranked[:_WORDS_CACHED])
   with open(cached, encoding='utf-8') as file:
     words = tuple(

@@ -9,11 +9,13 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import program, sensitivity, strategies
 
 _SCHEMAS = [
-    participation_lib.Single(),
-    *(participation_lib.MinSep(b, k)
-      for b in (1, 2, 3, 9) for k in (None, 1, 2)),
-    *(participation_lib.FixedEpoch(b, k)
-      for b in (1, 2, 3, 9) for k in (None, 1, 2)),
+  participation_lib.Single(),
+  *(participation_lib.MinSep(b, k) for b in (1, 2, 3, 9) for k in (None, 1, 2)),
+  *(
+    participation_lib.FixedEpoch(b, k)
+    for b in (1, 2, 3, 9)
+    for k in (None, 1, 2)
+  ),
 ]
 
 
@@ -32,8 +34,8 @@ def _legal(schema, rounds, pattern):
 
 def _patterns(rounds):
   return itertools.chain.from_iterable(
-      itertools.combinations(range(rounds), size)
-      for size in range(1, rounds + 1))
+    itertools.combinations(range(rounds), size) for size in range(1, rounds + 1)
+  )
 
 
 def _admitted(schema, rounds, pattern):
@@ -60,11 +62,13 @@ def test_patterns_let_in_never_exceed_the_sensitivity(schema):
   rng = np.random.default_rng(0)
   for _ in range(3):
     # Columns of very different weight: no pattern is the worst by habit.
-    matrix = np.tril(rng.exponential(size=(6, 6))**3) + np.eye(6)
+    matrix = np.tril(rng.exponential(size=(6, 6)) ** 3) + np.eye(6)
     bound = sensitivity.sensitivity(strategies.Dense(matrix), schema).value
     worst = max(
-        np.linalg.norm(matrix[:, list(pattern)].sum(1))
-        for pattern in _patterns(6) if _admitted(schema, 6, pattern))
+      np.linalg.norm(matrix[:, list(pattern)].sum(1))
+      for pattern in _patterns(6)
+      if _admitted(schema, 6, pattern)
+    )
     assert worst <= bound * (1 + 1e-12)
 
 
@@ -85,23 +89,32 @@ def test_violators_are_counted_by_reason():
 @pytest.mark.parametrize('cohort', [[3, 1, 3], ['c', 'a', 'c']])
 def test_client_that_is_there_twice_is_admitted_once(cohort):
   found = program.admit(
-      cohort, 0, participation_lib.MinSep(1), 9, program.History.empty(3))
+    cohort, 0, participation_lib.MinSep(1), 9, program.History.empty(3)
+  )
   assert found.admitted.tolist() == [True, True, False]
   assert (found.too_soon, found.too_often) == (1, 0)
 
 
 def test_empty_cohort_is_admitted():
   found = program.admit(
-      np.empty(0, np.int64), 0, participation_lib.MinSep(1), 9,
-      program.History.empty(0))
+    np.empty(0, np.int64),
+    0,
+    participation_lib.MinSep(1),
+    9,
+    program.History.empty(0),
+  )
   assert found.admitted.tolist() == []
 
 
 def test_history_of_others_is_refused():
   with pytest.raises(ValueError, match='history=5 clients: must be of the 2'):
     program.admit(
-        np.array([0, 1]), 0, participation_lib.MinSep(1), 9,
-        program.History.empty(5))
+      np.array([0, 1]),
+      0,
+      participation_lib.MinSep(1),
+      9,
+      program.History.empty(5),
+    )
   for clients in ([-1], [5], [0, 7]):
     with pytest.raises(ValueError, match='is not among the 5 clients'):
       program.History.empty(5).of(np.array(clients))
@@ -111,8 +124,12 @@ def test_history_of_others_is_refused():
 def test_round_out_of_range_is_refused(round_index):
   with pytest.raises(ValueError, match=f'round_index={round_index}'):
     program.admit(
-        np.array([0]), round_index, participation_lib.MinSep(1), 9,
-        program.History.empty(1))
+      np.array([0]),
+      round_index,
+      participation_lib.MinSep(1),
+      9,
+      program.History.empty(1),
+    )
 
 
 def test_separation_beyond_every_round_lets_in_once():

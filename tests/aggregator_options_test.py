@@ -20,21 +20,36 @@ _SENSITIVITY = np.sqrt(2 * (1 + 1 / 4))
 _CLIENTS, _CLIP, _MULTIPLIER = 4.0, 2.0, 0.5
 _KEY = noise.Key.from_seed(3)
 _SPECS = collections.OrderedDict(
-    kernel=tf.TensorSpec([3], tf.float32), bias=tf.TensorSpec([2], tf.float32))
+  kernel=tf.TensorSpec([3], tf.float32), bias=tf.TensorSpec([2], tf.float32)
+)
 
 
 def _factory(l2_norm_clip=_CLIP, **kwargs):
-  return aggregator.dp_aggregator(**{
-      'noise_multiplier': _MULTIPLIER, 'clients_per_round': _CLIENTS,
-      'l2_norm_clip': l2_norm_clip, 'strategy': _STRATEGY,
+  return aggregator.dp_aggregator(
+    **{
+      'noise_multiplier': _MULTIPLIER,
+      'clients_per_round': _CLIENTS,
+      'l2_norm_clip': l2_norm_clip,
+      'strategy': _STRATEGY,
       'participation': participation.MinSep(2),
-      'noise': placements.InState(), 'largest_cohort': 9, **kwargs})
+      'noise': placements.InState(),
+      'largest_cohort': 9,
+      **kwargs,
+    }
+  )
 
 
 def _process(factory):
-  return factory.create(tff.types.to_type(tf.nest.map_structure(
-      lambda spec: tff.TensorType(
-          spec.dtype.as_numpy_dtype, spec.shape.as_list()), _SPECS)))
+  return factory.create(
+    tff.types.to_type(
+      tf.nest.map_structure(
+        lambda spec: tff.TensorType(
+          spec.dtype.as_numpy_dtype, spec.shape.as_list()
+        ),
+        _SPECS,
+      )
+    )
+  )
 
 
 def _start(process):
@@ -43,13 +58,15 @@ def _start(process):
   if not state.query_state.noise:
     return state
   known = collections.OrderedDict(
-      state.query_state.noise, key=np.frombuffer(_KEY.secret, np.int32))
+    state.query_state.noise, key=np.frombuffer(_KEY.secret, np.int32)
+  )
   return state._replace(query_state=state.query_state._replace(noise=known))
 
 
 def _update(kernel, bias):
   return collections.OrderedDict(
-      kernel=np.array(kernel, np.float32), bias=np.array(bias, np.float32))
+    kernel=np.array(kernel, np.float32), bias=np.array(bias, np.float32)
+  )
 
 
 def _flat(update):
@@ -80,22 +97,29 @@ def test_clips_by_layer_bound_the_layers_and_scale_the_noise(runtime):
   assert output.measurements['free']['z_stddev'] == pytest.approx(z_stddev)
   clipped = np.array([3.0, 0.0, 0.0, 0.0, 4.0])
   np.testing.assert_allclose(
-      _CLIENTS * _flat(output.result),
-      _flat(_FINE) + clipped + _first_noise(z_stddev), atol=2e-4)
+    _CLIENTS * _flat(output.result),
+    _flat(_FINE) + clipped + _first_noise(z_stddev),
+    atol=2e-4,
+  )
 
 
 def test_update_above_the_zeroing_norm_counts_as_zero(runtime):
   with _factory(zeroing_norm=500.0, measure_clients=True) as factory:
     process = _process(factory)
     output = process.next(
-        _start(process), [_FINE, _LARGE, _HUGE, _BROKEN, _BROKEN, _FINE])
+      _start(process), [_FINE, _LARGE, _HUGE, _BROKEN, _BROKEN, _FINE]
+    )
   assert output.measurements['not_private'] == {
-      'non_finite_count': 2, 'zeroed_count': 1, 'clipped_count': 1}
+    'non_finite_count': 2,
+    'zeroed_count': 1,
+    'clipped_count': 1,
+  }
   z_stddev = _MULTIPLIER * _SENSITIVITY * _CLIP
   np.testing.assert_allclose(
-      _CLIENTS * _flat(output.result),
-      2 * _flat(_FINE) + _CLIP / 50 * _flat(_LARGE) + _first_noise(z_stddev),
-      atol=2e-4)
+    _CLIENTS * _flat(output.result),
+    2 * _flat(_FINE) + _CLIP / 50 * _flat(_LARGE) + _first_noise(z_stddev),
+    atol=2e-4,
+  )
 
 
 def test_only_what_is_free_is_measured(runtime):
@@ -104,8 +128,7 @@ def test_only_what_is_free_is_measured(runtime):
   for updates in ([_FINE] * 3, [_HUGE, _BROKEN], []):
     with _factory(zeroing_norm=500.0) as factory:
       process = _process(factory)
-      measured.append(
-          process.next(process.initialize(), updates).measurements)
+      measured.append(process.next(process.initialize(), updates).measurements)
   assert list(measured[0]) == ['free']
   assert measured[0]['free']['round'] == 1
   assert measured[0] == measured[1] == measured[2]
@@ -118,8 +141,10 @@ def test_tape_says_how_many_rounds_are_ready(runtime, tmp_path):
     for t in range(_ROUNDS):
       # The producer is done before long: it makes all rounds of so few.
       deadline = time.monotonic() + 60
-      while len(list((tmp_path / 'tape').glob(
-          '*.noise'))) < _ROUNDS - t and time.monotonic() < deadline:
+      while (
+        len(list((tmp_path / 'tape').glob('*.noise'))) < _ROUNDS - t
+        and time.monotonic() < deadline
+      ):
         time.sleep(0.01)
       output = process.next(state, [_FINE])
       state = output.state
@@ -132,10 +157,11 @@ def test_any_number_of_clients_is_divided_by_the_same(runtime, clients):
     process = _process(factory)
     result = process.next(_start(process), [_FINE] * clients).result
   np.testing.assert_allclose(
-      _flat(result),
-      (clients * _flat(_FINE)
-       + _first_noise(_MULTIPLIER * _SENSITIVITY * _CLIP)) / _CLIENTS,
-      atol=1e-5)
+    _flat(result),
+    (clients * _flat(_FINE) + _first_noise(_MULTIPLIER * _SENSITIVITY * _CLIP))
+    / _CLIENTS,
+    atol=1e-5,
+  )
 
 
 @contextlib.contextmanager
@@ -147,8 +173,9 @@ def _secure_runtime():
     tff.backends.test.set_sync_test_cpp_execution_context()
     yield
   finally:
-    left = [child for child in psutil.Process().children()
-            if child.pid not in before]
+    left = [
+      child for child in psutil.Process().children() if child.pid not in before
+    ]
     # TFF ends its worker with SIGTERM, waits for it, and may wait for ever.
     for child in left:
       child.kill()
@@ -179,19 +206,21 @@ def test_secure_sum_is_the_plain_one_to_the_bit(runtime):
     plain = process.next(_start(process), updates).result
   step = _CLIP / 2**bits / _CLIENTS
   np.testing.assert_allclose(
-      _flat(results[0]), _flat(plain), rtol=0, atol=10 * step + 1e-6)
+    _flat(results[0]), _flat(plain), rtol=0, atol=10 * step + 1e-6
+  )
 
 
 def test_secure_sum_of_integers_is_exact(runtime):
   """Without noise: what comes out is the sum of the rounded records."""
   updates = [_FINE, _update([1e-7, -0.3, 0.7], [1e-3, -1.1]), _LARGE]
-  with _secure_runtime(), _factory(
-      secure_sum=True, noise_multiplier=0.0) as factory:
+  with (
+    _secure_runtime(),
+    _factory(secure_sum=True, noise_multiplier=0.0) as factory,
+  ):
     process = _process(factory)
     result = process.next(process.initialize(), updates).result
     bits = factory.lattice.clip_bits
-  clipped = [
-      x * min(1, _CLIP / np.linalg.norm(x)) for x in map(_flat, updates)]
+  clipped = [x * min(1, _CLIP / np.linalg.norm(x)) for x in map(_flat, updates)]
   step = _CLIP / 2**bits
   expected = sum(np.rint(x / step) for x in clipped) * step / _CLIENTS
   np.testing.assert_allclose(_flat(result), expected, atol=5 * step + 1e-7)
@@ -204,8 +233,11 @@ def test_clients_are_not_measured_past_a_secure_sum():
 
 def _estimated():
   return tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
-      initial_estimate=1.0, target_quantile=0.5, learning_rate=1.0,
-      secure_estimation=True)
+    initial_estimate=1.0,
+    target_quantile=0.5,
+    learning_rate=1.0,
+    secure_estimation=True,
+  )
 
 
 @pytest.mark.parametrize('adaptive', ['l2_norm_clip', 'zeroing_norm'])

@@ -25,19 +25,29 @@ _KEY = noise.Key.from_seed(9)
 
 # Names out of alphabetical order, nested, all float types, a scalar.
 _SPECS = collections.OrderedDict(
-    kernel=tf.TensorSpec([3, 2], tf.float32),
-    bias=(tf.TensorSpec([4], tf.float16), tf.TensorSpec([], tf.float64)),
-    after=collections.OrderedDict(z=tf.TensorSpec([5], tf.bfloat16)))
+  kernel=tf.TensorSpec([3, 2], tf.float32),
+  bias=(tf.TensorSpec([4], tf.float16), tf.TensorSpec([], tf.float64)),
+  after=collections.OrderedDict(z=tf.TensorSpec([5], tf.bfloat16)),
+)
 _DIMENSION = 6 + 4 + 1 + 5
 # The steps of the lattice, or a rounding of a result to its type.
 _TOLERANCE = {
-    'float16': 2e-3, 'bfloat16': 1.6e-2, 'float32': 3e-5, 'float64': 3e-5}
+  'float16': 2e-3,
+  'bfloat16': 1.6e-2,
+  'float32': 3e-5,
+  'float64': 3e-5,
+}
 
 
 def _type(specs):
-  return tff.types.to_type(tf.nest.map_structure(
+  return tff.types.to_type(
+    tf.nest.map_structure(
       lambda spec: tff.TensorType(
-          spec.dtype.as_numpy_dtype, spec.shape.as_list()), specs))
+        spec.dtype.as_numpy_dtype, spec.shape.as_list()
+      ),
+      specs,
+    )
+  )
 
 
 def _placement(name, **kwargs):
@@ -48,10 +58,14 @@ def _placement(name, **kwargs):
 
 def _factory(placement, tape=None, **kwargs):
   arguments = {
-      'noise_multiplier': _MULTIPLIER, 'clients_per_round': _CLIENTS,
-      'l2_norm_clip': _CLIP, 'strategy': _STRATEGY,
-      'participation': _PARTICIPATION,
-      'noise': _placement(placement, **(tape or {})), **kwargs}
+    'noise_multiplier': _MULTIPLIER,
+    'clients_per_round': _CLIENTS,
+    'l2_norm_clip': _CLIP,
+    'strategy': _STRATEGY,
+    'participation': _PARTICIPATION,
+    'noise': _placement(placement, **(tape or {})),
+    **kwargs,
+  }
   return aggregator.dp_aggregator(**arguments)
 
 
@@ -61,7 +75,8 @@ def _with_key(state, key=_KEY):
   if 'key' not in query_state.noise:
     return state
   known = collections.OrderedDict(
-      query_state.noise, key=np.frombuffer(key.secret, np.int32))
+    query_state.noise, key=np.frombuffer(key.secret, np.int32)
+  )
   return state._replace(query_state=query_state._replace(noise=known))
 
 
@@ -72,17 +87,23 @@ def _start(process):
 def _updates(clients, seed, scale=1.0):
   rng = np.random.default_rng(seed)
   return [
-      tf.nest.map_structure(
-          lambda spec: np.asarray(
-              scale * rng.normal(size=spec.shape), spec.dtype.as_numpy_dtype),
-          _SPECS) for _ in range(clients)
+    tf.nest.map_structure(
+      lambda spec: np.asarray(
+        scale * rng.normal(size=spec.shape), spec.dtype.as_numpy_dtype
+      ),
+      _SPECS,
+    )
+    for _ in range(clients)
   ]
 
 
 def _flat(structure):
-  return np.concatenate([
+  return np.concatenate(
+    [
       np.asarray(x).astype(np.float64).ravel()
-      for x in tf.nest.flatten(structure)])
+      for x in tf.nest.flatten(structure)
+    ]
+  )
 
 
 def _clipped_sum(updates):
@@ -101,13 +122,15 @@ def _assert_close(result, expected):
   sizes = [spec.shape.num_elements() for spec in tf.nest.flatten(_SPECS)]
   parts = np.split(expected, np.cumsum(sizes)[:-1])
   for leaf, part, spec in zip(
-      tf.nest.flatten(result), parts, tf.nest.flatten(_SPECS)):
+    tf.nest.flatten(result), parts, tf.nest.flatten(_SPECS)
+  ):
     leaf = np.asarray(leaf)
     assert leaf.shape == tuple(spec.shape)
     assert tf.as_dtype(leaf.dtype) == spec.dtype
     tolerance = _TOLERANCE[spec.dtype.name]
     np.testing.assert_allclose(
-        leaf.astype(np.float64).ravel(), part, rtol=tolerance, atol=tolerance)
+      leaf.astype(np.float64).ravel(), part, rtol=tolerance, atol=tolerance
+    )
 
 
 @pytest.mark.parametrize('placement', _PLACEMENTS)
@@ -125,20 +148,27 @@ def test_types_are_those_of_a_dp_factory(placement):
   scalar = tff.TensorType(np.int64)
   assert query_state['round'] == scalar
   expected = (
-      tff.StructType([('tape_id', scalar), ('run', scalar)])
-      if placement == 'tape' else
-      tff.StructType([
-          ('key', tff.TensorType(np.int32, [8])),
-          ('past', tff.TensorType(np.int32, [2, _DIMENSION]))]))
+    tff.StructType([('tape_id', scalar), ('run', scalar)])
+    if placement == 'tape'
+    else tff.StructType(
+      [
+        ('key', tff.TensorType(np.int32, [8])),
+        ('past', tff.TensorType(np.int32, [2, _DIMENSION])),
+      ]
+    )
+  )
   assert query_state['noise'].is_equivalent_to(expected)
   free = [
-      ('round', scalar), ('z_stddev', tff.TensorType(np.float32)),
-      ('noise_placement', tff.TensorType(np.str_)),
-      ('noise_checked', tff.TensorType(np.bool_))]
+    ('round', scalar),
+    ('z_stddev', tff.TensorType(np.float32)),
+    ('noise_placement', tff.TensorType(np.str_)),
+    ('noise_checked', tff.TensorType(np.bool_)),
+  ]
   if placement == 'tape':
     free.append(('rounds_ahead', tff.TensorType(np.int32)))
   assert signature.result.measurements.member.is_equivalent_to(
-      tff.StructType([('free', tff.StructType(free))]))
+    tff.StructType([('free', tff.StructType(free))])
+  )
 
 
 @pytest.mark.parametrize('placement', _PLACEMENTS)
@@ -149,10 +179,11 @@ def test_rounds_equal_clipped_mean_plus_dense_noise(runtime, placement):
     state = _start(process)
     for t in range(_ROUNDS):
       # Some are clipped and some are not; the divisor stays.
-      updates = _updates(3 + t % 2, seed=t, scale=10.0**(t % 3 - 1))
+      updates = _updates(3 + t % 2, seed=t, scale=10.0 ** (t % 3 - 1))
       output = process.next(state, updates)
       _assert_close(
-          output.result, (_clipped_sum(updates) + noise_rows[t]) / _CLIENTS)
+        output.result, (_clipped_sum(updates) + noise_rows[t]) / _CLIENTS
+      )
       metrics = output.measurements['free']
       assert metrics['round'] == t + 1
       assert metrics['z_stddev'] == pytest.approx(_Z_STDDEV)
@@ -189,8 +220,9 @@ def test_client_with_nan_or_infinity_contributes_zero(runtime):
     output = process.next(_start(process), updates)
   finite = [updates[0], updates[2]]
   _assert_close(
-      output.result,
-      (_clipped_sum(finite) + _Z_STDDEV * _dense_noise()[0]) / _CLIENTS)
+    output.result,
+    (_clipped_sum(finite) + _Z_STDDEV * _dense_noise()[0]) / _CLIENTS,
+  )
 
 
 def _run(process, state, start, stop):
@@ -236,9 +268,9 @@ def test_tape_of_another_key_or_round_is_refused(runtime):
     process = factory.create(_type(_SPECS))
     _, saved = _run(process, process.initialize(), 0, 2)
   for tape, match in [
-      ({'key': noise.Key.from_seed(10), 'start_round': 2}, 'another tape'),
-      ({'key': None}, 'another tape'),
-      ({'start_round': 3}, 'already used'),
+    ({'key': noise.Key.from_seed(10), 'start_round': 2}, 'another tape'),
+    ({'key': None}, 'another tape'),
+    ({'start_round': 3}, 'already used'),
   ]:
     with _factory('tape', tape) as factory:
       process = factory.create(_type(_SPECS))
@@ -255,7 +287,8 @@ def test_round_after_close_fails_at_once(runtime):
 
 
 @pytest.mark.filterwarnings(
-    'ignore::pytest.PytestUnhandledThreadExceptionWarning')
+  'ignore::pytest.PytestUnhandledThreadExceptionWarning'
+)
 def test_failed_producer_fails_the_round_at_once(runtime, monkeypatch):
   def fail(*args):
     raise MemoryError
@@ -307,9 +340,12 @@ def test_second_process_of_a_factory_is_refused(placement, sums):
 @pytest.mark.parametrize('multiplier', [_MULTIPLIER, 2 * _MULTIPLIER])
 def test_second_factory_with_a_key_is_refused(start_round, multiplier):
   """Another size or deviation has the same z, times another number."""
-  with _factory('tape') as first, _factory(
-      'tape', {'start_round': start_round},
-      noise_multiplier=multiplier) as second:
+  with (
+    _factory('tape') as first,
+    _factory(
+      'tape', {'start_round': start_round}, noise_multiplier=multiplier
+    ) as second,
+  ):
     first.create(_type(_SPECS))
     with pytest.raises(ValueError, match='serves another agg') as caught:
       second.create(_type(_SPECS))
@@ -323,8 +359,7 @@ def test_second_factory_with_a_key_is_refused(start_round, multiplier):
 
 
 @pytest.mark.parametrize('start_round', [0, 3])
-def test_second_run_on_a_tape_is_refused_its_first_round(
-    runtime, start_round):
+def test_second_run_on_a_tape_is_refused_its_first_round(runtime, start_round):
   with _factory('tape', {'start_round': start_round}) as factory:
     process = factory.create(_type(_SPECS))
     first, second = process.initialize(), process.initialize()
@@ -391,14 +426,21 @@ def test_key_is_in_the_state_of_the_state_placement_only(runtime, placement):
     with pytest.raises(Exception, match='all are done') as error:
       process.next(output.state._replace(query_state=late), _updates(1, seed=0))
   words = [str(word) for word in np.frombuffer(_KEY.secret, np.int32)]
-  seen = [repr(factory), repr(vars(factory)), str(error.value),
-          repr(output.result), repr(output.measurements)]
+  seen = [
+    repr(factory),
+    repr(vars(factory)),
+    str(error.value),
+    repr(output.result),
+    repr(output.measurements),
+  ]
   assert not any(word in text for word in words for text in seen)
   assert all(word in repr(output.state) for word in words) == (
-      placement == 'state')
+    placement == 'state'
+  )
   graphs = [
-      tff.framework.serialize_computation(graph).SerializeToString()
-      for graph in (process.initialize, process.next)]
+    tff.framework.serialize_computation(graph).SerializeToString()
+    for graph in (process.initialize, process.next)
+  ]
   assert not any(_KEY.secret[:8] in graph for graph in graphs)
 
 
@@ -409,8 +451,8 @@ def test_round_of_too_many_clients_fails_and_says_what_to_do(runtime, sums):
     if sums:
       clipping, process = factory.create_for_sums(_type(_SPECS))
       updates = [
-          (clipping.clip(update), np.int32(1))
-          for update in _updates(6, seed=0)]
+        (clipping.clip(update), np.int32(1)) for update in _updates(6, seed=0)
+      ]
     else:
       process = factory.create(_type(_SPECS))
       updates = _updates(6, seed=0)
@@ -435,9 +477,14 @@ def test_sums_of_groups_are_those_of_their_clients(runtime):
     clipped = list(map(clipping.clip, updates))
     for ends in ([1, 2, 3, 4, 5], [2, 5], [5]):
       groups = [
-          (tf.nest.map_structure(
-              lambda *x: tf.add_n(x).numpy(), *clipped[start:end]),
-           np.int32(end - start)) for start, end in zip([0, *ends], ends)]
+        (
+          tf.nest.map_structure(
+            lambda *x: tf.add_n(x).numpy(), *clipped[start:end]
+          ),
+          np.int32(end - start),
+        )
+        for start, end in zip([0, *ends], ends)
+      ]
       found = process.next(state, groups).result
       np.testing.assert_array_equal(_flat(found), _flat(expected))
       tf.nest.assert_same_structure(found, _SPECS)
@@ -450,22 +497,30 @@ def test_groups_are_not_hidden_or_measured(option):
       factory.create_for_sums(_type(_SPECS))
 
 
-@pytest.mark.parametrize('specs', [
+@pytest.mark.parametrize(
+  'specs',
+  [
     tf.TensorSpec([2, 2], tf.float32),
     [tf.TensorSpec([2], tf.float32), tf.TensorSpec([], tf.float32)],
     (tf.TensorSpec([2], tf.float32), (tf.TensorSpec([1], tf.float64),)),
     {'b': tf.TensorSpec([2], tf.float32), 'a': tf.TensorSpec([], tf.float32)},
-], ids=['leaf', 'list', 'tuple', 'dict'])
+  ],
+  ids=['leaf', 'list', 'tuple', 'dict'],
+)
 def test_containers_of_any_kind_get_their_noise(runtime, specs):
   with _factory('state') as factory:
     process = factory.create(_type(specs))
     value = tf.nest.map_structure(
-        lambda s: np.zeros(s.shape, s.dtype.as_numpy_dtype), specs)
+      lambda s: np.zeros(s.shape, s.dtype.as_numpy_dtype), specs
+    )
     result = process.next(_start(process), [value, value]).result
   dimension = sum(s.shape.num_elements() for s in tf.nest.flatten(specs))
   np.testing.assert_allclose(
-      _flat(result), _Z_STDDEV * _dense_noise(dimension)[0] / _CLIENTS,
-      rtol=1e-5, atol=1e-5)
+    _flat(result),
+    _Z_STDDEV * _dense_noise(dimension)[0] / _CLIENTS,
+    rtol=1e-5,
+    atol=1e-5,
+  )
 
 
 def test_noise_is_on_a_tape_unless_the_state_is_asked_for():
@@ -494,12 +549,14 @@ def _linear_model():
   @tf.function
   def loss(output, label, sample_weight=None):
     del sample_weight
-    return tf.reduce_mean((output - label)**2)
+    return tf.reduce_mean((output - label) ** 2)
 
   return tff.learning.models.FunctionalModel(
-      initial_weights=(
-          (np.zeros(3, np.float32), np.zeros([], np.float32)), ()),
-      predict_on_batch_fn=predict, loss_fn=loss, input_spec=(_X, _Y))
+    initial_weights=((np.zeros(3, np.float32), np.zeros([], np.float32)), ()),
+    predict_on_batch_fn=predict,
+    loss_fn=loss,
+    input_spec=(_X, _Y),
+  )
 
 
 @pytest.fixture(scope='module')
@@ -507,26 +564,34 @@ def client_data():
   rng = np.random.default_rng(0)
   x = rng.normal(size=(2, 8, 3)).astype(np.float32)
   return [
-      tf.data.Dataset.from_tensor_slices(
-          (each, each @ np.array([1, 2, 3], np.float32))).batch(4)
-      for each in x]
+    tf.data.Dataset.from_tensor_slices(
+      (each, each @ np.array([1, 2, 3], np.float32))
+    ).batch(4)
+    for each in x
+  ]
 
 
 @pytest.mark.parametrize('placement', _PLACEMENTS)
 @pytest.mark.parametrize('algorithm', ['fed_avg', 'fed_sgd'])
 def test_learning_process_adds_the_noise_to_its_weights(
-    runtime, client_data, placement, algorithm):
+  runtime, client_data, placement, algorithm
+):
   def train(noise_multiplier):
     with _factory(placement, noise_multiplier=noise_multiplier) as factory:
       server = tff.learning.optimizers.build_sgdm(1.0)
       if algorithm == 'fed_avg':
         process = tff.learning.algorithms.build_unweighted_fed_avg(
-            _linear_model(), tff.learning.optimizers.build_sgdm(0.1), server,
-            model_aggregator=factory)
+          _linear_model(),
+          tff.learning.optimizers.build_sgdm(0.1),
+          server,
+          model_aggregator=factory,
+        )
       else:
         process = tff.learning.algorithms.build_fed_sgd(
-            _linear_model(), server,
-            model_aggregator=tff.aggregators.as_weighted_aggregator(factory))
+          _linear_model(),
+          server,
+          model_aggregator=tff.aggregators.as_weighted_aggregator(factory),
+        )
       state = process.initialize()
       if noise_multiplier:
         state = state._replace(aggregator=_with_key(state.aggregator))
@@ -539,24 +604,31 @@ def test_learning_process_adds_the_noise_to_its_weights(
   assert np.any(plain)
   # The server subtracts the mean.
   np.testing.assert_allclose(
-      plain - noised, _Z_STDDEV * _dense_noise(4)[0] / _CLIENTS,
-      rtol=1e-4, atol=1e-5)
+    plain - noised,
+    _Z_STDDEV * _dense_noise(4)[0] / _CLIENTS,
+    rtol=1e-4,
+    atol=1e-5,
+  )
 
 
 def test_weighted_fed_avg_is_refused():
   with _factory('state') as factory:
     with pytest.raises(TypeError, match='Weighted'):
       tff.learning.algorithms.build_weighted_fed_avg(
-          _linear_model(), tff.learning.optimizers.build_sgdm(0.1),
-          model_aggregator=factory)
+        _linear_model(),
+        tff.learning.optimizers.build_sgdm(0.1),
+        model_aggregator=factory,
+      )
 
 
 def test_leading_arguments_are_those_of_tff():
   theirs = list(inspect.signature(tff.learning.dp_aggregator).parameters)
   ours = inspect.signature(aggregator.dp_aggregator).parameters
   assert [
-      name for name, each in ours.items()
-      if each.kind is each.POSITIONAL_OR_KEYWORD] == theirs[:2]
+    name
+    for name, each in ours.items()
+    if each.kind is each.POSITIONAL_OR_KEYWORD
+  ] == theirs[:2]
 
 
 def test_call_of_tff_names_the_clip():
@@ -567,15 +639,23 @@ def test_call_of_tff_names_the_clip():
     aggregator.dp_aggregator(1.0, 3, True)
 
 
-@pytest.mark.parametrize('clip', [
-    None, tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
-        initial_estimate=1.0, target_quantile=0.5, learning_rate=0.2)])
+@pytest.mark.parametrize(
+  'clip',
+  [
+    None,
+    tff.aggregators.PrivateQuantileEstimationProcess.no_noise(
+      initial_estimate=1.0, target_quantile=0.5, learning_rate=0.2
+    ),
+  ],
+)
 def test_adaptive_clip_is_refused(clip):
   with pytest.raises(TypeError, match='l2_norm_clip.*one scale.*; give a norm'):
     _factory('state', l2_norm_clip=clip)
 
 
-@pytest.mark.parametrize('kwargs, error, match', [
+@pytest.mark.parametrize(
+  'kwargs, error, match',
+  [
     ({'noise': 'tape'}, TypeError, 'noise=str: is no placement'),
     ({'noise': _KEY}, TypeError, 'noise=Key: is no placement'),
     ({'l2_norm_clip': 0.0}, ValueError, 'l2_norm_clip=0.0'),
@@ -591,11 +671,15 @@ def test_adaptive_clip_is_refused(clip):
     ({'noise_multiplier': True}, TypeError, 'noise_multiplier=True'),
     ({'strategy': np.eye(3)}, TypeError, 'strategy'),
     ({'participation': 3}, TypeError, 'participation'),
-    ({'noise': placements.Tape(key=_KEY, start_round=_ROUNDS + 1)}, ValueError,
-     'start_round=7'),
+    (
+      {'noise': placements.Tape(key=_KEY, start_round=_ROUNDS + 1)},
+      ValueError,
+      'start_round=7',
+    ),
     ({'zeroing_norm': 0.0}, ValueError, 'zeroing_norm=0.0'),
     ({'clip': 1.0}, TypeError, 'clip'),
-])
+  ],
+)
 def test_bad_argument_is_refused(kwargs, error, match):
   threads = _tape_threads()
   with pytest.raises(error, match=match):
@@ -603,12 +687,18 @@ def test_bad_argument_is_refused(kwargs, error, match):
   assert _tape_threads() == threads
 
 
-@pytest.mark.parametrize('kwargs, error, match', [
-    ({'noise': placements.Tape(max_memory_bytes=0)}, ValueError,
-     'max_memory_bytes=0'),
+@pytest.mark.parametrize(
+  'kwargs, error, match',
+  [
+    (
+      {'noise': placements.Tape(max_memory_bytes=0)},
+      ValueError,
+      'max_memory_bytes=0',
+    ),
     ({'largest_cohort': 2**30}, ValueError, 'largest_cohort'),
     ({'l2_norm_clip': {'kernel': 1.0}}, ValueError, 'outer structure'),
-])
+  ],
+)
 def test_what_does_not_fit_is_refused_and_leaves_nothing(kwargs, error, match):
   threads = _tape_threads()
   with _factory('tape', **kwargs) as factory:
@@ -620,8 +710,11 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing(kwargs, error, match):
 def test_update_of_integers_is_refused_by_name():
   with _factory('state') as factory:
     with pytest.raises(TypeError, match=r'update\[step\].*int32'):
-      factory.create(tff.to_type(collections.OrderedDict(
-          kernel=(np.float32, [2]), step=np.int32)))
+      factory.create(
+        tff.to_type(
+          collections.OrderedDict(kernel=(np.float32, [2]), step=np.int32)
+        )
+      )
 
 
 def _tape_threads():

@@ -68,9 +68,7 @@ def _lattice():
 
 
 def _streamed(recursion, z_steps, dimension, seed):
-  made = noise.Stream(
-    recursion, z_steps, dimension, noise.Key.from_seed(seed)
-  )
+  made = noise.Stream(recursion, z_steps, dimension, noise.Key.from_seed(seed))
   return np.stack([y.copy() for y in made.rows() if y is not None])
 
 
@@ -165,9 +163,7 @@ def test_float32_normals_end():
   (end,) = _float32_normals(_LastWords(), 1)
   z = _float32_normals(np.random.default_rng(0), 1 << 22)
   assert 5 < np.abs(z).max() <= end < attacks.TAIL
-  found = attacks.tail(
-    lambda draws, threshold: draws * int(end > threshold)
-  )
+  found = attacks.tail(lambda draws, threshold: draws * int(end > threshold))
   assert found.succeeded and found.statistic == 0
   assert found.false_alarm <= 1e-6
 

@@ -15,13 +15,13 @@ import scipy.stats
 import tensorflow as tf
 
 from tff_bandmf import (
-    accounting,
-    aggregator,
-    audit,
-    noise,
-    participation,
-    query,
-    strategies,
+  accounting,
+  aggregator,
+  audit,
+  noise,
+  participation,
+  query,
+  strategies,
 )
 from tff_bandmf.audit import attacks, bounds, pattern
 from tff_bandmf.noise import generator, placements, self_test
@@ -49,10 +49,17 @@ def _largest(matrix, schema, min_sep):
   return best
 
 
-@pytest.mark.parametrize('schema, min_sep', [
-    (participation.Single(), 1), (participation.MinSep(2), 2),
-    (participation.MinSep(3, 2), 3), (participation.FixedEpoch(2), 2),
-    (participation.FixedEpoch(3, 2), 3), (participation.MinSep(9), 9)])
+@pytest.mark.parametrize(
+  'schema, min_sep',
+  [
+    (participation.Single(), 1),
+    (participation.MinSep(2), 2),
+    (participation.MinSep(3, 2), 3),
+    (participation.FixedEpoch(2), 2),
+    (participation.FixedEpoch(3, 2), 3),
+    (participation.MinSep(9), 9),
+  ],
+)
 @pytest.mark.parametrize('seed', range(4))
 def test_pattern_is_allowed_and_nearly_the_worst(schema, min_sep, seed):
   rng = np.random.default_rng(seed)
@@ -66,7 +73,8 @@ def test_pattern_is_allowed_and_nearly_the_worst(schema, min_sep, seed):
   if isinstance(schema, participation.FixedEpoch):
     assert (gaps == min_sep).all()
   assert found.sensitivity == pytest.approx(
-      np.linalg.norm(matrix[:, found.rounds] @ found.signs))
+    np.linalg.norm(matrix[:, found.rounds] @ found.signs)
+  )
   largest = _largest(matrix, schema, min_sep)
   assert 0.9 * largest <= found.sensitivity <= largest * (1 + 1e-12)
 
@@ -90,14 +98,16 @@ def test_bounds_miss_as_seldom_as_they_say_and_are_near(mu):
     inside, outside = rng.normal(size=(2, 1000)) * 7 + 3
     inside += 7 * mu
     gaussian.append(bounds.least_mu(inside, outside, _MISS))
-    assumed_nothing.append(bounds.clopper_pearson(
-        inside, outside, 3 + 7 * (mu + 1), _DELTA, _MISS))
+    assumed_nothing.append(
+      bounds.clopper_pearson(inside, outside, 3 + 7 * (mu + 1), _DELTA, _MISS)
+    )
   assert np.sum(np.array(gaussian) > mu) <= 36
   assert np.sum(np.array(assumed_nothing) > epsilon) <= 36
   assert np.median(gaussian) > 0.7 * mu
   assert 0 < np.median(assumed_nothing)
   assert bounds.gaussian(inside, outside, _DELTA, _MISS) == (
-      accounting.gaussian_epsilon(1 / gaussian[-1], _DELTA))
+    accounting.gaussian_epsilon(1 / gaussian[-1], _DELTA)
+  )
 
 
 def test_bound_that_assumes_nothing_is_that_of_exact_intervals():
@@ -105,8 +115,8 @@ def test_bound_that_assumes_nothing_is_that_of_exact_intervals():
   rate = scipy.stats.binomtest(60, 100).proportion_ci(1 - _MISS / 2).low
   false = scipy.stats.binomtest(10, 200).proportion_ci(1 - _MISS / 2).high
   assert bounds.clopper_pearson(
-      inside * 1.0, outside * 1.0, 0.5, 0.01, _MISS) == pytest.approx(
-          math.log((rate - 0.01) / false))
+    inside * 1.0, outside * 1.0, 0.5, 0.01, _MISS
+  ) == pytest.approx(math.log((rate - 0.01) / false))
 
 
 def test_bound_that_assumes_nothing_sees_both_tails():
@@ -116,7 +126,8 @@ def test_bound_that_assumes_nothing_sees_both_tails():
   inside = rng.normal(size=4000)
   threshold = bounds.best_threshold(inside, outside, _DELTA, _MISS)
   assert bounds.clopper_pearson(
-      inside, outside, threshold, _DELTA, _MISS) > math.log(200)
+    inside, outside, threshold, _DELTA, _MISS
+  ) > math.log(200)
 
 
 @pytest.mark.parametrize('difference', [0.0, -1.0])
@@ -136,22 +147,36 @@ def test_scores_without_noise_give_a_bound_that_no_claim_reaches():
 def _make(spec, noise_multiplier=None, schema=None, seed=1):
   """Returns what makes the aggregator of a claim, or a sabotaged one."""
   return functools.partial(
-      aggregator.dp_aggregator, noise_multiplier or spec.noise_multiplier,
-      noise=placements.Tape(key=noise.Key.from_seed(seed)),
-      strategy=spec.strategy, participation=schema or spec.participation)
+    aggregator.dp_aggregator,
+    noise_multiplier or spec.noise_multiplier,
+    noise=placements.Tape(key=noise.Key.from_seed(seed)),
+    strategy=spec.strategy,
+    participation=schema or spec.participation,
+  )
 
 
 def _audit(spec, make_factory, canaries, confidence=0.999):
   # A fixed key is good for one run.
   return audit.audit(
-      spec, _DELTA, canaries, runs=1, confidence=confidence, seed=0,
-      make_factory=make_factory)
+    spec,
+    _DELTA,
+    canaries,
+    runs=1,
+    confidence=confidence,
+    seed=0,
+    make_factory=make_factory,
+  )
 
 
-@pytest.mark.parametrize('strategy', [
-    strategies.Identity(_ROUNDS), _BANDED,
-    strategies.Blt(_ROUNDS, [0.3, 0.2], [0.9, 0.5])],
-    ids=lambda strategy: strategy.family)
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    strategies.Identity(_ROUNDS),
+    _BANDED,
+    strategies.Blt(_ROUNDS, [0.3, 0.2], [0.9, 0.5]),
+  ],
+  ids=lambda strategy: strategy.family,
+)
 def test_most_of_epsilon_is_shown_and_no_more(runtime, strategy):
   """False alarms: 5% for each family, if keys were not fixed."""
   spec = accounting.calibrate(strategy, _SCHEMA, 4.0, _DELTA)
@@ -173,22 +198,26 @@ def _every_family():
   rows *= np.linspace(1, 1.5, _ROUNDS)[:, None]
   banded = strategies.Banded(rows)
   return [
-      strategies.Identity(_ROUNDS), banded, _BANDED,
-      strategies.RobustToeplitz(
-          _ROUNDS, strategies.taper([1.0, 0.5, 0.4], 2), 2),
-      strategies.BandedSqrt(_ROUNDS, 4),
-      strategies.BandedFractional(_ROUNDS, 5, 0.6),
-      strategies.InversePlusConstant(_ROUNDS, 4, 0.3),
-      strategies.SqrtToeplitz(_ROUNDS), strategies.Lti(_ROUNDS, 0.05),
-      strategies.Blt(_ROUNDS, [0.3, 0.2], [0.9, 0.5]),
-      strategies.DpCgd(_ROUNDS, 0.8),
-      strategies.BandedInverse(_ROUNDS, [1.0, -0.5, -0.2]),
-      strategies.BandedInverseSqrt(_ROUNDS, 3),
-      strategies.BandedInverseFractional(_ROUNDS, 4, 0.4),
-      strategies.Dense(banded.matrix()), strategies.Tree(_ROUNDS),
-      strategies.OnlineTree(_ROUNDS),
-      strategies.Stamped(_ROUNDS, strategies.BandedSqrt(6, 3)),
-      strategies.ColumnNormalized(_BANDED)]
+    strategies.Identity(_ROUNDS),
+    banded,
+    _BANDED,
+    strategies.RobustToeplitz(_ROUNDS, strategies.taper([1.0, 0.5, 0.4], 2), 2),
+    strategies.BandedSqrt(_ROUNDS, 4),
+    strategies.BandedFractional(_ROUNDS, 5, 0.6),
+    strategies.InversePlusConstant(_ROUNDS, 4, 0.3),
+    strategies.SqrtToeplitz(_ROUNDS),
+    strategies.Lti(_ROUNDS, 0.05),
+    strategies.Blt(_ROUNDS, [0.3, 0.2], [0.9, 0.5]),
+    strategies.DpCgd(_ROUNDS, 0.8),
+    strategies.BandedInverse(_ROUNDS, [1.0, -0.5, -0.2]),
+    strategies.BandedInverseSqrt(_ROUNDS, 3),
+    strategies.BandedInverseFractional(_ROUNDS, 4, 0.4),
+    strategies.Dense(banded.matrix()),
+    strategies.Tree(_ROUNDS),
+    strategies.OnlineTree(_ROUNDS),
+    strategies.Stamped(_ROUNDS, strategies.BandedSqrt(6, 3)),
+    strategies.ColumnNormalized(_BANDED),
+  ]
 
 
 def test_every_family_is_audited():
@@ -196,7 +225,8 @@ def test_every_family_is_audited():
 
 
 @pytest.mark.parametrize(
-    'strategy', _every_family(), ids=lambda strategy: strategy.family)
+  'strategy', _every_family(), ids=lambda strategy: strategy.family
+)
 def test_bound_is_below_the_claim_for_every_family(runtime, strategy):
   """False alarms: 0.1% for each family, if keys were not fixed."""
   spec = accounting.PrivacySpec(strategy, _SCHEMA, _SHARP)
@@ -222,26 +252,33 @@ def _sabotage(spec, name, monkeypatch):
   if name == 'reuse':
     # Two rounds in a row have the same z.
     monkeypatch.setattr(
-        generator.Generator, '_fill',
-        lambda source, z, row, start: fill(source, z, row // 2 * 2, start))
+      generator.Generator,
+      '_fill',
+      lambda source, z, row, start: fill(source, z, row // 2 * 2, start),
+    )
   elif name == 'constant':
     monkeypatch.setattr(
-        generator.Generator, '_fill',
-        lambda source, z, row, start: fill(source, z, 0, start))
+      generator.Generator,
+      '_fill',
+      lambda source, z, row, start: fill(source, z, 0, start),
+    )
   return _make(spec)
 
 
 @pytest.mark.parametrize(
-    'name', ['scale', 'one participation', 'reuse', 'constant'])
+  'name', ['scale', 'one participation', 'reuse', 'constant']
+)
 @pytest.mark.parametrize(
-    'strategy', [strategies.Identity(_ROUNDS), _BANDED],
-    ids=lambda strategy: strategy.family)
+  'strategy',
+  [strategies.Identity(_ROUNDS), _BANDED],
+  ids=lambda strategy: strategy.family,
+)
 def test_sabotaged_noise_is_caught(runtime, monkeypatch, strategy, name):
   """At 99.9% confidence, so one of 1000 honest runs would look like these."""
   spec = accounting.PrivacySpec(strategy, _SCHEMA, _SHARP)
   found = _audit(
-      spec, _sabotage(spec, name, monkeypatch),
-      1200 if name == 'scale' else 400)
+    spec, _sabotage(spec, name, monkeypatch), 1200 if name == 'scale' else 400
+  )
   assert not found.holds
   assert found.gaussian_bound > found.claimed_epsilon
 
@@ -249,8 +286,12 @@ def test_sabotaged_noise_is_caught(runtime, monkeypatch, strategy, name):
 def test_update_that_is_not_clipped_is_caught(runtime, monkeypatch):
   spec = accounting.PrivacySpec(_BANDED, _SCHEMA, _SHARP)
   monkeypatch.setattr(
-      query.Clipping, 'clip', lambda clipping, record: tf.nest.map_structure(
-          lambda leaf: tf.cast(leaf / clipping.step, tf.int32), record))
+    query.Clipping,
+    'clip',
+    lambda clipping, record: tf.nest.map_structure(
+      lambda leaf: tf.cast(leaf / clipping.step, tf.int32), record
+    ),
+  )
   assert not _audit(spec, _make(spec), canaries=100).holds
 
 
@@ -272,20 +313,29 @@ def test_runs_have_noise_of_their_own_and_add_up(runtime):
   spec = accounting.PrivacySpec(_BANDED, _SCHEMA, 1.0)
   rounds = []
   found = audit.audit(
-      spec, _DELTA, canaries=20, runs=3, confidence=0.999,
-      on_round=lambda: rounds.append(1))
+    spec,
+    _DELTA,
+    canaries=20,
+    runs=3,
+    confidence=0.999,
+    on_round=lambda: rounds.append(1),
+  )
   assert len(rounds) == 3 * _ROUNDS
   assert (found.trials_inside, found.trials_outside) == (30, 30)
   assert found.holds
   json.dumps(found.to_dict(), allow_nan=False)
 
 
-@pytest.mark.parametrize('kwargs, error, match', [
+@pytest.mark.parametrize(
+  'kwargs, error, match',
+  [
     ({'canaries': 19}, ValueError, 'canaries=19'),
     ({'canaries': 20.5}, TypeError, 'canaries=20.5'),
     ({'runs': 0}, ValueError, 'runs=0'),
     ({'confidence': 1.0}, ValueError, 'confidence=1.0'),
-    ({'confidence': 0.0}, ValueError, 'confidence=0.0')])
+    ({'confidence': 0.0}, ValueError, 'confidence=0.0'),
+  ],
+)
 def test_bad_argument_is_refused(kwargs, error, match):
   spec = accounting.PrivacySpec(_BANDED, _SCHEMA, 1.0)
   with pytest.raises(error, match=match):
@@ -302,8 +352,16 @@ def test_command_says_whether_the_claim_holds(tmp_path, run, monkeypatch):
   path = tmp_path / 'strategy.npz'
   strategies.save(_BANDED, path, participation=_SCHEMA)
   arguments = (
-      'audit', path, '--delta', _DELTA, '--canaries', 100, '--confidence',
-      0.999, '--json')
+    'audit',
+    path,
+    '--delta',
+    _DELTA,
+    '--canaries',
+    100,
+    '--confidence',
+    0.999,
+    '--json',
+  )
   status, out, _ = run(*arguments, '--noise-multiplier', 1.0)
   record = json.loads(out)
   assert status == 0 and record['holds']
@@ -315,13 +373,18 @@ def test_command_says_whether_the_claim_holds(tmp_path, run, monkeypatch):
   assert record['max_participations'] is None
   assert record['gaussian_bound'] < record['epsilon']
   assert [each['name'] for each in record['arithmetic']] == [
-      'summing', 'tail', 'low_bits', 'inverse']
+    'summing',
+    'tail',
+    'low_bits',
+    'inverse',
+  ]
   assert not any(each['succeeded'] for each in record['arithmetic'])
   make = aggregator.dp_aggregator
   monkeypatch.setattr(
-      aggregator, 'dp_aggregator',
-      lambda noise_multiplier, **kwargs: make(
-          noise_multiplier / 10, **kwargs))
+    aggregator,
+    'dp_aggregator',
+    lambda noise_multiplier, **kwargs: make(noise_multiplier / 10, **kwargs),
+  )
   monkeypatch.setattr(attacks, 'beyond', lambda key, draws, threshold: 15)
   status, out, _ = run(*arguments, '--epsilon', 4.0)
   assert status == 1 and not json.loads(out)['holds']
@@ -332,19 +395,32 @@ def test_command_fails_where_an_attack_succeeds(tmp_path, run, monkeypatch):
   strategies.save(_BANDED, path)
   monkeypatch.setattr(attacks, 'beyond', lambda key, draws, threshold: 0)
   status, out, _ = run(
-      'audit', path, '--min-sep', _MIN_SEP, '--delta', _DELTA, '--canaries', 20,
-      '--confidence', 0.999, '--noise-multiplier', 1.0)
+    'audit',
+    path,
+    '--min-sep',
+    _MIN_SEP,
+    '--delta',
+    _DELTA,
+    '--canaries',
+    20,
+    '--confidence',
+    0.999,
+    '--noise-multiplier',
+    1.0,
+  )
   assert status == 1
   assert 'tail succeeds: 0 of 1073741824 normals' in out
   assert 'summing fails: 0.999' in out
 
 
-@pytest.mark.parametrize('flags', [
-    (), ('--epsilon', 4.0, '--noise-multiplier', 1.0)])
+@pytest.mark.parametrize(
+  'flags', [(), ('--epsilon', 4.0, '--noise-multiplier', 1.0)]
+)
 def test_command_needs_one_claim(tmp_path, run, flags):
   path = tmp_path / 'strategy.npz'
   strategies.save(_BANDED, path)
   status, out, error = run(
-      'audit', path, '--min-sep', 4, '--delta', _DELTA, *flags)
+    'audit', path, '--min-sep', 4, '--delta', _DELTA, *flags
+  )
   assert (status, out) == (2, '')
   assert 'give either it or noise_multiplier' in error

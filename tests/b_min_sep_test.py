@@ -113,9 +113,7 @@ def test_rounds_are_drawn_with_the_tilted_odds():
   ('noise_multiplier', 'epsilon'), [(0.5, 3.0), (1.0, 0.5), (2.0, 0.1)]
 )
 @pytest.mark.parametrize('sampling_prob', [0.1, 0.6])
-def test_bound_covers_the_true_delta(
-  noise_multiplier, epsilon, sampling_prob
-):
+def test_bound_covers_the_true_delta(noise_multiplier, epsilon, sampling_prob):
   spec = _spec(noise_multiplier, 2, sampling_prob, rounds=3)
   patterns, odds = _patterns(3, 2, sampling_prob)
   means = patterns @ spec.strategy.matrix().T
@@ -150,7 +148,11 @@ def test_calibrated_noise_meets_the_true_delta():
   patterns, odds = _patterns(3, 2, 0.2)
   spec, bound = accounting.calibrate_sampled(
     accounting.BMinSepSpec(_strategy(3), 2, 0.2, 1.0, accounting.B_MIN_SEP),
-    1.0, 1e-2, _SAMPLES, 1e-6, 5,
+    1.0,
+    1e-2,
+    _SAMPLES,
+    1e-6,
+    5,
   )
   assert bound.total <= 1e-2
   exact = _exact_delta(

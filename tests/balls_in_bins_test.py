@@ -58,9 +58,7 @@ def test_gram_is_that_of_the_bins(bins):
   sums = np.stack([_MATRIX[:, j::bins].sum(1) for j in range(bins)], 1)
   spec = _spec(bins=bins)
   np.testing.assert_allclose(spec.gram, sums.T @ sums, rtol=1e-14)
-  worst = sensitivity.sensitivity(
-    spec.strategy, participation.FixedEpoch(bins)
-  )
+  worst = sensitivity.sensitivity(spec.strategy, participation.FixedEpoch(bins))
   assert spec.sensitivity == pytest.approx(worst.value, rel=1e-12)
   assert spec.z_stddev == spec.noise_multiplier * spec.sensitivity
 
@@ -220,9 +218,7 @@ def test_published_noise_is_confirmed(epsilon, rmse, gamma):
     weight = np.exp(mixture.log_normalizer(gamma) + loss - tilted)
     x = np.maximum(1 - np.exp(epsilon - loss), 0) * weight
     margin = 5 * x.std() / math.sqrt(len(x))
-    assert (x.mean() + margin < 1e-5) if enough else (
-      x.mean() - margin > 1e-5
-    )
+    assert (x.mean() + margin < 1e-5) if enough else (x.mean() - margin > 1e-5)
 
 
 def test_negative_entries_are_refused():

@@ -32,39 +32,55 @@ def _read_as_python():
       assert name not in targets
       assert len(set(srcs)) == len(srcs)
       targets[name] = _Target(
-          kind, frozenset(srcs), frozenset(dep.lstrip(':') for dep in deps),
-          frozenset(data))
+        kind,
+        frozenset(srcs),
+        frozenset(dep.lstrip(':') for dep in deps),
+        frozenset(data),
+      )
+
     return add
 
   def find(include, exclude=()):
     found, left_out = (
-        {str(pathlib.Path(path).relative_to(_ROOT))
-         for pattern in patterns
-         for path in glob.glob(str(_ROOT / pattern), recursive=True)}
-        for patterns in (include, exclude))
+      {
+        str(pathlib.Path(path).relative_to(_ROOT))
+        for pattern in patterns
+        for path in glob.glob(str(_ROOT / pattern), recursive=True)
+      }
+      for patterns in (include, exclude)
+    )
     return sorted(found - left_out)
 
   def ignore(*args, **kwargs):
     pass
 
   kinds = ('py_library', 'py_binary', 'py_test')
-  exec((_ROOT / 'BUILD').read_text(), {
+  exec(
+    (_ROOT / 'BUILD').read_text(),
+    {
       **{kind: rule(kind) for kind in kinds},
-      'glob': find, 'package': ignore, 'licenses': ignore,
-      'exports_files': ignore})
+      'glob': find,
+      'package': ignore,
+      'licenses': ignore,
+      'exports_files': ignore,
+    },
+  )
   return targets
 
 
 _TARGETS = _read_as_python()
 _LIBRARY_OF = {
-    path: name
-    for name, target in _TARGETS.items() if target.kind == 'py_library'
-    for path in target.srcs}
+  path: name
+  for name, target in _TARGETS.items()
+  if target.kind == 'py_library'
+  for path in target.srcs
+}
 
 
 def _of_kind(kind):
   return sorted(
-      name for name, target in _TARGETS.items() if target.kind == kind)
+    name for name, target in _TARGETS.items() if target.kind == kind
+  )
 
 
 def _imported_modules(path):
@@ -89,8 +105,10 @@ def _imported_libraries(paths):
     for module in _imported_modules(path):
       # Tests import what lies next to them by its bare name.
       for file in (
-          f'{module}.py', f'{module}/__init__.py',
-          f'{pathlib.Path(path).parent}/{module}.py'):
+        f'{module}.py',
+        f'{module}/__init__.py',
+        f'{pathlib.Path(path).parent}/{module}.py',
+      ):
         found |= {_LIBRARY_OF[file]} if file in _LIBRARY_OF else set()
   return found
 
@@ -108,13 +126,15 @@ def _reached(names):
 
 
 @pytest.mark.parametrize(
-    'name', [each for each in _of_kind('py_library') if each != 'tff_bandmf'])
+  'name', [each for each in _of_kind('py_library') if each != 'tff_bandmf']
+)
 def test_deps_are_the_imports(name):
   target = _TARGETS[name]
   assert target.srcs
   # The package's own __init__ comes with every dependency.
   assert target.deps - {'tff_bandmf'} == (
-      _imported_libraries(target.srcs) - {name, 'tff_bandmf'})
+    _imported_libraries(target.srcs) - {name, 'tff_bandmf'}
+  )
 
 
 def test_dependencies_are_not_cyclic():
@@ -124,26 +144,33 @@ def test_dependencies_are_not_cyclic():
 
 def test_every_source_is_in_one_library_or_test():
   listed = collections.Counter(
-      path for target in _TARGETS.values() if target.kind != 'py_binary'
-      for path in target.srcs)
+    path
+    for target in _TARGETS.values()
+    if target.kind != 'py_binary'
+    for path in target.srcs
+  )
   written = {
-      str(path.relative_to(_ROOT))
-      for folder in _FOLDERS
-      for path in (_ROOT / folder).rglob('*.py')}
+    str(path.relative_to(_ROOT))
+    for folder in _FOLDERS
+    for path in (_ROOT / folder).rglob('*.py')
+  }
   assert set(listed) == written
   # Where all tests start.
   assert {path for path, count in listed.items() if count > 1} == {
-      'tests/run.py'}
+    'tests/run.py'
+  }
 
 
 def test_every_data_file_is_with_its_package():
   listed = {
-      path for name in _of_kind('py_library') for path in _TARGETS[name].data}
+    path for name in _of_kind('py_library') for path in _TARGETS[name].data
+  }
   written = {
-      str(path.relative_to(_ROOT))
-      for folder in ('tff_bandmf', 'simulations')
-      for path in (_ROOT / folder).rglob('*')
-      if path.is_file() and path.suffix not in ('.py', '.pyc')}
+    str(path.relative_to(_ROOT))
+    for folder in ('tff_bandmf', 'simulations')
+    for path in (_ROOT / folder).rglob('*')
+    if path.is_file() and path.suffix not in ('.py', '.pyc')
+  }
   assert written <= listed
   assert all((_ROOT / path).is_file() for path in listed)
 
@@ -163,21 +190,29 @@ def test_test_reaches_what_it_imports(name):
 
 @pytest.mark.skipif(not shutil.which('bazel'), reason='bazel is not installed')
 def test_bazel_reads_the_same(tmp_path):
-  bazel = [
-      'bazel', '--nohome_rc', f'--output_user_root={tmp_path}', '--batch']
+  bazel = ['bazel', '--nohome_rc', f'--output_user_root={tmp_path}', '--batch']
   query = subprocess.run(
-      [*bazel, 'query', '--noshow_progress', '--output=xml', '//...'],
-      cwd=_ROOT, capture_output=True, text=True, timeout=120)
+    [*bazel, 'query', '--noshow_progress', '--output=xml', '//...'],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
   assert query.returncode == 0, query.stderr
   # It says XML 1.1, of which Python reads no more than its first line.
   read = {
-      rule.get('name').removeprefix('//:'): _Target(
-          rule.get('class'),
-          *(frozenset(
-              label.get('value').removeprefix('//:')
-              for label in rule.iterfind(f'list[@name="{field}"]/label'))
-            for field in ('srcs', 'deps', 'data')))
-      for rule in ElementTree.fromstring(
-          query.stdout.replace('version="1.1"', 'version="1.0"')
-      ).iterfind('rule')}
+    rule.get('name').removeprefix('//:'): _Target(
+      rule.get('class'),
+      *(
+        frozenset(
+          label.get('value').removeprefix('//:')
+          for label in rule.iterfind(f'list[@name="{field}"]/label')
+        )
+        for field in ('srcs', 'deps', 'data')
+      ),
+    )
+    for rule in ElementTree.fromstring(
+      query.stdout.replace('version="1.1"', 'version="1.0"')
+    ).iterfind('rule')
+  }
   assert read == _TARGETS

@@ -64,8 +64,9 @@ def test_head_is_a_new_one_after_every_event(path):
     # What a checkpoint kept is still there.
     assert [ledger.head(t) for t in range(6)] == heads[:6]
     attempts = ledger.attempts(2)
-  assert attempts == [program.Attempt(
-      'finished', 0.5, b'release 2', True, b'row 2', heads[2])]
+  assert attempts == [
+    program.Attempt('finished', 0.5, b'release 2', True, b'row 2', heads[2])
+  ]
   with program.Ledger(path) as ledger:
     assert ledger.head() == heads[-1]
     with pytest.raises(ValueError, match='round=9: has no attempt'):
@@ -80,18 +81,24 @@ def test_head_is_the_hash_of_what_happened(path):
     head = chain.genesis(run, noise_key, key)
     place = itertools.count()
     for t, cohort in enumerate(_COHORTS):
-      recorded = np.frombuffer(_execute(
-          path, 'SELECT cohort FROM bandmf_rounds WHERE round = ?', [t])[0][0])
-      events = [chain.Event(
-          t, 'started', chain.cohort_digest(
-              recorded.view(np.int64), max(cohort)))]
+      recorded = np.frombuffer(
+        _execute(path, 'SELECT cohort FROM bandmf_rounds WHERE round = ?', [t])[
+          0
+        ][0]
+      )
+      events = [
+        chain.Event(
+          t,
+          'started',
+          chain.cohort_digest(recorded.view(np.int64), max(cohort)),
+        )
+      ]
       if t == _BURNT:
         events.append(chain.Event(t, 'abandoned'))
         # The attempt ended with the round.
         events.insert(1, chain.Event(t, 'failed'))
       else:
-        events.append(
-            chain.Event(t, 'finished', b'release %d' % t, 0.5, True))
+        events.append(chain.Event(t, 'finished', b'release %d' % t, 0.5, True))
       events.append(chain.Event(t, 'row', b'row %d' % t))
       for event in events:
         head = chain.link(head, next(place), event)
@@ -102,7 +109,8 @@ def test_two_runs_have_no_head_in_common(tmp_path):
   heads = []
   for name, bound in enumerate([(1, 2), (1, 3), (2, 2)]):
     with program.Ledger(
-        tmp_path / f'{name}.sqlite', key_file=tmp_path / 'a.key') as ledger:
+      tmp_path / f'{name}.sqlite', key_file=tmp_path / 'a.key'
+    ) as ledger:
       ledger.bind(run=bound[0], noise_key=bound[1])
       heads.append(ledger.head())
       ledger.start_round(0, [1])
@@ -115,12 +123,15 @@ def test_client_cut_out_of_two_cohorts_is_refused(path):
   with program.Ledger(path) as ledger:
     hashed = ledger._hash().of([3]).tobytes()
   for t in (4, 0):
-    cohort, = _execute(
-        path, 'SELECT cohort FROM bandmf_rounds WHERE round = ?', [t])[0]
+    (cohort,) = _execute(
+      path, 'SELECT cohort FROM bandmf_rounds WHERE round = ?', [t]
+    )[0]
     assert hashed in cohort
     _execute(
-        path, 'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
-        [cohort.replace(hashed, b''), t])
+      path,
+      'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
+      [cohort.replace(hashed, b''), t],
+    )
     _refused(path, f'ledger=round {t}: is not what the chain')
 
 
@@ -132,25 +143,35 @@ def test_round_whose_cohort_is_gone_is_refused(path, t):
 
 def test_cohort_without_events_is_refused(path):
   _execute(
-      path, "INSERT INTO bandmf_rounds (round, highest, cohort) "
-      "VALUES (6, -1, x'')")
+    path,
+    "INSERT INTO bandmf_rounds (round, highest, cohort) VALUES (6, -1, x'')",
+  )
   _refused(path, 'ledger=round 6: is not')
 
 
 _VALUES = {
-    'format': (1, 3, None), 'run': (6, None), 'noise_key': (5, None),
-    'key': (5, None), 'events': (0, 17, 20), 'highest': (-1, 4, 2**40),
-    'kind': ('started', 'finished', 'failed', 'abandoned', 'row', 'x'),
-    'z_stddev': (0.25, None, 7.0), 'noise_checked': (0, 1, 2),
-    'digest': (b'other', None, b''), 'head': (bytes(32), b'', None),
-    'round': (0, 3, 9), 'place': (-1, 30), 'cohort': (b'', bytes(8)),
+  'format': (1, 3, None),
+  'run': (6, None),
+  'noise_key': (5, None),
+  'key': (5, None),
+  'events': (0, 17, 20),
+  'highest': (-1, 4, 2**40),
+  'kind': ('started', 'finished', 'failed', 'abandoned', 'row', 'x'),
+  'z_stddev': (0.25, None, 7.0),
+  'noise_checked': (0, 1, 2),
+  'digest': (b'other', None, b''),
+  'head': (bytes(32), b'', None),
+  'round': (0, 3, 9),
+  'place': (-1, 30),
+  'cohort': (b'', bytes(8)),
 }
 
 
 @pytest.mark.parametrize('table', ['ledger', 'rounds', 'events'])
 def test_any_change_of_a_row_is_refused(path, tmp_path, table):
-  columns = [row[1] for row in _execute(
-      path, f'PRAGMA table_info(bandmf_{table})')]
+  columns = [
+    row[1] for row in _execute(path, f'PRAGMA table_info(bandmf_{table})')
+  ]
   rows = _execute(path, f'SELECT * FROM bandmf_{table} ORDER BY 1')
   changed = 0
   other = tmp_path / 'other.sqlite'
@@ -164,16 +185,19 @@ def test_any_change_of_a_row_is_refused(path, tmp_path, table):
         shutil.copy(path, other)
         try:
           _execute(
-              other, f'UPDATE bandmf_{table} SET {column} = ? WHERE '
-              f'{columns[0]} = ?', [value, row[0]])
+            other,
+            f'UPDATE bandmf_{table} SET {column} = ? WHERE {columns[0]} = ?',
+            [value, row[0]],
+          )
         except sqlite3.IntegrityError:
           continue
         with pytest.raises(ValueError, match='ledger=.*: (is|cannot)'):
           program.Ledger(other)
         changed += 1
     shutil.copy(path, other)
-    _execute(other, f'DELETE FROM bandmf_{table} WHERE {columns[0]} = ?',
-             [row[0]])
+    _execute(
+      other, f'DELETE FROM bandmf_{table} WHERE {columns[0]} = ?', [row[0]]
+    )
     with pytest.raises(ValueError, match='ledger=.*: is not'):
       program.Ledger(other)
   assert changed > 10
@@ -213,7 +237,7 @@ def test_older_part_of_a_ledger_has_another_head(path, tmp_path):
     _run(ledger, 6, [1])
     after = ledger.head()
   with program.Ledger(
-      tmp_path / 'before.sqlite', key_file=tmp_path / 'private' / 'ledger.key'
+    tmp_path / 'before.sqlite', key_file=tmp_path / 'private' / 'ledger.key'
   ) as ledger:
     assert ledger.head() == before != after
     # Another round 6 does not lead to the head of the first.
@@ -249,7 +273,8 @@ def test_chain_made_anew_has_other_heads(path):
     before = [ledger.head(t) for t in range(6)]
     hashed = ledger._hash().of([3])
   doctored.rewrite(
-      path, cohorts=lambda t, cohort: cohort[~np.isin(cohort, hashed)])
+    path, cohorts=lambda t, cohort: cohort[~np.isin(cohort, hashed)]
+  )
   with program.Ledger(path) as ledger:
     assert ledger.observed().cohort_sizes[4] == len(_COHORTS[4]) - 1
     assert not set(before) & {ledger.head(t) for t in range(6)}

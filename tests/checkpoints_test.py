@@ -13,11 +13,14 @@ _HEAD = '0123456789abcdef' * 4
 
 def _state(value=0.0):
   return tff.learning.templates.LearningAlgorithmState(
-      tff.learning.models.ModelWeights(
-          (np.full((3, 2), value, np.float32), np.zeros(0, np.float32)), ()),
-      (), (),
-      collections.OrderedDict(round=np.int64(5), key=np.arange(2)),
-      (np.float64(value),))
+    tff.learning.models.ModelWeights(
+      (np.full((3, 2), value, np.float32), np.zeros(0, np.float32)), ()
+    ),
+    (),
+    (),
+    collections.OrderedDict(round=np.int64(5), key=np.arange(2)),
+    (np.float64(value),),
+  )
 
 
 @pytest.fixture
@@ -33,13 +36,15 @@ def test_state_comes_back_to_the_bit(checkpoints):
   assert type(found) is type(_state())
   expected = _state(0.1)
   for one, other in zip(
-      found.global_model_weights.trainable,
-      expected.global_model_weights.trainable):
+    found.global_model_weights.trainable,
+    expected.global_model_weights.trainable,
+  ):
     np.testing.assert_array_equal(one, other)
     assert one.dtype == other.dtype
   assert found.finalizer == expected.finalizer
   np.testing.assert_array_equal(
-      found.aggregator['key'], expected.aggregator['key'])
+    found.aggregator['key'], expected.aggregator['key']
+  )
   assert checkpoints_lib.digest(found) == checkpoints_lib.digest(expected)
 
 
@@ -53,7 +58,7 @@ def test_digest_is_of_model_and_optimiser():
 
 
 def test_only_the_last_two_are_kept_and_only_their_owner_reads_them(
-    checkpoints, tmp_path
+  checkpoints, tmp_path
 ):
   for t in (3, 6, 9, 12):
     checkpoints.save(_state(t), t, _HEAD)
@@ -76,7 +81,7 @@ def test_no_checkpoint_is_round_0(checkpoints):
 
 
 def test_every_flipped_bit_is_told_in_one_line_that_names_the_file(
-    checkpoints, tmp_path
+  checkpoints, tmp_path
 ):
   checkpoints.save(_state(), 3, _HEAD)
   path = tmp_path / 'private' / '00000003.npz'

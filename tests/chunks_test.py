@@ -29,8 +29,10 @@ def _stream(strategy, dimension, max_memory_bytes):
 def _unnamed_files(folder):
   """Returns the open files of this process that had a name in the folder."""
   return [
-      path for path in pathlib.Path('/proc/self/fd').iterdir()
-      if path.is_symlink() and os.readlink(path).startswith(f'{folder}/')]
+    path
+    for path in pathlib.Path('/proc/self/fd').iterdir()
+    if path.is_symlink() and os.readlink(path).startswith(f'{folder}/')
+  ]
 
 
 @pytest.fixture
@@ -88,13 +90,13 @@ def _resident_bytes():
 
 
 def test_resident_memory_is_that_of_a_chunk(folder):
-  strategy = strategies.BandedToeplitz(64, 0.9**np.arange(64))
+  strategy = strategies.BandedToeplitz(64, 0.9 ** np.arange(64))
   grown = {}
   for bound in (1, None):
     before = _resident_bytes()
     # 63 rows of 2^20 coordinates: 264 MB, 2 MB a chunk.
     grown[bound] = max(
-        _resident_bytes() - before
-        for _ in _stream(strategy, 2**20, bound).rows())
+      _resident_bytes() - before for _ in _stream(strategy, 2**20, bound).rows()
+    )
   assert grown[1] < 120e6
   assert grown[None] > 180e6

@@ -254,9 +254,7 @@ def test_sampled_cohorts_need_less_noise(run_json, name, flags, sensitivity):
     *('--out', 's.json'),
   )
   flags = f's.json --amplification {name} --delta 1e-4 {flags}'.split()
-  enforced = run_json(
-    *'calibrate s.json --delta 1e-4 --epsilon 3'.split()
-  )
+  enforced = run_json(*'calibrate s.json --delta 1e-4 --epsilon 3'.split())
   sampled = run_json('calibrate', *flags, '--epsilon', 3)
   assert sampled['z_stddev'] < enforced['z_stddev']
   assert sampled['sensitivity'] == pytest.approx(sensitivity)
@@ -279,10 +277,12 @@ def test_reproduce_prints_rows_and_whether_they_pass(
   monkeypatch.setitem(
     reproduction.TABLES,
     'gboard_report',
-    lambda table: iter([
-      reproduction.Row('', 'rho', 2.0, 2.0, tolerance),
-      reproduction.Row('', 'epsilon', 3.0, 3.00001, tolerance),
-    ]),
+    lambda table: iter(
+      [
+        reproduction.Row('', 'rho', 2.0, 2.0, tolerance),
+        reproduction.Row('', 'epsilon', 3.0, 3.00001, tolerance),
+      ]
+    ),
   )
   status, out, error = run('reproduce', 'gboard_report', '--json')
   assert status == expected

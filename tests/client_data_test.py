@@ -400,13 +400,18 @@ def test_digest_tells_content_and_cut_and_not_what_was_used(corpus, tmp_path):
   first = digest(clients)
   assert digest(clients, use=True) == first
   changed = docstrings.Client('a.py:f', 'a', ('is it so', 'so it is'))
-  assert len({
-    first,
-    digest([*clients[1:], changed]),
-    digest(clients, vocabulary_lib.Vocabulary(('of', 'the'))),
-    digest(clients, sequence_length=5),
-    digest(clients, max_sentences_per_client=1),
-  }) == 5
+  assert (
+    len(
+      {
+        first,
+        digest([*clients[1:], changed]),
+        digest(clients, vocabulary_lib.Vocabulary(('of', 'the'))),
+        digest(clients, sequence_length=5),
+        digest(clients, max_sentences_per_client=1),
+      }
+    )
+    == 5
+  )
 
 
 def test_changed_file_is_refused_while_in_use(tmp_path):

@@ -38,13 +38,15 @@ def _rounds_of(cohorts):
 _SEPARATED = (st.integers(1, 8), st.one_of(st.none(), st.integers(1, 4)))
 _MIN_SEP = st.builds(participation_lib.MinSep, *_SEPARATED)
 _SAMPLED = st.one_of(
-    st.tuples(
-        st.sampled_from(['uniform', 'shuffled-epochs']),
-        st.one_of(st.just(participation_lib.Single()), _MIN_SEP)),
-    st.tuples(
-        st.just('multiples'),
-        st.one_of(
-            _MIN_SEP, st.builds(participation_lib.FixedEpoch, *_SEPARATED))))
+  st.tuples(
+    st.sampled_from(['uniform', 'shuffled-epochs']),
+    st.one_of(st.just(participation_lib.Single()), _MIN_SEP),
+  ),
+  st.tuples(
+    st.just('multiples'),
+    st.one_of(_MIN_SEP, st.builds(participation_lib.FixedEpoch, *_SEPARATED)),
+  ),
+)
 
 
 def _draws_whatever_the_size():
@@ -55,10 +57,13 @@ def _draws_whatever_the_size():
 @pytest.mark.parametrize('draws', [False, True])
 @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 @hypothesis.given(
-    clients=st.integers(1, 30), share=st.floats(0, 1),
-    rounds=st.integers(1, 25),
-    sampled=_SAMPLED, seed=st.integers(0, 2**64),
-    charging=st.one_of(st.none(), st.floats(0, 1)))
+  clients=st.integers(1, 30),
+  share=st.floats(0, 1),
+  rounds=st.integers(1, 25),
+  sampled=_SAMPLED,
+  seed=st.integers(0, 2**64),
+  charging=st.one_of(st.none(), st.floats(0, 1)),
+)
 def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
   sampling, schema = sampled
   size = max(1, round(share * clients))
@@ -68,8 +73,9 @@ def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
   if sampling == 'shuffled-epochs' and schema.min_sep:
     hypothesis.assume(clients >= schema.min_sep)
     size = min(size, clients // schema.min_sep)
-  availability = None if charging is None else program.Diurnal(
-      seed, charging=charging)
+  availability = (
+    None if charging is None else program.Diurnal(seed, charging=charging)
+  )
   with contextlib.ExitStack() as stack:
     if draws:
       stack.enter_context(_draws_whatever_the_size())
@@ -77,8 +83,14 @@ def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
     for fewer in (rounds, 3, 1):
       try:
         sampler = program.CohortSampler(
-            clients, size, min(fewer, rounds), schema, seed, sampling,
-            availability)
+          clients,
+          size,
+          min(fewer, rounds),
+          schema,
+          seed,
+          sampling,
+          availability,
+        )
       except program.CohortError:
         continue
       # What could be made can be run.
@@ -103,7 +115,8 @@ def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
     if sampling == 'multiples':
       assert np.all(gaps % schema.min_sep == 0)
     if isinstance(schema, participation_lib.FixedEpoch) and (
-        most < len(range(0, rounds, schema.min_sep))):
+      most < len(range(0, rounds, schema.min_sep))
+    ):
       assert np.all(gaps == schema.min_sep)
 
 
@@ -111,11 +124,15 @@ def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
 def test_separation_is_used_to_the_full(min_sep):
   # As many clients as can fill the cohorts only if each comes back at once.
   sampler = program.CohortSampler(
-      3 * min_sep, 3, 4 * min_sep + 1, participation_lib.MinSep(min_sep), 0)
+    3 * min_sep, 3, 4 * min_sep + 1, participation_lib.MinSep(min_sep), 0
+  )
   cohorts = _run(sampler)
   assert len(cohorts) == sampler.rounds
-  gaps = {b - a for taken in _rounds_of(cohorts).values()
-          for a, b in zip(taken, taken[1:])}
+  gaps = {
+    b - a
+    for taken in _rounds_of(cohorts).values()
+    for a, b in zip(taken, taken[1:])
+  }
   assert gaps == {min_sep}
 
 
@@ -137,8 +154,7 @@ def test_cohort_is_a_function_of_seed_round_and_history():
 
 def test_sampling_leaves_the_history_as_it_is():
   history = program.History.empty(10)
-  sampler = program.CohortSampler(
-      10, 5, 9, participation_lib.MinSep(2), 0)
+  sampler = program.CohortSampler(10, 5, 9, participation_lib.MinSep(2), 0)
   sampler.sample(0, history)
   assert not history.count.any()
   assert np.all(history.last_round < 0)
@@ -148,7 +164,8 @@ def test_sampling_leaves_the_history_as_it_is():
 def test_cohorts_are_uniform_over_the_eligible(draws):
   # 3000 rounds of 5 among 20; false-alarm rate 1e-9 for a seed at random.
   sampler = program.CohortSampler(
-      20, 5, 3000, participation_lib.MinSep(1), seed=3)
+    20, 5, 3000, participation_lib.MinSep(1), seed=3
+  )
   if draws:
     with _draws_whatever_the_size():
       cohorts = _run(sampler)
@@ -164,7 +181,8 @@ def test_cohorts_are_uniform_over_the_eligible(draws):
 def test_draws_and_a_look_at_everybody_differ():
   # Else the tests with draws would not test them.
   sampler = program.CohortSampler(
-      200, 5, 9, participation_lib.MinSep(1), seed=3)
+    200, 5, 9, participation_lib.MinSep(1), seed=3
+  )
   looked = _run(sampler)
   with _draws_whatever_the_size():
     drawn = _run(sampler)
@@ -176,12 +194,13 @@ def test_draws_and_a_look_at_everybody_differ():
 def test_shuffled_epochs_take_everybody_once_an_epoch(clients, min_sep):
   # 6 rounds an epoch, in which 18 of the clients take part.
   sampler = program.CohortSampler(
-      clients, 3, 60, participation_lib.MinSep(min_sep), 5, 'shuffled-epochs')
+    clients, 3, 60, participation_lib.MinSep(min_sep), 5, 'shuffled-epochs'
+  )
   cohorts = _run(sampler)
   assert len(cohorts) == 60
   orders = set()
   for epoch in range(10):
-    taken = np.concatenate(cohorts[6 * epoch:6 * epoch + 6])
+    taken = np.concatenate(cohorts[6 * epoch : 6 * epoch + 6])
     assert len(set(taken.tolist())) == 18
     orders.add(tuple(taken.tolist()))
   assert len(orders) == 10 or min_sep == 6 and clients == 18
@@ -189,7 +208,8 @@ def test_shuffled_epochs_take_everybody_once_an_epoch(clients, min_sep):
 
 def test_multiples_keep_each_client_to_its_class():
   sampler = program.CohortSampler(
-      30, 3, 40, participation_lib.FixedEpoch(7), 5, 'multiples')
+    30, 3, 40, participation_lib.FixedEpoch(7), 5, 'multiples'
+  )
   cohorts = _run(sampler)
   assert len(cohorts) == 40
   for t, cohort in enumerate(cohorts):
@@ -203,8 +223,9 @@ def test_only_the_available_are_selected_and_too_few_are_told():
   plan = 1000, 10, 48, participation_lib.MinSep(1), 0
   # Nobody charges at noon.
   with pytest.raises(
-      program.CohortError,
-      match='in round 10, with this seed, .* where clients are not available'):
+    program.CohortError,
+    match='in round 10, with this seed, .* where clients are not available',
+  ):
     program.CohortSampler(*plan, availability=diurnal)
   with mock.patch.object(program.CohortSampler, '_fill'):
     sampler = program.CohortSampler(*plan, availability=diurnal)
@@ -212,7 +233,7 @@ def test_only_the_available_are_selected_and_too_few_are_told():
   cohort = sampler.sample(1, history)
   assert diurnal.available(1, cohort).all()
   with pytest.raises(
-      program.CohortError, match='only 1000 of 1000 .* 0 of them are available'
+    program.CohortError, match='only 1000 of 1000 .* 0 of them are available'
   ):
     sampler.sample(12, history)
 
@@ -220,7 +241,8 @@ def test_only_the_available_are_selected_and_too_few_are_told():
 def test_large_population_needs_little_memory():
   clients = 2 * 10**6
   sampler = program.CohortSampler(
-      clients, 6500, 400, participation_lib.MinSep(100, 3), 0)
+    clients, 6500, 400, participation_lib.MinSep(100, 3), 0
+  )
   tracemalloc.start()
   try:
     history = program.History.empty(clients)
@@ -245,12 +267,17 @@ def test_count_that_would_wrap_is_refused():
   assert history.count.tolist() == [0, 2**16 - 1, 1]
 
 
-@pytest.mark.parametrize('schema, fits', [
+@pytest.mark.parametrize(
+  'schema, fits',
+  [
     (participation_lib.Single(), 'cohort_size 1, or rounds 3'),
     (participation_lib.MinSep(4), 'cohort_size 2, or min_sep 3, or rounds 3'),
-    (participation_lib.MinSep(1, max_participations=2),
-     'cohort_size 1, or rounds 6'),
-])
+    (
+      participation_lib.MinSep(1, max_participations=2),
+      'cohort_size 1, or rounds 6',
+    ),
+  ],
+)
 def test_sampler_of_rounds_that_cannot_be_filled_is_refused(schema, fits):
   rounds = 10 if schema.max_participations == 1 else 20
   with pytest.raises(program.CohortError, match=f'cohort_size=3: .*{fits}'):
@@ -277,23 +304,32 @@ def test_cohort_that_cannot_be_filled_is_refused():
 
 
 _SMALL = [
-    (sampling, schema)
-    for b, k in itertools.product(range(1, 5), (None, 1, 2, 3))
-    for sampling, schema in (
-        ('uniform', participation_lib.MinSep(b, k)),
-        ('shuffled-epochs', participation_lib.MinSep(b, k)),
-        ('multiples', participation_lib.MinSep(b, k)),
-        ('multiples', participation_lib.FixedEpoch(b, k)))]
+  (sampling, schema)
+  for b, k in itertools.product(range(1, 5), (None, 1, 2, 3))
+  for sampling, schema in (
+    ('uniform', participation_lib.MinSep(b, k)),
+    ('shuffled-epochs', participation_lib.MinSep(b, k)),
+    ('multiples', participation_lib.MinSep(b, k)),
+    ('multiples', participation_lib.FixedEpoch(b, k)),
+  )
+]
 
 
-@pytest.mark.parametrize('sampling, schema', [
-    *_SMALL, ('uniform', participation_lib.Single()),
-    ('shuffled-epochs', participation_lib.Single())], ids=str)
+@pytest.mark.parametrize(
+  'sampling, schema',
+  [
+    *_SMALL,
+    ('uniform', participation_lib.Single()),
+    ('shuffled-epochs', participation_lib.Single()),
+  ],
+  ids=str,
+)
 def test_counting_agrees_with_drawing(sampling, schema):
   """What is proved to fit is filled for any seed; what is not is never."""
   settled = 0
   for clients, size, rounds in itertools.product(
-      range(1, 11), range(1, 4), (1, 2, 3, 5, 8)):
+    range(1, 11), range(1, 4), (1, 2, 3, 5, 8)
+  ):
     plan = sampling, clients, size, rounds, schema
     if size > clients // (schema.min_sep if sampling == 'multiples' else 1):
       continue
@@ -305,7 +341,8 @@ def test_counting_agrees_with_drawing(sampling, schema):
       try:
         # Where all rounds are drawn, whatever the count.
         with mock.patch.multiple(
-            feasibility, surely=lambda *_: False, never=lambda *_: False):
+          feasibility, surely=lambda *_: False, never=lambda *_: False
+        ):
           program.CohortSampler(clients, size, rounds, schema, seed, sampling)
         assert not never, plan
       except program.CohortError:
@@ -315,17 +352,21 @@ def test_counting_agrees_with_drawing(sampling, schema):
 
 def test_sampler_of_ten_million_draws_nothing_when_it_is_made():
   with mock.patch.object(
-      program.CohortSampler, 'sample', side_effect=AssertionError):
+    program.CohortSampler, 'sample', side_effect=AssertionError
+  ):
     for sampling, schema in (
-        ('uniform', participation_lib.MinSep(1000)),
-        ('uniform', participation_lib.MinSep(400, 6)),
-        ('shuffled-epochs', participation_lib.MinSep(1000)),
-        ('multiples', participation_lib.FixedEpoch(1000))):
+      ('uniform', participation_lib.MinSep(1000)),
+      ('uniform', participation_lib.MinSep(400, 6)),
+      ('shuffled-epochs', participation_lib.MinSep(1000)),
+      ('multiples', participation_lib.FixedEpoch(1000)),
+    ):
       program.CohortSampler(10**7, 6500, 4000, schema, 0, sampling)
     with pytest.raises(
-        program.CohortError, match='cohort_size 5000, .*min_sep 1538, .*1538'):
+      program.CohortError, match='cohort_size 5000, .*min_sep 1538, .*1538'
+    ):
       program.CohortSampler(
-          10**7, 6500, 4000, participation_lib.MinSep(2000), 0)
+        10**7, 6500, 4000, participation_lib.MinSep(2000), 0
+      )
 
 
 def test_cohort_larger_than_the_population_is_refused():
@@ -340,12 +381,16 @@ def test_round_out_of_range_is_refused(round_index):
     sampler.sample(round_index, program.History.empty(10))
 
 
-@pytest.mark.parametrize('sampling, schema', [
+@pytest.mark.parametrize(
+  'sampling, schema',
+  [
     ('uniform', participation_lib.FixedEpoch(2)),
     ('shuffled-epochs', participation_lib.FixedEpoch(2)),
     ('multiples', participation_lib.Single()),
-    ('uniform', 3), ('uniform', None),
-])
+    ('uniform', 3),
+    ('uniform', None),
+  ],
+)
 def test_schema_that_the_cohorts_cannot_hold_is_refused(sampling, schema):
   with pytest.raises(TypeError, match=f'participation.*by {sampling} cohorts'):
     program.CohortSampler(10, 1, 5, schema, 0, sampling)
@@ -372,7 +417,12 @@ def test_history_of_another_population_is_refused():
 @pytest.mark.parametrize('name', ['clients', 'cohort_size', 'rounds'])
 def test_count_below_one_is_refused(name):
   arguments = {
-      'clients': 5, 'cohort_size': 5, 'rounds': 5, 'seed': 0,
-      'participation': participation_lib.MinSep(1), name: 0}
+    'clients': 5,
+    'cohort_size': 5,
+    'rounds': 5,
+    'seed': 0,
+    'participation': participation_lib.MinSep(1),
+    name: 0,
+  }
   with pytest.raises(ValueError, match=f'{name}=0'):
     program.CohortSampler(**arguments)

@@ -7,7 +7,8 @@ import pytest
 from simulations import config, grid
 
 _DEMO = str(
-    pathlib.Path(__file__).resolve().parent.parent / 'configs' / 'demo.toml')
+  pathlib.Path(__file__).resolve().parent.parent / 'configs' / 'demo.toml'
+)
 
 
 def _load(path, settings=()):
@@ -26,20 +27,22 @@ def test_compared_runs_share_the_guarantee():
   for name in ('epsilon', 'delta', 'min_sep', 'max_participations'):
     assert getattr(identity.privacy, name) == getattr(demo.privacy, name)
   assert identity.training.rounds == demo.training.rounds
-  assert (identity.training.clients_per_round
-          == demo.training.clients_per_round)
+  assert identity.training.clients_per_round == demo.training.clients_per_round
 
 
 def test_set_takes_toml_values_and_bare_words():
   changed = _load(
-      _DEMO, ('training.rounds=200', 'privacy.family=identity',
-              'privacy.epsilon=2'))
+    _DEMO,
+    ('training.rounds=200', 'privacy.family=identity', 'privacy.epsilon=2'),
+  )
   assert changed.training.rounds == 200
   assert changed.privacy.family == 'identity'
   assert changed.privacy.epsilon == 2.0
 
 
-@pytest.mark.parametrize('setting, named', [
+@pytest.mark.parametrize(
+  'setting, named',
+  [
     ('training.round=3', 'training.round: is not known; use training.rounds'),
     ('training.momentum=0', 'use training.server_momentum'),
     ('privacy.rounds=3', 'privacy.rounds: is not known; use training.rounds'),
@@ -76,7 +79,8 @@ def test_set_takes_toml_values_and_bare_words():
     ('compare.none={"privacy.epsilon" = 0}', 'privacy.epsilon'),
     ('compare.none={"privacy.famly" = "none"}', 'use privacy.family'),
     ('training=3', 'training'),
-])
+  ],
+)
 def test_bad_setting_is_named_in_one_line(setting, named):
   with pytest.raises(ValueError) as caught:
     _load(_DEMO, (setting,))

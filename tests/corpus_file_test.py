@@ -16,9 +16,7 @@ def path(tmp_path):
   rows = [('train', f'c{i}', '', f'sentence {i}') for i in range(500)]
   corpus_file.write(str(path), rows, lambda: 'x')
   with sqlite3.connect(path) as connection:
-    connection.executescript(
-      'DROP TABLE corpus; DROP INDEX examples_client;'
-    )
+    connection.executescript('DROP TABLE corpus; DROP INDEX examples_client;')
   return path
 
 

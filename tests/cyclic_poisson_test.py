@@ -298,9 +298,7 @@ def test_more_bands_than_groups_are_refused():
 @pytest.mark.parametrize('sampling', ['enforced', 'shuffled', 'balls-in-bins'])
 def test_other_sampling_is_refused(sampling):
   with pytest.raises(ValueError, match=f'sampling={sampling}'):
-    accounting.CyclicPoissonSpec(
-      strategies.Identity(10), 100, 1, 1.0, sampling
-    )
+    accounting.CyclicPoissonSpec(strategies.Identity(10), 100, 1, 1.0, sampling)
 
 
 def test_replace_one_is_refused():

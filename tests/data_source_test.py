@@ -16,18 +16,22 @@ _SPEC = tf.TensorSpec([None], tf.int64)
 
 def _dataset(client, round_index):
   return tf.data.Dataset.from_tensor_slices(
-      np.array([client, round_index])).batch(2)
+    np.array([client, round_index])
+  ).batch(2)
 
 
 def _source(ledger, drop_out=None, **arguments):
   availability = None
   if drop_out is not None:
     availability = program.Diurnal(
-        0, rounds_per_day=1, zones=(1,), charging=1.0, drop_out=drop_out)
+      0, rounds_per_day=1, zones=(1,), charging=1.0, drop_out=drop_out
+    )
   sampler = program.CohortSampler(
-      40, 5, 12, participation_lib.MinSep(4), 7, availability=availability)
+    40, 5, 12, participation_lib.MinSep(4), 7, availability=availability
+  )
   return data_source.CohortDataSource(
-      _dataset, _SPEC, sampler, ledger, **arguments)
+    _dataset, _SPEC, sampler, ledger, **arguments
+  )
 
 
 def _contents(datasets):
@@ -43,8 +47,13 @@ def ledger(tmp_path):
 def test_selection_is_the_recorded_cohort_with_the_schema_held(ledger):
   source = _source(ledger)
   iterator = source.iterator()
-  assert source.federated_type == iterator.federated_type == tff.FederatedType(
-      tff.SequenceType(tff.TensorType(np.int64, [None])), tff.CLIENTS)
+  assert (
+    source.federated_type
+    == iterator.federated_type
+    == tff.FederatedType(
+      tff.SequenceType(tff.TensorType(np.int64, [None])), tff.CLIENTS
+    )
+  )
   for t in range(12):
     selected = _contents(iterator.select(5))
     assert selected == [[client, t] for client in ledger.cohort(t).tolist()]
@@ -64,15 +73,17 @@ def test_selection_is_recorded_before_it_is_used(ledger):
 
   source = _source(ledger)
   data_source.CohortDataSource(
-      dataset, _SPEC, source.sampler, ledger).iterator().select()
+    dataset, _SPEC, source.sampler, ledger
+  ).iterator().select()
   assert seen == [True] * 5
 
 
 def test_selection_feeds_a_computation(ledger, runtime):
   source = _source(ledger)
 
-  @tff.tensorflow.computation(tff.SequenceType(source.federated_type.member
-                                               .element))
+  @tff.tensorflow.computation(
+    tff.SequenceType(source.federated_type.member.element)
+  )
   def first(dataset):
     return dataset.reduce(np.int64(0), lambda total, batch: total + batch[0])
 
@@ -193,11 +204,13 @@ def test_iterator_that_another_has_overtaken_is_refused(ledger):
 
 def test_sampler_of_another_plan_is_refused(ledger):
   spec = lambda rounds, schema: accounting.PrivacySpec(  # noqa: E731
-      strategies.Identity(rounds), schema, 1.0)
+    strategies.Identity(rounds), schema, 1.0
+  )
   for plan, match in (
-      (spec(12, participation_lib.MinSep(5)), 'is not the participation'),
-      (spec(12, participation_lib.MinSep(4, 2)), 'is not the participation'),
-      (spec(11, participation_lib.MinSep(4)), '12 rounds: are more than')):
+    (spec(12, participation_lib.MinSep(5)), 'is not the participation'),
+    (spec(12, participation_lib.MinSep(4, 2)), 'is not the participation'),
+    (spec(11, participation_lib.MinSep(4)), '12 rounds: are more than'),
+  ):
     with pytest.raises(ValueError, match=match):
       _source(ledger, spec=plan)
   _source(ledger, spec=spec(12, participation_lib.MinSep(4)))

@@ -18,8 +18,11 @@ import pytest
 def binaries():
   """Returns the folder of PostgreSQL's server programs, or None."""
   server = shutil.which('postgres')
-  found = [os.path.realpath(server)] if server else sorted(
-      glob.glob('/usr/lib/postgresql/*/bin/postgres'))
+  found = (
+    [os.path.realpath(server)]
+    if server
+    else sorted(glob.glob('/usr/lib/postgresql/*/bin/postgres'))
+  )
   return pathlib.Path(found[-1]).parent if found else None
 
 
@@ -32,14 +35,30 @@ def _started(programs, directory, data, user):
   for _ in range(3):
     with open(log, 'wb') as output:
       process = subprocess.Popen(
-          [programs / 'postgres', '-D', data, '-k', directory,
-           '-c', 'listen_addresses=', '-c', 'synchronous_commit=off'],
-          cwd=directory, stdout=output, stderr=output, **user)
+        [
+          programs / 'postgres',
+          '-D',
+          data,
+          '-k',
+          directory,
+          '-c',
+          'listen_addresses=',
+          '-c',
+          'synchronous_commit=off',
+        ],
+        cwd=directory,
+        stdout=output,
+        stderr=output,
+        **user,
+      )
     deadline = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < deadline:
       ready = subprocess.run(
-          [programs / 'pg_isready', '-h', directory], cwd=directory,
-          stdout=subprocess.DEVNULL, **user)
+        [programs / 'pg_isready', '-h', directory],
+        cwd=directory,
+        stdout=subprocess.DEVNULL,
+        **user,
+      )
       if not ready.returncode:
         return process
       time.sleep(0.05)
@@ -50,8 +69,7 @@ def _started(programs, directory, data, user):
 
 @contextlib.contextmanager
 def server(programs):
-  """Runs a server on a socket in a private directory; gives URL and process.
-  """
+  """Runs a server on a socket in a private directory; gives URL and process."""
   directory = pathlib.Path(tempfile.mkdtemp(prefix='bandmf-pg-'))
   # The server refuses to be run by root.
   user = {}
@@ -60,13 +78,15 @@ def server(programs):
     user = dict(user=nobody.pw_uid, group=nobody.pw_gid)
     shutil.chown(directory, **user)
   quiet = dict(
-      cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-      **user)
+    cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **user
+  )
   data = directory / 'data'
   try:
     subprocess.run(
-        [programs / 'initdb', '--no-sync', '-A', 'trust', '-U', 'bandmf', data],
-        check=True, **quiet)
+      [programs / 'initdb', '--no-sync', '-A', 'trust', '-U', 'bandmf', data],
+      check=True,
+      **quiet,
+    )
     process = _started(programs, directory, data, user)
     try:
       yield f'postgresql+psycopg2://bandmf@/postgres?host={directory}', process
@@ -87,5 +107,6 @@ def schema(url, tmp_path):
   connection.cursor().execute(f'CREATE SCHEMA {name}')
   connection.close()
   return dict(
-      place=f'{url}&options=-csearch_path%3D{name}',
-      key_file=tmp_path / 'private' / 'ledger.key')
+    place=f'{url}&options=-csearch_path%3D{name}',
+    key_file=tmp_path / 'private' / 'ledger.key',
+  )

@@ -15,14 +15,22 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def _run(*options):
   return subprocess.run(
-      [sys.executable, '-m', 'simulations.deployment', *options], cwd=_ROOT,
-      capture_output=True, text=True, check=False)
+    [sys.executable, '-m', 'simulations.deployment', *options],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
 
 
 def test_small_deployment_agrees_with_its_raw_log(tmp_path):
   done = _run(
-      '--rounds=200', '--clients=5000', '--cohort_size=60', '--min_sep=20',
-      f'--output_dir={tmp_path}')
+    '--rounds=200',
+    '--clients=5000',
+    '--cohort_size=60',
+    '--min_sep=20',
+    f'--output_dir={tmp_path}',
+  )
   assert done.returncode == 0, done.stderr
   result = json.loads(done.stdout)
   assert result['rounds'] == 200
@@ -37,9 +45,11 @@ def test_small_deployment_agrees_with_its_raw_log(tmp_path):
   assert times.max() == result['counted']['max_participations']
   assert np.count_nonzero(times) == result['counted']['clients']
   assert not deployment.agrees(
-      {**result, 'planned': {'min_sep': 21, 'max_participations': 10}})
+    {**result, 'planned': {'min_sep': 21, 'max_participations': 10}}
+  )
   assert not deployment.agrees(
-      {**result, 'planned': {'min_sep': 20, 'max_participations': 1}})
+    {**result, 'planned': {'min_sep': 20, 'max_participations': 1}}
+  )
 
 
 def test_deployment_without_enough_devices_is_told_in_one_line():

@@ -19,13 +19,26 @@ from tff_bandmf import reproduction
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _DOCS = _ROOT / 'docs'
 _MODULES = sorted(
-    module.name
-    for module in pkgutil.walk_packages(tff_bandmf.__path__, 'tff_bandmf.'))
-_BENCHMARK = {'case': 'loss', 'rounds': 1024, 'ratio': 0.123456789,
-              'methods': {'ours|theirs': 1.5}, 'seconds': [0.5, 2.0]}
-_ROW = {'table': 'gboard_report', 'row': 'rho', 'published': 0.150684,
-        'ours': 0.15068403, 'difference': 2.0012e-07, 'tolerance': 1e-05,
-        'pass': True, 'seconds': 0.002}
+  module.name
+  for module in pkgutil.walk_packages(tff_bandmf.__path__, 'tff_bandmf.')
+)
+_BENCHMARK = {
+  'case': 'loss',
+  'rounds': 1024,
+  'ratio': 0.123456789,
+  'methods': {'ours|theirs': 1.5},
+  'seconds': [0.5, 2.0],
+}
+_ROW = {
+  'table': 'gboard_report',
+  'row': 'rho',
+  'published': 0.150684,
+  'ours': 0.15068403,
+  'difference': 2.0012e-07,
+  'tolerance': 1e-05,
+  'pass': True,
+  'seconds': 0.002,
+}
 
 
 @pytest.fixture(scope='module')
@@ -33,10 +46,24 @@ def site(tmp_path_factory):
   """Builds the site; returns its folder and what Sphinx said."""
   folder = tmp_path_factory.mktemp('site') / 'docs'
   built = subprocess.run(
-      [sys.executable, '-m', 'sphinx', '-W', '--keep-going', '-b', 'html',
-       str(_DOCS), str(folder)],
-      cwd=_ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-      stderr=subprocess.STDOUT, text=True, timeout=1800)
+    [
+      sys.executable,
+      '-m',
+      'sphinx',
+      '-W',
+      '--keep-going',
+      '-b',
+      'html',
+      str(_DOCS),
+      str(folder),
+    ],
+    cwd=_ROOT,
+    stdin=subprocess.DEVNULL,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.STDOUT,
+    text=True,
+    timeout=1800,
+  )
   assert built.returncode == 0, built.stdout[-10_000:]
   return folder
 
@@ -47,8 +74,9 @@ def test_pages_need_nothing_from_elsewhere(site):
   for page in pages:
     text = page.read_text()
     assert not re.findall(
-        r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^>]*>',
-        text), page
+      r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^>]*>',
+      text,
+    ), page
   for sheet in site.rglob('*.css'):
     assert not re.search(r'(@import|url\()[^;]*//', sheet.read_text()), sheet
 
@@ -65,49 +93,61 @@ def test_notebooks_show_what_they_printed(site):
 def test_every_public_name_has_its_place(site):
   text = (site / 'reference' / 'api.html').read_text()
   packages = re.findall(
-      r'automodule:: (\S+)', (_DOCS / 'reference' / 'api.md').read_text())
+    r'automodule:: (\S+)', (_DOCS / 'reference' / 'api.md').read_text()
+  )
   assert {
-      f'tff_bandmf.{path.parent.name}'
-      for path in (_ROOT / 'tff_bandmf').glob('*/__init__.py')
+    f'tff_bandmf.{path.parent.name}'
+    for path in (_ROOT / 'tff_bandmf').glob('*/__init__.py')
   } - {'tff_bandmf.cli'} <= set(packages)
   for package in packages:
     module = importlib.import_module(package)
     for name in dir(module):
       value = getattr(module, name)
-      if not name.startswith('_') and callable(value) and getattr(
-          value, '__module__', '').startswith('tff_bandmf'):
+      if (
+        not name.startswith('_')
+        and callable(value)
+        and getattr(value, '__module__', '').startswith('tff_bandmf')
+      ):
         assert f'id="{package}.{name}"' in text, f'{package}.{name}'
 
 
 def _cell(page, tag):
-  return re.search(
-      rf'```{{code-cell}}\n:tags: \[{tag}\]\n\n(.*?)```', page,
-      re.DOTALL).group(1).splitlines()
+  return (
+    re.search(
+      rf'```{{code-cell}}\n:tags: \[{tag}\]\n\n(.*?)```', page, re.DOTALL
+    )
+    .group(1)
+    .splitlines()
+  )
 
 
 def test_port_of_a_program_is_two_lines():
   page = (_DOCS / 'tutorials' / 'port.md').read_text()
   changed = [
-      line for line in difflib.ndiff(
-          _cell(page, 'original'), _cell(page, 'ported'))
-      if line[0] in '+-']
+    line
+    for line in difflib.ndiff(_cell(page, 'original'), _cell(page, 'ported'))
+    if line[0] in '+-'
+  ]
   assert [line[0] for line in changed] == ['-', '+', '-', '+']
   assert 'tff.learning.dp_aggregator(' in changed[0]
   # What the page shows as the difference is the difference.
   shown = re.search('```diff\n(.*?)```', page, re.DOTALL).group(1)
   assert [line for line in shown.splitlines() if line != '...'] == [
-      line[0] + line[2:] for line in changed]
+    line[0] + line[2:] for line in changed
+  ]
 
 
 def test_reproduction_page_has_the_published_tables():
   page = (_DOCS / 'reference' / 'reproduction.md').read_text()
   published = json.loads(
-      (_ROOT / 'tff_bandmf' / 'reproduction' / 'published.json').read_text())
+    (_ROOT / 'tff_bandmf' / 'reproduction' / 'published.json').read_text()
+  )
   tables = re.findall('^## (.*)$', page, re.MULTILINE)
   assert tables == list(reproduction.TABLES)
   assert set(tables) == set(published)
   rows, of = map(
-      int, re.search(r'(\d+) of (\d+) rows are within', page).groups())
+    int, re.search(r'(\d+) of (\d+) rows are within', page).groups()
+  )
   # A row a line, without the heads of the tables.
   lines = len(re.findall(r'^\|.*\|$', page, re.MULTILINE))
   assert of == lines - 2 * len(tables)
@@ -120,15 +160,22 @@ def _generate(page, lines, folder):
   program = folder / 'generate.py'
   program.write_text((_DOCS / 'generate.py').read_text())
   done = subprocess.run(
-      [sys.executable, str(program), page], input='\n'.join(lines), text=True,
-      capture_output=True, env={**os.environ, 'PYTHONPATH': str(_ROOT)})
+    [sys.executable, str(program), page],
+    input='\n'.join(lines),
+    text=True,
+    capture_output=True,
+    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+  )
   return done, folder / 'reference' / f'{page}.md'
 
 
-@pytest.mark.parametrize('page, row, expected', [
+@pytest.mark.parametrize(
+  'page, row, expected',
+  [
     ('benchmarks', _BENCHMARK, ['## loss', '0.1235', 'theirs: 1.5', '0.5, 2']),
     ('reproduction', _ROW, ['## gboard_report', '1 of 1 rows', '+2.0e-07']),
-])
+  ],
+)
 def test_page_of_figures_shows_them(tmp_path, page, row, expected):
   done, path = _generate(page, ['noise', json.dumps(row)], tmp_path)
   assert done.returncode == 0, done.stderr
@@ -144,7 +191,8 @@ def test_page_of_no_figures_is_not_written(tmp_path):
 @pytest.mark.parametrize('name', _MODULES)
 def test_examples_in_docstrings_hold(name):
   failed, _ = doctest.testmod(
-      importlib.import_module(name), raise_on_error=False)
+    importlib.import_module(name), raise_on_error=False
+  )
   assert not failed
 
 

@@ -181,9 +181,7 @@ def test_default_directory_follows_xdg(monkeypatch, tmp_path):
   assert files.default_directory() == str(tmp_path / 'tff_bandmf')
   monkeypatch.delenv('XDG_CACHE_HOME')
   monkeypatch.setenv('HOME', str(tmp_path))
-  assert files.default_directory() == str(
-    tmp_path / '.cache' / 'tff_bandmf'
-  )
+  assert files.default_directory() == str(tmp_path / '.cache' / 'tff_bandmf')
 
 
 def test_examples_have_the_columns_of_stackoverflow(small_clients, tmp_path):

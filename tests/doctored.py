@@ -21,7 +21,8 @@ def rewrite(path, change=lambda event: event, cohorts=None):
   with contextlib.closing(sqlite3.connect(path)) as connection, connection:
     digests = {}
     for t, highest, content in connection.execute(
-        'SELECT round, highest, cohort FROM bandmf_rounds').fetchall():
+      'SELECT round, highest, cohort FROM bandmf_rounds'
+    ).fetchall():
       cohort = np.frombuffer(content, '<i8')
       if cohorts is not None:
         cohort = cohorts(t, cohort)
@@ -29,14 +30,17 @@ def rewrite(path, change=lambda event: event, cohorts=None):
         connection.execute('DELETE FROM bandmf_rounds WHERE round = ?', [t])
         continue
       connection.execute(
-          'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
-          [cohort.astype('<i8').tobytes(), t])
+        'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
+        [cohort.astype('<i8').tobytes(), t],
+      )
       digests[t] = chain.cohort_digest(cohort, highest)
     run, noise_key, key = connection.execute(
-        'SELECT run, noise_key, key FROM bandmf_ledger').fetchone()
+      'SELECT run, noise_key, key FROM bandmf_ledger'
+    ).fetchone()
     events = connection.execute(
-        'SELECT round, kind, digest, z_stddev, noise_checked '
-        'FROM bandmf_events ORDER BY place').fetchall()
+      'SELECT round, kind, digest, z_stddev, noise_checked '
+      'FROM bandmf_events ORDER BY place'
+    ).fetchall()
     connection.execute('DELETE FROM bandmf_events')
     head, place = chain.genesis(run, noise_key, key), 0
     for *fields, checked in events:
@@ -47,10 +51,19 @@ def rewrite(path, change=lambda event: event, cohorts=None):
         event = dataclasses.replace(event, digest=digests[event.round])
       head = chain.link(head, place, event)
       connection.execute(
-          'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
-          'noise_checked, head) VALUES (?, ?, ?, ?, ?, ?, ?)',
-          [place, event.round, event.kind, event.digest, event.z_stddev,
-           int(event.noise_checked), head])
+        'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
+        'noise_checked, head) VALUES (?, ?, ?, ?, ?, ?, ?)',
+        [
+          place,
+          event.round,
+          event.kind,
+          event.digest,
+          event.z_stddev,
+          int(event.noise_checked),
+          head,
+        ],
+      )
       place += 1
     connection.execute(
-        'UPDATE bandmf_ledger SET events = ?, head = ?', [place, head])
+      'UPDATE bandmf_ledger SET events = ?, head = ?', [place, head]
+    )

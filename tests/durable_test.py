@@ -24,7 +24,8 @@ def _mode(path):
 
 
 def test_written_file_replaces_the_one_before_and_nobody_else_writes_it(
-    tmp_path, umask):
+  tmp_path, umask
+):
   path = tmp_path / 'run.json'
   for content in b'one', b'other':
     durable.write(path, content[:1], content[1:])
@@ -53,9 +54,13 @@ def test_name_appears_after_the_content_is_on_the_disk(tmp_path):
     assert done == ['file', 'folder'] * 2
 
 
-@pytest.mark.parametrize('call', [
+@pytest.mark.parametrize(
+  'call',
+  [
     lambda path: durable.write(path, b'content'),
-    lambda path: durable.load_or_create_secret(path, 16, 'key')])
+    lambda path: durable.load_or_create_secret(path, 16, 'key'),
+  ],
+)
 def test_full_disk_names_the_file_and_leaves_nothing(tmp_path, call):
   path = tmp_path / 'some.file'
   full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -100,14 +105,16 @@ def test_first_of_two_that_make_a_secret_wins(tmp_path):
       file.write(b'1' * size)
     return b'2' * size
 
-  assert durable.load_or_create_secret(
-      path, 16, 'key', make=overtaken) == b'1' * 16
+  assert (
+    durable.load_or_create_secret(path, 16, 'key', make=overtaken) == b'1' * 16
+  )
   # Processes without TensorFlow's threads.
   context = multiprocessing.get_context('spawn')
   barrier, found = context.Barrier(2), context.Queue()
   makers = [
-      context.Process(target=_make, args=(tmp_path / 'b.key', barrier, found))
-      for _ in range(2)]
+    context.Process(target=_make, args=(tmp_path / 'b.key', barrier, found))
+    for _ in range(2)
+  ]
   for maker in makers:
     maker.start()
   assert found.get(timeout=60) == found.get(timeout=60)

@@ -23,28 +23,34 @@ def forge(directory, change):
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     change(ledger)
     cohorts = dict(
-        (t, chain.cohort_digest(np.frombuffer(cohort, '<i8'), highest))
-        for t, cohort, highest in ledger.execute(
-            'SELECT round, cohort, highest FROM bandmf_rounds'))
+      (t, chain.cohort_digest(np.frombuffer(cohort, '<i8'), highest))
+      for t, cohort, highest in ledger.execute(
+        'SELECT round, cohort, highest FROM bandmf_rounds'
+      )
+    )
     ((run, noise_key, key),) = ledger.execute(
-        'SELECT run, noise_key, "key" FROM bandmf_ledger')
+      'SELECT run, noise_key, "key" FROM bandmf_ledger'
+    )
     head = chain.genesis(run, noise_key, key)
     events = ledger.execute(
-        'SELECT place, round, kind, digest, z_stddev, noise_checked '
-        'FROM bandmf_events ORDER BY place').fetchall()
+      'SELECT place, round, kind, digest, z_stddev, noise_checked '
+      'FROM bandmf_events ORDER BY place'
+    ).fetchall()
     ledger.execute('DELETE FROM bandmf_events')
     for place, (_, t, kind, digest, z_stddev, checked) in enumerate(events):
       if kind == chain.STARTED:
         digest = cohorts[t]
       head = chain.link(
-          head, place,
-          chain.Event(t, kind, digest, z_stddev, bool(checked)))
+        head, place, chain.Event(t, kind, digest, z_stddev, bool(checked))
+      )
       ledger.execute(
-          'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
-          'noise_checked, head) VALUES (?, ?, ?, ?, ?, ?, ?)',
-          (place, t, kind, digest, z_stddev, checked, head))
+        'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
+        'noise_checked, head) VALUES (?, ?, ?, ?, ?, ?, ?)',
+        (place, t, kind, digest, z_stddev, checked, head),
+      )
     ledger.execute(
-        'UPDATE bandmf_ledger SET events = ?, head = ?', (len(events), head))
+      'UPDATE bandmf_ledger SET events = ?, head = ?', (len(events), head)
+    )
   with program.Ledger(path, create=False):
     pass  # What is forged so well opens.
 
@@ -61,13 +67,15 @@ def _cut(ledger):
   rows = ledger.execute('SELECT round, cohort FROM bandmf_rounds').fetchall()
   cohorts = {t: np.frombuffer(cohort, '<i8') for t, cohort in rows}
   clients, times = np.unique(
-      np.concatenate(list(cohorts.values())), return_counts=True)
+    np.concatenate(list(cohorts.values())), return_counts=True
+  )
   worst = clients[times.argmax()]
   there = [t for t, cohort in cohorts.items() if worst in cohort]
   for t in there[1:]:
     ledger.execute(
-        'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
-        (cohorts[t][cohorts[t] != worst].tobytes(), t))
+      'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
+      (cohorts[t][cohorts[t] != worst].tobytes(), t),
+    )
   return there
 
 
@@ -82,8 +90,9 @@ def test_client_cut_out_of_two_cohorts_is_refused(tmp_path):
   assert true > 1.5 * planned
   # Whoever only edits the cohorts contradicts the chain.
   plain, forged, blind = (
-      shutil.copytree(tmp_path / 'run', tmp_path / name)
-      for name in ('plain', 'forged', 'blind'))
+    shutil.copytree(tmp_path / 'run', tmp_path / name)
+    for name in ('plain', 'forged', 'blind')
+  )
   path = plain / report.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     _cut(ledger)
@@ -101,7 +110,8 @@ def test_ledger_of_another_run_is_refused(tmp_path):
   make_run(tmp_path / 'mine', _OFTEN)
   make_run(tmp_path / 'other', KEPT, key=b'other')
   mine, other = (
-      tmp_path / name / report.LEDGER_FILE for name in ('mine', 'other'))
+    tmp_path / name / report.LEDGER_FILE for name in ('mine', 'other')
+  )
   shutil.copy(other, mine)
   _refused(tmp_path / 'mine', 'is not that of the run and the key in run.json')
   # One that was never said to be of a run is of none.
@@ -131,8 +141,9 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
     ledger.execute('DELETE FROM bandmf_events WHERE round = ?', (gone,))
 
   plain, forged, blind = (
-      shutil.copytree(tmp_path / 'run', tmp_path / name)
-      for name in ('plain', 'forged', 'blind'))
+    shutil.copytree(tmp_path / 'run', tmp_path / name)
+    for name in ('plain', 'forged', 'blind')
+  )
   path = plain / report.LEDGER_FILE
   with contextlib.closing(sqlite3.connect(path)) as ledger, ledger:
     without_cohort(ledger)
@@ -152,9 +163,16 @@ def test_ended_run_with_a_round_that_did_not_end_is_refused(tmp_path):
   assert not report.write(tmp_path)['completed']
   for path in tmp_path.glob('report.*'):
     path.unlink()
-  (tmp_path / report.RESULT_FILE).write_text(json.dumps(
-      {'test_accuracy': 0.1, 'test_loss': 5.0, 'parameters': 10,
-       report.LEDGER_HEAD: head}))
+  (tmp_path / report.RESULT_FILE).write_text(
+    json.dumps(
+      {
+        'test_accuracy': 0.1,
+        'test_loss': 5.0,
+        'parameters': 10,
+        report.LEDGER_HEAD: head,
+      }
+    )
+  )
   _refused(tmp_path, 'round=5: was started and neither finished nor burnt')
 
 
@@ -162,14 +180,18 @@ def test_round_that_was_finished_twice_is_refused(tmp_path):
   make_run(tmp_path, KEPT, ended=False)
 
   def second(ledger):
-    ledger.execute('UPDATE bandmf_events SET digest = zeroblob(32) '
-                   "WHERE round = 5 AND kind = 'finished'")
+    ledger.execute(
+      'UPDATE bandmf_events SET digest = zeroblob(32) '
+      "WHERE round = 5 AND kind = 'finished'"
+    )
     # The rounds before are as they were: what follows is another release.
     for kind, digest in (('started', b''), ('finished', bytes([5]) * 32)):
       ledger.execute(
-          'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
-          'noise_checked, head) SELECT max(place) + 1, 5, ?, ?, NULL, ?, '
-          "x'00' FROM bandmf_events", (kind, digest, kind == 'finished'))
+        'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
+        'noise_checked, head) SELECT max(place) + 1, 5, ?, ?, NULL, ?, '
+        "x'00' FROM bandmf_events",
+        (kind, digest, kind == 'finished'),
+      )
 
   forge(tmp_path, second)
   _refused(tmp_path, 'round=5: was finished twice')
@@ -183,12 +205,15 @@ def test_ledger_that_lacks_what_metrics_show_is_refused(tmp_path):
   path = tmp_path / report.METRICS_FILE
   lines = path.read_text().splitlines(keepends=True)
   for changed, match in (
-      ([*lines, '4' + lines[4][1:]], 'round=4: metrics.csv has it'),
-      ([*lines[:3], lines[2]], 'is damaged'),
-      ([*lines[:3], '2,3,' + lines[3][4:], lines[4]], 'round=2: .*another'),
-      ([*lines[:2], *lines[3:]], 'rounds=3: metrics.csv has so many'),
-      ([lines[0].replace('quantile', 'number'), *lines[1:]],
-       'round=0: .*another row')):
+    ([*lines, '4' + lines[4][1:]], 'round=4: metrics.csv has it'),
+    ([*lines[:3], lines[2]], 'is damaged'),
+    ([*lines[:3], '2,3,' + lines[3][4:], lines[4]], 'round=2: .*another'),
+    ([*lines[:2], *lines[3:]], 'rounds=3: metrics.csv has so many'),
+    (
+      [lines[0].replace('quantile', 'number'), *lines[1:]],
+      'round=0: .*another row',
+    ),
+  ):
     path.write_text(''.join(changed))
     _refused(tmp_path, match)
   # A row more than were written is refused, a row less is a run that goes on.
@@ -225,7 +250,8 @@ def test_checkpoint_of_another_ledger_is_refused(tmp_path):
     heads = [ledger.head(t) for t in range(6)]
   for t in 3, 6:
     (folder / f'{t:08d}.npz').write_bytes(
-        b'state' + sealed.seal(b'state', heads[t - 1]))
+      b'state' + sealed.seal(b'state', heads[t - 1])
+    )
   report.write(tmp_path)
   for path in tmp_path.glob('report.*'):
     path.unlink()
@@ -234,5 +260,3 @@ def test_checkpoint_of_another_ledger_is_refused(tmp_path):
   _refused(tmp_path, 'checkpoint=.*00000003.npz: is not what the rounds')
   (folder / '00000003.npz').write_bytes(b'state')
   _refused(tmp_path, 'checkpoint=.*00000003.npz: is damaged')
-
-

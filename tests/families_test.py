@@ -235,9 +235,7 @@ def test_errors_equal_the_dense_ones(name, data):
 @hypothesis.given(data=st.data())
 def test_sensitivity_is_safe(name, data):
   rounds = data.draw(st.integers(1, _MOST_ROUNDS))
-  _check_sensitivity(
-    data.draw(_FAMILIES[name](rounds)), data.draw(_schemas)
-  )
+  _check_sensitivity(data.draw(_FAMILIES[name](rounds)), data.draw(_schemas))
 
 
 @_each_family
@@ -364,9 +362,7 @@ def test_tree_of_the_published_setting():
   for make in (participation.MinSep, participation.FixedEpoch):
     found = sensitivity.sensitivity(strategies.Tree(2052), make(342, 6))
     assert (found.value, found.method) == (math.sqrt(118), 'exact')
-  found = sensitivity.sensitivity(
-    strategies.Tree(2052), participation.Single()
-  )
+  found = sensitivity.sensitivity(strategies.Tree(2052), participation.Single())
   assert found.value == math.sqrt(12)
 
 
@@ -393,9 +389,7 @@ def test_tree_of_many_rounds_needs_no_matrix():
 def test_columns_of_a_banded_inverse_are_counted_in_full(rounds):
   # lambda^n is not small: bands of C^-1 say nothing of the columns of C.
   strategy = strategies.DpCgd(rounds, 1.0)
-  found = sensitivity.sensitivity(
-    strategy, participation.MinSep(rounds // 2)
-  )
+  found = sensitivity.sensitivity(strategy, participation.MinSep(rounds // 2))
   assert found.value**2 == pytest.approx(rounds / 2 * (1 + 4), rel=1e-12)
 
 

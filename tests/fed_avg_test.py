@@ -17,7 +17,10 @@ from tff_bandmf.program import runtime as runtime_lib
 from tff_bandmf.program import workers as workers_lib
 
 CLIENTS, MODEL, SPECS = (
-    small_training.CLIENTS, small_training.MODEL, small_training.SPECS)
+  small_training.CLIENTS,
+  small_training.MODEL,
+  small_training.SPECS,
+)
 _LENGTH = small_training.LENGTH
 _BATCH = 3
 _CLIP = 0.2
@@ -27,33 +30,42 @@ _COHORT = np.array([8, 1, 5, 3, 0, 6])
 
 def _optimizers(client_rate=0.5):
   return (
-      tff.learning.optimizers.build_sgdm(client_rate),
-      tff.learning.optimizers.build_sgdm(1.0, 0.9))
+    tff.learning.optimizers.build_sgdm(client_rate),
+    tff.learning.optimizers.build_sgdm(1.0, 0.9),
+  )
 
 
 def _aggregator(**kwargs):
   """Without noise."""
   return aggregator.dp_aggregator(
-      0.0, len(_COHORT), l2_norm_clip=_CLIP, strategy=strategies.Identity(9),
-      participation=participation.MinSep(1), **kwargs)
+    0.0,
+    len(_COHORT),
+    l2_norm_clip=_CLIP,
+    strategy=strategies.Identity(9),
+    participation=participation.MinSep(1),
+    **kwargs,
+  )
 
 
 def _process(workers=None, **clipping):
   return fed_avg.build(
-      MODEL, _LENGTH, *_optimizers(), _aggregator(**clipping), _BATCH, workers)
+    MODEL, _LENGTH, *_optimizers(), _aggregator(**clipping), _BATCH, workers
+  )
 
 
 def _train(process, groups, rounds=2):
   state = process.initialize()
   for t in range(rounds):
     output = process.next(
-        state, fed_avg.group_datasets(CLIENTS, _COHORT, groups, 0, t))
+      state, fed_avg.group_datasets(CLIENTS, _COHORT, groups, 0, t)
+    )
     state = output.state
   return state, output.metrics['client_work']
 
 
 @hypothesis.given(
-    st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 9))
+  st.lists(st.integers(0, 9), min_size=1, max_size=30), st.integers(1, 9)
+)
 def test_every_member_is_dealt_once(sizes, groups):
   dealt = fed_avg.deal(np.array(sizes), groups)
   assert sorted(np.concatenate(dealt).tolist()) == list(range(len(sizes)))
@@ -63,11 +75,14 @@ def test_every_member_is_dealt_once(sizes, groups):
   assert max(loads) - min(loads) <= max(sizes)
 
 
-@pytest.mark.parametrize('config', [
+@pytest.mark.parametrize(
+  'config',
+  [
     config_lib.Model(embedding_size=4, lstm_size=3),
     config_lib.Model(embedding_size=4, lstm_size=3, tied=True, skip=True),
     config_lib.Model(architecture='transformer', embedding_size=4, heads=2),
-])
+  ],
+)
 def test_loss_of_a_batch_cut_short_is_that_of_all_of_it(config):
   model = models.build(config, CLIENTS.vocabulary.num_ids, 1)
   x, y = CLIENTS.client_arrays(8)
@@ -84,9 +99,11 @@ def test_loss_of_a_batch_cut_short_is_that_of_all_of_it(config):
     return [value, *map(tf.convert_to_tensor, tape.gradient(value, weights))]
 
   whole = loss_and_gradient(
-      lambda weights: models.next_word_loss(model.logits(weights, x), y))
-  cut = loss_and_gradient(lambda weights: model.loss(
-      weights, x[:, :longest], y[:, :longest]))
+    lambda weights: models.next_word_loss(model.logits(weights, x), y)
+  )
+  cut = loss_and_gradient(
+    lambda weights: model.loss(weights, x[:, :longest], y[:, :longest])
+  )
   for one, other in zip(cut, whole):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
   assert float(model.loss(model.weights, x[:0], y[:0])) == 0.0
@@ -94,17 +111,25 @@ def test_loss_of_a_batch_cut_short_is_that_of_all_of_it(config):
 
 def test_groups_sum_to_what_tff_gives(runtime):
   plain = tff.learning.algorithms.build_unweighted_fed_avg(
-      models.functional_model(MODEL, _LENGTH), *_optimizers(),
-      model_aggregator=_aggregator())
+    models.functional_model(MODEL, _LENGTH),
+    *_optimizers(),
+    model_aggregator=_aggregator(),
+  )
   state = plain.initialize()
   for t in range(2):
-    state = plain.next(state, [
+    state = plain.next(
+      state,
+      [
         CLIENTS.client_dataset(client, _BATCH, seed=0, round_index=t)
-        for client in _COHORT]).state
+        for client in _COHORT
+      ],
+    ).state
   found, counts = _train(_process(), 4)
   for ours, theirs, start in zip(
-      found.global_model_weights.trainable,
-      state.global_model_weights.trainable, MODEL.weights):
+    found.global_model_weights.trainable,
+    state.global_model_weights.trainable,
+    MODEL.weights,
+  ):
     assert np.abs(theirs - start).max() > 1e-4
     np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=2e-6)
   assert counts['clipped_count'] > 0
@@ -113,7 +138,8 @@ def test_groups_sum_to_what_tff_gives(runtime):
 def test_groups_of_any_size_give_the_same_bits(runtime):
   process = _process()
   digests = {
-      checkpoints.digest(_train(process, groups)[0]) for groups in (1, 3, 3, 6)}
+    checkpoints.digest(_train(process, groups)[0]) for groups in (1, 3, 3, 6)
+  }
   assert len(digests) == 1
 
 
@@ -125,16 +151,22 @@ def _group_work(rate):
   @tf.function(autograph=False, reduce_retracing=True)
   def work(group):
     return fed_avg._train_group(
-        MODEL, _optimizers(rate)[0], _BATCH, clipping,
-        tff.learning.models.ModelWeights(
-            tuple(map(tf.constant, MODEL.weights)), ()), group)
+      MODEL,
+      _optimizers(rate)[0],
+      _BATCH,
+      clipping,
+      tff.learning.models.ModelWeights(
+        tuple(map(tf.constant, MODEL.weights)), ()
+      ),
+      group,
+    )
 
   return work
 
 
 def _group_sum(cohort, rate):
   """The record of one group."""
-  dataset, = fed_avg.group_datasets(CLIENTS, np.array(cohort), 1, 0, 0)
+  (dataset,) = fed_avg.group_datasets(CLIENTS, np.array(cohort), 1, 0, 0)
   total, counts = _group_work(rate)(dataset.get_single_element())
   return np.concatenate([np.ravel(leaf) for leaf in total]), counts
 
@@ -167,20 +199,24 @@ def test_client_that_is_not_finite_leaves_the_others_as_they_are():
 def test_zeroed_clients_count_as_zero(runtime):
   state, counts = _train(_process(zeroing_norm=1e-9), 2)
   assert counts['zeroed_count'] == len(_COHORT) - 1
-  for found, start in zip(
-      state.global_model_weights.trainable, MODEL.weights):
+  for found, start in zip(state.global_model_weights.trainable, MODEL.weights):
     np.testing.assert_array_equal(found, start)
 
 
 def test_two_workers_give_the_bits_of_none(runtime):
   expected, expected_counts = _train(_process(), 5)
-  with runtime_lib.worker(1) as (first, _), runtime_lib.worker(1) as (
-      second, _), workers_lib.connected(
-          [f'localhost:{first}', f'localhost:{second}']) as workers:
+  with (
+    runtime_lib.worker(1) as (first, _),
+    runtime_lib.worker(1) as (second, _),
+    workers_lib.connected(
+      [f'localhost:{first}', f'localhost:{second}']
+    ) as workers,
+  ):
     found, counts = _train(_process(workers), 5)
   for ours, theirs in zip(
-      found.global_model_weights.trainable,
-      expected.global_model_weights.trainable):
+    found.global_model_weights.trainable,
+    expected.global_model_weights.trainable,
+  ):
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-7)
   assert checkpoints.digest(found) == checkpoints.digest(expected)
   assert dict(counts) == dict(expected_counts)
@@ -188,9 +224,13 @@ def test_two_workers_give_the_bits_of_none(runtime):
 
 def test_worker_that_died_fails_the_round_and_the_others_do_it(runtime):
   expected, _ = _train(_process(), 5, rounds=1)
-  with runtime_lib.worker(1) as (first, _), runtime_lib.worker(1) as (
-      second, victim), workers_lib.connected(
-          [f'localhost:{first}', f'localhost:{second}']) as workers:
+  with (
+    runtime_lib.worker(1) as (first, _),
+    runtime_lib.worker(1) as (second, victim),
+    workers_lib.connected(
+      [f'localhost:{first}', f'localhost:{second}']
+    ) as workers,
+  ):
     process = _process(workers)
     state = process.initialize()
     data = fed_avg.group_datasets(CLIENTS, _COHORT, 5, 0, 0)

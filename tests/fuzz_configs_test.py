@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 
 from simulations import grid, tables
 
-_DEMO = (
-  pathlib.Path(__file__).resolve().parent.parent / 'configs' / 'demo.toml'
-)
+_DEMO = pathlib.Path(__file__).resolve().parent.parent / 'configs' / 'demo.toml'
 
 
 def _toml(value):

@@ -112,10 +112,24 @@ _LITERALS = (
 )  # fmt: skip
 _COLUMNS = {
   'bandmf_ledger': (
-    'place', 'format', 'run', 'noise_key', 'key', 'events', 'head'),
+    'place',
+    'format',
+    'run',
+    'noise_key',
+    'key',
+    'events',
+    'head',
+  ),
   'bandmf_rounds': ('round', 'highest', 'cohort'),
   'bandmf_events': (
-    'place', 'round', 'kind', 'digest', 'z_stddev', 'noise_checked', 'head'),
+    'place',
+    'round',
+    'kind',
+    'digest',
+    'z_stddev',
+    'noise_checked',
+    'head',
+  ),
 }
 
 
@@ -125,25 +139,27 @@ def _statement(draw):
   column = draw(st.sampled_from(_COLUMNS[table]))
   literal = st.sampled_from(_LITERALS)
   return draw(
-    st.sampled_from((
-      f'UPDATE {table} SET {column} = {draw(literal)}',
-      f'UPDATE {table} SET {column} = {draw(literal)} WHERE rowid = 2',
-      f'UPDATE {table} SET {column} = -{column}',
-      f'DELETE FROM {table}',
-      f'DELETE FROM {table} WHERE rowid > 1',
-      f'INSERT INTO {table} SELECT {", ".join(draw(literal) for _ in _COLUMNS[table])}',  # noqa: E501
-      f'ALTER TABLE {table} RENAME COLUMN {column} TO other',
-      f'ALTER TABLE {table} ADD COLUMN other',
-      f'DROP TABLE {table}',
-      f'CREATE TABLE copy AS SELECT * FROM {table}; DROP TABLE {table}; '
-      f'ALTER TABLE copy RENAME TO {table}; '
-      f'INSERT INTO {table} SELECT * FROM {table}; '
-      f'UPDATE {table} SET {column} = {draw(literal)}',
-      f'ALTER TABLE {table} RENAME TO copy; '
-      f'CREATE VIEW {table} AS SELECT * FROM copy',
-      f'CREATE TRIGGER t BEFORE INSERT ON {table} BEGIN '
-      f"SELECT RAISE(ABORT, 'a\nb'); END",
-    ))
+    st.sampled_from(
+      (
+        f'UPDATE {table} SET {column} = {draw(literal)}',
+        f'UPDATE {table} SET {column} = {draw(literal)} WHERE rowid = 2',
+        f'UPDATE {table} SET {column} = -{column}',
+        f'DELETE FROM {table}',
+        f'DELETE FROM {table} WHERE rowid > 1',
+        f'INSERT INTO {table} SELECT {", ".join(draw(literal) for _ in _COLUMNS[table])}',  # noqa: E501
+        f'ALTER TABLE {table} RENAME COLUMN {column} TO other',
+        f'ALTER TABLE {table} ADD COLUMN other',
+        f'DROP TABLE {table}',
+        f'CREATE TABLE copy AS SELECT * FROM {table}; DROP TABLE {table}; '
+        f'ALTER TABLE copy RENAME TO {table}; '
+        f'INSERT INTO {table} SELECT * FROM {table}; '
+        f'UPDATE {table} SET {column} = {draw(literal)}',
+        f'ALTER TABLE {table} RENAME TO copy; '
+        f'CREATE VIEW {table} AS SELECT * FROM copy',
+        f'CREATE TRIGGER t BEFORE INSERT ON {table} BEGIN '
+        f"SELECT RAISE(ABORT, 'a\nb'); END",
+      )
+    )
   )
 
 
@@ -172,25 +188,33 @@ def _refused(path, content, script, match):
 def test_cohort_out_of_order_is_refused(path, content):
   cohort = np.array([3, 1], '<i8').tobytes().hex()
   _refused(
-    path, content, f"UPDATE bandmf_rounds SET cohort = x'{cohort}'",
-    'ledger=cohort')
+    path,
+    content,
+    f"UPDATE bandmf_rounds SET cohort = x'{cohort}'",
+    'ledger=cohort',
+  )
 
 
 def test_integer_for_a_cohort_makes_no_gigabytes(path, content):
   # bytes(n) are n zeros.
   with fuzzing.bounded(len(content)):
     _refused(
-      path, content, 'UPDATE bandmf_rounds SET cohort = 4000000000',
-      'ledger=cohort')
+      path,
+      content,
+      'UPDATE bandmf_rounds SET cohort = 4000000000',
+      'ledger=cohort',
+    )
 
 
 def test_computed_cohort_is_refused(path, content):
   _refused(
-    path, content,
+    path,
+    content,
     'DROP TABLE bandmf_rounds; CREATE TABLE bandmf_rounds (round BIGINT, '
     'highest BIGINT, cohort BLOB AS (zeroblob(999999992))); '
     'INSERT INTO bandmf_rounds (round) VALUES (0)',
-    'no participation ledger')
+    'no participation ledger',
+  )
 
 
 def test_pipe_is_no_ledger(tmp_path):

@@ -73,9 +73,7 @@ def test_damaged_run_is_reported_or_refused(run, run_directory, full, share):
 
 
 @pytest.mark.parametrize('full, share', [(False, 40), (True, 10)])
-def test_damaged_result_is_reported_or_refused(
-  run, run_directory, full, share
-):
+def test_damaged_result_is_reported_or_refused(run, run_directory, full, share):
   document = json.loads((run_directory / report.RESULT_FILE).read_text())
 
   @fuzzing.cases(share)
@@ -98,9 +96,7 @@ def _csv(draw):
   )  # fmt: skip
   width = columns.count(',') + draw(st.sampled_from((0, 0, 0, 1)))
   rows = draw(
-    st.lists(
-      st.lists(cell, min_size=width + 1, max_size=width + 1), max_size=4
-    )
+    st.lists(st.lists(cell, min_size=width + 1, max_size=width + 1), max_size=4)
   )
   return '\n'.join([columns, *map(','.join, rows)]).encode()
 

@@ -238,7 +238,7 @@ def test_no_reader_runs_what_it_reads(package):
         name = getattr(node.func, 'id', getattr(node.func, 'attr', None))
         assert getattr(node.func, 'id', '') not in _RUNS_WHAT_IT_READS, path
         given = {each.arg: each.value for each in node.keywords}
-        if name in ('read_array', 'load') and ast.unparse(
-          node.func
-        ).startswith(('np.', 'numpy.')):
+        if name in ('read_array', 'load') and ast.unparse(node.func).startswith(
+          ('np.', 'numpy.')
+        ):
           assert ast.unparse(given['allow_pickle']) == 'False', path

@@ -264,11 +264,14 @@ def test_archive_that_unpacks_to_gigabytes_is_refused(run, path):
   with zipfile.ZipFile(path, 'w', zipfile.ZIP_DEFLATED) as archive:
     with archive.open('header.npy', 'w') as member:
       np.lib.format.write_array(
-        member, np.array(json.dumps(json.loads(_file_that_says(9)))),
-        allow_pickle=False)
+        member,
+        np.array(json.dumps(json.loads(_file_that_says(9)))),
+        allow_pickle=False,
+      )
     with archive.open('rows.npy', 'w', force_zip64=True) as member:
       np.lib.format.write_array_header_1_0(
-        member, {'descr': '<f8', 'fortran_order': False, 'shape': (2**25,)})
+        member, {'descr': '<f8', 'fortran_order': False, 'shape': (2**25,)}
+      )
       for _ in range(256):
         member.write(bytes(2**20))
   with fuzzing.bounded(path.stat().st_size):

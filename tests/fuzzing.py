@@ -166,22 +166,25 @@ def json_bytes(draw, documents):
     return json.dumps(draw(damaged(documents))).encode()
   text = json.dumps(draw(st.sampled_from(documents)))
   return draw(
-    st.sampled_from((
-      b'[' * 20_000,
-      b'{"a":' * 10_000,
-      b'\xef\xbb\xbf' + text.encode(),
-      text.encode('utf-16'),
-      text.encode('utf-32'),
-      b'',
-      b'null',
-      b'[]',
-      b'1' * 5000,
-      text.replace('{', '{"rounds": 9, "rounds": 3, "format": "x", ', 1)
-      .encode(),
-      text.replace('"rounds":', '"rounds": 3, "rounds":', 1).encode(),
-      text.replace(': ', ': 1e999, "x": ', 1).encode(),
-      b'\x00' * 1000,
-    ))
+    st.sampled_from(
+      (
+        b'[' * 20_000,
+        b'{"a":' * 10_000,
+        b'\xef\xbb\xbf' + text.encode(),
+        text.encode('utf-16'),
+        text.encode('utf-32'),
+        b'',
+        b'null',
+        b'[]',
+        b'1' * 5000,
+        text.replace(
+          '{', '{"rounds": 9, "rounds": 3, "format": "x", ', 1
+        ).encode(),
+        text.replace('"rounds":', '"rounds": 3, "rounds":', 1).encode(),
+        text.replace(': ', ': 1e999, "x": ', 1).encode(),
+        b'\x00' * 1000,
+      )
+    )
     | flipped(text.encode())
   )
 

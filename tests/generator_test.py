@@ -33,9 +33,7 @@ def test_pieces_agree_with_the_whole():
   whole = _GENERATOR.rows(7, 5, 0, 20_003)
   assert whole.dtype == np.float64 and whole.shape == (5, 20_003)
   assert np.array_equal(_GENERATOR.rows(9, 2, 400, 603), whole[2:4, 400:1003])
-  assert np.array_equal(
-    _GENERATOR.rows(11, 1, 8000, 12_003), whole[4:, 8000:]
-  )
+  assert np.array_equal(_GENERATOR.rows(11, 1, 8000, 12_003), whole[4:, 8000:])
 
 
 def test_rows_and_coordinates_never_share_words():

@@ -18,12 +18,14 @@ def _uint32(*words):
 def test_block_is_that_of_the_rfc():
   # RFC 8439, 2.3.2; and two blocks at once.
   key = tf.bitcast(graph_generator.key_words(_KEY), tf.uint32)
-  counter = _uint32(1, 0x09000000, 0x4a000000, 0)
+  counter = _uint32(1, 0x09000000, 0x4A000000, 0)
   expected = bytes.fromhex(
-      '10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e'
-      'd2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e')
+    '10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e'
+    'd2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e'
+  )
   blocks = graph_generator.block(
-      key, tf.stack([counter, counter + _uint32(1, 0, 0, 0)], 1))
+    key, tf.stack([counter, counter + _uint32(1, 0, 0, 0)], 1)
+  )
   assert blocks[:, 0].numpy().astype('<u4').tobytes() == expected
   assert not np.isin(blocks[:, 1], blocks[:, 0]).any()
 
@@ -32,13 +34,22 @@ def test_block_of_a_key_of_zeros_is_that_of_the_rfc():
   # RFC 8439, A.1, test vectors 1 and 3.
   key = tf.zeros([8], tf.uint32)
   first = graph_generator.block(key, tf.zeros([4, 1], tf.uint32))
-  assert first.numpy().astype('<u4').tobytes().startswith(
-      bytes.fromhex('76b8e0ada0f13d90405d6ae55386bd28'))
+  assert (
+    first.numpy()
+    .astype('<u4')
+    .tobytes()
+    .startswith(bytes.fromhex('76b8e0ada0f13d90405d6ae55386bd28'))
+  )
   other = graph_generator.block(
-      tf.concat([key[:7], _uint32(0x01000000)], 0),
-      _uint32(1, 0, 0, 0)[:, tf.newaxis])
-  assert other.numpy().astype('<u4').tobytes().startswith(
-      bytes.fromhex('3aeb5224ecf849929b9d828db1ced4dd'))
+    tf.concat([key[:7], _uint32(0x01000000)], 0),
+    _uint32(1, 0, 0, 0)[:, tf.newaxis],
+  )
+  assert (
+    other.numpy()
+    .astype('<u4')
+    .tobytes()
+    .startswith(bytes.fromhex('3aeb5224ecf849929b9d828db1ced4dd'))
+  )
 
 
 @pytest.mark.parametrize('stream', [generator.WORDS, generator.EXTENSIONS])
@@ -47,7 +58,8 @@ def test_words_are_those_of_numpy_to_the_bit(row, stream):
   expected = generator.Generator(_KEY).words(row, 0, 800, stream)
   key = tf.bitcast(graph_generator.key_words(_KEY), tf.uint32)
   low, high = graph_generator._words(
-      key, tf.constant(row, tf.int64), tf.range(100, dtype=tf.int64), stream)
+    key, tf.constant(row, tf.int64), tf.range(100, dtype=tf.int64), stream
+  )
   found = high.numpy().astype(np.uint64) << np.uint64(32) | low.numpy()
   np.testing.assert_array_equal(found, expected)
 
@@ -55,7 +67,8 @@ def test_words_are_those_of_numpy_to_the_bit(row, stream):
 @pytest.mark.parametrize('count', [1, 7, 8, 100_003])
 def test_normals_are_those_of_numpy(count):
   found = tf.function(graph_generator.normals)(
-      graph_generator.key_words(_KEY), tf.constant(3, tf.int64), count)
+    graph_generator.key_words(_KEY), tf.constant(3, tf.int64), count
+  )
   expected = generator.Generator(_KEY).rows(3, 1, 0, count)[0]
   assert found.dtype == tf.float64
   # Units in the last place of Phi^-1: both are a few from the truth.
@@ -63,10 +76,12 @@ def test_normals_are_those_of_numpy(count):
 
 
 def test_inverse_of_the_distribution_is_good_in_its_tails():
-  u = np.concatenate([
-      2.0**-np.arange(1.1, 128, 0.37), np.linspace(0.01, 0.4999, 1000)])
+  u = np.concatenate(
+    [2.0 ** -np.arange(1.1, 128, 0.37), np.linspace(0.01, 0.4999, 1000)]
+  )
   np.testing.assert_allclose(
-      tf.math.ndtri(tf.constant(u)), scipy.special.ndtri(u), rtol=2e-15)
+    tf.math.ndtri(tf.constant(u)), scipy.special.ndtri(u), rtol=2e-15
+  )
 
 
 def test_small_words_are_extended(monkeypatch):
@@ -74,17 +89,24 @@ def test_small_words_are_extended(monkeypatch):
   monkeypatch.setattr(generator, 'EXTENDED_BELOW', 2**60)
   expected = generator.Generator(_KEY).rows(1, 1, 0, 4001)[0]
   found = graph_generator.normals(
-      graph_generator.key_words(_KEY), tf.constant(1, tf.int64), 4001)
+    graph_generator.key_words(_KEY), tf.constant(1, tf.int64), 4001
+  )
   np.testing.assert_allclose(found, expected, rtol=2e-15, atol=1e-15)
   # Words of zero, and extensions of a few bits, reach the end of the tail.
   monkeypatch.setattr(
-      graph_generator, '_words', lambda key, t, groups, stream: (
-          tf.fill([8 * groups.shape[0]], tf.constant(stream, tf.uint32)),
-          tf.zeros([8 * groups.shape[0]], tf.uint32)))
+    graph_generator,
+    '_words',
+    lambda key, t, groups, stream: (
+      tf.fill([8 * groups.shape[0]], tf.constant(stream, tf.uint32)),
+      tf.zeros([8 * groups.shape[0]], tf.uint32),
+    ),
+  )
   z = graph_generator.normals(
-      graph_generator.key_words(_KEY), tf.constant(1, tf.int64), 8)
+    graph_generator.key_words(_KEY), tf.constant(1, tf.int64), 8
+  )
   np.testing.assert_allclose(
-      z, scipy.special.ndtri(1.5 * 2.0**-128), rtol=1e-14)
+    z, scipy.special.ndtri(1.5 * 2.0**-128), rtol=1e-14
+  )
 
 
 def test_fresh_keys_differ_and_come_from_the_system():

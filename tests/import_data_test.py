@@ -72,9 +72,9 @@ def test_json_lines_are_read_by_tff(tmp_path):
     client_id = record['client_id']
     split = import_data.split_of(client_id, _FRACTIONS)
     number, client = record['text'].split()[1:4:2]
-    expected[split].setdefault(client_id, []).extend([
-      f'text {number} of {client.rstrip(".")} .', 'so it is !'
-    ])
+    expected[split].setdefault(client_id, []).extend(
+      [f'text {number} of {client.rstrip(".")} .', 'so it is !']
+    )
   for split_name, clients in expected.items():
     assert clients
     assert _read_by_tff(tmp_path / 'a.sqlite', split_name) == clients
@@ -137,8 +137,10 @@ def test_record_of_another_order_keeps_each_clients_order(tmp_path):
   'line, sentences',
   [
     ('Is it?  It is.', ['is it ?', 'it is .']),
-    ("It's a well-known (e.g. here) fact", [
-      "it's a well-known ( e . g .", 'here ) fact']),
+    (
+      "It's a well-known (e.g. here) fact",
+      ["it's a well-known ( e . g .", 'here ) fact'],
+    ),
     ('See http://a.b/c?d=1, or not', ['see <URL> or not']),
     ('NAÏVE 3.5 x_1', ['naïve 3 . 5 x _ 1']),
     ('  \t ', []),
@@ -255,8 +257,16 @@ def test_command_makes_a_corpus_that_loads(tmp_path):
   path = _write(tmp_path / 'a.jsonl', _records(12, 2))
   output = str(tmp_path / 'a.sqlite')
   arguments = [
-    'import', path, '--out', output, '--train', '0.5', '--heldout', '0.25',
-    '--test', '0.25',
+    'import',
+    path,
+    '--out',
+    output,
+    '--train',
+    '0.5',
+    '--heldout',
+    '0.25',
+    '--test',
+    '0.25',
   ]
   runner = click.testing.CliRunner()
   done = runner.invoke(import_data.main, arguments)
@@ -266,7 +276,8 @@ def test_command_makes_a_corpus_that_loads(tmp_path):
   )
   names = [f'user {i}' for i in range(12)]
   assert sorted(
-    corpus.train.client_ids + corpus.validation.client_ids
+    corpus.train.client_ids
+    + corpus.validation.client_ids
     + corpus.test.client_ids
   ) == sorted(names)
   # As frequent as the others: in the order of their code points.

@@ -82,7 +82,8 @@ def test_key_file_is_on_the_disk_in_a_private_folder(tmp_path, monkeypatch):
   synced = []
   sync = os.fsync
   monkeypatch.setattr(
-      os, 'fsync', lambda handle: synced.append(handle) or sync(handle))
+    os, 'fsync', lambda handle: synced.append(handle) or sync(handle)
+  )
   umask = os.umask(0)
   try:
     noise.Key.load_or_create(tmp_path / 'private' / 'noise.key')
@@ -103,8 +104,10 @@ def test_key_file_that_is_a_link_is_refused(tmp_path):
 def test_identity_depends_on_key_and_subject():
   key = noise.Key.from_seed(1)
   identities = {
-      key.identify(b'a'), key.identify(b'b'), key.identify(b''),
-      noise.Key.from_seed(2).identify(b'a'),
+    key.identify(b'a'),
+    key.identify(b'b'),
+    key.identify(b''),
+    noise.Key.from_seed(2).identify(b'a'),
   }
   assert len(identities) == 4
   assert key.identify(b'a') == noise.Key.from_seed(1).identify(b'a')

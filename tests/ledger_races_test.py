@@ -39,8 +39,9 @@ def _finish_other(ledger, t):
 
 
 _CALLS = {
-    call.__name__: call
-    for call in (_abandon, _start, _start_other, _finish, _finish_other)}
+  call.__name__: call
+  for call in (_abandon, _start, _start_other, _finish, _finish_other)
+}
 
 
 def _race(place, call):
@@ -61,18 +62,24 @@ def _meet(place, *calls):
   The test prepares the round before it takes the next value.
   """
   racers = [
-      subprocess.Popen(
-          [sys.executable, __file__, json.dumps(place, default=str), call],
-          cwd=_ROOT, env={**os.environ, 'PYTHONPATH': str(_ROOT)},
-          stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1)
-      for call in calls]
+    subprocess.Popen(
+      [sys.executable, __file__, json.dumps(place, default=str), call],
+      cwd=_ROOT,
+      env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      text=True,
+      bufsize=1,
+    )
+    for call in calls
+  ]
   try:
     for racer in racers:
       assert racer.stdout.readline() == 'ready\n'
     for t in range(_TRIES):
       yield t, None
       # The first is as often the second.
-      for racer in racers[::1 if t % 2 else -1]:
+      for racer in racers[:: 1 if t % 2 else -1]:
         racer.stdin.write(f'{t}\n')
       yield t, [racer.stdout.readline().strip() for racer in racers]
   finally:
@@ -138,7 +145,8 @@ def test_threads_of_one_process_start_rounds_one_after_the_other(ledger):
       errors.append(str(error))
 
   threads = [
-      threading.Thread(target=start, args=([client],)) for client in range(4)]
+    threading.Thread(target=start, args=([client],)) for client in range(4)
+  ]
   for thread in threads:
     thread.start()
   for thread in threads:

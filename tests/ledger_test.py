@@ -44,7 +44,8 @@ def test_started_round_is_there_for_another_connection(ledger, place):
 # Hardly more clients than the separation needs: one that is forgotten is soon
 # selected again.
 _KILLED = program.CohortSampler(
-    100, 8, 10**6, participation_lib.MinSep(10), seed=3)
+  100, 8, 10**6, participation_lib.MinSep(10), seed=3
+)
 
 
 def _write(place, pipe):
@@ -88,9 +89,13 @@ def test_killed_writers_lose_no_round_and_let_nobody_in_early(place):
   kills = int(os.environ.get('LEDGER_KILLS', 20))
   # In a process without TensorFlow's threads, which a fork does not survive.
   said = subprocess.run(
-      [sys.executable, __file__, json.dumps(place, default=str), str(kills)],
-      cwd=_ROOT, env={**os.environ, 'PYTHONPATH': str(_ROOT)}, check=True,
-      stdout=subprocess.PIPE, text=True).stdout
+    [sys.executable, __file__, json.dumps(place, default=str), str(kills)],
+    cwd=_ROOT,
+    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+    check=True,
+    stdout=subprocess.PIPE,
+    text=True,
+  ).stdout
   recorded = {}
   for line in said.splitlines():
     t, cohort = json.loads(line)
@@ -157,16 +162,20 @@ def _brute_force(cohorts):
   for t, cohort in sorted(cohorts.items()):
     for client in cohort:
       rounds.setdefault(client, []).append(t)
-  gaps = [b - a for taken in rounds.values() for a in taken for b in taken
-          if b > a]
+  gaps = [
+    b - a for taken in rounds.values() for a in taken for b in taken if b > a
+  ]
   sizes = [len(cohort) for cohort in cohorts.values()]
   return dict(
-      rounds=len(cohorts), clients=len(rounds),
-      min_cohort=min(sizes, default=0), max_cohort=max(sizes, default=0),
-      min_sep=min(gaps, default=None),
-      max_participations=max(map(len, rounds.values()), default=0),
-      last_round=max(cohorts, default=-1),
-      last_client=max(rounds, default=-1))
+    rounds=len(cohorts),
+    clients=len(rounds),
+    min_cohort=min(sizes, default=0),
+    max_cohort=max(sizes, default=0),
+    min_sep=min(gaps, default=None),
+    max_participations=max(map(len, rounds.values()), default=0),
+    last_round=max(cohorts, default=-1),
+    last_client=max(rounds, default=-1),
+  )
 
 
 @pytest.mark.parametrize('seed', range(5))
@@ -174,8 +183,9 @@ def _brute_force(cohorts):
 def test_observed_agrees_with_a_count(ledger, seed, rounds):
   rng = np.random.default_rng(seed)
   cohorts = {
-      int(t): rng.choice(20, rng.integers(0, 8), replace=False).tolist()
-      for t in np.sort(rng.choice(100, rounds, replace=False))}
+    int(t): rng.choice(20, rng.integers(0, 8), replace=False).tolist()
+    for t in np.sort(rng.choice(100, rounds, replace=False))
+  }
   for t, cohort in cohorts.items():
     ledger.start_round(t, np.array(cohort, np.int64))
   finished = list(cohorts)[::2]
@@ -184,16 +194,23 @@ def test_observed_agrees_with_a_count(ledger, seed, rounds):
   expected = _brute_force(cohorts)
   observed = ledger.observed()
   assert observed == program.Observed(
-      finished=len(finished), burnt=0, failed=0,
-      open=tuple(list(cohorts)[1::2]),
-      z_stddev=min(finished) + 0.5 if finished else None,
-      cohort_sizes={t: len(cohort) for t, cohort in cohorts.items()},
-      unmeasured=(), unchecked=tuple(finished), finished_twice=(), **expected)
+    finished=len(finished),
+    burnt=0,
+    failed=0,
+    open=tuple(list(cohorts)[1::2]),
+    z_stddev=min(finished) + 0.5 if finished else None,
+    cohort_sizes={t: len(cohort) for t, cohort in cohorts.items()},
+    unmeasured=(),
+    unchecked=tuple(finished),
+    finished_twice=(),
+    **expected,
+  )
 
 
 def test_history_gives_the_cohorts_of_a_run_that_was_not_interrupted(ledger):
   sampler = program.CohortSampler(
-      40, 5, 16, participation_lib.MinSep(4, max_participations=3), 7)
+    40, 5, 16, participation_lib.MinSep(4, max_participations=3), 7
+  )
   history = program.History.empty(40)
   cohorts = []
   for t in range(16):
@@ -281,8 +298,7 @@ def test_round_cannot_finish_with_two_results(ledger):
   ledger.finish_round(0, 1.5, b'one')
   ledger.start_round(0, [1, 2])
   ledger.abandon_round(0)
-  assert [a.result for a in ledger.attempts(0)] == [
-      b'one', b'one', None, None]
+  assert [a.result for a in ledger.attempts(0)] == [b'one', b'one', None, None]
   assert ledger.observed().finished_twice == ()
 
 
@@ -291,7 +307,8 @@ def test_round_of_another_number_than_the_aggregators_is_refused(ledger):
     ledger.start_round(t, [t])
     for done in {0, 1, 2, 3} - {t + 1}:
       with pytest.raises(
-          ValueError, match=f'round={t}: is not .* did, {done - 1};'):
+        ValueError, match=f'round={t}: is not .* did, {done - 1};'
+      ):
         ledger.finish_round(t, rounds_done=np.int32(done))
     ledger.finish_round(t, rounds_done=np.int32(t + 1))
 
@@ -314,8 +331,9 @@ def test_next_round_is_where_the_ledger_ends(ledger):
 
 
 def test_round_finished_twice_without_results_is_told(ledger):
-  for t, results in enumerate([
-      [None, None], [b'x', b'x'], [None, b'x'], [None], [b'x']]):
+  for t, results in enumerate(
+    [[None, None], [b'x', b'x'], [None, b'x'], [None], [b'x']]
+  ):
     for result in results:
       ledger.start_round(t, [1, 2])
       ledger.finish_round(t, 1.5, result)
@@ -332,8 +350,7 @@ def test_finish_without_a_start_is_refused_with_the_same_result_too(ledger):
 def test_noise_that_was_checked_in_one_round_is_unchecked(ledger):
   for t in range(6):
     ledger.start_round(t, [t])
-    ledger.finish_round(
-        t, 0.5 if t == 2 else None, noise_checked=t == 3)
+    ledger.finish_round(t, 0.5 if t == 2 else None, noise_checked=t == 3)
   # A replay of the checked round that nobody checked.
   ledger.start_round(3, [3])
   ledger.finish_round(3, 0.5)
@@ -388,8 +405,9 @@ def test_round_that_was_not_started_has_no_outcome(ledger):
 
 def test_index_comes_back_from_its_identifier():
   made = identifiers.Identifiers(bytes(range(16)))
-  indices = np.concatenate([
-      np.arange(70_000), 2**np.arange(63), 2**63 - 1 - np.arange(9)])
+  indices = np.concatenate(
+    [np.arange(70_000), 2 ** np.arange(63), 2**63 - 1 - np.arange(9)]
+  )
   found = made.of(indices)
   assert found.dtype == np.int64
   np.testing.assert_array_equal(made.indices(found), indices)
@@ -408,14 +426,16 @@ def test_identifiers_of_indices_are_the_network_with_aes():
   """The equations of the module, one client at a time."""
   made = identifiers.Identifiers(b'sixteen bytes ok')
   key = hashlib.blake2b(
-      key=made.secret, digest_size=16, person=b'bandmf index').digest()
+    key=made.secret, digest_size=16, person=b'bandmf index'
+  ).digest()
   aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
 
   def expected(index):
     x, y = divmod(index, 2**32)
     for i in range(10):
       block = aes.update(
-          y.to_bytes(4, 'little') + i.to_bytes(4, 'little') + bytes(8))
+        y.to_bytes(4, 'little') + i.to_bytes(4, 'little') + bytes(8)
+      )
       x, y = y, x ^ int.from_bytes(block[:4], 'little')
     found = x * 2**32 + y
     return found - 2**64 * (found >= 2**63)
@@ -428,8 +448,9 @@ def test_identifiers_of_neighbours_look_random():
   """Bits of 20,000 indices; false-alarm rate below 1e-9 for a key at random."""
   count = 20_000
   one, other = (
-      identifiers.Identifiers(secret).of(np.arange(count)).view(np.uint64)
-      for secret in (bytes(16), bytes(15) + b'1'))
+    identifiers.Identifiers(secret).of(np.arange(count)).view(np.uint64)
+    for secret in (bytes(16), bytes(15) + b'1')
+  )
   for values in one, one ^ other, one[1:] ^ one[:-1]:
     bits = (values[:, None] >> np.arange(64, dtype=np.uint64)) & np.uint64(1)
     deviation = (bits.sum(0) - len(values) / 2) / np.sqrt(len(values) / 4)
@@ -475,9 +496,12 @@ def test_identifiers_are_keyed_hashes_and_the_key_is_a_secret_file(tmp_path):
   key = key_file.read_bytes()
   assert len(key) == 16
   expected = hashlib.blake2b(
-      b'$anna-of-nowhere', key=key, digest_size=8, person=b'bandmf client')
+    b'$anna-of-nowhere', key=key, digest_size=8, person=b'bandmf client'
+  )
   connection = sqlite3.connect(tmp_path / 'ledger.sqlite')
-  recorded, = connection.execute('SELECT cohort FROM bandmf_rounds').fetchone()
+  (recorded,) = connection.execute(
+    'SELECT cohort FROM bandmf_rounds'
+  ).fetchone()
   connection.close()
   assert recorded == expected.digest()
   for path in tmp_path.glob('ledger.sqlite*'):
@@ -489,7 +513,7 @@ def test_keys_of_two_ledgers_differ(tmp_path):
   keys = set()
   for name in 'ab':
     with program.Ledger(
-        tmp_path / f'{name}.sqlite', key_file=tmp_path / f'{name}.key'
+      tmp_path / f'{name}.sqlite', key_file=tmp_path / f'{name}.key'
     ) as ledger:
       ledger.start_round(0, [1])
     keys.add((tmp_path / f'{name}.key').read_bytes())
@@ -498,14 +522,18 @@ def test_keys_of_two_ledgers_differ(tmp_path):
 
 def _key_file(place, tmp_path):
   return pathlib.Path(
-      place.get('key_file', tmp_path / 'private' / 'ledger.key'))
+    place.get('key_file', tmp_path / 'private' / 'ledger.key')
+  )
 
 
 def _refuses_everybody(place, message):
   with program.Ledger(**place) as ledger:
     for action in (
-        lambda: ledger.start_round(1, [1]), lambda: ledger.history(5, 1),
-        lambda: ledger.past(['a'], 1), lambda: ledger.rounds_of(1)):
+      lambda: ledger.start_round(1, [1]),
+      lambda: ledger.history(5, 1),
+      lambda: ledger.past(['a'], 1),
+      lambda: ledger.rounds_of(1),
+    ):
       with pytest.raises(ValueError, match=message):
         action()
     # What is counted needs no key.
@@ -531,7 +559,7 @@ def test_ledger_with_another_key_lets_nobody_in(place, tmp_path):
 
 def test_server_needs_a_key_file(place):
   if 'key_file' not in place:
-    place = dict(place=f"sqlite:///{place['place']}")
+    place = dict(place=f'sqlite:///{place["place"]}')
     with program.Ledger(**place) as ledger:
       ledger.start_round(0, [1])  # Next to the file, as for a path.
     return
@@ -544,16 +572,19 @@ def test_server_needs_a_key_file(place):
 @pytest.mark.parametrize('at_a_time', [1, 7, 100, 10**6])
 def test_patterns_in_parts_are_those_of_the_whole(at_a_time):
   rng = np.random.default_rng(1)
-  everybody = rng.integers(-2**63, 2**63 - 1, 60)
-  everybody[:2] = -2**63, 2**63 - 1
+  everybody = rng.integers(-(2**63), 2**63 - 1, 60)
+  everybody[:2] = -(2**63), 2**63 - 1
   cohorts = {
-      t: np.sort(rng.choice(everybody, rng.integers(0, 9), replace=False))
-      for t in range(0, 200, 9)}
+    t: np.sort(rng.choice(everybody, rng.integers(0, 9), replace=False))
+    for t in range(0, 200, 9)
+  }
   expected = _brute_force({t: c.tolist() for t, c in cohorts.items()})
   found = observed_lib.patterns(
-      cohorts.items, sum(map(len, cohorts.values())), at_a_time)
+    cohorts.items, sum(map(len, cohorts.values())), at_a_time
+  )
   assert found == observed_lib.Patterns(
-      expected['clients'], expected['min_sep'], expected['max_participations'])
+    expected['clients'], expected['min_sep'], expected['max_participations']
+  )
 
 
 def test_missing_ledger_is_an_error_where_it_must_be_there(place, tmp_path):

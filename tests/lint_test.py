@@ -10,9 +10,16 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 @pytest.mark.parametrize(
-    'command', [('ruff', 'check', '.'), ('mypy',)], ids=lambda each: each[0])
+  'command',
+  [('ruff', 'format', '--check', '.'), ('ruff', 'check', '.'), ('mypy',)],
+  ids=' '.join,
+)
 def test_tree_is_clean(command):
   result = subprocess.run(
-      [sys.executable, '-m', *command], cwd=_ROOT, capture_output=True,
-      text=True, timeout=300)
+    [sys.executable, '-m', *command],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
   assert result.returncode == 0, result.stdout + result.stderr

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.simulation.baselines import keras_metrics
 from tensorflow_federated.python.simulation.baselines.stackoverflow import (
-    word_prediction_models,
+  word_prediction_models,
 )
 
 from simulations import config as config_lib
@@ -14,22 +14,31 @@ from simulations import models, vocabulary
 
 _NUM_IDS = 20
 _SMALL = {
-    'lstm': config_lib.Model(
-        embedding_size=8, lstm_size=6, embedding_scale=0.5),
-    'lstm, tied': config_lib.Model(
-        embedding_size=8, lstm_size=6, embedding_scale=0.5, tied=True),
-    'lstm, skip': config_lib.Model(
-        embedding_size=8, lstm_size=6, embedding_scale=0.5, skip=True),
-    'transformer': config_lib.Model(
-        'transformer', embedding_size=8, embedding_scale=0.5, layers=2, heads=2,
-        feed_forward_size=12),
+  'lstm': config_lib.Model(embedding_size=8, lstm_size=6, embedding_scale=0.5),
+  'lstm, tied': config_lib.Model(
+    embedding_size=8, lstm_size=6, embedding_scale=0.5, tied=True
+  ),
+  'lstm, skip': config_lib.Model(
+    embedding_size=8, lstm_size=6, embedding_scale=0.5, skip=True
+  ),
+  'transformer': config_lib.Model(
+    'transformer',
+    embedding_size=8,
+    embedding_scale=0.5,
+    layers=2,
+    heads=2,
+    feed_forward_size=12,
+  ),
 }
 _EACH = pytest.mark.parametrize('name', _SMALL)
 
 
 def _ids(rows=3, time=7, seed=0):
-  return np.random.default_rng(seed).integers(
-      1, _NUM_IDS, (rows, time)).astype(np.int32)
+  return (
+    np.random.default_rng(seed)
+    .integers(1, _NUM_IDS, (rows, time))
+    .astype(np.int32)
+  )
 
 
 def _random_model(name):
@@ -37,8 +46,9 @@ def _random_model(name):
   model = models.build(_SMALL[name], _NUM_IDS, seed=0)
   generator = np.random.default_rng(1)
   weights = [
-      w + generator.normal(0, 0.3, w.shape).astype(np.float32)
-      for w in model.weights]
+    w + generator.normal(0, 0.3, w.shape).astype(np.float32)
+    for w in model.weights
+  ]
   return models.Model(weights, model.logits)
 
 
@@ -48,17 +58,24 @@ def test_lstm_has_the_parameters_of_the_literature():
   assert model.num_parameters == keras.count_params() == 4_050_748
 
 
-@pytest.mark.parametrize('changes, num_parameters', [
+@pytest.mark.parametrize(
+  'changes, num_parameters',
+  [
     # Without the second matrix of 10,004 x 96.
     ({'tied': True}, 4_050_748 - 960_384),
     ({'skip': True}, 4_050_748 + 96 * 96),
-    ({'embedding_size': 32, 'lstm_size': 48, 'tied': True},
-     10_004 * 33 + (32 + 48) * 192 + 192 + 48 * 32 + 32),
-    ({'architecture': 'transformer'},
-     10_004 * 97 + 2 * (4 * 96**2 + 2 * 96 * 384 + 384 + 96 + 4 * 96) + 192),
-])
+    (
+      {'embedding_size': 32, 'lstm_size': 48, 'tied': True},
+      10_004 * 33 + (32 + 48) * 192 + 192 + 48 * 32 + 32,
+    ),
+    (
+      {'architecture': 'transformer'},
+      10_004 * 97 + 2 * (4 * 96**2 + 2 * 96 * 384 + 384 + 96 + 4 * 96) + 192,
+    ),
+  ],
+)
 def test_variants_have_the_parameters_that_their_shapes_say(
-    changes, num_parameters
+  changes, num_parameters
 ):
   model = models.build(config_lib.Model(**changes), 10_004, seed=0)
   assert model.num_parameters == num_parameters
@@ -70,8 +87,9 @@ def _sigmoid(x):
 
 def _numpy_lstm(weights, x):
   weights = [np.float64(w) for w in weights]
-  embedding, kernel, bias, projection, projection_bias, softmax_bias = (
-      weights[:6])
+  embedding, kernel, bias, projection, projection_bias, softmax_bias = weights[
+    :6
+  ]
   softmax = weights[6] if len(weights) > 6 else embedding.T
   units = len(bias) // 4
   logits = np.zeros(x.shape + (len(softmax_bias),))
@@ -84,9 +102,11 @@ def _numpy_lstm(weights, x):
       cell = _sigmoid(enter) * np.tanh(new) + _sigmoid(forget) * cell
       hidden = _sigmoid(leave) * np.tanh(cell)
       seen = (
-          np.concatenate([hidden, word]) if len(projection) > units else hidden)
+        np.concatenate([hidden, word]) if len(projection) > units else hidden
+      )
       logits[row, time] = (
-          (seen @ projection + projection_bias) @ softmax + softmax_bias)
+        seen @ projection + projection_bias
+      ) @ softmax + softmax_bias
   return logits
 
 
@@ -97,8 +117,19 @@ def _numpy_norm(x, scale_and_shift):
 
 def _numpy_transformer(weights, x):
   """One sentence, one word, one head at a time."""
-  (embedding, norm_1, attention, output, norm_2, feed_in, feed_in_bias,
-   feed_out, feed_out_bias, last_norm, softmax_bias) = map(np.float64, weights)
+  (
+    embedding,
+    norm_1,
+    attention,
+    output,
+    norm_2,
+    feed_in,
+    feed_in_bias,
+    feed_out,
+    feed_out_bias,
+    last_norm,
+    softmax_bias,
+  ) = map(np.float64, weights)
   layers, d, _, heads, head_size = attention.shape
   logits = np.zeros(x.shape + (len(softmax_bias),))
   for row, sentence in enumerate(x):
@@ -110,18 +141,23 @@ def _numpy_transformer(weights, x):
         added = np.zeros(d)
         seen = [t for t in range(now + 1) if sentence[t] != 0]
         for head in range(heads):
-          query, *_ = (normed[now] @ attention[layer][:, i, head]
-                       for i in range(3))
+          query, *_ = (
+            normed[now] @ attention[layer][:, i, head] for i in range(3)
+          )
           keys = [normed[t] @ attention[layer][:, 1, head] for t in seen]
           values = [normed[t] @ attention[layer][:, 2, head] for t in seen]
           slope = 2 ** (-8 * (head + 1) / heads)
-          scores = np.array([
+          scores = np.array(
+            [
               query @ key / np.sqrt(head_size) - slope * (now - t)
-              for t, key in zip(seen, keys)])
+              for t, key in zip(seen, keys)
+            ]
+          )
           shares = np.exp(scores) / np.exp(scores).sum()
-          added += sum(
-              share * value for share, value in zip(shares, values)
-          ) @ output[layer][head]
+          added += (
+            sum(share * value for share, value in zip(shares, values))
+            @ output[layer][head]
+          )
         after.append(hidden[now] + added)
       hidden = []
       for h in after:
@@ -129,7 +165,8 @@ def _numpy_transformer(weights, x):
         inner = tf.nn.gelu(inner + feed_in_bias[layer]).numpy()
         hidden.append(h + inner @ feed_out[layer] + feed_out_bias[layer])
     logits[row] = [
-        _numpy_norm(h, last_norm) @ embedding.T + softmax_bias for h in hidden]
+      _numpy_norm(h, last_norm) @ embedding.T + softmax_bias for h in hidden
+    ]
   return logits
 
 
@@ -140,8 +177,11 @@ def test_logits_are_those_of_numpy(name):
   x[0, 4:] = 0
   oracle = _numpy_lstm if 'lstm' in name else _numpy_transformer
   np.testing.assert_allclose(
-      model.logits(model.weights, x), oracle(model.weights, x), rtol=2e-4,
-      atol=2e-4)
+    model.logits(model.weights, x),
+    oracle(model.weights, x),
+    rtol=2e-4,
+    atol=2e-4,
+  )
 
 
 @_EACH
@@ -184,11 +224,13 @@ def test_loss_falls_the_same_way_every_time(name):
     with tf.GradientTape() as tape:
       tape.watch(weights)
       output = functional.predict_on_batch(
-          (tuple(weights), ()), rows[:, :-1], training=True)
+        (tuple(weights), ()), rows[:, :-1], training=True
+      )
       loss = functional.loss(output, rows[:, 1:])
     gradients = tape.gradient(loss, weights)
     return loss, [
-        w - 1.5 * tf.convert_to_tensor(g) for w, g in zip(weights, gradients)]
+      w - 1.5 * tf.convert_to_tensor(g) for w, g in zip(weights, gradients)
+    ]
 
   def losses():
     weights = [tf.constant(w) for w in model.weights]
@@ -204,8 +246,9 @@ def test_loss_falls_the_same_way_every_time(name):
 @_EACH
 def test_initial_weights_are_a_function_of_the_seed(name):
   first, again, other = (
-      models.build(_SMALL[name], _NUM_IDS, seed=seed).weights
-      for seed in (0, 0, 1))
+    models.build(_SMALL[name], _NUM_IDS, seed=seed).weights
+    for seed in (0, 0, 1)
+  )
   assert all(w.dtype == np.float32 for w in first)
   assert all(map(np.array_equal, first, again))
   assert not all(map(np.array_equal, first, other))
@@ -214,20 +257,23 @@ def test_initial_weights_are_a_function_of_the_seed(name):
 def test_transformer_trains_in_tff(runtime):
   model = models.build(_SMALL['transformer'], _NUM_IDS, seed=0)
   process = tff.learning.algorithms.build_unweighted_fed_avg(
-      models.functional_model(model, sequence_length=7),
-      tff.learning.optimizers.build_sgdm(0.5),
-      loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR)
+    models.functional_model(model, sequence_length=7),
+    tff.learning.optimizers.build_sgdm(0.5),
+    loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+  )
   state = process.initialize()
   rows = _ids(rows=4, time=8)
-  data = tf.data.Dataset.from_tensor_slices(
-      (rows[:, :-1], rows[:, 1:])).batch(2)
+  data = tf.data.Dataset.from_tensor_slices((rows[:, :-1], rows[:, 1:])).batch(
+    2
+  )
   before = process.get_model_weights(state).trainable
   output = process.next(state, [data, data])
   after = process.get_model_weights(output.state).trainable
   assert output.metrics['client_work']['train'][models.FINITE] == 2
   losses = [
-      float(models.next_word_loss(model.logits(w, rows[:, :-1]), rows[:, 1:]))
-      for w in (before, after)]
+    float(models.next_word_loss(model.logits(w, rows[:, :-1]), rows[:, 1:]))
+    for w in (before, after)
+  ]
   assert losses[1] < losses[0]
 
 
@@ -237,9 +283,9 @@ def test_three_accuracies_are_those_of_tff():
   logits = np.random.default_rng(1).normal(size=(40, 9, _NUM_IDS))
   logits += 2 * tf.one_hot(y, _NUM_IDS).numpy()
   masked = {
-      'accuracy': [0, words.out_of_vocabulary_id, words.end_id],
-      'accuracy_with_end': [0, words.out_of_vocabulary_id],
-      'accuracy_with_end_and_unknown': [0],
+    'accuracy': [0, words.out_of_vocabulary_id, words.end_id],
+    'accuracy_with_end': [0, words.out_of_vocabulary_id],
+    'accuracy_with_end_and_unknown': [0],
   }
   ignored = models.ignored_targets(words.num_ids)
   assert set(ignored) == set(masked)
@@ -253,11 +299,14 @@ def test_three_accuracies_are_those_of_tff():
   assert len(found) == 3
 
 
-@pytest.mark.parametrize('changes, message', [
+@pytest.mark.parametrize(
+  'changes, message',
+  [
     ({'architecture': 'gru'}, 'model.architecture=gru: is not known'),
     ({'architecture': 'transformer', 'skip': True}, 'model.skip=True'),
     ({'architecture': 'transformer', 'heads': 5}, 'model.embedding_size=96'),
-])
+  ],
+)
 def test_bad_models_are_refused(changes, message):
   with pytest.raises(ValueError, match=message):
     config_lib.Model(**changes)

@@ -119,9 +119,7 @@ def marks(root: pathlib.Path = ROOT) -> Iterator[Mark]:
           yield Mark(str(path.relative_to(root)), i + 1, guards)
 
 
-def _guards(
-  lines: Sequence[str], before: tuple[str, ...]
-) -> tuple[str, ...]:
+def _guards(lines: Sequence[str], before: tuple[str, ...]) -> tuple[str, ...]:
   """Returns the tests that the mark at the beginning of the lines names.
 
   Args:
@@ -172,9 +170,7 @@ def main(words: Sequence[str], root: pathlib.Path = ROOT) -> int:
       path.write_text(content)
       seconds = time.monotonic() - started
       said = {_FAILED: 'noticed', _PASSED: 'SURVIVED'}.get(status, 'BROKEN')
-      print(
-        f'{number:3} {said:8} {seconds:4.0f} s  {mutant}', flush=True
-      )
+      print(f'{number:3} {said:8} {seconds:4.0f} s  {mutant}', flush=True)
       if status not in (_FAILED, _PASSED):
         print(_tail(copy))
         return 2
@@ -188,9 +184,7 @@ def main(words: Sequence[str], root: pathlib.Path = ROOT) -> int:
 
 def _run(copy: pathlib.Path, tests: Sequence[str]) -> int:
   """Returns the exit status of pytest; a test that hangs has failed."""
-  names = [
-    'tests/{}.py::{}'.format(*test.split('.')) for test in tests
-  ]
+  names = ['tests/{}.py::{}'.format(*test.split('.')) for test in tests]
   environment = {
     **os.environ,
     'PYTHONPATH': str(copy),

@@ -26,13 +26,13 @@ from tff_bandmf.noise import private_files, stream, tape_file, tape_folder
 _KILLS = int(os.environ.get('BANDMF_KILLS', '10'))
 _ROUNDS = 40 + 3 * _KILLS
 _DIMENSION = 3000
-_STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.9**np.arange(40))
+_STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.9 ** np.arange(40))
 _KEY = noise.Key.from_seed(29)
 _Z_STDDEV, _LARGEST_COHORT = 2.5, 100
 _RECURSION = _STRATEGY.recursion()
 _Z_STEPS = noise.Lattice.of(
-    _RECURSION, _Z_STDDEV, largest_cohort=_LARGEST_COHORT,
-    dimension=_DIMENSION).z_steps
+  _RECURSION, _Z_STDDEV, largest_cohort=_LARGEST_COHORT, dimension=_DIMENSION
+).z_steps
 _TAPE_ID = tape_folder.identify(_KEY, _RECURSION, _DIMENSION, _Z_STEPS)
 _PROCESSES = multiprocessing.get_context('forkserver')
 _PROCESSES.set_forkserver_preload(['tff_bandmf.cli.main'])
@@ -63,19 +63,25 @@ class _Server:
     strategies.save(_STRATEGY, folder / 'strategy.json')
     private_files.write(folder / 'key', _KEY.secret)
     self.arguments = [
-        'noise-server', str(folder / 'strategy.json'),
-        f'--parameters={_DIMENSION}', f'--key-file={folder / "key"}',
-        f'--z-stddev-per-clip={_Z_STDDEV}',
-        f'--largest-cohort={_LARGEST_COHORT}',
-        f'--directory={self.directory}', f'--shard={index}/{shards}',
-        '--json', *arguments]
+      'noise-server',
+      str(folder / 'strategy.json'),
+      f'--parameters={_DIMENSION}',
+      f'--key-file={folder / "key"}',
+      f'--z-stddev-per-clip={_Z_STDDEV}',
+      f'--largest-cohort={_LARGEST_COHORT}',
+      f'--directory={self.directory}',
+      f'--shard={index}/{shards}',
+      '--json',
+      *arguments,
+    ]
     self.process = None
     self.shards = [tape_folder.Shard(self.directory, 0, _DIMENSION)]
 
   def start(self):
     self._out.unlink(missing_ok=True)
     self.process = _PROCESSES.Process(
-        target=_serve, args=(self.arguments, self._out, self.error))
+      target=_serve, args=(self.arguments, self._out, self.error)
+    )
     self.process.start()
 
   def printed(self):
@@ -124,27 +130,35 @@ def test_server_serves_the_noise_and_says_what_it_is(server, expected):
   description = server.printed()
   assert description['directory'] == str(server.directory)
   assert {
-      **description, 'format': 'tff_bandmf.tape', 'version': 3,
+    **description,
+    'format': 'tff_bandmf.tape',
+    'version': 3,
   } == {
-      **json.loads((server.directory / 'tape.json').read_text()),
-      'directory': str(server.directory), 'start_round': 0}
+    **json.loads((server.directory / 'tape.json').read_text()),
+    'directory': str(server.directory),
+    'start_round': 0,
+  }
   assert description['strategy'] == _STRATEGY.digest()
   assert (description['rounds'], description['dimension']) == (
-      _ROUNDS, _DIMENSION)
+    _ROUNDS,
+    _DIMENSION,
+  )
   assert (description['z_steps'], description['device']) == (_Z_STEPS, 'host')
   assert stat.S_IMODE(server.directory.stat().st_mode) == 0o700
   for t in range(5):
     assert np.array_equal(tapes.release(server, t), expected[t])
   _wait_until(lambda: 'round 4 of' in server.error.read_text())
-  parts = [_KEY.secret[i:i + 8] for i in range(0, 32, 8)]
+  parts = [_KEY.secret[i : i + 8] for i in range(0, 32, 8)]
   use = server.directory.parent / 'key.use'
   for path in [*server.directory.iterdir(), server.error, use]:
     content = path.read_bytes()
     assert not any(
-        part in content or part.hex().encode() in content for part in parts)
+      part in content or part.hex().encode() in content for part in parts
+    )
     if path.parent == server.directory:
       assert stat.S_IMODE(path.stat().st_mode) == 0o600 or (
-          path.suffix == '.reached')
+        path.suffix == '.reached'
+      )
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
@@ -268,7 +282,10 @@ def test_server_killed_at_random_points_gives_the_same_noise(server, expected):
     assert np.array_equal(tapes.release(server, u), expected[u])
   assert server.end(signal.SIGTERM) == 0
   assert [name[:9] for name in _names(server.directory)] == [
-      f'{_ROUNDS - 1:08d}-', 'lock', 'tape.json']
+    f'{_ROUNDS - 1:08d}-',
+    'lock',
+    'tape.json',
+  ]
 
 
 def _refused(run, server, *arguments):
@@ -277,7 +294,7 @@ def _refused(run, server, *arguments):
   with mock.patch.object(noise_server, '_wait', lambda *_: None):
     status, out, error = run(*server.arguments, *arguments)
   assert (status, out) == (2, '')
-  line, = error.splitlines()
+  (line,) = error.splitlines()
   return line
 
 
@@ -290,10 +307,11 @@ def test_folder_of_another_tape_is_refused_in_one_line(server, run, tmp_path):
   private_files.write(tmp_path / 'other-key', bytes(32))
   other = f'--key-file={tmp_path / "other-key"}'
   for arguments, said in (
-      ([], 'tape_id='),
-      ([f'--parameters={_DIMENSION + 1}'], f'dimension={_DIMENSION}'),
-      (['--largest-cohort=100000'], f'z_steps={_Z_STEPS}'),
-      (['--z-stddev-per-clip=2.6'], f'z_steps={_Z_STEPS}')):
+    ([], 'tape_id='),
+    ([f'--parameters={_DIMENSION + 1}'], f'dimension={_DIMENSION}'),
+    (['--largest-cohort=100000'], f'z_steps={_Z_STEPS}'),
+    (['--z-stddev-per-clip=2.6'], f'z_steps={_Z_STEPS}'),
+  ):
     line = _refused(run, server, other, *arguments)
     assert 'holds another tape' in line and said in line
   # Of the same key.
@@ -314,21 +332,28 @@ def test_second_server_of_a_key_is_refused(tmp_path, run, monkeypatch):
   for directory in ('noise-1', 'elsewhere'):
     for shard in ('1/1', '1/2', '2/2'):
       line = _refused(
-          run, server, f'--directory={tmp_path / directory}',
-          f'--shard={shard}')
+        run, server, f'--directory={tmp_path / directory}', f'--shard={shard}'
+      )
       assert 'another noise-server makes coordinates in' in line
       assert 'a key file of its own' in line
   assert not (tmp_path / 'elsewhere').exists()
   server.kill()
 
 
-@pytest.mark.parametrize('arguments, said', [
+@pytest.mark.parametrize(
+  'arguments, said',
+  [
     (['--directory=elsewhere'], 'has served this noise in '),
-    (['--directory=elsewhere', f'--parameters={_DIMENSION - 1}'],
-     'has served another noise in '),
-    (['--z-stddev-per-clip=2.6'], 'has served another noise in ')])
+    (
+      ['--directory=elsewhere', f'--parameters={_DIMENSION - 1}'],
+      'has served another noise in ',
+    ),
+    (['--z-stddev-per-clip=2.6'], 'has served another noise in '),
+  ],
+)
 def test_key_of_another_folder_is_refused(
-    server, run, tmp_path, monkeypatch, arguments, said):
+  server, run, tmp_path, monkeypatch, arguments, said
+):
   monkeypatch.chdir(tmp_path)
   server.start()
   server.printed()
@@ -345,8 +370,12 @@ def test_key_of_another_folder_is_refused(
 
 def test_tape_of_a_training_process_is_refused(server, run):
   own = tapes.make(
-      server.directory, _STRATEGY, z_steps=_Z_STEPS, dimension=_DIMENSION,
-      key=_KEY)
+    server.directory,
+    _STRATEGY,
+    z_steps=_Z_STEPS,
+    dimension=_DIMENSION,
+    key=_KEY,
+  )
   tapes.noise_file(own, 0)
   assert 'has a live producer' in _refused(run, server)
   # As one leaves them that was killed.
@@ -366,8 +395,12 @@ def test_training_does_not_remove_the_folder_of_a_server(server):
   for key in (_KEY, tapes.KEY):
     with pytest.raises(ValueError, match='holds another tape.* served=True'):
       tapes.make(
-          server.directory, _STRATEGY, z_steps=_Z_STEPS, dimension=_DIMENSION,
-          key=key)
+        server.directory,
+        _STRATEGY,
+        z_steps=_Z_STEPS,
+        dimension=_DIMENSION,
+        key=key,
+      )
   assert (server.directory / 'tape.json').exists()
 
 
@@ -382,9 +415,13 @@ def test_server_ends_in_one_line_when_its_folder_goes(server):
   assert (moved / 'tape.json').exists()
 
 
-@pytest.mark.parametrize('arguments, said', [
-    (['--shard=3/2'], 'shard=3/2'), (['--shard=0/2'], 'shard=0/2'),
-    (['--shard=1'], 'shard=1'), (['--shard=1/2'], 'shards=2'),
+@pytest.mark.parametrize(
+  'arguments, said',
+  [
+    (['--shard=3/2'], 'shard=3/2'),
+    (['--shard=0/2'], 'shard=0/2'),
+    (['--shard=1'], 'shard=1'),
+    (['--shard=1/2'], 'shards=2'),
     ([f'--start-round={_ROUNDS + 1}'], 'start_round='),
     (['--start-round=-1'], 'start_round=-1'),
     (['--parameters=0'], 'parameters=0'),
@@ -392,18 +429,24 @@ def test_server_ends_in_one_line_when_its_folder_goes(server):
     (['--largest-cohort=2000000000'], 'lattice='),
     (['--z-stddev-per-clip=0'], 'z_stddev_per_clip=0'),
     (['--device=GPU:9'], 'devices=GPU:9'),
-    (['--max-memory-bytes=0'], 'max_memory_bytes=0')])
+    (['--max-memory-bytes=0'], 'max_memory_bytes=0'),
+  ],
+)
 def test_bad_values_are_refused_and_nothing_is_made(
-    server, run, arguments, said):
+  server, run, arguments, said
+):
   assert said in _refused(run, server, *arguments)
   assert not server.directory.exists()
 
 
-@pytest.mark.parametrize('name', [
-    '--parameters', '--z-stddev-per-clip', '--largest-cohort', '--key-file'])
+@pytest.mark.parametrize(
+  'name',
+  ['--parameters', '--z-stddev-per-clip', '--largest-cohort', '--key-file'],
+)
 def test_what_the_noise_depends_on_is_never_guessed(server, run, name):
   server.arguments = [
-      each for each in server.arguments if not each.startswith(name)]
+    each for each in server.arguments if not each.startswith(name)
+  ]
   assert name in _refused(run, server)
   assert not server.directory.exists()
 
@@ -415,9 +458,15 @@ def test_lattice_is_that_of_a_secure_sum_where_told(tmp_path):
   found = server.printed()['z_steps']
   server.kill()
   each = [
-      noise.Lattice.of(
-          _RECURSION, _Z_STDDEV, largest_cohort=cohort, dimension=_DIMENSION,
-          secure_sum=secure).z_steps for secure in (True, False)]
+    noise.Lattice.of(
+      _RECURSION,
+      _Z_STDDEV,
+      largest_cohort=cohort,
+      dimension=_DIMENSION,
+      secure_sum=secure,
+    ).z_steps
+    for secure in (True, False)
+  ]
   assert found == each[0] != each[1]
 
 
@@ -428,7 +477,8 @@ class _Trouble:
     self.reached, self.written, self.is_full = reached, written, is_full
     self.directory = 'noise/1'
     self.description = tape_folder.Description(
-        1, '00', 9, 10, 0, 10, 2.0, 'host', True)
+      1, '00', 9, 10, 0, 10, 2.0, 'host', True
+    )
 
 
 def test_server_tells_of_a_full_disk_and_of_a_silent_reader():
@@ -437,7 +487,8 @@ def test_server_tells_of_a_full_disk_and_of_a_silent_reader():
 
   assert trouble() is None and trouble(59.0) is None
   assert trouble(is_full=True) == (
-      'no room in noise/1: rounds wait until there is')
+    'no room in noise/1: rounds wait until there is'
+  )
   assert 'no round was read for 60 s' in trouble(61.0)
   # Nothing is there to be read, or all was.
   assert trouble(61.0, written=3) is None
@@ -464,8 +515,7 @@ def test_key_is_made_once_and_private(tmp_path, run):
   key = tmp_path / 'new-key'
   for _ in range(2):
     # Ends before it starts, but has its key.
-    _refused(
-        run, server, f'--key-file={key}', f'--start-round={_ROUNDS + 1}')
+    _refused(run, server, f'--key-file={key}', f'--start-round={_ROUNDS + 1}')
     content = key.read_bytes()
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
   assert content == key.read_bytes() and content != _KEY.secret

@@ -11,7 +11,7 @@ from tff_bandmf.noise import tape as tape_lib
 _ROUNDS = 12
 _SIZE = 40
 _KEY = noise.Key.from_seed(37)
-_STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.8**np.arange(4))
+_STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.8 ** np.arange(4))
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +26,20 @@ def servers(tmp_path):
   recursion = _STRATEGY.recursion()
   spec = _factory(placements.Tape()).spec
   z_steps = noise.Lattice.of(
-      recursion, spec.z_stddev, largest_cohort=2, dimension=_SIZE).z_steps
+    recursion, spec.z_stddev, largest_cohort=2, dimension=_SIZE
+  ).z_steps
   tapes = [
-      tape_lib.Tape(
-          tmp_path / f'server-{i}', recursion, z_steps, _SIZE, _KEY,
-          coordinates=stream.shard(_SIZE, i, 2), resume=True)
-      for i in range(2)]
+    tape_lib.Tape(
+      tmp_path / f'server-{i}',
+      recursion,
+      z_steps,
+      _SIZE,
+      _KEY,
+      coordinates=stream.shard(_SIZE, i, 2),
+      resume=True,
+    )
+    for i in range(2)
+  ]
   yield [tape.directory for tape in tapes]
   for tape in tapes:
     tape.close()
@@ -39,8 +47,13 @@ def servers(tmp_path):
 
 def _factory(placement):
   return aggregator.dp_aggregator(
-      1.0, 2, l2_norm_clip=1.0, strategy=_STRATEGY,
-      participation=participation.MinSep(4), noise=placement)
+    1.0,
+    2,
+    l2_norm_clip=1.0,
+    strategy=_STRATEGY,
+    participation=participation.MinSep(4),
+    noise=placement,
+  )
 
 
 def _process(factory):

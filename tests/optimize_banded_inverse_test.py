@@ -123,9 +123,8 @@ def test_bad_input_is_refused(arguments, message):
 
 def test_more_bands_are_never_worse_with_little_separation():
   losses = [
-      optimize.optimize_banded_inverse(
-          20, bands, participation.MinSep(1)).loss
-      for bands in (1, 2, 4, 8)
+    optimize.optimize_banded_inverse(20, bands, participation.MinSep(1)).loss
+    for bands in (1, 2, 4, 8)
   ]
   for fewer, more in zip(losses, losses[1:]):
     assert more <= fewer * (1 + 1e-12)

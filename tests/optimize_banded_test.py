@@ -44,7 +44,7 @@ def _dense(columns):
   matrix = np.zeros((n, n))
   for j in range(n):
     count = min(bands, n - j)
-    matrix[j:j + count, j] = columns[j, :count]
+    matrix[j : j + count, j] = columns[j, :count]
   return matrix
 
 
@@ -102,8 +102,8 @@ def test_gradient_against_finite_differences(workload):
     direction = np.where(columns != 0, rng.normal(size=columns.shape), 0.0)
     step = 1e-5
     up, down = (
-      weights @ _dense_errors(_dense(columns + sign * step * direction),
-                              workload)
+      weights
+      @ _dense_errors(_dense(columns + sign * step * direction), workload)
       for sign in (1, -1)
     )
     assert np.sum(gradient * direction) == pytest.approx(
@@ -115,7 +115,7 @@ def test_optimum_is_the_published_matrix():
   found = banded.optimize_banded(9, 3, _SINGLE)
   published = np.zeros((9, 9))
   for t, line in enumerate(_EXAMPLE_B1.split('\n')[1:-1]):
-    published[t, :t + 1] = [float(entry) for entry in line.split()]
+    published[t, : t + 1] = [float(entry) for entry in line.split()]
   assert found.converged
   assert 9 * found.loss == pytest.approx(24.8809, abs=6e-4)
   np.testing.assert_allclose(found.strategy.matrix(), published, atol=6e-4)
@@ -162,9 +162,7 @@ def test_loss_is_the_dense_one_and_a_minimum(
   found_sensitivity = sensitivity.sensitivity(found.strategy, schema)
   assert found_sensitivity.method == sensitivity.EXACT
   e = found.strategy.errors(workload)[objective == 'max']
-  assert found.loss == pytest.approx(
-    e * found_sensitivity.value**2, rel=1e-12
-  )
+  assert found.loss == pytest.approx(e * found_sensitivity.value**2, rel=1e-12)
   # MAX stops at a gap of 1e-4.
   slack = 1e-9 if objective == 'mean' else 1.1e-4
   rng = np.random.default_rng(0)
@@ -268,7 +266,11 @@ def test_scheduled_toeplitz_agrees_with_the_exact_one_for_prefix_sums():
 def test_search_that_is_cut_short_says_so(objective):
   losses = []
   found = banded.optimize_banded(
-    100, 8, _SINGLE, objective=objective, max_evaluations=5,
+    100,
+    8,
+    _SINGLE,
+    objective=objective,
+    max_evaluations=5,
     callback=losses.append,
   )
   assert not found.converged

@@ -83,9 +83,7 @@ def _searched(rounds, objective, free, forms):
   best = np.inf
   rng = np.random.default_rng(0)
   for _ in range(6):
-    start = np.where(rows == columns, 0.5, 0.1) * rng.uniform(
-      0.5, 1, len(rows)
-    )
+    start = np.where(rows == columns, 0.5, 0.1) * rng.uniform(0.5, 1, len(rows))
     found = scipy.optimize.minimize(
       error,
       np.append(start, 10.0),
@@ -266,9 +264,7 @@ def test_gradient_against_finite_differences(schema, objective):
 )
 def test_other_strategies_are_no_better(schema, workload):
   rounds = 60
-  found = dense.optimize_dense(
-    rounds, schema, workload, max_evaluations=300
-  )
+  found = dense.optimize_dense(rounds, schema, workload, max_evaluations=300)
   others = [
     strategies.Identity(rounds),
     strategies.BandedSqrt(rounds, 15),

@@ -68,9 +68,7 @@ def test_bands_past_the_separation_need_more_sensitivity():
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
-@pytest.mark.parametrize(
-  ('rounds', 'bands'), [(2, 2), (9, 3), (40, 40)]
-)
+@pytest.mark.parametrize(('rounds', 'bands'), [(2, 2), (9, 3), (40, 40)])
 def test_loss_is_the_dense_one_and_a_minimum(rounds, bands, objective):
   found = optimize.optimize_banded_toeplitz(rounds, bands, objective)
   coefficients = found.strategy.coefficients

@@ -86,8 +86,11 @@ def test_server_frozen_between_rounds_is_an_error(tmp_path):
       with ledger._write() as connection:
         backend = _backend(connection)
       with _stopped(process.pid, backend):
-        for call in (lambda: ledger.finish_round(0), ledger.observed,
-                     lambda: program.Ledger(url)):
+        for call in (
+          lambda: ledger.finish_round(0),
+          ledger.observed,
+          lambda: program.Ledger(url),
+        ):
           with pytest.raises(ValueError, match='ledger=postgresql') as caught:
             call()
           _one_line(caught)

@@ -21,38 +21,45 @@ from simulations import grid
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _FILES = sorted(
-    path.relative_to(_ROOT)
-    for pattern in ('*.md', 'docs/**/*.md') for path in _ROOT.glob(pattern))
+  path.relative_to(_ROOT)
+  for pattern in ('*.md', 'docs/**/*.md')
+  for path in _ROOT.glob(pattern)
+)
 _SECONDS = 300
 # Blocks without a language, or of text, that start so are of the shell too.
 _PROGRAM = re.compile(
-    r'(\w+=\S+ )*(bandmf(-data)?|python[\d.]*|make|pip|srun|\.venv/\S+) ')
+  r'(\w+=\S+ )*(bandmf(-data)?|python[\d.]*|make|pip|srun|\.venv/\S+) '
+)
 _NO_PROGRAM = ('', 'text', 'diff', 'json', 'toml', 'csv')
 
 # Commands that do not run, by how they start.
 _NOT_RUN = {
-    'make ': 'minutes, or run by other tests; the target is looked up',
-    'python -m simulations.run_stackoverflow':
-        'minutes; training_test runs it, here its experiment is read',
-    'python -m simulations.sweep':
-        'an hour; sweep_runs_test runs small ones, grid_test reads its grid',
-    'bandmf report runs/demo':
-        'reads what make demo leaves; the tutorial on reports runs it',
-    '. .venv/bin/activate': 'this environment is active',
-    'TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest': 'is what runs this',
-    'python3.11 -m venv .venv-jax': 'installs another library',
-    '.venv/bin/python -m benchmarks.side_by_side': 'needs that other library',
-    '.venv/lib/': 'a worker for other machines; workers_test starts some',
-    'srun ': 'needs a cluster',
+  'make ': 'minutes, or run by other tests; the target is looked up',
+  'python -m simulations.run_stackoverflow': (
+    'minutes; training_test runs it, here its experiment is read'
+  ),
+  'python -m simulations.sweep': (
+    'an hour; sweep_runs_test runs small ones, grid_test reads its grid'
+  ),
+  'bandmf report runs/demo': (
+    'reads what make demo leaves; the tutorial on reports runs it'
+  ),
+  '. .venv/bin/activate': 'this environment is active',
+  'TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest': 'is what runs this',
+  'python3.11 -m venv .venv-jax': 'installs another library',
+  '.venv/bin/python -m benchmarks.side_by_side': 'needs that other library',
+  '.venv/lib/': 'a worker for other machines; workers_test starts some',
+  'srun ': 'needs a cluster',
 }
 # What runs in the place of a command, by how that starts.
 _SHORTER = {
-    # All tables take 4 minutes.
-    'bandmf reproduce': 'bandmf reproduce gboard_report',
-    # All families take minutes at so many rounds.
-    'bandmf choose --rounds 2052':
-        'bandmf choose --rounds 2052 --min-sep 342 --epsilon 8 --delta 1e-6 '
-        '--memory-copies 8 --families identity,dp-cgd',
+  # All tables take 4 minutes.
+  'bandmf reproduce': 'bandmf reproduce gboard_report',
+  # All families take minutes at so many rounds.
+  'bandmf choose --rounds 2052': (
+    'bandmf choose --rounds 2052 --min-sep 342 --epsilon 8 --delta 1e-6 '
+    '--memory-copies 8 --families identity,dp-cgd'
+  ),
 }
 
 
@@ -60,17 +67,24 @@ def _blocks(path):
   """Returns (language, code) of the blocks of a Markdown file."""
   tokens = markdown_it.MarkdownIt().parse((_ROOT / path).read_text())
   return [
-      ('bash' if token.info.strip() in ('', 'text')
-       and _PROGRAM.match(token.content) else token.info.strip(), token.content)
-      for token in tokens if token.type in ('fence', 'code_block')]
+    (
+      'bash'
+      if token.info.strip() in ('', 'text') and _PROGRAM.match(token.content)
+      else token.info.strip(),
+      token.content,
+    )
+    for token in tokens
+    if token.type in ('fence', 'code_block')
+  ]
 
 
 def _commands(code):
   """Returns the lines of a shell block, without comments, continued ones as
   one."""
   lines = [
-      re.sub(r'(^|\s+)#.*', '', line)
-      for line in re.sub(r' *\\\n *', ' ', code).splitlines()]
+    re.sub(r'(^|\s+)#.*', '', line)
+    for line in re.sub(r' *\\\n *', ' ', code).splitlines()
+  ]
   return [line for line in lines if line.strip()]
 
 
@@ -79,13 +93,14 @@ def _runnable(command):
   target = re.match(r'make (\S+)', command)
   if target:
     assert re.search(
-        f'^{target.group(1)}:', (_ROOT / 'Makefile').read_text(), re.MULTILINE)
+      f'^{target.group(1)}:', (_ROOT / 'Makefile').read_text(), re.MULTILINE
+    )
   if command.startswith('python -m simulations.run_stackoverflow') and (
-      '...' not in command):
+    '...' not in command
+  ):
     source = re.search(r'--config=(\S+)', command).group(1)
     read = grid.load if '--list' in command else grid.one
-    assert read(
-        str(_ROOT / source), tuple(re.findall(r'--set (\S+)', command)))
+    assert read(str(_ROOT / source), tuple(re.findall(r'--set (\S+)', command)))
   if command.startswith(tuple(_NOT_RUN)):
     return None
   for start, shorter in _SHORTER.items():
@@ -100,11 +115,19 @@ class _Shell:
   def __init__(self, folder):
     programs = pathlib.Path(sys.executable).parent
     self._process = subprocess.Popen(
-        ['bash', '-euo', 'pipefail'], cwd=folder, text=True,
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=True,
-        env={**os.environ, 'PYTHONPATH': str(_ROOT),
-             'PATH': f'{programs}{os.pathsep}{os.environ["PATH"]}'})
+      ['bash', '-euo', 'pipefail'],
+      cwd=folder,
+      text=True,
+      stdin=subprocess.PIPE,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.STDOUT,
+      start_new_session=True,
+      env={
+        **os.environ,
+        'PYTHONPATH': str(_ROOT),
+        'PATH': f'{programs}{os.pathsep}{os.environ["PATH"]}',
+      },
+    )
 
   def run(self, commands):
     """Runs lines and raises AssertionError if one fails."""
@@ -144,21 +167,29 @@ def _given():
 
   element_spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))
   spec = accounting.PrivacySpec(
-      strategies.BandedToeplitz(4, [1.0, 0.5]), participation.MinSep(2), 0.7)
+    strategies.BandedToeplitz(4, [1.0, 0.5]), participation.MinSep(2), 0.7
+  )
   return {
-      'tf': tf, 'tff': tff,
-      'record_specs': (tf.TensorSpec([2, 1]), tf.TensorSpec([1])),
-      'model': tff.learning.models.functional_model_from_keras(
-          tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])]),
-          tf.keras.losses.MeanSquaredError(), element_spec),
-      'client_optimizer': tff.learning.optimizers.build_sgdm(0.1),
-      'server_optimizer': tff.learning.optimizers.build_sgdm(1.0),
-      'spec': spec, 'clients_per_round': 2, 'l2_norm_clip': 1.0,
-      'element_spec': element_spec,
-      'dataset': lambda client, round_index: tf.data.Dataset.from_tensors(
-          (tf.ones([3, 2]), tf.ones([3, 1]))),
-      'sampler': program.CohortSampler(8, 2, 4, spec.participation, seed=0),
-      'outputs': tff.program.LoggingReleaseManager()}
+    'tf': tf,
+    'tff': tff,
+    'record_specs': (tf.TensorSpec([2, 1]), tf.TensorSpec([1])),
+    'model': tff.learning.models.functional_model_from_keras(
+      tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[2])]),
+      tf.keras.losses.MeanSquaredError(),
+      element_spec,
+    ),
+    'client_optimizer': tff.learning.optimizers.build_sgdm(0.1),
+    'server_optimizer': tff.learning.optimizers.build_sgdm(1.0),
+    'spec': spec,
+    'clients_per_round': 2,
+    'l2_norm_clip': 1.0,
+    'element_spec': element_spec,
+    'dataset': lambda client, round_index: tf.data.Dataset.from_tensors(
+      (tf.ones([3, 2]), tf.ones([3, 1]))
+    ),
+    'sampler': program.CohortSampler(8, 2, 4, spec.participation, seed=0),
+    'outputs': tff.program.LoggingReleaseManager(),
+  }
 
 
 @contextlib.contextmanager
@@ -192,8 +223,10 @@ def test_code_blocks_run(path, shell, tmp_path, monkeypatch):
 
 def test_first_example_prints_what_the_readme_shows(capsys):
   code, printed = re.search(
-      r'```python\n(.*?)```\n\nprints\n\n```\n(.*?)```',
-      (_ROOT / 'README.md').read_text(), re.DOTALL).groups()
+    r'```python\n(.*?)```\n\nprints\n\n```\n(.*?)```',
+    (_ROOT / 'README.md').read_text(),
+    re.DOTALL,
+  ).groups()
   assert len(code.strip().splitlines()) <= 15
   exec(code, {})
   assert capsys.readouterr().out == printed
@@ -201,14 +234,20 @@ def test_first_example_prints_what_the_readme_shows(capsys):
 
 def test_exceptions_are_needed():
   commands = [
-      command for path in _FILES for language, code in _blocks(path)
-      if language == 'bash' for command in _commands(code)]
+    command
+    for path in _FILES
+    for language, code in _blocks(path)
+    if language == 'bash'
+    for command in _commands(code)
+  ]
   for start in [*_NOT_RUN, *_SHORTER]:
     assert any(each.startswith(start) for each in commands), start
 
 
-@pytest.mark.parametrize('command', [
-    'bandmf optimize --family identity --out c.json', 'false', 'exit 0'])
+@pytest.mark.parametrize(
+  'command',
+  ['bandmf optimize --family identity --out c.json', 'false', 'exit 0'],
+)
 def test_failing_command_is_seen(shell, command):
   with pytest.raises(AssertionError, match=command):
     shell.run([command])
@@ -219,5 +258,6 @@ def test_command_that_does_not_run_is_looked_at():
     _runnable('make no-such-target')
   with pytest.raises(ValueError, match='no_such_key'):
     _runnable(
-        'python -m simulations.run_stackoverflow --config=configs/demo.toml '
-        '--set training.no_such_key=1')
+      'python -m simulations.run_stackoverflow --config=configs/demo.toml '
+      '--set training.no_such_key=1'
+    )

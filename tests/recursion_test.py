@@ -40,9 +40,7 @@ _KINDS = {
   ),
   'normalized blt': strategies.ColumnNormalized(_BLT),
   'normalized bisr': strategies.ColumnNormalized(_BISR),
-  'stamped banded': strategies.Stamped(
-    _ROUNDS, strategies.Banded(_rows(6, 3))
-  ),
+  'stamped banded': strategies.Stamped(_ROUNDS, strategies.Banded(_rows(6, 3))),
   'stamped blt': strategies.Stamped(
     _ROUNDS, strategies.Blt(6, [0.3, 0.1], [0.9, 0.5])
   ),

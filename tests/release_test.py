@@ -16,7 +16,13 @@ import pytest
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PACKAGES = ('simulations', 'tff_bandmf')
 _FOLDERS = (
-    'benchmarks', 'configs', 'docs', 'requirements', 'tests', *_PACKAGES)
+  'benchmarks',
+  'configs',
+  'docs',
+  'requirements',
+  'tests',
+  *_PACKAGES,
+)
 # What only plots need.
 _OPTIONAL = {'matplotlib', 'psycopg2'}
 # Those that are not called as they are imported.
@@ -39,8 +45,10 @@ def source(tmp_path_factory):
 @pytest.fixture(scope='module')
 def files(source):
   return {
-      str(path.relative_to(source))
-      for path in source.rglob('*') if path.is_file()}
+    str(path.relative_to(source))
+    for path in source.rglob('*')
+    if path.is_file()
+  }
 
 
 @pytest.fixture(scope='module')
@@ -48,17 +56,26 @@ def built(source, files, tmp_path_factory):
   """The source archive, and the wheel that is built from it."""
   folder = tmp_path_factory.mktemp('dist')
   subprocess.run(
-      [sys.executable, '-m', 'build', '--no-isolation', '--outdir', folder,
-       source],
-      check=True, capture_output=True, timeout=300)
+    [
+      sys.executable,
+      '-m',
+      'build',
+      '--no-isolation',
+      '--outdir',
+      folder,
+      source,
+    ],
+    check=True,
+    capture_output=True,
+    timeout=300,
+  )
   (archive,), (wheel,) = folder.glob('*.tar.gz'), folder.glob('*.whl')
   return archive, wheel
 
 
 def _metadata(built):
   with zipfile.ZipFile(built[1]) as wheel:
-    (name,) = (
-        name for name in wheel.namelist() if name.endswith('/METADATA'))
+    (name,) = (name for name in wheel.namelist() if name.endswith('/METADATA'))
     return email.message_from_bytes(wheel.read(name))
 
 
@@ -71,15 +88,19 @@ def _imported_packages(path):
     elif isinstance(node, ast.ImportFrom):
       found.add(node.module.split('.')[0])
   return {
-      name for name in found
-      if 'site-packages' in (importlib.util.find_spec(name).origin or '')}
+    name
+    for name in found
+    if 'site-packages' in (importlib.util.find_spec(name).origin or '')
+  }
 
 
 def test_source_archive_holds_all_files(built, files):
   with tarfile.open(built[0]) as archive:
     held = {
-        member.name.split('/', 1)[1]
-        for member in archive.getmembers() if member.isfile()}
+      member.name.split('/', 1)[1]
+      for member in archive.getmembers()
+      if member.isfile()
+    }
   # The description that setuptools adds.
   added = {name for name in held if name.startswith('tff_bandmf.egg-info/')}
   assert held - added - {'PKG-INFO', 'setup.cfg'} == files
@@ -87,14 +108,12 @@ def test_source_archive_holds_all_files(built, files):
 
 def test_wheel_holds_the_packages_and_no_tests(built, files):
   with zipfile.ZipFile(built[1]) as wheel:
-    held = {
-        name for name in wheel.namelist() if '.dist-info/' not in name}
-  assert held == {
-      name for name in files if name.split('/')[0] in _PACKAGES}
+    held = {name for name in wheel.namelist() if '.dist-info/' not in name}
+  assert held == {name for name in files if name.split('/')[0] in _PACKAGES}
   assert {
-      'tff_bandmf/py.typed',
-      'tff_bandmf/report/report.md.j2',
-      'tff_bandmf/reproduction/published.json',
+    'tff_bandmf/py.typed',
+    'tff_bandmf/report/report.md.j2',
+    'tff_bandmf/reproduction/published.json',
   } <= held
 
 
@@ -106,18 +125,23 @@ def test_wheel_requires_what_its_modules_import(built):
     if 'tensorflow_federated' not in found:
       imported |= found
   required = {
-      re.match('[a-z0-9-]+', line).group()
-      for line in _metadata(built).get_all('Requires-Dist')
-      if 'extra ==' not in line}
+    re.match('[a-z0-9-]+', line).group()
+    for line in _metadata(built).get_all('Requires-Dist')
+    if 'extra ==' not in line
+  }
   assert required == {
-      _DISTRIBUTIONS.get(name, name.replace('_', '-'))
-      for name in imported - _OPTIONAL}
+    _DISTRIBUTIONS.get(name, name.replace('_', '-'))
+    for name in imported - _OPTIONAL
+  }
 
 
 def test_descriptions_render(built):
   result = subprocess.run(
-      [sys.executable, '-m', 'twine', 'check', '--strict', *built],
-      capture_output=True, text=True, timeout=100)
+    [sys.executable, '-m', 'twine', 'check', '--strict', *built],
+    capture_output=True,
+    text=True,
+    timeout=100,
+  )
   assert result.returncode == 0, result.stdout
   assert result.stdout.count('PASSED') == 2
 
@@ -128,6 +152,7 @@ def test_version_is_the_same_everywhere(built):
   assert re.search(r'^version: (\S+)$', citation, re.MULTILINE)[1] == version
   # A release has its own section; what comes next is above it.
   sections = re.findall(
-      r'^## (\S+)', (_ROOT / 'CHANGELOG.md').read_text(), re.MULTILINE)
+    r'^## (\S+)', (_ROOT / 'CHANGELOG.md').read_text(), re.MULTILINE
+  )
   assert sections[0] == 'Unreleased'
   assert sections[1:2] in ([], [version])

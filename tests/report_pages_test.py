@@ -23,39 +23,66 @@ _SECRET = b'\x00sixteen bytes!\xff'
 
 
 def _make_run(
-    directory, cohorts=report_test.KEPT, noise_multiplier=0.6, **changes
+  directory, cohorts=report_test.KEPT, noise_multiplier=0.6, **changes
 ):
   """Writes the files of a run by hand, a secret among them."""
   (directory / 'private').mkdir(parents=True)
   (directory / 'private' / 'noise.key').write_bytes(_SECRET)
   return report_test.make_run(
-      directory, cohorts, noise_multiplier, **{
-          'not_covered': ['the vocabulary'], 'side_releases': ['a histogram'],
-          **changes})
+    directory,
+    cohorts,
+    noise_multiplier,
+    **{
+      'not_covered': ['the vocabulary'],
+      'side_releases': ['a histogram'],
+      **changes,
+    },
+  )
 
 
 def _texts(directory):
   return [
-      (directory / name).read_text()
-      for name in (report.MARKDOWN_FILE, report.HTML_FILE, report.JSON_FILE)]
+    (directory / name).read_text()
+    for name in (report.MARKDOWN_FILE, report.HTML_FILE, report.JSON_FILE)
+  ]
 
 
 def _breaches(value, schema, path='report'):
   """Yields where a value breaks a JSON Schema, as far as ours goes."""
   unknown = set(schema) - {
-      '$schema', 'title', 'description', 'type', 'const', 'enum', 'pattern',
-      'properties', 'required', 'additionalProperties', 'items', 'minimum',
-      'maximum', 'exclusiveMinimum', 'exclusiveMaximum'}
+    '$schema',
+    'title',
+    'description',
+    'type',
+    'const',
+    'enum',
+    'pattern',
+    'properties',
+    'required',
+    'additionalProperties',
+    'items',
+    'minimum',
+    'maximum',
+    'exclusiveMinimum',
+    'exclusiveMaximum',
+  }
   assert not unknown
   kinds = {
-      'object': dict, 'array': list, 'string': str, 'boolean': bool,
-      'integer': int, 'number': (int, float), 'null': type(None)}
+    'object': dict,
+    'array': list,
+    'string': str,
+    'boolean': bool,
+    'integer': int,
+    'number': (int, float),
+    'null': type(None),
+  }
   allowed = schema.get('type', list(kinds))
   allowed = [allowed] if isinstance(allowed, str) else allowed
   if not any(
-      isinstance(value, kinds[kind])
-      and (kind == 'boolean' or not isinstance(value, bool))
-      for kind in allowed):
+    isinstance(value, kinds[kind])
+    and (kind == 'boolean' or not isinstance(value, bool))
+    for kind in allowed
+  ):
     yield f'{path}: {value!r} is no {allowed}'
     return
   if isinstance(value, dict) and 'properties' in schema:
@@ -76,19 +103,32 @@ def _breaches(value, schema, path='report'):
   if 'enum' in schema and value not in schema['enum']:
     yield f'{path}: {value!r} is none of {schema["enum"]}'
   if isinstance(value, (int, float)) and not (
-      schema.get('minimum', -math.inf) <= value <= schema.get(
-          'maximum', math.inf)
-      and schema.get('exclusiveMinimum', -math.inf) < value < schema.get(
-          'exclusiveMaximum', math.inf)):
+    schema.get('minimum', -math.inf) <= value <= schema.get('maximum', math.inf)
+    and schema.get('exclusiveMinimum', -math.inf)
+    < value
+    < schema.get('exclusiveMaximum', math.inf)
+  ):
     yield f'{path}: {value!r} is out of range'
 
 
-@pytest.mark.parametrize('options', [
-    {}, {'cohorts': _CLOSER}, {'noise_multiplier': 0.0},
+@pytest.mark.parametrize(
+  'options',
+  [
+    {},
+    {'cohorts': _CLOSER},
+    {'noise_multiplier': 0.0},
     {'cohorts': [[t] for t in range(6)]},
-    {'code_sha256': 'a' * 64, 'enforced': {
-        'min_sep': 3, 'max_participations': None, 'by': 'the sampler'}},
-], ids=str)
+    {
+      'code_sha256': 'a' * 64,
+      'enforced': {
+        'min_sep': 3,
+        'max_participations': None,
+        'by': 'the sampler',
+      },
+    },
+  ],
+  ids=str,
+)
 def test_json_follows_the_schema(tmp_path, options):
   _make_run(tmp_path / 'run', **options)
   report.write(tmp_path / 'run')
@@ -103,9 +143,17 @@ def test_schema_describes_every_field_and_refuses_others(tmp_path):
   assert set(good) == set(schema['properties']) == set(schema['required'])
   assert all(part['description'] for part in schema['properties'].values())
   for changes in (
-      {'extra': 1}, {'epsilon': '1'}, {'epsilon': -1.0}, {'violated': 0},
-      {'delta': 1.0}, {'adjacency': 'replace-one'}, {'rounds': 2.5},
-      {'strategy_sha256': 'x'}, {'version': 0}, {'epsilons': [{'delta': 0.1}]}):
+    {'extra': 1},
+    {'epsilon': '1'},
+    {'epsilon': -1.0},
+    {'violated': 0},
+    {'delta': 1.0},
+    {'adjacency': 'replace-one'},
+    {'rounds': 2.5},
+    {'strategy_sha256': 'x'},
+    {'version': 0},
+    {'epsilons': [{'delta': 0.1}]},
+  ):
     assert list(_breaches({**good, **changes}, schema)), changes
   del good['rho']
   assert list(_breaches(good, schema)) == ['report: lacks rho']
@@ -134,7 +182,8 @@ def test_every_point_of_the_curve_holds(tmp_path):
   assert curve[0]['delta'] > 1e-5 > curve[-1]['delta']
   for point in curve:
     exact = accounting.gaussian_delta(
-        written['noise_multiplier'], point['epsilon'])
+      written['noise_multiplier'], point['epsilon']
+    )
     assert exact < point['delta'] < 1.02 * exact
   for first, second in zip(curve, curve[1:]):
     assert first['delta'] > second['delta']
@@ -151,8 +200,10 @@ class _Page(html.parser.HTMLParser):
   def handle_starttag(self, tag, attrs):
     self.tags.append(tag)
     self.references += [
-        value for name, value in attrs
-        if name in ('src', 'href', 'srcset', 'data', 'action')]
+      value
+      for name, value in attrs
+      if name in ('src', 'href', 'srcset', 'data', 'action')
+    ]
 
   def handle_data(self, data):
     self.text += data
@@ -168,7 +219,7 @@ def test_page_needs_nothing_else(tmp_path):
   assert len(page.references) == 2
   for reference in page.references:
     assert reference.startswith(head)
-    image = base64.b64decode(reference[len(head):]).decode()
+    image = base64.b64decode(reference[len(head) :]).decode()
     assert '<svg' in image
     assert not re.findall(r'(?:href|src)="(?!#)', image)
     text = text.replace(reference, '')
@@ -177,27 +228,43 @@ def test_page_needs_nothing_else(tmp_path):
 
 def test_page_and_markdown_show_the_same_facts(tmp_path):
   changes = {
-      'setting': 'the setting', 'covered': 'what is covered',
-      'tuning': 'tuned on public data', 'model_selection': 'the last model',
-      'pre_training': 'not pre-trained', 'noise_key': 'a dice',
-      'enforced': {'min_sep': 3, 'max_participations': 2, 'by': 'a referee'},
-      'versions': {'numpy': '0.0.7'}, 'train_sha256': 'b' * 64,
-      'code_sha256': 'c' * 64}
+    'setting': 'the setting',
+    'covered': 'what is covered',
+    'tuning': 'tuned on public data',
+    'model_selection': 'the last model',
+    'pre_training': 'not pre-trained',
+    'noise_key': 'a dice',
+    'enforced': {'min_sep': 3, 'max_participations': 2, 'by': 'a referee'},
+    'versions': {'numpy': '0.0.7'},
+    'train_sha256': 'b' * 64,
+    'code_sha256': 'c' * 64,
+  }
   _make_run(tmp_path / 'run', **changes)
   written = report.write(tmp_path / 'run')
   markdown, page, _ = _texts(tmp_path / 'run')
   page = _Page(page).text
   facts = [value for value in changes.values() if isinstance(value, str)]
   facts += [
-      'a referee', '0.0.7', 'one client', 'the model', 'the vocabulary',
-      'a histogram', 'ChaCha20', 'exact',
-      written['strategy_sha256'], written['summary'], written['accounting'],
-      written['adjacency_meaning'], written['formal_statement'],
-      written['report_code_sha256'], *written['warnings'],
-      *written['files_sha256'].values()]
+    'a referee',
+    '0.0.7',
+    'one client',
+    'the model',
+    'the vocabulary',
+    'a histogram',
+    'ChaCha20',
+    'exact',
+    written['strategy_sha256'],
+    written['summary'],
+    written['accounting'],
+    written['adjacency_meaning'],
+    written['formal_statement'],
+    written['report_code_sha256'],
+    *written['warnings'],
+    *written['files_sha256'].values(),
+  ]
   facts += itertools.chain.from_iterable(
-      row.values() for row in (
-          *written['assumptions'], *written['side_releases']))
+    row.values() for row in (*written['assumptions'], *written['side_releases'])
+  )
   for fact in facts:
     assert fact in markdown and fact in page, fact
 
@@ -206,21 +273,30 @@ def test_what_carries_no_noise_is_listed_one_by_one(tmp_path):
   _make_run(tmp_path / 'run', train_sha256='b' * 64)
   items = report.build(tmp_path / 'run').content['side_releases']
   where = [item['where'] for item in items]
-  for name in ('metrics.csv, clients', 'metrics.csv, non_finite',
-               'metrics.csv, accuracy', 'result.json', 'ledger.sqlite',
-               'stated by the run', 'this report'):
+  for name in (
+    'metrics.csv, clients',
+    'metrics.csv, non_finite',
+    'metrics.csv, accuracy',
+    'result.json',
+    'ledger.sqlite',
+    'stated by the run',
+    'this report',
+  ):
     assert name in where
   assert where.count('run.json') == 2
   # Of which nothing is known, so nothing good is assumed.
   assert {
-      'where': 'metrics.csv, quantile', 'what': 'not known to this report',
+    'where': 'metrics.csv, quantile',
+    'what': 'not known to this report',
   } in items
 
 
 def test_text_of_a_run_is_no_markup(tmp_path):
   _make_run(
-      tmp_path / 'run', released='<script>x</script> | y',
-      not_covered=['<b>bold</b>'])
+    tmp_path / 'run',
+    released='<script>x</script> | y',
+    not_covered=['<b>bold</b>'],
+  )
   report.write(tmp_path / 'run')
   markdown, text, _ = _texts(tmp_path / 'run')
   page = _Page(text)
@@ -229,15 +305,20 @@ def test_text_of_a_run_is_no_markup(tmp_path):
   assert '| <script>x</script> \\| y |' in markdown
 
 
-@pytest.mark.parametrize('options, warning', [
+@pytest.mark.parametrize(
+  'options, warning',
+  [
     ({'cohorts': _CLOSER}, 'was not kept'),
     ({'noise_multiplier': 0.0}, 'guarantees nothing'),
     ({'population': 10**5}, 'not below 1 / population'),
-    ({'code_sha256': 'a' * 64}, 'not the code that trained')], ids=str)
+    ({'code_sha256': 'a' * 64}, 'not the code that trained'),
+  ],
+  ids=str,
+)
 def test_what_must_be_known_leads_the_report(tmp_path, options, warning):
   _make_run(tmp_path / 'run', **options)
   written = report.write(tmp_path / 'run')
-  found, = written['warnings']
+  (found,) = written['warnings']
   assert warning in found
   markdown, page, _ = _texts(tmp_path / 'run')
   assert markdown.startswith(f'# Privacy report\n\n**{found}**')
@@ -247,8 +328,7 @@ def test_what_must_be_known_leads_the_report(tmp_path, options, warning):
 
 def test_simulated_run_leads_with_it(tmp_path):
   # Whatever else there is to warn of.
-  _make_run(
-      tmp_path / 'run', _CLOSER, setting='a smaller cohort', simulated={})
+  _make_run(tmp_path / 'run', _CLOSER, setting='a smaller cohort', simulated={})
   written = report.write(tmp_path / 'run')
   assert written['simulated']
   assert len(written['warnings']) == 2
@@ -267,22 +347,26 @@ def test_simulated_run_leads_with_it(tmp_path):
 
 def test_simulated_run_that_kept_its_plan_leads_with_it(tmp_path):
   _make_run(tmp_path / 'run', setting='a smaller cohort', simulated={})
-  assert report.build(tmp_path / 'run').content['warnings'][0].startswith(
-      'SIMULATED')
+  assert (
+    report.build(tmp_path / 'run')
+    .content['warnings'][0]
+    .startswith('SIMULATED')
+  )
 
 
 def test_burnt_rounds_are_told(tmp_path):
   _make_run(tmp_path / 'run', burnt=[2])
   written = report.write(tmp_path / 'run')
   assert written['observed']['rounds_burnt'] == 1
-  found, = written['warnings']
+  (found,) = written['warnings']
   assert found.startswith('1 of 6 rounds were burnt')
 
 
 def test_who_clips_is_what_the_run_says(tmp_path):
   for name, told, said in (
-      ('told', {'clipped_by': 'a referee'}, 'a referee'),
-      ('silent', {}, 'not stated')):
+    ('told', {'clipped_by': 'a referee'}, 'a referee'),
+    ('silent', {}, 'not stated'),
+  ):
     _make_run(tmp_path / name, **told)
     clipping = report.build(tmp_path / name).content['assumptions'][0]
     assert 'clipped to 0.5' in clipping['assumption']
@@ -301,8 +385,9 @@ def test_building_writes_nothing_and_gives_the_same_again(tmp_path):
 
   def content():
     return {
-        path: path.is_file() and path.read_bytes()
-        for path in (tmp_path / 'run').rglob('*')}
+      path: path.is_file() and path.read_bytes()
+      for path in (tmp_path / 'run').rglob('*')
+    }
 
   before = content()
   first = report.build(tmp_path / 'run')
@@ -312,7 +397,12 @@ def test_building_writes_nothing_and_gives_the_same_again(tmp_path):
   assert (tmp_path / 'run' / report.HTML_FILE).read_text() == first.html()
   added = {path.name for path in set(content()) - set(before)}
   assert added == {
-      'report.md', 'report.html', 'report.json', 'accuracy.png', 'epsilon.png'}
+    'report.md',
+    'report.html',
+    'report.json',
+    'accuracy.png',
+    'epsilon.png',
+  }
 
 
 def test_secrets_of_a_run_are_in_no_report(tmp_path):
@@ -325,8 +415,9 @@ def test_secrets_of_a_run_are_in_no_report(tmp_path):
   for secret in (_SECRET, b'state ' * 9):
     traces = [secret, base64.b64encode(secret), secret.hex().encode()]
     traces += [
-        hashlib.new(name, secret).hexdigest().encode()
-        for name in ('sha256', 'blake2b')]
+      hashlib.new(name, secret).hexdigest().encode()
+      for name in ('sha256', 'blake2b')
+    ]
     for path in written:
       assert not any(trace in path.read_bytes() for trace in traces), path
 
@@ -343,11 +434,17 @@ def test_digests_are_those_of_the_files(tmp_path):
   _make_run(tmp_path / 'run')
   digests = report.build(tmp_path / 'run').content['files_sha256']
   assert set(digests) == {
-      'run.json', 'strategy.json', 'ledger.sqlite', 'metrics.csv',
-      'result.json'}
+    'run.json',
+    'strategy.json',
+    'ledger.sqlite',
+    'metrics.csv',
+    'result.json',
+  }
   for name, digest in digests.items():
-    assert digest == hashlib.sha256(
-        (tmp_path / 'run' / name).read_bytes()).hexdigest()
+    assert (
+      digest
+      == hashlib.sha256((tmp_path / 'run' / name).read_bytes()).hexdigest()
+    )
 
 
 def test_digest_of_the_code_changes_with_the_code_alone(tmp_path):
@@ -384,7 +481,8 @@ def test_other_generators_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    'value', [8.0, 3.4240072731488453, 0.123456789, 99999.99, 1e-7 / 3])
+  'value', [8.0, 3.4240072731488453, 0.123456789, 99999.99, 1e-7 / 3]
+)
 def test_printed_epsilon_is_never_below_the_computed_one(value):
   printed = float(report_lib._number(value))
   assert value <= printed <= value * (1 + 2e-5)

@@ -16,9 +16,19 @@ _ROUNDS = 6
 
 
 def make_run(
-    directory: pathlib.Path, cohorts, noise_multiplier=0.6, min_sep=3, k=2,
-    strategy=None, schema=None, verified=None, ended=True, key=b'key',
-    burnt=(), measured=True, **changes,
+  directory: pathlib.Path,
+  cohorts,
+  noise_multiplier=0.6,
+  min_sep=3,
+  k=2,
+  strategy=None,
+  schema=None,
+  verified=None,
+  ended=True,
+  key=b'key',
+  burnt=(),
+  measured=True,
+  **changes,
 ):
   """Writes the files of a run by hand; returns the spec.
 
@@ -29,43 +39,65 @@ def make_run(
   schema = schema or participation.MinSep(min_sep, k)
   spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
   identity = [
-      int.from_bytes(hashlib.sha256(key + part).digest()[:8], 'big') >> 1
-      for part in (b'run', b'key')]
+    int.from_bytes(hashlib.sha256(key + part).digest()[:8], 'big') >> 1
+    for part in (b'run', b'key')
+  ]
   run = {
-      'format': report.RUN_FORMAT, 'version': report.RUN_VERSION,
-      **{name: f'{value:016x}'
-         for name, value in zip(report.IDENTITY_KEYS, identity)},
-      'config': {},
-      'claim': {**spec.to_dict(), 'delta': 1e-5, 'l2_norm_clip': 0.5,
-                'clients_per_round': 2},
-      'unit_of_privacy': 'one client', 'population': 12, 'data': 'some text',
-      'released': 'the model', 'not_covered': ['tuning'],
-      'side_releases': ['a count'], **changes,
+    'format': report.RUN_FORMAT,
+    'version': report.RUN_VERSION,
+    **{
+      name: f'{value:016x}'
+      for name, value in zip(report.IDENTITY_KEYS, identity)
+    },
+    'config': {},
+    'claim': {
+      **spec.to_dict(),
+      'delta': 1e-5,
+      'l2_norm_clip': 0.5,
+      'clients_per_round': 2,
+    },
+    'unit_of_privacy': 'one client',
+    'population': 12,
+    'data': 'some text',
+    'released': 'the model',
+    'not_covered': ['tuning'],
+    'side_releases': ['a count'],
+    **changes,
   }
   directory.mkdir(parents=True, exist_ok=True)
   (directory / report.RUN_FILE).write_text(json.dumps(run))
   strategies.save(strategy, directory / report.STRATEGY_FILE)
   header = 'round,clients,non_finite,quantile,accuracy\n'
   lines = [
-      f'{t},{len(cohort)},0,0.3,{0.02 * t if t % 2 else ""}\n'
-      for t, cohort in enumerate(cohorts)]
+    f'{t},{len(cohort)},0,0.3,{0.02 * t if t % 2 else ""}\n'
+    for t, cohort in enumerate(cohorts)
+  ]
   (directory / report.METRICS_FILE).write_text(''.join([header, *lines]))
   with program.Ledger(directory / report.LEDGER_FILE) as ledger:
     ledger.bind(run=identity[0], noise_key=identity[1])
     for t, cohort in enumerate(cohorts):
       ledger.start_round(t, np.array(cohort))
       ledger.finish_round(
-          t, spec.z_stddev * 0.5 if measured else None, bytes([t]) * 32,
-          noise_checked=verified is None or t in verified)
+        t,
+        spec.z_stddev * 0.5 if measured else None,
+        bytes([t]) * 32,
+        noise_checked=verified is None or t in verified,
+      )
       if t in burnt:
         ledger.abandon_round(t)
       ledger.record_row(t, report.row_digest(header, lines[t]))
     head = ledger.head()
   if ended:
     (directory / report.RESULT_FILE).write_text(
-        json.dumps(
-            {'test_accuracy': 0.123, 'test_loss': 5.0, 'parameters': 10,
-             report.LEDGER_HEAD: head}))
+      json.dumps(
+        {
+          'test_accuracy': 0.123,
+          'test_loss': 5.0,
+          'parameters': 10,
+          report.LEDGER_HEAD: head,
+        }
+      )
+    )
   return spec
 
 
@@ -83,7 +115,8 @@ def test_slack_is_that_of_the_run(tmp_path):
     assert written['dimension'] == dimension
     slacks.append(written['slack_epsilon'])
     assert written['epsilon'] > accounting.gaussian_epsilon(0.6, 1e-5) + (
-        0.9 * slacks[-1])
+      0.9 * slacks[-1]
+    )
     assert 0 < written['slack_delta'] < 1e-2 * 1e-5
   assert slacks[1] < slacks[0] < slacks[2]
   # Too little noise for any claim.
@@ -98,7 +131,8 @@ def test_report_gives_the_numbers_of_the_accountant(tmp_path):
   written = report.write(tmp_path)
   assert written == json.loads((tmp_path / 'report.json').read_text())
   assert written['epsilon'] == pytest.approx(
-      accounting.gaussian_epsilon(0.6, 1e-5), rel=1e-3)
+    accounting.gaussian_epsilon(0.6, 1e-5), rel=1e-3
+  )
   assert written['rho'] == pytest.approx(0.5 / 0.36)
   # Two disjoint columns of norm^2 1 + .25 + .16.
   assert written['sensitivity'] == pytest.approx(math.sqrt(2 * 1.41))
@@ -108,12 +142,22 @@ def test_report_gives_the_numbers_of_the_accountant(tmp_path):
   assert written['strategy_sha256'] == spec.strategy.digest()
   planned = written['planned']
   assert (planned['rounds'], planned['min_sep'], planned['participations']) == (
-      6, 3, 2)
+    6,
+    3,
+    2,
+  )
   assert planned['epsilon'] == written['epsilon']
   assert written['warnings'] == []
   assert written['observed'] == {
-      'rounds': 6, 'rounds_finished': 6, 'rounds_burnt': 0, 'clients': 9,
-      'min_cohort': 2, 'max_cohort': 2, 'min_sep': 3, 'participations': 2}
+    'rounds': 6,
+    'rounds_finished': 6,
+    'rounds_burnt': 0,
+    'clients': 9,
+    'min_cohort': 2,
+    'max_cohort': 2,
+    'min_sep': 3,
+    'participations': 2,
+  }
   assert not written['violated']
   text = (tmp_path / 'report.md').read_text()
   for fact in ('zero-out', 'min_sep', '12.30', 'tuning', 'a count'):
@@ -126,15 +170,19 @@ def test_closer_participation_leads_and_raises_epsilon(tmp_path):
   assert written['violated']
   assert written['observed']['min_sep'] == 2
   worse = accounting.PrivacySpec(
-      strategies.BandedToeplitz(6, [1.0, 0.5, 0.4]),
-      participation.MinSep(2, 2), 1.0).sensitivity.value
+    strategies.BandedToeplitz(6, [1.0, 0.5, 0.4]),
+    participation.MinSep(2, 2),
+    1.0,
+  ).sensitivity.value
   planned = math.sqrt(2 * 1.41)
   assert worse > planned
   assert written['epsilon'] == pytest.approx(
-      accounting.gaussian_epsilon(0.6 * planned / worse, 1e-5), rel=1e-3)
+    accounting.gaussian_epsilon(0.6 * planned / worse, 1e-5), rel=1e-3
+  )
   assert written['epsilon'] > written['planned']['epsilon']
   assert written['planned']['epsilon'] == pytest.approx(
-      accounting.gaussian_epsilon(0.6, 1e-5), rel=1e-3)
+    accounting.gaussian_epsilon(0.6, 1e-5), rel=1e-3
+  )
   # The noise that was added does not change.
   assert written['z_stddev'] == pytest.approx(0.5 * 0.6 * planned)
   first = (tmp_path / 'report.md').read_text().splitlines()[2]
@@ -146,12 +194,18 @@ def test_more_participations_raise_epsilon(tmp_path):
   written = report.write(tmp_path)
   assert written['violated']
   assert written['epsilon'] == pytest.approx(
-      accounting.gaussian_epsilon(0.6 / math.sqrt(2), 1e-5), rel=1e-3)
+    accounting.gaussian_epsilon(0.6 / math.sqrt(2), 1e-5), rel=1e-3
+  )
 
 
-@pytest.mark.parametrize('key, value', [
-    ('noise_multiplier', 6.0), ('max_participations', 1),
-    ('z_stddev_per_clip', 9.0)])
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('noise_multiplier', 6.0),
+    ('max_participations', 1),
+    ('z_stddev_per_clip', 9.0),
+  ],
+)
 def test_edited_claim_is_refused(tmp_path, key, value):
   make_run(tmp_path, KEPT)
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
@@ -175,8 +229,9 @@ def test_claim_that_is_hardly_edited_is_refused(tmp_path, factor):
 def test_edited_strategy_is_refused(tmp_path):
   make_run(tmp_path, KEPT)
   strategies.save(
-      strategies.BandedToeplitz(6, [1.0, 0.9, 0.4]),
-      tmp_path / report.STRATEGY_FILE)
+    strategies.BandedToeplitz(6, [1.0, 0.9, 0.4]),
+    tmp_path / report.STRATEGY_FILE,
+  )
   with pytest.raises(ValueError, match='contradicts'):
     report.write(tmp_path)
 
@@ -228,10 +283,20 @@ def test_number_that_is_no_json_is_refused(tmp_path, value):
     report.write(tmp_path)
 
 
-@pytest.mark.parametrize('key, value', [
-    ('delta', 0.0), ('delta', 1.0), ('delta', -1e-5), ('delta', '1e-5'),
-    ('l2_norm_clip', 0.0), ('clients_per_round', -2),
-    ('noise_multiplier', -1.0), ('min_sep', 3.0), ('participation', 'none')])
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('delta', 0.0),
+    ('delta', 1.0),
+    ('delta', -1e-5),
+    ('delta', '1e-5'),
+    ('l2_norm_clip', 0.0),
+    ('clients_per_round', -2),
+    ('noise_multiplier', -1.0),
+    ('min_sep', 3.0),
+    ('participation', 'none'),
+  ],
+)
 @pytest.mark.parametrize('noise_multiplier', [0.6, 0.0])
 def test_number_out_of_range_is_refused(tmp_path, key, value, noise_multiplier):
   make_run(tmp_path, KEPT, noise_multiplier)
@@ -252,17 +317,24 @@ def test_client_beyond_the_population_is_refused(tmp_path):
 def test_result_cannot_change_the_claim(tmp_path):
   make_run(tmp_path, KEPT)
   path = tmp_path / report.RESULT_FILE
-  path.write_text(json.dumps(
-      {**json.loads(path.read_text()), 'epsilon': 0.001}))
+  path.write_text(
+    json.dumps({**json.loads(path.read_text()), 'epsilon': 0.001})
+  )
   assert report.write(tmp_path)['runs'][0]['epsilon'] > 1
 
 
-@pytest.mark.parametrize('name, content', [
+@pytest.mark.parametrize(
+  'name, content',
+  [
     (report.RUN_FILE, '{"format": "tff_bandmf.run", "version": 2}'),
     (report.RUN_FILE, '{"format": "tff_bandmf.run", "version": 1}'),
-    (report.RUN_FILE, '{'), (report.RESULT_FILE, '{'),
-    (report.METRICS_FILE, 'round\nx\n'), (report.METRICS_FILE, 'a\n1,2\n'),
-    (report.STRATEGY_FILE, '{')])
+    (report.RUN_FILE, '{'),
+    (report.RESULT_FILE, '{'),
+    (report.METRICS_FILE, 'round\nx\n'),
+    (report.METRICS_FILE, 'a\n1,2\n'),
+    (report.STRATEGY_FILE, '{'),
+  ],
+)
 def test_damaged_file_is_named_in_one_line(tmp_path, name, content):
   make_run(tmp_path, KEPT)
   (tmp_path / name).write_text(content)
@@ -271,10 +343,19 @@ def test_damaged_file_is_named_in_one_line(tmp_path, name, content):
   assert '\n' not in str(caught.value)
 
 
-@pytest.mark.parametrize('key, value', [
-    ('not_covered', 'tuning'), ('population', '12'), ('claim', []),
-    ('setting', 1), ('run_id', 7), ('noise_key_id', 'x'),
-    ('enforced', 'yes'), ('enforced', {'min_sep': 3})])
+@pytest.mark.parametrize(
+  'key, value',
+  [
+    ('not_covered', 'tuning'),
+    ('population', '12'),
+    ('claim', []),
+    ('setting', 1),
+    ('run_id', 7),
+    ('noise_key_id', 'x'),
+    ('enforced', 'yes'),
+    ('enforced', {'min_sep': 3}),
+  ],
+)
 def test_run_with_a_value_of_another_kind_is_refused(tmp_path, key, value):
   make_run(tmp_path, KEPT)
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
@@ -315,21 +396,24 @@ def _brute_force(matrix, min_sep, k):
   rounds = len(matrix)
   gram = matrix.T @ matrix
   return max(
-      math.sqrt(gram[np.ix_(pattern, pattern)].sum())
-      for size in range(1, k + 1)
-      for pattern in itertools.combinations(range(rounds), size)
-      if all(j - i >= min_sep for i, j in zip(pattern, pattern[1:])))
+    math.sqrt(gram[np.ix_(pattern, pattern)].sum())
+    for size in range(1, k + 1)
+    for pattern in itertools.combinations(range(rounds), size)
+    if all(j - i >= min_sep for i, j in zip(pattern, pattern[1:]))
+  )
 
 
-@pytest.mark.parametrize('min_sep, k', [
-    (1, 1), (1, 6), (2, 2), (2, 3), (3, 2), (6, 1)])
+@pytest.mark.parametrize(
+  'min_sep, k', [(1, 1), (1, 6), (2, 2), (2, 3), (3, 2), (6, 1)]
+)
 def test_what_if_is_the_epsilon_of_every_pattern(tmp_path, min_sep, k):
   spec = make_run(tmp_path, KEPT)
   found = report.what_if(tmp_path, min_sep, k)
   sensitivity = _brute_force(spec.strategy.matrix(), min_sep, k)
   assert found['sensitivity_method'] == 'exact'
   assert found['epsilon'] == pytest.approx(
-      accounting.gaussian_epsilon(spec.z_stddev / sensitivity, 1e-5), rel=1e-3)
+    accounting.gaussian_epsilon(spec.z_stddev / sensitivity, 1e-5), rel=1e-3
+  )
   assert (found['min_sep'], found['participations']) == (min_sep, k)
   assert found['observed_is_worse'] == (min_sep > 3 or k < 2)
 
@@ -353,8 +437,10 @@ def test_what_if_on_the_command_line_writes_nothing(tmp_path, capsys):
   assert '1e-05)-DP' in out and 'The ledger shows worse: min_sep 2' in out
   assert main.main([*command, 'max-participations=1', '--json']) == 0
   found = json.loads(capsys.readouterr().out)
-  assert found['epsilon'] == report.what_if(
-      tmp_path, max_participations=1)['epsilon']
+  assert (
+    found['epsilon']
+    == report.what_if(tmp_path, max_participations=1)['epsilon']
+  )
   assert {path.name for path in tmp_path.iterdir()} == before
   for wrong in ('k=3', 'min_sep=3,min_sep=4', 'min_sep=x', 'min_sep=0', ''):
     assert main.main([*command, wrong]) == 2
@@ -365,8 +451,11 @@ def test_fixed_epochs_get_the_bound_of_all_patterns(tmp_path):
   # Columns 0 and 5 are the worst two, and not 3 apart.
   matrix = np.diag([3.0, 1.0, 1.0, 1.0, 1.0, 3.0])
   spec = make_run(
-      tmp_path, KEPT, strategy=strategies.Dense(matrix),
-      schema=participation.FixedEpoch(3, 2))
+    tmp_path,
+    KEPT,
+    strategy=strategies.Dense(matrix),
+    schema=participation.FixedEpoch(3, 2),
+  )
   written = report.write(tmp_path)
   all_patterns = _brute_force(matrix, 3, 2)
   assert spec.sensitivity.value < 0.99 * all_patterns
@@ -377,8 +466,7 @@ def test_fixed_epochs_get_the_bound_of_all_patterns(tmp_path):
 
 
 def test_second_participation_where_one_was_planned_is_a_violation(tmp_path):
-  make_run(
-      tmp_path, [[t] for t in range(6)], schema=participation.Single())
+  make_run(tmp_path, [[t] for t in range(6)], schema=participation.Single())
   written = report.write(tmp_path)
   assert not written['violated'] and written['min_sep'] is None
   other = tmp_path / 'other'
@@ -386,26 +474,38 @@ def test_second_participation_where_one_was_planned_is_a_violation(tmp_path):
   written = report.write(other)
   assert written['violated']
   assert written['sensitivity'] == pytest.approx(
-      _brute_force(spec.strategy.matrix(), 3, 2))
+    _brute_force(spec.strategy.matrix(), 3, 2)
+  )
   assert 'Planned: participations 1.' in written['warnings'][0]
 
 
-@pytest.mark.parametrize('strategy', [
-    strategies.SqrtToeplitz(6), strategies.Blt(6, [0.3], [0.8]),
-    strategies.DpCgd(6, 0.5), strategies.BandedInverseSqrt(6, 3),
-    strategies.Tree(6, 2), strategies.OnlineTree(6),
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    strategies.SqrtToeplitz(6),
+    strategies.Blt(6, [0.3], [0.8]),
+    strategies.DpCgd(6, 0.5),
+    strategies.BandedInverseSqrt(6, 3),
+    strategies.Tree(6, 2),
+    strategies.OnlineTree(6),
     strategies.Stamped(6, strategies.SqrtToeplitz(3)),
     strategies.ColumnNormalized(strategies.BandedSqrt(6, 4)),
-    strategies.Dense(np.tril(np.ones((6, 6))))], ids=lambda s: s.family)
+    strategies.Dense(np.tril(np.ones((6, 6)))),
+  ],
+  ids=lambda s: s.family,
+)
 def test_every_family_gets_its_sensitivity_after_the_run(tmp_path, strategy):
   spec = make_run(
-      tmp_path, [[0, 1], [0, 3], [2, 5], [4, 6], [8, 7], [9, 10]],
-      strategy=strategy)
+    tmp_path,
+    [[0, 1], [0, 3], [2, 5], [4, 6], [8, 7], [9, 10]],
+    strategy=strategy,
+  )
   written = report.write(tmp_path)
   assert written['observed']['min_sep'] == 1
   matrix = np.abs(strategy.matrix())
   # At least what two rounds next to each other give.
   assert written['sensitivity'] >= _brute_force(matrix, 1, 2) * (1 - 1e-9)
   assert written['epsilon'] == pytest.approx(
-      accounting.gaussian_epsilon(
-          spec.z_stddev / written['sensitivity'], 1e-5), rel=1e-3)
+    accounting.gaussian_epsilon(spec.z_stddev / written['sensitivity'], 1e-5),
+    rel=1e-3,
+  )

@@ -34,14 +34,21 @@ class Run:
   def __init__(self, ledger, start=0):
     self.ledger = ledger
     self.factory = aggregator.dp_aggregator(
-        0.5, 3, l2_norm_clip=0.2,
-        strategy=strategies.BandedToeplitz(_ROUNDS, [1, 0.5]),
-        participation=_SCHEMA,
-        noise=placements.Tape(key=noise.Key.from_seed(7), start_round=start))
+      0.5,
+      3,
+      l2_norm_clip=0.2,
+      strategy=strategies.BandedToeplitz(_ROUNDS, [1, 0.5]),
+      participation=_SCHEMA,
+      noise=placements.Tape(key=noise.Key.from_seed(7), start_round=start),
+    )
     self.process = fed_avg.build(
-        small_training.MODEL, small_training.LENGTH,
-        tff.learning.optimizers.build_sgdm(0.5),
-        tff.learning.optimizers.build_sgdm(1.0, 0.9), self.factory, 3)
+      small_training.MODEL,
+      small_training.LENGTH,
+      tff.learning.optimizers.build_sgdm(0.5),
+      tff.learning.optimizers.build_sgdm(1.0, 0.9),
+      self.factory,
+      3,
+    )
     self.initial = self.process.initialize()
 
   def __enter__(self):
@@ -58,8 +65,8 @@ class Run:
       return fed_avg.group_datasets(small_training.CLIENTS, cohort, 2, 0, t)
 
     with rounds.Rounds(
-        process or self.process, sampler, datasets, self.ledger,
-        start) as runner:
+      process or self.process, sampler, datasets, self.ledger, start
+    ) as runner:
       for _ in range(count):
         done = runner.run(state)
         state = done.state
@@ -69,8 +76,11 @@ class Run:
 def _disturbed(state):
   """A state with other weights."""
   weights = state.global_model_weights
-  return state._replace(global_model_weights=type(weights)(
-      tuple(w + np.float32(1e-3) for w in weights.trainable), ()))
+  return state._replace(
+    global_model_weights=type(weights)(
+      tuple(w + np.float32(1e-3) for w in weights.trainable), ()
+    )
+  )
 
 
 def _outcomes(ledger, t):
@@ -88,7 +98,8 @@ def test_replay_is_the_same_to_the_bit(runtime, ledger):
     attempts = ledger.attempts(t)
     assert _outcomes(ledger, t) == ['finished', 'finished']
     assert {attempt.result for attempt in attempts} == {
-        checkpoints.digest(one.state)}
+      checkpoints.digest(one.state)
+    }
   assert len({checkpoints.digest(done.state) for done in first}) == _ROUNDS
 
 
@@ -112,10 +123,12 @@ def test_replay_that_differs_burns_the_round(runtime, ledger):
     again = list(run.rounds(_disturbed(run.initial), 3))
     assert [each.metrics is None for each in again] == [True, True, False]
     assert checkpoints.digest(again[2].state) == checkpoints.digest(
-        done[2].state)
+      done[2].state
+    )
     tf.nest.map_structure(
-        np.testing.assert_array_equal, *map(
-            _noise, (again[2].state, done[2].state)))
+      np.testing.assert_array_equal,
+      *map(_noise, (again[2].state, done[2].state)),
+    )
 
 
 def _query_round(state):
@@ -154,20 +167,27 @@ def test_round_is_in_the_ledger_before_it_runs(runtime, ledger):
 
 def test_failed_attempt_is_tried_again_with_its_cohort(runtime, ledger):
   with Run(ledger) as run:
-    done, = run.rounds(run.initial, 1, process=Failing(
-        run.process, ledger, [True, True, False]))
+    (done,) = run.rounds(
+      run.initial, 1, process=Failing(run.process, ledger, [True, True, False])
+    )
     assert _outcomes(ledger, 0) == ['failed', 'failed', 'finished']
     np.testing.assert_array_equal(ledger.cohort(0), done.cohort)
   with Run(ledger) as run:
-    undisturbed, = run.rounds(run.initial, 1)
+    (undisturbed,) = run.rounds(run.initial, 1)
     assert checkpoints.digest(undisturbed.state) == checkpoints.digest(
-        done.state)
+      done.state
+    )
 
 
 def test_round_that_keeps_failing_ends_the_run(runtime, ledger):
   with Run(ledger) as run:
     with pytest.raises(RuntimeError, match='no worker'):
-      list(run.rounds(run.initial, 1, process=Failing(
-          run.process, ledger, itertools.repeat(True))))
+      list(
+        run.rounds(
+          run.initial,
+          1,
+          process=Failing(run.process, ledger, itertools.repeat(True)),
+        )
+      )
   assert _outcomes(ledger, 0) == ['failed'] * 3
   assert ledger.observed().rounds == 1

@@ -37,8 +37,11 @@ def small(tmp_path_factory):
   """An experiment of four rounds and its corpus."""
   path = tmp_path_factory.mktemp('corpus') / 'absl.sqlite'
   docstrings.write_clients(
-      docstrings.read_clients(
-          [p for p in docstrings.PACKAGES if p[0] == 'absl-py']), str(path))
+    docstrings.read_clients(
+      [p for p in docstrings.PACKAGES if p[0] == 'absl-py']
+    ),
+    str(path),
+  )
   config = kill_test.experiment(path, 4)
   return config, training.load_corpus(config.data)
 
@@ -68,7 +71,10 @@ def _describe(config, corpus):
   planned = training.make_sampler(config, corpus).participation
   spec, simulated = training._specs(config, strategy, planned)
   return (
-      description.describe(config, corpus, spec, simulated), strategy, planned)
+    description.describe(config, corpus, spec, simulated),
+    strategy,
+    planned,
+  )
 
 
 @pytest.fixture(scope='module')
@@ -84,10 +90,12 @@ def _open(directory, described, moved=False):
 
 def test_copy_is_refused_until_it_is_said_to_move(small, described, run_copy):
   for call in (
-      lambda: _open(run_copy, described),
-      lambda: training.run(*small, run_copy, resume=True)):
+    lambda: _open(run_copy, described),
+    lambda: training.run(*small, run_copy, resume=True),
+  ):
     with pytest.raises(
-        ValueError, match='is a copy, or was moved.*--moved') as caught:
+      ValueError, match='is a copy, or was moved.*--moved'
+    ) as caught:
       call()
     assert '\n' not in str(caught.value)
   assert training.run(*small, run_copy, resume=True, moved=True)
@@ -139,7 +147,8 @@ def test_edited_copy_is_refused(small, run_copy):
   path = run_copy / report.RUN_FILE
   run = json.loads(path.read_text())
   other = _describe(
-      config_lib.with_seed(config, config.training.seed + 1), corpus)
+    config_lib.with_seed(config, config.training.seed + 1), corpus
+  )
   run['config'] = json.loads(json.dumps(other[0]['config']))
   path.write_text(json.dumps(run))
   for moved in (False, True):
@@ -160,8 +169,12 @@ def test_start_that_was_killed_begins_anew(described, tmp_path):
     pass
 
   steps = [
-      (durable, 'write'), (os, 'rename'), (os, 'link'),
-      (program.Ledger, 'bind'), (program.Ledger, '_open')]
+    (durable, 'write'),
+    (os, 'rename'),
+    (os, 'link'),
+    (program.Ledger, 'bind'),
+    (program.Ledger, '_open'),
+  ]
   for left in range(20):
     directory = tmp_path / f'run{left}'
     rest = iter(range(left))
@@ -171,12 +184,14 @@ def test_start_that_was_killed_begins_anew(described, tmp_path):
         if next(rest, None) is None:
           raise Killed
         return function(*args, **kwargs)
+
       return step
 
     with contextlib.ExitStack() as stack:
       for owner, name in steps:
         stack.enter_context(
-            mock.patch.object(owner, name, killing(getattr(owner, name))))
+          mock.patch.object(owner, name, killing(getattr(owner, name)))
+        )
       try:
         first = _open(directory, described)
       except Killed:
@@ -205,11 +220,13 @@ def test_public_files_are_written_by_their_owner_alone(left):
 
 
 def test_what_a_killed_process_left_half_written_is_removed(
-    described, run_copy
+  described, run_copy
 ):
   parts = [
-      run_copy / 'run.json.0a.part', run_copy / 'private' / 'place.json.1.part',
-      run_copy / 'private' / 'checkpoints' / '00000003.npz.2b.part']
+    run_copy / 'run.json.0a.part',
+    run_copy / 'private' / 'place.json.1.part',
+    run_copy / 'private' / 'checkpoints' / '00000003.npz.2b.part',
+  ]
   for path in parts:
     path.write_bytes(b'half')
   _open(run_copy, described, moved=True)
@@ -222,7 +239,8 @@ def test_metrics_of_a_run_that_goes_on_are_checked(run_copy):
   with program.Ledger(run_copy / report.LEDGER_FILE) as ledger:
     path.write_text(''.join([*lines[:2], '1,1,4,0,,,,\n', *lines[3:]]))
     with pytest.raises(
-        ValueError, match='metrics.csv: has another row of round 1'):
+      ValueError, match='metrics.csv: has another row of round 1'
+    ):
       metrics.Metrics(run_copy, ledger, 3)
     with metrics.Metrics(run_copy, ledger, 1):
       assert path.read_text() == ''.join(lines[:2])
@@ -234,7 +252,7 @@ def test_metrics_of_a_run_that_goes_on_are_checked(run_copy):
 
 
 def test_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    small, run_copy
+  small, run_copy
 ):
   path = run_copy / 'private' / 'checkpoints' / '00000003.npz'
   content = bytearray(path.read_bytes())
@@ -264,14 +282,16 @@ def test_ledger_that_was_rolled_back_is_refused(small, run_copy):
       ledger.record_row(t, report.row_digest(header, rows[t]))
     for start in range(3):
       with pytest.raises(
-          ValueError, match='ledger.sqlite: lacks round 2, which') as caught:
+        ValueError, match='ledger.sqlite: lacks round 2, which'
+      ) as caught:
         metrics.Metrics(run_copy, ledger, start)
       assert '\n' not in str(caught.value)
   assert (run_copy / report.METRICS_FILE).read_text() == lines
 
 
 @pytest.mark.skipif(
-    not pathlib.Path('/dev/full').exists(), reason='has no /dev/full')
+  not pathlib.Path('/dev/full').exists(), reason='has no /dev/full'
+)
 def test_full_disk_names_the_metrics_and_the_vocabulary(tmp_path):
   with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
     ledger.start_round(0, [1])
@@ -307,13 +327,23 @@ def _command(tmp_path, directory, environment=(), limit=None):
 
   config = tmp_path / 'run.toml'
   config.write_text(
-      f"[data]\ncorpus = '{tmp_path / 'corpus.sqlite'}'\n"
-      '[privacy]\nfamily = "identity"\n')
+    f"[data]\ncorpus = '{tmp_path / 'corpus.sqlite'}'\n"
+    '[privacy]\nfamily = "identity"\n'
+  )
   done = subprocess.run(
-      [sys.executable, '-m', 'simulations.run_stackoverflow',
-       f'--config={config}', f'--output-dir={directory}'],
-      cwd=_ROOT, capture_output=True, timeout=120, preexec_fn=prepare,
-      env={**os.environ, **dict(environment)})
+    [
+      sys.executable,
+      '-m',
+      'simulations.run_stackoverflow',
+      f'--config={config}',
+      f'--output-dir={directory}',
+    ],
+    cwd=_ROOT,
+    capture_output=True,
+    timeout=120,
+    preexec_fn=prepare,
+    env={**os.environ, **dict(environment)},
+  )
   return done.returncode, done.stderr
 
 
@@ -321,14 +351,17 @@ def test_too_few_files_are_told_before_anything_is_written(tmp_path):
   status, error = _command(tmp_path, tmp_path / 'run', limit=24)
   assert status == 2
   assert error == (
-      b'files=24: may be open at once, and a run takes 64; ulimit -n 64.\n')
+    b'files=24: may be open at once, and a run takes 64; ulimit -n 64.\n'
+  )
   assert not (tmp_path / 'run').exists()
 
 
 def test_folder_that_the_locale_cannot_write_is_told(tmp_path):
   status, error = _command(
-      tmp_path, tmp_path / 'm\xfcnchen',
-      {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'})
+    tmp_path,
+    tmp_path / 'm\xfcnchen',
+    {'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0'},
+  )
   assert status == 2
   assert error.startswith(b"output_dir='") and error.count(b'\n') == 1
   assert b'LC_ALL=C.UTF-8' in error

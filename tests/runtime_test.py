@@ -22,8 +22,9 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 def _workers(process=None):
   return [
-      child for child in (process or psutil.Process()).children()
-      if 'worker_binary' in ' '.join(child.cmdline())
+    child
+    for child in (process or psutil.Process()).children()
+    if 'worker_binary' in ' '.join(child.cmdline())
   ]
 
 
@@ -47,7 +48,7 @@ def _add_one(x):
 
 def test_worker_is_gone_after_the_block(fresh):
   with runtime_lib.local_runtime(concurrency=1):
-    worker, = [each for each in _workers() if each not in fresh]
+    (worker,) = [each for each in _workers() if each not in fresh]
     assert _add_one(1) == 2
   assert not worker.is_running()
   # No other worker is started behind the caller's back.
@@ -64,14 +65,14 @@ def test_block_gives_back_the_block_around_it(runtime):
 def test_worker_is_gone_after_an_exception(fresh):
   with pytest.raises(ZeroDivisionError):
     with runtime_lib.local_runtime(concurrency=1):
-      worker, = [each for each in _workers() if each not in fresh]
+      (worker,) = [each for each in _workers() if each not in fresh]
       raise ZeroDivisionError
   assert not worker.is_running()
 
 
 def test_worker_that_was_killed_is_an_error_and_no_endless_retry(fresh):
   with runtime_lib.local_runtime(concurrency=1):
-    worker, = [each for each in _workers() if each not in fresh]
+    (worker,) = [each for each in _workers() if each not in fresh]
     assert _add_one(1) == 2
     worker.kill()
     with pytest.raises(RuntimeError, match='exit status -9'):
@@ -83,13 +84,14 @@ def test_worker_that_is_stopped_is_named_and_ends_the_computation(fresh):
   patience = patience_lib.Patience(4.0, said.append, notice_seconds=1.0)
   with mock.patch.object(runtime_lib, '_PROBE_SECONDS', 1.0):
     with runtime_lib.local_runtime(concurrency=1, patience=patience):
-      worker, = [each for each in _workers() if each not in fresh]
+      (worker,) = [each for each in _workers() if each not in fresh]
       assert _add_one(1) == 2
       assert not said
       worker.send_signal(signal.SIGSTOP)
       for _ in range(2):
         with pytest.raises(
-            RuntimeError, match=f'process {worker.pid}.*is stopped') as caught:
+          RuntimeError, match=f'process {worker.pid}.*is stopped'
+        ) as caught:
           _add_one(2)
         assert '\n' not in str(caught.value)
       # What gave nothing in time is not asked again.
@@ -106,11 +108,12 @@ def test_busy_worker_is_not_taken_for_a_stopped_one(fresh):
   def busy():
     end = tf.timestamp() + 3
     return tf.while_loop(
-        lambda n: tf.timestamp() < end, lambda n: [n + 1], [tf.constant(0)])
+      lambda n: tf.timestamp() < end, lambda n: [n + 1], [tf.constant(0)]
+    )
 
   with runtime_lib.local_runtime(concurrency=1, patience=patience):
     busy()
-  line, = said
+  (line,) = said
   assert 'may just be busy' in line
 
 
@@ -153,7 +156,7 @@ def test_results_and_errors_come_back(runtime):
 
 
 # First a Ctrl-C in the middle of a computation, then a SIGKILL.
-_PROGRAM = '''
+_PROGRAM = """
 import signal, sys, psutil
 # What a shell starts in the background ignores Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -174,13 +177,18 @@ for _ in range(2):
       busy()
   except KeyboardInterrupt:
     print('interrupted', worker.is_running(), flush=True)
-'''
+"""
 
 
 def test_worker_is_gone_after_ctrl_c_and_after_a_kill():
   program = subprocess.Popen(
-      [sys.executable, '-c', _PROGRAM], cwd=_ROOT, stdout=subprocess.PIPE,
-      stderr=subprocess.DEVNULL, text=True, start_new_session=True)
+    [sys.executable, '-c', _PROGRAM],
+    cwd=_ROOT,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.DEVNULL,
+    text=True,
+    start_new_session=True,
+  )
   try:
     worker = psutil.Process(int(program.stdout.readline()))
     _wait_until_busy(worker)

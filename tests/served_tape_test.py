@@ -14,7 +14,7 @@ from tff_bandmf.noise import served_tape, stream
 _ROUNDS = 30
 _DIMENSION = 100
 _KEY = noise.Key.from_seed(31)
-_STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.8**np.arange(9))
+_STRATEGY = strategies.BandedToeplitz(_ROUNDS, 0.8 ** np.arange(9))
 _RECURSION = _STRATEGY.recursion()
 
 
@@ -29,10 +29,15 @@ def serve(tmp_path):
   made = []
 
   def start(name, index=0, shards=2, **kwargs):
-    made.append(tapes.make(
-        tmp_path / name, _STRATEGY, resume=True,
+    made.append(
+      tapes.make(
+        tmp_path / name,
+        _STRATEGY,
+        resume=True,
         coordinates=stream.shard(_DIMENSION, index, shards),
-        **{'key': _KEY, 'dimension': _DIMENSION, **kwargs}))
+        **{'key': _KEY, 'dimension': _DIMENSION, **kwargs},
+      )
+    )
     return made[-1]
 
   yield start
@@ -40,11 +45,20 @@ def serve(tmp_path):
     tape.close()
 
 
-def _open(servers, recursion=_RECURSION, dimension=_DIMENSION,
-          z_steps=tapes.Z_STEPS, start_round=0):
+def _open(
+  servers,
+  recursion=_RECURSION,
+  dimension=_DIMENSION,
+  z_steps=tapes.Z_STEPS,
+  start_round=0,
+):
   return served_tape.ServedTape(
-      [server.directory for server in servers], recursion, z_steps, dimension,
-      start_round)
+    [server.directory for server in servers],
+    recursion,
+    z_steps,
+    dimension,
+    start_round,
+  )
 
 
 def _expected():
@@ -72,8 +86,7 @@ def test_shards_are_read_as_one_tape(serve, shards):
 
 def test_noise_is_that_of_a_tape_of_this_process(serve, tmp_path):
   served = _open([serve('0', 0, 1)])
-  own = tapes.make(
-      tmp_path / 'own', _STRATEGY, dimension=_DIMENSION, key=_KEY)
+  own = tapes.make(tmp_path / 'own', _STRATEGY, dimension=_DIMENSION, key=_KEY)
   assert served.dimension == own.dimension
   assert (served.tape_id, served.z_steps) == (own.tape_id, own.z_steps)
   assert np.array_equal(served.row_norms, own.row_norms)
@@ -130,8 +143,11 @@ def test_start_round_moves_the_servers_on(serve):
   # Rounds that were skipped leave no file.
   for tape in servers:
     tapes.wait_until((tape.directory / '00000018.noise').exists)
-    tapes.wait_until(lambda tape=tape: min(
-        int(path.stem) for path in tape.directory.glob('*.noise')) == 17)
+    tapes.wait_until(
+      lambda tape=tape: (
+        min(int(path.stem) for path in tape.directory.glob('*.noise')) == 17
+      )
+    )
   served.close()
 
 
@@ -167,10 +183,14 @@ def test_second_reader_is_refused(serve):
   second.close()
 
 
-@pytest.mark.parametrize('name, arguments', [
+@pytest.mark.parametrize(
+  'name, arguments',
+  [
     ('strategy', {'recursion': strategies.Identity(_ROUNDS).recursion()}),
     ('parameters', {'dimension': _DIMENSION - 1}),
-    ('z_steps', {'z_steps': np.nextafter(tapes.Z_STEPS, 0)})])
+    ('z_steps', {'z_steps': np.nextafter(tapes.Z_STEPS, 0)}),
+  ],
+)
 def test_other_noise_than_trained_for_is_refused(serve, name, arguments):
   servers = [serve(str(i), i, 2) for i in range(2)]
   with pytest.raises(ValueError, match=f'^{name}='):
@@ -192,8 +212,9 @@ def test_shards_that_overlap_are_refused(serve):
     _open(servers)
 
 
-@pytest.mark.parametrize('other', [
-    {'key': noise.Key.from_seed(32)}, {'devices': ['CPU:0']}])
+@pytest.mark.parametrize(
+  'other', [{'key': noise.Key.from_seed(32)}, {'devices': ['CPU:0']}]
+)
 def test_shards_of_two_tapes_are_refused(serve, other):
   servers = [serve('0', 0, 2), serve('1', 1, 2, **other)]
   with pytest.raises(ValueError, match='several keys or kinds of device'):
@@ -202,8 +223,7 @@ def test_shards_of_two_tapes_are_refused(serve, other):
 
 def test_folder_without_server_is_refused(tmp_path):
   with pytest.raises(ValueError, match='start bandmf noise-server'):
-    served_tape.ServedTape(
-        [tmp_path], _RECURSION, tapes.Z_STEPS, _DIMENSION)
+    served_tape.ServedTape([tmp_path], _RECURSION, tapes.Z_STEPS, _DIMENSION)
   assert not list(tmp_path.iterdir())
 
 
@@ -214,15 +234,26 @@ def test_tape_of_a_training_process_is_not_served(tmp_path):
   own.close()
 
 
-@pytest.mark.parametrize('change', [
-    {'version': 2}, {'format': 'other'}, {'z_steps': 1000}, {'served': 1},
-    {'more': 1}, {'tape_id': None}])
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'version': 2},
+    {'format': 'other'},
+    {'z_steps': 1000},
+    {'served': 1},
+    {'more': 1},
+    {'tape_id': None},
+  ],
+)
 def test_description_of_another_release_is_refused(serve, change):
   tape = serve('0', 0, 1)
   path = tape.directory / 'tape.json'
   content = {**json.loads(path.read_text()), **change}
-  path.write_text(json.dumps(
-      {name: value for name, value in content.items() if value is not None}))
+  path.write_text(
+    json.dumps(
+      {name: value for name, value in content.items() if value is not None}
+    )
+  )
   with pytest.raises(ValueError, match='tape.json: is no tff_bandmf.tape'):
     _open([tape])
 
@@ -246,7 +277,8 @@ def test_one_bad_shard_fails_the_round_and_marks_none(serve):
     tapes.release(served, 3)
   for tape in servers:
     assert list(tape.directory.glob('*.reached')) == [
-        tape.directory / '00000000.reached']
+      tape.directory / '00000000.reached'
+    ]
   assert np.array_equal(tapes.release(served, 0), _expected()[0])
   served.close()
 

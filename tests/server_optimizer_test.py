@@ -14,8 +14,9 @@ def _training(**changes):
 
 def _rates(training):
   return [
-      float(server_optimizer.learning_rate(training, tf.constant(t)))
-      for t in range(training.rounds)]
+    float(server_optimizer.learning_rate(training, tf.constant(t)))
+    for t in range(training.rounds)
+  ]
 
 
 def test_learning_rate_is_constant_by_default():
@@ -23,20 +24,30 @@ def test_learning_rate_is_constant_by_default():
 
 
 def test_learning_rate_rises_and_falls_linearly():
-  rates = _rates(_training(
-      server_learning_rate=2.0, server_warmup_rounds=4,
-      server_cooldown_rounds=5, server_cooldown_end=0.1))
+  rates = _rates(
+    _training(
+      server_learning_rate=2.0,
+      server_warmup_rounds=4,
+      server_cooldown_rounds=5,
+      server_cooldown_end=0.1,
+    )
+  )
   np.testing.assert_allclose(rates[:5], [0.5, 1.0, 1.5, 2.0, 2.0])
   np.testing.assert_allclose(rates[4:16], 2.0)
   np.testing.assert_allclose(
-      rates[15:], [2.0, 1.64, 1.28, 0.92, 0.56], rtol=1e-6)
+    rates[15:], [2.0, 1.64, 1.28, 0.92, 0.56], rtol=1e-6
+  )
 
 
 @pytest.mark.parametrize('name', config_lib.SERVER_OPTIMIZERS)
 def test_optimizer_follows_the_schedule(name):
   training = _training(
-      server_optimizer=name, server_learning_rate=0.3, server_warmup_rounds=4,
-      server_cooldown_rounds=3, server_momentum=0.0)
+    server_optimizer=name,
+    server_learning_rate=0.3,
+    server_warmup_rounds=4,
+    server_cooldown_rounds=3,
+    server_momentum=0.0,
+  )
   optimizer = server_optimizer.build(training)
   weights, gradients = (tf.constant([1.0]),), (tf.constant([2.0]),)
   state = optimizer.initialize((tf.TensorSpec([1]),))
@@ -46,7 +57,8 @@ def test_optimizer_follows_the_schedule(name):
     steps.append(float(weights[0] - after[0]))
   if name == config_lib.SGD:
     np.testing.assert_allclose(
-        steps, 2.0 * np.array(_rates(training)), rtol=1e-5)
+      steps, 2.0 * np.array(_rates(training)), rtol=1e-5
+    )
   else:
     # Constant gradients: steps of an adaptive optimiser are about the rate.
     assert steps[1] < steps[3]

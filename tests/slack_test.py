@@ -301,11 +301,7 @@ def test_calibrated_noise_covers_its_own_slack(monkeypatch):
   assert own.epsilon <= bound.slack_epsilon * (1 + 1e-9)
   # Amplification may need far less noise than the slack was taken for.
   little = spec.noise_multiplier / 50
-  monkeypatch.setattr(
-    sampled, '_least_noise', lambda *_: (little, bound)
-  )
-  spec, bound = accounting.calibrate_sampled(
-    _sampled(max_slack=0.5), 2.0, 1e-3
-  )
+  monkeypatch.setattr(sampled, '_least_noise', lambda *_: (little, bound))
+  spec, bound = accounting.calibrate_sampled(_sampled(max_slack=0.5), 2.0, 1e-3)
   own = spec.cost.slack(2.0, 1e-3, spec.moved(little))
   assert own.epsilon <= bound.slack_epsilon * (1 + 1e-9)

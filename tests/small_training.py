@@ -17,17 +17,22 @@ def _clients():
   vocabulary = vocabulary_lib.Vocabulary(('a', 'b', 'c', 'd', 'e'))
   sizes = np.arange(_CLIENTS)
   rows = [
-      vocabulary.encode(
-          ' '.join(generator.choice(list('abcdez'), words)), LENGTH)
-      for words in generator.integers(0, LENGTH + 1, sizes.sum())]
+    vocabulary.encode(' '.join(generator.choice(list('abcdez'), words)), LENGTH)
+    for words in generator.integers(0, LENGTH + 1, sizes.sum())
+  ]
   return client_data.TokenizedClients(
-      'train', tuple(map(str, range(_CLIENTS))),
-      np.concatenate([[0], np.cumsum(sizes)]), np.array(rows, np.int16),
-      vocabulary)
+    'train',
+    tuple(map(str, range(_CLIENTS))),
+    np.concatenate([[0], np.cumsum(sizes)]),
+    np.array(rows, np.int16),
+    vocabulary,
+  )
 
 
 CLIENTS = _clients()
 MODEL = models.build(
-    config_lib.Model(embedding_size=4, lstm_size=3),
-    CLIENTS.vocabulary.num_ids, seed=1)
+  config_lib.Model(embedding_size=4, lstm_size=3),
+  CLIENTS.vocabulary.num_ids,
+  seed=1,
+)
 SPECS = tuple(tf.TensorSpec(w.shape, w.dtype) for w in MODEL.weights)

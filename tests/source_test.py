@@ -21,25 +21,34 @@ _FALSE_ALARM = 1e-6
 _WIDE = 40_000
 
 _STRATEGIES = {
-    'identity': strategies.Identity(_ROUNDS),
-    'narrow': strategies.BandedToeplitz(_ROUNDS, [1.0, 0.6, 0.3]),
-    'wide': strategies.BandedToeplitz(
-        _ROUNDS, 0.9**np.arange(20) / (1 + np.arange(20))),
-    'inverse': strategies.BandedInverseSqrt(_ROUNDS, 6),
-    'blt': strategies.ColumnNormalized(
-        strategies.Blt(_ROUNDS, [0.3, 0.2], [0.95, 0.6])),
-    'online-tree': strategies.OnlineTree(_ROUNDS),
+  'identity': strategies.Identity(_ROUNDS),
+  'narrow': strategies.BandedToeplitz(_ROUNDS, [1.0, 0.6, 0.3]),
+  'wide': strategies.BandedToeplitz(
+    _ROUNDS, 0.9 ** np.arange(20) / (1 + np.arange(20))
+  ),
+  'inverse': strategies.BandedInverseSqrt(_ROUNDS, 6),
+  'blt': strategies.ColumnNormalized(
+    strategies.Blt(_ROUNDS, [0.3, 0.2], [0.95, 0.6])
+  ),
+  'online-tree': strategies.OnlineTree(_ROUNDS),
 }
 # Rows of the model's size in the state.
 _MEMORY = {
-    'identity': 0, 'narrow': 2, 'wide': 19, 'inverse': 5, 'blt': 2,
-    'online-tree': 4}
+  'identity': 0,
+  'narrow': 2,
+  'wide': 19,
+  'inverse': 5,
+  'blt': 2,
+  'online-tree': 4,
+}
 
 
 def _source(placement, strategy, dimension, directory):
   placed = (
-      placements.InState() if placement == 'state'
-      else placements.Tape(directory / 'tape', _KEY))
+    placements.InState()
+    if placement == 'state'
+    else placements.Tape(directory / 'tape', _KEY)
+  )
   return source_lib.of(placed, strategy.recursion(), _Z_STEPS, dimension)
 
 
@@ -80,12 +89,13 @@ def _reference(strategy, dimension):
       memory = table.update[phase] @ memory + table.gain[phase][:, None] * y
     else:
       latest = y if recursion.keeps == recursion_lib.PAST_Y else (y - m) / scale
-      memory = np.concatenate([[latest], memory])[:recursion.memory]
+      memory = np.concatenate([[latest], memory])[: recursion.memory]
   return np.stack(ys)
 
 
-@pytest.mark.parametrize('name, placement', itertools.product(
-    _STRATEGIES, ['state', 'tape']))
+@pytest.mark.parametrize(
+  'name, placement', itertools.product(_STRATEGIES, ['state', 'tape'])
+)
 def test_rounds_are_those_of_the_recursion(tmp_path, placement, name):
   source = _source(placement, _STRATEGIES[name], 500, tmp_path)
   found, _ = _rounds(source)
@@ -93,7 +103,8 @@ def test_rounds_are_those_of_the_recursion(tmp_path, placement, name):
   assert found.dtype == np.int32
   # A unit in the last place of z or m may move a rounding: 1 in 10^9 does.
   np.testing.assert_allclose(
-      found, _reference(_STRATEGIES[name], 500), rtol=0, atol=1)
+    found, _reference(_STRATEGIES[name], 500), rtol=0, atol=1
+  )
 
 
 @pytest.mark.parametrize('placement', ['state', 'tape'])
@@ -114,12 +125,15 @@ def test_no_noise_adds_nothing():
   assert source.start_round == 5
   total = tf.constant([1, -2, 3])
   released, state = source.release(
-      source.initial_state(), tf.constant(0, tf.int64), total)
+    source.initial_state(), tf.constant(0, tf.int64), total
+  )
   np.testing.assert_array_equal(released, total)
   assert state == ()
   metrics = source.metrics(state, tf.constant(0, tf.int64))
   assert {name: value.numpy() for name, value in metrics.items()} == {
-      'noise_placement': b'none', 'noise_checked': False}
+    'noise_placement': b'none',
+    'noise_checked': False,
+  }
 
 
 @pytest.mark.parametrize('name', _STRATEGIES)
@@ -128,7 +142,8 @@ def test_state_stays_of_one_form(tmp_path, name):
   before = _begun(source)
   tf.nest.assert_same_structure(source.initial_state(), before)
   _, after = source.release(
-      before, tf.constant(0, tf.int64), tf.zeros([9], tf.int32))
+    before, tf.constant(0, tf.int64), tf.zeros([9], tf.int32)
+  )
   tf.nest.assert_same_structure(before, after)
   for a, b in zip(tf.nest.flatten(before), tf.nest.flatten(after)):
     assert (a.shape, a.dtype) == (b.shape, b.dtype)
@@ -160,16 +175,19 @@ def test_noise_beyond_32_bits_fails_the_round(tmp_path):
   recursion = _STRATEGIES['narrow'].recursion()
   source = source_lib.StateSource(recursion, 2.0**33, 50)
   with pytest.raises(
-      tf.errors.InvalidArgumentError, match='noise beyond 32 bits'):
+    tf.errors.InvalidArgumentError, match='noise beyond 32 bits'
+  ):
     _rounds(source, 1)
 
 
 @pytest.mark.parametrize('factor', [0.9, 1.1])
 def test_noise_of_another_deviation_fails_the_round(
-    tmp_path, monkeypatch, factor):
+  tmp_path, monkeypatch, factor
+):
   normals = graph_generator.normals
   monkeypatch.setattr(
-      graph_generator, 'normals', lambda *args: factor * normals(*args))
+    graph_generator, 'normals', lambda *args: factor * normals(*args)
+  )
   source = _source('state', _STRATEGIES['narrow'], _WIDE, tmp_path)
   with pytest.raises(tf.errors.InvalidArgumentError, match='its sample dev'):
     _rounds(source, 1)
@@ -189,8 +207,11 @@ def test_bytes_passed_are_those_of_the_state_and_of_the_table():
 def test_state_that_cannot_pass_is_refused():
   with pytest.raises(ValueError, match='1.8 GB of noise cannot pass.*use Tape'):
     source_lib.of(
-        placements.InState(), _STRATEGIES['narrow'].recursion(), _Z_STEPS,
-        230_000_000)
+      placements.InState(),
+      _STRATEGIES['narrow'].recursion(),
+      _Z_STEPS,
+      230_000_000,
+    )
 
 
 def test_tape_state_names_the_tape_and_holds_no_noise(tmp_path):
@@ -201,19 +222,23 @@ def test_tape_state_names_the_tape_and_holds_no_noise(tmp_path):
   for each in (state, source.begin(state)):
     assert list(each) == ['tape_id', 'run']
     assert all(
-        leaf.shape == [] and leaf.dtype == tf.int64 for leaf in each.values())
+      leaf.shape == [] and leaf.dtype == tf.int64 for leaf in each.values()
+    )
   words = np.frombuffer(_KEY.secret, '<i8')
   assert int(state['tape_id']) not in words
   source.close()
 
 
-@pytest.mark.parametrize('kwargs, error, match', [
+@pytest.mark.parametrize(
+  'kwargs, error, match',
+  [
     ({'key': 'secret'}, TypeError, 'key=str: must be a noise.Key'),
     ({'key': 7}, TypeError, 'key=int'),
     ({'start_round': -1, 'key': _KEY}, ValueError, 'start_round=-1'),
     ({'start_round': 1.5, 'key': _KEY}, TypeError, 'start_round=1.5'),
     ({'start_round': 1}, ValueError, 'start_round=1: needs the key'),
-])
+  ],
+)
 def test_bad_placement_is_refused_and_shows_no_key(kwargs, error, match):
   with pytest.raises(error, match=match) as raised:
     placements.Tape(**kwargs)
@@ -241,14 +266,15 @@ def _p_value(y, matrix):
   n, d = whitened.shape
   covariance = whitened @ whitened.T / d
   off_diagonal = covariance[np.triu_indices(n, 1)]
-  statistic = (
-      d * np.sum(off_diagonal**2)
-      + d / 2 * np.sum((np.diag(covariance) - 1)**2))
+  statistic = d * np.sum(off_diagonal**2) + d / 2 * np.sum(
+    (np.diag(covariance) - 1) ** 2
+  )
   return scipy.stats.chi2.sf(statistic, n * (n + 1) / 2)
 
 
-@pytest.mark.parametrize('name, placement', itertools.product(
-    _STRATEGIES, ['state', 'tape']))
+@pytest.mark.parametrize(
+  'name, placement', itertools.product(_STRATEGIES, ['state', 'tape'])
+)
 def test_covariance_is_that_of_the_strategy(tmp_path, placement, name):
   strategy = _STRATEGIES[name]
   source = _source(placement, strategy, _WIDE, tmp_path)

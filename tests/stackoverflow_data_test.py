@@ -149,9 +149,7 @@ def test_corpus_is_what_tff_makes_of_the_file(data_dir):
   )
   data = tff.simulation.datasets.stackoverflow.get_synthetic()
   for client_id, split in _SPLITS.items():
-    clients = getattr(
-      corpus, {'heldout': 'validation'}.get(split, split)
-    )
+    clients = getattr(corpus, {'heldout': 'validation'}.get(split, split))
     assert clients.client_ids == (client_id,)
     ((x, y),) = preprocess(data.create_tf_dataset_for_client(client_id))
     ours = clients.client_arrays(0)

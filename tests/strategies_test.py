@@ -317,9 +317,7 @@ def test_documented_example_is_a_strategy_file(tmp_path):
   example = re.search(r'^  (\{.*?\}\})$', files.__doc__, re.DOTALL | re.M)
   path = tmp_path / 'strategy.json'
   path.write_text(example.group(1))
-  _same(
-    _load(path), strategies.BandedToeplitz(2052, np.array([1.0, 0.5]))
-  )
+  _same(_load(path), strategies.BandedToeplitz(2052, np.array([1.0, 0.5])))
 
 
 def _header(**changes):

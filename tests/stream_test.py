@@ -148,9 +148,7 @@ def test_any_sharding_gives_the_same_bits(monkeypatch, name, shards):
   monkeypatch.setattr(stream, '_GRID', 16)
   whole = _streamed(_FAMILIES[name])
   parts = [
-    _streamed(
-      _FAMILIES[name], coordinates=stream.shard(_DIMENSION, i, shards)
-    )
+    _streamed(_FAMILIES[name], coordinates=stream.shard(_DIMENSION, i, shards))
     for i in range(shards)
   ]
   assert np.array_equal(np.concatenate(parts, axis=1), whole)
@@ -212,9 +210,9 @@ def _p_value(covariance, matrix):
   """
   n, d = len(matrix), _WIDE
   whitened = matrix @ covariance @ matrix.T
-  statistic = d * np.sum(
-    whitened[np.triu_indices(n, 1)] ** 2
-  ) + d / 2 * np.sum((np.diag(whitened) - 1) ** 2)
+  statistic = d * np.sum(whitened[np.triu_indices(n, 1)] ** 2) + d / 2 * np.sum(
+    (np.diag(whitened) - 1) ** 2
+  )
   return scipy.stats.chi2.sf(statistic, n * (n + 1) / 2)
 
 

@@ -15,12 +15,12 @@ import pytest
 from click import testing
 
 from simulations import (
-    docstrings,
-    grid,
-    sweep,
-    sweep_cell,
-    sweep_plots,
-    sweep_summary,
+  docstrings,
+  grid,
+  sweep,
+  sweep_cell,
+  sweep_plots,
+  sweep_summary,
 )
 from tff_bandmf import report
 
@@ -53,25 +53,40 @@ privacy.family = 'online-tree'
 
 
 def _row(*exponents):
-  return grid.Row('blt_epsilon8', 'blt', 8.0, exponents, {
-      'data': {}, 'model': {}, 'training': {
-          'rounds': 4, 'clients_per_round': 2},
+  return grid.Row(
+    'blt_epsilon8',
+    'blt',
+    8.0,
+    exponents,
+    {
+      'data': {},
+      'model': {},
+      'training': {'rounds': 4, 'clients_per_round': 2},
       'privacy': {
-          'family': 'blt', 'min_sep': 2, 'epsilon': 8.0, 'delta': 1e-5,
-          'l2_norm_clip': 1.0},
-  }, ())
+        'family': 'blt',
+        'min_sep': 2,
+        'epsilon': 8.0,
+        'delta': 1e-5,
+        'l2_norm_clip': 1.0,
+      },
+    },
+    (),
+  )
 
 
 def _result(accuracy, claimed=8.0):
   return sweep_cell.Result(
-      accuracy + 0.01, ((2, accuracy / 2), (4, accuracy)), claimed, 0.5)
+    accuracy + 0.01, ((2, accuracy / 2), (4, accuracy)), claimed, 0.5
+  )
 
 
 def _ended(accuracies):
   return {
-      f'blt_epsilon8/seed0_rate{exponent:+d}': (
-          None if accuracy is None else _result(accuracy))
-      for exponent, accuracy in accuracies.items()}
+    f'blt_epsilon8/seed0_rate{exponent:+d}': (
+      None if accuracy is None else _result(accuracy)
+    )
+    for exponent, accuracy in accuracies.items()
+  }
 
 
 def _exponents(cells):
@@ -80,15 +95,20 @@ def _exponents(cells):
 
 def test_rate_of_best_validation_is_taken():
   taken, cells = sweep.choose_rate(
-      _row(2, 0, 1), _ended({0: 0.1, 1: 0.3, 2: 0.2}))
+    _row(2, 0, 1), _ended({0: 0.1, 1: 0.3, 2: 0.2})
+  )
   assert taken == 1
   assert _exponents(cells) == [0, 1, 2]
   assert {cell.seed for cell in cells} == {sweep.TUNING_SEED}
 
 
 def test_smaller_of_two_equal_rates_is_taken():
-  assert sweep.choose_rate(
-      _row(0, 1, 2, 3), _ended({0: 0.1, 1: 0.3, 2: 0.3, 3: 0.2}))[0] == 1
+  assert (
+    sweep.choose_rate(
+      _row(0, 1, 2, 3), _ended({0: 0.1, 1: 0.3, 2: 0.3, 3: 0.2})
+    )[0]
+    == 1
+  )
 
 
 def test_rate_is_open_while_a_candidate_runs():
@@ -98,12 +118,15 @@ def test_rate_is_open_while_a_candidate_runs():
   assert sweep.test_cells(_row(0, 1, 2), 3, _ended({0: 0.1, 1: 0.3})) == []
 
 
-@pytest.mark.parametrize('scores, tried', [
+@pytest.mark.parametrize(
+  'scores, tried',
+  [
     ({0: 0.3, 1: 0.2}, [-1, 0, 1]),
     ({0: 0.2, 1: 0.3}, [0, 1, 2]),
     ({0: 0.2, 1: 0.3, 2: 0.4}, [0, 1, 2, 3]),
     ({0: None, 1: 0.3}, [0, 1, 2]),
-])
+  ],
+)
 def test_search_goes_on_beyond_an_edge(scores, tried):
   taken, cells = sweep.choose_rate(_row(0, 1), _ended(scores))
   assert taken is None
@@ -118,8 +141,10 @@ def test_search_beyond_an_edge_ends():
 
 
 def test_failed_candidates_are_not_taken():
-  assert sweep.choose_rate(
-      _row(0, 1, 2), _ended({0: 0.1, 1: None, 2: None}))[0] is None
+  assert (
+    sweep.choose_rate(_row(0, 1, 2), _ended({0: 0.1, 1: None, 2: None}))[0]
+    is None
+  )
   ended = _ended({-1: 0.05, 0: 0.1, 1: None, 2: None})
   assert sweep.choose_rate(_row(0, 1, 2), ended)[0] == 0
   nothing = _ended({0: None, 1: None})
@@ -131,7 +156,10 @@ def test_test_seeds_are_fresh():
   ended = _ended({0: 0.1, 1: 0.3, 2: 0.2})
   cells = sweep.test_cells(_row(0, 1, 2), 3, ended)
   assert [(cell.exponent, cell.seed) for cell in cells] == [
-      (1, 1), (1, 2), (1, 3)]
+    (1, 1),
+    (1, 2),
+    (1, 3),
+  ]
   assert [cell.config.training.seed for cell in cells] == [1, 2, 3]
   assert cells[0].config.training.server_learning_rate == 1.7
   assert cells[0].name == 'blt_epsilon8/seed1_rate+1'
@@ -142,11 +170,15 @@ def _summary(tmp_path, claimed=8.0):
   ended = _ended({0: 0.1, 1: 0.3, 2: None})
   cells = sweep.test_cells(row, 3, ended)
   accuracies = (0.25, 0.35, 0.3)
-  ended.update({
+  ended.update(
+    {
       cell.name: _result(value, claimed)
-      for cell, value in zip(cells, accuracies)})
+      for cell, value in zip(cells, accuracies)
+    }
+  )
   summary = sweep_summary.Summary.of(
-      [(row, *sweep.choose_rate(row, ended), cells)], ended)
+    [(row, *sweep.choose_rate(row, ended), cells)], ended
+  )
   summary.write(tmp_path)
   return summary
 
@@ -159,7 +191,8 @@ def test_summary_has_means_and_spread(tmp_path):
   assert row['accuracy_mean'] == pytest.approx(statistics.mean(expected))
   assert row['accuracy_stdev'] == pytest.approx(statistics.stdev(expected))
   assert (row['accuracy_least'], row['accuracy_most']) == pytest.approx(
-      (26.0, 36.0))
+    (26.0, 36.0)
+  )
   assert (row['seeds'], row['claimed_epsilon']) == (3, 8.0)
   assert row['server_learning_rate'] == 1.7
   with open(tmp_path / 'summary.csv', newline='') as stream:
@@ -167,8 +200,9 @@ def test_summary_has_means_and_spread(tmp_path):
   assert float(read['accuracy_mean']) == row['accuracy_mean']
   assert summary.failed == ('blt_epsilon8/seed0_rate+2',)
   assert 'blt_epsilon8/seed0_rate+2' in summary.markdown()
-  taken = [each['server_learning_rate'] for each in summary.tuning
-           if each['taken']]
+  taken = [
+    each['server_learning_rate'] for each in summary.tuning if each['taken']
+  ]
   assert taken == [1.7]
 
 
@@ -221,13 +255,19 @@ def grid_path(tmp_path_factory):
 
 def _command(grid_path, directory, *more):
   return [
-      sys.executable, '-m', 'simulations.sweep', f'--grid={grid_path}',
-      f'--output_dir={directory}', *more]
+    sys.executable,
+    '-m',
+    'simulations.sweep',
+    f'--grid={grid_path}',
+    f'--output_dir={directory}',
+    *more,
+  ]
 
 
 def _start(grid_path, directory, log, *more):
   return subprocess.Popen(
-      _command(grid_path, directory, *more), cwd=_ROOT, stdout=log, stderr=log)
+    _command(grid_path, directory, *more), cwd=_ROOT, stdout=log, stderr=log
+  )
 
 
 def _refusal(grid_path, directory, *more):
@@ -235,7 +275,8 @@ def _refusal(grid_path, directory, *more):
   handler = signal.getsignal(signal.SIGTERM)
   try:
     result = testing.CliRunner().invoke(
-        sweep.main, _command(grid_path, directory, *more)[3:])
+      sweep.main, _command(grid_path, directory, *more)[3:]
+    )
   finally:
     signal.signal(signal.SIGTERM, handler)
   assert result.exit_code == 2
@@ -262,7 +303,8 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     _wait((first / report.JSON_FILE).exists, log_path)
     assert not (first.parent / 'seed2').exists()
     assert 'another sweep is at work' in _refusal(
-        grid_path, directory, '--resume')
+      grid_path, directory, '--resume'
+    )
     process.send_signal(signal.SIGKILL)
     process.wait()
     # With the sweep go its cells.
@@ -281,10 +323,11 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
   (row,) = summary['rows']
   assert (row['mechanism'], row['seeds']) == ('tree', 2)
   assert row['claimed_epsilon'] <= 8
-  assert summary['failed'] == [
-      'crowd_epsilon8/seed1', 'crowd_epsilon8/seed2']
-  assert 'cohort_size=100000' in (
-      directory / 'logs' / 'crowd_epsilon8' / 'seed1.log').read_text()
+  assert summary['failed'] == ['crowd_epsilon8/seed1', 'crowd_epsilon8/seed2']
+  assert (
+    'cohort_size=100000'
+    in (directory / 'logs' / 'crowd_epsilon8' / 'seed1.log').read_text()
+  )
   assert 'crowd_epsilon8/seed1: failed' in log_path.read_text()
   # That of the tree, optimised once, and that of the failed cells.
   assert len(list((directory / 'strategies').glob('*.json'))) == 2

@@ -125,9 +125,7 @@ def test_interrupted_search_returns_the_best_so_far():
     if len(losses) == 20:
       raise KeyboardInterrupt
 
-  found = sweep.sweep(
-    _FAMILIES['dp-cgd'][0], 0, 1, _SCHEMA, callback=callback
-  )
+  found = sweep.sweep(_FAMILIES['dp-cgd'][0], 0, 1, _SCHEMA, callback=callback)
   assert not found.converged and found.evaluations == 20
   assert found.loss == min(losses)
 

@@ -369,13 +369,15 @@ def test_graph_reads_every_round_anew(tape):
   assert 'noise_tape_the_file_is_damaged' in str(error.value)
   path.unlink()
   threading.Timer(
-    0.3, lambda: (tape.directory / 'failed').write_text('OSError')).start()
+    0.3, lambda: (tape.directory / 'failed').write_text('OSError')
+  ).start()
   with tapes.refused('producer ended'):
     read(tf.constant(5, tf.int64), total)
 
 
 def test_marks_of_two_sums_at_once_let_none_through_in_a_graph(tape):
   """Threads release two sums of one round; at most one sum comes out."""
+
   @tf.function
   def read(t, total):
     return tape_reader.release(
@@ -389,9 +391,13 @@ def test_marks_of_two_sums_at_once_let_none_through_in_a_graph(tape):
 
     def run(total, t=t, out=out):
       try:
-        out.append(tuple(read(
-          tf.constant(t, tf.int64),
-          tf.fill([tapes.DIMENSION], total)).numpy()))
+        out.append(
+          tuple(
+            read(
+              tf.constant(t, tf.int64), tf.fill([tapes.DIMENSION], total)
+            ).numpy()
+          )
+        )
       except tf.errors.InvalidArgumentError:
         pass
 

@@ -75,8 +75,7 @@ def test_round_is_gone_after_the_next_one_was_released(tape):
 
 @pytest.fixture
 def full_disk(monkeypatch):
-  """An event: while it is set, the disk has no room for a whole file of noise.
-  """
+  """An event: while it is set, no whole file of noise fits on the disk."""
   full = threading.Event()
   write = private_files.write
 
@@ -264,9 +263,7 @@ def _abandon(tape, directory):
   return [path.name for path in directory.glob('*.noise')]
 
 
-def test_files_of_a_killed_producer_of_other_noise_are_replaced(
-  tape, tmp_path
-):
+def test_files_of_a_killed_producer_of_other_noise_are_replaced(tape, tmp_path):
   directory = tmp_path / 'abandoned'
   left = _abandon(tape, directory)
   assert '00000004.noise' in left

@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from simulations import (
-    client_data,
-    docstrings,
-    evaluation,
-    grid,
-    kill_test,
-    models,
-    run_directory,
-    run_stackoverflow,
-    training,
+  client_data,
+  docstrings,
+  evaluation,
+  grid,
+  kill_test,
+  models,
+  run_directory,
+  run_stackoverflow,
+  training,
 )
 from simulations import config as config_lib
 from simulations import vocabulary as vocabulary_lib
@@ -71,8 +71,13 @@ def _load(path, settings):
 
 def _command(config_path, directory, *more):
   return [
-      sys.executable, '-m', 'simulations.run_stackoverflow',
-      f'--config={config_path}', f'--output_dir={directory}', *more]
+    sys.executable,
+    '-m',
+    'simulations.run_stackoverflow',
+    f'--config={config_path}',
+    f'--output_dir={directory}',
+    *more,
+  ]
 
 
 @pytest.fixture(scope='module')
@@ -100,9 +105,19 @@ def run_copy(ended, tmp_path):
 def test_killed_runs_end_as_undisturbed_ones(tmp_path):
   # More of them: python -m simulations.kill_test --kills=50
   done = subprocess.run(
-      [sys.executable, '-m', 'simulations.kill_test', '--kills=2',
-       '--rounds=9', f'--output_dir={tmp_path}'],
-      cwd=_ROOT, capture_output=True, text=True, timeout=900)
+    [
+      sys.executable,
+      '-m',
+      'simulations.kill_test',
+      '--kills=2',
+      '--rounds=9',
+      f'--output_dir={tmp_path}',
+    ],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=900,
+  )
   assert done.returncode == 0, done.stderr
   result = json.loads(done.stdout)
   assert result['failed'] == {}
@@ -115,8 +130,11 @@ def test_comparison_of_runs_sees_what_differs(small, ended, tmp_path):
   found = list(kill_test.differences(ended, tmp_path / 'other', 4))
   # With keys of their own: other noise, the same cohorts.
   assert found == [
-      *(f'release of round {t}' for t in range(4)), 'result', 'metrics',
-      'report']
+    *(f'release of round {t}' for t in range(4)),
+    'result',
+    'metrics',
+    'report',
+  ]
   assert not list(kill_test.differences(ended, ended, 4))
 
 
@@ -138,45 +156,61 @@ def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
 
 
 @pytest.mark.parametrize('simulated', [None, 40])
-def test_noise_is_that_of_the_claim(
-    small, tmp_path, runtime, simulated
-):
+def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
   config, corpus = small
   # Clients that learn nothing: all that moves the model is noise.
-  config = config_lib.changed(config, {
-      'privacy.family': 'identity', 'training.client_learning_rate': 1e-30,
-      'training.rounds': 1, 'training.server_momentum': 0.0,
+  config = config_lib.changed(
+    config,
+    {
+      'privacy.family': 'identity',
+      'training.client_learning_rate': 1e-30,
+      'training.rounds': 1,
+      'training.server_momentum': 0.0,
       'training.server_cooldown_rounds': 0,
-      **({'privacy.simulated_clients_per_round': simulated}
-         if simulated else {})})
+      **(
+        {'privacy.simulated_clients_per_round': simulated} if simulated else {}
+      ),
+    },
+  )
   training.run(config, corpus, tmp_path / 'run')
   written = report.write(tmp_path / 'run')
   start = models.build(
-      config.model, corpus.train.vocabulary.num_ids, config.training.seed)
+    config.model, corpus.train.vocabulary.num_ids, config.training.seed
+  )
   with np.load(
-      tmp_path / 'run' / 'private' / 'checkpoints' / '00000001.npz') as found:
-    moved = np.concatenate([
+    tmp_path / 'run' / 'private' / 'checkpoints' / '00000001.npz'
+  ) as found:
+    moved = np.concatenate(
+      [
         (found[f'arr_{i}'] - weight).ravel()
-        for i, weight in enumerate(start.weights)])
+        for i, weight in enumerate(start.weights)
+      ]
+    )
   assert written['family'] == 'identity'
   noise_of_sum = 4 * moved
   # Five standard deviations of the estimate.
   assert noise_of_sum.std() == pytest.approx(
-      written['z_stddev'], rel=5 / np.sqrt(2 * moved.size))
+    written['z_stddev'], rel=5 / np.sqrt(2 * moved.size)
+  )
   assert abs(noise_of_sum.mean()) < (
-      5 * written['z_stddev'] / np.sqrt(moved.size))
+    5 * written['z_stddev'] / np.sqrt(moved.size)
+  )
   spec = accounting.calibrate(
-      strategies.Identity(1), participation.MinSep(4, 2), 8.0, 1e-5)
+    strategies.Identity(1), participation.MinSep(4, 2), 8.0, 1e-5
+  )
   assert written['z_stddev'] == pytest.approx(
-      0.5 * spec.z_stddev * (4 / simulated if simulated else 1))
+    0.5 * spec.z_stddev * (4 / simulated if simulated else 1)
+  )
   assert written['measured_z_stddev'] == pytest.approx(
-      written['z_stddev'], rel=1e-6)
+    written['z_stddev'], rel=1e-6
+  )
 
 
 def test_simulated_run_says_that_it_is_one(small, tmp_path, runtime):
   config, corpus = small
   config = config_lib.changed(
-      config, {'privacy.simulated_clients_per_round': 40})
+    config, {'privacy.simulated_clients_per_round': 40}
+  )
   training.run(config, corpus, tmp_path / 'run')
   written = report.write(tmp_path / 'run')
   # Of the run itself: a tenth of the noise, for which nothing is proved.
@@ -186,9 +220,11 @@ def test_simulated_run_says_that_it_is_one(small, tmp_path, runtime):
   described = json.loads((tmp_path / 'run' / report.RUN_FILE).read_text())
   assert described['simulated']['epsilon'] == pytest.approx(8.0)
   assert described['simulated']['noise_multiplier'] == pytest.approx(
-      10 * written['noise_multiplier'])
+    10 * written['noise_multiplier']
+  )
   assert written['measured_z_stddev'] == pytest.approx(
-      written['z_stddev'], rel=1e-6)
+    written['z_stddev'], rel=1e-6
+  )
 
 
 def test_guarantee_is_for_what_has_noise(ended):
@@ -209,9 +245,13 @@ def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
     path.unlink()
   # As if a machine of another kind had released other bits.
   doctored.rewrite(
-      run_copy / report.LEDGER_FILE,
-      lambda event: dataclasses.replace(event, digest=bytes(32))
-      if (event.round, event.kind) == (2, 'finished') else event)
+    run_copy / report.LEDGER_FILE,
+    lambda event: (
+      dataclasses.replace(event, digest=bytes(32))
+      if (event.round, event.kind) == (2, 'finished')
+      else event
+    ),
+  )
   training.run(*small, run_copy, resume=True, moved=True)
   assert 'Round 2 is burnt' in capsys.readouterr().err
   written = report.write(run_copy)
@@ -219,21 +259,24 @@ def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
   assert '2 of 4 rounds were burnt' in written['warnings'][0]
 
 
-@pytest.mark.parametrize('change, named', [
+@pytest.mark.parametrize(
+  'change, named',
+  [
     ({'privacy.epsilon': 2.0}, 'config.privacy.epsilon=2.0'),
     ({'training.client_learning_rate': 0.25}, 'client_learning_rate=0.25'),
     ({'privacy.l2_norm_clip': 0.25}, 'l2_norm_clip=0.25'),
-])
+  ],
+)
 def test_what_changed_since_the_start_is_named(small, ended, change, named):
   config, corpus = small
   with pytest.raises(ValueError, match=named):
-    training.run(
-        config_lib.changed(config, change), corpus, ended, resume=True)
+    training.run(config_lib.changed(config, change), corpus, ended, resume=True)
 
 
 def test_strategy_that_was_changed_is_refused(small, run_copy):
   strategies.save(
-      strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE)
+    strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE
+  )
   with pytest.raises(ValueError, match='claim.*another configuration'):
     training.run(*small, run_copy, resume=True, moved=True)
 
@@ -260,12 +303,13 @@ def test_directory_has_one_process_at_a_time(small, tmp_path):
 def test_rates_are_chosen_by_validation_and_results_are_of_test(small, ended):
   config, corpus = small
   model = models.build(
-      config.model, corpus.train.vocabulary.num_ids, config.training.seed)
-  with np.load(
-      ended / 'private' / 'checkpoints' / '00000004.npz') as found:
+    config.model, corpus.train.vocabulary.num_ids, config.training.seed
+  )
+  with np.load(ended / 'private' / 'checkpoints' / '00000004.npz') as found:
     weights = [found[f'arr_{i}'] for i in range(len(model.weights))]
   validated = evaluation.Evaluator(
-      model, corpus.validation, config.training.evaluation_sentences)(weights)
+    model, corpus.validation, config.training.evaluation_sentences
+  )(weights)
   tested = evaluation.Evaluator(model, corpus.test)(weights)
   assert validated['loss'] != pytest.approx(tested['loss'], rel=1e-5)
   last = (ended / report.METRICS_FILE).read_text().splitlines()[-1]
@@ -280,8 +324,10 @@ def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
   assert not report.write(tmp_path / 'run')['completed']
   result = training.run(*small, tmp_path / 'run', resume=True, stop_after=3)
   assert result is not None
-  assert report.write(tmp_path / 'run')['observed'] == report.write(
-      ended)['observed']
+  assert (
+    report.write(tmp_path / 'run')['observed']
+    == report.write(ended)['observed']
+  )
 
 
 def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
@@ -304,31 +350,48 @@ def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
 
 @pytest.mark.parametrize('zeroing_norm, moves', [(1e-9, False), (1e9, True)])
 def test_updates_above_the_zeroing_norm_do_not_move_the_model(
-    small, tmp_path, runtime, zeroing_norm, moves
+  small, tmp_path, runtime, zeroing_norm, moves
 ):
   config, corpus = small
-  config = config_lib.changed(config, {
-      'privacy.family': 'none', 'privacy.zeroing_norm': zeroing_norm,
-      'training.rounds': 1, 'training.server_cooldown_rounds': 0})
+  config = config_lib.changed(
+    config,
+    {
+      'privacy.family': 'none',
+      'privacy.zeroing_norm': zeroing_norm,
+      'training.rounds': 1,
+      'training.server_cooldown_rounds': 0,
+    },
+  )
   training.run(config, corpus, tmp_path / 'run')
   start = models.build(
-      config.model, corpus.train.vocabulary.num_ids, config.training.seed)
+    config.model, corpus.train.vocabulary.num_ids, config.training.seed
+  )
   with np.load(
-      tmp_path / 'run' / 'private' / 'checkpoints' / '00000001.npz') as found:
-    assert any(
+    tmp_path / 'run' / 'private' / 'checkpoints' / '00000001.npz'
+  ) as found:
+    assert (
+      any(
         (found[f'arr_{i}'] != weight).any()
-        for i, weight in enumerate(start.weights)) == moves
+        for i, weight in enumerate(start.weights)
+      )
+      == moves
+    )
 
 
 def test_updates_that_are_not_finite_count_and_do_no_harm(
-    tmp_path, corpus_path, runtime
+  tmp_path, corpus_path, runtime
 ):
   config = _load(
-      str(_config_file(tmp_path, corpus_path)),
-      ('training.rounds=2', 'training.batch_size=1',
-       'training.client_learning_rate=1e38'))
+    str(_config_file(tmp_path, corpus_path)),
+    (
+      'training.rounds=2',
+      'training.batch_size=1',
+      'training.client_learning_rate=1e38',
+    ),
+  )
   result = training.run(
-      config, training.load_corpus(config.data), tmp_path / 'run')
+    config, training.load_corpus(config.data), tmp_path / 'run'
+  )
   assert np.isfinite(result['test_loss'])
   rows = (tmp_path / 'run' / report.METRICS_FILE).read_text().splitlines()
   place = rows[0].split(',').index('non_finite')
@@ -336,20 +399,21 @@ def test_updates_that_are_not_finite_count_and_do_no_harm(
 
 
 def test_cohorts_that_run_out_are_told_before_anything_is_written(
-    tmp_path, corpus_path
+  tmp_path, corpus_path
 ):
   config = _load(
-      str(_config_file(tmp_path, corpus_path)),
-      ('training.clients_per_round=40', 'privacy.min_sep=12'))
+    str(_config_file(tmp_path, corpus_path)),
+    ('training.clients_per_round=40', 'privacy.min_sep=12'),
+  )
   with pytest.raises(ValueError, match='cannot be filled'):
-    training.run(
-        config, training.load_corpus(config.data), tmp_path / 'run')
+    training.run(config, training.load_corpus(config.data), tmp_path / 'run')
   assert not (tmp_path / 'run').exists()
 
 
 def test_comparison_named_as_the_main_run_is_refused():
   config = _load(
-      str(_ROOT / 'configs' / 'demo.toml'), ('privacy.family=identity',))
+    str(_ROOT / 'configs' / 'demo.toml'), ('privacy.family=identity',)
+  )
   with pytest.raises(ValueError, match='compare=identity'):
     run_stackoverflow.planned_runs(config, pathlib.Path('runs'))
 
@@ -360,12 +424,20 @@ def test_directory_with_a_run_is_refused(small, ended):
 
 
 def test_cohort_that_cannot_be_filled_stops_before_training(
-    tmp_path, corpus_path
+  tmp_path, corpus_path
 ):
   done = subprocess.run(
-      _command(_config_file(tmp_path, corpus_path), tmp_path / 'run',
-               '--set', 'training.clients_per_round=100000'),
-      cwd=_ROOT, capture_output=True, text=True, timeout=120)
+    _command(
+      _config_file(tmp_path, corpus_path),
+      tmp_path / 'run',
+      '--set',
+      'training.clients_per_round=100000',
+    ),
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
   assert done.returncode == 2
   assert 'cohort_size=100000' in done.stderr
   assert 'Traceback' not in done.stderr
@@ -396,10 +468,13 @@ def test_evaluator_agrees_with_a_direct_computation():
   vocabulary = vocabulary_lib.Vocabulary(('the', 'a', 'of'))
   ids = np.array([[5, 1, 2, 3, 6], [5, 3, 1, 6, 0]], np.int16)
   clients = client_data.TokenizedClients(
-      'test', ('c',), np.array([0, 2]), ids, vocabulary)
+    'test', ('c',), np.array([0, 2]), ids, vocabulary
+  )
   model = models.build(
-      config_lib.Model(embedding_size=4, lstm_size=3, skip=True),
-      vocabulary.num_ids, seed=1)
+    config_lib.Model(embedding_size=4, lstm_size=3, skip=True),
+    vocabulary.num_ids,
+    seed=1,
+  )
   logits = model.logits(model.weights, ids[:, :-1].astype(np.int32)).numpy()
   y = ids[:, 1:]
   log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -408,4 +483,5 @@ def test_evaluator_agrees_with_a_direct_computation():
   found = evaluation.Evaluator(model, clients)(model.weights)
   assert found['loss'] == pytest.approx(-chosen[y != 0].mean(), rel=1e-5)
   assert found['accuracy'] == pytest.approx(
-      (logits.argmax(-1) == y)[counted].mean())
+    (logits.argmax(-1) == y)[counted].mean()
+  )

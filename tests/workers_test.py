@@ -21,24 +21,29 @@ def _work(shared, member):
   """A member above 100 takes that many milliseconds."""
   end = tf.timestamp() + tf.cast(member - 100, tf.float64) / 1000
   spins = tf.while_loop(
-      lambda n: tf.timestamp() < end, lambda n: [n + 1], [np.int64(0)])[0]
+    lambda n: tf.timestamp() < end, lambda n: [n + 1], [np.int64(0)]
+  )[0]
   return shared * 1000 + member + 0 * spins
 
 
 @tff.federated_computation(
-    tff.FederatedType(np.int64, tff.SERVER),
-    tff.FederatedType(np.int64, tff.CLIENTS))
+  tff.FederatedType(np.int64, tff.SERVER),
+  tff.FederatedType(np.int64, tff.CLIENTS),
+)
 def _map(shared, members):
-  return tff.federated_map(
-      _work, (tff.federated_broadcast(shared), members))
+  return tff.federated_map(_work, (tff.federated_broadcast(shared), members))
 
 
 @pytest.fixture
 def two(runtime):
   """Two workers and the processes of them."""
-  with runtime_lib.worker(1) as (first, _), runtime_lib.worker(1) as (
-      second, victim), workers_lib.connected(
-          [f'localhost:{first}', f'localhost:{second}']) as workers:
+  with (
+    runtime_lib.worker(1) as (first, _),
+    runtime_lib.worker(1) as (second, victim),
+    workers_lib.connected(
+      [f'localhost:{first}', f'localhost:{second}']
+    ) as workers,
+  ):
     yield workers, victim
 
 
@@ -65,8 +70,10 @@ def test_worker_that_dies_in_a_round_fails_it_and_is_left_out_after(two):
 
 
 def test_no_worker_left_is_said(runtime):
-  with runtime_lib.worker(1) as (port, process), workers_lib.connected(
-      [f'localhost:{port}']) as workers:
+  with (
+    runtime_lib.worker(1) as (port, process),
+    workers_lib.connected([f'localhost:{port}']) as workers,
+  ):
     process.kill()
     process.wait()
     with pytest.raises(RuntimeError, match=f'none of localhost:{port} answers'):
@@ -99,17 +106,21 @@ def _stopped(process):
 def test_worker_that_is_stopped_is_named_and_then_left_out(runtime):
   said = []
   patience = patience_lib.Patience(4.0, said.append, notice_seconds=1.0)
-  with runtime_lib.worker(1) as (first, _), runtime_lib.worker(1) as (
-      second, victim):
+  with (
+    runtime_lib.worker(1) as (first, _),
+    runtime_lib.worker(1) as (second, victim),
+  ):
     with workers_lib.connected(
-        [f'localhost:{first}', f'localhost:{second}'], patience) as workers:
+      [f'localhost:{first}', f'localhost:{second}'], patience
+    ) as workers:
       assert workers.map(_map, 1, [1, 2]) == [1001, 1002]
       assert not said
       with _stopped(victim):
         # Of a context that has computed before, so its connection stands.
         with mock.patch.object(runtime_lib, 'answers', lambda _: True):
           with pytest.raises(
-              RuntimeError, match=f'localhost:{second}.*within 4 s') as caught:
+            RuntimeError, match=f'localhost:{second}.*within 4 s'
+          ) as caught:
             workers.map(_map, 1, [1, 2])
         assert '\n' not in str(caught.value)
         assert len(said) == 1 and f'localhost:{second}' in said[0]
@@ -122,7 +133,9 @@ def test_worker_that_is_stopped_is_named_and_then_left_out(runtime):
 def test_worker_that_is_stopped_does_not_answer(runtime):
   with runtime_lib.worker(1) as (port, process):
     assert runtime_lib.answers(f'localhost:{port}')
-    with mock.patch.object(
-        runtime_lib, '_PROBE_SECONDS', 1.0), _stopped(process):
+    with (
+      mock.patch.object(runtime_lib, '_PROBE_SECONDS', 1.0),
+      _stopped(process),
+    ):
       assert not runtime_lib.answers(f'localhost:{port}')
     assert runtime_lib.answers(f'localhost:{port}')

@@ -30,18 +30,14 @@ def test_matrix_is_what_momentum_sgd_computes(beta, warmup, cooldown, n):
     velocity = beta * velocity + gradient
     model += rate * velocity
     models.append(model)
-  np.testing.assert_allclose(
-    workload.matrix(n) @ gradients, models, atol=1e-9
-  )
+  np.testing.assert_allclose(workload.matrix(n) @ gradients, models, atol=1e-9)
 
 
 @hypothesis.given(st.floats(0, 0.99), _FRACTION, _FRACTION, st.integers(1, 30))
 def test_inverse_rows_invert_the_matrix(beta, warmup, cooldown, n):
   workload = workloads.Workload(beta, warmup, cooldown)
   inverse = _from_bands(workload.inverse_rows(n))
-  np.testing.assert_allclose(
-    inverse @ workload.matrix(n), np.eye(n), atol=1e-9
-  )
+  np.testing.assert_allclose(inverse @ workload.matrix(n), np.eye(n), atol=1e-9)
 
 
 @pytest.mark.parametrize('beta', [0.0, 0.9])

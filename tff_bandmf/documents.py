@@ -36,7 +36,8 @@ def content(path: pathlib.Path) -> bytes:
   """
   if path.exists() and not path.is_file():
     raise ValueError(
-        errors.invalid('file', path, 'is no regular file', 'give a file'))
+      errors.invalid('file', path, 'is no regular file', 'give a file')
+    )
   return path.read_bytes()
 
 
@@ -55,8 +56,10 @@ def parse(text: bytes) -> Any:
   """
   try:
     return json.loads(
-        text.decode(), object_pairs_hook=_without_repetition,
-        parse_constant=_refuse)
+      text.decode(),
+      object_pairs_hook=_without_repetition,
+      parse_constant=_refuse,
+    )
   except RecursionError as error:
     raise ValueError('JSON nested too deeply') from error
 

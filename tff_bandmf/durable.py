@@ -40,10 +40,10 @@ def write(path: pathlib.Path, *contents, mode: int = 0o644) -> None:
 
 
 def load_or_create_secret(
-    path: pathlib.Path,
-    size: int,
-    name: str,
-    make: Callable[[int], bytes] = secrets.token_bytes,
+  path: pathlib.Path,
+  size: int,
+  name: str,
+  make: Callable[[int], bytes] = secrets.token_bytes,
 ) -> bytes:
   """Returns what is in a file of a secret, which is made if it is missing.
 
@@ -102,24 +102,32 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       mode = stat.S_IMODE(found.st_mode)
       if mode & 0o077:
         raise ValueError(
-            errors.invalid(
-                name, path, f'has mode {mode:04o}, so others can use it',
-                'chmod 600 it if nobody has, or start anew with another'))
+          errors.invalid(
+            name,
+            path,
+            f'has mode {mode:04o}, so others can use it',
+            'chmod 600 it if nobody has, or start anew with another',
+          )
+        )
       content = os.read(handle, size + 1)
     finally:
       os.close(handle)
   if len(content) != size:
     raise ValueError(
-        errors.invalid(
-            name, path, f'must be {size} bytes, and is {found.st_size}',
-            'restore the file that the run was started with'))
+      errors.invalid(
+        name,
+        path,
+        f'must be {size} bytes, and is {found.st_size}',
+        'restore the file that the run was started with',
+      )
+    )
   return content
 
 
 def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
   return ValueError(
-      errors.invalid(
-          name, path, 'is a link or no file', 'give the file itself'))
+    errors.invalid(name, path, 'is a link or no file', 'give the file itself')
+  )
 
 
 @contextlib.contextmanager
@@ -137,10 +145,13 @@ def named(path: pathlib.Path, done: str) -> Iterator[None]:
     yield
   except OSError as error:
     found = type(error)(
-        errors.invalid(
-            'file', path,
-            f'cannot be {done} ({error.strerror or type(error).__name__})',
-            'look at the space, the permissions and the health of the disk'))
+      errors.invalid(
+        'file',
+        path,
+        f'cannot be {done} ({error.strerror or type(error).__name__})',
+        'look at the space, the permissions and the health of the disk',
+      )
+    )
     found.errno = error.errno
     raise found from None
 

@@ -27,17 +27,20 @@ def invalid(name: str, value: object, rule: str, remedy: str) -> str:
 def _line(value: object) -> str:
   text = str(value)
   if len(text) > _LONGEST:
-    text = f'{text[:_LONGEST // 2]} ... {text[-_LONGEST // 2:]}'
+    text = f'{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}'
   return text if text.isprintable() else repr(text)[1:-1]
 
 
 def needs_tff(module: str) -> ImportError:
   """Returns what to raise where TensorFlow Federated is not installed."""
   return ImportError(
-      invalid(
-          'tensorflow_federated', 'not installed',
-          f'{module} needs TensorFlow Federated 0.87.0',
-          'install it from requirements/*.lock: make env'))
+    invalid(
+      'tensorflow_federated',
+      'not installed',
+      f'{module} needs TensorFlow Federated 0.87.0',
+      'install it from requirements/*.lock: make env',
+    )
+  )
 
 
 def check_count(name: str, value: object, remedy: str) -> int:
@@ -66,6 +69,6 @@ def check_positive(name: str, value: object, remedy: str) -> float:
     raise TypeError(invalid(name, value, 'must be a number', remedy))
   if not 0 < float(value) < float('inf'):
     raise ValueError(
-        invalid(name, value, 'must be positive and finite', remedy)
+      invalid(name, value, 'must be positive and finite', remedy)
     )
   return float(value)

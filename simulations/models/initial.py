@@ -6,7 +6,7 @@ import numpy as np
 
 
 def glorot(
-    generator: np.random.Generator, rows: int, columns: int
+  generator: np.random.Generator, rows: int, columns: int
 ) -> np.ndarray:
   """Returns a [rows, columns] float64 matrix, uniform as [Glorot10, Eq 16]."""
   limit = np.sqrt(6 / (rows + columns))

@@ -15,13 +15,13 @@ from simulations.models import initial
 
 
 def initial_weights(
-    num_ids: int,
-    embedding_size: int,
-    lstm_size: int,
-    tied: bool,
-    skip: bool,
-    embedding_scale: float,
-    seed: int,
+  num_ids: int,
+  embedding_size: int,
+  lstm_size: int,
+  tied: bool,
+  skip: bool,
+  embedding_scale: float,
+  seed: int,
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
@@ -49,15 +49,16 @@ def initial_weights(
   # The gates of BlockLSTMV2: input, forget, candidate, output.
   lstm_bias = np.repeat([0.0, 0.0, 1.0, 0.0], lstm_size)
   weights = [
-      generator.uniform(
-          -embedding_scale, embedding_scale, (num_ids, embedding_size)),
-      initial.glorot(
-          generator, embedding_size + lstm_size, 4 * lstm_size),
-      lstm_bias,
-      initial.glorot(
-          generator, lstm_size + skip * embedding_size, embedding_size),
-      np.zeros(embedding_size),
-      initial.softmax_bias(num_ids),
+    generator.uniform(
+      -embedding_scale, embedding_scale, (num_ids, embedding_size)
+    ),
+    initial.glorot(generator, embedding_size + lstm_size, 4 * lstm_size),
+    lstm_bias,
+    initial.glorot(
+      generator, lstm_size + skip * embedding_size, embedding_size
+    ),
+    np.zeros(embedding_size),
+    initial.softmax_bias(num_ids),
   ]
   if not tied:
     weights.append(initial.glorot(generator, embedding_size, num_ids))
@@ -65,7 +66,7 @@ def initial_weights(
 
 
 def logits(
-    weights: Any, x: tf.Tensor, places: Optional[tf.Tensor] = None
+  weights: Any, x: tf.Tensor, places: Optional[tf.Tensor] = None
 ) -> tf.Tensor:
   """Returns logits of the next word.
 
@@ -77,17 +78,27 @@ def logits(
   Returns:
     [batch, time, num_ids] float32, or with places [count, num_ids].
   """
-  embedding, kernel, bias, projection, projection_bias, softmax_bias = (
-      weights[:6])
+  embedding, kernel, bias, projection, projection_bias, softmax_bias = weights[
+    :6
+  ]
   lstm_size = kernel.shape[1] // 4
   embedded = tf.transpose(tf.gather(embedding, x), [1, 0, 2])
   zero = tf.zeros([tf.shape(x)[0], lstm_size])
   peephole = tf.zeros([lstm_size])
   # One fused operation for all steps: no loop in the graph of a client.
   hidden = tf.raw_ops.BlockLSTMV2(
-      seq_len_max=tf.shape(x, out_type=tf.int64)[1], x=embedded,
-      cs_prev=zero, h_prev=zero, w=kernel, wci=peephole, wcf=peephole,
-      wco=peephole, b=bias, cell_clip=0.0, use_peephole=False).h
+    seq_len_max=tf.shape(x, out_type=tf.int64)[1],
+    x=embedded,
+    cs_prev=zero,
+    h_prev=zero,
+    w=kernel,
+    wci=peephole,
+    wcf=peephole,
+    wco=peephole,
+    b=bias,
+    cell_clip=0.0,
+    use_peephole=False,
+  ).h
   if projection.shape[0] > lstm_size:
     hidden = tf.concat([hidden, embedded], -1)
   hidden = tf.transpose(hidden, [1, 0, 2])

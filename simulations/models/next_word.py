@@ -34,9 +34,11 @@ class Model:
     """Returns `next_word_loss` of the logits, and computes no other."""
     places = tf.where(tf.not_equal(y, 0))
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
-        tf.gather_nd(y, places), self.logits(weights, x, places))
+      tf.gather_nd(y, places), self.logits(weights, x, places)
+    )
     return tf.reduce_sum(losses) / tf.maximum(
-        tf.cast(tf.size(losses), tf.float32), 1.0)
+      tf.cast(tf.size(losses), tf.float32), 1.0
+    )
 
 
 def next_word_loss(logits: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
@@ -47,7 +49,7 @@ def next_word_loss(logits: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def correct_words(
-    logits: tf.Tensor, y: tf.Tensor, ignored: tuple[int, ...]
+  logits: tf.Tensor, y: tf.Tensor, ignored: tuple[int, ...]
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns (words predicted right, words that count), scalar float32.
 
@@ -57,11 +59,12 @@ def correct_words(
     ignored: ids that do not count as targets.
   """
   counts = tf.reduce_all(
-      tf.not_equal(y[..., tf.newaxis], tf.constant(ignored)), -1)
+    tf.not_equal(y[..., tf.newaxis], tf.constant(ignored)), -1
+  )
   right = tf.equal(tf.argmax(logits, -1, tf.int32), y) & counts
   return (
-      tf.reduce_sum(tf.cast(right, tf.float32)),
-      tf.reduce_sum(tf.cast(counts, tf.float32)),
+    tf.reduce_sum(tf.cast(right, tf.float32)),
+    tf.reduce_sum(tf.cast(counts, tf.float32)),
   )
 
 
@@ -78,9 +81,9 @@ def ignored_targets(num_ids: int) -> dict[str, tuple[int, ...]]:
   """
   padding, unknown, end = 0, num_ids - 3, num_ids - 1
   return {
-      'accuracy': (padding, unknown, end),
-      'accuracy_with_end': (padding, unknown),
-      'accuracy_with_end_and_unknown': (padding,),
+    'accuracy': (padding, unknown, end),
+    'accuracy_with_end': (padding, unknown),
+    'accuracy_with_end_and_unknown': (padding,),
   }
 
 
@@ -89,7 +92,7 @@ FINITE = 'finite_clients'
 
 
 def functional_model(
-    model: Model, sequence_length: int
+  model: Model, sequence_length: int
 ) -> tff.learning.models.FunctionalModel:
   """Returns the model in the form that TFF trains.
 
@@ -123,8 +126,9 @@ def functional_model(
     return state
 
   return tff.learning.models.FunctionalModel(
-      initial_weights=(tuple(model.weights), ()),
-      predict_on_batch_fn=predict,
-      loss_fn=loss,
-      metrics_fns=(initial_metrics, update_metrics, finalize_metrics),
-      input_spec=(spec, spec))
+    initial_weights=(tuple(model.weights), ()),
+    predict_on_batch_fn=predict,
+    loss_fn=loss,
+    metrics_fns=(initial_metrics, update_metrics, finalize_metrics),
+    input_spec=(spec, spec),
+  )

@@ -23,13 +23,13 @@ _HIDDEN_SCORE = -1e9  # Not infinity: a row of padding alone sees nothing.
 
 
 def initial_weights(
-    num_ids: int,
-    embedding_size: int,
-    layers: int,
-    heads: int,
-    feed_forward_size: int,
-    embedding_scale: float,
-    seed: int,
+  num_ids: int,
+  embedding_size: int,
+  layers: int,
+  heads: int,
+  feed_forward_size: int,
+  embedding_scale: float,
+  seed: int,
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
@@ -58,29 +58,31 @@ def initial_weights(
 
   def matrices(rows, columns):
     return np.stack(
-        [initial.glorot(generator, rows, columns) for _ in range(layers)])
+      [initial.glorot(generator, rows, columns) for _ in range(layers)]
+    )
 
   norm = np.stack([np.ones(d), np.zeros(d)])
   norms = np.stack([norm] * layers)
   weights = [
-      generator.uniform(-embedding_scale, embedding_scale, (num_ids, d)),
-      norms,
-      np.stack([matrices(d, d) for _ in range(3)], 2).reshape(
-          layers, d, 3, heads, d // heads),
-      residual * matrices(d, d).reshape(layers, heads, d // heads, d),
-      norms,
-      matrices(d, f),
-      np.zeros([layers, f]),
-      residual * matrices(f, d),
-      np.zeros([layers, d]),
-      norm,
-      initial.softmax_bias(num_ids),
+    generator.uniform(-embedding_scale, embedding_scale, (num_ids, d)),
+    norms,
+    np.stack([matrices(d, d) for _ in range(3)], 2).reshape(
+      layers, d, 3, heads, d // heads
+    ),
+    residual * matrices(d, d).reshape(layers, heads, d // heads, d),
+    norms,
+    matrices(d, f),
+    np.zeros([layers, f]),
+    residual * matrices(f, d),
+    np.zeros([layers, d]),
+    norm,
+    initial.softmax_bias(num_ids),
   ]
   return [weight.astype(np.float32) for weight in weights]
 
 
 def logits(
-    weights: Any, x: tf.Tensor, places: Optional[tf.Tensor] = None
+  weights: Any, x: tf.Tensor, places: Optional[tf.Tensor] = None
 ) -> tf.Tensor:
   """Returns logits of the next word.
 
@@ -92,19 +94,32 @@ def logits(
   Returns:
     [batch, time, num_ids] float32, or with places [count, num_ids].
   """
-  (embedding, attention_norm, attention_in, attention_out, feed_norm, feed_in,
-   feed_in_bias, feed_out, feed_out_bias, last_norm, softmax_bias) = weights
+  (
+    embedding,
+    attention_norm,
+    attention_in,
+    attention_out,
+    feed_norm,
+    feed_in,
+    feed_in_bias,
+    feed_out,
+    feed_out_bias,
+    last_norm,
+    softmax_bias,
+  ) = weights
   layers, d, _, heads, head_size = attention_in.shape
   scores_added = _scores_added(x, heads)
   hidden = tf.gather(embedding, x) * d**0.5
   for i in range(layers):
     normed = _layer_norm(hidden, attention_norm[i])
     query, key, value = tf.unstack(
-        tf.einsum('btd,dchs->cbhts', normed, attention_in[i]))
+      tf.einsum('btd,dchs->cbhts', normed, attention_in[i])
+    )
     scores = tf.einsum('bhqs,bhks->bhqk', query, key) * head_size**-0.5
     attention = tf.nn.softmax(scores + scores_added)
     hidden += tf.einsum(
-        'bhqk,bhks,hsd->bqd', attention, value, attention_out[i])
+      'bhqk,bhks,hsd->bqd', attention, value, attention_out[i]
+    )
     normed = _layer_norm(hidden, feed_norm[i])
     inner = tf.nn.gelu(tf.tensordot(normed, feed_in[i], 1) + feed_in_bias[i])
     hidden += tf.tensordot(inner, feed_out[i], 1) + feed_out_bias[i]
@@ -124,7 +139,8 @@ def _scores_added(x: tf.Tensor, heads: int) -> tf.Tensor:
   distance = place[:, tf.newaxis] - place
   slopes = 2.0 ** (-8.0 * np.arange(1, heads + 1) / heads)
   fall = -tf.constant(slopes, tf.float32)[:, tf.newaxis, tf.newaxis] * tf.cast(
-      distance, tf.float32)
+    distance, tf.float32
+  )
   # In a TFF graph `!=` compares identities.
   words = tf.not_equal(x, 0)[:, tf.newaxis, tf.newaxis, :]
   visible = (distance >= 0) & words
@@ -135,4 +151,5 @@ def _layer_norm(hidden: tf.Tensor, scale_and_shift: tf.Tensor) -> tf.Tensor:
   mean, variance = tf.nn.moments(hidden, [-1], keepdims=True)
   scale, shift = scale_and_shift[0], scale_and_shift[1]
   return (hidden - mean) * tf.math.rsqrt(variance + _NORM_EPSILON) * (
-      scale) + shift
+    scale
+  ) + shift

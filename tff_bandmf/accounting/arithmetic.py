@@ -62,7 +62,8 @@ def many_coordinates(rounds: int) -> int:
   """
   # A chi-square of d degrees exceeds 2 d with less than e^(-0.153 d).
   return math.ceil(
-      math.log(rounds / _MEAN_SQUARE_FAILS) / _MEAN_SQUARE_EXPONENT)
+    math.log(rounds / _MEAN_SQUARE_FAILS) / _MEAN_SQUARE_EXPONENT
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,15 +151,23 @@ class Arithmetic:
     errors.check_positive('cell_width', self.cell_width, 'it is 1 / max c')
     if self.cell_width > 1:
       raise ValueError(
-          errors.invalid(
-              'cell_width', self.cell_width, 'must be at most 1',
-              'make the lattice finer'))
+        errors.invalid(
+          'cell_width',
+          self.cell_width,
+          'must be at most 1',
+          'make the lattice finer',
+        )
+      )
     for name in ('shift', 'feedback'):
       if not 0 <= getattr(self, name) < float('inf'):
         raise ValueError(
-            errors.invalid(
-                name, getattr(self, name), 'must be at least 0 and finite',
-                'it is a bound of an error'))
+          errors.invalid(
+            name,
+            getattr(self, name),
+            'must be at least 0 and finite',
+            'it is a bound of an error',
+          )
+        )
 
   @property
   def accidents(self) -> float:
@@ -171,8 +180,10 @@ class Arithmetic:
     # proof; they are part of delta.
     # Guard: slack_test.test_accidents_are_part_of_delta.
     return (1 + _ROUNDING) * (
-        _SELF_TEST + 4 * self.cells * float(scipy.special.ndtr(-_RANGE)) + (
-            _MEAN_SQUARE_FAILS if self._many_coordinates else 0.0))
+      _SELF_TEST
+      + 4 * self.cells * float(scipy.special.ndtr(-_RANGE))
+      + (_MEAN_SQUARE_FAILS if self._many_coordinates else 0.0)
+    )
 
   @property
   def _many_coordinates(self) -> bool:
@@ -195,20 +206,23 @@ class Arithmetic:
       return float('inf')
     moments = self.moments(tail)
     if self.cells * moments.bad > left / 4 or not np.all(
-        moments.log_weight < 1):
+      moments.log_weight < 1
+    ):
       return float('inf')
     log_markov = math.log(4 / (3 * left))
 
     def log_alpha(log_order):
       order = math.exp(log_order)
-      return math.log(
-          (self.cells * moments.growth(order) + log_markov) / order)
+      return math.log((self.cells * moments.growth(order) + log_markov) / order)
 
     # Every order from 1 proves an alpha, the best or not; none overflows.
     longest = math.log(max(1.0, 500 / float(np.max(moments.log_weight)) - 2))
     found = scipy.optimize.minimize_scalar(
-        log_alpha, bounds=(0.0, longest), method='bounded',
-        options={'xatol': 1e-4})
+      log_alpha,
+      bounds=(0.0, longest),
+      method='bounded',
+      options={'xatol': 1e-4},
+    )
     return (1 + _ROUNDING) * math.exp(float(found.fun))
 
   def moments(self, tail: float) -> Moments:
@@ -218,8 +232,8 @@ class Arithmetic:
       tail: T; cells that begin beyond it are bad.
     """
     edges = np.union1d(
-        np.linspace(0, tail, _BINS),
-        np.clip([self._extended_from], 0, tail))
+      np.linspace(0, tail, _BINS), np.clip([self._extended_from], 0, tail)
+    )
     near, far = edges[:-1], edges[1:]
     mass = 2 * (scipy.special.ndtr(-near) - scipy.special.ndtr(-far))
     # Cells that begin before the tail and end behind it.
@@ -228,9 +242,10 @@ class Arithmetic:
     near, far = np.append(near, near[-1]), np.append(far, tail)
     worst = _RANGE * self.rho
     typical = (
-        math.sqrt(_MEAN_SQUARE) * self.rho if self._many_coordinates else worst)
+      math.sqrt(_MEAN_SQUARE) * self.rho if self._many_coordinates else worst
+    )
     # r rises within a bin, so that its value at the far end bounds it.
-    mean_square = self.cell_error(near, far, behind, typical)**2
+    mean_square = self.cell_error(near, far, behind, typical) ** 2
     largest = self.cell_error(near, far, 1.0, worst)
     log_weight = np.full(len(far), np.inf)
     log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
@@ -240,7 +255,8 @@ class Arithmetic:
     moved = float(self._edge(tail, worst)) + self.shift
     bad = 2 * float(scipy.special.ndtr(moved - tail) + self._spacing(tail))
     return Moments(
-        (1 + _ROUNDING) * mass, mean_square, log_weight, (1 + _ROUNDING) * bad)
+      (1 + _ROUNDING) * mass, mean_square, log_weight, (1 + _ROUNDING) * bad
+    )
 
   def _edge(self, z, mean):
     """Returns how far the rounding of floats moves the edge of a cell at z."""
@@ -251,17 +267,19 @@ class Arithmetic:
     """Returns the largest probability of a word in a cell from z outwards."""
     words = self.words
     return np.where(
-        z > self._extended_from, words.extended_spacing, words.spacing)
+      z > self._extended_from, words.extended_spacing, words.spacing
+    )
 
   @property
   def _extended_from(self) -> float:
     """Returns a z from which on every cell is of extended words alone."""
     # One width for the cell around the boundary, one for its edges.
     return 2 * self.cell_width - float(
-        scipy.special.ndtri(self.words.extended_below))
+      scipy.special.ndtri(self.words.extended_below)
+    )
 
   def cell_error(
-      self, near: Any, far: Any, wider: Any, mean: float
+    self, near: Any, far: Any, wider: Any, mean: float
   ) -> np.ndarray:
     """Returns a bound of r for every cell whose inner edge is in [near, far].
 
@@ -284,6 +302,10 @@ class Arithmetic:
     # PRIVACY: an interval of probability p has p / spacing +- 1 words.
     # Guard: arithmetic_test.test_error_bounds_every_cell_of_small_samplers.
     with np.errstate(over='ignore'):
-      words = self._spacing(near) / width * math.sqrt(2 * math.pi) * np.exp(
-          far**2 / 2)
+      words = (
+        self._spacing(near)
+        / width
+        * math.sqrt(2 * math.pi)
+        * np.exp(far**2 / 2)
+      )
     return (1 + _ROUNDING) * (growth * (edges + words) + shift)

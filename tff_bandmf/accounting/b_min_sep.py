@@ -54,11 +54,11 @@ class BMinSepMixture(monte_carlo.Mixture):
   """
 
   def __init__(
-      self,
-      rows: np.ndarray,
-      z_stddev: float,
-      min_sep: int,
-      sampling_prob: float,
+    self,
+    rows: np.ndarray,
+    z_stddev: float,
+    min_sep: int,
+    sampling_prob: float,
   ):
     # In units of s, z is standard normal.
     self._blocks = _blocks(rows / z_stddev)
@@ -87,8 +87,7 @@ class BMinSepMixture(monte_carlo.Mixture):
     eligible = np.ones(len(self._squares))
     for i in range(1, len(eligible)):
       back = eligible[i - self._b] if i >= self._b else 0.0
-      eligible[i] = (
-          eligible[i - 1] * (1 - sampling_prob) + back * sampling_prob)
+      eligible[i] = eligible[i - 1] * (1 - sampling_prob) + back * sampling_prob
     return sampling_prob * eligible
 
   def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
@@ -105,7 +104,8 @@ class BMinSepMixture(monte_carlo.Mixture):
     gains = log_gains + self._log_in
     for i in range(rounds - 1, -1, -1):
       logs[i] = np.logaddexp(
-          self._log_out + logs[i + 1], gains[i] + logs[i + self._b])
+        self._log_out + logs[i + 1], gains[i] + logs[i + self._b]
+      )
     return logs
 
   def _draw_rounds(self, rng, count, log_gains):
@@ -119,8 +119,7 @@ class BMinSepMixture(monte_carlo.Mixture):
     taken = np.zeros((rounds, count))
     eligible_from = np.zeros(count, np.int64)
     for i in range(rounds):
-      prob = np.exp(
-          self._log_in + log_gains[i] + logs[i + self._b] - logs[i])
+      prob = np.exp(self._log_in + log_gains[i] + logs[i + self._b] - logs[i])
       taken[i] = (eligible_from <= i) & (rng.random(count) < prob)
       eligible_from[taken[i] > 0] = i + self._b
     return taken
@@ -132,12 +131,12 @@ class BMinSepMixture(monte_carlo.Mixture):
     return products - self._squares[:, None] / 2
 
   def log_normalizer(self, gamma: float) -> float:
-    return float(
-        self._log_ratios(gamma * (gamma - 1) / 2 * self._squares)[0])
+    return float(self._log_ratios(gamma * (gamma - 1) / 2 * self._squares)[0])
 
   def sample_remove(self, rng, count, gamma):
     taken = self._draw_rounds(
-        rng, count, gamma * (gamma - 1) / 2 * self._squares)
+      rng, count, gamma * (gamma - 1) / 2 * self._squares
+    )
     y = rng.standard_normal(taken.shape) + gamma * self._times(taken)
     losses = self._losses(y)
     return self._log_ratios(losses)[0], self._log_ratios(gamma * losses)[0]
@@ -195,27 +194,35 @@ class BMinSepSpec(sampled.SampledSpec):
       errors.check_positive(name, getattr(self, name), 'see BMinSepSpec')
     if self.sampling_prob >= 1:
       raise ValueError(
-          errors.invalid(
-              'sampling_prob', self.sampling_prob, 'must be below 1',
-              'who takes part for sure is not sampled'))
+        errors.invalid(
+          'sampling_prob',
+          self.sampling_prob,
+          'must be below 1',
+          'who takes part for sure is not sampled',
+        )
+      )
     # PRIVACY: where columns of a client's rounds share rows, the likelihood
     # ratio is no product over rounds.
     # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
     if self.strategy.bands > self.min_sep:
       raise ValueError(
-          errors.invalid(
-              'min_sep', self.min_sep,
-              f'must be at least the bands={self.strategy.bands} of C',
-              'use a strategy with fewer bands'))
+        errors.invalid(
+          'min_sep',
+          self.min_sep,
+          f'must be at least the bands={self.strategy.bands} of C',
+          'use a strategy with fewer bands',
+        )
+      )
     rounds = self.strategy.rounds
     rows = self.strategy.band_rows(0, rounds)
     sampling_lib.check_nonnegative(rows)
     object.__setattr__(self, 'rows', rows)
-    worst = participation_lib.MinSep(
-        self.min_sep, -(-rounds // self.min_sep))
+    worst = participation_lib.MinSep(self.min_sep, -(-rounds // self.min_sep))
     object.__setattr__(
-        self, 'sensitivity',
-        sensitivity_lib.sensitivity(self.strategy, worst).value)
+      self,
+      'sensitivity',
+      sensitivity_lib.sensitivity(self.strategy, worst).value,
+    )
 
   @property
   def participations(self) -> int:
@@ -223,22 +230,25 @@ class BMinSepSpec(sampled.SampledSpec):
 
   def mixture(self, noise_multiplier: float) -> BMinSepMixture:
     return BMinSepMixture(
-        self.rows, noise_multiplier * self.sensitivity, self.min_sep,
-        self.sampling_prob)
+      self.rows,
+      noise_multiplier * self.sensitivity,
+      self.min_sep,
+      self.sampling_prob,
+    )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the claim under their JSON keys."""
     return {
-        'family': self.strategy.family,
-        'rounds': self.strategy.rounds,
-        'bands': self.strategy.bands,
-        'amplification': self.sampling,
-        'min_sep': self.min_sep,
-        'sampling_prob': self.sampling_prob,
-        'sensitivity': self.sensitivity,
-        'noise_multiplier': self.noise_multiplier,
-        'z_stddev_per_clip': self.z_stddev,
-        'adjacency': self.adjacency,
+      'family': self.strategy.family,
+      'rounds': self.strategy.rounds,
+      'bands': self.strategy.bands,
+      'amplification': self.sampling,
+      'min_sep': self.min_sep,
+      'sampling_prob': self.sampling_prob,
+      'sensitivity': self.sensitivity,
+      'noise_multiplier': self.noise_multiplier,
+      'z_stddev_per_clip': self.z_stddev,
+      'adjacency': self.adjacency,
     }
 
 

@@ -74,8 +74,9 @@ class BallsInBinsMixture(monte_carlo.Mixture):
 
   def log_normalizer(self, gamma: float) -> float:
     return float(
-        scipy.special.logsumexp(self._log_tilts(gamma))
-        - math.log(len(self._gram)))
+      scipy.special.logsumexp(self._log_tilts(gamma))
+      - math.log(len(self._gram))
+    )
 
   def sample_remove(self, rng, count, gamma):
     prior = scipy.special.softmax(self._log_tilts(gamma))
@@ -88,8 +89,7 @@ class BallsInBinsMixture(monte_carlo.Mixture):
   def sample_add(self, rng, count, kappa):
     products = self._noise(rng, count)
     products -= kappa * self._gram.mean(axis=0)
-    return (
-        self._log_mean(products - self._squares / 2), products.mean(axis=1))
+    return (self._log_mean(products - self._squares / 2), products.mean(axis=1))
 
 
 def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
@@ -111,9 +111,13 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   rounds, bands = strategy.rounds, strategy.bands
   if bins > rounds:
     raise ValueError(
-        errors.invalid(
-            'bins', bins, f'must not exceed rounds={rounds}',
-            'a bin without a round never takes part'))
+      errors.invalid(
+        'bins',
+        bins,
+        f'must not exceed rounds={rounds}',
+        'a bin without a round never takes part',
+      )
+    )
   gram = np.zeros((bins, bins))
   block = max(1, _BLOCK_ENTRIES // max(bands, bins))
   for start in range(0, rounds, block):
@@ -121,10 +125,12 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
     sampling_lib.check_nonnegative(rows)
     # Column t - s belongs to bin (t - s) mod b; no column is left of the first,
     # and the entries there are 0.
-    sums = np.stack([
-        np.bincount(
-            (t - np.arange(bands)) % bins, weights=row, minlength=bins)
-        for t, row in enumerate(rows, start)])
+    sums = np.stack(
+      [
+        np.bincount((t - np.arange(bands)) % bins, weights=row, minlength=bins)
+        for t, row in enumerate(rows, start)
+      ]
+    )
     gram += sums.T @ sums
   return gram
 
@@ -170,11 +176,12 @@ class BallsInBinsSpec(sampled.SampledSpec):
     sampling_lib.check_sampling(self.sampling, sampling_lib.BALLS_IN_BINS)
     sampling_lib.check_adjacency(self.adjacency)
     errors.check_positive(
-        'noise_multiplier', self.noise_multiplier,
-        'it is stddev(z) / (clip * sensitivity)')
+      'noise_multiplier',
+      self.noise_multiplier,
+      'it is stddev(z) / (clip * sensitivity)',
+    )
     object.__setattr__(self, 'gram', bin_gram(self.strategy, self.bins))
-    object.__setattr__(
-        self, 'sensitivity', math.sqrt(np.diag(self.gram).max()))
+    object.__setattr__(self, 'sensitivity', math.sqrt(np.diag(self.gram).max()))
 
   @property
   def participations(self) -> int:
@@ -186,14 +193,14 @@ class BallsInBinsSpec(sampled.SampledSpec):
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the claim under their JSON keys."""
     return {
-        'family': self.strategy.family,
-        'rounds': self.strategy.rounds,
-        'bands': self.strategy.bands,
-        'amplification': self.sampling,
-        'bins': self.bins,
-        'participations': self.participations,
-        'sensitivity': self.sensitivity,
-        'noise_multiplier': self.noise_multiplier,
-        'z_stddev_per_clip': self.z_stddev,
-        'adjacency': self.adjacency,
+      'family': self.strategy.family,
+      'rounds': self.strategy.rounds,
+      'bands': self.strategy.bands,
+      'amplification': self.sampling,
+      'bins': self.bins,
+      'participations': self.participations,
+      'sensitivity': self.sensitivity,
+      'noise_multiplier': self.noise_multiplier,
+      'z_stddev_per_clip': self.z_stddev,
+      'adjacency': self.adjacency,
     }

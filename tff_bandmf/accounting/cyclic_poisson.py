@@ -44,7 +44,7 @@ from tff_bandmf.accounting import slack as slack_lib
 
 
 def cyclic_sampling_prob(
-    population: int, cohort_size: float, groups: int
+  population: int, cohort_size: float, groups: int
 ) -> float:
   """Returns q, the probability of a client in a round of its group.
 
@@ -69,11 +69,14 @@ def cyclic_sampling_prob(
   sampling_prob = groups * cohort_size / population
   if sampling_prob > 1:
     raise ValueError(
-        errors.invalid(
-            'groups', groups,
-            f'a group has {population / groups:g} clients, fewer than '
-            f'cohort_size={cohort_size}',
-            'use fewer bands or smaller cohorts'))
+      errors.invalid(
+        'groups',
+        groups,
+        f'a group has {population / groups:g} clients, fewer than '
+        f'cohort_size={cohort_size}',
+        'use fewer bands or smaller cohorts',
+      )
+    )
   return sampling_prob
 
 
@@ -120,8 +123,10 @@ class CyclicPoissonSpec:
     sampling_lib.check_sampling(self.sampling, sampling_lib.CYCLIC_POISSON)
     sampling_lib.check_adjacency(self.adjacency)
     errors.check_positive(
-        'noise_multiplier', self.noise_multiplier,
-        'it is stddev(z) / (clip * column_norm)')
+      'noise_multiplier',
+      self.noise_multiplier,
+      'it is stddev(z) / (clip * column_norm)',
+    )
     if self.groups == 0:
       object.__setattr__(self, 'groups', self.strategy.bands)
     errors.check_count('groups', self.groups, 'at least the bands')
@@ -130,26 +135,32 @@ class CyclicPoissonSpec:
     # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
     if self.strategy.bands > self.groups:
       raise ValueError(
-          errors.invalid(
-              'groups', self.groups,
-              f'must be at least the bands={self.strategy.bands} of C',
-              'use a strategy with fewer bands'))
+        errors.invalid(
+          'groups',
+          self.groups,
+          f'must be at least the bands={self.strategy.bands} of C',
+          'use a strategy with fewer bands',
+        )
+      )
     if self.groups > self.strategy.rounds:
       raise ValueError(
-          errors.invalid(
-              'groups', self.groups,
-              f'must not exceed the rounds={self.strategy.rounds}',
-              'a group without a round never takes part'))
+        errors.invalid(
+          'groups',
+          self.groups,
+          f'must not exceed the rounds={self.strategy.rounds}',
+          'a group without a round never takes part',
+        )
+      )
     cyclic_sampling_prob(self.population, self.cohort_size, self.groups)
     norm = sensitivity_lib.sensitivity(
-        self.strategy, participation_lib.Single())
+      self.strategy, participation_lib.Single()
+    )
     object.__setattr__(self, 'column_norm', norm.value)
 
   @property
   def sampling_prob(self) -> float:
     """q, the probability of a client in a round of its group."""
-    return cyclic_sampling_prob(
-        self.population, self.cohort_size, self.groups)
+    return cyclic_sampling_prob(self.population, self.cohort_size, self.groups)
 
   @property
   def compositions(self) -> int:
@@ -166,8 +177,12 @@ class CyclicPoissonSpec:
     """What the arithmetic of the run costs."""
     # A round of a client touches rows that no other round of it does.
     return slack_lib.Cost.of(
-        self.strategy, 1, sampled=True, dimension=self.dimension,
-        max_slack=self.max_slack)
+      self.strategy,
+      1,
+      sampled=True,
+      dimension=self.dimension,
+      max_slack=self.max_slack,
+    )
 
   def slack(self, delta: float) -> slack_lib.Slack:
     """Returns what the arithmetic costs of `delta`, and adds to epsilon.
@@ -177,7 +192,8 @@ class CyclicPoissonSpec:
     """
     gaussian.check_delta(delta)
     return self.cost.slack(
-        self._exact_epsilon(self.cost.least_delta(delta)), delta)
+      self._exact_epsilon(self.cost.least_delta(delta)), delta
+    )
 
   def epsilon(self, delta: float) -> float:
     """Returns epsilon at `delta`, rounded up, that of the released bits."""
@@ -192,7 +208,8 @@ class CyclicPoissonSpec:
     exact = poisson.poisson_delta(*self._rounds, epsilon)
     slack = self.cost.slack(epsilon, exact)
     return slack.below(epsilon) + slack.total(
-        poisson.poisson_delta(*self._rounds, slack.exact_epsilon(epsilon)))
+      poisson.poisson_delta(*self._rounds, slack.exact_epsilon(epsilon))
+    )
 
   def _exact_epsilon(self, delta: float) -> float:
     return poisson.poisson_epsilon(*self._rounds, delta)
@@ -201,8 +218,10 @@ class CyclicPoissonSpec:
   def _rounds(self) -> tuple[float, float, int]:
     """(sigma of the cut weights, q, T)."""
     return (
-        self.noise_multiplier / self.cost.more_noise(self.column_norm),
-        self.sampling_prob, self.compositions)
+      self.noise_multiplier / self.cost.more_noise(self.column_norm),
+      self.sampling_prob,
+      self.compositions,
+    )
 
   def dp_event(self) -> dp_accounting.DpEvent:
     """Returns the event of the whole run, for a dp-accounting accountant.
@@ -210,32 +229,33 @@ class CyclicPoissonSpec:
     It is that of real numbers: `slack` is not in it.
     """
     return dp_accounting.SelfComposedDpEvent(
-        dp_accounting.PoissonSampledDpEvent(
-            self.sampling_prob,
-            dp_accounting.GaussianDpEvent(self.noise_multiplier)),
-        self.compositions)
+      dp_accounting.PoissonSampledDpEvent(
+        self.sampling_prob, dp_accounting.GaussianDpEvent(self.noise_multiplier)
+      ),
+      self.compositions,
+    )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the claim under their JSON keys."""
     return {
-        'family': self.strategy.family,
-        'rounds': self.strategy.rounds,
-        'bands': self.strategy.bands,
-        'amplification': self.sampling,
-        'population': self.population,
-        'cohort_size': self.cohort_size,
-        'groups': self.groups,
-        'sampling_prob': self.sampling_prob,
-        'compositions': self.compositions,
-        'column_norm': self.column_norm,
-        'noise_multiplier': self.noise_multiplier,
-        'z_stddev_per_clip': self.z_stddev,
-        'adjacency': self.adjacency,
+      'family': self.strategy.family,
+      'rounds': self.strategy.rounds,
+      'bands': self.strategy.bands,
+      'amplification': self.sampling,
+      'population': self.population,
+      'cohort_size': self.cohort_size,
+      'groups': self.groups,
+      'sampling_prob': self.sampling_prob,
+      'compositions': self.compositions,
+      'column_norm': self.column_norm,
+      'noise_multiplier': self.noise_multiplier,
+      'z_stddev_per_clip': self.z_stddev,
+      'adjacency': self.adjacency,
     }
 
 
 def calibrate_cyclic_poisson(
-    spec: CyclicPoissonSpec, epsilon: float, delta: float
+  spec: CyclicPoissonSpec, epsilon: float, delta: float
 ) -> CyclicPoissonSpec:
   """Returns the spec with the least noise that meets (epsilon, delta).
 
@@ -256,8 +276,12 @@ def calibrate_cyclic_poisson(
   more = spec.cost.more_noise(spec.column_norm)
   while True:
     spec = dataclasses.replace(
-        spec, noise_multiplier=more * poisson.cyclic_poisson_noise_multiplier(
-            target, slack.exact_delta, spec.sampling_prob, spec.compositions))
+      spec,
+      noise_multiplier=more
+      * poisson.cyclic_poisson_noise_multiplier(
+        target, slack.exact_delta, spec.sampling_prob, spec.compositions
+      ),
+    )
     excess = spec.epsilon(delta) - epsilon
     if excess <= 0:
       return spec
@@ -284,12 +308,12 @@ class BandChoice:
 
 
 def choose_bands(
-    rmse: Mapping[int, float],
-    rounds: int,
-    population: int,
-    cohort_size: float,
-    epsilon: float,
-    delta: float,
+  rmse: Mapping[int, float],
+  rounds: int,
+  population: int,
+  cohort_size: float,
+  epsilon: float,
+  delta: float,
 ) -> tuple[BandChoice, ...]:
   """Returns the numbers of bands by their rmse at (epsilon, delta), best first.
 
@@ -315,13 +339,16 @@ def choose_bands(
     prob = cyclic_sampling_prob(population, cohort_size, bands)
     compositions = -(-rounds // bands)
     noise = poisson.cyclic_poisson_noise_multiplier(
-        epsilon, delta, prob, compositions)
-    choices.append(
-        BandChoice(bands, prob, compositions, noise, noise * error))
+      epsilon, delta, prob, compositions
+    )
+    choices.append(BandChoice(bands, prob, compositions, noise, noise * error))
   if not choices:
     raise ValueError(
-        errors.invalid(
-            'bands', sorted(rmse),
-            f'every group is smaller than cohort_size={cohort_size}',
-            'offer fewer bands'))
+      errors.invalid(
+        'bands',
+        sorted(rmse),
+        f'every group is smaller than cohort_size={cohort_size}',
+        'offer fewer bands',
+      )
+    )
   return tuple(sorted(choices, key=lambda choice: choice.rmse))

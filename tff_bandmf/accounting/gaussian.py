@@ -50,15 +50,20 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   _check_noise_multiplier(noise_multiplier)
   if not 0 <= epsilon < float('inf'):
     raise ValueError(
-        errors.invalid(
-            'epsilon', epsilon, 'must be at least 0 and finite',
-            'typical values are 0.1 to 20'))
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        'must be at least 0 and finite',
+        'typical values are 0.1 to 20',
+      )
+    )
   loss = _loss(noise_multiplier)
   half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
   # PRIVACY: the difference may be rounded down, the sum may not.
   # Guard: gaussian_test.test_epsilon_rounds_up.
   rounding = (
-      _ROUNDING * (100 + (half + shift)**2) * scipy.special.ndtr(half - shift))
+    _ROUNDING * (100 + (half + shift) ** 2) * scipy.special.ndtr(half - shift)
+  )
   return min(1.0, float(loss.get_delta_for_epsilon(epsilon) + rounding))
 
 
@@ -84,9 +89,13 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     return 0.0
   if not holds(_LARGEST_EPSILON):
     raise ValueError(
-        errors.invalid(
-            'noise_multiplier', noise_multiplier,
-            f'epsilon would exceed {_LARGEST_EPSILON:g}', 'add noise'))
+      errors.invalid(
+        'noise_multiplier',
+        noise_multiplier,
+        f'epsilon would exceed {_LARGEST_EPSILON:g}',
+        'add noise',
+      )
+    )
   return _bisect(holds, _LARGEST_EPSILON)
 
 
@@ -108,9 +117,13 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   errors.check_positive('epsilon', epsilon, 'typical values are 0.1 to 20')
   if epsilon > _LARGEST_EPSILON:
     raise ValueError(
-        errors.invalid(
-            'epsilon', epsilon, f'must be at most {_LARGEST_EPSILON:g}',
-            'train without noise if no guarantee is wanted'))
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        f'must be at most {_LARGEST_EPSILON:g}',
+        'train without noise if no guarantee is wanted',
+      )
+    )
   check_delta(delta)
 
   # A hair less, so that `gaussian_epsilon` of the result, which rounds up
@@ -128,12 +141,12 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
 @functools.lru_cache
 def _loss(
-    noise_multiplier: float
+  noise_multiplier: float,
 ) -> privacy_loss_mechanism.GaussianPrivacyLoss:
   # Making one takes longer than its use.
   return privacy_loss_mechanism.GaussianPrivacyLoss(
-      noise_multiplier,
-      adjacency_type=privacy_loss_mechanism.AdjacencyType.REMOVE)
+    noise_multiplier, adjacency_type=privacy_loss_mechanism.AdjacencyType.REMOVE
+  )
 
 
 def _bisect(holds, high: float) -> float:
@@ -158,8 +171,10 @@ def _bisect(holds, high: float) -> float:
 
 def _check_noise_multiplier(noise_multiplier: float) -> None:
   errors.check_positive(
-      'noise_multiplier', noise_multiplier,
-      'it is stddev(z) / (clip * sensitivity)')
+    'noise_multiplier',
+    noise_multiplier,
+    'it is stddev(z) / (clip * sensitivity)',
+  )
 
 
 def check_delta(delta: float) -> None:
@@ -167,6 +182,10 @@ def check_delta(delta: float) -> None:
   errors.check_positive('delta', delta, 'use less than 1 / population')
   if not _SMALLEST_DELTA <= delta < 1:
     raise ValueError(
-        errors.invalid(
-            'delta', delta, f'must be in [{_SMALLEST_DELTA:g}, 1)',
-            'use less than 1 / population'))
+      errors.invalid(
+        'delta',
+        delta,
+        f'must be in [{_SMALLEST_DELTA:g}, 1)',
+        'use less than 1 / population',
+      )
+    )

@@ -87,16 +87,15 @@ class Mixture(abc.ABC):
 
   @abc.abstractmethod
   def sample_remove(
-      self, rng: np.random.Generator, count: int, gamma: float
+    self, rng: np.random.Generator, count: int, gamma: float
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns (L, ln E_S e^(gamma l_S)), [count] float64 each, at y from R."""
 
   @abc.abstractmethod
   def sample_add(
-      self, rng: np.random.Generator, count: int, kappa: float
+    self, rng: np.random.Generator, count: int, kappa: float
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (L, <m, y> / s^2), [count] float64, at y from N(-kappa m, s^2).
-    """
+    """Returns (L, <m, y> / s^2), [count] float64, y from N(-kappa m, s^2)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,11 +163,11 @@ class _Average:
 
 
 def delta_bound(
-    mixture: Mixture,
-    epsilon: float,
-    samples: int,
-    failure_probability: float = FAILURE_PROBABILITY,
-    seed: Optional[int] = None,
+  mixture: Mixture,
+  epsilon: float,
+  samples: int,
+  failure_probability: float = FAILURE_PROBABILITY,
+  seed: Optional[int] = None,
 ) -> DeltaBound:
   """Returns a bound of the larger of both directions' delta at `epsilon`.
 
@@ -185,9 +184,13 @@ def delta_bound(
   check_options(samples, failure_probability)
   if not 0 <= epsilon < math.inf:
     raise ValueError(
-        errors.invalid(
-            'epsilon', epsilon, 'must be at least 0 and finite',
-            'typical values are 0.1 to 20'))
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        'must be at least 0 and finite',
+        'typical values are 0.1 to 20',
+      )
+    )
   if seed is None:
     seed = secrets.randbits(128)
   sequence = np.random.SeedSequence(seed)
@@ -195,8 +198,7 @@ def delta_bound(
   # each direction may fail with half of the probability.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
   # test_bound_without_a_hit_is_the_exact_one.
-  pilot, final = (
-      np.random.default_rng(child) for child in sequence.spawn(2))
+  pilot, final = (np.random.default_rng(child) for child in sequence.spawn(2))
   log_term = math.log(2 / failure_probability)
   estimate = upper = 0.0
   for direction, _, _ in plans(mixture, epsilon, samples, log_term, pilot):
@@ -208,27 +210,33 @@ def delta_bound(
     estimate = max(estimate, average.mean)
     upper = max(upper, _upper(direction, average.log, samples, log_term))
   return DeltaBound(
-      epsilon, estimate, upper, failure_probability, samples, seed)
+    epsilon, estimate, upper, failure_probability, samples, seed
+  )
 
 
 def check_options(samples: int, failure_probability: float) -> None:
   """Raises TypeError or ValueError if a bound cannot be had with these."""
   errors.check_count('samples', samples, 'a million is usual')
   errors.check_positive(
-      'failure_probability', failure_probability, '1e-8 is usual')
+    'failure_probability', failure_probability, '1e-8 is usual'
+  )
   if failure_probability >= 1:
     raise ValueError(
-        errors.invalid(
-            'failure_probability', failure_probability, 'must be below 1',
-            '1e-8 is usual'))
+      errors.invalid(
+        'failure_probability',
+        failure_probability,
+        'must be below 1',
+        '1e-8 is usual',
+      )
+    )
 
 
 def plans(
-    mixture: Mixture,
-    epsilon: float,
-    samples: int,
-    log_term: float,
-    rng: np.random.Generator,
+  mixture: Mixture,
+  epsilon: float,
+  samples: int,
+  log_term: float,
+  rng: np.random.Generator,
 ) -> list[tuple[_Direction, float, float]]:
   """Returns, for each direction, how to sample it and what to expect.
 
@@ -248,13 +256,13 @@ def plans(
       plans.append((candidates[0], 0.0, candidates[0].bound))
       continue
     pilots = [
-        _average(candidate, _PILOT_SAMPLES, mixture.entries, rng)
-        for candidate in candidates]
+      _average(candidate, _PILOT_SAMPLES, mixture.entries, rng)
+      for candidate in candidates
+    ]
     margins = []
     for candidate, pilot in zip(candidates, pilots):
       eta = _eta(candidate.bound, pilot.square, samples, log_term)
-      margins.append((
-          eta * pilot.square / 2 + log_term / (eta * samples), eta))
+      margins.append((eta * pilot.square / 2 + log_term / (eta * samples), eta))
     margin, eta = min(margins)
     best = candidates[margins.index((margin, eta))]
     # All candidates have the same mean; the least noisy knows it best.
@@ -276,15 +284,18 @@ def _removes(mixture: Mixture, epsilon: float) -> list[_Direction]:
     def draw(rng, count):
       loss, tilted = mixture.sample_remove(rng, count, gamma)
       weight = np.exp(
-          np.where(loss > epsilon, log_normalizer + loss - tilted, 0.0))
+        np.where(loss > epsilon, log_normalizer + loss - tilted, 0.0)
+      )
       return -np.expm1(np.minimum(epsilon - loss, 0.0)) * weight
 
     return _Direction(draw, math.exp(log_weight(excess) + _log_g(excess)))
 
   best = _least_bound(log_weight, epsilon, mixture.mean_square)
   return [
-      direction(factor * best) for factor in _TILTS
-      if factor <= 1 or log_weight(factor * best) < _LARGEST_LOG_WEIGHT]
+    direction(factor * best)
+    for factor in _TILTS
+    if factor <= 1 or log_weight(factor * best) < _LARGEST_LOG_WEIGHT
+  ]
 
 
 def _add(mixture: Mixture, epsilon: float) -> _Direction:
@@ -299,8 +310,7 @@ def _add(mixture: Mixture, epsilon: float) -> _Direction:
 
   def draw(rng, count):
     loss, projection = mixture.sample_add(rng, count, kappa)
-    weight = np.exp(
-        np.where(loss < -epsilon, kappa * projection + shift, 0.0))
+    weight = np.exp(np.where(loss < -epsilon, kappa * projection + shift, 0.0))
     return -np.expm1(np.minimum(epsilon + loss, 0.0)) * weight
 
   return _Direction(draw, math.exp(log_weight(kappa) + _log_g(kappa)))
@@ -312,7 +322,7 @@ def _log_g(k: float) -> float:
 
 
 def _least_bound(
-    log_weight: Callable[[float], float], slope: float, curvature: float
+  log_weight: Callable[[float], float], slope: float, curvature: float
 ) -> float:
   """Returns the k >= 0 with the least log_weight(k) + ln g(k).
 
@@ -324,13 +334,14 @@ def _least_bound(
   # There -slope + curvature k - 1 / k > 0, and the sum grows.
   most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
   return float(
-      scipy.optimize.minimize_scalar(
-          lambda k: log_weight(k) + _log_g(k), bounds=(0.0, most),
-          method='bounded').x)
+    scipy.optimize.minimize_scalar(
+      lambda k: log_weight(k) + _log_g(k), bounds=(0.0, most), method='bounded'
+    ).x
+  )
 
 
 def _average(
-    direction: _Direction, count: int, entries: int, rng: np.random.Generator
+  direction: _Direction, count: int, entries: int, rng: np.random.Generator
 ) -> _Average:
   """Returns averages over `count` values, drawn in chunks."""
   chunk = max(1, _CHUNK_ENTRIES // entries)
@@ -348,11 +359,12 @@ def _eta(bound: float, square: float, samples: int, log_term: float) -> float:
 
 
 def _upper(
-    direction: _Direction, log: float, samples: int, log_term: float
+  direction: _Direction, log: float, samples: int, log_term: float
 ) -> float:
   """Returns the bound of delta; see the module."""
   # PRIVACY: Markov's inequality; B bounds the mean, too.
   # Guards: monte_carlo_test.test_bound_without_a_hit_is_the_exact_one and
   # balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
   return min(
-      direction.bound, -math.expm1(log - log_term / samples) / direction.eta)
+    direction.bound, -math.expm1(log - log_term / samples) / direction.eta
+  )

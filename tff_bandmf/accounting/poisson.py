@@ -38,10 +38,10 @@ _LEAST_NOISE = 0.01
 
 
 def poisson_epsilon(
-    noise_multiplier: float,
-    sampling_prob: float,
-    compositions: int,
-    delta: float,
+  noise_multiplier: float,
+  sampling_prob: float,
+  compositions: int,
+  delta: float,
 ) -> float:
   """Returns epsilon of T Poisson-sampled Gaussians at `delta`, rounded up.
 
@@ -60,22 +60,30 @@ def poisson_epsilon(
   _check(noise_multiplier, sampling_prob, compositions)
   if sampling_prob == 1:
     return gaussian.gaussian_epsilon(
-        noise_multiplier / math.sqrt(compositions), delta)
+      noise_multiplier / math.sqrt(compositions), delta
+    )
   # Until the intervals suit the epsilon that they give. Stopping when it still
   # moved would make epsilon jump from one noise multiplier to the next.
   previous, epsilon = math.inf, 16.0
   while abs(epsilon - previous) > 0.01 * epsilon:
-    previous, epsilon = epsilon, _epsilon(
-        noise_multiplier, sampling_prob, compositions, delta,
-        _interval(epsilon, compositions))
+    previous, epsilon = (
+      epsilon,
+      _epsilon(
+        noise_multiplier,
+        sampling_prob,
+        compositions,
+        delta,
+        _interval(epsilon, compositions),
+      ),
+    )
   return epsilon
 
 
 def poisson_delta(
-    noise_multiplier: float,
-    sampling_prob: float,
-    compositions: int,
-    epsilon: float,
+  noise_multiplier: float,
+  sampling_prob: float,
+  compositions: int,
+  epsilon: float,
 ) -> float:
   """Returns delta of T Poisson-sampled Gaussians at `epsilon`, rounded up.
 
@@ -91,23 +99,31 @@ def poisson_delta(
   _check(noise_multiplier, sampling_prob, compositions)
   if not 0 <= epsilon < math.inf:
     raise ValueError(
-        errors.invalid(
-            'epsilon', epsilon, 'must be at least 0 and finite',
-            'typical values are 0.1 to 20'))
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        'must be at least 0 and finite',
+        'typical values are 0.1 to 20',
+      )
+    )
   if sampling_prob == 1:
     return gaussian.gaussian_delta(
-        noise_multiplier / math.sqrt(compositions), epsilon)
+      noise_multiplier / math.sqrt(compositions), epsilon
+    )
   # Finer than for epsilon: delta is the more sensitive of the two.
   losses = _losses(
-      noise_multiplier, sampling_prob, compositions,
-      _interval(epsilon / 16, compositions))
+    noise_multiplier,
+    sampling_prob,
+    compositions,
+    _interval(epsilon / 16, compositions),
+  )
   return min(
-      1.0,
-      float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass(compositions))
+    1.0, float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass(compositions)
+  )
 
 
 def cyclic_poisson_noise_multiplier(
-    epsilon: float, delta: float, sampling_prob: float, compositions: int
+  epsilon: float, delta: float, sampling_prob: float, compositions: int
 ) -> float:
   """Returns the least sigma for (epsilon, delta), rounded up.
 
@@ -130,16 +146,20 @@ def cyclic_poisson_noise_multiplier(
   _check(1.0, sampling_prob, compositions)
   # Sampling never needs more noise than taking part in every round.
   unamplified = gaussian.gaussian_noise_multiplier(epsilon, delta) * math.sqrt(
-      compositions)
+    compositions
+  )
   if sampling_prob == 1:
     return unamplified
   if sampling_prob * compositions <= delta:
     raise ValueError(
-        errors.invalid(
-            'delta', delta,
-            'is no less than the probability that a client takes part at all, '
-            f'{sampling_prob * compositions:g}: the claim holds without noise',
-            'ask for a smaller delta'))
+      errors.invalid(
+        'delta',
+        delta,
+        'is no less than the probability that a client takes part at all, '
+        f'{sampling_prob * compositions:g}: the claim holds without noise',
+        'ask for a smaller delta',
+      )
+    )
   interval = _interval(16 * epsilon, compositions)
 
   def coarse(sigma):
@@ -156,10 +176,10 @@ def cyclic_poisson_noise_multiplier(
 
 
 def _solve(
-    epsilon_of: Callable[[float], float],
-    epsilon: float,
-    sigma: float,
-    width: float,
+  epsilon_of: Callable[[float], float],
+  epsilon: float,
+  sigma: float,
+  width: float,
 ) -> float:
   """Returns a sigma whose epsilon is at most `epsilon`, and that near it.
 
@@ -188,32 +208,47 @@ def _solve(
     previous = x, y
     x += max(-0.4, min(0.4, (aim - y) / slope))
   raise RuntimeError(
-      errors.invalid(
-          'epsilon', epsilon, 'no noise multiplier was found for it',
-          'use another epsilon'))
+    errors.invalid(
+      'epsilon',
+      epsilon,
+      'no noise multiplier was found for it',
+      'use another epsilon',
+    )
+  )
 
 
 def _check(
-    noise_multiplier: float, sampling_prob: float, compositions: int
+  noise_multiplier: float, sampling_prob: float, compositions: int
 ) -> None:
   errors.check_positive(
-      'noise_multiplier', noise_multiplier,
-      'it is stddev(z) / (clip * column_norm)')
+    'noise_multiplier',
+    noise_multiplier,
+    'it is stddev(z) / (clip * column_norm)',
+  )
   if noise_multiplier < _LEAST_NOISE:
     raise ValueError(
-        errors.invalid(
-            'noise_multiplier', noise_multiplier,
-            f'below {_LEAST_NOISE} epsilon is in the thousands',
-            'use more noise'))
+      errors.invalid(
+        'noise_multiplier',
+        noise_multiplier,
+        f'below {_LEAST_NOISE} epsilon is in the thousands',
+        'use more noise',
+      )
+    )
   errors.check_positive(
-      'sampling_prob', sampling_prob, 'it is groups * cohort / population')
+    'sampling_prob', sampling_prob, 'it is groups * cohort / population'
+  )
   if sampling_prob > 1:
     raise ValueError(
-        errors.invalid(
-            'sampling_prob', sampling_prob, 'must be at most 1',
-            'it is groups * cohort / population'))
+      errors.invalid(
+        'sampling_prob',
+        sampling_prob,
+        'must be at most 1',
+        'it is groups * cohort / population',
+      )
+    )
   errors.check_count(
-      'compositions', compositions, 'it is ceil(rounds / groups)')
+    'compositions', compositions, 'it is ceil(rounds / groups)'
+  )
 
 
 def _interval(epsilon: float, compositions: int) -> float:
@@ -226,10 +261,10 @@ def _interval(epsilon: float, compositions: int) -> float:
 
 
 def _losses(
-    noise_multiplier: float,
-    sampling_prob: float,
-    compositions: int,
-    interval: float,
+  noise_multiplier: float,
+  sampling_prob: float,
+  compositions: int,
+  interval: float,
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
   """Returns the distribution of the loss of T rounds, rounded up.
 
@@ -240,19 +275,19 @@ def _losses(
   # PRIVACY: pessimistic, and both directions, which dp-accounting keeps.
   # Guard: cyclic_poisson_test.test_one_composition_is_the_closed_form.
   return privacy_loss_distribution.from_gaussian_mechanism(
-      noise_multiplier,
-      pessimistic_estimate=True,
-      value_discretization_interval=max(interval, span / _MOST_INTERVALS),
-      sampling_prob=sampling_prob,
+    noise_multiplier,
+    pessimistic_estimate=True,
+    value_discretization_interval=max(interval, span / _MOST_INTERVALS),
+    sampling_prob=sampling_prob,
   ).self_compose(compositions, tail_mass_truncation=_TAIL_MASS)
 
 
 def _epsilon(
-    noise_multiplier: float,
-    sampling_prob: float,
-    compositions: int,
-    delta: float,
-    interval: float,
+  noise_multiplier: float,
+  sampling_prob: float,
+  compositions: int,
+  delta: float,
+  interval: float,
 ) -> float:
   """Returns epsilon at `delta`, rounded up; see `poisson_epsilon`."""
   errors.check_positive('delta', delta, 'use less than 1 / population')
@@ -261,10 +296,13 @@ def _epsilon(
   left = delta - _lost_mass(compositions)
   if not 0 < left < 1:
     raise ValueError(
-        errors.invalid(
-            'delta', delta,
-            f'must be in ({_lost_mass(compositions):g}, 1)',
-            'use less than 1 / population; rounding hides smaller ones'))
+      errors.invalid(
+        'delta',
+        delta,
+        f'must be in ({_lost_mass(compositions):g}, 1)',
+        'use less than 1 / population; rounding hides smaller ones',
+      )
+    )
   losses = _losses(noise_multiplier, sampling_prob, compositions, interval)
   return float(losses.get_epsilon_for_delta(left))
 

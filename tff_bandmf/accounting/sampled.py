@@ -19,12 +19,12 @@ _ATTEMPTS = 4
 
 
 def least(
-    problem: Callable[[float], tuple[monte_carlo.Mixture, float]],
-    start: float,
-    delta: float,
-    samples: int,
-    failure_probability: float,
-    seed: Optional[int],
+  problem: Callable[[float], tuple[monte_carlo.Mixture, float]],
+  start: float,
+  delta: float,
+  samples: int,
+  failure_probability: float,
+  seed: Optional[int],
 ) -> Optional[tuple[float, monte_carlo.DeltaBound]]:
   """Returns nearly the least x whose delta has a total of at most `delta`.
 
@@ -45,20 +45,29 @@ def least(
   monte_carlo.check_options(samples, failure_probability)
   if 2 * failure_probability > delta:
     raise ValueError(
-        errors.invalid(
-            'failure_probability', failure_probability,
-            f'must be at most half of delta={delta}',
-            'it is part of the delta to claim'))
+      errors.invalid(
+        'failure_probability',
+        failure_probability,
+        f'must be at most half of delta={delta}',
+        'it is part of the delta to claim',
+      )
+    )
   pilot_seed, *attempts = (
-      int(word) for word in
-      np.random.SeedSequence(seed).generate_state(1 + _ATTEMPTS, np.uint64))
+    int(word)
+    for word in np.random.SeedSequence(seed).generate_state(
+      1 + _ATTEMPTS, np.uint64
+    )
+  )
   share = failure_probability / _ATTEMPTS
   log_term = math.log(2 / share)
 
   def log_excess(log_x):
     plans = monte_carlo.plans(
-        *problem(math.exp(log_x)), samples, log_term,
-        np.random.default_rng(pilot_seed))
+      *problem(math.exp(log_x)),
+      samples,
+      log_term,
+      np.random.default_rng(pilot_seed),
+    )
     upper = max(mean + margin for _, mean, margin in plans)
     return math.log((upper + failure_probability) / delta)
 
@@ -81,8 +90,9 @@ def least(
     # monte_carlo_test.test_attempts_share_the_failure_probability and
     # balls_in_bins_test.test_total_counts_the_failure_probability.
     bound = dataclasses.replace(
-        monte_carlo.delta_bound(mixture, epsilon, samples, share, attempt),
-        failure_probability=failure_probability)
+      monte_carlo.delta_bound(mixture, epsilon, samples, share, attempt),
+      failure_probability=failure_probability,
+    )
     if bound.total <= delta:
       return math.exp(log_x), bound
     log_x += 2e-3 + math.log(bound.total / delta) / max(-slope, 1.0)
@@ -129,8 +139,12 @@ class SampledSpec(abc.ABC):
   def cost(self) -> slack_lib.Cost:
     """What the arithmetic of the run costs."""
     return slack_lib.Cost.of(
-        self.strategy, self.participations, sampled=True,
-        dimension=self.dimension, max_slack=self.max_slack)
+      self.strategy,
+      self.participations,
+      sampled=True,
+      dimension=self.dimension,
+      max_slack=self.max_slack,
+    )
 
   def moved(self, noise_multiplier: float) -> float:
     """Returns the L2 distance that cut weights move means by.
@@ -141,34 +155,41 @@ class SampledSpec(abc.ABC):
     return (self.cost.more_noise(self.sensitivity) - 1) / noise_multiplier
 
   def delta(
-      self,
-      epsilon: float,
-      samples: Optional[int] = None,
-      failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
-      seed: Optional[int] = None,
+    self,
+    epsilon: float,
+    samples: Optional[int] = None,
+    failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
+    seed: Optional[int] = None,
   ) -> monte_carlo.DeltaBound:
     """Returns a bound of delta at `epsilon`; see `monte_carlo.delta_bound`."""
     # A total that is less than what is claimed.
     slack = self.cost.slack(
-        epsilon, failure_probability, self.moved(self.noise_multiplier))
+      epsilon, failure_probability, self.moved(self.noise_multiplier)
+    )
     exact = slack.exact_epsilon(epsilon)
     found = monte_carlo.delta_bound(
-        self.mixture(self.noise_multiplier), exact,
-        self.default_samples if samples is None else samples,
-        failure_probability, seed)
+      self.mixture(self.noise_multiplier),
+      exact,
+      self.default_samples if samples is None else samples,
+      failure_probability,
+      seed,
+    )
     unamplified = _unamplified(self.noise_multiplier, exact)
     found = _with_slack(
-        found if found.total < unamplified.total else unamplified, slack)
+      found if found.total < unamplified.total else unamplified, slack
+    )
     return dataclasses.replace(
-        found, epsilon=epsilon,
-        slack_delta=found.slack_delta + slack.below(epsilon))
+      found,
+      epsilon=epsilon,
+      slack_delta=found.slack_delta + slack.below(epsilon),
+    )
 
   def epsilon(
-      self,
-      delta: float,
-      samples: Optional[int] = None,
-      failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
-      seed: Optional[int] = None,
+    self,
+    delta: float,
+    samples: Optional[int] = None,
+    failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
+    seed: Optional[int] = None,
   ) -> monte_carlo.DeltaBound:
     """Returns nearly the least epsilon with a `total` of at most `delta`.
 
@@ -190,36 +211,44 @@ class SampledSpec(abc.ABC):
     if start > 0:
       mixture = self.mixture(self.noise_multiplier)
       amplified = least(
-          lambda epsilon: (mixture, epsilon), start, exact, samples,
-          failure_probability, seed)
+        lambda epsilon: (mixture, epsilon),
+        start,
+        exact,
+        samples,
+        failure_probability,
+        seed,
+      )
       found = found if amplified is None else amplified[1]
     # PRIVACY: as in `PrivacySpec`; the bound of delta leaves room for it.
     # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
     return _with_slack(
-        found, self.cost.slack(
-            found.epsilon, delta, self.moved(self.noise_multiplier)))
+      found,
+      self.cost.slack(found.epsilon, delta, self.moved(self.noise_multiplier)),
+    )
 
 
 Spec = TypeVar('Spec', bound=SampledSpec)
 
 
 def _with_slack(
-    found: monte_carlo.DeltaBound, slack: slack_lib.Slack
+  found: monte_carlo.DeltaBound, slack: slack_lib.Slack
 ) -> monte_carlo.DeltaBound:
   """Returns the claim of the released bits."""
   return dataclasses.replace(
-      found, epsilon=found.epsilon + slack.epsilon,
-      slack_epsilon=slack.epsilon,
-      slack_delta=slack.total(found.total) - found.total)
+    found,
+    epsilon=found.epsilon + slack.epsilon,
+    slack_epsilon=slack.epsilon,
+    slack_delta=slack.total(found.total) - found.total,
+  )
 
 
 def calibrate_sampled(
-    spec: Spec,
-    epsilon: float,
-    delta: float,
-    samples: Optional[int] = None,
-    failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
-    seed: Optional[int] = None,
+  spec: Spec,
+  epsilon: float,
+  delta: float,
+  samples: Optional[int] = None,
+  failure_probability: float = monte_carlo.FAILURE_PROBABILITY,
+  seed: Optional[int] = None,
 ) -> tuple[Spec, monte_carlo.DeltaBound]:
   """Returns the spec with nearly the least noise for (epsilon, delta).
 
@@ -244,37 +273,46 @@ def calibrate_sampled(
   while True:
     slack = spec.cost.slack(epsilon, delta, spec.moved(least_noise))
     noise, bound = _least_noise(
-        spec, slack_lib.less(epsilon, slack), slack.exact_delta, samples,
-        failure_probability, seed)
+      spec,
+      slack_lib.less(epsilon, slack),
+      slack.exact_delta,
+      samples,
+      failure_probability,
+      seed,
+    )
     # PRIVACY: the slack of more noise is no bound for less.
     # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
     if noise >= least_noise:
-      found: Any = dataclasses.replace(
-          cast(Any, spec), noise_multiplier=noise)
+      found: Any = dataclasses.replace(cast(Any, spec), noise_multiplier=noise)
       return found, dataclasses.replace(
-          _with_slack(bound, slack), epsilon=epsilon)
+        _with_slack(bound, slack), epsilon=epsilon
+      )
     least_noise = noise / 2
 
 
 def _least_noise(
-    spec: SampledSpec,
-    epsilon: float,
-    delta: float,
-    samples: Optional[int],
-    failure_probability: float,
-    seed: Optional[int],
+  spec: SampledSpec,
+  epsilon: float,
+  delta: float,
+  samples: Optional[int],
+  failure_probability: float,
+  seed: Optional[int],
 ) -> tuple[float, monte_carlo.DeltaBound]:
   """Returns nearly the least noise multiplier of the run in real numbers."""
   start = gaussian.gaussian_noise_multiplier(epsilon, delta)
   found = least(
-      lambda multiplier: (spec.mixture(multiplier), epsilon), start, delta,
-      spec.default_samples if samples is None else samples,
-      failure_probability, seed)
+    lambda multiplier: (spec.mixture(multiplier), epsilon),
+    start,
+    delta,
+    spec.default_samples if samples is None else samples,
+    failure_probability,
+    seed,
+  )
   return (start, _unamplified(start, epsilon)) if found is None else found
 
 
 def _unamplified(
-    noise_multiplier: float, epsilon: float
+  noise_multiplier: float, epsilon: float
 ) -> monte_carlo.DeltaBound:
   """Returns the bound without amplification, for which none is sampled."""
   delta = gaussian.gaussian_delta(noise_multiplier, epsilon)

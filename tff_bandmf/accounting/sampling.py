@@ -33,11 +33,14 @@ def check_sampling(sampling: str, needed: str) -> None:
   # Guard: cyclic_poisson_test.test_other_sampling_is_refused.
   if sampling != needed:
     raise ValueError(
-        errors.invalid(
-            'sampling', sampling,
-            f'this amplification is proved for {needed} only: enforced, '
-            'shuffled or fixed-size cohorts have none of it',
-            f'draw cohorts by {needed}, or account without amplification'))
+      errors.invalid(
+        'sampling',
+        sampling,
+        f'this amplification is proved for {needed} only: enforced, '
+        'shuffled or fixed-size cohorts have none of it',
+        f'draw cohorts by {needed}, or account without amplification',
+      )
+    )
 
 
 def check_adjacency(adjacency: str) -> None:
@@ -54,10 +57,13 @@ def check_adjacency(adjacency: str) -> None:
   # Guard: cyclic_poisson_test.test_replace_one_is_refused.
   if adjacency not in (ZERO_OUT, ADD_REMOVE):
     raise ValueError(
-        errors.invalid(
-            'adjacency', adjacency,
-            f'must be {ZERO_OUT} or {ADD_REMOVE}',
-            'no amplified guarantee is proved for it'))
+      errors.invalid(
+        'adjacency',
+        adjacency,
+        f'must be {ZERO_OUT} or {ADD_REMOVE}',
+        'no amplified guarantee is proved for it',
+      )
+    )
 
 
 def check_nonnegative(rows: np.ndarray) -> None:
@@ -73,7 +79,10 @@ def check_nonnegative(rows: np.ndarray) -> None:
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.
   if np.min(rows) < 0:
     raise ValueError(
-        errors.invalid(
-            'strategy', f'entry {np.min(rows):g}',
-            'this amplification is proved for C without negative entries only',
-            'use another strategy, or cyclic-poisson'))
+      errors.invalid(
+        'strategy',
+        f'entry {np.min(rows):g}',
+        'this amplification is proved for C without negative entries only',
+        'use another strategy, or cyclic-poisson',
+      )
+    )

@@ -69,11 +69,11 @@ class Slack:
 
 @functools.lru_cache
 def slack(
-    arithmetics: tuple[arithmetic.Arithmetic, ...],
-    epsilon: float,
-    delta: float,
-    largest: float = MAX_SLACK,
-    moved: float = 0.0,
+  arithmetics: tuple[arithmetic.Arithmetic, ...],
+  epsilon: float,
+  delta: float,
+  largest: float = MAX_SLACK,
+  moved: float = 0.0,
 ) -> Slack:
   """Returns the slack of a claim whose total delta is `delta`.
 
@@ -91,19 +91,26 @@ def slack(
   """
   if not 0 <= epsilon < float('inf'):
     raise ValueError(
-        errors.invalid(
-            'epsilon', epsilon, 'must be at least 0 and finite',
-            'typical values are 0.1 to 20'))
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        'must be at least 0 and finite',
+        'typical values are 0.1 to 20',
+      )
+    )
   errors.check_positive('delta', delta, 'use less than 1 / population')
   accidents = max(each.accidents for each in arithmetics)
   weight = math.exp(min(epsilon + 1, 300.0)) + 1
   if accidents * weight >= largest / 2 * delta:
     raise Unproved(
-        errors.invalid(
-            'delta', delta,
-            f'the arithmetic of the noise proves no epsilon={epsilon:.4g} at '
-            'so small a delta',
-            'use a larger delta, or more noise'))
+      errors.invalid(
+        'delta',
+        delta,
+        f'the arithmetic of the noise proves no epsilon={epsilon:.4g} at '
+        'so small a delta',
+        'use a larger delta, or more noise',
+      )
+    )
   for share in (_SHARE, 10 * _SHARE, largest / 2):
     # alpha is at most `guess` at the end.
     for guess in (2.0**-9, 2.0**-6, 2.0**-3, 1.0):
@@ -111,20 +118,24 @@ def slack(
       # The first of two steps has half of beta, the second a sixth, for
       # beta/2 + e beta/6 < beta.
       alpha = max(
-          each.closeness(beta / 2 if moved else beta) for each in arithmetics)
+        each.closeness(beta / 2 if moved else beta) for each in arithmetics
+      )
       if moved:
         alpha += moved * (moved / 2 + math.sqrt(2 * math.log(6 / beta)))
       if alpha <= guess:
         return _slack(alpha, beta, epsilon, delta, largest)
   raise Unproved(
-      errors.invalid(
-          'slack_epsilon', 'infinite',
-          'the arithmetic of the noise proves no epsilon',
-          'use a coarser lattice, or fewer rounds or coordinates'))
+    errors.invalid(
+      'slack_epsilon',
+      'infinite',
+      'the arithmetic of the noise proves no epsilon',
+      'use a coarser lattice, or fewer rounds or coordinates',
+    )
+  )
 
 
 def _slack(
-    alpha: float, beta: float, epsilon: float, delta: float, largest: float
+  alpha: float, beta: float, epsilon: float, delta: float, largest: float
 ) -> Slack:
   """Returns the slack of proved alpha and beta.
 
@@ -138,12 +149,15 @@ def _slack(
   found = Slack(2 * alpha, delta - exact, exact, added)
   if found.epsilon > largest or found.delta > largest * delta:
     raise Unproved(
-        errors.invalid(
-            'slack_epsilon', f'{found.epsilon:.4g}',
-            f'the arithmetic of the noise adds it to epsilon, and '
-            f'{found.delta / delta:.2g} of delta is lost; more than '
-            f'{largest:g} must be asked for',
-            'use a coarser lattice, fewer rounds or coordinates'))
+      errors.invalid(
+        'slack_epsilon',
+        f'{found.epsilon:.4g}',
+        f'the arithmetic of the noise adds it to epsilon, and '
+        f'{found.delta / delta:.2g} of delta is lost; more than '
+        f'{largest:g} must be asked for',
+        'use a coarser lattice, fewer rounds or coordinates',
+      )
+    )
   return found
 
 
@@ -166,12 +180,12 @@ class Cost:
 
   @staticmethod
   def of(
-      strategy: strategies.Strategy,
-      participations: int,
-      *,
-      sampled: bool,
-      dimension: Optional[int] = None,
-      max_slack: float = MAX_SLACK,
+    strategy: strategies.Strategy,
+    participations: int,
+    *,
+    sampled: bool,
+    dimension: Optional[int] = None,
+    max_slack: float = MAX_SLACK,
   ) -> Cost:
     """Returns the cost of a strategy.
 
@@ -187,23 +201,34 @@ class Cost:
     """
     if not 0 < max_slack < 1:
       raise ValueError(
-          errors.invalid(
-              'max_slack', max_slack, 'must be in (0, 1)',
-              f'the default is {MAX_SLACK}'))
+        errors.invalid(
+          'max_slack',
+          max_slack,
+          'must be in (0, 1)',
+          f'the default is {MAX_SLACK}',
+        )
+      )
     recursion = strategy.recursion()
     # PRIVACY: windows of y forget what a client did not touch; all else, and
     # a mixture over cohorts, compares every round.
     # Guard: slack_test.test_cells_are_the_compared_ones.
     compared = strategy.rounds if sampled else recursion.cells(participations)
     scales = recursion.scales
-    feedback = math.sqrt(strategy.rounds) * recursion.rho * float(
-        max(scales) / min(scales))
+    feedback = (
+      math.sqrt(strategy.rounds)
+      * recursion.rho
+      * float(max(scales) / min(scales))
+    )
 
     def make(coordinates, cells):
       return arithmetic.Arithmetic(
-          cells=cells, rho=recursion.rho, shift=recursion.shift,
-          feedback=feedback, rounds=strategy.rounds,
-          dimension=coordinates)
+        cells=cells,
+        rho=recursion.rho,
+        shift=recursion.shift,
+        feedback=feedback,
+        rounds=strategy.rounds,
+        dimension=coordinates,
+      )
 
     if dimension is not None:
       errors.check_count('dimension', dimension, 'give that of the model')
@@ -218,7 +243,8 @@ class Cost:
       # More participations, or sampled cohorts, may be claimed for its noise.
       largest = cells // strategy.rounds
     return Cost(
-        tuple(found), participations * recursion.cut_norm, largest, max_slack)
+      tuple(found), participations * recursion.cut_norm, largest, max_slack
+    )
 
   def more_noise(self, sensitivity: float) -> float:
     """Returns how much more noise the C of cut weights needs, as a factor."""
@@ -226,9 +252,7 @@ class Cost:
     # Guard: slack_test.test_cut_weights_raise_epsilon.
     return (1 + self.cut / sensitivity) * (1 + _ROUNDING)
 
-  def slack(
-      self, epsilon: float, delta: float, moved: float = 0.0
-  ) -> Slack:
+  def slack(self, epsilon: float, delta: float, moved: float = 0.0) -> Slack:
     """Returns the slack of a claim whose total delta is `delta`.
 
     Args:
@@ -253,11 +277,13 @@ class Cost:
     # Guard: slack_test.test_larger_models_have_to_be_named.
     if dimension > self.largest_dimension:
       raise ValueError(
-          errors.invalid(
-              'dimension', dimension,
-              f'must be at most {self.largest_dimension}, which the claim '
-              'covers',
-              f'give dimension={dimension} where the noise is calibrated'))
+        errors.invalid(
+          'dimension',
+          dimension,
+          f'must be at most {self.largest_dimension}, which the claim covers',
+          f'give dimension={dimension} where the noise is calibrated',
+        )
+      )
 
 
 def less(epsilon: float, found: Slack) -> float:
@@ -268,8 +294,11 @@ def less(epsilon: float, found: Slack) -> float:
   """
   if epsilon <= found.epsilon:
     raise ValueError(
-        errors.invalid(
-            'epsilon', epsilon,
-            f'must exceed what the arithmetic adds, {found.epsilon:.3g}',
-            'ask for a larger epsilon'))
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        f'must exceed what the arithmetic adds, {found.epsilon:.3g}',
+        'ask for a larger epsilon',
+      )
+    )
   return epsilon - found.epsilon

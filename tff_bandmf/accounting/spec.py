@@ -57,12 +57,16 @@ class PrivacySpec:
     # 0 is legal, for a run without noise.
     if self.noise_multiplier != 0:
       errors.check_positive(
-          'noise_multiplier', self.noise_multiplier,
-          'it is stddev(z) / (clip * sensitivity); 0 adds no noise')
+        'noise_multiplier',
+        self.noise_multiplier,
+        'it is stddev(z) / (clip * sensitivity); 0 adds no noise',
+      )
     # Never a parameter, so that it cannot belong to another matrix.
     object.__setattr__(
-        self, 'sensitivity',
-        sensitivity_lib.sensitivity(self.strategy, self.participation))
+      self,
+      'sensitivity',
+      sensitivity_lib.sensitivity(self.strategy, self.participation),
+    )
 
   @property
   def z_stddev(self) -> float:
@@ -80,8 +84,12 @@ class PrivacySpec:
   def cost(self) -> slack_lib.Cost:
     """What the arithmetic of the run costs."""
     return slack_lib.Cost.of(
-        self.strategy, self.participation.participations(self.strategy.rounds),
-        sampled=False, dimension=self.dimension, max_slack=self.max_slack)
+      self.strategy,
+      self.participation.participations(self.strategy.rounds),
+      sampled=False,
+      dimension=self.dimension,
+      max_slack=self.max_slack,
+    )
 
   def slack(self, delta: float) -> slack_lib.Slack:
     """Returns what the arithmetic costs of `delta`, and adds to epsilon.
@@ -92,7 +100,8 @@ class PrivacySpec:
     """
     gaussian.check_delta(delta)
     return self.cost.slack(
-        self._exact_epsilon(self.cost.least_delta(delta)), delta)
+      self._exact_epsilon(self.cost.least_delta(delta)), delta
+    )
 
   def epsilon(self, delta: float) -> float:
     """Returns epsilon at `delta`, rounded up; infinite without noise.
@@ -111,9 +120,7 @@ class PrivacySpec:
     slack = self.slack(delta)
     return self._exact_epsilon(slack.exact_delta) + slack.epsilon
 
-  def profile(
-      self, epsilons: Sequence[float], delta: float
-  ) -> list[float]:
+  def profile(self, epsilons: Sequence[float], delta: float) -> list[float]:
     """Returns delta at each epsilon, rounded up, that of the released bits.
 
     Args:
@@ -127,10 +134,11 @@ class PrivacySpec:
     """
     slack = self.cost.slack(max(epsilons), delta)
     return [
-        slack.below(epsilon) + slack.total(
-            gaussian.gaussian_delta(
-                self._exact_noise, slack.exact_epsilon(epsilon)))
-        for epsilon in epsilons
+      slack.below(epsilon)
+      + slack.total(
+        gaussian.gaussian_delta(self._exact_noise, slack.exact_epsilon(epsilon))
+      )
+      for epsilon in epsilons
     ]
 
   @property
@@ -154,30 +162,29 @@ class PrivacySpec:
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the claim under their JSON keys."""
     return {
-        'family': self.strategy.family,
-        'rounds': self.strategy.rounds,
-        'bands': self.strategy.bands,
-        **self.participation.to_dict(),
-        'participations': self.participation.participations(
-            self.strategy.rounds),
-        'sensitivity': self.sensitivity.value,
-        'sensitivity_method': self.sensitivity.method,
-        'sensitivity_reason': self.sensitivity.reason,
-        'noise_multiplier': self.noise_multiplier,
-        'z_stddev_per_clip': self.z_stddev,
-        'dimension': self.dimension,
-        'max_slack': self.max_slack,
-        'adjacency': ADJACENCY,
+      'family': self.strategy.family,
+      'rounds': self.strategy.rounds,
+      'bands': self.strategy.bands,
+      **self.participation.to_dict(),
+      'participations': self.participation.participations(self.strategy.rounds),
+      'sensitivity': self.sensitivity.value,
+      'sensitivity_method': self.sensitivity.method,
+      'sensitivity_reason': self.sensitivity.reason,
+      'noise_multiplier': self.noise_multiplier,
+      'z_stddev_per_clip': self.z_stddev,
+      'dimension': self.dimension,
+      'max_slack': self.max_slack,
+      'adjacency': ADJACENCY,
     }
 
 
 def calibrate(
-    strategy: strategies.Strategy,
-    participation: participation_lib.Participation,
-    epsilon: float,
-    delta: float,
-    dimension: Optional[int] = None,
-    max_slack: float = slack_lib.MAX_SLACK,
+  strategy: strategies.Strategy,
+  participation: participation_lib.Participation,
+  epsilon: float,
+  delta: float,
+  dimension: Optional[int] = None,
+  max_slack: float = slack_lib.MAX_SLACK,
 ) -> PrivacySpec:
   """Returns the spec with the least noise that meets (epsilon, delta).
 
@@ -200,8 +207,10 @@ def calibrate(
   more = spec.cost.more_noise(spec.sensitivity.value)
   while True:
     spec = dataclasses.replace(
-        spec, noise_multiplier=more * gaussian.gaussian_noise_multiplier(
-            target, slack.exact_delta))
+      spec,
+      noise_multiplier=more
+      * gaussian.gaussian_noise_multiplier(target, slack.exact_delta),
+    )
     excess = spec.epsilon(delta) - epsilon
     # PRIVACY: what is returned was seen to meet epsilon.
     # Guard: slack_test.test_calibrate_meets_epsilon.

@@ -9,7 +9,7 @@ except ImportError as _error:
 
 from tff_bandmf.aggregator.check_process import check_process
 from tff_bandmf.aggregator.factory import (
-    CorrelatedNoiseFactory,
-    dp_aggregator,
-    skip_round,
+  CorrelatedNoiseFactory,
+  dp_aggregator,
+  skip_round,
 )

@@ -17,19 +17,31 @@ _Function = Callable[[Any], Any]
 
 # (function, value) -> value
 _MAPS = {
-    'federated_apply', 'federated_map', 'federated_map_all_equal',
-    'sequence_map'}
+  'federated_apply',
+  'federated_map',
+  'federated_map_all_equal',
+  'sequence_map',
+}
 # Value -> the same value elsewhere or of all clients, element by element.
 _CARRIERS = {
-    'federated_broadcast', 'federated_max', 'federated_mean', 'federated_min',
-    'federated_sum', 'federated_value_at_clients', 'federated_value_at_server',
-    'federated_zip_at_clients', 'federated_zip_at_server', 'sequence_sum'}
+  'federated_broadcast',
+  'federated_max',
+  'federated_mean',
+  'federated_min',
+  'federated_sum',
+  'federated_value_at_clients',
+  'federated_value_at_server',
+  'federated_zip_at_clients',
+  'federated_zip_at_server',
+  'sequence_sum',
+}
 _EVALUATIONS = {'federated_eval_at_clients', 'federated_eval_at_server'}
 
 
 def check_process(
-    process: Union[
-        tff.templates.IterativeProcess, tff.templates.AggregationProcess],
+  process: Union[
+    tff.templates.IterativeProcess, tff.templates.AggregationProcess
+  ],
 ) -> list[str]:
   """Returns the names of what a round releases without noise.
 
@@ -58,25 +70,31 @@ def check_process(
   computation = process.next
   signature = computation.type_signature
   result = following.value(computation.to_building_block(), {})(
-      _clients_hold(signature.parameter))
+    _clients_hold(signature.parameter)
+  )
   names = list(_leaves(signature.result, result))
   if following.releases != 1:
     raise ValueError(
-        errors.invalid(
-            'process', f'{following.releases} releases of a dp_aggregator',
-            'must have 1 a round: the guarantee is about one release',
-            'give the process one tff_bandmf.aggregator.dp_aggregator'))
+      errors.invalid(
+        'process',
+        f'{following.releases} releases of a dp_aggregator',
+        'must have 1 a round: the guarantee is about one release',
+        'give the process one tff_bandmf.aggregator.dp_aggregator',
+      )
+    )
   state_name = next(iter(_elements(signature.result)))[0]
-  past = [
-      name for name in names if name.split('.')[0] == state_name]
+  past = [name for name in names if name.split('.')[0] == state_name]
   if past:
     raise ValueError(
-        errors.invalid(
-            'process', ', '.join(past),
-            'in the next state depends on clients past the noise of the '
-            'aggregator, so there is no guarantee',
-            'use an algorithm that sends updates through its model_aggregator '
-            'alone, such as tff.learning.algorithms.build_unweighted_fed_avg'))
+      errors.invalid(
+        'process',
+        ', '.join(past),
+        'in the next state depends on clients past the noise of the '
+        'aggregator, so there is no guarantee',
+        'use an algorithm that sends updates through its model_aggregator '
+        'alone, such as tff.learning.algorithms.build_unweighted_fed_avg',
+      )
+    )
   return names
 
 
@@ -106,25 +124,26 @@ class _Following:
       return self.value(block.result, names)
     if isinstance(block, language.Lambda):
       return lambda argument: self.value(
-          block.result, {**names, block.parameter_name: argument})
+        block.result, {**names, block.parameter_name: argument}
+      )
     if isinstance(block, language.Call):
       argument = (
-          False if block.argument is None
-          else self.value(block.argument, names))
+        False if block.argument is None else self.value(block.argument, names)
+      )
       return self.value(block.function, names)(argument)
     if isinstance(block, language.Intrinsic):
       return lambda argument: _intrinsic(block.uri, argument)
     if isinstance(block, language.CompiledComputation):
       return lambda argument: self._graph(block, argument)
-    if isinstance(
-        block, (language.Data, language.Literal, language.Placement)):
+    if isinstance(block, (language.Data, language.Literal, language.Placement)):
       return False
     raise TypeError(f'unknown building block {type(block).__name__}')
 
   def _graph(self, block: Any, argument: Any) -> bool:
     tainted = _any(argument)
     if tainted and query_lib.RELEASE_NAME.encode() in (
-        block.proto.SerializeToString()):
+      block.proto.SerializeToString()
+    ):
       self.releases += 1
       return False
     return tainted
@@ -154,12 +173,13 @@ def _clients_hold(value_type: tff.Type) -> Any:
   if isinstance(value_type, tff.StructType):
     return tuple(_clients_hold(each) for _, each in _elements(value_type))
   return (
-      isinstance(value_type, tff.FederatedType)
-      and value_type.placement is tff.CLIENTS)
+    isinstance(value_type, tff.FederatedType)
+    and value_type.placement is tff.CLIENTS
+  )
 
 
 def _leaves(
-    value_type: tff.Type, taint: _Taint, path: tuple[str, ...] = ()
+  value_type: tff.Type, taint: _Taint, path: tuple[str, ...] = ()
 ) -> Iterator[str]:
   """Yields the names of what is tainted."""
   if isinstance(value_type, tff.FederatedType):
@@ -167,7 +187,8 @@ def _leaves(
   elif isinstance(value_type, tff.StructType):
     for i, (name, each) in enumerate(_elements(value_type)):
       yield from _leaves(
-          each, taint if isinstance(taint, bool) else taint[i], (*path, name))
+        each, taint if isinstance(taint, bool) else taint[i], (*path, name)
+      )
   elif _any(taint):
     yield '.'.join(path)
 
@@ -175,13 +196,14 @@ def _leaves(
 def _elements(value_type: tff.StructType) -> list[tuple[str, tff.Type]]:
   """Returns the elements of a structure and their names, or their places."""
   return [
-      (str(i) if name is None else name, each)
-      for i, (name, each) in enumerate(
-          tff.structure.iter_elements(value_type))]
+    (str(i) if name is None else name, each)
+    for i, (name, each) in enumerate(tff.structure.iter_elements(value_type))
+  ]
 
 
 def _index(selection: Any) -> int:
   if selection.index is not None:
     return selection.index
   return tff.structure.name_list_with_nones(
-      selection.source.type_signature).index(selection.name)
+    selection.source.type_signature
+  ).index(selection.name)

@@ -62,13 +62,13 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   """
 
   def __init__(
-      self,
-      spec: accounting.PrivacySpec,
-      clients_per_round: float,
-      l2_norm_clip: Any,
-      zeroing: tuple[Optional[float], float],
-      placement: placements.Placement,
-      sums: Sums,
+    self,
+    spec: accounting.PrivacySpec,
+    clients_per_round: float,
+    l2_norm_clip: Any,
+    zeroing: tuple[Optional[float], float],
+    placement: placements.Placement,
+    sums: Sums,
   ):
     """Takes values that `dp_aggregator` checked; `zeroing` is (norm, order)."""
     self.spec = spec
@@ -93,9 +93,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   def __exit__(self, *exc_info) -> None:
     self.close()
 
-  def create(
-      self, value_type: tff.Type
-  ) -> tff.templates.AggregationProcess:
+  def create(self, value_type: tff.Type) -> tff.templates.AggregationProcess:
     """Returns the process for updates of `value_type`, float leaves.
 
     Raises:
@@ -106,7 +104,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     return self._create(value_type, sums=False)[1]
 
   def create_for_sums(
-      self, value_type: tff.Type
+    self, value_type: tff.Type
   ) -> tuple[query_lib.Clipping, tff.templates.AggregationProcess]:
     """Returns the clipping, and a process for sums over several clients each.
 
@@ -130,26 +128,34 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """
     if self._sums.secure or self._sums.measured:
       raise ValueError(
-          errors.invalid(
-              'secure_sum' if self._sums.secure else 'measure_clients', True,
-              'is for updates of single clients',
-              'leave it out for sums over groups'))
+        errors.invalid(
+          'secure_sum' if self._sums.secure else 'measure_clients',
+          True,
+          'is for updates of single clients',
+          'leave it out for sums over groups',
+        )
+      )
     return self._create(value_type, sums=True)
 
   def _create(
-      self, value_type: tff.Type, sums: bool
+    self, value_type: tff.Type, sums: bool
   ) -> tuple[query_lib.Clipping, tff.templates.AggregationProcess]:
     specs = tff.types.structure_from_tensor_type_tree(
-        lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type)
+      lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
+    )
     dimension = query_lib.record_dimension(specs)
     self._refuse_release_of_key()
     # PRIVACY: two runs with one key would get the same noise.
     # Guard: aggregator_test.test_second_process_of_a_factory_is_refused.
     if self._created:
       raise ValueError(
-          errors.invalid(
-              'create', 'called twice', 'an aggregator serves one run',
-              'call dp_aggregator for every learning process'))
+        errors.invalid(
+          'create',
+          'called twice',
+          'an aggregator serves one run',
+          'call dp_aggregator for every learning process',
+        )
+      )
     spec = self.spec
     # PRIVACY: the slack of fewer coordinates is no bound for more. Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
@@ -157,35 +163,55 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       spec.cost.check_dimension(dimension)
     recursion = spec.strategy.recursion()
     self.lattice = noise.Lattice.of(
-        recursion, spec.z_stddev, largest_cohort=self._sums.largest_cohort,
-        dimension=dimension, secure_sum=self._sums.secure)
+      recursion,
+      spec.z_stddev,
+      largest_cohort=self._sums.largest_cohort,
+      dimension=dimension,
+      secure_sum=self._sums.secure,
+    )
     clip = query_lib.Clipping.of(
-        self._clips, specs, self.lattice.clip_bits, *self._zeroing)
+      self._clips, specs, self.lattice.clip_bits, *self._zeroing
+    )
     self._source = source_lib.of(
-        self.noise, recursion, self.lattice.z_steps, dimension)
+      self.noise, recursion, self.lattice.z_steps, dimension
+    )
     query = query_lib.CorrelatedNoiseQuery(
-        clip, self.lattice, self._clients_per_round, specs,
-        spec.strategy.rounds, self._source, sums)
+      clip,
+      self.lattice,
+      self._clients_per_round,
+      specs,
+      spec.strategy.rounds,
+      self._source,
+      sums,
+    )
     self._created = True
     record_type = value_type
     if sums:
-      record_type = tff.to_type((
+      record_type = tff.to_type(
+        (
           tff.types.structure_from_tensor_type_tree(
-              lambda leaf: tff.TensorType(np.int32, leaf.shape), value_type),
-          np.int32))
+            lambda leaf: tff.TensorType(np.int32, leaf.shape), value_type
+          ),
+          np.int32,
+        )
+      )
     return clip, _process(query, clip, record_type, self._sums, self.lattice)
 
   def _refuse_release_of_key(self) -> None:
     # PRIVACY: `train_model` releases the whole state. Guard:
     # train_model_test.test_noise_in_the_state_is_refused_in_a_program.
     if isinstance(self.noise, placements.InState) and isinstance(
-        tff.framework.get_context_stack().current,
-        tff.program.FederatedContext):
+      tff.framework.get_context_stack().current, tff.program.FederatedContext
+    ):
       raise ValueError(
-          errors.invalid(
-              'noise', 'InState()',
-              'its key would be released: programs such as train_model give '
-              'the whole training state to a release manager', 'use Tape()'))
+        errors.invalid(
+          'noise',
+          'InState()',
+          'its key would be released: programs such as train_model give '
+          'the whole training state to a release manager',
+          'use Tape()',
+        )
+      )
 
 
 def skip_round(state: Any) -> Any:
@@ -207,20 +233,24 @@ def skip_round(state: Any) -> Any:
   query_state = state.query_state
   if 'key' in query_state.noise:
     raise ValueError(
-        errors.invalid(
-            'noise', 'InState()', 'cannot leave a round out',
-            'use Tape(), or start anew'))
+      errors.invalid(
+        'noise',
+        'InState()',
+        'cannot leave a round out',
+        'use Tape(), or start anew',
+      )
+    )
   return state._replace(
-      query_state=query_state._replace(
-          round=query_state.round + np.int64(1)))
+    query_state=query_state._replace(round=query_state.round + np.int64(1))
+  )
 
 
 def _process(
-    query: query_lib.CorrelatedNoiseQuery,
-    clip: query_lib.Clipping,
-    record_type: tff.Type,
-    sums: Sums,
-    lattice: noise.Lattice,
+  query: query_lib.CorrelatedNoiseQuery,
+  clip: query_lib.Clipping,
+  record_type: tff.Type,
+  sums: Sums,
+  lattice: noise.Lattice,
 ) -> tff.templates.AggregationProcess:
   """Returns TFF's process of the query, of runs that are begun."""
   summed: tff.aggregators.UnweightedAggregationFactory
@@ -228,9 +258,11 @@ def _process(
   if sums.secure:
     # Integers within these bounds pass as they are: none is clipped.
     summed = tff.aggregators.SecureSumFactory(
-        lattice.clip_steps, -lattice.clip_steps)
+      lattice.clip_steps, -lattice.clip_steps
+    )
   process = tff.aggregators.DifferentiallyPrivateFactory(query, summed).create(
-      record_type)
+    record_type
+  )
 
   # PRIVACY: runs are told apart, but not before `initialize` has evaluated a
   # round, which would then be another run's. Guard:
@@ -244,39 +276,43 @@ def _process(
     return tff.federated_map(begin, process.initialize())
 
   @tff.federated_computation(
-      process.initialize.type_signature.result,
-      tff.FederatedType(record_type, tff.CLIENTS))
+    process.initialize.type_signature.result,
+    tff.FederatedType(record_type, tff.CLIENTS),
+  )
   def next_fn(state, value):
     output = process.next(state, value)
     # What the sum itself measures is not passed on: it is not private.
     measurements = collections.OrderedDict(
-        free=output.measurements['dp_query_metrics'])
+      free=output.measurements['dp_query_metrics']
+    )
     # PRIVACY: what depends on updates and has no noise is asked for by name.
     # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
     if sums.measured:
       describe = tff.tensorflow.computation(clip.describe, record_type)
       measurements['not_private'] = tff.federated_sum(
-          tff.federated_map(describe, value))
+        tff.federated_map(describe, value)
+      )
     return tff.templates.MeasuredProcessOutput(
-        output.state, output.result, tff.federated_zip(measurements))
+      output.state, output.result, tff.federated_zip(measurements)
+    )
 
   return tff.templates.AggregationProcess(init_fn, next_fn)
 
 
 def dp_aggregator(
-    noise_multiplier: float,
-    clients_per_round: float,
-    *,
-    l2_norm_clip: Any,
-    strategy: strategies.Strategy,
-    participation: participation_lib.Participation,
-    dimension: Optional[int] = None,
-    noise: Optional[placements.Placement] = None,
-    largest_cohort: Optional[int] = None,
-    zeroing_norm: Optional[float] = None,
-    zeroing_norm_order: float = math.inf,
-    secure_sum: bool = False,
-    measure_clients: bool = False,
+  noise_multiplier: float,
+  clients_per_round: float,
+  *,
+  l2_norm_clip: Any,
+  strategy: strategies.Strategy,
+  participation: participation_lib.Participation,
+  dimension: Optional[int] = None,
+  noise: Optional[placements.Placement] = None,
+  largest_cohort: Optional[int] = None,
+  zeroing_norm: Optional[float] = None,
+  zeroing_norm_order: float = math.inf,
+  secure_sum: bool = False,
+  measure_clients: bool = False,
 ) -> CorrelatedNoiseFactory:
   """Returns an aggregation factory with matrix-factorization noise.
 
@@ -338,51 +374,81 @@ def dp_aggregator(
     ValueError: a value out of range.
   """
   errors.check_positive(
-      'clients_per_round', clients_per_round, 'it is the divisor of the mean')
+    'clients_per_round', clients_per_round, 'it is the divisor of the mean'
+  )
   if isinstance(noise_multiplier, bool):
     raise TypeError(
-        errors.invalid(
-            'noise_multiplier', noise_multiplier, 'must be a number',
-            'give what accounting.calibrate returns'))
+      errors.invalid(
+        'noise_multiplier',
+        noise_multiplier,
+        'must be a number',
+        'give what accounting.calibrate returns',
+      )
+    )
   if l2_norm_clip is None or isinstance(
-      l2_norm_clip, tff.templates.EstimationProcess):
+    l2_norm_clip, tff.templates.EstimationProcess
+  ):
     raise TypeError(
-        errors.invalid(
-            'l2_norm_clip', 'None' if l2_norm_clip is None else 'adaptive',
-            'must be a constant: noise correlated between rounds has one '
-            'scale, TFF\'s dp_aggregator adapts it',
-            'give a norm, such as a quantile of update norms on public data'))
+      errors.invalid(
+        'l2_norm_clip',
+        'None' if l2_norm_clip is None else 'adaptive',
+        'must be a constant: noise correlated between rounds has one '
+        "scale, TFF's dp_aggregator adapts it",
+        'give a norm, such as a quantile of update norms on public data',
+      )
+    )
   query_lib.check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
   if not isinstance(strategy, strategies.Strategy):
     raise TypeError(
-        errors.invalid(
-            'strategy', strategy, 'must be a tff_bandmf.strategies.Strategy',
-            'load or optimise one'))
+      errors.invalid(
+        'strategy',
+        strategy,
+        'must be a tff_bandmf.strategies.Strategy',
+        'load or optimise one',
+      )
+    )
   if largest_cohort is None:
     largest_cohort = math.ceil(clients_per_round)
   errors.check_count(
-      'largest_cohort', largest_cohort, 'give the most clients of any round')
+    'largest_cohort', largest_cohort, 'give the most clients of any round'
+  )
   placement = placements.Tape() if noise is None else noise
   if not isinstance(
-      placement, (placements.InState, placements.Tape, placements.Served)):
+    placement, (placements.InState, placements.Tape, placements.Served)
+  ):
     raise TypeError(
-        errors.invalid(
-            'noise', type(placement).__name__, 'is no placement',
-            'use Tape(), Served(folders) or InState() of noise.placements'))
+      errors.invalid(
+        'noise',
+        type(placement).__name__,
+        'is no placement',
+        'use Tape(), Served(folders) or InState() of noise.placements',
+      )
+    )
   if not placement.start_round <= strategy.rounds:
     raise ValueError(
-        errors.invalid(
-            'start_round', placement.start_round,
-            f'must be in [0, rounds={strategy.rounds}]',
-            'give the round of the state that the run goes on from'))
+      errors.invalid(
+        'start_round',
+        placement.start_round,
+        f'must be in [0, rounds={strategy.rounds}]',
+        'give the round of the state that the run goes on from',
+      )
+    )
   if secure_sum and measure_clients:
     raise ValueError(
-        errors.invalid(
-            'measure_clients', measure_clients,
-            'would tell the server about each client, past the secure sum',
-            'leave one of them out'))
+      errors.invalid(
+        'measure_clients',
+        measure_clients,
+        'would tell the server about each client, past the secure sum',
+        'leave one of them out',
+      )
+    )
   return CorrelatedNoiseFactory(
-      accounting.PrivacySpec(
-          strategy, participation, noise_multiplier, dimension=dimension),
-      clients_per_round, l2_norm_clip, (zeroing_norm, zeroing_norm_order),
-      placement, Sums(largest_cohort, secure_sum, measure_clients))
+    accounting.PrivacySpec(
+      strategy, participation, noise_multiplier, dimension=dimension
+    ),
+    clients_per_round,
+    l2_norm_clip,
+    (zeroing_norm, zeroing_norm_order),
+    placement,
+    Sums(largest_cohort, secure_sum, measure_clients),
+  )

@@ -35,15 +35,20 @@ def attack(spec: accounting.PrivacySpec) -> tuple[attacks.Attack, ...]:
     ValueError: no lattice holds 1,000 clients of this claim.
   """
   lattice = noise.Lattice.of(
-      spec.strategy.recursion(), spec.z_stddev, largest_cohort=_CLIENTS,
-      dimension=_COMPARED)
+    spec.strategy.recursion(),
+    spec.z_stddev,
+    largest_cohort=_CLIENTS,
+    dimension=_COMPARED,
+  )
   return (
-      attacks.summing(functools.partial(summed, lattice), _CLIENTS),
-      attacks.tail(
-          functools.partial(attacks.beyond, noise.Key.from_entropy()),
-          attacks.TAIL_DRAWS),
-      _low_bits(),
-      _inverse(spec.strategy, lattice.z_steps))
+    attacks.summing(functools.partial(summed, lattice), _CLIENTS),
+    attacks.tail(
+      functools.partial(attacks.beyond, noise.Key.from_entropy()),
+      attacks.TAIL_DRAWS,
+    ),
+    _low_bits(),
+    _inverse(spec.strategy, lattice.z_steps),
+  )
 
 
 def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
@@ -55,13 +60,21 @@ def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
   """
   specs = tf.TensorSpec([1], tf.float32)
   adding = query.CorrelatedNoiseQuery(
-      query.Clipping.of(1.0, specs, lattice.clip_bits), lattice, 1.0, specs, 1,
-      source_lib.NoNoise(1))
+    query.Clipping.of(1.0, specs, lattice.clip_bits),
+    lattice,
+    1.0,
+    specs,
+    1,
+    source_lib.NoNoise(1),
+  )
   total, _ = tf.function(
-      lambda records: tf.foldl(
-          lambda state, record: adding.accumulate_record((), state, record),
-          records, adding.initial_sample_state()),
-      autograph=False)(values[:, np.newaxis])
+    lambda records: tf.foldl(
+      lambda state, record: adding.accumulate_record((), state, record),
+      records,
+      adding.initial_sample_state(),
+    ),
+    autograph=False,
+  )(values[:, np.newaxis])
   return float(total[0]) / lattice.clip_steps
 
 
@@ -71,19 +84,29 @@ def _low_bits() -> attacks.Attack:
   noise_multiplier = accounting.gaussian_noise_multiplier(_EPSILON, _DELTA)
   dimension = attacks.LOW_BITS_DIMENSION
   lattice = noise.Lattice.of(
-      strategy.recursion(), noise_multiplier, largest_cohort=1,
-      dimension=dimension)
+    strategy.recursion(),
+    noise_multiplier,
+    largest_cohort=1,
+    dimension=dimension,
+  )
   specs = tf.TensorSpec([dimension], tf.float32)
   source = source_lib.of(
-      placements.Tape(), strategy.recursion(), lattice.z_steps, dimension)
+    placements.Tape(), strategy.recursion(), lattice.z_steps, dimension
+  )
   released = query.CorrelatedNoiseQuery(
-      query.Clipping.of(1.0, specs, lattice.clip_bits), lattice, 1.0, specs,
-      strategy.rounds, source)
+    query.Clipping.of(1.0, specs, lattice.clip_bits),
+    lattice,
+    1.0,
+    specs,
+    strategy.rounds,
+    source,
+  )
 
   @functools.partial(tf.function, autograph=False)
   def release(state, record):
     total = released.accumulate_record(
-        (), released.initial_sample_state(), record)
+      (), released.initial_sample_state(), record
+    )
     return released.get_noised_result(total, state)[:2]
 
   state = released.begin(released.initial_global_state())
@@ -95,12 +118,11 @@ def _low_bits() -> attacks.Attack:
 
   with contextlib.closing(source):
     return attacks.low_bits(
-        next_release, _EPSILON, _DELTA, attacks.LOW_BITS_TRIALS, dimension)
+      next_release, _EPSILON, _DELTA, attacks.LOW_BITS_TRIALS, dimension
+    )
 
 
-def _inverse(
-    strategy: strategies.Strategy, z_steps: float
-) -> attacks.Attack:
+def _inverse(strategy: strategies.Strategy, z_steps: float) -> attacks.Attack:
   """Returns how far the stream's noise is from that of C."""
   recursion = strategy.recursion()
   key = noise.Key.from_entropy()

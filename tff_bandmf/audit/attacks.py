@@ -77,8 +77,9 @@ class Attack:
   def __str__(self) -> str:
     verdict = 'succeeds' if self.succeeded else 'fails'
     return (
-        f'{self.name} {verdict}: {self.statistic:.6g} {self.unit}, sound is '
-        f'{self.least:.6g} to {self.most:.6g}')
+      f'{self.name} {verdict}: {self.statistic:.6g} {self.unit}, sound is '
+      f'{self.least:.6g} to {self.most:.6g}'
+    )
 
 
 def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
@@ -94,11 +95,11 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
       given the whole cohort, and the cohort with a zero for the victim.
     clients: how many records there are, at least 2.
   """
-  plans = [
-      _Cohort.of(2.0**i, clients) for i in range(clients.bit_length())]
+  plans = [_Cohort.of(2.0**i, clients) for i in range(clients.bit_length())]
   best = max(plans, key=lambda plan: plan.gain)
-  moved = abs(add(best.records(clients, True)) - add(
-      best.records(clients, False)))
+  moved = abs(
+    add(best.records(clients, True)) - add(best.records(clients, False))
+  )
   return Attack('summing', moved, 'clips moved by one client', 0.0, 1.0, 0.0)
 
 
@@ -132,14 +133,15 @@ class _Cohort:
   def records(self, clients: int, with_victim: bool) -> np.ndarray:
     """Returns the values of all clients, [clients] float32 in clips."""
     records = np.full(
-        clients, self.power * 2.0**-24 * (1 + 2.0**-10), np.float32)
-    records[:self.before] = self.size
-    records[self.before:self.before + 1] = _VICTIM if with_victim else 0.0
+      clients, self.power * 2.0**-24 * (1 + 2.0**-10), np.float32
+    )
+    records[: self.before] = self.size
+    records[self.before : self.before + 1] = _VICTIM if with_victim else 0.0
     return records
 
 
 def tail(
-    beyond: Callable[[int, float], int], draws: int = TAIL_DRAWS
+  beyond: Callable[[int, float], int], draws: int = TAIL_DRAWS
 ) -> Attack:
   """Returns how many normals are where those of float32 end.
 
@@ -154,9 +156,13 @@ def tail(
   least = scipy.stats.poisson.ppf(FALSE_ALARM / 2, rate)
   most = scipy.stats.poisson.isf(FALSE_ALARM / 2, rate)
   return Attack(
-      'tail', float(beyond(draws, TAIL)),
-      f'of {draws} normals beyond {TAIL} standard deviations', float(least),
-      float(most), FALSE_ALARM)
+    'tail',
+    float(beyond(draws, TAIL)),
+    f'of {draws} normals beyond {TAIL} standard deviations',
+    float(least),
+    float(most),
+    FALSE_ALARM,
+  )
 
 
 def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
@@ -184,11 +190,11 @@ def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
 
 
 def low_bits(
-    release: Callable[[np.ndarray], np.ndarray],
-    epsilon: float,
-    delta: float,
-    trials: int = LOW_BITS_TRIALS,
-    dimension: int = LOW_BITS_DIMENSION,
+  release: Callable[[np.ndarray], np.ndarray],
+  epsilon: float,
+  delta: float,
+  trials: int = LOW_BITS_TRIALS,
+  dimension: int = LOW_BITS_DIMENSION,
 ) -> Attack:
   """Returns the epsilon that last bits of one round's releases show.
 
@@ -214,19 +220,25 @@ def low_bits(
     return float(-np.sum(near % unit != 0))
 
   inside, outside = (
-      np.array([score(each) for _ in range(trials)])
-      for each in (victim, np.zeros_like(victim)))
+    np.array([score(each) for _ in range(trials)])
+    for each in (victim, np.zeros_like(victim))
+  )
   shown = bounds.clopper_pearson(inside, outside, -0.5, delta, FALSE_ALARM)
   return Attack(
-      'low_bits', shown, f'epsilon shown at delta={delta:g}', 0.0, epsilon,
-      FALSE_ALARM)
+    'low_bits',
+    shown,
+    f'epsilon shown at delta={delta:g}',
+    0.0,
+    epsilon,
+    FALSE_ALARM,
+  )
 
 
 def inverse(
-    strategy: strategies.Strategy,
-    y: np.ndarray,
-    z: np.ndarray,
-    cells: Union[np.ndarray, float],
+  strategy: strategies.Strategy,
+  y: np.ndarray,
+  z: np.ndarray,
+  cells: Union[np.ndarray, float],
 ) -> Attack:
   """Returns how far C y is from the z that y was made of.
 
@@ -240,7 +252,12 @@ def inverse(
     cells: width of a step of the lattice in units of z, [n]; what a release is
       rounded to in its own round. 0 for noise that is not rounded.
   """
-  off = np.sqrt(np.mean((strategy.matrix() @ y - z)**2, 1))
+  off = np.sqrt(np.mean((strategy.matrix() @ y - z) ** 2, 1))
   return Attack(
-      'inverse', max(0.0, float(np.max(off - cells / 2))),
-      'standard deviations of z between C y and z', 0.0, _OFF, 0.0)
+    'inverse',
+    max(0.0, float(np.max(off - cells / 2))),
+    'standard deviations of z between C y and z',
+    0.0,
+    _OFF,
+    0.0,
+  )

@@ -49,24 +49,27 @@ class Audit:
     most.
     """
     return self.claimed_epsilon >= max(
-        self.gaussian_bound, self.clopper_pearson_bound)
+      self.gaussian_bound, self.clopper_pearson_bound
+    )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the fields and `holds`, JSON values."""
     return {
-        **dataclasses.asdict(self), 'pattern': list(self.pattern),
-        'holds': self.holds}
+      **dataclasses.asdict(self),
+      'pattern': list(self.pattern),
+      'holds': self.holds,
+    }
 
 
 def audit(
-    spec: accounting.PrivacySpec,
-    delta: float,
-    canaries: int = 2000,
-    runs: int = 2,
-    confidence: float = 0.95,
-    make_factory: Optional[Callable[..., Any]] = None,
-    seed: Optional[int] = None,
-    on_round: Optional[Callable[[], Any]] = None,
+  spec: accounting.PrivacySpec,
+  delta: float,
+  canaries: int = 2000,
+  runs: int = 2,
+  confidence: float = 0.95,
+  make_factory: Optional[Callable[..., Any]] = None,
+  seed: Optional[int] = None,
+  on_round: Optional[Callable[[], Any]] = None,
 ) -> Audit:
   """Returns lower bounds on epsilon, from runs of TFF's aggregation process.
 
@@ -116,25 +119,36 @@ def audit(
   from tff_bandmf.audit import canaries as canaries_lib
 
   errors.check_count('runs', runs, 'give 1 or more')
-  if errors.check_count(
-      'canaries', canaries, 'give 1000 or so') < _FEWEST_CANARIES:
+  if (
+    errors.check_count('canaries', canaries, 'give 1000 or so')
+    < _FEWEST_CANARIES
+  ):
     raise ValueError(
-        errors.invalid(
-            'canaries', canaries, f'must be at least {_FEWEST_CANARIES}',
-            'give 1000 or so'))
+      errors.invalid(
+        'canaries',
+        canaries,
+        f'must be at least {_FEWEST_CANARIES}',
+        'give 1000 or so',
+      )
+    )
   if not 0 < confidence < 1:
     raise ValueError(
-        errors.invalid(
-            'confidence', confidence, 'must be in (0, 1)', 'give 0.95'))
+      errors.invalid('confidence', confidence, 'must be in (0, 1)', 'give 0.95')
+    )
   if not spec.noise_multiplier:
     raise ValueError(
-        errors.invalid(
-            'noise_multiplier', 0, 'guarantees nothing to audit', 'add noise'))
+      errors.invalid(
+        'noise_multiplier', 0, 'guarantees nothing to audit', 'add noise'
+      )
+    )
   claimed = spec.epsilon(delta)
   if make_factory is None:
     make_factory = functools.partial(
-        aggregator.dp_aggregator, spec.noise_multiplier,
-        strategy=spec.strategy, participation=spec.participation)
+      aggregator.dp_aggregator,
+      spec.noise_multiplier,
+      strategy=spec.strategy,
+      participation=spec.participation,
+    )
   matrix = spec.strategy.matrix()
   worst = pattern.worst(matrix, spec.participation)
   moved = matrix[:, worst.rounds] @ worst.signs
@@ -142,8 +156,14 @@ def audit(
   seen, unseen = [], []
   for _ in range(runs):
     whitened = matrix @ canaries_lib.released(
-        make_factory, spec.strategy.rounds, worst, canaries, 2 * canaries,
-        generator, on_round or (lambda: None))
+      make_factory,
+      spec.strategy.rounds,
+      worst,
+      canaries,
+      2 * canaries,
+      generator,
+      on_round or (lambda: None),
+    )
     seen.append(whitened[:, :canaries])
     unseen.append(whitened[:, canaries:])
   # [n, trials]; every other trial goes to one half.
@@ -155,14 +175,20 @@ def audit(
   threshold = bounds.best_threshold(inside[::2], outside[::2], delta, miss)
   inside, outside = inside[1::2], outside[1::2]
   return Audit(
-      claimed, bounds.gaussian(inside, outside, delta, miss),
-      bounds.clopper_pearson(inside, outside, threshold, delta, miss),
-      delta, confidence, len(inside), len(outside),
-      tuple(worst.rounds.tolist()), worst.sensitivity)
+    claimed,
+    bounds.gaussian(inside, outside, delta, miss),
+    bounds.clopper_pearson(inside, outside, threshold, delta, miss),
+    delta,
+    confidence,
+    len(inside),
+    len(outside),
+    tuple(worst.rounds.tolist()),
+    worst.sensitivity,
+  )
 
 
 def _filter(
-    moved: np.ndarray, inside: np.ndarray, outside: np.ndarray
+  moved: np.ndarray, inside: np.ndarray, outside: np.ndarray
 ) -> np.ndarray:
   """Returns S^-1 m, with S drawn towards a multiple of the identity.
 
@@ -174,13 +200,15 @@ def _filter(
   Returns:
     [n] float64.
   """
-  centered = np.hstack([
-      each - each.mean(1, keepdims=True) for each in (inside, outside)])
+  centered = np.hstack(
+    [each - each.mean(1, keepdims=True) for each in (inside, outside)]
+  )
   rounds, trials = centered.shape
   covariance = centered @ centered.T / trials
   # n trials say little about n x n covariances, and many say all.
   share = rounds / (rounds + trials)
   covariance *= 1 - share
   covariance[np.diag_indices(rounds)] += (
-      share / (1 - share) * np.trace(covariance) / rounds)
+    share / (1 - share) * np.trace(covariance) / rounds
+  )
   return scipy.linalg.solve(covariance, moved, assume_a='pos')

@@ -24,11 +24,11 @@ _LARGEST_MU = 1e3
 
 
 def clopper_pearson(
-    inside: np.ndarray,
-    outside: np.ndarray,
-    threshold: float,
-    delta: float,
-    miss: float,
+  inside: np.ndarray,
+  outside: np.ndarray,
+  threshold: float,
+  delta: float,
+  miss: float,
 ) -> float:
   """Returns a lower bound on epsilon that assumes nothing about the noise.
 
@@ -60,7 +60,7 @@ def clopper_pearson(
 
 
 def gaussian(
-    inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
+  inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
 ) -> float:
   """Returns a lower bound on epsilon that assumes scores to be Gaussian.
 
@@ -98,20 +98,25 @@ def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
     The bound, 0 if it is not positive, 1000 at most.
   """
   counts = len(inside), len(outside)
-  squares = sum(np.sum((each - each.mean())**2) for each in (inside, outside))
+  squares = sum(np.sum((each - each.mean()) ** 2) for each in (inside, outside))
   largest_stddev = math.sqrt(
-      squares / scipy.stats.chi2.ppf(miss / 2, sum(counts) - 2))
+    squares / scipy.stats.chi2.ppf(miss / 2, sum(counts) - 2)
+  )
   difference = float(inside.mean() - outside.mean())
   if difference <= 0:
     return 0.0
   if difference >= _LARGEST_MU * largest_stddev:
     return _LARGEST_MU
-  return max(0.0, difference / largest_stddev - scipy.special.ndtri(
-      1 - miss / 2) * math.sqrt(1 / counts[0] + 1 / counts[1]))
+  return max(
+    0.0,
+    difference / largest_stddev
+    - scipy.special.ndtri(1 - miss / 2)
+    * math.sqrt(1 / counts[0] + 1 / counts[1]),
+  )
 
 
 def best_threshold(
-    inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
+  inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
 ) -> float:
   """Returns the threshold with the largest `clopper_pearson` here.
 
@@ -122,11 +127,16 @@ def best_threshold(
     miss: as for `clopper_pearson`.
   """
   candidates = np.quantile(
-      np.concatenate([inside, outside]), np.linspace(0, 1, 203)[1:-1])
-  return float(max(
+    np.concatenate([inside, outside]), np.linspace(0, 1, 203)[1:-1]
+  )
+  return float(
+    max(
       candidates,
       key=lambda threshold: clopper_pearson(
-          inside, outside, threshold, delta, miss)))
+        inside, outside, threshold, delta, miss
+      ),
+    )
+  )
 
 
 def _lowest_rate(hits: int, trials: int, miss: float) -> float:

@@ -20,13 +20,13 @@ MakeFactory = Callable[..., aggregator.CorrelatedNoiseFactory]
 
 
 def released(
-    make_factory: MakeFactory,
-    rounds: int,
-    pattern: pattern_lib.Pattern,
-    canaries: int,
-    dimension: int,
-    generator: np.random.Generator,
-    on_round: Callable[[], Any],
+  make_factory: MakeFactory,
+  rounds: int,
+  pattern: pattern_lib.Pattern,
+  canaries: int,
+  dimension: int,
+  generator: np.random.Generator,
+  on_round: Callable[[], Any],
 ) -> np.ndarray:
   """Returns what a run released, less what is known of it, in clipping norms.
 
@@ -51,13 +51,16 @@ def released(
   """
   places = generator.permutation(dimension)
   updates = {
-      sign: [_along(i, sign, dimension) for i in places[:canaries]]
-      for sign in (-1.0, 1.0)}
+    sign: [_along(i, sign, dimension) for i in places[:canaries]]
+    for sign in (-1.0, 1.0)
+  }
   signs = dict(zip(pattern.rounds.tolist(), pattern.signs.tolist()))
   sums = np.zeros((rounds, dimension))
   with make_factory(
-      clients_per_round=_CLIENTS_PER_ROUND, l2_norm_clip=_CLIP,
-      largest_cohort=canaries + 1) as factory:
+    clients_per_round=_CLIENTS_PER_ROUND,
+    l2_norm_clip=_CLIP,
+    largest_cohort=canaries + 1,
+  ) as factory:
     process = factory.create(tff.TensorType(np.float32, [dimension]))
     state = process.initialize()
     for t in range(rounds):

@@ -36,7 +36,7 @@ class Pattern:
 
 
 def worst(
-    matrix: np.ndarray, participation: participation_lib.Participation
+  matrix: np.ndarray, participation: participation_lib.Participation
 ) -> Pattern:
   """Returns the worst pattern found among those that the schema allows.
 
@@ -57,28 +57,27 @@ def worst(
     return weights[np.ix_(chosen, chosen)].sum()
 
   chosen = max(
-      (np.arange(first, rounds, min_sep)[:count] for first in range(rounds)),
-      key=weight)
+    (np.arange(first, rounds, min_sep)[:count] for first in range(rounds)),
+    key=weight,
+  )
   if not isinstance(participation, participation_lib.FixedEpoch):
     _move_each(weights, chosen, min_sep)
   inner = gram[np.ix_(chosen, chosen)]
   # Of equal ones that which contributions of one sign do not resemble: noise
   # that is the same in several rounds hides those.
-  alternating = (-1.0)**np.arange(len(chosen))
+  alternating = (-1.0) ** np.arange(len(chosen))
   signs = max(
-      (_signs(inner, start) for start in (alternating, alternating**2)),
-      key=lambda s: s @ inner @ s)
+    (_signs(inner, start) for start in (alternating, alternating**2)),
+    key=lambda s: s @ inner @ s,
+  )
   return Pattern(chosen, signs, float(np.sqrt(signs @ inner @ signs)))
 
 
-def _move_each(
-    weights: np.ndarray, chosen: np.ndarray, min_sep: int
-) -> None:
+def _move_each(weights: np.ndarray, chosen: np.ndarray, min_sep: int) -> None:
   """Moves each of `chosen` in place to where the weight is largest."""
   for a in range(len(chosen)):
     low = chosen[a - 1] + min_sep if a else 0
-    high = (
-        chosen[a + 1] - min_sep if a + 1 < len(chosen) else len(weights) - 1)
+    high = chosen[a + 1] - min_sep if a + 1 < len(chosen) else len(weights) - 1
     others = np.delete(chosen, a)
     places = np.arange(low, high + 1)
     gains = weights[places, places] + 2 * weights[:, others][places].sum(1)

@@ -14,19 +14,23 @@ from collections.abc import Sequence
 from typing import Callable, Optional
 
 from tff_bandmf import (
-    accounting,
-    errors,
-    optimize,
-    strategies,
-    workloads,
+  accounting,
+  errors,
+  optimize,
+  strategies,
+  workloads,
 )
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
 # Their columns are few bands long, as cyclic Poisson sampling needs.
 _BANDED_FAMILIES = (
-    'banded', 'banded-toeplitz', 'banded-sqrt', 'banded-fractional',
-    'inverse-plus-constant')
+  'banded',
+  'banded-toeplitz',
+  'banded-sqrt',
+  'banded-fractional',
+  'inverse-plus-constant',
+)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -69,15 +73,15 @@ class Ranking:
 
 
 def choose(
-    rounds: int,
-    participation: participation_lib.Participation,
-    epsilon: float,
-    delta: float,
-    noise_copies: Optional[int] = None,
-    objective: str = optimize.MEAN,
-    workload: workloads.Workload = workloads.PREFIX,
-    families: Optional[Sequence[str]] = None,
-    progress: Optional[Callable[[str], None]] = None,
+  rounds: int,
+  participation: participation_lib.Participation,
+  epsilon: float,
+  delta: float,
+  noise_copies: Optional[int] = None,
+  objective: str = optimize.MEAN,
+  workload: workloads.Workload = workloads.PREFIX,
+  families: Optional[Sequence[str]] = None,
+  progress: Optional[Callable[[str], None]] = None,
 ) -> Ranking:
   """Returns the families that fit, ranked, for the claim of a whole run.
 
@@ -109,29 +113,35 @@ def choose(
       progress(family)
     try:
       found = optimize.optimize(
-          optimize.Request(
-              family, rounds, participation, workload, objective,
-              noise_copies=noise_copies))
-      spec = accounting.calibrate(
-          found.strategy, participation, epsilon, delta)
+        optimize.Request(
+          family,
+          rounds,
+          participation,
+          workload,
+          objective,
+          noise_copies=noise_copies,
+        )
+      )
+      spec = accounting.calibrate(found.strategy, participation, epsilon, delta)
     except ValueError as error:
       left_out[family] = str(error)
       continue
     choices.append(
-        _choice(found, participation, workload, spec.noise_multiplier))
+      _choice(found, participation, workload, spec.noise_multiplier)
+    )
   return _ranked(choices, left_out, objective)
 
 
 def choose_cyclic_poisson(
-    rounds: int,
-    max_participations: int,
-    epsilon: float,
-    delta: float,
-    noise_copies: Optional[int] = None,
-    objective: str = optimize.MEAN,
-    workload: workloads.Workload = workloads.PREFIX,
-    families: Optional[Sequence[str]] = None,
-    progress: Optional[Callable[[str], None]] = None,
+  rounds: int,
+  max_participations: int,
+  epsilon: float,
+  delta: float,
+  noise_copies: Optional[int] = None,
+  objective: str = optimize.MEAN,
+  workload: workloads.Workload = workloads.PREFIX,
+  families: Optional[Sequence[str]] = None,
+  progress: Optional[Callable[[str], None]] = None,
 ) -> Ranking:
   """Returns families and bands, ranked, under cyclic Poisson sampling.
 
@@ -156,66 +166,85 @@ def choose_cyclic_poisson(
   """
   if max_participations > rounds:
     raise ValueError(
-        errors.invalid(
-            'max_participations', max_participations,
-            f'must not exceed rounds={rounds}', 'use fewer epochs'))
+      errors.invalid(
+        'max_participations',
+        max_participations,
+        f'must not exceed rounds={rounds}',
+        'use fewer epochs',
+      )
+    )
   participation = participation_lib.Single()
   choices, left_out = [], {}
   for family in families or strategies.FAMILIES:
     if family != 'identity' and family not in _BANDED_FAMILIES:
       left_out[family] = errors.invalid(
-          'family', family, 'has no few bands, which cyclic Poisson needs',
-          'compare it without amplification')
+        'family',
+        family,
+        'has no few bands, which cyclic Poisson needs',
+        'compare it without amplification',
+      )
       continue
     if progress is not None:
       progress(family)
     found = _by_bands(
-        family, rounds, rounds // max_participations, noise_copies,
-        participation, objective, workload)
+      family,
+      rounds,
+      rounds // max_participations,
+      noise_copies,
+      participation,
+      objective,
+      workload,
+    )
     for bands, each in found.items():
       # Everyone together is rounds / max_participations cohorts.
       if bands * max_participations > rounds:
         continue
       spec = accounting.calibrate_cyclic_poisson(
-          accounting.CyclicPoissonSpec(
-              each.strategy, population=rounds,
-              cohort_size=max_participations, noise_multiplier=1.0,
-              sampling=accounting.CYCLIC_POISSON),
-          epsilon, delta)
+        accounting.CyclicPoissonSpec(
+          each.strategy,
+          population=rounds,
+          cohort_size=max_participations,
+          noise_multiplier=1.0,
+          sampling=accounting.CYCLIC_POISSON,
+        ),
+        epsilon,
+        delta,
+      )
       choices.append(
-          dataclasses.replace(
-              _choice(each, participation, workload, spec.noise_multiplier),
-              sampling_prob=spec.sampling_prob))
+        dataclasses.replace(
+          _choice(each, participation, workload, spec.noise_multiplier),
+          sampling_prob=spec.sampling_prob,
+        )
+      )
   return _ranked(choices, left_out, objective)
 
 
 def _by_bands(
-    family: str,
-    rounds: int,
-    most: int,
-    noise_copies: Optional[int],
-    participation: participation_lib.Participation,
-    objective: str,
-    workload: workloads.Workload,
+  family: str,
+  rounds: int,
+  most: int,
+  noise_copies: Optional[int],
+  participation: participation_lib.Participation,
+  objective: str,
+  workload: workloads.Workload,
 ) -> dict[int, optimize.Optimized]:
   """Returns the strategies of a family with 1, 2, 4, ... bands."""
   if noise_copies is not None:
     most = min(most, noise_copies + 1)
-  request = optimize.Request(
-      family, rounds, participation, workload, objective)
+  request = optimize.Request(family, rounds, participation, workload, objective)
   if family == 'identity':
     return {1: optimize.optimize(request)}
   return {
-      bands: optimize.optimize(dataclasses.replace(request, bands=bands))
-      for bands in (1 << i for i in range(most.bit_length()))
+    bands: optimize.optimize(dataclasses.replace(request, bands=bands))
+    for bands in (1 << i for i in range(most.bit_length()))
   }
 
 
 def _choice(
-    found: optimize.Optimized,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload,
-    sigma: float,
+  found: optimize.Optimized,
+  participation: participation_lib.Participation,
+  workload: workloads.Workload,
+  sigma: float,
 ) -> Choice:
   """Returns the choice of an optimised strategy at a noise multiplier."""
   strategy = found.strategy
@@ -223,12 +252,18 @@ def _choice(
   sensitivity = sensitivity_lib.sensitivity(strategy, participation)
   scale = sigma * sensitivity.value
   return Choice(
-      strategy, strategy.noise_copies, sensitivity, sigma,
-      scale * math.sqrt(mean), scale * math.sqrt(largest), found.converged)
+    strategy,
+    strategy.noise_copies,
+    sensitivity,
+    sigma,
+    scale * math.sqrt(mean),
+    scale * math.sqrt(largest),
+    found.converged,
+  )
 
 
 def _ranked(
-    choices: Sequence[Choice], left_out: dict[str, str], objective: str
+  choices: Sequence[Choice], left_out: dict[str, str], objective: str
 ) -> Ranking:
   """Returns the ranking by what is minimised.
 
@@ -237,10 +272,14 @@ def _ranked(
   """
   if not choices:
     raise ValueError(
-        errors.invalid(
-            'families', ', '.join(left_out), 'none fits',
-            next(iter(left_out.values()), 'name one').rstrip('.')))
+      errors.invalid(
+        'families',
+        ', '.join(left_out),
+        'none fits',
+        next(iter(left_out.values()), 'name one').rstrip('.'),
+      )
+    )
   key = 'rmse' if objective == optimize.MEAN else 'max_rmse'
   return Ranking(
-      tuple(sorted(choices, key=lambda choice: getattr(choice, key))),
-      left_out)
+    tuple(sorted(choices, key=lambda choice: getattr(choice, key))), left_out
+  )

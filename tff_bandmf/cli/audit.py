@@ -102,12 +102,15 @@ def audit(
     from tff_bandmf import audit as audit_lib
     from tff_bandmf.audit import arithmetic
     from tff_bandmf.program import runtime
-  with runtime.local_runtime(), tqdm.tqdm(
-    total=runs * strategy.rounds,
-    unit=' rounds',
-    leave=False,
-    disable=not sys.stderr.isatty(),
-  ) as bar:
+  with (
+    runtime.local_runtime(),
+    tqdm.tqdm(
+      total=runs * strategy.rounds,
+      unit=' rounds',
+      leave=False,
+      disable=not sys.stderr.isatty(),
+    ) as bar,
+  ):
     found = audit_lib.audit(
       spec,
       delta,

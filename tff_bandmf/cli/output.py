@@ -129,9 +129,7 @@ def text(value: Any) -> str:
 
 def load(
   file: str,
-) -> tuple[
-  strategies.Strategy, Optional[participation_lib.Participation]
-]:
+) -> tuple[strategies.Strategy, Optional[participation_lib.Participation]]:
   """Returns the strategy in a file, and the schema that the file keeps.
 
   Raises:

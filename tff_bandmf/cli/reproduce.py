@@ -31,9 +31,7 @@ def reproduce(names, plot_folder, as_json):
   rows = reproduction.reproduce(names or None)
   if not as_json:
     click.echo(
-      _FORMAT.format(
-        'table', 'row', 'published', 'ours', 'difference', 'pass'
-      )
+      _FORMAT.format('table', 'row', 'published', 'ours', 'difference', 'pass')
     )
   count = failed = 0
   started = time.perf_counter()

@@ -24,12 +24,12 @@ class Chunks:
   """
 
   def __init__(
-      self,
-      rows: int,
-      dimension: int,
-      chunk: int,
-      dtype: Any,
-      max_memory_bytes: Optional[int] = None,
+    self,
+    rows: int,
+    dimension: int,
+    chunk: int,
+    dtype: Any,
+    max_memory_bytes: Optional[int] = None,
   ):
     """Makes the arrays.
 
@@ -53,8 +53,8 @@ class Chunks:
     size = self._dtype.itemsize * rows * dimension
     if max_memory_bytes is None or size <= max_memory_bytes:
       self._arrays = [
-          np.zeros((rows, self.count(i)), dtype)
-          for i in range(len(self.starts))]
+        np.zeros((rows, self.count(i)), dtype) for i in range(len(self.starts))
+      ]
       return
     self._file = tempfile.TemporaryFile(prefix='tff_bandmf-')
     try:
@@ -72,9 +72,12 @@ class Chunks:
     if self._file is None:
       return self._arrays[i]
     return np.memmap(
-        self._file, self._dtype, 'r+',
-        self._dtype.itemsize * self._rows * self.starts[i],
-        (self._rows, self.count(i)))
+      self._file,
+      self._dtype,
+      'r+',
+      self._dtype.itemsize * self._rows * self.starts[i],
+      (self._rows, self.count(i)),
+    )
 
   def close(self) -> None:
     """Gives the memory and the disk back."""

@@ -26,10 +26,10 @@ class Devices(places.Place):
   """
 
   def __init__(
-      self,
-      layout: places.Layout,
-      generator: generator_lib.Generator,
-      devices: Sequence[str],
+    self,
+    layout: places.Layout,
+    generator: generator_lib.Generator,
+    devices: Sequence[str],
   ):
     """Takes what `Place` takes, and names of logical devices."""
     super().__init__(layout, generator)
@@ -48,9 +48,11 @@ class Devices(places.Place):
 
   def advance(self, block: places.Block) -> Iterator[None]:
     parts = [
-        self._pools[i % len(self._pools)].apply_async(
-            self._advance_chunk, (i, block))
-        for i in range(len(self._layout.starts))]
+      self._pools[i % len(self._pools)].apply_async(
+        self._advance_chunk, (i, block)
+      )
+      for i in range(len(self._layout.starts))
+    ]
     self._made = []
     for part in parts:
       self._made.append(places.checked(part.get()).astype(np.int32))
@@ -66,17 +68,21 @@ class Devices(places.Place):
       memory = self._memories[i]
       if memory is None:
         memory = self._memories[i] = tf.Variable(
-            tf.zeros([layout.memory_rows, layout.count(i)], layout.dtype))
+          tf.zeros([layout.memory_rows, layout.count(i)], layout.dtype)
+        )
       if isinstance(block, places.WindowBlock):
         y, fed = _window(block.rounds, block.feeds_y)(
-            z, memory, block.far, block.near, block.scale)
-        memory[block.row:block.row + block.rounds].assign(
-            tf.cast(fed, layout.dtype))
+          z, memory, block.far, block.near, block.scale
+        )
+        memory[block.row : block.row + block.rounds].assign(
+          tf.cast(fed, layout.dtype)
+        )
       else:
         assert isinstance(block, places.BufferBlock)
         steps = [
-            np.stack([getattr(step, name) for step in block.steps])
-            for name in ('readout', 'update', 'gain')]
+          np.stack([getattr(step, name) for step in block.steps])
+          for name in ('readout', 'update', 'gain')
+        ]
         y, buffers = _buffers(block.rounds)(z, memory, *steps)
         memory.assign(buffers)
       return y.numpy()
@@ -91,8 +97,7 @@ def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
 
   @tf.function(autograph=False, reduce_retracing=True)
   def advance(z, memory, far, near, scale):
-    mean = tf.unstack(
-        tf.matmul(far, tf.cast(memory, tf.float64)), rounds)
+    mean = tf.unstack(tf.matmul(far, tf.cast(memory, tf.float64)), rounds)
     z = tf.unstack(z, rounds)
     y: list[tf.Tensor] = []
     fed: list[tf.Tensor] = []
@@ -100,7 +105,8 @@ def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
       stop = min(start + _TOGETHER, rounds)
       if start:
         added = tf.unstack(
-            tf.matmul(near[start:stop, :start], tf.stack(fed)), stop - start)
+          tf.matmul(near[start:stop, :start], tf.stack(fed)), stop - start
+        )
         for r in range(start, stop):
           mean[r] += added[r - start]
       for r in range(start, stop):
@@ -134,8 +140,7 @@ def _buffers(rounds: int) -> Callable[..., Any]:
 
 def gpus() -> tuple[str, ...]:
   """Returns the names of all GPUs that TensorFlow sees."""
-  return tuple(
-      device.name for device in tf.config.list_logical_devices('GPU'))
+  return tuple(device.name for device in tf.config.list_logical_devices('GPU'))
 
 
 def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
@@ -146,14 +151,20 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
   """
   logical = tf.config.list_logical_devices()
   by_name = {
-      name: device for device in logical
-      for name in (device.name, device.name.removeprefix('/device:'))}
+    name: device
+    for device in logical
+    for name in (device.name, device.name.removeprefix('/device:'))
+  }
   for name in devices:
     if name not in by_name:
       raise ValueError(
-          errors.invalid(
-              'devices', name, 'is no device that TensorFlow sees',
-              f'use {" ".join(device.name for device in logical)}'))
+        errors.invalid(
+          'devices',
+          name,
+          'is no device that TensorFlow sees',
+          f'use {" ".join(device.name for device in logical)}',
+        )
+      )
   found = [by_name[name] for name in devices]
   kinds = {device.device_type for device in found}
   # PRIVACY: which device makes a chunk depends on how many there are; kinds
@@ -161,8 +172,11 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise ValueError(
-        errors.invalid(
-            'devices', ' '.join(device.name for device in found),
-            'are of several types',
-            'use devices of one type'))
+      errors.invalid(
+        'devices',
+        ' '.join(device.name for device in found),
+        'are of several types',
+        'use devices of one type',
+      )
+    )
   return tuple(device.name for device in found), kinds.pop()

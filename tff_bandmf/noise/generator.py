@@ -49,7 +49,7 @@ class Generator:
     self._secret = key.secret
 
   def words(
-      self, row: int, start: int, count: int, stream: int = WORDS
+    self, row: int, start: int, count: int, stream: int = WORDS
   ) -> np.ndarray:
     """Returns words of a row, [count] uint64.
 
@@ -64,21 +64,25 @@ class Generator:
     """
     if start % GROUP or not (0 <= row < _MOST and 0 <= start < _MOST):
       raise ValueError(
-          errors.invalid(
-              'start', start, f'must be a multiple of {GROUP}, and row={row} '
-              'at least 0', 'cut coordinates into pieces of the stream'))
+        errors.invalid(
+          'start',
+          start,
+          f'must be a multiple of {GROUP}, and row={row} at least 0',
+          'cut coordinates into pieces of the stream',
+        )
+      )
     # PRIVACY: rows, coordinates and streams share no block, so none shares z.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
     block = (start // GROUP) | row << 64 | stream << 127
     cipher = ciphers.Cipher(
-        algorithms.ChaCha20(self._secret, block.to_bytes(16, 'little')), None)
+      algorithms.ChaCha20(self._secret, block.to_bytes(16, 'little')), None
+    )
     groups = -(-count // GROUP)
     return np.frombuffer(
-        cipher.encryptor().update(bytes(8 * GROUP * groups)), '<u8')[:count]
+      cipher.encryptor().update(bytes(8 * GROUP * groups)), '<u8'
+    )[:count]
 
-  def rows(
-      self, first: int, rows: int, start: int, count: int
-  ) -> np.ndarray:
+  def rows(self, first: int, rows: int, start: int, count: int) -> np.ndarray:
     """Returns z[first : first + rows, start : start + count].
 
     Args:
@@ -101,7 +105,7 @@ class Generator:
     """Writes `rows` to z, [rows, count] float64."""
     for r in range(len(z)):
       for offset in range(0, z.shape[1], _PIECE):
-        self._fill(z[r, offset:offset + _PIECE], first + r, start + offset)
+        self._fill(z[r, offset : offset + _PIECE], first + r, start + offset)
 
   def _fill(self, z: np.ndarray, row: int, start: int) -> None:
     words = self.words(row, start, len(z))

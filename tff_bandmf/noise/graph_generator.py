@@ -15,7 +15,7 @@ from tff_bandmf.noise import key as key_lib
 KEY_WORDS = 8
 
 # 'expand 32-byte k' [RFC 8439, 2.3].
-_CONSTANTS = (0x61707865, 0x3320646e, 0x79622d32, 0x6b206574)
+_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _DOUBLE_ROUNDS = 10
 
 
@@ -37,7 +37,8 @@ def fresh_key_words() -> tf.Tensor:
   text = tf.strings.reduce_join(lines.batch(64).take(1).get_single_element())
   key = tf.io.decode_raw(tf.strings.substr(text, 0, 4 * KEY_WORDS), tf.int32)
   whole = tf.debugging.Assert(
-      tf.equal(tf.size(key), KEY_WORDS), ['the system gave too few bytes'])
+    tf.equal(tf.size(key), KEY_WORDS), ['the system gave too few bytes']
+  )
   with tf.control_dependencies([whole]):
     return tf.ensure_shape(key, [KEY_WORDS])
 
@@ -54,19 +55,21 @@ def block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
   """
   blocks = tf.shape(counter)[1]
   same = tf.concat([tf.constant(_CONSTANTS, tf.uint32), key], 0)
-  start = tf.concat(
-      [tf.repeat(same[:, tf.newaxis], blocks, 1), counter], 0)
+  start = tf.concat([tf.repeat(same[:, tf.newaxis], blocks, 1), counter], 0)
 
   def double_round(i, *rows):
     columns = _quarter_rounds(*rows)
     diagonals = _quarter_rounds(
-        *(tf.roll(row, -s, 0) for s, row in enumerate(columns)))
+      *(tf.roll(row, -s, 0) for s, row in enumerate(columns))
+    )
     return i + 1, *(tf.roll(row, s, 0) for s, row in enumerate(diagonals))
 
   _, *rows = tf.while_loop(
-      lambda i, *_: i < _DOUBLE_ROUNDS, double_round,
-      [tf.constant(0), *(start[4 * r:4 * r + 4] for r in range(4))],
-      parallel_iterations=1)
+    lambda i, *_: i < _DOUBLE_ROUNDS,
+    double_round,
+    [tf.constant(0), *(start[4 * r : 4 * r + 4] for r in range(4))],
+    parallel_iterations=1,
+  )
   return tf.concat(rows, 0) + start
 
 
@@ -90,39 +93,46 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   low, high = _words(key, round_index, groups, generator.WORDS)
   low, high = low[:count], high[:count]
   k = tf.bitwise.bitwise_or(
-      tf.bitwise.left_shift(tf.cast(high, tf.int64), tf.constant(31, tf.int64)),
-      tf.cast(tf.bitwise.right_shift(low, tf.constant(1, tf.uint32)), tf.int64))
+    tf.bitwise.left_shift(tf.cast(high, tf.int64), tf.constant(31, tf.int64)),
+    tf.cast(tf.bitwise.right_shift(low, tf.constant(1, tf.uint32)), tf.int64),
+  )
   u = (tf.cast(k, tf.float64) + 0.5) * 2.0**-64
   # PRIVACY: without the extension the tail ends at 9.2 and is too coarse before
   # that. Guard: graph_generator_test.test_small_words_are_extended.
   small = tf.where(k < generator.EXTENDED_BELOW)
   coordinate = small[:, 0]
   e_low, e_high = _words(
-      key, round_index, coordinate // generator.GROUP, generator.EXTENSIONS)
+    key, round_index, coordinate // generator.GROUP, generator.EXTENSIONS
+  )
   # Of every block the one word that is needed.
   rows = tf.range(tf.size(coordinate), dtype=tf.int64)
   at = rows * generator.GROUP + coordinate % generator.GROUP
-  e = (tf.cast(tf.gather(e_high, at), tf.float64) * 2.0**32
-       + tf.cast(tf.gather(e_low, at), tf.float64))
+  e = tf.cast(tf.gather(e_high, at), tf.float64) * 2.0**32 + tf.cast(
+    tf.gather(e_low, at), tf.float64
+  )
   extended = (
-      tf.cast(tf.gather(k, coordinate), tf.float64) + (e + 0.5) * 2.0**-64
+    tf.cast(tf.gather(k, coordinate), tf.float64) + (e + 0.5) * 2.0**-64
   ) * 2.0**-64
   u = tf.tensor_scatter_nd_update(u, small, extended)
   z = tf.math.ndtri(u)
-  positive = tf.equal(
-      tf.bitwise.bitwise_and(low, tf.constant(1, tf.uint32)), 1)
+  positive = tf.equal(tf.bitwise.bitwise_and(low, tf.constant(1, tf.uint32)), 1)
   return tf.where(positive, -z, z)
 
 
 def _words(
-    key: tf.Tensor, round_index: tf.Tensor, groups: tf.Tensor, stream: int
+  key: tf.Tensor, round_index: tf.Tensor, groups: tf.Tensor, stream: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns (low, high) halves of the words of groups, [8 groups] uint32."""
   t_low, t_high = _halves(round_index)
-  counter = tf.stack([
-      *_halves(groups), tf.zeros_like(groups, tf.uint32) + t_low,
-      tf.zeros_like(groups, tf.uint32) + t_high
-      + tf.constant(stream << 31, tf.uint32)])
+  counter = tf.stack(
+    [
+      *_halves(groups),
+      tf.zeros_like(groups, tf.uint32) + t_low,
+      tf.zeros_like(groups, tf.uint32)
+      + t_high
+      + tf.constant(stream << 31, tf.uint32),
+    ]
+  )
   halves = tf.transpose(block(key, counter))
   return tf.reshape(halves[:, ::2], [-1]), tf.reshape(halves[:, 1::2], [-1])
 
@@ -149,5 +159,6 @@ def _quarter_rounds(a, b, c, d):
 
 def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
   return tf.bitwise.bitwise_or(
-      tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32)),
-      tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)))
+    tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32)),
+    tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)),
+  )

@@ -30,9 +30,13 @@ class Key:
   def __post_init__(self):
     if len(self.secret) != _BYTES:
       raise ValueError(
-          errors.invalid(
-              'len(key)', len(self.secret), f'must be {_BYTES} bytes',
-              'use Key.from_entropy()'))
+        errors.invalid(
+          'len(key)',
+          len(self.secret),
+          f'must be {_BYTES} bytes',
+          'use Key.from_entropy()',
+        )
+      )
 
   def __repr__(self) -> str:
     return 'Key(<secret>)'
@@ -54,13 +58,18 @@ class Key:
     """
     if isinstance(seed, bool) or not hasattr(seed, '__index__'):
       raise TypeError(
-          errors.invalid(
-              'noise_seed', type(seed).__name__, 'must be an integer',
-              'leave it out to draw a key from the operating system'))
+        errors.invalid(
+          'noise_seed',
+          type(seed).__name__,
+          'must be an integer',
+          'leave it out to draw a key from the operating system',
+        )
+      )
     return cls(
-        hashlib.blake2b(
-            str(int(seed)).encode(), digest_size=_BYTES,
-            person=b'tff_bandmf seed').digest())
+      hashlib.blake2b(
+        str(int(seed)).encode(), digest_size=_BYTES, person=b'tff_bandmf seed'
+      ).digest()
+    )
 
   @classmethod
   def load_or_create(cls, path: Union[str, os.PathLike]) -> Key:
@@ -71,7 +80,8 @@ class Key:
       OSError: it cannot be read or made.
     """
     return cls(
-        durable.load_or_create_secret(pathlib.Path(path), _BYTES, 'key file'))
+      durable.load_or_create_secret(pathlib.Path(path), _BYTES, 'key file')
+    )
 
   def identify(self, subject: bytes) -> int:
     """Returns 63 bits that name this key and subject; one-way.
@@ -80,6 +90,6 @@ class Key:
     the key (a small seed) can check the guess with it.
     """
     digest = hashlib.blake2b(
-        subject, key=self.secret, digest_size=8,
-        person=b'tff_bandmf id').digest()
+      subject, key=self.secret, digest_size=8, person=b'tff_bandmf id'
+    ).digest()
     return int.from_bytes(digest, 'little') >> 1

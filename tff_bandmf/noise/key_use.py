@@ -30,11 +30,11 @@ class KeyUse:
   """
 
   def __init__(
-      self,
-      key_file: pathlib.Path,
-      tape_id: int,
-      coordinates: range,
-      directory: pathlib.Path,
+    self,
+    key_file: pathlib.Path,
+    tape_id: int,
+    coordinates: range,
+    directory: pathlib.Path,
   ):
     """Takes the right, until `close` or the end of the process.
 
@@ -55,21 +55,23 @@ class KeyUse:
     self._coordinates = coordinates
     self._directory = os.path.realpath(directory)
     self._handle = os.open(
-        self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC,
-        0o600)
+      self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+    )
     try:
       try:
         self._lock(
-            fcntl.F_OFD_SETLK, fcntl.F_WRLCK, coordinates.start,
-            len(coordinates))
+          fcntl.F_OFD_SETLK, fcntl.F_WRLCK, coordinates.start, len(coordinates)
+        )
       except (BlockingIOError, PermissionError):
         raise ValueError(
-            errors.invalid(
-                'key file', key_file,
-                f'another noise-server makes coordinates in '
-                f'[{coordinates.start}, {coordinates.stop}) from it',
-                'stop that one, or give every run a key file of its own'
-            )) from None
+          errors.invalid(
+            'key file',
+            key_file,
+            f'another noise-server makes coordinates in '
+            f'[{coordinates.start}, {coordinates.stop}) from it',
+            'stop that one, or give every run a key file of its own',
+          )
+        ) from None
       with self._lines() as lines:
         self._check(lines)
     except BaseException:
@@ -84,8 +86,10 @@ class KeyUse:
     """
     with self._lines() as lines:
       self._check(lines)
-      own = (f'{self._tape_id} {self._coordinates.start} '
-             f'{len(self._coordinates)} {self._directory}')
+      own = (
+        f'{self._tape_id} {self._coordinates.start} '
+        f'{len(self._coordinates)} {self._directory}'
+      )
       if own not in lines:
         os.lseek(self._handle, 0, os.SEEK_END)
         os.write(self._handle, os.fsencode(own) + b'\n')
@@ -101,22 +105,26 @@ class KeyUse:
       try:
         tape_id, first, count, directory = line.split(' ', 3)
         apart = (
-            int(first) >= self._coordinates.stop
-            or int(first) + int(count) <= self._coordinates.start)
+          int(first) >= self._coordinates.stop
+          or int(first) + int(count) <= self._coordinates.start
+        )
         same = int(tape_id) == self._tape_id
       except ValueError:
         raise ValueError(
-            errors.invalid(
-                'file', self._path, 'is damaged',
-                'start anew with a new key file')) from None
+          errors.invalid(
+            'file', self._path, 'is damaged', 'start anew with a new key file'
+          )
+        ) from None
       if not same or not apart and directory != self._directory:
         raise ValueError(
-            errors.invalid(
-                'key file', self._key_file,
-                f'has served {"this" if same else "another"} noise in '
-                f'{directory}',
-                'a key serves one run in one folder: give that folder and '
-                'what made it, or start anew with a new key file'))
+          errors.invalid(
+            'key file',
+            self._key_file,
+            f'has served {"this" if same else "another"} noise in {directory}',
+            'a key serves one run in one folder: give that folder and '
+            'what made it, or start anew with a new key file',
+          )
+        )
 
   @contextlib.contextmanager
   def _lines(self) -> Iterator[list[str]]:
@@ -131,5 +139,7 @@ class KeyUse:
   def _lock(self, command: int, kind: int, start: int, count: int) -> None:
     # struct flock of Linux. It belongs to the open file, not to the process.
     fcntl.fcntl(
-        self._handle, command,
-        struct.pack('hhqqi4x', kind, os.SEEK_SET, start, count, 0))
+      self._handle,
+      command,
+      struct.pack('hhqqi4x', kind, os.SEEK_SET, start, count, 0),
+    )

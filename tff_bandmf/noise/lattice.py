@@ -53,13 +53,13 @@ class Lattice:
 
   @classmethod
   def of(
-      cls,
-      recursion: recursion_lib.Recursion,
-      z_stddev_per_clip: float,
-      *,
-      largest_cohort: int,
-      dimension: int,
-      secure_sum: bool = False,
+    cls,
+    recursion: recursion_lib.Recursion,
+    z_stddev_per_clip: float,
+    *,
+    largest_cohort: int,
+    dimension: int,
+    secure_sum: bool = False,
   ) -> Lattice:
     """Returns the finest lattice that holds a run.
 
@@ -75,7 +75,8 @@ class Lattice:
         the sums and the noise.
     """
     largest_cohort = errors.check_count(
-        'largest_cohort', largest_cohort, 'it is the most clients of a round')
+      'largest_cohort', largest_cohort, 'it is the most clients of a round'
+    )
     min_scale = float(np.min(recursion.scales))
     # What 2^k is multiplied with in the range, and what does not grow with it.
     norm = recursion.rho * recursion.max_scale if z_stddev_per_clip else 0.0
@@ -84,25 +85,29 @@ class Lattice:
     # |row D|_1 <= sqrt(n) |row|_2 max C[t, t].
     constant = 1 + math.sqrt(recursion.rounds) * norm / (2 * min_scale)
     most = min(
-        _MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
+      _MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations))
+    )
     if z_stddev_per_clip:
-      most = min(most, _bits(
-          1 / (_CELL_WIDTH * recursion.max_scale * z_stddev_per_clip)))
+      most = min(
+        most, _bits(1 / (_CELL_WIDTH * recursion.max_scale * z_stddev_per_clip))
+      )
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if z_stddev_per_clip:
       # PRIVACY: a cell wider than a deviation is outside of the proof. Guard:
       # lattice_test.test_cells_wider_than_a_deviation_are_refused.
-      least = max(least, math.ceil(
-          -math.log2(min_scale * z_stddev_per_clip)))
+      least = max(least, math.ceil(-math.log2(min_scale * z_stddev_per_clip)))
     if most < least:
       raise ValueError(
-          errors.invalid(
-              'lattice', f'2^{most} steps a clip',
-              f'{dimension} coordinates with z_stddev={z_stddev_per_clip:.6g} '
-              f'clips need 2^{least}, and {largest_cohort} clients and a C^-1 '
-              f'of row norm {norm:.6g} leave no more',
-              'use a better conditioned C, another noise_multiplier, a '
-              'smaller largest_cohort, or fewer parameters'))
+        errors.invalid(
+          'lattice',
+          f'2^{most} steps a clip',
+          f'{dimension} coordinates with z_stddev={z_stddev_per_clip:.6g} '
+          f'clips need 2^{least}, and {largest_cohort} clients and a C^-1 '
+          f'of row norm {norm:.6g} leave no more',
+          'use a better conditioned C, another noise_multiplier, a '
+          'smaller largest_cohort, or fewer parameters',
+        )
+      )
     return cls(most, largest_cohort, z_stddev_per_clip * 2.0**most)
 
   @property

@@ -29,7 +29,6 @@ class InState:
   start_round = 0
 
 
-
 @dataclasses.dataclass(frozen=True)
 class Tape:
   """A thread of this process writes y ahead of the rounds that read it.
@@ -63,17 +62,22 @@ class Tape:
     if self.key is not None and not isinstance(self.key, key_lib.Key):
       # Not the value: it may be a secret.
       raise TypeError(
-          errors.invalid(
-              'key', type(self.key).__name__, 'must be a noise.Key',
-              'use Key.load_or_create(path), or Key.from_seed(seed) in '
-              'simulations'))
+        errors.invalid(
+          'key',
+          type(self.key).__name__,
+          'must be a noise.Key',
+          'use Key.load_or_create(path), or Key.from_seed(seed) in simulations',
+        )
+      )
     if self.start_round and self.key is None:
       raise ValueError(
-          errors.invalid(
-              'start_round', self.start_round, 'needs the key of the run',
-              'noise of another key would not go on with the noise of its '
-              'past'))
-
+        errors.invalid(
+          'start_round',
+          self.start_round,
+          'needs the key of the run',
+          'noise of another key would not go on with the noise of its past',
+        )
+      )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +96,13 @@ class Served:
     _check_start(self.start_round)
 
 
-
 Placement = Union[InState, Tape, Served]
 
 
 def _check_start(start_round: int) -> None:
   if start_round != 0:
     errors.check_count(
-        'start_round', start_round,
-        'give the round of the state that the run goes on from')
+      'start_round',
+      start_round,
+      'give the round of the state that the run goes on from',
+    )

@@ -57,7 +57,7 @@ class Block(abc.ABC):
 
   @abc.abstractmethod
   def advance(
-      self, z: np.ndarray, memory: np.ndarray, work: Workspace
+    self, z: np.ndarray, memory: np.ndarray, work: Workspace
   ) -> np.ndarray:
     """Returns y, [m, count] float64, and changes the memory in place.
 
@@ -94,14 +94,13 @@ class WindowBlock(Block):
 
   @classmethod
   def of(
-      cls,
-      window: recursion_lib.Window,
-      z_steps: float,
-      rounds: range,
-      ring_rows: int,
+    cls,
+    window: recursion_lib.Window,
+    z_steps: float,
+    rounds: range,
+    ring_rows: int,
   ) -> WindowBlock:
-    """Returns the block of some rounds, where round u is in row u % ring_rows.
-    """
+    """Returns the block of some rounds; round u is in row u % ring_rows."""
     first = rounds.start
     scale, near_far, near = window.block(first, len(rounds))
     far = np.zeros((len(rounds), ring_rows))
@@ -110,11 +109,17 @@ class WindowBlock(Block):
       row = first % ring_rows
       far[:, (first - 1 - np.arange(window.memory)) % ring_rows] = near_far
     return cls(
-        first, z_steps * scale, window.keeps == recursion_lib.PAST_Y, scale,
-        far, near, row)
+      first,
+      z_steps * scale,
+      window.keeps == recursion_lib.PAST_Y,
+      scale,
+      far,
+      near,
+      row,
+    )
 
   def advance(
-      self, z: np.ndarray, memory: np.ndarray, work: Workspace
+    self, z: np.ndarray, memory: np.ndarray, work: Workspace
   ) -> np.ndarray:
     y, ring = z, memory
     if not len(ring):
@@ -140,7 +145,7 @@ class WindowBlock(Block):
           np.subtract(y[r], mean[r], out=fed[r])
           fed[r] /= self.scale[r]
     checked(y)
-    ring[self.row:self.row + self.rounds] = fed
+    ring[self.row : self.row + self.rounds] = fed
     return y
 
 
@@ -160,20 +165,20 @@ class BufferBlock(Block):
 
   @classmethod
   def of(
-      cls, buffers: recursion_lib.Buffers, z_steps: float, rounds: range
+    cls, buffers: recursion_lib.Buffers, z_steps: float, rounds: range
   ) -> BufferBlock:
     """Returns the block of some rounds."""
     steps = [buffers.step(int(buffers.phase(t))) for t in rounds]
     return cls(
-        rounds.start, z_steps * np.array([step.scale for step in steps]),
-        steps)
+      rounds.start, z_steps * np.array([step.scale for step in steps]), steps
+    )
 
   @functools.cached_property
   def _split_steps(self) -> list[_Step]:
     return list(map(_Step.of, self.steps))
 
   def advance(
-      self, z: np.ndarray, memory: np.ndarray, work: Workspace
+    self, z: np.ndarray, memory: np.ndarray, work: Workspace
   ) -> np.ndarray:
     y = z
     if not len(memory):
@@ -216,8 +221,13 @@ class _Step(NamedTuple):
     others = step.update - np.diag(decay)
     mixed = np.flatnonzero(others.any(1))
     return cls(
-        step.readout, decay[:, np.newaxis].copy(), mixed, others[mixed],
-        np.flatnonzero(step.gain), step.gain)
+      step.readout,
+      decay[:, np.newaxis].copy(),
+      mixed,
+      others[mixed],
+      np.flatnonzero(step.gain),
+      step.gain,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,7 +280,8 @@ class Place(contextlib.AbstractContextManager):
     layout = self._layout
     z = work.array('z', (block.rounds, layout.count(i)))
     self._generator.fill(
-        z, block.first, layout.coordinates.start + layout.starts[i])
+      z, block.first, layout.coordinates.start + layout.starts[i]
+    )
     z *= block.noise_scale[:, np.newaxis]
     return z
 
@@ -289,17 +300,17 @@ class Place(contextlib.AbstractContextManager):
   def copy_row(self, r: int, y: np.ndarray) -> None:
     """Copies row r of the block made last to y, [coordinates] int32."""
     for i, start in enumerate(self._layout.starts):
-      y[start:start + self._layout.count(i)] = self._rows(i)[r]
+      y[start : start + self._layout.count(i)] = self._rows(i)[r]
 
 
 class Host(Place):
   """Works in the host's memory, in float64."""
 
   def __init__(
-      self,
-      layout: Layout,
-      generator: generator_lib.Generator,
-      max_memory_bytes: Optional[int],
+    self,
+    layout: Layout,
+    generator: generator_lib.Generator,
+    max_memory_bytes: Optional[int],
   ):
     """Takes what `Place` takes, and the bound of `chunks.Chunks`."""
     super().__init__(layout, generator)
@@ -308,17 +319,19 @@ class Host(Place):
     self._threads = threadpoolctl.ThreadpoolController()
     # A ring of y holds what is made.
     self._in_ring = (
-        layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0)
+      layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0
+    )
     self._made = slice(0)
 
     def chunks(rows, dtype):
       return chunks_lib.Chunks(
-          rows, len(layout.coordinates), layout.chunk, dtype, max_memory_bytes)
+        rows, len(layout.coordinates), layout.chunk, dtype, max_memory_bytes
+      )
 
     self._memory = chunks(layout.memory_rows, layout.dtype)
     self._out = (
-        self._memory if self._in_ring
-        else chunks(layout.block_rounds, np.int32))
+      self._memory if self._in_ring else chunks(layout.block_rounds, np.int32)
+    )
 
   def __exit__(self, *exc_info) -> None:
     self._memory.close()

@@ -17,8 +17,7 @@ MEMORY = pathlib.Path('/dev/shm')
 
 
 def memory() -> pathlib.Path:
-  """Returns a folder in memory, or that for temporary files if there is none.
-  """
+  """Returns a folder in memory, else the folder for temporary files."""
   return MEMORY if MEMORY.is_dir() else pathlib.Path(tempfile.gettempdir())
 
 
@@ -53,5 +52,5 @@ def wipe(path: pathlib.Path) -> None:
         size = file.seek(0, os.SEEK_END)
         file.seek(0)
         for start in range(0, size, len(_ZEROS)):
-          file.write(_ZEROS[:size - start])
+          file.write(_ZEROS[: size - start])
     path.unlink()

@@ -17,7 +17,7 @@ FALSE_ALARM = 1e-24
 
 
 def check(
-    y: tf.Tensor, *, z_steps: float, row_norm: tf.Tensor, rounds: int
+  y: tf.Tensor, *, z_steps: float, row_norm: tf.Tensor, rounds: int
 ) -> tf.Tensor:
   """Returns y, if its sample deviation is that of the noise of its round.
 
@@ -43,11 +43,14 @@ def check(
   # is not in the message. Guard:
   # self_test_test.test_noise_of_another_deviation_is_refused.
   sound = tf.debugging.Assert(
-      (rms >= math.sqrt(low) * sigma - rounding)
-      & (rms <= math.sqrt(high) * sigma + rounding),
-      ['noise: its sample deviation is not that of the strategy, so the round '
-       'is not released; were strategy, noise or files changed? Start anew '
-       'with a new key'])
+    (rms >= math.sqrt(low) * sigma - rounding)
+    & (rms <= math.sqrt(high) * sigma + rounding),
+    [
+      'noise: its sample deviation is not that of the strategy, so the round '
+      'is not released; were strategy, noise or files changed? Start anew '
+      'with a new key'
+    ],
+  )
   with tf.control_dependencies([sound]):
     return tf.identity(y)
 
@@ -74,5 +77,6 @@ def interval(dimension: int, rounds: int) -> tuple[float, float]:
 
   most = math.log1p(2.0 * target + 2.0 * math.sqrt(target))
   return (
-      math.exp(scipy.optimize.brentq(excess, -target - 2.0, 0.0)),
-      math.exp(scipy.optimize.brentq(excess, 0.0, most)))
+    math.exp(scipy.optimize.brentq(excess, -target - 2.0, 0.0)),
+    math.exp(scipy.optimize.brentq(excess, 0.0, most)),
+  )

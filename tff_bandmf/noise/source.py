@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from tff_bandmf import errors
 from tff_bandmf.noise import (
-    graph_generator,
-    placements,
-    self_test,
-    served_tape,
-    tape_reader,
+  graph_generator,
+  placements,
+  self_test,
+  served_tape,
+  tape_reader,
 )
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import tape as tape_lib
@@ -59,7 +59,7 @@ class NoiseSource(abc.ABC):
 
   @abc.abstractmethod
   def release(
-      self, state: Any, round_index: tf.Tensor, total: tf.Tensor
+    self, state: Any, round_index: tf.Tensor, total: tf.Tensor
   ) -> tuple[tf.Tensor, Any]:
     """Returns (total + y_t, state of the next round).
 
@@ -70,14 +70,15 @@ class NoiseSource(abc.ABC):
     """
 
   def metrics(
-      self, state: Any, round_index: tf.Tensor
+    self, state: Any, round_index: tf.Tensor
   ) -> collections.OrderedDict[str, tf.Tensor]:
     """Returns what may be said after a round, in a graph."""
     del state, round_index
     # Noise that fails its test fails its round.
     return collections.OrderedDict(
-        noise_placement=tf.constant(self.placement),
-        noise_checked=tf.constant(self.placement != NoNoise.placement))
+      noise_placement=tf.constant(self.placement),
+      noise_checked=tf.constant(self.placement != NoNoise.placement),
+    )
 
   def close(self) -> None:  # noqa: B027
     """Ends what runs in the background."""
@@ -112,10 +113,10 @@ class StateSource(NoiseSource):
   placement = 'state'
 
   def __init__(
-      self,
-      recursion: recursion_lib.Recursion,
-      z_steps: float,
-      dimension: int,
+    self,
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
+    dimension: int,
   ):
     """Initializes the source.
 
@@ -129,66 +130,72 @@ class StateSource(NoiseSource):
     self._z_steps = z_steps
 
   @staticmethod
-  def bytes_passed(
-      recursion: recursion_lib.Recursion, dimension: int
-  ) -> int:
+  def bytes_passed(recursion: recursion_lib.Recursion, dimension: int) -> int:
     """Returns what passes between processes every round, in bytes."""
     kind = _memory_type(recursion)
     return (
-        kind.size * recursion.memory * dimension + recursion.table_bytes
-        + 8 * recursion.rounds)
+      kind.size * recursion.memory * dimension
+      + recursion.table_bytes
+      + 8 * recursion.rounds
+    )
 
   def initial_state(self):
     state = collections.OrderedDict(
-        key=tf.zeros([graph_generator.KEY_WORDS], tf.int32))
+      key=tf.zeros([graph_generator.KEY_WORDS], tf.int32)
+    )
     if self._recursion.memory:
       state['past'] = tf.zeros(
-          [self._recursion.memory, self.dimension],
-          _memory_type(self._recursion))
+        [self._recursion.memory, self.dimension], _memory_type(self._recursion)
+      )
     return state
 
   def begin(self, state):
     # PRIVACY: a key a run: no two runs share noise. Guard:
     # aggregator_test.test_two_runs_in_the_state_share_no_noise.
-    return collections.OrderedDict(
-        state, key=graph_generator.fresh_key_words())
+    return collections.OrderedDict(state, key=graph_generator.fresh_key_words())
 
   def release(self, state, round_index, total):
     recursion, table = self._recursion, self._recursion.table()
     phase = recursion.phase(round_index)
     scale = tf.gather(table.scale, phase)
-    v = self._z_steps * scale * graph_generator.normals(
-        state['key'], round_index, self.dimension)
+    v = (
+      self._z_steps
+      * scale
+      * graph_generator.normals(state['key'], round_index, self.dimension)
+    )
     mean = 0.0
     if recursion.memory:
       past = tf.cast(state['past'], tf.float64)
       mean = tf.linalg.matvec(
-          past, tf.gather(table.readout, phase), transpose_a=True)
+        past, tf.gather(table.readout, phase), transpose_a=True
+      )
     v = tf.round(v + mean)
     # PRIVACY: a wrap of y is not post-processing, as one of the sum is.
     # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
     held = tf.debugging.Assert(
-        tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits'])
+      tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
+    )
     with tf.control_dependencies([held]):
       y = tf.cast(v, tf.int32)
     y = self_test.check(
-        y, z_steps=self._z_steps,
-        row_norm=tf.gather(recursion.row_norms, round_index),
-        rounds=recursion.rounds)
+      y,
+      z_steps=self._z_steps,
+      row_norm=tf.gather(recursion.row_norms, round_index),
+      rounds=recursion.rounds,
+    )
     new_state = collections.OrderedDict(key=state['key'])
     # PRIVACY: the y that was added is what is remembered. Guard:
     # source_test.test_rounds_are_those_of_the_recursion.
     if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
       gain = tf.gather(table.gain, phase)
-      new_state['past'] = (
-          tf.matmul(tf.gather(table.update, phase), past)
-          + gain[:, tf.newaxis] * tf.cast(y, tf.float64))
+      new_state['past'] = tf.matmul(
+        tf.gather(table.update, phase), past
+      ) + gain[:, tf.newaxis] * tf.cast(y, tf.float64)
     elif recursion.memory:
       latest = y
       if recursion.keeps == recursion_lib.PAST_U:
         latest = (tf.cast(y, tf.float64) - mean) / scale
-      new_state['past'] = tf.concat(
-          [latest[tf.newaxis], state['past'][:-1]], 0)
+      new_state['past'] = tf.concat([latest[tf.newaxis], state['past'][:-1]], 0)
     return total + y, new_state
 
 
@@ -203,9 +210,9 @@ class TapeSource(NoiseSource):
   placement = 'tape'
 
   def __init__(
-      self,
-      tape: Union[tape_lib.Tape, served_tape.ServedTape],
-      held: Optional[int] = None,
+    self,
+    tape: Union[tape_lib.Tape, served_tape.ServedTape],
+    held: Optional[int] = None,
   ):
     """Takes the tape, and what `_hold` gave for its key if it is here."""
     self.dimension = tape.dimension
@@ -215,8 +222,9 @@ class TapeSource(NoiseSource):
 
   def initial_state(self):
     return collections.OrderedDict(
-        tape_id=tf.constant(self._tape.tape_id, tf.int64),
-        run=tf.constant(_NOBODY, tf.int64))
+      tape_id=tf.constant(self._tape.tape_id, tf.int64),
+      run=tf.constant(_NOBODY, tf.int64),
+    )
 
   def begin(self, state):
     # A name, not a secret. Positive.
@@ -226,14 +234,20 @@ class TapeSource(NoiseSource):
 
   def release(self, state, round_index, total):
     released = tape_reader.release(
-        self._tape, total, tape_id=state['tape_id'], round_index=round_index,
-        run=state['run'], timeout_seconds=_TAPE_TIMEOUT_SECONDS)
+      self._tape,
+      total,
+      tape_id=state['tape_id'],
+      round_index=round_index,
+      run=state['run'],
+      timeout_seconds=_TAPE_TIMEOUT_SECONDS,
+    )
     return released, state
 
   def metrics(self, state, round_index):
     metrics = super().metrics(state, round_index)
     metrics['rounds_ahead'] = tape_reader.rounds_ahead(
-        self._tape.shards, round_index)
+      self._tape.shards, round_index
+    )
     return metrics
 
   def close(self) -> None:
@@ -256,10 +270,14 @@ def _hold(key: key_lib.Key) -> int:
     # aggregator_test.test_second_factory_with_a_key_is_refused.
     if name in _held:
       raise ValueError(
-          errors.invalid(
-              'key', 'Key(<secret>)', 'serves another aggregator',
-              'close that one first, and go on from its state; a new run takes '
-              'a new key'))
+        errors.invalid(
+          'key',
+          'Key(<secret>)',
+          'serves another aggregator',
+          'close that one first, and go on from its state; a new run takes '
+          'a new key',
+        )
+      )
     _held.add(name)
   return name
 
@@ -270,10 +288,10 @@ def _memory_type(recursion: recursion_lib.Recursion) -> tf.DType:
 
 
 def of(
-    placement: placements.Placement,
-    recursion: recursion_lib.Recursion,
-    z_steps: float,
-    dimension: int,
+  placement: placements.Placement,
+  recursion: recursion_lib.Recursion,
+  z_steps: float,
+  dimension: int,
 ) -> NoiseSource:
   """Returns the source of a placement; of a tape, its producer runs.
 
@@ -296,11 +314,18 @@ def of(
     held = _hold(key)
     try:
       return TapeSource(
-          tape_lib.Tape(
-              placement.directory, recursion, z_steps, dimension, key,
-              placement.start_round,
-              max_memory_bytes=placement.max_memory_bytes,
-              devices=placement.devices), held)
+        tape_lib.Tape(
+          placement.directory,
+          recursion,
+          z_steps,
+          dimension,
+          key,
+          placement.start_round,
+          max_memory_bytes=placement.max_memory_bytes,
+          devices=placement.devices,
+        ),
+        held,
+      )
     except BaseException:
       _held.discard(held)
       raise
@@ -309,13 +334,19 @@ def of(
     if isinstance(folders, (str, os.PathLike)):
       folders = [folders]
     return TapeSource(
-        served_tape.ServedTape(
-            folders, recursion, z_steps, dimension, placement.start_round))
+      served_tape.ServedTape(
+        folders, recursion, z_steps, dimension, placement.start_round
+      )
+    )
   passed = StateSource.bytes_passed(recursion, dimension)
   if passed > _MAX_STATE_BYTES:
     raise ValueError(
-        errors.invalid(
-            'noise', placement,
-            f'{passed / 1e9:.1f} GB of noise cannot pass between TFF '
-            f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can', 'use Tape()'))
+      errors.invalid(
+        'noise',
+        placement,
+        f'{passed / 1e9:.1f} GB of noise cannot pass between TFF '
+        f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can',
+        'use Tape()',
+      )
+    )
   return StateSource(recursion, z_steps, dimension)

@@ -44,14 +44,14 @@ class Stream:
   """
 
   def __init__(
-      self,
-      recursion: recursion_lib.Recursion,
-      z_steps: float,
-      dimension: int,
-      key: key_lib.Key,
-      max_memory_bytes: Optional[int] = None,
-      coordinates: Optional[range] = None,
-      devices: Sequence[str] = (),
+    self,
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
+    dimension: int,
+    key: key_lib.Key,
+    max_memory_bytes: Optional[int] = None,
+    coordinates: Optional[range] = None,
+    devices: Sequence[str] = (),
   ):
     """Initializes the stream.
 
@@ -74,13 +74,18 @@ class Stream:
     """
     if max_memory_bytes is not None:
       errors.check_count(
-          'max_memory_bytes', max_memory_bytes,
-          'leave it out to keep all in memory')
+        'max_memory_bytes',
+        max_memory_bytes,
+        'leave it out to keep all in memory',
+      )
     self._z_steps = errors.check_positive(
-        'z_steps', z_steps, 'a run without noise needs no stream')
+      'z_steps', z_steps, 'a run without noise needs no stream'
+    )
     self.coordinates = (
-        range(dimension) if coordinates is None
-        else _checked(coordinates, dimension))
+      range(dimension)
+      if coordinates is None
+      else _checked(coordinates, dimension)
+    )
     self.block_rounds = min(recursion.rounds, _block_rounds(recursion.memory))
     self._recursion = recursion
     self._generator = generator_lib.Generator(key)
@@ -127,7 +132,8 @@ class Stream:
       rounds = range(first, min(first + m, recursion.rounds))
       if isinstance(recursion, recursion_lib.Window):
         yield places.WindowBlock.of(
-            recursion, self._z_steps, rounds, self._memory_rows)
+          recursion, self._z_steps, rounds, self._memory_rows
+        )
       else:
         assert isinstance(recursion, recursion_lib.Buffers)
         yield places.BufferBlock.of(recursion, self._z_steps, rounds)
@@ -135,8 +141,12 @@ class Stream:
   def _place(self) -> places.Place:
     """Returns where the work is done."""
     layout = places.Layout(
-        self._recursion.keeps, self._memory_rows, self.block_rounds,
-        self.coordinates, _GRID if self._devices else _CHUNK)
+      self._recursion.keeps,
+      self._memory_rows,
+      self.block_rounds,
+      self.coordinates,
+      _GRID if self._devices else _CHUNK,
+    )
     if self._devices:
       from tff_bandmf.noise import devices as devices_lib
 
@@ -171,31 +181,46 @@ def shard(dimension: int, index: int, shards: int) -> range:
   errors.check_count('shards', shards, 'one shard makes all')
   if not 0 <= index < shards:
     raise ValueError(
-        errors.invalid(
-            'shard', index, f'must be in [0, shards={shards})',
-            'number the shards from 0'))
+      errors.invalid(
+        'shard',
+        index,
+        f'must be in [0, shards={shards})',
+        'number the shards from 0',
+      )
+    )
   pieces = -(-dimension // _GRID)
   if shards > pieces:
     raise ValueError(
-        errors.invalid(
-            'shards', shards,
-            f'{dimension} coordinates have {pieces} pieces of {_GRID}',
-            f'use at most {pieces}'))
+      errors.invalid(
+        'shards',
+        shards,
+        f'{dimension} coordinates have {pieces} pieces of {_GRID}',
+        f'use at most {pieces}',
+      )
+    )
   edges = [
-      min(dimension, _GRID * (-(-pieces * i // shards)))
-      for i in (index, index + 1)]
+    min(dimension, _GRID * (-(-pieces * i // shards)))
+    for i in (index, index + 1)
+  ]
   return range(*edges)
 
 
 def _checked(coordinates: range, dimension: int) -> range:
   """Returns coordinates that are pieces of the whole."""
   on_grid = not coordinates.start % _GRID and (
-      not coordinates.stop % _GRID or coordinates.stop == dimension)
-  if not (on_grid and coordinates.step == 1
-          and 0 <= coordinates.start < coordinates.stop <= dimension):
+    not coordinates.stop % _GRID or coordinates.stop == dimension
+  )
+  if not (
+    on_grid
+    and coordinates.step == 1
+    and 0 <= coordinates.start < coordinates.stop <= dimension
+  ):
     raise ValueError(
-        errors.invalid(
-            'coordinates', coordinates,
-            f'must be whole pieces of {_GRID} in [0, dimension={dimension})',
-            'use stream.shard'))
+      errors.invalid(
+        'coordinates',
+        coordinates,
+        f'must be whole pieces of {_GRID} in [0, dimension={dimension})',
+        'use stream.shard',
+      )
+    )
   return coordinates

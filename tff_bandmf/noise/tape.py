@@ -60,18 +60,18 @@ class Tape:
   """
 
   def __init__(
-      self,
-      directory: Optional[Union[str, os.PathLike]],
-      recursion: recursion_lib.Recursion,
-      z_steps: float,
-      dimension: int,
-      key: key_lib.Key,
-      start_round: int = 0,
-      ahead_bytes: int = _AHEAD_BYTES,
-      max_memory_bytes: Optional[int] = None,
-      coordinates: Optional[range] = None,
-      devices: Sequence[str] = (),
-      resume: bool = False,
+    self,
+    directory: Optional[Union[str, os.PathLike]],
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
+    dimension: int,
+    key: key_lib.Key,
+    start_round: int = 0,
+    ahead_bytes: int = _AHEAD_BYTES,
+    max_memory_bytes: Optional[int] = None,
+    coordinates: Optional[range] = None,
+    devices: Sequence[str] = (),
+    resume: bool = False,
   ):
     """Starts the producer.
 
@@ -99,36 +99,60 @@ class Tape:
         later round than `start_round` was used.
     """
     self.dimension = errors.check_count(
-        'dimension', dimension, 'the model has no parameters')
+      'dimension', dimension, 'the model has no parameters'
+    )
     self.z_steps = errors.check_positive(
-        'z_steps', z_steps, 'a run without noise needs no tape')
+      'z_steps', z_steps, 'a run without noise needs no tape'
+    )
     if not 0 <= start_round <= recursion.rounds:
       raise ValueError(
-          errors.invalid(
-              'start_round', start_round,
-              f'must be in [0, rounds={recursion.rounds}]',
-              'give the round of the state that the run continues from'))
+        errors.invalid(
+          'start_round',
+          start_round,
+          f'must be in [0, rounds={recursion.rounds}]',
+          'give the round of the state that the run continues from',
+        )
+      )
     self._recursion = recursion
     self._stream = stream.Stream(
-        recursion, self.z_steps, dimension, key, max_memory_bytes, coordinates,
-        devices)
+      recursion,
+      self.z_steps,
+      dimension,
+      key,
+      max_memory_bytes,
+      coordinates,
+      devices,
+    )
     made = self._stream.coordinates
     if len(made) > tape_file.LARGEST_COUNT:
       raise ValueError(
-          errors.invalid(
-              'coordinates', len(made),
-              f'a file holds {tape_file.LARGEST_COUNT} at most',
-              'share them among noise-servers'))
+        errors.invalid(
+          'coordinates',
+          len(made),
+          f'a file holds {tape_file.LARGEST_COUNT} at most',
+          'share them among noise-servers',
+        )
+      )
     self.tape_id = tape_folder.identify(key, recursion, dimension, self.z_steps)
     self.description = tape_folder.Description(
-        self.tape_id, recursion.digest, recursion.rounds, dimension, made.start,
-        len(made), self.z_steps, self._stream.kind, resume)
+      self.tape_id,
+      recursion.digest,
+      recursion.rounds,
+      dimension,
+      made.start,
+      len(made),
+      self.z_steps,
+      self._stream.kind,
+      resume,
+    )
     self._ahead = max(2, ahead_bytes // (4 * len(made)))
     self.directory = pathlib.Path(
-        directory or tape_folder.temporary(
-            4 * len(made) * min(self._ahead, recursion.rounds))).absolute()
-    self.shards = [
-        tape_folder.Shard(self.directory, made.start, len(made))]
+      directory
+      or tape_folder.temporary(
+        4 * len(made) * min(self._ahead, recursion.rounds)
+      )
+    ).absolute()
+    self.shards = [tape_folder.Shard(self.directory, made.start, len(made))]
     self._resume = resume
     self._stop = threading.Event()
     self._closed = False
@@ -143,7 +167,8 @@ class Tape:
       raise
     self.start_round = self.written = self.reached = start_round
     self._thread = threading.Thread(
-        target=self._run, name='tff_bandmf tape', daemon=True)
+      target=self._run, name='tff_bandmf tape', daemon=True
+    )
     self._thread.start()
     atexit.register(self.close)
 
@@ -192,17 +217,25 @@ class Tape:
     found = tape_folder.Description.read(directory)
     if found is None and tape_folder.marks(directory):
       raise ValueError(
-          errors.invalid(
-              'directory', directory, 'holds a tape of another release',
-              'remove it, and give the run a new key'))
+        errors.invalid(
+          'directory',
+          directory,
+          'holds a tape of another release',
+          'remove it, and give the run a new key',
+        )
+      )
     if found != self.description:
       if found is not None and (
-          self._resume or found.served or found.tape_id == self.tape_id):
+        self._resume or found.served or found.tape_id == self.tape_id
+      ):
         raise ValueError(
-            errors.invalid(
-                'directory', directory,
-                f'holds another tape, {self.description.difference(found)}',
-                'give what made it, or another directory'))
+          errors.invalid(
+            'directory',
+            directory,
+            f'holds another tape, {self.description.difference(found)}',
+            'give what made it, or another directory',
+          )
+        )
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
@@ -210,18 +243,22 @@ class Tape:
     # tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise ValueError(
-          errors.invalid(
-              'start_round', start_round,
-              f'round {reached} was released with this noise',
-              f'resume from the state of round {reached}, or start anew with a '
-              'new key'))
+        errors.invalid(
+          'start_round',
+          start_round,
+          f'round {reached} was released with this noise',
+          f'resume from the state of round {reached}, or start anew with a '
+          'new key',
+        )
+      )
     start = max(start_round, reached)
     # PRIVACY: rounds below the mark were used. Guard:
     # noise_server_test.test_killed_server_continues_from_the_highest_mark.
     shard = self.shards[0]
     for path in directory.glob('*.noise'):
       if int(path.stem) < start or not tape_file.is_whole(
-          path, self.tape_id, shard.first, shard.count):
+        path, self.tape_id, shard.first, shard.count
+      ):
         private_files.wipe(path)
     for path in [*directory.glob('*.noise-part'), directory / 'failed']:
       private_files.wipe(path)
@@ -235,7 +272,8 @@ class Tape:
       with contextlib.suppress(OSError):
         # The type alone: a message could hold anything.
         private_files.write(
-            self.directory / 'failed', type(error).__name__.encode())
+          self.directory / 'failed', type(error).__name__.encode()
+        )
       if not self._resume:
         raise
 
@@ -268,8 +306,7 @@ class Tape:
     """Removes the files below the round read last, and returns that round."""
     reached = max(tape_folder.marks(self.directory), default=self.reached)
     while self.reached < reached:
-      private_files.wipe(
-          tape_folder.noise_path(self.directory, self.reached))
+      private_files.wipe(tape_folder.noise_path(self.directory, self.reached))
       self.reached += 1
     tape_folder.remove_marks(self.directory, reached)
     return self.reached
@@ -279,7 +316,8 @@ class Tape:
     path = tape_folder.noise_path(self.directory, round_index)
     part = path.with_suffix('.noise-part')
     contents = tape_file.contents(
-        self.tape_id, round_index, self.shards[0].first, values)
+      self.tape_id, round_index, self.shards[0].first, values
+    )
     while not path.exists():
       try:
         private_files.write(part, *contents)

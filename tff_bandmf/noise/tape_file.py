@@ -51,21 +51,22 @@ def frame(count: int) -> tuple[np.ndarray, np.ndarray]:
   """
   prefixes = _prefixes(_packed_size(count))
   starts = len(_GZIP) + np.arange(len(prefixes)) * (_PREFIX + _BLOCK)
-  places = np.concatenate([
+  places = np.concatenate(
+    [
       np.arange(len(_GZIP)),
-      (starts[:, np.newaxis] + np.arange(_PREFIX)).ravel()])
+      (starts[:, np.newaxis] + np.arange(_PREFIX)).ravel(),
+    ]
+  )
   return places.astype(np.int32), np.concatenate([_GZIP, prefixes.ravel()])
 
 
-def header(
-    tape_id: Any, round_index: Any, first: int, count: int
-) -> list[Any]:
+def header(tape_id: Any, round_index: Any, first: int, count: int) -> list[Any]:
   """Returns the header; of tensors or of numbers."""
   return [MAGIC, VERSION, tape_id, round_index, first, count]
 
 
 def contents(
-    tape_id: int, round_index: int, first: int, y: np.ndarray
+  tape_id: int, round_index: int, first: int, y: np.ndarray
 ) -> list[Any]:
   """Returns a file, in pieces.
 
@@ -76,28 +77,28 @@ def contents(
     y: [count] int32.
   """
   packed = np.array(
-      header(tape_id, round_index, first, len(y)), '<i8').tobytes()
+    header(tape_id, round_index, first, len(y)), '<i8'
+  ).tobytes()
   packed += np.ascontiguousarray(y, '<i4').data
   view = memoryview(packed)
   pieces: list[Any] = [_GZIP]
   for i, prefix in enumerate(_prefixes(len(packed))):
-    pieces += [prefix, view[i * _BLOCK:(i + 1) * _BLOCK]]
+    pieces += [prefix, view[i * _BLOCK : (i + 1) * _BLOCK]]
   pieces.append(struct.pack('<II', zlib.crc32(packed), len(packed)))
   return pieces
 
 
-def is_whole(
-    path: pathlib.Path, tape_id: int, first: int, count: int
-) -> bool:
+def is_whole(path: pathlib.Path, tape_id: int, first: int, count: int) -> bool:
   """Returns whether a file, named by its round, is one of this shard."""
   found = path.read_bytes()
   try:
     packed = zlib.decompress(found, wbits=31)
   except zlib.error:
     return False
-  y = np.frombuffer(packed[8 * HEADER_WORDS:len(packed) // 4 * 4], '<i4')
+  y = np.frombuffer(packed[8 * HEADER_WORDS : len(packed) // 4 * 4], '<i4')
   return len(y) == count and found == b''.join(
-      contents(tape_id, int(path.stem), first, y))
+    contents(tape_id, int(path.stem), first, y)
+  )
 
 
 def _packed_size(count: int) -> int:

@@ -51,8 +51,9 @@ _READER = 'reader'
 _PREFIX = 'tff_bandmf-tape-'
 _MEMORY = private_files.MEMORY
 _FILE = re.compile(
-    r'lock|failed|tape\.json(\.\w+\.part)?|\d{8,}\.(noise|noise-part)'
-    r'|\d{8,}(-\d+-\d+-\d+)?\.reached')
+  r'lock|failed|tape\.json(\.\w+\.part)?|\d{8,}\.(noise|noise-part)'
+  r'|\d{8,}(-\d+-\d+-\d+)?\.reached'
+)
 # What outlives the producer of a server.
 _KEPT = re.compile(r'lock|tape\.json|.*\.reached')
 # What `tf.io.matching_files` does not take literally.
@@ -108,7 +109,9 @@ class Description:
     try:
       found = documents.read(path)
       if (found.pop('format'), found.pop('version')) != (
-          _FORMAT, tape_file.VERSION):
+        _FORMAT,
+        tape_file.VERSION,
+      ):
         raise ValueError('of another release')
       description = cls(**found)
       description._check()
@@ -117,10 +120,14 @@ class Description:
       return None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise ValueError(
-          errors.invalid(
-              'file', path, f'is no {_FORMAT} of version {tape_file.VERSION}',
-              'use one release for the server and for training, a new folder '
-              'and a new key')) from error
+        errors.invalid(
+          'file',
+          path,
+          f'is no {_FORMAT} of version {tape_file.VERSION}',
+          'use one release for the server and for training, a new folder '
+          'and a new key',
+        )
+      ) from error
 
   def _check(self) -> None:
     """Raises TypeError if a field has another type."""
@@ -131,29 +138,36 @@ class Description:
   def write(self, directory: pathlib.Path) -> None:
     """Makes the file, whole or not at all."""
     content = {
-        'format': _FORMAT, 'version': tape_file.VERSION,
-        **dataclasses.asdict(self)}
+      'format': _FORMAT,
+      'version': tape_file.VERSION,
+      **dataclasses.asdict(self),
+    }
     durable.write(
-        directory / DESCRIPTION, json.dumps(content, indent=1).encode() + b'\n',
-        mode=0o600)
+      directory / DESCRIPTION,
+      json.dumps(content, indent=1).encode() + b'\n',
+      mode=0o600,
+    )
 
   def difference(self, other: Description) -> str:
     """Returns what another one has and this has not; empty if equal."""
     own = dataclasses.asdict(self)
     return ' '.join(
-        f'{name}={value}' for name, value in dataclasses.asdict(other).items()
-        if own[name] != value)
+      f'{name}={value}'
+      for name, value in dataclasses.asdict(other).items()
+      if own[name] != value
+    )
 
 
 def identify(
-    key: key_lib.Key,
-    recursion: recursion_lib.Recursion,
-    dimension: int,
-    z_steps: float,
+  key: key_lib.Key,
+  recursion: recursion_lib.Recursion,
+  dimension: int,
+  z_steps: float,
 ) -> int:
   """Returns 63 bits that name the noise of this key, C, size and deviation."""
   return key.identify(
-      struct.pack('<qd', dimension, z_steps) + recursion.digest.encode())
+    struct.pack('<qd', dimension, z_steps) + recursion.digest.encode()
+  )
 
 
 def noise_path(directory: pathlib.Path, round_index: int) -> pathlib.Path:
@@ -164,8 +178,8 @@ def noise_path(directory: pathlib.Path, round_index: int) -> pathlib.Path:
 def marks(directory: pathlib.Path) -> list[int]:
   """Returns the rounds that the marks name."""
   return [
-      _marked(name) for name in os.listdir(directory)
-      if name.endswith('.reached')]
+    _marked(name) for name in os.listdir(directory) if name.endswith('.reached')
+  ]
 
 
 def mark(directory: pathlib.Path, round_index: int) -> None:
@@ -201,23 +215,36 @@ def prepare(directory: pathlib.Path) -> int:
   # fuzz_secrets_test.test_folder_of_another_user_is_refused.
   if {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
     raise ValueError(
-        errors.invalid(
-            'tape directory', directory, 'belongs to another user',
-            'choose another path'))
+      errors.invalid(
+        'tape directory',
+        directory,
+        'belongs to another user',
+        'choose another path',
+      )
+    )
   if not all(
-      _FILE.fullmatch(path.name) or path.name == _READER
-      for path in directory.iterdir()):
+    _FILE.fullmatch(path.name) or path.name == _READER
+    for path in directory.iterdir()
+  ):
     raise ValueError(
-        errors.invalid(
-            'tape directory', directory, 'holds files of others',
-            'give the tape a directory of its own'))
+      errors.invalid(
+        'tape directory',
+        directory,
+        'holds files of others',
+        'give the tape a directory of its own',
+      )
+    )
   directory.chmod(0o700)
   lock = private_files.lock(directory)
   if lock is None:
     raise ValueError(
-        errors.invalid(
-            'tape directory', directory, 'has a live producer',
-            'give every run a directory of its own'))
+      errors.invalid(
+        'tape directory',
+        directory,
+        'has a live producer',
+        'give every run a directory of its own',
+      )
+    )
   return lock
 
 
@@ -225,10 +252,13 @@ def check_name(directory: pathlib.Path) -> None:
   """Raises ValueError if graphs cannot look into a folder of this name."""
   if _GLOB.intersection(str(directory)):
     raise ValueError(
-        errors.invalid(
-            'tape directory', directory,
-            f'must not contain any of {"".join(sorted(_GLOB))}',
-            'choose another path'))
+      errors.invalid(
+        'tape directory',
+        directory,
+        f'must not contain any of {"".join(sorted(_GLOB))}',
+        'choose another path',
+      )
+    )
 
 
 def lock_reader(directory: pathlib.Path) -> int:
@@ -240,9 +270,13 @@ def lock_reader(directory: pathlib.Path) -> int:
   lock = private_files.lock(directory, _READER)
   if lock is None:
     raise ValueError(
-        errors.invalid(
-            'noise_server', directory, 'is read by another run',
-            'a tape serves one run: start a server for every run'))
+      errors.invalid(
+        'noise_server',
+        directory,
+        'is read by another run',
+        'a tape serves one run: start a server for every run',
+      )
+    )
   return lock
 
 
@@ -267,8 +301,7 @@ def remove(directory: pathlib.Path) -> None:
 
 
 def temporary(size: int) -> str:
-  """Returns a new private folder, in memory if there is room for `size` bytes.
-  """
+  """Returns a new private folder, in memory where `size` bytes fit there."""
   parent = pathlib.Path(tempfile.gettempdir())
   for place in {parent, _MEMORY}:
     for directory in place.glob(f'{_PREFIX}*'):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from tff_bandmf.optimize.banded import (
-      optimize_banded,
-      optimize_banded_toeplitz_scheduled,
+    optimize_banded,
+    optimize_banded_toeplitz_scheduled,
   )
   from tff_bandmf.optimize.banded_inverse import optimize_banded_inverse
   from tff_bandmf.optimize.blt import optimize_blt
@@ -21,27 +21,26 @@ if TYPE_CHECKING:
   from tff_bandmf.optimize.toeplitz import optimize_banded_toeplitz
 
 _MODULES = {
-    'MAX': 'solver',
-    'MEAN': 'solver',
-    'Minimum': 'solver',
-    'Optimized': 'solver',
-    'Request': 'request',
-    'optimize': 'families',
-    'optimize_banded': 'banded',
-    'optimize_banded_inverse': 'banded_inverse',
-    'optimize_banded_toeplitz': 'toeplitz',
-    'optimize_banded_toeplitz_scheduled': 'banded',
-    'optimize_blt': 'blt',
-    'optimize_dense': 'dense',
-    'parameters_of': 'families',
+  'MAX': 'solver',
+  'MEAN': 'solver',
+  'Minimum': 'solver',
+  'Optimized': 'solver',
+  'Request': 'request',
+  'optimize': 'families',
+  'optimize_banded': 'banded',
+  'optimize_banded_inverse': 'banded_inverse',
+  'optimize_banded_toeplitz': 'toeplitz',
+  'optimize_banded_toeplitz_scheduled': 'banded',
+  'optimize_blt': 'blt',
+  'optimize_dense': 'dense',
+  'parameters_of': 'families',
 }
 
 
 def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  return getattr(
-      importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+  return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
 
 
 def __dir__() -> list[str]:

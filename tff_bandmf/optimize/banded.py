@@ -58,14 +58,14 @@ _ToColumns = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 def optimize_banded(
-    rounds: int,
-    bands: int,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload = workloads.PREFIX,
-    objective: str = solver.MEAN,
-    equal_column_norms: bool = True,
-    max_evaluations: int = solver.MAX_EVALUATIONS,
-    callback: Optional[solver.Callback] = None,
+  rounds: int,
+  bands: int,
+  participation: participation_lib.Participation,
+  workload: workloads.Workload = workloads.PREFIX,
+  objective: str = solver.MEAN,
+  equal_column_norms: bool = True,
+  max_evaluations: int = solver.MAX_EVALUATIONS,
+  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.Banded]:
   """Returns the banded strategy of least loss.
 
@@ -101,10 +101,14 @@ def optimize_banded(
   min_sep = participation.min_sep
   if min_sep is not None and bands > min_sep:
     raise ValueError(
-        errors.invalid(
-            'bands', bands,
-            f'must not exceed min_sep={min_sep}, or columns of one client '
-            'overlap and sensitivity grows', f'use {min_sep} or fewer'))
+      errors.invalid(
+        'bands',
+        bands,
+        f'must not exceed min_sep={min_sep}, or columns of one client '
+        'overlap and sensitivity grows',
+        f'use {min_sep} or fewer',
+      )
+    )
   # Columns of norm 1 together, and how many such sets of one client add up.
   if equal_column_norms or k == 1:
     groups, sets = rounds, k
@@ -121,22 +125,25 @@ def optimize_banded(
     return _scaled(parameters, groups), tf.constant(sets, tf.float64)
 
   found = _search(
-      to_columns, columns, workload, objective, None, max_evaluations, callback)
-  columns = _scaled(
-      tf.constant(found.x.reshape(columns.shape)), groups).numpy()
+    to_columns, columns, workload, objective, None, max_evaluations, callback
+  )
+  columns = _scaled(tf.constant(found.x.reshape(columns.shape)), groups).numpy()
   strategy = strategies.Banded(_rows(columns))
   sums = np.bincount(
-      np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns))
+    np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns)
+  )
   return solver.Optimized(
-      strategy,
-      _error(strategy, workload, objective) * sets * float(sums.max()),
-      found.evaluations, found.converged)
+    strategy,
+    _error(strategy, workload, objective) * sets * float(sums.max()),
+    found.evaluations,
+    found.converged,
+  )
 
 
 def unit_column_loss(
-    rounds: int,
-    bands: int,
-    workload: workloads.Workload = workloads.PREFIX,
+  rounds: int,
+  bands: int,
+  workload: workloads.Workload = workloads.PREFIX,
 ) -> Loss:
   """Returns log mean(e) of C with columns scaled to norm 1, as a function.
 
@@ -146,17 +153,20 @@ def unit_column_loss(
     workload: A.
   """
   return Loss(
-      lambda columns: (_scaled(columns, rounds), tf.ones([], tf.float64)),
-      (rounds, bands), rounds, workload)
+    lambda columns: (_scaled(columns, rounds), tf.ones([], tf.float64)),
+    (rounds, bands),
+    rounds,
+    workload,
+  )
 
 
 def optimize_banded_toeplitz_scheduled(
-    rounds: int,
-    bands: int,
-    objective: str = solver.MEAN,
-    workload: workloads.Workload = workloads.PREFIX,
-    max_evaluations: int = solver.MAX_EVALUATIONS,
-    callback: Optional[solver.Callback] = None,
+  rounds: int,
+  bands: int,
+  objective: str = solver.MEAN,
+  workload: workloads.Workload = workloads.PREFIX,
+  max_evaluations: int = solver.MAX_EVALUATIONS,
+  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss, for any workload.
 
@@ -187,14 +197,22 @@ def optimize_banded_toeplitz_scheduled(
     found = solver.Minimum(start[1:], 0.0, 0, True)
   else:
     found = _search(
-        lambda free: _toeplitz_columns(free, rounds), start[1:], workload,
-        objective, [(0.0, 1.0)] * (bands - 1), max_evaluations, callback)
-  strategy = strategies.BandedToeplitz(
-      rounds, np.concatenate([[1.0], found.x]))
+      lambda free: _toeplitz_columns(free, rounds),
+      start[1:],
+      workload,
+      objective,
+      [(0.0, 1.0)] * (bands - 1),
+      max_evaluations,
+      callback,
+    )
+  strategy = strategies.BandedToeplitz(rounds, np.concatenate([[1.0], found.x]))
   norm_squared = 1 + float(found.x @ found.x)
   return solver.Optimized(
-      strategy, _error(strategy, workload, objective) * norm_squared,
-      found.evaluations, found.converged)
+    strategy,
+    _error(strategy, workload, objective) * norm_squared,
+    found.evaluations,
+    found.converged,
+  )
 
 
 def _check(rounds: int, bands: int, objective: str) -> None:
@@ -203,14 +221,15 @@ def _check(rounds: int, bands: int, objective: str) -> None:
   errors.check_count('bands', bands, '1 is the identity')
   if bands > rounds:
     raise ValueError(
-        errors.invalid(
-            'bands', bands, f'must not exceed rounds={rounds}',
-            'use fewer bands'))
+      errors.invalid(
+        'bands', bands, f'must not exceed rounds={rounds}', 'use fewer bands'
+      )
+    )
   solver.check_objective(objective)
 
 
 def _check_epochs(
-    rounds: int, participation: participation_lib.Participation
+  rounds: int, participation: participation_lib.Participation
 ) -> int:
   """Returns min_sep if every client's columns are one residue modulo min_sep.
 
@@ -219,27 +238,35 @@ def _check_epochs(
   """
   if not isinstance(participation, participation_lib.FixedEpoch):
     raise ValueError(
-        errors.invalid(
-            'equal_column_norms', False,
-            f'is for fixed epochs, not for participation {participation.name}',
-            'use equal column norms, or participation fixed-epoch'))
-  k, every = participation.participations(rounds), -(
-      -rounds // participation.min_sep)
+      errors.invalid(
+        'equal_column_norms',
+        False,
+        f'is for fixed epochs, not for participation {participation.name}',
+        'use equal column norms, or participation fixed-epoch',
+      )
+    )
+  k, every = (
+    participation.participations(rounds),
+    -(-rounds // participation.min_sep),
+  )
   if k < every:
     raise ValueError(
-        errors.invalid(
-            'max_participations', k,
-            f'must be {every}, every epoch, for columns of unequal norms',
-            'use equal column norms, or leave max_participations out'))
+      errors.invalid(
+        'max_participations',
+        k,
+        f'must be {every}, every epoch, for columns of unequal norms',
+        'use equal column norms, or leave max_participations out',
+      )
+    )
   return participation.min_sep
 
 
 def _toeplitz_start(
-    rounds: int, bands: int, workload: workloads.Workload
+  rounds: int, bands: int, workload: workloads.Workload
 ) -> np.ndarray:
   """Returns the best Toeplitz coefficients without schedule, [bands]."""
   return toeplitz.optimize_banded_toeplitz(
-      rounds, bands, workload=workloads.Workload(workload.momentum)
+    rounds, bands, workload=workloads.Workload(workload.momentum)
   ).strategy.coefficients
 
 
@@ -260,14 +287,13 @@ def _scaled(columns: tf.Tensor, groups: int) -> tf.Tensor:
   rounds = columns.shape[0]
   epochs = -(-rounds // groups)
   inside = _inside(columns, rounds)
-  squares = tf.pad(
-      tf.reduce_sum(inside**2, 1), [[0, epochs * groups - rounds]])
+  squares = tf.pad(tf.reduce_sum(inside**2, 1), [[0, epochs * groups - rounds]])
   sums = tf.reduce_sum(tf.reshape(squares, [epochs, groups]), 0)
   return inside / tf.tile(tf.sqrt(sums), [epochs])[:rounds, None]
 
 
 def _toeplitz_columns(
-    free: tf.Tensor, rounds: int
+  free: tf.Tensor, rounds: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns the columns of C for c_1 .. c_{b-1}, and |c|^2."""
   coefficients = tf.concat([tf.ones([1], tf.float64), free], 0)
@@ -278,14 +304,14 @@ def _rows(columns: np.ndarray) -> np.ndarray:
   """Returns rows[t, s] = columns[t - s, s], 0 where t < s."""
   rows = np.zeros_like(columns)
   for s in range(columns.shape[1]):
-    rows[s:, s] = columns[:len(columns) - s, s]
+    rows[s:, s] = columns[: len(columns) - s, s]
   return rows
 
 
 def _error(
-    strategy: strategies.Strategy,
-    workload: workloads.Workload,
-    objective: str,
+  strategy: strategies.Strategy,
+  workload: workloads.Workload,
+  objective: str,
 ) -> float:
   """Returns the error of the objective, computed without TensorFlow."""
   return strategy.errors(workload)[objective == solver.MAX]
@@ -302,8 +328,12 @@ class Loss:
   """
 
   def __init__(
-      self, to_columns: _ToColumns, shape: tuple[int, ...], rounds: int,
-      workload: workloads.Workload, keep_best: bool = False
+    self,
+    to_columns: _ToColumns,
+    shape: tuple[int, ...],
+    rounds: int,
+    workload: workloads.Workload,
+    keep_best: bool = False,
   ):
     self.log_weights = np.full(rounds, -np.log(rounds))
     self.power = 1.0
@@ -319,15 +349,18 @@ class Loss:
         tape.watch(parameters)
         columns, sensitivity_squared = to_columns(parameters)
         e = sensitivity_squared * covariance.per_query_errors(
-            covariance.times_inverse_workload(columns, inverse_rows))
-        loss = tf.reduce_logsumexp(
-            log_weights + power * tf.math.log(e)) / power
+          covariance.times_inverse_workload(columns, inverse_rows)
+        )
+        loss = tf.reduce_logsumexp(log_weights + power * tf.math.log(e)) / power
       return loss, tape.gradient(loss, parameters), e
 
     # A trace per problem is meant; called otherwise, TensorFlow warns of each.
     self._compute = compute.get_concrete_function(
-        *(tf.TensorSpec(dimensions, tf.float64) for dimensions in (
-            shape, self._inverse_rows.shape, [rounds], [])))
+      *(
+        tf.TensorSpec(dimensions, tf.float64)
+        for dimensions in (shape, self._inverse_rows.shape, [rounds], [])
+      )
+    )
 
   def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns the loss and its gradient at x, [parameters]."""
@@ -348,39 +381,53 @@ class Loss:
 
   def _evaluate(self, parameters):
     return self._compute(
-        tf.constant(parameters), self._inverse_rows,
-        tf.constant(self.log_weights), tf.constant(self.power, tf.float64))
+      tf.constant(parameters),
+      self._inverse_rows,
+      tf.constant(self.log_weights),
+      tf.constant(self.power, tf.float64),
+    )
 
 
 def _search(
-    to_columns: _ToColumns,
-    start: np.ndarray,
-    workload: workloads.Workload,
-    objective: str,
-    bounds: Optional[list[tuple[float, float]]],
-    max_evaluations: int,
-    callback: Optional[solver.Callback],
+  to_columns: _ToColumns,
+  start: np.ndarray,
+  workload: workloads.Workload,
+  objective: str,
+  bounds: Optional[list[tuple[float, float]]],
+  max_evaluations: int,
+  callback: Optional[solver.Callback],
 ) -> solver.Minimum:
   """Returns the best parameters, flat, and the log loss there."""
   rounds = to_columns(tf.constant(start))[0].shape[0]
   is_max = objective == solver.MAX
   loss = Loss(to_columns, start.shape, rounds, workload, is_max)
 
-  report = None if callback is None else (
-      lambda value: callback(float(np.exp(loss.least if is_max else value))))
+  report = (
+    None
+    if callback is None
+    else (
+      lambda value: callback(float(np.exp(loss.least if is_max else value)))
+    )
+  )
   if not is_max:
     return solver.minimize(
-        loss, start.reshape(-1), bounds, max_evaluations, report, _TOLERANCE,
-        _CORRECTIONS)
+      loss,
+      start.reshape(-1),
+      bounds,
+      max_evaluations,
+      report,
+      _TOLERANCE,
+      _CORRECTIONS,
+    )
   return _search_max(loss, start.reshape(-1), bounds, max_evaluations, report)
 
 
 def _search_max(
-    loss: Loss,
-    x: np.ndarray,
-    bounds: Optional[list[tuple[float, float]]],
-    max_evaluations: int,
-    report: Optional[solver.Callback],
+  loss: Loss,
+  x: np.ndarray,
+  bounds: Optional[list[tuple[float, float]]],
+  max_evaluations: int,
+  report: Optional[solver.Callback],
 ) -> solver.Minimum:
   """Returns the parameters of least max(e), flat, and log max(e) there."""
   converged = interrupted = False
@@ -391,25 +438,34 @@ def _search_max(
       loss.power = power
       before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
       found = solver.minimize(
-          loss, x, bounds,
-          min(_STAGE_EVALUATIONS, max_evaluations - evaluations), report,
-          _STAGE_TOLERANCE, _CORRECTIONS)
+        loss,
+        x,
+        bounds,
+        min(_STAGE_EVALUATIONS, max_evaluations - evaluations),
+        report,
+        _STAGE_TOLERANCE,
+        _CORRECTIONS,
+      )
       x, interrupted = found.x, found.interrupted
       log_e = loss.log_errors(x)
       evaluations += found.evaluations + 1
       weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
       lower_bound = np.log(weights @ np.exp(log_e))
       # The bound holds at a minimum, so what this stage gained counts too.
-      converged = bool(
-          loss.least - lower_bound + before - found.value <= _GAP)
+      converged = bool(loss.least - lower_bound + before - found.value <= _GAP)
       if converged or interrupted or evaluations >= max_evaluations:
         break
       loss.log_weights = np.log(
-          (1 - _LEAST_WEIGHT) * weights + _LEAST_WEIGHT / len(weights))
+        (1 - _LEAST_WEIGHT) * weights + _LEAST_WEIGHT / len(weights)
+      )
   except KeyboardInterrupt:
     if not np.isfinite(loss.least):
       raise
     interrupted = True
   return solver.Minimum(
-      loss.best, loss.least, evaluations, converged and not interrupted,
-      interrupted)
+    loss.best,
+    loss.least,
+    evaluations,
+    converged and not interrupted,
+    interrupted,
+  )

@@ -25,13 +25,13 @@ from tff_bandmf.optimize import series, solver
 
 
 def optimize_banded_inverse(
-    rounds: int,
-    bands: int,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload = workloads.PREFIX,
-    objective: str = solver.MEAN,
-    max_evaluations: int = solver.MAX_EVALUATIONS,
-    callback: Optional[solver.Callback] = None,
+  rounds: int,
+  bands: int,
+  participation: participation_lib.Participation,
+  workload: workloads.Workload = workloads.PREFIX,
+  objective: str = solver.MEAN,
+  max_evaluations: int = solver.MAX_EVALUATIONS,
+  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.BandedInverse]:
   """Returns the strategy of least loss found whose C^-1 has `bands` bands.
 
@@ -58,23 +58,30 @@ def optimize_banded_inverse(
   solver.check_objective(objective)
   found = solver.Minimum(start, np.nan, 0, True)
   if bands > 1:
+
     def build(free):
       inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
       return series.reciprocal(inverse, rounds), inverse
 
     loss = series.Objective(
-        build, bands - 1, rounds, participation, workload, objective)
+      build, bands - 1, rounds, participation, workload, objective
+    )
     found = loss.minimize(start, None, max_evaluations, callback)
     if found.evaluations < max_evaluations and not found.interrupted:
       # The majorant has kinks, at which the square root may stick where little
       # separation makes independent noise the best.
       other = loss.minimize(
-          np.zeros(bands - 1), None, max_evaluations - found.evaluations,
-          callback)
+        np.zeros(bands - 1), None, max_evaluations - found.evaluations, callback
+      )
       found = dataclasses.replace(
-          other if other.value < found.value else found,
-          evaluations=found.evaluations + other.evaluations,
-          converged=found.converged and not other.interrupted)
+        other if other.value < found.value else found,
+        evaluations=found.evaluations + other.evaluations,
+        converged=found.converged and not other.interrupted,
+      )
   return series.optimized(
-      strategies.BandedInverse(rounds, np.concatenate([[1.0], found.x])),
-      found, participation, workload, objective)
+    strategies.BandedInverse(rounds, np.concatenate([[1.0], found.x])),
+    found,
+    participation,
+    workload,
+    objective,
+  )

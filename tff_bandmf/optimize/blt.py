@@ -88,13 +88,20 @@ def _decays(x: tf.Tensor):
   last = _differences(rates, rates[-1:]) + gap
   other_last = _differences(others, rates[-1:]) + gap
   between = tf.concat([_differences(rates, others), last], 1)
-  among = tf.concat([
+  among = tf.concat(
+    [
       tf.concat([_differences(others, others), other_last], 1),
       tf.pad(-tf.transpose(other_last), [[0, 0], [0, 1]]),
-  ], 0)
+    ],
+    0,
+  )
   return (
-      rates, _scales(between, _differences(rates, rates)), others,
-      tf.exp(-rates[-1]) - gap, _scales(-tf.transpose(between), among))
+    rates,
+    _scales(between, _differences(rates, rates)),
+    others,
+    tf.exp(-rates[-1]) - gap,
+    _scales(-tf.transpose(between), among),
+  )
 
 
 def _powers(rates: tf.Tensor, scales: tf.Tensor, terms: int) -> tf.Tensor:
@@ -117,18 +124,19 @@ def _columns(x: tf.Tensor, rounds: int) -> tuple[tf.Tensor, tf.Tensor]:
   ending = series.reciprocal(tf.stack([one[0], -last]), rounds - 1)
   inverse = _powers(others, omega_hat[:-1], rounds - 1) + omega_hat[-1] * ending
   return (
-      tf.concat([one, _powers(rates, omega, rounds - 1)], 0),
-      tf.concat([one, inverse], 0))
+    tf.concat([one, _powers(rates, omega, rounds - 1)], 0),
+    tf.concat([one, inverse], 0),
+  )
 
 
 def optimize_blt(
-    rounds: int,
-    buffers: int,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload = workloads.PREFIX,
-    objective: str = solver.MEAN,
-    max_evaluations: int = solver.MAX_EVALUATIONS,
-    callback: Optional[solver.Callback] = None,
+  rounds: int,
+  buffers: int,
+  participation: participation_lib.Participation,
+  workload: workloads.Workload = workloads.PREFIX,
+  objective: str = solver.MEAN,
+  max_evaluations: int = solver.MAX_EVALUATIONS,
+  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.Blt]:
   """Returns the BLT strategy of least loss found.
 
@@ -157,17 +165,26 @@ def optimize_blt(
   solver.check_objective(objective)
   if rounds == 1:  # Whatever the buffers, C is 1.
     return series.optimized(
-        strategies.Blt(1, np.zeros(1), np.zeros(1)),
-        solver.Minimum(np.zeros(0), 1.0, 0, True),
-        participation, workload, objective)
+      strategies.Blt(1, np.zeros(1), np.zeros(1)),
+      solver.Minimum(np.zeros(0), 1.0, 0, True),
+      participation,
+      workload,
+      objective,
+    )
 
   # XLA stumbles over what is empty with a single one; one may stay closed.
   slots = max(buffers, 2)
 
   def compiled(objective):
     return series.Objective(
-        lambda x: _columns(x, rounds), 2 * slots, rounds, participation,
-        workload, objective, falls=True)
+      lambda x: _columns(x, rounds),
+      2 * slots,
+      rounds,
+      participation,
+      workload,
+      objective,
+      falls=True,
+    )
 
   # The maximum is slow with learning rates; the best mean is near it.
   loss = compiled(objective if workload.is_toeplitz else solver.MEAN)
@@ -175,21 +192,25 @@ def optimize_blt(
   strategy = _strategy(rounds, best.x)
   if not (workload.is_toeplitz or objective == solver.MEAN or best.interrupted):
     found = compiled(objective).minimize(
-        best.x, _bounds(rounds, strategy.buffers, slots), max_evaluations,
-        callback)
+      best.x,
+      _bounds(rounds, strategy.buffers, slots),
+      max_evaluations,
+      callback,
+    )
     strategy = _strategy(rounds, found.x)
     best = dataclasses.replace(
-        found, evaluations=best.evaluations + found.evaluations)
+      found, evaluations=best.evaluations + found.evaluations
+    )
   return series.optimized(strategy, best, participation, workload, objective)
 
 
 def _search(
-    loss: series.Objective,
-    rounds: int,
-    buffers: int,
-    slots: int,
-    max_evaluations: int,
-    callback: Optional[solver.Callback],
+  loss: series.Objective,
+  rounds: int,
+  buffers: int,
+  slots: int,
+  max_evaluations: int,
+  callback: Optional[solver.Callback],
 ) -> solver.Minimum:
   """Returns the best of all starts, from one buffer to all of them.
 
@@ -208,14 +229,18 @@ def _search(
     before = best
     for place in places:
       found = loss.minimize(
-          _closed(_with_buffer(x, place), rounds, slots),
-          _bounds(rounds, opened, slots), max_evaluations, callback)
+        _closed(_with_buffer(x, place), rounds, slots),
+        _bounds(rounds, opened, slots),
+        max_evaluations,
+        callback,
+      )
       evaluations += found.evaluations
       if found.value < best.value:
         best = found
       if found.interrupted:
         return dataclasses.replace(
-            best, evaluations=evaluations, converged=False, interrupted=True)
+          best, evaluations=evaluations, converged=False, interrupted=True
+        )
     if best.value > before.value * (1 - _NO_GAIN):
       # All that one more buffer could do was tried.
       break
@@ -241,8 +266,9 @@ def _with_buffer(x: np.ndarray, place: float) -> np.ndarray:
     last = math.exp(-math.exp(end))
   gaps = np.clip(np.diff(l), _LEAST_GAP, _LARGEST_GAP)
   l = l[0] + np.cumsum(np.concatenate([[0], gaps]))
-  return np.concatenate([
-      l[:1], gaps, [max(math.exp(-math.exp(l[-1])) - last, _LEAST_LAST)]])
+  return np.concatenate(
+    [l[:1], gaps, [max(math.exp(-math.exp(l[-1])) - last, _LEAST_LAST)]]
+  )
 
 
 def _layout(rounds: int, closed: int) -> tuple[list[float], float, float]:
@@ -256,7 +282,7 @@ def _layout(rounds: int, closed: int) -> tuple[list[float], float, float]:
   if not closed:
     return [], 0.0, lowest
   steps = [lowest - closed * _CLOSED_STEP] + [0.0, _CLOSED_STEP] * closed
-  return steps[:2 * closed], lowest - _CLOSED_STEP, lowest
+  return steps[: 2 * closed], lowest - _CLOSED_STEP, lowest
 
 
 def _closed(x: np.ndarray, rounds: int, buffers: int) -> np.ndarray:
@@ -267,20 +293,21 @@ def _closed(x: np.ndarray, rounds: int, buffers: int) -> np.ndarray:
 
 def _opened(x: np.ndarray, count: int) -> np.ndarray:
   """Returns x of the last `count` buffers alone, [2 count]."""
-  first = np.sum(x[:len(x) - 2 * count + 1])
-  return np.concatenate([[first], x[len(x) - 2 * count + 1:]])
+  first = np.sum(x[: len(x) - 2 * count + 1])
+  return np.concatenate([[first], x[len(x) - 2 * count + 1 :]])
 
 
 def _bounds(
-    rounds: int, opened: int, buffers: int
+  rounds: int, opened: int, buffers: int
 ) -> list[tuple[float, float]]:
   """Returns the bounds of x where some buffers are open, the rest fixed."""
   closed, base, lowest = _layout(rounds, buffers - opened)
   return (
-      [(value, value) for value in closed]
-      + [(lowest - base, math.log(_FASTEST) - base)]
-      + [(_LEAST_GAP, _LARGEST_GAP)] * (2 * opened - 2)
-      + [(_LEAST_LAST, _LARGEST_LAST)])
+    [(value, value) for value in closed]
+    + [(lowest - base, math.log(_FASTEST) - base)]
+    + [(_LEAST_GAP, _LARGEST_GAP)] * (2 * opened - 2)
+    + [(_LEAST_LAST, _LARGEST_LAST)]
+  )
 
 
 def _strategy(rounds: int, x: np.ndarray) -> strategies.Blt:

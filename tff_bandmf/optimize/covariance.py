@@ -30,7 +30,7 @@ _SHORTEST_BLOCK = 16
 
 
 def times_inverse_workload(
-    columns: tf.Tensor, inverse_rows: tf.Tensor
+  columns: tf.Tensor, inverse_rows: tf.Tensor
 ) -> tf.Tensor:
   """Returns the columns of L = C A^-1 by their bands.
 
@@ -46,7 +46,7 @@ def times_inverse_workload(
   lags = min(inverse_rows.shape)
   product = tf.zeros([], tf.float64)
   for p in range(lags):
-    term = columns[p:] * inverse_rows[p:, p:p + 1]
+    term = columns[p:] * inverse_rows[p:, p : p + 1]
     product += tf.pad(term, [[0, p], [p, lags - 1 - p]])
   return product
 
@@ -65,21 +65,30 @@ def per_query_errors(columns: tf.Tensor):
   # diagonal one further to the right than the row before, once reshaped.
   padding = count * size - rounds
   width = 2 * size + 1
-  rows = tf.concat([
+  rows = tf.concat(
+    [
       tf.pad(columns, [[0, 0], [0, width - bands]]),
-      tf.one_hot([0] * padding, width, dtype=tf.float64)], 0)
-  flat = tf.reshape(rows, [count, size * width])[:, :size * (width - 1)]
+      tf.one_hot([0] * padding, width, dtype=tf.float64),
+    ],
+    0,
+  )
+  flat = tf.reshape(rows, [count, size * width])[:, : size * (width - 1)]
   blocks = tf.reshape(flat, [count, size, width - 1])
   nothing = tf.zeros([1, size, size], tf.float64)
   inverse = tf.linalg.triangular_solve(
-      blocks[:, :, :size], tf.eye(size, batch_shape=[count], dtype=tf.float64),
-      lower=False, adjoint=True)
+    blocks[:, :, :size],
+    tf.eye(size, batch_shape=[count], dtype=tf.float64),
+    lower=False,
+    adjoint=True,
+  )
   # Block k of `blocks` holds T_k^T and H_{k+1}^T.
-  step = tf.concat([
-      nothing,
-      tf.matmul(inverse[1:], blocks[:-1, :, size:], transpose_b=True)], 0)
+  step = tf.concat(
+    [nothing, tf.matmul(inverse[1:], blocks[:-1, :, size:], transpose_b=True)],
+    0,
+  )
   covariance = _accumulate(
-      tf.matmul(inverse, inverse, transpose_b=True), step, forward=True)
+    tf.matmul(inverse, inverse, transpose_b=True), step, forward=True
+  )
   e = tf.reshape(tf.linalg.diag_part(covariance), [-1])[:rounds]
 
   def gradient(de):
@@ -90,19 +99,18 @@ def per_query_errors(columns: tf.Tensor):
     k = tf.matmul(adjoint, inverse)
     d_diagonal = tf.matmul(covariance, k)
     d_left = tf.matmul(
-        covariance[:-1], tf.matmul(step[1:], k[1:], transpose_a=True))
-    d_blocks = 2 * tf.concat(
-        [-d_diagonal, tf.concat([d_left, nothing], 0)], 2)
+      covariance[:-1], tf.matmul(step[1:], k[1:], transpose_a=True)
+    )
+    d_blocks = 2 * tf.concat([-d_diagonal, tf.concat([d_left, nothing], 0)], 2)
     d_flat = tf.pad(
-        tf.reshape(d_blocks, [count, size * (width - 1)]), [[0, 0], [0, size]])
+      tf.reshape(d_blocks, [count, size * (width - 1)]), [[0, 0], [0, size]]
+    )
     return tf.reshape(d_flat, [count * size, width])[:rounds, :bands]
 
   return e, gradient
 
 
-def _accumulate(
-    terms: tf.Tensor, steps: tf.Tensor, forward: bool
-) -> tf.Tensor:
+def _accumulate(terms: tf.Tensor, steps: tf.Tensor, forward: bool) -> tf.Tensor:
   """Returns every state of S_k = terms_k + steps_k S_{k-1} steps_k^T.
 
   Args:
@@ -119,7 +127,8 @@ def _accumulate(
     return i + 1, state, tf.tensor_scatter_nd_update(states, [[k]], [state])
 
   _, _, states = tf.while_loop(
-      lambda i, *_: i < count, body,
-      (tf.constant(0), tf.zeros([size, size], tf.float64),
-       tf.zeros_like(terms)))
+    lambda i, *_: i < count,
+    body,
+    (tf.constant(0), tf.zeros([size, size], tf.float64), tf.zeros_like(terms)),
+  )
   return states

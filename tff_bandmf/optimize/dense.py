@@ -97,13 +97,13 @@ class _Dual:
   """
 
   def __init__(
-      self,
-      rounds: int,
-      participation: participation_lib.Participation,
-      workload: workloads.Workload,
-      objective: str,
-      gap: float = GAP,
-      guess: Optional[np.ndarray] = None,
+    self,
+    rounds: int,
+    participation: participation_lib.Participation,
+    workload: workloads.Workload,
+    objective: str,
+    gap: float = GAP,
+    guess: Optional[np.ndarray] = None,
   ):
     self._participation = participation
     self._gap = gap
@@ -119,7 +119,8 @@ class _Dual:
       decoder = self._transposed(self._roots * vectors) * values**-0.25
       guess = np.diag(np.einsum('ij,ij->i', decoder, decoder))
     self._model, self._pairs, self._multipliers = dense_multipliers.of_schema(
-        rounds, participation, guess)
+      rounds, participation, guess
+    )
     start, self.bounds = self._multipliers.start, self._multipliers.bounds
     self._weights = len(start)
     values, _ = self._multipliers.decomposed(start, self._roots, self._summed)
@@ -136,8 +137,10 @@ class _Dual:
     self.interrupted = False
     # No worse than independent noise of the best variances, W_ii^1/2 / d_i.
     own = np.linalg.norm(half, axis=0)
-    self.strategy, self.loss = strategies.Dense(
-        np.diag(np.sqrt(self._model.feasible(own)))), np.inf
+    self.strategy, self.loss = (
+      strategies.Dense(np.diag(np.sqrt(self._model.feasible(own)))),
+      np.inf,
+    )
     self.offer(self.strategy)
 
   def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
@@ -149,7 +152,7 @@ class _Dual:
       raise
 
   def evaluate(
-      self, parameters: np.ndarray, check: bool
+    self, parameters: np.ndarray, check: bool
   ) -> tuple[float, np.ndarray]:
     """Returns value and gradient, [parameters] float64.
 
@@ -184,25 +187,30 @@ class _Dual:
     # Not where M is indefinite: T is not the trace then.
     if values[0] > 0:
       self.lower_bound = max(
-          self.lower_bound, np.sum(np.sqrt(values))**2 / total)
+        self.lower_bound, np.sum(np.sqrt(values)) ** 2 / total
+      )
     if check:
       self._check(gram)
     value = total / self._first_total - 2 * trace / self._first_trace
     gradient = (
-        total_slope / self._first_total - 2 * trace_slope / self._first_trace)
+      total_slope / self._first_total - 2 * trace_slope / self._first_trace
+    )
     return float(value), gradient
 
   def multipliers(self) -> np.ndarray:
     """Returns M of the parameters last evaluated, [n, n] float64."""
-    return self._multipliers.matrix(self.parameters[:self._weights])
+    return self._multipliers.matrix(self.parameters[: self._weights])
 
   def _check(self, gram: np.ndarray) -> None:
     """Makes X(M) meet the constraints, and offers its C."""
     gram[self._pairs] = gram.T[self._pairs] = 0.0
     diagonal = np.diagonal(gram)
     change = np.sqrt(self._model.feasible(diagonal) / diagonal)
-    self.offer(strategies.Dense(
-        _positive_definite_factor(gram * change * change[:, None])))
+    self.offer(
+      strategies.Dense(
+        _positive_definite_factor(gram * change * change[:, None])
+      )
+    )
     if self.proven:
       raise _ProvenError
 
@@ -225,7 +233,8 @@ class _Dual:
     """Returns A @ rows, in O(n^2)."""
     decay = [1.0, -self._workload.momentum]
     return np.cumsum(
-        self._rates * scipy.signal.lfilter([1.0], decay, rows, axis=0), axis=0)
+      self._rates * scipy.signal.lfilter([1.0], decay, rows, axis=0), axis=0
+    )
 
   def _transposed(self, rows):
     """Returns A^T @ rows, in O(n^2)."""
@@ -250,12 +259,12 @@ def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
 
 
 def optimize_dense(
-    rounds: int,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload = workloads.PREFIX,
-    objective: str = solver.MEAN,
-    max_evaluations: int = solver.MAX_EVALUATIONS,
-    callback: Optional[solver.Callback] = None,
+  rounds: int,
+  participation: participation_lib.Participation,
+  workload: workloads.Workload = workloads.PREFIX,
+  objective: str = solver.MEAN,
+  max_evaluations: int = solver.MAX_EVALUATIONS,
+  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.Dense]:
   """Returns the strategy of least loss, and whether that is proved.
 
@@ -290,9 +299,13 @@ def optimize_dense(
   errors.check_count('rounds', rounds, 'give the number of rounds')
   if not isinstance(participation, participation_lib.Participation):
     raise TypeError(
-        errors.invalid(
-            'participation', participation, 'must be a participation schema',
-            'use tff_bandmf.participation.Single()'))
+      errors.invalid(
+        'participation',
+        participation,
+        'must be a participation schema',
+        'use tff_bandmf.participation.Single()',
+      )
+    )
   solver.check_objective(objective)
   base.check_dense(rounds)
   left, interrupted = max_evaluations, False
@@ -304,8 +317,12 @@ def optimize_dense(
     try:
       if left > 0 and not interrupted:
         found = solver.minimize(
-            dual, dual.start, dual.bounds, left,
-            None if callback is None else lambda _: callback(dual.loss))
+          dual,
+          dual.start,
+          dual.bounds,
+          left,
+          None if callback is None else lambda _: callback(dual.loss),
+        )
         point, interrupted = found.x, found.interrupted
       dual.evaluate(point, check=True)
     except KeyboardInterrupt:
@@ -321,16 +338,21 @@ def optimize_dense(
   if isinstance(participation, participation_lib.MinSep) and count > 1:
     # Fewer patterns: its M is one of min-separation too, and a better start.
     fixed = participation_lib.FixedEpoch(participation.min_sep, count)
-    guess = search(_Dual(
-        rounds, fixed, workload, solver.MEAN, _START_GAP)).multipliers()
-  dual = search(_Dual(
-      rounds, participation, workload, solver.MEAN, guess=guess))
+    guess = search(
+      _Dual(rounds, fixed, workload, solver.MEAN, _START_GAP)
+    ).multipliers()
+  dual = search(
+    _Dual(rounds, participation, workload, solver.MEAN, guess=guess)
+  )
   if objective == solver.MAX:
     # From the optimum of the mean: no worse than that, and well on the way.
-    mean, dual = dual, _Dual(
-        rounds, participation, workload, objective, guess=guess)
-    dual.start[:len(mean.start)] = mean.parameters
+    mean, dual = (
+      dual,
+      _Dual(rounds, participation, workload, objective, guess=guess),
+    )
+    dual.start[: len(mean.start)] = mean.parameters
     dual.offer(mean.strategy)
     search(dual)
   return solver.Optimized(
-      dual.strategy, dual.loss, max_evaluations - left, bool(dual.proven))
+    dual.strategy, dual.loss, max_evaluations - left, bool(dual.proven)
+  )

@@ -63,12 +63,16 @@ def equal_diagonal(guess: np.ndarray, count: int) -> Diagonal:
   """
   n = len(guess)
   return Diagonal(
-      scipy.sparse.identity(n, format='csr'), np.full(n, 1 / count), guess,
-      np.sqrt(guess), lambda diagonal: np.full(n, 1 / count))
+    scipy.sparse.identity(n, format='csr'),
+    np.full(n, 1 / count),
+    guess,
+    np.sqrt(guess),
+    lambda diagonal: np.full(n, 1 / count),
+  )
 
 
 def fixed_epoch_diagonal(
-    guess: np.ndarray, min_sep: int, count: int
+  guess: np.ndarray, min_sep: int, count: int
 ) -> Diagonal:
   """Returns sum of d over a pattern <= 1; m_i = sum of v over those with i.
 
@@ -84,7 +88,8 @@ def fixed_epoch_diagonal(
   first = first[(first < min_sep) | (first + (count - 1) * min_sep < n)]
   lag = np.subtract.outer(np.arange(n), first)
   spread = scipy.sparse.csr_matrix(
-      (lag % min_sep == 0) & (lag >= 0) & (lag < count * min_sep), dtype=float)
+    (lag % min_sep == 0) & (lag >= 0) & (lag < count * min_sep), dtype=float
+  )
   patterns_of_round = np.asarray(spread.sum(1)).ravel()
   rounds_of_pattern = np.asarray(spread.sum(0)).ravel()
   weights = spread.T @ (guess / patterns_of_round) / rounds_of_pattern
@@ -95,7 +100,8 @@ def fixed_epoch_diagonal(
     return diagonal / heaviest[np.arange(n) % min_sep]
 
   return Diagonal(
-      spread, np.ones(len(first)), weights, np.sqrt(weights), feasible)
+    spread, np.ones(len(first)), weights, np.sqrt(weights), feasible
+  )
 
 
 def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
@@ -117,7 +123,8 @@ def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
   lag = np.subtract.outer(np.arange(n), np.arange(n))
   sums = scipy.sparse.csr_matrix((lag % min_sep == 0) & (lag >= 0), dtype=float)
   leaves = scipy.sparse.diags(
-      (np.arange(n) >= min_sep).astype(float), 1, shape=(n, n + 1))
+    (np.arange(n) >= min_sep).astype(float), 1, shape=(n, n + 1)
+  )
   spread = sums @ (scipy.sparse.eye(n, n + 1) - leaves)
   offset = np.arange(n) % min_sep
   weights = np.zeros(n + 1)
@@ -135,11 +142,16 @@ def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
     above = np.maximum.accumulate(heaviest[::-1])[::-1]
     heaviest = (falling + above) / 2
     return np.maximum(
-        heaviest[:n] - heaviest[min_sep:], _SMALLEST_CHANGE * diagonal)
+      heaviest[:n] - heaviest[min_sep:], _SMALLEST_CHANGE * diagonal
+    )
 
   return Diagonal(
-      spread.tocsr(), (np.arange(n + 1) <= min_sep).astype(float), weights,
-      scale, feasible)
+    spread.tocsr(),
+    (np.arange(n + 1) <= min_sep).astype(float),
+    weights,
+    scale,
+    feasible,
+  )
 
 
 class FactoredMultipliers:
@@ -162,15 +174,16 @@ class FactoredMultipliers:
     self._rows = np.concatenate([pairs[1], np.arange(n)])
     self._weights = len(diagonal.start)
     self.start = np.concatenate(
-        [np.sqrt(diagonal.start), np.zeros(len(pairs[0]))])
+      [np.sqrt(diagonal.start), np.zeros(len(pairs[0]))]
+    )
     self.bounds = [(None, None)] * len(self.start)
 
   def total(self, parameters: np.ndarray) -> float:
     """Returns V."""
-    return float(self._diagonal.total @ parameters[:self._weights]**2)
+    return float(self._diagonal.total @ parameters[: self._weights] ** 2)
 
   def decomposed(
-      self, parameters: np.ndarray, roots: np.ndarray, summed: Summed
+    self, parameters: np.ndarray, roots: np.ndarray, summed: Summed
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns eigenvalues, increasing, and eigenvectors of B M B^T.
 
@@ -186,25 +199,28 @@ class FactoredMultipliers:
     return values, vectors
 
   def gradients(
-      self, parameters: np.ndarray, gram: np.ndarray
+    self, parameters: np.ndarray, gram: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns dV and dT, [parameters] float64, for X = `gram`."""
-    weights = parameters[:self._weights]
+    weights = parameters[: self._weights]
     own, lengths, entries = self._factor(parameters)
     n = len(own)
     factor = scipy.sparse.csc_matrix(
-        (entries, (self._rows, self._columns)), shape=(n, n))
+      (entries, (self._rows, self._columns)), shape=(n, n)
+    )
     # dT / dL = X L.
     slopes = (factor.T @ gram).T[self._rows, self._columns]
     along = np.bincount(self._rows, slopes * entries, n) / own
-    across = (slopes - entries * along[self._rows]) * (
-        np.sqrt(own) / lengths)[self._rows]
+    across = (slopes - entries * along[self._rows]) * (np.sqrt(own) / lengths)[
+      self._rows
+    ]
     zeros = np.zeros(len(parameters) - len(weights))
     return (
-        np.concatenate([2 * weights * self._diagonal.total, zeros]),
-        np.concatenate([
-            weights * (self._diagonal.spread.T @ along),
-            across[:len(zeros)]]))
+      np.concatenate([2 * weights * self._diagonal.total, zeros]),
+      np.concatenate(
+        [weights * (self._diagonal.spread.T @ along), across[: len(zeros)]]
+      ),
+    )
 
   def matrix(self, parameters: np.ndarray) -> np.ndarray:
     """Returns M, [n, n] float64."""
@@ -220,8 +236,8 @@ class FactoredMultipliers:
 
   def _factor(self, parameters):
     """Returns m, the lengths of (u_i, 1), and the entries of L."""
-    own = self._diagonal.spread @ parameters[:self._weights]**2
-    raw = np.concatenate([parameters[self._weights:], np.ones(len(own))])
+    own = self._diagonal.spread @ parameters[: self._weights] ** 2
+    raw = np.concatenate([parameters[self._weights :], np.ones(len(own))])
     lengths = np.sqrt(np.bincount(self._rows, raw**2))
     return own, lengths, raw * (np.sqrt(own) / lengths)[self._rows]
 
@@ -237,34 +253,36 @@ class DirectMultipliers:
   """
 
   def __init__(
-      self,
-      diagonal: Diagonal,
-      pairs: tuple[np.ndarray, np.ndarray],
-      guess: np.ndarray,
+    self,
+    diagonal: Diagonal,
+    pairs: tuple[np.ndarray, np.ndarray],
+    guess: np.ndarray,
   ):
     self._diagonal = diagonal
     self._pairs = pairs
     self._weights = len(diagonal.start)
     own = diagonal.spread @ diagonal.start
-    self._scale = (own[pairs[0]] * own[pairs[1]])**0.25
+    self._scale = (own[pairs[0]] * own[pairs[1]]) ** 0.25
     self.start = np.concatenate(
-        [diagonal.start / diagonal.scale, guess[pairs] / self._scale])
+      [diagonal.start / diagonal.scale, guess[pairs] / self._scale]
+    )
     low: list[Optional[float]] = [0.0] * self._weights
     low += [None] * len(pairs[0])
     self.bounds = [(bound, None) for bound in low]
 
   def total(self, parameters: np.ndarray) -> float:
     """Returns V."""
-    weights = parameters[:self._weights] * self._diagonal.scale
+    weights = parameters[: self._weights] * self._diagonal.scale
     return float(self._diagonal.total @ weights)
 
   def decomposed(
-      self, parameters: np.ndarray, roots: np.ndarray, summed: Summed
+    self, parameters: np.ndarray, roots: np.ndarray, summed: Summed
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns as `FactoredMultipliers.decomposed`; M may be indefinite."""
     multipliers = self.matrix(parameters)
     values, vectors = np.linalg.eigh(
-        roots * summed(summed(multipliers).T) * roots.T)
+      roots * summed(summed(multipliers).T) * roots.T
+    )
     if values[0] < _ACCURATE * values[-1]:
       try:
         return _of_squared(roots * summed(np.linalg.cholesky(multipliers)))
@@ -274,23 +292,29 @@ class DirectMultipliers:
     return values, vectors
 
   def gradients(
-      self, parameters: np.ndarray, gram: np.ndarray
+    self, parameters: np.ndarray, gram: np.ndarray
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns dV and dT, [parameters] float64, for X = `gram`."""
     own = self._diagonal.spread.T @ np.diagonal(gram) / 2
     return (
-        np.concatenate([
-            self._diagonal.scale * self._diagonal.total,
-            np.zeros(len(self._scale))]),
-        np.concatenate([
-            self._diagonal.scale * own, self._scale * gram[self._pairs]]))
+      np.concatenate(
+        [
+          self._diagonal.scale * self._diagonal.total,
+          np.zeros(len(self._scale)),
+        ]
+      ),
+      np.concatenate(
+        [self._diagonal.scale * own, self._scale * gram[self._pairs]]
+      ),
+    )
 
   def matrix(self, parameters: np.ndarray) -> np.ndarray:
     """Returns M, [n, n] float64."""
-    weights = parameters[:self._weights] * self._diagonal.scale
+    weights = parameters[: self._weights] * self._diagonal.scale
     multipliers = np.diag(self._diagonal.spread @ weights)
     multipliers[self._pairs] = multipliers.T[self._pairs] = (
-        parameters[self._weights:] * self._scale)
+      parameters[self._weights :] * self._scale
+    )
     return multipliers
 
 
@@ -301,16 +325,16 @@ def _of_squared(half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   takes several times as long.
   """
   vectors, values, _ = np.linalg.svd(half)
-  return values[::-1]**2, vectors[:, ::-1]
+  return values[::-1] ** 2, vectors[:, ::-1]
 
 
 Multipliers = Union[FactoredMultipliers, DirectMultipliers]
 
 
 def of_schema(
-    rounds: int,
-    participation: participation_lib.Participation,
-    guess: np.ndarray,
+  rounds: int,
+  participation: participation_lib.Participation,
+  guess: np.ndarray,
 ) -> tuple[Diagonal, tuple[np.ndarray, np.ndarray], Multipliers]:
   """Returns the model of m and d, the pairs, and M.
 
@@ -340,6 +364,8 @@ def of_schema(
   together = lag >= min_sep
   pairs = first[together], second[together]
   diagonal = (
-      equal_diagonal(own, count) if count * min_sep < rounds
-      else min_sep_diagonal(own, min_sep))
+    equal_diagonal(own, count)
+    if count * min_sep < rounds
+    else min_sep_diagonal(own, min_sep)
+  )
   return diagonal, pairs, DirectMultipliers(diagonal, pairs, guess)

@@ -59,14 +59,15 @@ class Request:
 
 
 def evaluated(
-    strategy: solver.StrategyT,
-    request: Request,
-    evaluations: int = 0,
-    converged: bool = True,
+  strategy: solver.StrategyT,
+  request: Request,
+  evaluations: int = 0,
+  converged: bool = True,
 ) -> solver.Optimized[solver.StrategyT]:
   """Returns `strategy` with its loss for what `request` asks."""
   mean, largest = strategy.errors(request.workload)
   sensitivity = sensitivity_lib.sensitivity(strategy, request.participation)
   error = mean if request.objective == solver.MEAN else largest
   return solver.Optimized(
-      strategy, error * sensitivity.value**2, evaluations, converged)
+    strategy, error * sensitivity.value**2, evaluations, converged
+  )

@@ -71,8 +71,10 @@ def _solve(series: tf.Tensor, coefficients: tf.Tensor) -> tf.Tensor:
     return t + 1, tf.tensor_scatter_nd_update(y, [[t + memory]], [value])
 
   _, quotient = tf.while_loop(
-      lambda t, _: t < terms, step,
-      (tf.constant(0), tf.zeros([memory + terms, width], tf.float64)))
+    lambda t, _: t < terms,
+    step,
+    (tf.constant(0), tf.zeros([memory + terms, width], tf.float64)),
+  )
   return quotient[memory:]
 
 
@@ -90,15 +92,17 @@ def divide(series: tf.Tensor, coefficients: tf.Tensor):
   quotient = _solve(series, coefficients)
 
   def gradient(upstream):
-    adjoint = tf.reverse(
-        _solve(tf.reverse(upstream, [0]), coefficients), [0])
+    adjoint = tf.reverse(_solve(tf.reverse(upstream, [0]), coefficients), [0])
     terms, width = quotient.shape
     memory = coefficients.shape[0] - 1
     padded = tf.concat([tf.zeros([memory, width], tf.float64), quotient], 0)
     correlation = tf.map_fn(
-        lambda i: tf.reduce_sum(
-            adjoint * tf.slice(padded, [memory - i, 0], [terms, width])),
-        tf.range(memory + 1), fn_output_signature=tf.float64)
+      lambda i: tf.reduce_sum(
+        adjoint * tf.slice(padded, [memory - i, 0], [terms, width])
+      ),
+      tf.range(memory + 1),
+      fn_output_signature=tf.float64,
+    )
     return adjoint, -correlation
 
   return quotient, gradient
@@ -106,8 +110,9 @@ def divide(series: tf.Tensor, coefficients: tf.Tensor):
 
 def reciprocal(coefficients: tf.Tensor, terms: int) -> tf.Tensor:
   """Returns the first terms of 1 / `coefficients`, [terms] float64."""
-  return divide(tf.one_hot([0], terms, axis=0, dtype=tf.float64),
-                coefficients)[:, 0]
+  return divide(tf.one_hot([0], terms, axis=0, dtype=tf.float64), coefficients)[
+    :, 0
+  ]
 
 
 def lower_toeplitz(column: tf.Tensor) -> tf.Tensor:
@@ -115,16 +120,17 @@ def lower_toeplitz(column: tf.Tensor) -> tf.Tensor:
   m = column.shape[0]
   # Rows a little shorter than the period they are cut from move to the right.
   period = tf.concat(
-      [column[:1], tf.zeros([m], tf.float64), tf.reverse(column[1:], [0])], 0)
+    [column[:1], tf.zeros([m], tf.float64), tf.reverse(column[1:], [0])], 0
+  )
   length = 2 * m - 1
-  return tf.reshape(tf.tile(period, [m])[:m * length], [m, length])[:, :m]
+  return tf.reshape(tf.tile(period, [m])[: m * length], [m, length])[:, :m]
 
 
 def squared_sensitivity(
-    column: tf.Tensor,
-    rounds: int,
-    participation: participation_lib.Participation,
-    falls: bool = False,
+  column: tf.Tensor,
+  rounds: int,
+  participation: participation_lib.Participation,
+  falls: bool = False,
 ) -> tf.Tensor:
   """Returns sens^2 of the Toeplitz C with this first column, or a bound.
 
@@ -148,7 +154,7 @@ def squared_sensitivity(
   summed = divide(tf.reshape(padded, [rows, min_sep]), _difference())
   if k < rows:
     summed -= tf.pad(summed[:-k], [[k, 0], [0, 0]])
-  return tf.reduce_sum(tf.reshape(summed, [-1])[:rounds]**2)
+  return tf.reduce_sum(tf.reshape(summed, [-1])[:rounds] ** 2)
 
 
 def _majorant(m: tf.Tensor) -> tf.Tensor:
@@ -169,14 +175,14 @@ class Objective:
   """The log loss of a Toeplitz strategy as a function of few parameters."""
 
   def __init__(
-      self,
-      build: Build,
-      size: int,
-      rounds: int,
-      participation: participation_lib.Participation,
-      workload: workloads.Workload,
-      objective: str,
-      falls: bool = False,
+    self,
+    build: Build,
+    size: int,
+    rounds: int,
+    participation: participation_lib.Participation,
+    workload: workloads.Workload,
+    objective: str,
+    falls: bool = False,
   ):
     """Compiles the loss.
 
@@ -195,15 +201,20 @@ class Objective:
     solver.check_objective(objective)
     if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
       raise ValueError(
-          errors.invalid(
-              'rounds', rounds,
-              f'learning rates are taken up to {_MOST_SCHEDULED_ROUNDS} rounds',
-              'use a constant learning rate, or family banded'))
+        errors.invalid(
+          'rounds',
+          rounds,
+          f'learning rates are taken up to {_MOST_SCHEDULED_ROUNDS} rounds',
+          'use a constant learning rate, or family banded',
+        )
+      )
     self._norms: tuple[float, ...] = (1.0,)
     if workload.is_toeplitz:
       self._weights = (
-          1 - np.arange(rounds) / rounds if objective == solver.MEAN
-          else np.ones(rounds))
+        1 - np.arange(rounds) / rounds
+        if objective == solver.MEAN
+        else np.ones(rounds)
+      )
       error = _toeplitz_error
     elif objective == solver.MEAN:
       self._weights = _mean_form(workload.learning_rates(rounds))
@@ -218,21 +229,27 @@ class Objective:
         tape.watch(x)
         column, inverse = build(x)
         inverse = tf.pad(inverse, [[0, rounds - inverse.shape[0]]])
-        loss = (
-            tf.math.log(error(inverse, weights, norm, workload.momentum))
-            + tf.math.log(
-                squared_sensitivity(column, rounds, participation, falls)))
+        loss = tf.math.log(
+          error(inverse, weights, norm, workload.momentum)
+        ) + tf.math.log(
+          squared_sensitivity(column, rounds, participation, falls)
+        )
       return loss, tape.gradient(loss, x)
 
     self._function = tf.function(
-        loss_and_gradient, jit_compile=True, autograph=False,
+      loss_and_gradient,
+      jit_compile=True,
+      autograph=False,
     ).get_concrete_function(
-        *(tf.TensorSpec(shape, tf.float64)
-          for shape in ([size], self._weights.shape, [])))
+      *(
+        tf.TensorSpec(shape, tf.float64)
+        for shape in ([size], self._weights.shape, [])
+      )
+    )
     self._weights = tf.constant(self._weights, tf.float64)
 
   def __call__(
-      self, x: np.ndarray, norm: Optional[float] = None
+    self, x: np.ndarray, norm: Optional[float] = None
   ) -> tuple[float, np.ndarray]:
     """Returns the log loss, infinite where it is no number, and its gradient.
 
@@ -241,26 +258,32 @@ class Objective:
       norm: the power that stands for a maximum with learning rates.
     """
     value, gradient = self._function(
-        tf.constant(x, tf.float64), self._weights,
-        tf.constant(norm or self._norms[-1], tf.float64))
+      tf.constant(x, tf.float64),
+      self._weights,
+      tf.constant(norm or self._norms[-1], tf.float64),
+    )
     value, gradient = float(value), gradient.numpy()
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
       return np.inf, np.zeros_like(gradient)
     return value, gradient
 
   def minimize(
-      self,
-      start: np.ndarray,
-      bounds: Optional[list] = None,
-      max_evaluations: int = solver.MAX_EVALUATIONS,
-      callback: Optional[solver.Callback] = None,
+    self,
+    start: np.ndarray,
+    bounds: Optional[list] = None,
+    max_evaluations: int = solver.MAX_EVALUATIONS,
+    callback: Optional[solver.Callback] = None,
   ) -> solver.Minimum:
     """Returns the best point that `minimize`, below, finds."""
     evaluations = 0
     for norm in self._norms:
       found = minimize(
-          functools.partial(self, norm=norm), start, bounds,
-          max_evaluations - evaluations, callback)
+        functools.partial(self, norm=norm),
+        start,
+        bounds,
+        max_evaluations - evaluations,
+        callback,
+      )
       start, evaluations = found.x, evaluations + found.evaluations
       if found.interrupted or evaluations >= max_evaluations:
         break
@@ -268,11 +291,11 @@ class Objective:
 
 
 def minimize(
-    function: Callable[[np.ndarray], tuple[float, np.ndarray]],
-    start: np.ndarray,
-    bounds: Optional[list] = None,
-    max_evaluations: int = solver.MAX_EVALUATIONS,
-    callback: Optional[solver.Callback] = None,
+  function: Callable[[np.ndarray], tuple[float, np.ndarray]],
+  start: np.ndarray,
+  bounds: Optional[list] = None,
+  max_evaluations: int = solver.MAX_EVALUATIONS,
+  callback: Optional[solver.Callback] = None,
 ) -> solver.Minimum:
   """Returns the best point of `solver.minimize` for a log loss.
 
@@ -292,31 +315,38 @@ def minimize(
   evaluations, previous = 0, np.inf
   while True:
     found = solver.minimize(
-        function, start, bounds, max_evaluations - evaluations,
-        None if callback is None else lambda log: callback(float(np.exp(log))))
+      function,
+      start,
+      bounds,
+      max_evaluations - evaluations,
+      None if callback is None else lambda log: callback(float(np.exp(log))),
+    )
     evaluations += found.evaluations
     if evaluations < max_evaluations and not found.interrupted:
       gained = previous - found.value
       found = dataclasses.replace(
-          found, converged=found.converged or gained <= _NO_GAIN)
+        found, converged=found.converged or gained <= _NO_GAIN
+      )
     if found.converged or found.interrupted or evaluations >= max_evaluations:
       return dataclasses.replace(
-          found, value=float(np.exp(found.value)), evaluations=evaluations)
+        found, value=float(np.exp(found.value)), evaluations=evaluations
+      )
     start, previous = found.x, found.value
 
 
 def optimized(
-    strategy: solver.StrategyT,
-    found: solver.Minimum,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload,
-    objective: str,
+  strategy: solver.StrategyT,
+  found: solver.Minimum,
+  participation: participation_lib.Participation,
+  workload: workloads.Workload,
+  objective: str,
 ) -> solver.Optimized[solver.StrategyT]:
   """Returns `strategy`, its loss computed again without TensorFlow."""
   error = strategy.errors(workload)[objective == solver.MAX]
-  squared = sensitivity.sensitivity(strategy, participation).value**2
+  squared = sensitivity.sensitivity(strategy, participation).value ** 2
   return solver.Optimized(
-      strategy, error * squared, found.evaluations, found.converged)
+    strategy, error * squared, found.evaluations, found.converged
+  )
 
 
 def _toeplitz_error(inverse, weights, norm, momentum):
@@ -333,7 +363,8 @@ def _scheduled_mean(inverse, weights, norm, momentum):
   v = _with_momentum(inverse, momentum)
   product = tf.stop_gradient(tf.linalg.matvec(weights, v))
   return 2 * tf.reduce_sum(v * product) - tf.stop_gradient(
-      tf.reduce_sum(v * product))
+    tf.reduce_sum(v * product)
+  )
 
 
 def _scheduled_max(inverse, weights, norm, momentum):
@@ -348,8 +379,9 @@ def _with_momentum(inverse: tf.Tensor, momentum: float) -> tf.Tensor:
   """Returns v, [n] float64."""
   if not momentum:
     return inverse
-  return divide(
-      inverse[:, None], tf.constant([1.0, -momentum], tf.float64))[:, 0]
+  return divide(inverse[:, None], tf.constant([1.0, -momentum], tf.float64))[
+    :, 0
+  ]
 
 
 def _mean_form(rates: np.ndarray) -> np.ndarray:
@@ -365,5 +397,5 @@ def _mean_form(rates: np.ndarray) -> np.ndarray:
   left = rates * np.arange(n, 0, -1) / n
   for lag in range(n):
     a = np.arange(lag, n)
-    form[a, a - lag] = np.cumsum((left[lag:] * rates[:n - lag])[::-1])[::-1]
+    form[a, a - lag] = np.cumsum((left[lag:] * rates[: n - lag])[::-1])[::-1]
   return np.tril(form) + np.tril(form, -1).T

@@ -62,13 +62,13 @@ class Minimum:
 
 
 def minimize(
-    function: Callable[[np.ndarray], tuple[float, np.ndarray]],
-    start: np.ndarray,
-    bounds: Optional[Sequence[tuple[Optional[float], Optional[float]]]] = None,
-    max_evaluations: int = MAX_EVALUATIONS,
-    callback: Optional[Callback] = None,
-    tolerance: float = 1e-15,
-    corrections: int = 20,
+  function: Callable[[np.ndarray], tuple[float, np.ndarray]],
+  start: np.ndarray,
+  bounds: Optional[Sequence[tuple[Optional[float], Optional[float]]]] = None,
+  max_evaluations: int = MAX_EVALUATIONS,
+  callback: Optional[Callback] = None,
+  tolerance: float = 1e-15,
+  corrections: int = 20,
 ) -> Minimum:
   """Returns the best point on the way of L-BFGS-B down `function`.
 
@@ -106,16 +106,19 @@ def minimize(
   success = interrupted = False
   try:
     success = scipy.optimize.minimize(
-        watched,
-        best.x,
-        method='L-BFGS-B',
-        jac=True,
-        bounds=bounds,
-        callback=None if callback is None else lambda _: callback(best.value),
-        options={
-            'maxcor': corrections, 'ftol': tolerance, 'gtol': 1e-9,
-            'maxfun': max_evaluations, 'maxiter': max_evaluations,
-        },
+      watched,
+      best.x,
+      method='L-BFGS-B',
+      jac=True,
+      bounds=bounds,
+      callback=None if callback is None else lambda _: callback(best.value),
+      options={
+        'maxcor': corrections,
+        'ftol': tolerance,
+        'gtol': 1e-9,
+        'maxfun': max_evaluations,
+        'maxiter': max_evaluations,
+      },
     ).success
   except KeyboardInterrupt:
     if not np.isfinite(best.value):
@@ -123,13 +126,19 @@ def minimize(
     interrupted = True
   if not np.isfinite(best.value):
     raise ValueError(
-        errors.invalid(
-            'start', f'{len(best.x)} parameters',
-            'the loss is not finite where the search starts',
-            'use fewer rounds, or fewer bands'))
+      errors.invalid(
+        'start',
+        f'{len(best.x)} parameters',
+        'the loss is not finite where the search starts',
+        'use fewer rounds, or fewer bands',
+      )
+    )
   return dataclasses.replace(
-      best, evaluations=evaluations, converged=bool(success),
-      interrupted=interrupted)
+    best,
+    evaluations=evaluations,
+    converged=bool(success),
+    interrupted=interrupted,
+  )
 
 
 def check_objective(objective: str) -> str:
@@ -140,6 +149,6 @@ def check_objective(objective: str) -> str:
   """
   if objective not in (MEAN, MAX):
     raise ValueError(
-        errors.invalid(
-            'objective', objective, 'is not known', 'use mean or max'))
+      errors.invalid('objective', objective, 'is not known', 'use mean or max')
+    )
   return objective

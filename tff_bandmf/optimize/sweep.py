@@ -32,13 +32,13 @@ _PRECISION = 1e-5
 
 
 def sweep(
-    build: Callable[[float], strategies.Strategy],
-    low: float,
-    high: float,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload = workloads.PREFIX,
-    objective: str = solver.MEAN,
-    callback: Optional[solver.Callback] = None,
+  build: Callable[[float], strategies.Strategy],
+  low: float,
+  high: float,
+  participation: participation_lib.Participation,
+  workload: workloads.Workload = workloads.PREFIX,
+  objective: str = solver.MEAN,
+  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized:
   """Returns the strategy of least loss among build(x), low <= x <= high.
 
@@ -67,8 +67,8 @@ def sweep(
   solver.check_objective(objective)
   if not low < high:
     raise ValueError(
-        errors.invalid(
-            'low', low, f'must be below high={high}', 'give a range'))
+      errors.invalid('low', low, f'must be below high={high}', 'give a range')
+    )
   best: Optional[solver.Optimized] = None
   evaluations, failure = 0, None
 
@@ -78,8 +78,9 @@ def sweep(
     try:
       strategy = build(float(x))
       error = strategy.errors(workload)[objective == solver.MAX]
-      value = error * sensitivity_lib.sensitivity(
-          strategy, participation).value**2
+      value = (
+        error * sensitivity_lib.sensitivity(strategy, participation).value ** 2
+      )
     except ValueError as e:
       # C^-1 may grow without bound at one x, and not at another.
       failure = failure or e
@@ -98,23 +99,30 @@ def sweep(
   converged = False
   try:
     values = np.array(
-        [loss(low)] + [loss(position(u)) for u in _GRID] + [loss(high)])
+      [loss(low)] + [loss(position(u)) for u in _GRID] + [loss(high)]
+    )
     left, middle, right = values[:-2], values[1:-1], values[2:]
     step = _GRID[1] - _GRID[0]
     for i in np.flatnonzero(
-        np.isfinite(middle) & (middle <= left) & (middle <= right)):
+      np.isfinite(middle) & (middle <= left) & (middle <= right)
+    ):
       scipy.optimize.minimize_scalar(
-          lambda u: loss(position(u)), method='bounded',
-          bounds=(_GRID[i] - step, _GRID[i] + step),
-          options={'xatol': _PRECISION})
+        lambda u: loss(position(u)),
+        method='bounded',
+        bounds=(_GRID[i] - step, _GRID[i] + step),
+        options={'xatol': _PRECISION},
+      )
     converged = True
   except KeyboardInterrupt:
     if best is None:
       raise
   if best is None:
     raise failure or ValueError(
-        errors.invalid(
-            'low', low, f'no x up to high={high} has a finite loss',
-            'use fewer rounds'))
-  return dataclasses.replace(
-      best, evaluations=evaluations, converged=converged)
+      errors.invalid(
+        'low',
+        low,
+        f'no x up to high={high} has a finite loss',
+        'use fewer rounds',
+      )
+    )
+  return dataclasses.replace(best, evaluations=evaluations, converged=converged)

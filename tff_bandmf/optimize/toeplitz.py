@@ -74,11 +74,12 @@ def _form(q: tf.Tensor) -> tf.Tensor:
 
   def row(above, entries):
     return (
-        tf.pad(above[:-1], [[1, 0]])
-        + entries[0] * first - entries[1] * second)
+      tf.pad(above[:-1], [[1, 0]]) + entries[0] * first - entries[1] * second
+    )
 
   return tf.scan(
-      row, tf.stack([first, second], 1), initializer=tf.zeros_like(first))
+    row, tf.stack([first, second], 1), initializer=tf.zeros_like(first)
+  )
 
 
 def _weighted_slope(q: tf.Tensor, p: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
@@ -89,7 +90,8 @@ def _weighted_slope(q: tf.Tensor, p: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
     low, derived = map(series.lower_toeplitz, columns)
     for left, right in ((low, derived), (derived, low)):
       slope += sign * tf.linalg.matvec(
-          left, tf.linalg.matvec(right, s, transpose_a=True))
+        left, tf.linalg.matvec(right, s, transpose_a=True)
+      )
   return slope
 
 
@@ -125,11 +127,14 @@ def _loss_and_gradient(c, s, y, rounds, momentum, is_mean):
       residual = _dot(y, p) - _dot(yf, sf) + _dot(yg, sg)
       weighted = _dot(_slope(p), s) - _dot(sf, sdf) + _dot(sg, sdg)
       weighted_total = limit * (
-          tf.reduce_sum(_slope(p)) - total * tf.reduce_sum(_slope(q)))
+        tf.reduce_sum(_slope(p)) - total * tf.reduce_sum(_slope(q))
+      )
       error = (
-          limit**2 * (rounds + 1) / 2
-          + 2 * limit * (total - weighted_total / rounds)
-          + squares + (residual - weighted) / rounds)
+        limit**2 * (rounds + 1) / 2
+        + 2 * limit * (total - weighted_total / rounds)
+        + squares
+        + (residual - weighted) / rounds
+      )
     else:
       error = rounds * limit**2 + 2 * limit * total + squares
     loss = tf.math.log(error) + tf.math.log(_dot(c, c))
@@ -138,8 +143,7 @@ def _loss_and_gradient(c, s, y, rounds, momentum, is_mean):
 
 def _hankel(s: tf.Tensor) -> tf.Tensor:
   """Returns H[i, j] = s_{i+j}, 0 past the end, [m, m] float64."""
-  return tf.reverse(
-      series.lower_toeplitz(tf.reverse(s, [0])), [0])
+  return tf.reverse(series.lower_toeplitz(tf.reverse(s, [0])), [0])
 
 
 class _Settled:
@@ -156,7 +160,8 @@ class _Settled:
 
     form, weighted_slope = compiled(_form), compiled(_weighted_slope)
     loss_and_gradient = compiled(
-        lambda c, s, y, n: _loss_and_gradient(c, s, y, n, momentum, is_mean))
+      lambda c, s, y, n: _loss_and_gradient(c, s, y, n, momentum, is_mean)
+    )
 
     def function(c, n):
       q, _, p = _polynomials(c, momentum)
@@ -170,14 +175,17 @@ class _Settled:
       return loss_and_gradient(c, s, y, n)
 
     self._function = tf.function(
-        function, autograph=False,
+      function,
+      autograph=False,
     ).get_concrete_function(
-        tf.TensorSpec([bands], tf.float64), tf.TensorSpec([], tf.float64))
+      tf.TensorSpec([bands], tf.float64), tf.TensorSpec([], tf.float64)
+    )
     self._rounds = tf.constant(rounds, tf.float64)
 
   def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
     value, gradient = self._function(
-        tf.constant(np.concatenate([[1.0], free]), tf.float64), self._rounds)
+      tf.constant(np.concatenate([[1.0], free]), tf.float64), self._rounds
+    )
     if not np.isfinite(value):
       # K is not positive definite.
       return np.inf, np.zeros_like(free)
@@ -185,12 +193,12 @@ class _Settled:
 
 
 def optimize_banded_toeplitz(
-    rounds: int,
-    bands: int,
-    objective: str = solver.MEAN,
-    workload: workloads.Workload = workloads.PREFIX,
-    max_evaluations: int = solver.MAX_EVALUATIONS,
-    callback: Optional[solver.Callback] = None,
+  rounds: int,
+  bands: int,
+  objective: str = solver.MEAN,
+  workload: workloads.Workload = workloads.PREFIX,
+  max_evaluations: int = solver.MAX_EVALUATIONS,
+  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss.
 
@@ -219,36 +227,47 @@ def optimize_banded_toeplitz(
   solver.check_objective(objective)
   if not workload.is_toeplitz:
     raise ValueError(
-        errors.invalid(
-            'workload', workload, 'must have a constant learning rate',
-            'use family banded for a schedule'))
+      errors.invalid(
+        'workload',
+        workload,
+        'must have a constant learning rate',
+        'use family banded for a schedule',
+      )
+    )
   evaluations = 0
   for loss in _losses(rounds, bands, objective, workload):
     found = solver.Minimum(start[1:], np.nan, 0, True)
     if bands > 1:
       found = series.minimize(
-          loss(), start[1:], [(0, 1)] * (bands - 1),
-          max_evaluations - evaluations, callback)
+        loss(),
+        start[1:],
+        [(0, 1)] * (bands - 1),
+        max_evaluations - evaluations,
+        callback,
+      )
     evaluations += found.evaluations
     start = np.concatenate([[1.0], found.x])
     strategy = strategies.BandedToeplitz(rounds, start)
     mean, largest = strategy.errors(workload)
     value = (mean if objective == solver.MEAN else largest) * float(
-        start @ start)
+      start @ start
+    )
     # Otherwise d has not vanished, and all terms have to be added up.
     exact = bands == 1 or abs(found.value / value - 1) <= _EXACT
     if exact or found.interrupted or evaluations >= max_evaluations:
       break
   return solver.Optimized(
-      strategy, value, evaluations, found.converged and exact)
+    strategy, value, evaluations, found.converged and exact
+  )
 
 
 def _losses(
-    rounds: int, bands: int, objective: str, workload: workloads.Workload
+  rounds: int, bands: int, objective: str, workload: workloads.Workload
 ) -> Iterator[Callable]:
   """Yields constructors of the log loss of c_1 .. c_{b-1}, fastest first."""
   if rounds >= max(
-      _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / (1 - workload.momentum)):
+    _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / (1 - workload.momentum)
+  ):
     yield lambda: _Settled(rounds, bands, objective, workload.momentum)
 
   def build(free):
@@ -256,4 +275,5 @@ def _losses(
     return c, series.reciprocal(c, rounds)
 
   yield lambda: series.Objective(
-      build, bands - 1, rounds, participation.Single(), workload, objective)
+    build, bands - 1, rounds, participation.Single(), workload, objective
+  )

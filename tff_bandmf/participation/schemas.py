@@ -82,13 +82,15 @@ class _Separated(Participation):
 
   def __post_init__(self):
     min_sep = errors.check_count(
-        'min_sep', self.min_sep,
-        'it is r2 - r1, so 1 allows consecutive rounds')
+      'min_sep', self.min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
+    )
     object.__setattr__(self, 'min_sep', min_sep)
     if self.max_participations is not None:
       most = errors.check_count(
-          'max_participations', self.max_participations,
-          'leave it out where only min_sep is enforced')
+        'max_participations',
+        self.max_participations,
+        'leave it out where only min_sep is enforced',
+      )
       object.__setattr__(self, 'max_participations', most)
 
   def participations(self, rounds: int) -> int:
@@ -144,16 +146,25 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
   485
   """
   if isinstance(rounds_between, bool) or not hasattr(
-      rounds_between, '__index__'):
+    rounds_between, '__index__'
+  ):
     raise TypeError(
-        errors.invalid(
-            'rounds_between', rounds_between, 'must be an integer',
-            'it is r2 - r1 - 1'))
+      errors.invalid(
+        'rounds_between',
+        rounds_between,
+        'must be an integer',
+        'it is r2 - r1 - 1',
+      )
+    )
   if rounds_between < 0:
     raise ValueError(
-        errors.invalid(
-            'rounds_between', rounds_between, 'must be at least 0',
-            'it is r2 - r1 - 1, so 0 allows consecutive rounds'))
+      errors.invalid(
+        'rounds_between',
+        rounds_between,
+        'must be at least 0',
+        'it is r2 - r1 - 1, so 0 allows consecutive rounds',
+      )
+    )
   return int(rounds_between) + 1
 
 
@@ -170,15 +181,18 @@ def rounds_between_from_min_sep(min_sep: int) -> int:
   >>> rounds_between_from_min_sep(485)
   484
   """
-  return errors.check_count(
-      'min_sep', min_sep,
-      'it is r2 - r1, so 1 allows consecutive rounds') - 1
+  return (
+    errors.check_count(
+      'min_sep', min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
+    )
+    - 1
+  )
 
 
 def from_name(
-    name: str,
-    min_sep: Optional[int] = None,
-    max_participations: Optional[int] = None,
+  name: str,
+  min_sep: Optional[int] = None,
+  max_participations: Optional[int] = None,
 ) -> Participation:
   """Returns the schema called `name`.
 
@@ -193,20 +207,31 @@ def from_name(
   if name == Single.name:
     if min_sep is not None or max_participations not in (None, 1):
       raise ValueError(
-          errors.invalid(
-              'participation', name,
-              'takes no min_sep and no max_participations above 1',
-              'use min-sep or fixed-epoch'))
+        errors.invalid(
+          'participation',
+          name,
+          'takes no min_sep and no max_participations above 1',
+          'use min-sep or fixed-epoch',
+        )
+      )
     return Single()
   for schema in (MinSep, FixedEpoch):
     if name == schema.name:
       if min_sep is None:
         raise ValueError(
-            errors.invalid(
-                'min_sep', min_sep, f'participation {name} needs it',
-                'give the least r2 - r1 of two rounds of one client'))
+          errors.invalid(
+            'min_sep',
+            min_sep,
+            f'participation {name} needs it',
+            'give the least r2 - r1 of two rounds of one client',
+          )
+        )
       return schema(min_sep, max_participations)
   raise ValueError(
-      errors.invalid(
-          'participation', name, 'is not a known schema',
-          'use single, fixed-epoch or min-sep'))
+    errors.invalid(
+      'participation',
+      name,
+      'is not a known schema',
+      'use single, fixed-epoch or min-sep',
+    )
+  )

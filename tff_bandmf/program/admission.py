@@ -29,10 +29,10 @@ from tff_bandmf.program import history as history_lib
 
 
 def violations(
-    participation: participation_lib.Participation,
-    rounds: int,
-    round_index: int,
-    history: history_lib.History,
+  participation: participation_lib.Participation,
+  rounds: int,
+  round_index: int,
+  history: history_lib.History,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns who may not take part: too soon, and too often, both [m] bool.
 
@@ -50,16 +50,17 @@ def violations(
   # More than n rounds apart means once, and l of a client without any must
   # remain far enough away.
   too_soon = history.last_round > round_index - min(
-      participation.min_sep, rounds)
+    participation.min_sep, rounds
+  )
   if isinstance(participation, participation_lib.FixedEpoch):
     too_soon |= (history.count > 0) & _off_epoch(
-        participation, rounds, round_index - history.last_round.astype(np.int64)
+      participation, rounds, round_index - history.last_round.astype(np.int64)
     )
   return too_soon, too_often
 
 
 def _off_epoch(
-    participation: participation_lib.FixedEpoch, rounds: int, gaps: np.ndarray
+  participation: participation_lib.FixedEpoch, rounds: int, gaps: np.ndarray
 ) -> np.ndarray:
   min_sep = participation.min_sep
   if participation.participations(rounds) < -(-rounds // min_sep):
@@ -85,11 +86,11 @@ class Admission:
 
 
 def admit(
-    cohort: np.ndarray,
-    round_index: int,
-    participation: participation_lib.Participation,
-    rounds: int,
-    history: history_lib.History,
+  cohort: np.ndarray,
+  round_index: int,
+  participation: participation_lib.Participation,
+  rounds: int,
+  history: history_lib.History,
 ) -> Admission:
   """Returns which clients of a cohort may take part in a round.
 
@@ -120,26 +121,34 @@ def admit(
   cohort = np.asarray(cohort)
   if len(history.count) != len(cohort):
     raise ValueError(
-        errors.invalid(
-            'history', f'{len(history.count)} clients',
-            f'must be of the {len(cohort)} clients of the cohort',
-            'take it with History.of or Ledger.past'))
-  too_soon, too_often = violations(
-      participation, rounds, round_index, history)
+      errors.invalid(
+        'history',
+        f'{len(history.count)} clients',
+        f'must be of the {len(cohort)} clients of the cohort',
+        'take it with History.of or Ledger.past',
+      )
+    )
+  too_soon, too_often = violations(participation, rounds, round_index, history)
   # PRIVACY: 0 rounds apart is too soon. Guard:
   # admission_test.test_client_that_is_there_twice_is_admitted_once.
   again = np.ones(len(cohort), bool)
   again[np.unique(cohort, return_index=True)[1]] = False
   too_soon |= again
   return Admission(
-      ~(too_soon | too_often), int(too_soon.sum()),
-      int((too_often & ~too_soon).sum()))
+    ~(too_soon | too_often),
+    int(too_soon.sum()),
+    int((too_often & ~too_soon).sum()),
+  )
 
 
 def check_round(round_index: int, rounds: int) -> None:
   """Raises ValueError if the round is not one of `rounds`."""
   if not 0 <= round_index < rounds:
     raise ValueError(
-        errors.invalid(
-            'round_index', round_index, f'must be in [0, {rounds})',
-            'the run is over'))
+      errors.invalid(
+        'round_index',
+        round_index,
+        f'must be in [0, {rounds})',
+        'the run is over',
+      )
+    )

@@ -50,18 +50,27 @@ class Diurnal:
 
   def __post_init__(self):
     errors.check_count(
-        'rounds_per_day', self.rounds_per_day, 'one a day is the least')
+      'rounds_per_day', self.rounds_per_day, 'one a day is the least'
+    )
     if not self.zones:
       raise ValueError(
-          errors.invalid(
-              'zones', self.zones, 'must not be empty',
-              'give at least one, in hours ahead of UTC'))
+        errors.invalid(
+          'zones',
+          self.zones,
+          'must not be empty',
+          'give at least one, in hours ahead of UTC',
+        )
+      )
     for name in ('charging', 'drop_out'):
       if not 0 <= getattr(self, name) <= 1:
         raise ValueError(
-            errors.invalid(
-                name, getattr(self, name), 'must be in [0, 1]',
-                'it is a probability'))
+          errors.invalid(
+            name,
+            getattr(self, name),
+            'must be in [0, 1]',
+            'it is a probability',
+          )
+        )
 
   def available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
     """Returns which of the clients can be selected for a round, [m] bool.
@@ -75,8 +84,9 @@ class Diurnal:
     noon = 24 * round_index / self.rounds_per_day + zone - 12
     night = np.floor(noon / 24).astype(np.int64)
     bits = self._bits(_NIGHT, night, clients)
-    start, length, charged = (_uniform(bits >> np.uint64(place * _BITS))
-                              for place in range(3))
+    start, length, charged = (
+      _uniform(bits >> np.uint64(place * _BITS)) for place in range(3)
+    )
     since = noon - 24 * night - (10 + 3 * start)
     return (charged < self.charging) & (0 <= since) & (since < 4 + 5 * length)
 
@@ -94,8 +104,9 @@ class Diurnal:
 
   def _bits(self, purpose: int, time, clients: np.ndarray) -> np.ndarray:
     """Returns 64 bits for every client, [m] uint64."""
-    key, = np.random.SeedSequence([self.seed, purpose]).generate_state(
-        1, np.uint64)
+    (key,) = np.random.SeedSequence([self.seed, purpose]).generate_state(
+      1, np.uint64
+    )
     mixed = _mix(clients.astype(np.uint64) + key)
     return _mix(mixed + np.asarray(time, np.int64).astype(np.uint64))
 

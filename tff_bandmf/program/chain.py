@@ -54,13 +54,20 @@ class Event:
   def is_possible(self) -> bool:
     """Returns whether a ledger writes such an event."""
     return (
-        isinstance(self.round, int) and self.round >= 0
-        and self.kind in (STARTED, FINISHED, FAILED, ABANDONED, ROW)
-        and isinstance(self.digest, (bytes, type(None)))
-        and (self.z_stddev is None or (
-            isinstance(self.z_stddev, float) and math.isfinite(self.z_stddev)
-            and self.z_stddev >= 0))
-        and isinstance(self.noise_checked, bool))
+      isinstance(self.round, int)
+      and self.round >= 0
+      and self.kind in (STARTED, FINISHED, FAILED, ABANDONED, ROW)
+      and isinstance(self.digest, (bytes, type(None)))
+      and (
+        self.z_stddev is None
+        or (
+          isinstance(self.z_stddev, float)
+          and math.isfinite(self.z_stddev)
+          and self.z_stddev >= 0
+        )
+      )
+      and isinstance(self.noise_checked, bool)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +92,7 @@ class Attempt:
 
 
 def genesis(
-    run: Optional[int], noise_key: Optional[int], key: Optional[int]
+  run: Optional[int], noise_key: Optional[int], key: Optional[int]
 ) -> bytes:
   """Returns the head before the first event.
 
@@ -107,11 +114,17 @@ def link(head: bytes, place: int, event: Event) -> bytes:
   """
   # PRIVACY: what is not in here can be changed in a ledger. Guard:
   # chain_test.test_any_change_of_a_row_is_refused.
-  return _sha256([
-      head.hex(), place, event.round, event.kind,
+  return _sha256(
+    [
+      head.hex(),
+      place,
+      event.round,
+      event.kind,
       None if event.digest is None else event.digest.hex(),
       None if event.z_stddev is None else event.z_stddev.hex(),
-      event.noise_checked])
+      event.noise_checked,
+    ]
+  )
 
 
 def cohort_digest(cohort: np.ndarray, highest: int) -> bytes:
@@ -144,18 +157,23 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
       found.append(Attempt(event.kind, head=head.hex()))
     elif event.kind == ROW and found and not is_open:
       found[-1] = dataclasses.replace(
-          found[-1], row=event.digest, head=head.hex())
+        found[-1], row=event.digest, head=head.hex()
+      )
     elif event.kind in (FINISHED, FAILED) and is_open:
       found[-1] = Attempt(
-          event.kind, event.z_stddev, event.digest, event.noise_checked,
-          head=head.hex())
+        event.kind,
+        event.z_stddev,
+        event.digest,
+        event.noise_checked,
+        head=head.hex(),
+      )
     else:
       raise ValueError(f'{event.kind} of no attempt')
   return found
 
 
 def by_round(
-    events: Iterable[tuple[Event, bytes]],
+  events: Iterable[tuple[Event, bytes]],
 ) -> Iterator[tuple[int, list[tuple[Event, bytes]]]]:
   """Yields each round of the events, and what they say of it."""
   found: dict[int, list[tuple[Event, bytes]]] = {}

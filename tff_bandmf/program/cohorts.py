@@ -79,9 +79,13 @@ class CohortSampler:
       errors.check_count(name, getattr(self, name), 'see the configuration')
     if self.rounds > history_lib.MAX_ROUNDS:
       raise ValueError(
-          errors.invalid(
-              'rounds', self.rounds,
-              f'must not exceed {history_lib.MAX_ROUNDS}', 'use fewer rounds'))
+        errors.invalid(
+          'rounds',
+          self.rounds,
+          f'must not exceed {history_lib.MAX_ROUNDS}',
+          'use fewer rounds',
+        )
+      )
     self._check_schema()
     choice, rule = self.clients, f'clients={self.clients}'
     if self.sampling == self.MULTIPLES:
@@ -90,20 +94,33 @@ class CohortSampler:
       rule += f' // min_sep={self.participation.min_sep}'
     if self.cohort_size > choice:
       raise CohortError(
-          errors.invalid(
-              'cohort_size', self.cohort_size, f'must not exceed the {rule}',
-              'use fewer clients a round'))
-    if self.sampling == self.SHUFFLED_EPOCHS and (
-        self.participation.min_sep or 1) > self.clients // self.cohort_size:
+        errors.invalid(
+          'cohort_size',
+          self.cohort_size,
+          f'must not exceed the {rule}',
+          'use fewer clients a round',
+        )
+      )
+    if (
+      self.sampling == self.SHUFFLED_EPOCHS
+      and (self.participation.min_sep or 1) > self.clients // self.cohort_size
+    ):
       raise CohortError(
-          errors.invalid(
-              'min_sep', self.participation.min_sep,
-              'must not exceed the rounds of an epoch, '
-              f'{self.clients // self.cohort_size}',
-              'use fewer clients a round or a smaller min_sep'))
+        errors.invalid(
+          'min_sep',
+          self.participation.min_sep,
+          'must not exceed the rounds of an epoch, '
+          f'{self.clients // self.cohort_size}',
+          'use fewer clients a round or a smaller min_sep',
+        )
+      )
     plan = (
-        self.sampling, self.clients, self.cohort_size, self.rounds,
-        self.participation)
+      self.sampling,
+      self.clients,
+      self.cohort_size,
+      self.rounds,
+      self.participation,
+    )
     if feasibility.never(*plan):
       raise self._not_filled('')
     if self.availability is not None or not feasibility.surely(*plan):
@@ -117,47 +134,65 @@ class CohortSampler:
         history.record(round_index, self.sample(round_index, history))
       except CohortError:
         raise self._not_filled(
-            f' in round {round_index}, with this seed,') from None
+          f' in round {round_index}, with this seed,'
+        ) from None
 
   def _not_filled(self, where: str) -> CohortError:
     found = feasibility.largest(
-        self.sampling, self.clients, self.cohort_size, self.rounds,
-        self.participation)
+      self.sampling,
+      self.clients,
+      self.cohort_size,
+      self.rounds,
+      self.participation,
+    )
     fitting = ', or '.join(f'{name} {value}' for name, value in found.items())
-    least = '' if self.availability is None else (
-        ' and fewer where clients are not available')
+    least = (
+      ''
+      if self.availability is None
+      else (' and fewer where clients are not available')
+    )
     min_sep = self.participation.min_sep
     return CohortError(
-        errors.invalid(
-            'cohort_size', self.cohort_size,
-            f'cannot be filled{where} from {self.clients} clients in '
-            f'{self.rounds} rounds with ' + (
-                '' if min_sep is None else f'min_sep {min_sep} and ')
-            + f'{self.participation.participations(self.rounds)} '
-            'participations a client',
-            f'what fits, each alone: {fitting or "nothing"}{least}'))
+      errors.invalid(
+        'cohort_size',
+        self.cohort_size,
+        f'cannot be filled{where} from {self.clients} clients in '
+        f'{self.rounds} rounds with '
+        + ('' if min_sep is None else f'min_sep {min_sep} and ')
+        + f'{self.participation.participations(self.rounds)} '
+        'participations a client',
+        f'what fits, each alone: {fitting or "nothing"}{least}',
+      )
+    )
 
   def _check_schema(self) -> None:
     fitting: dict[str, tuple[type[participation_lib.Participation], ...]] = {
-        self.UNIFORM: (participation_lib.Single, participation_lib.MinSep),
-        self.MULTIPLES: (participation_lib.FixedEpoch, participation_lib.MinSep)
+      self.UNIFORM: (participation_lib.Single, participation_lib.MinSep),
+      self.MULTIPLES: (participation_lib.FixedEpoch, participation_lib.MinSep),
     }
     fitting[self.SHUFFLED_EPOCHS] = fitting[self.UNIFORM]
     if self.sampling not in fitting:
       raise ValueError(
-          errors.invalid(
-              'sampling', self.sampling, 'is not known',
-              f'use {", ".join(sorted(fitting))}'))
+        errors.invalid(
+          'sampling',
+          self.sampling,
+          'is not known',
+          f'use {", ".join(sorted(fitting))}',
+        )
+      )
     if not isinstance(self.participation, fitting[self.sampling]):
       raise TypeError(
-          errors.invalid(
-              'participation', self.participation,
-              f'cannot be held by {self.sampling} cohorts',
-              'use one of ' + ', '.join(
-                  schema.name for schema in fitting[self.sampling])))
+        errors.invalid(
+          'participation',
+          self.participation,
+          f'cannot be held by {self.sampling} cohorts',
+          'use one of '
+          + ', '.join(schema.name for schema in fitting[self.sampling]),
+        )
+      )
 
   def eligible(
-      self, round_index: int, history: history_lib.History
+    self, round_index: int, history: history_lib.History
   ) -> np.ndarray:
     """Returns the indices of the clients that may take part, [m] int64.
 
@@ -172,12 +207,13 @@ class CohortSampler:
     candidates = self._candidates(round_index)
     every = slice(candidates.start, None, candidates.step)
     allowed = self._allowed(
-        round_index,
-        history_lib.History(history.last_round[every], history.count[every]))
+      round_index,
+      history_lib.History(history.last_round[every], history.count[every]),
+    )
     return np.flatnonzero(allowed) * candidates.step + candidates.start
 
   def sample(
-      self, round_index: int, history: history_lib.History
+    self, round_index: int, history: history_lib.History
   ) -> np.ndarray:
     """Returns the cohort of a round, a function of (seed, round, history).
 
@@ -194,7 +230,8 @@ class CohortSampler:
     """
     self._check(round_index, history)
     generator = np.random.Generator(
-        np.random.Philox(np.random.SeedSequence([self.seed, round_index])))
+      np.random.Philox(np.random.SeedSequence([self.seed, round_index]))
+    )
     if len(self._candidates(round_index)) > _LARGE:
       cohort = self._draw(generator, round_index, history)
       if cohort is not None:
@@ -203,22 +240,28 @@ class CohortSampler:
     there = eligible[self._available(round_index, eligible)]
     if len(there) < self.cohort_size:
       raise CohortError(
-          errors.invalid(
-              'cohort_size', self.cohort_size,
-              f'only {len(eligible)} of {self.clients} clients may take part '
-              f'in round {round_index}, and {len(there)} of them are available',
-              'use smaller cohorts, fewer rounds, a smaller min_sep or more '
-              'participations'))
+        errors.invalid(
+          'cohort_size',
+          self.cohort_size,
+          f'only {len(eligible)} of {self.clients} clients may take part '
+          f'in round {round_index}, and {len(there)} of them are available',
+          'use smaller cohorts, fewer rounds, a smaller min_sep or more '
+          'participations',
+        )
+      )
     return np.sort(generator.choice(there, self.cohort_size, replace=False))
 
   def _check(self, round_index: int, history: history_lib.History) -> None:
     admission.check_round(round_index, self.rounds)
     if len(history.count) != self.clients:
       raise ValueError(
-          errors.invalid(
-              'history', f'{len(history.count)} clients',
-              f'must be of the clients={self.clients}',
-              'resume with the data that the run started with'))
+        errors.invalid(
+          'history',
+          f'{len(history.count)} clients',
+          f'must be of the clients={self.clients}',
+          'resume with the data that the run started with',
+        )
+      )
 
   def _candidates(self, round_index: int) -> range:
     """Returns the indices that `sampling` lets into the round at all."""
@@ -228,11 +271,12 @@ class CohortSampler:
     return range(round_index % min_sep, self.clients, min_sep)
 
   def _allowed(
-      self, round_index: int, history: history_lib.History
+    self, round_index: int, history: history_lib.History
   ) -> np.ndarray:
     """Returns which of the candidates with this history may take part."""
     too_soon, too_often = admission.violations(
-        self.participation, self.rounds, round_index, history)
+      self.participation, self.rounds, round_index, history
+    )
     excluded = np.logical_or(too_soon, too_often, out=too_soon)
     if self.sampling == self.SHUFFLED_EPOCHS:
       epoch = self.clients // self.cohort_size
@@ -248,10 +292,10 @@ class CohortSampler:
     return there
 
   def _draw(
-      self,
-      generator: np.random.Generator,
-      round_index: int,
-      history: history_lib.History,
+    self,
+    generator: np.random.Generator,
+    round_index: int,
+    history: history_lib.History,
   ) -> Optional[np.ndarray]:
     """Returns the first different clients that fit of a sequence of draws.
 
@@ -271,7 +315,7 @@ class CohortSampler:
       first = np.sort(np.unique(fitting, return_index=True)[1])
       fitting = fitting[first]
       if len(fitting) >= self.cohort_size:
-        return fitting[:self.cohort_size]
+        return fitting[: self.cohort_size]
       left -= batch
       batch = min(2 * batch, _MAX_BATCH, left)
     return None

@@ -74,9 +74,13 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     sampler, round_index = source.sampler, self.round_index
     if k not in (None, sampler.cohort_size):
       raise ValueError(
-          errors.invalid(
-              'k', k, f'must be the cohort_size={sampler.cohort_size}',
-              'the sampler was made for it'))
+        errors.invalid(
+          'k',
+          k,
+          f'must be the cohort_size={sampler.cohort_size}',
+          'the sampler was made for it',
+        )
+      )
     # Another iterator may have got on meanwhile.
     source.check(round_index)
     cohort = sampler.sample(round_index, self._history)
@@ -106,15 +110,15 @@ class CohortDataSource(tff.program.FederatedDataSource):
   """
 
   def __init__(
-      self,
-      dataset: Callable[[int, int], tf.data.Dataset],
-      element_spec: object,
-      sampler: cohorts.CohortSampler,
-      ledger: ledger_lib.Ledger,
-      start_round: Optional[int] = None,
-      *,
-      spec: Optional[accounting.PrivacySpec] = None,
-      replay: bool = False,
+    self,
+    dataset: Callable[[int, int], tf.data.Dataset],
+    element_spec: object,
+    sampler: cohorts.CohortSampler,
+    ledger: ledger_lib.Ledger,
+    start_round: Optional[int] = None,
+    *,
+    spec: Optional[accounting.PrivacySpec] = None,
+    replay: bool = False,
   ):
     """Makes the source.
 
@@ -145,10 +149,11 @@ class CohortDataSource(tff.program.FederatedDataSource):
     if start_round is not None:
       self.check(start_round)
     self._federated_type = tff.FederatedType(
-        tff.SequenceType(tff.types.tensorflow_to_type(element_spec)),
-        tff.CLIENTS)
+      tff.SequenceType(tff.types.tensorflow_to_type(element_spec)), tff.CLIENTS
+    )
     self._iterator = type(
-        'CohortIterator', (CohortIterator,), {'_source': self})
+      'CohortIterator', (CohortIterator,), {'_source': self}
+    )
 
   @property
   def federated_type(self) -> tff.FederatedType:
@@ -157,8 +162,10 @@ class CohortDataSource(tff.program.FederatedDataSource):
   def iterator(self) -> CohortIterator:
     """Returns an iterator from `start_round`, or where the ledger ends, on."""
     return self._iterator(
-        self.ledger.next_round() if self._start_round is None
-        else self._start_round)
+      self.ledger.next_round()
+      if self._start_round is None
+      else self._start_round
+    )
 
   def check(self, round_index: int) -> None:
     """Raises ValueError if the round is not one to go on from.
@@ -174,27 +181,36 @@ class CohortDataSource(tff.program.FederatedDataSource):
     # test_start_that_the_ledger_contradicts_is_refused.
     if not (0 if self.replay else first) <= round_index <= last + 1:
       raise ValueError(
-          errors.invalid(
-              'round', round_index,
-              f'is not where the ledger ends, round {first}',
-              'go on from the state before that round; a simulation may replay '
-              'finished rounds with replay=True'))
+        errors.invalid(
+          'round',
+          round_index,
+          f'is not where the ledger ends, round {first}',
+          'go on from the state before that round; a simulation may replay '
+          'finished rounds with replay=True',
+        )
+      )
 
 
 def _check_plan(
-    sampler: cohorts.CohortSampler, spec: accounting.PrivacySpec
+  sampler: cohorts.CohortSampler, spec: accounting.PrivacySpec
 ) -> None:
   # PRIVACY: cohorts of another schema than the noise is for. Guard:
   # data_source_test.test_sampler_of_another_plan_is_refused.
   if sampler.participation != spec.participation:
     raise ValueError(
-        errors.invalid(
-            'sampler', sampler.participation,
-            f'is not the participation of the spec, {spec.participation}',
-            'make both with one schema'))
+      errors.invalid(
+        'sampler',
+        sampler.participation,
+        f'is not the participation of the spec, {spec.participation}',
+        'make both with one schema',
+      )
+    )
   if sampler.rounds > spec.strategy.rounds:
     raise ValueError(
-        errors.invalid(
-            'sampler', f'{sampler.rounds} rounds',
-            f'are more than the strategy has, {spec.strategy.rounds}',
-            'make both for as many rounds'))
+      errors.invalid(
+        'sampler',
+        f'{sampler.rounds} rounds',
+        f'are more than the strategy has, {spec.strategy.rounds}',
+        'make both for as many rounds',
+      )
+    )

@@ -38,9 +38,13 @@ def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
     return None
   if url.database in (None, '', ':memory:'):
     raise ValueError(
-        errors.invalid(
-            'ledger', url, 'must be a file, since memory survives no crash',
-            'give a path'))
+      errors.invalid(
+        'ledger',
+        url,
+        'must be a file, since memory survives no crash',
+        'give a path',
+      )
+    )
   return pathlib.Path(url.database)
 
 
@@ -52,22 +56,34 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
   """
   if url.get_backend_name() == 'sqlite':
     writer = sa.create_engine(
-        url, future=True, poolclass=sa.pool.QueuePool,
-        connect_args={'check_same_thread': False, 'timeout': _SECONDS})
+      url,
+      future=True,
+      poolclass=sa.pool.QueuePool,
+      connect_args={'check_same_thread': False, 'timeout': _SECONDS},
+    )
     sa.event.listen(writer, 'connect', _make_sqlite_durable)
     sa.event.listen(writer, 'begin', _begin_sqlite)
     return writer, writer.execution_options(reads=True)
   if url.drivername not in ('postgresql', 'postgresql+psycopg2'):
     raise ValueError(
-        errors.invalid(
-            'ledger', url.drivername, 'is no database that a ledger can be in',
-            'use a SQLite file or postgresql+psycopg2://'))
+      errors.invalid(
+        'ledger',
+        url.drivername,
+        'is no database that a ledger can be in',
+        'use a SQLite file or postgresql+psycopg2://',
+      )
+    )
   from tff_bandmf.program import postgresql
 
   writer = sa.create_engine(
-      url, future=True, pool_pre_ping=True, isolation_level='READ COMMITTED',
-      connect_args=postgresql.connect_args(
-          str(url.query.get('options', '')), _SECONDS))
+    url,
+    future=True,
+    pool_pre_ping=True,
+    isolation_level='READ COMMITTED',
+    connect_args=postgresql.connect_args(
+      str(url.query.get('options', '')), _SECONDS
+    ),
+  )
   return writer, writer.execution_options(isolation_level='REPEATABLE READ')
 
 
@@ -83,18 +99,22 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
       yield connection
   except sa.exc.SQLAlchemyError as error:
     raise unusable(
-        engine.url.render_as_string(hide_password=True), error) from None
+      engine.url.render_as_string(hide_password=True), error
+    ) from None
 
 
 def unusable(place: object, error: sa.exc.SQLAlchemyError) -> ValueError:
   """Returns what to raise for an error of the database at a place."""
   # Never the statement, whose parameters are identifiers of clients.
   return ValueError(
-      errors.invalid(
-          'ledger', place,
-          f'cannot be used ({getattr(error, "orig", None) or error})',
-          'look at the space and the permissions of its disk, or the address '
-          'of its server; do not touch the files of a run'))
+    errors.invalid(
+      'ledger',
+      place,
+      f'cannot be used ({getattr(error, "orig", None) or error})',
+      'look at the space and the permissions of its disk, or the address '
+      'of its server; do not touch the files of a run',
+    )
+  )
 
 
 def _make_sqlite_durable(connection, _) -> None:

@@ -35,11 +35,11 @@ from tff_bandmf import participation as participation_lib
 
 
 def surely(
-    sampling: str,
-    clients: int,
-    cohort_size: int,
-    rounds: int,
-    participation: participation_lib.Participation,
+  sampling: str,
+  clients: int,
+  cohort_size: int,
+  rounds: int,
+  participation: participation_lib.Participation,
 ) -> bool:
   """Returns whether every round is filled, whatever was drawn before it.
 
@@ -58,19 +58,21 @@ def surely(
     return _uniform(clients, cohort_size, rounds, b, k)
   # Fixed epochs with fewer participations want clients back at once.
   if isinstance(participation, participation_lib.FixedEpoch) and (
-      k < -(-rounds // b)):
+    k < -(-rounds // b)
+  ):
     return False
   return all(
-      _uniform(there, cohort_size, taken, 1, k)
-      for there, taken in _classes(clients, rounds, b))
+    _uniform(there, cohort_size, taken, 1, k)
+    for there, taken in _classes(clients, rounds, b)
+  )
 
 
 def never(
-    sampling: str,
-    clients: int,
-    cohort_size: int,
-    rounds: int,
-    participation: participation_lib.Participation,
+  sampling: str,
+  clients: int,
+  cohort_size: int,
+  rounds: int,
+  participation: participation_lib.Participation,
 ) -> bool:
   """Returns whether some round cannot be filled, however cohorts are drawn.
 
@@ -84,19 +86,20 @@ def never(
   b, k = participation.separation(rounds), participation.participations(rounds)
   if sampling == 'multiples':
     return any(
-        cohort_size > there or taken * cohort_size > there * min(k, taken)
-        for there, taken in _classes(clients, rounds, b))
+      cohort_size > there or taken * cohort_size > there * min(k, taken)
+      for there, taken in _classes(clients, rounds, b)
+    )
   return (
-      min(b, rounds) * cohort_size > clients
-      or rounds * cohort_size > clients * k)
+    min(b, rounds) * cohort_size > clients or rounds * cohort_size > clients * k
+  )
 
 
 def largest(
-    sampling: str,
-    clients: int,
-    cohort_size: int,
-    rounds: int,
-    participation: participation_lib.Participation,
+  sampling: str,
+  clients: int,
+  cohort_size: int,
+  rounds: int,
+  participation: participation_lib.Participation,
 ) -> dict[str, int]:
   """Returns min_sep, cohort_size and rounds that `surely` fit, each alone.
 
@@ -111,21 +114,35 @@ def largest(
     participation: the schema.
   """
   found = {
-      'cohort_size': _most(cohort_size, lambda value: surely(
-          sampling, clients, value, rounds, participation)),
-      'rounds': _most(rounds, lambda value: surely(
-          sampling, clients, cohort_size, value, participation)),
+    'cohort_size': _most(
+      cohort_size,
+      lambda value: surely(sampling, clients, value, rounds, participation),
+    ),
+    'rounds': _most(
+      rounds,
+      lambda value: surely(
+        sampling, clients, cohort_size, value, participation
+      ),
+    ),
   }
   if participation.min_sep is not None:
-    found['min_sep'] = _most(participation.min_sep, lambda value: surely(
-        sampling, clients, cohort_size, rounds,
+    found['min_sep'] = _most(
+      participation.min_sep,
+      lambda value: surely(
+        sampling,
+        clients,
+        cohort_size,
+        rounds,
         participation_lib.from_name(
-            participation.name, value, participation.max_participations)))
+          participation.name, value, participation.max_participations
+        ),
+      ),
+    )
   return {name: value for name, value in sorted(found.items()) if value}
 
 
 def _uniform(
-    clients: int, cohort_size: int, rounds: int, b: int, k: int
+  clients: int, cohort_size: int, rounds: int, b: int, k: int
 ) -> bool:
   needed = min(b, rounds) * cohort_size
   if k < -(-rounds // b):
@@ -136,10 +153,11 @@ def _uniform(
 def _classes(clients: int, rounds: int, b: int) -> set[tuple[int, int]]:
   """Returns the (N_r, n_r) of the classes that have rounds."""
   return {
-      (-(-(clients - r) // b), -(-(rounds - r) // b))
-      # Both change once, where their class is the first without one more.
-      for r in {0, clients % b, rounds % b, min(b, rounds) - 1}
-      if r < min(b, rounds)}
+    (-(-(clients - r) // b), -(-(rounds - r) // b))
+    # Both change once, where their class is the first without one more.
+    for r in {0, clients % b, rounds % b, min(b, rounds) - 1}
+    if r < min(b, rounds)
+  }
 
 
 def _most(most: int, fits) -> int:

@@ -40,12 +40,16 @@ class History:
       ValueError: an index is outside the population.
     """
     if len(clients) and not (
-        0 <= clients.min() and clients.max() < len(self.count)):
+      0 <= clients.min() and clients.max() < len(self.count)
+    ):
       raise ValueError(
-          errors.invalid(
-              'client', f'{clients.min()}..{clients.max()}',
-              f'is not among the {len(self.count)} clients',
-              'use the population that the run started with'))
+        errors.invalid(
+          'client',
+          f'{clients.min()}..{clients.max()}',
+          f'is not among the {len(self.count)} clients',
+          'use the population that the run started with',
+        )
+      )
     return History(self.last_round[clients], self.count[clients])
 
   def record(self, round_index: int, cohort: np.ndarray) -> None:
@@ -55,8 +59,12 @@ class History:
     # cohorts_test.test_count_that_would_wrap_is_refused.
     if len(count) and count.max() == np.iinfo(count.dtype).max:
       raise ValueError(
-          errors.invalid(
-              'participations', int(count.max()), 'a client cannot have more',
-              'use a larger min_sep or fewer rounds'))
+        errors.invalid(
+          'participations',
+          int(count.max()),
+          'a client cannot have more',
+          'use a larger min_sep or fewer rounds',
+        )
+      )
     self.last_round[cohort] = round_index
     self.count[cohort] = count + 1

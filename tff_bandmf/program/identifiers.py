@@ -60,9 +60,13 @@ class Identifiers:
   def __post_init__(self):
     if len(self.secret) != _BYTES:
       raise ValueError(
-          errors.invalid(
-              'len(ledger key)', len(self.secret), f'must be {_BYTES} bytes',
-              'restore the file that the ledger was started with'))
+        errors.invalid(
+          'len(ledger key)',
+          len(self.secret),
+          f'must be {_BYTES} bytes',
+          'restore the file that the ledger was started with',
+        )
+      )
 
   def __repr__(self) -> str:
     return 'Identifiers(<secret>)'
@@ -78,9 +82,13 @@ class Identifiers:
       return cls(durable.load_secret(path, _BYTES, 'ledger key'))
     except FileNotFoundError:
       raise ValueError(
-          errors.invalid(
-              'ledger key', path, 'is gone, and rounds were already started',
-              'without it every client looks new: restore it')) from None
+        errors.invalid(
+          'ledger key',
+          path,
+          'is gone, and rounds were already started',
+          'without it every client looks new: restore it',
+        )
+      ) from None
 
   @classmethod
   def load_or_create(cls, path: pathlib.Path) -> Identifiers:
@@ -94,7 +102,8 @@ class Identifiers:
   def fingerprint(self) -> int:
     """Returns 64 bits, signed, that name the key; one-way."""
     digest = hashlib.blake2b(
-        key=self.secret, digest_size=8, person=b'bandmf ledger').digest()
+      key=self.secret, digest_size=8, person=b'bandmf ledger'
+    ).digest()
     return int.from_bytes(digest, 'little', signed=True)
 
   def of(self, clients: Iterable[Client]) -> np.ndarray:
@@ -115,7 +124,8 @@ class Identifiers:
     if isinstance(clients, np.ndarray):
       clients = clients.tolist()
     keyed = hashlib.blake2b(
-        key=self.secret, digest_size=8, person=b'bandmf client')
+      key=self.secret, digest_size=8, person=b'bandmf client'
+    )
     found, places, indices = bytearray(), [], []
     for place, client in enumerate(clients):
       hashed = keyed.copy()
@@ -141,20 +151,19 @@ class Identifiers:
     # Backwards, it is the same network with the halves swapped.
     swapped = _swapped(identifiers.astype(np.int64).view(np.uint64))
     return _swapped(
-        self._permuted(swapped, reversed(range(_ROUNDS))).view(np.uint64)
+      self._permuted(swapped, reversed(range(_ROUNDS))).view(np.uint64)
     ).view(np.int64)
 
-  def _permuted(
-      self, values: np.ndarray, rounds: Iterable[int]
-  ) -> np.ndarray:
+  def _permuted(self, values: np.ndarray, rounds: Iterable[int]) -> np.ndarray:
     """Returns the network's output for [m] uint64, as int64."""
     key = hashlib.blake2b(
-        key=self.secret, digest_size=16, person=b'bandmf index').digest()
+      key=self.secret, digest_size=16, person=b'bandmf index'
+    ).digest()
     aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     rounds = tuple(rounds)
     found = np.empty(len(values), np.uint64)
     for start in range(0, len(values), _CHUNK):
-      part = values[start:start + _CHUNK]
+      part = values[start : start + _CHUNK]
       x = (part >> np.uint64(32)).astype('<u4')
       y = part.astype('<u4')
       blocks = np.zeros([len(part), 4], '<u4')
@@ -162,8 +171,9 @@ class Identifiers:
         blocks[:, 0], blocks[:, 1] = y, i
         mixed = np.frombuffer(aes.update(blocks.tobytes()), '<u4')[::4]
         x, y = y, x ^ mixed
-      found[start:start + _CHUNK] = (
-          x.astype(np.uint64) << np.uint64(32) | y.astype(np.uint64))
+      found[start : start + _CHUNK] = x.astype(np.uint64) << np.uint64(
+        32
+      ) | y.astype(np.uint64)
     return found.view(np.int64)
 
 
@@ -188,9 +198,13 @@ def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 def _index(client: object) -> int:
   if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
     raise TypeError(
-        errors.invalid(
-            'client', type(client).__name__, 'must be an integer or a string',
-            'name clients by their index or by their identifier'))
+      errors.invalid(
+        'client',
+        type(client).__name__,
+        'must be an integer or a string',
+        'name clients by their index or by their identifier',
+      )
+    )
   index = operator.index(client)
   if not 0 <= index < 2**63:
     raise _no_index(index)
@@ -205,5 +219,5 @@ def _check_indices(clients: np.ndarray) -> None:
 def _no_index(client: int) -> ValueError:
   rule = 'must be at least 0' if client < 0 else 'must be below 2^63'
   return ValueError(
-      errors.invalid(
-          'client', client, rule, 'it is an index in the population'))
+    errors.invalid('client', client, rule, 'it is an index in the population')
+  )

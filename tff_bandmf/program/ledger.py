@@ -33,10 +33,10 @@ class Ledger:
   """
 
   def __init__(
-      self,
-      place: Union[str, os.PathLike],
-      create: bool = True,
-      key_file: Optional[Union[str, os.PathLike]] = None,
+    self,
+    place: Union[str, os.PathLike],
+    create: bool = True,
+    key_file: Optional[Union[str, os.PathLike]] = None,
   ):
     """Opens the ledger.
 
@@ -77,8 +77,8 @@ class Ledger:
       # PRIVACY: a ledger of another kind is not taken for an empty one.
       # Guard: ledger_test.test_database_of_something_else_is_refused.
       if missing and (
-          missing < records.TABLES or tables and isinstance(
-              place, pathlib.Path)):
+        missing < records.TABLES or tables and isinstance(place, pathlib.Path)
+      ):
         raise _no_ledger(place)
       if missing and not create:
         raise _missing(place)
@@ -129,10 +129,13 @@ class Ledger:
       row = records.claim(connection, run=run, noise_key=noise_key)
     if (row.run, row.noise_key) != (run, noise_key):
       raise ValueError(
-          errors.invalid(
-              'ledger', 'that of another run or noise key',
-              'a started round keeps its key and its run',
-              'restore the files of this run, or start a new one'))
+        errors.invalid(
+          'ledger',
+          'that of another run or noise key',
+          'a started round keeps its key and its run',
+          'restore the files of this run, or start a new one',
+        )
+      )
 
   def bound(self) -> tuple[Optional[int], Optional[int]]:
     """Returns what `bind` said, run and noise key; None if it never did."""
@@ -173,14 +176,15 @@ class Ledger:
       last = records.last_round(connection)
       attempts = records.attempts(connection, last)
     ended = any(
-        attempt.outcome in (chain.FINISHED, chain.ABANDONED)
-        for attempt in attempts)
+      attempt.outcome in (chain.FINISHED, chain.ABANDONED)
+      for attempt in attempts
+    )
     return last + 1 if ended or last < 0 else last
 
   def start_round(
-      self,
-      round_index: int,
-      cohort: Union[Sequence[identifiers.Client], np.ndarray],
+    self,
+    round_index: int,
+    cohort: Union[Sequence[identifiers.Client], np.ndarray],
   ) -> None:
     """Records, durably, that a round starts with this cohort.
 
@@ -201,10 +205,13 @@ class Ledger:
     found = np.sort(self._hash().of(cohort))
     if np.any(found[1:] == found[:-1]):
       raise ValueError(
-          errors.invalid(
-              'cohort', f'{len(found)} clients',
-              f'has a client twice in round {round_index}',
-              'a client takes part once in a round'))
+        errors.invalid(
+          'cohort',
+          f'{len(found)} clients',
+          f'has a client twice in round {round_index}',
+          'a client takes part once in a round',
+        )
+      )
     highest = _highest(cohort)
     digest = chain.cohort_digest(found, highest)
     with self._write() as connection:
@@ -216,39 +223,48 @@ class Ledger:
         last = records.last_round(connection)
         if round_index <= last:
           raise ValueError(
-              errors.invalid(
-                  'round', round_index,
-                  f'was never started, and round {last} was',
-                  'go on above it'))
+            errors.invalid(
+              'round',
+              round_index,
+              f'was never started, and round {last} was',
+              'go on above it',
+            )
+          )
         records.add_round(connection, round_index, found, highest)
       # PRIVACY: one round's noise never meets two cohorts.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
       elif recorded != digest:
         raise ValueError(
-            errors.invalid(
-                'round', round_index,
-                'was already started with another cohort',
-                'its noise may not be used twice: resume with the data, seed '
-                'and configuration of the first start'))
+          errors.invalid(
+            'round',
+            round_index,
+            'was already started with another cohort',
+            'its noise may not be used twice: resume with the data, seed '
+            'and configuration of the first start',
+          )
+        )
       # PRIVACY: nor does it meet two sums of one cohort.
       # Guard: ledger_test.test_abandoned_round_cannot_start_again.
       if _abandoned(attempts):
         raise ValueError(
-            errors.invalid(
-                'round', round_index, 'was abandoned',
-                'go on with the next round'))
+          errors.invalid(
+            'round', round_index, 'was abandoned', 'go on with the next round'
+          )
+        )
       records.append(
-          connection, *_failure(round_index, attempts),
-          chain.Event(round_index, chain.STARTED, digest))
+        connection,
+        *_failure(round_index, attempts),
+        chain.Event(round_index, chain.STARTED, digest),
+      )
 
   def finish_round(
-      self,
-      round_index: int,
-      z_stddev: Optional[float] = None,
-      result: Optional[bytes] = None,
-      *,
-      noise_checked: bool = False,
-      rounds_done: Optional[int] = None,
+    self,
+    round_index: int,
+    z_stddev: Optional[float] = None,
+    result: Optional[bytes] = None,
+    *,
+    noise_checked: bool = False,
+    rounds_done: Optional[int] = None,
   ) -> None:
     """Records that the result of a started round was taken over.
 
@@ -273,22 +289,32 @@ class Ledger:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:
       raise ValueError(
-          errors.invalid(
-              'round', round_index,
-              f'is not the one that the aggregator did, {int(rounds_done) - 1}',
-              'do not release its result; resume with state and ledger of one '
-              'time'))
+        errors.invalid(
+          'round',
+          round_index,
+          f'is not the one that the aggregator did, {int(rounds_done) - 1}',
+          'do not release its result; resume with state and ledger of one time',
+        )
+      )
     z_stddev = None if z_stddev is None else float(z_stddev)
     if z_stddev is not None and not 0 <= z_stddev < math.inf:
       raise ValueError(
-          errors.invalid(
-              'z_stddev', z_stddev, 'must be finite and at least 0',
-              'leave it out if it was not measured'))
+        errors.invalid(
+          'z_stddev',
+          z_stddev,
+          'must be finite and at least 0',
+          'leave it out if it was not measured',
+        )
+      )
     self._end(
-        chain.Event(
-            _round(round_index), chain.FINISHED,
-            None if result is None else bytes(result),
-            None if z_stddev is None else abs(z_stddev), bool(noise_checked)))
+      chain.Event(
+        _round(round_index),
+        chain.FINISHED,
+        None if result is None else bytes(result),
+        None if z_stddev is None else abs(z_stddev),
+        bool(noise_checked),
+      )
+    )
 
   def fail_round(self, round_index: int) -> None:
     """Records that an attempt failed; the round can be started again.
@@ -306,11 +332,16 @@ class Ledger:
       # PRIVACY: two sums that met one noise show their difference. Guard:
       # ledger_test.test_round_cannot_finish_with_two_results.
       if event.kind == chain.FINISHED and any(
-          attempt.result not in (None, event.digest) for attempt in attempts):
+        attempt.result not in (None, event.digest) for attempt in attempts
+      ):
         raise ValueError(
-            errors.invalid(
-                'round', event.round, 'was finished with another result',
-                'do not release this one: abandon the round'))
+          errors.invalid(
+            'round',
+            event.round,
+            'was finished with another result',
+            'do not release this one: abandon the round',
+          )
+        )
       records.append(connection, event)
 
   def abandon_round(self, round_index: int) -> None:
@@ -329,8 +360,10 @@ class Ledger:
         raise _not_started(round_index)
       if not _abandoned(attempts):
         records.append(
-            connection, *_failure(round_index, attempts),
-            chain.Event(round_index, chain.ABANDONED))
+          connection,
+          *_failure(round_index, attempts),
+          chain.Event(round_index, chain.ABANDONED),
+        )
 
   def record_row(self, round_index: int, digest: bytes) -> None:
     """Records the digest of the row of metrics of a round that ended.
@@ -347,11 +380,13 @@ class Ledger:
       attempts = records.attempts(connection, round_index)
       if not attempts or attempts[-1].outcome == chain.STARTED:
         raise ValueError(
-            errors.invalid(
-                'round', round_index, 'has not ended',
-                'finish or abandon it first'))
+          errors.invalid(
+            'round', round_index, 'has not ended', 'finish or abandon it first'
+          )
+        )
       records.append(
-          connection, chain.Event(round_index, chain.ROW, bytes(digest)))
+        connection, chain.Event(round_index, chain.ROW, bytes(digest))
+      )
 
   def attempts(self, round_index: int) -> list[chain.Attempt]:
     """Returns the attempts at a round, in order; none if it was not started."""
@@ -368,9 +403,9 @@ class Ledger:
       return records.verify(connection).attempts
 
   def cohort(
-      self,
-      round_index: int,
-      population: Optional[Sequence[identifiers.Client]] = None,
+    self,
+    round_index: int,
+    population: Optional[Sequence[identifiers.Client]] = None,
   ) -> Optional[np.ndarray]:
     """Returns the cohort of a round, [m], in order; None if it was not started.
 
@@ -392,18 +427,23 @@ class Ledger:
       found = np.sort(self._hash().indices(recorded))
       wanted = population if population.step > 0 else population[::-1]
       there = np.all(
-          (wanted.start <= found) & (found < wanted.stop)
-          & ((found - wanted.start) % wanted.step == 0))
+        (wanted.start <= found)
+        & (found < wanted.stop)
+        & ((found - wanted.start) % wanted.step == 0)
+      )
     else:
       hashes = self._hash().of(population)
       there = np.isin(recorded, hashes).all()
       found = np.unique(np.asarray(population)[np.isin(hashes, recorded)])
     if not there:
       raise ValueError(
-          errors.invalid(
-              'round', round_index,
-              'has clients that are not among those looked at',
-              'give the population that the run started with'))
+        errors.invalid(
+          'round',
+          round_index,
+          'has clients that are not among those looked at',
+          'give the population that the run started with',
+        )
+      )
     return found
 
   def history(self, clients: int, before: int) -> history_lib.History:
@@ -419,9 +459,13 @@ class Ledger:
     highest = self._last_client()
     if highest >= clients:
       raise ValueError(
-          errors.invalid(
-              'client', highest, f'is not among the {clients} clients',
-              'resume with the data that the run started with'))
+        errors.invalid(
+          'client',
+          highest,
+          f'is not among the {clients} clients',
+          'resume with the data that the run started with',
+        )
+      )
     hashed = self._hash()
     history = history_lib.History.empty(clients)
     for round_index, cohort in self._cohorts(operator.index(before)):
@@ -430,15 +474,18 @@ class Ledger:
       # ledger_test.test_clients_can_be_strings.
       if len(found) and not (0 <= found.min() and found.max() < clients):
         raise ValueError(
-            errors.invalid(
-                'round', round_index,
-                f'has clients that are not among the {clients} indices',
-                'resume with the data that the run started with'))
+          errors.invalid(
+            'round',
+            round_index,
+            f'has clients that are not among the {clients} indices',
+            'resume with the data that the run started with',
+          )
+        )
       history.record(round_index, found)
     return history
 
   def past(
-      self, clients: Sequence[identifiers.Client], before: int
+    self, clients: Sequence[identifiers.Client], before: int
   ) -> history_lib.History:
     """Returns the rounds of some clients below `before`, in their order.
 
@@ -457,8 +504,13 @@ class Ledger:
     """Returns the rounds that a client took part in, [m] int64 ascending."""
     identifier = self._hash().of([client])
     return np.array(
-        [round_index for round_index, cohort in self._cohorts()
-         if len(identifiers.places(cohort, identifier))], np.int64)
+      [
+        round_index
+        for round_index, cohort in self._cohorts()
+        if len(identifiers.places(cohort, identifier))
+      ],
+      np.int64,
+    )
 
   def observed(self) -> observed_lib.Observed:
     """Returns what really happened, from the rows alone.
@@ -469,18 +521,24 @@ class Ledger:
     with database.transaction(self._reader) as connection:
       contents = records.verify(connection)
       patterns = observed_lib.patterns(
-          lambda: records.cohorts(connection), sum(contents.sizes.values()))
+        lambda: records.cohorts(connection), sum(contents.sizes.values())
+      )
     return observed_lib.observed(
-        contents.sizes, contents.attempts, patterns, contents.last_client)
+      contents.sizes, contents.attempts, patterns, contents.last_client
+    )
 
   def _hash(self) -> identifiers.Identifiers:
     """Returns the hash function of this ledger, and makes it at first."""
     if self._identifiers is None:
       if self._key_file is None:
         raise ValueError(
-            errors.invalid(
-                'key_file', None, 'a ledger in a database server needs it',
-                'give a file next to the other secrets of the run'))
+          errors.invalid(
+            'key_file',
+            None,
+            'a ledger in a database server needs it',
+            'give a file next to the other secrets of the run',
+          )
+        )
       with database.transaction(self._reader) as connection:
         recorded = records.row(connection).key
       # PRIVACY: with another key every client looks new. Guards:
@@ -495,9 +553,13 @@ class Ledger:
         recorded = records.claim(connection, key=mine).key
       if recorded != mine:
         raise ValueError(
-            errors.invalid(
-                'ledger key', self._key_file, 'is not that of this ledger',
-                'restore the file that it was started with'))
+          errors.invalid(
+            'ledger key',
+            self._key_file,
+            'is not that of this ledger',
+            'restore the file that it was started with',
+          )
+        )
       self._identifiers = found
     return self._identifiers
 
@@ -506,7 +568,7 @@ class Ledger:
       return records.last_client(connection)
 
   def _cohorts(
-      self, before: Optional[int] = None
+    self, before: Optional[int] = None
   ) -> Iterator[tuple[int, np.ndarray]]:
     with database.transaction(self._reader) as connection:
       yield from records.cohorts(connection, before)
@@ -516,21 +578,24 @@ def _round(round_index: int) -> int:
   round_index = operator.index(round_index)
   if not 0 <= round_index < history_lib.MAX_ROUNDS:
     raise ValueError(
-        errors.invalid(
-            'round', round_index, f'must be in [0, {history_lib.MAX_ROUNDS})',
-            'rounds count from 0'))
+      errors.invalid(
+        'round',
+        round_index,
+        f'must be in [0, {history_lib.MAX_ROUNDS})',
+        'rounds count from 0',
+      )
+    )
   return round_index
 
 
-def _highest(
-    cohort: Union[Sequence[identifiers.Client], np.ndarray]
-) -> int:
+def _highest(cohort: Union[Sequence[identifiers.Client], np.ndarray]) -> int:
   """Returns the highest index among clients; -1 without one."""
   if isinstance(cohort, np.ndarray) and cohort.dtype.kind in 'iu':
     return int(cohort.max()) if len(cohort) else -1
   return max(
-      (int(client) for client in cohort if not isinstance(client, str)),
-      default=-1)
+    (int(client) for client in cohort if not isinstance(client, str)),
+    default=-1,
+  )
 
 
 def _abandoned(attempts: list[chain.Attempt]) -> bool:
@@ -538,7 +603,7 @@ def _abandoned(attempts: list[chain.Attempt]) -> bool:
 
 
 def _failure(
-    round_index: int, attempts: list[chain.Attempt]
+  round_index: int, attempts: list[chain.Attempt]
 ) -> list[chain.Event]:
   """Returns the end of an attempt that has none."""
   if attempts and attempts[-1].outcome == chain.STARTED:
@@ -548,20 +613,29 @@ def _failure(
 
 def _missing(place: object) -> ValueError:
   return ValueError(
-      errors.invalid(
-          'ledger', place, 'does not exist or is empty',
-          'without it nobody knows who took part, and nothing is claimed'))
+    errors.invalid(
+      'ledger',
+      place,
+      'does not exist or is empty',
+      'without it nobody knows who took part, and nothing is claimed',
+    )
+  )
 
 
 def _no_ledger(place: object) -> ValueError:
   return ValueError(
-      errors.invalid(
-          'ledger', place, 'is no participation ledger, or cannot be opened',
-          'do not touch the files of a run; check the address of a server'))
+    errors.invalid(
+      'ledger',
+      place,
+      'is no participation ledger, or cannot be opened',
+      'do not touch the files of a run; check the address of a server',
+    )
+  )
 
 
 def _not_started(round_index: int) -> ValueError:
   return ValueError(
-      errors.invalid(
-          'round', round_index, 'has no attempt that could end',
-          'start it first'))
+    errors.invalid(
+      'round', round_index, 'has no attempt that could end', 'start it first'
+    )
+  )

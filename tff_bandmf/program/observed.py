@@ -61,10 +61,10 @@ class Observed:
 
 
 def observed(
-    sizes: dict[int, int],
-    attempts: dict[int, list[chain.Attempt]],
-    found: Patterns,
-    last_client: int,
+  sizes: dict[int, int],
+  attempts: dict[int, list[chain.Attempt]],
+  found: Patterns,
+  last_client: int,
 ) -> Observed:
   """Returns what the parts of a ledger show.
 
@@ -75,45 +75,59 @@ def observed(
     last_client: highest client index; -1 without one.
   """
   finishes = {
-      t: [attempt for attempt in tried if attempt.outcome == chain.FINISHED]
-      for t, tried in attempts.items()}
+    t: [attempt for attempt in tried if attempt.outcome == chain.FINISHED]
+    for t, tried in attempts.items()
+  }
   burnt = {
-      t for t, tried in attempts.items()
-      if any(attempt.outcome == chain.ABANDONED for attempt in tried)}
+    t
+    for t, tried in attempts.items()
+    if any(attempt.outcome == chain.ABANDONED for attempt in tried)
+  }
   every = [attempt for done in finishes.values() for attempt in done]
 
   def rounds(condition) -> tuple[int, ...]:
     return tuple(t for t, done in finishes.items() if condition(t, done))
 
   return Observed(
-      rounds=len(sizes),
-      finished=len(rounds(lambda _, done: done)),
-      burnt=len(burnt),
-      open=rounds(lambda t, done: not done and t not in burnt),
-      failed=sum(
-          attempt.outcome == chain.FAILED
-          for tried in attempts.values() for attempt in tried),
-      clients=found.clients,
-      min_cohort=min(sizes.values(), default=0),
-      max_cohort=max(sizes.values(), default=0),
-      min_sep=found.min_sep,
-      max_participations=found.max_participations,
-      last_round=max(sizes, default=-1),
-      last_client=last_client,
-      z_stddev=min(
-          (attempt.z_stddev for attempt in every
-           if attempt.z_stddev is not None), default=None),
-      cohort_sizes=sizes,
-      # PRIVACY: the noise of every release counts, not of one. Guard:
-      # ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
-      unmeasured=rounds(
-          lambda _, done: any(attempt.z_stddev is None for attempt in done)),
-      unchecked=rounds(
-          lambda _, done: any(not attempt.noise_checked for attempt in done)),
-      finished_twice=rounds(
-          lambda _, done: len(done) > 1 and (
-              done[0].result is None
-              or len({attempt.result for attempt in done}) > 1)))
+    rounds=len(sizes),
+    finished=len(rounds(lambda _, done: done)),
+    burnt=len(burnt),
+    open=rounds(lambda t, done: not done and t not in burnt),
+    failed=sum(
+      attempt.outcome == chain.FAILED
+      for tried in attempts.values()
+      for attempt in tried
+    ),
+    clients=found.clients,
+    min_cohort=min(sizes.values(), default=0),
+    max_cohort=max(sizes.values(), default=0),
+    min_sep=found.min_sep,
+    max_participations=found.max_participations,
+    last_round=max(sizes, default=-1),
+    last_client=last_client,
+    z_stddev=min(
+      (attempt.z_stddev for attempt in every if attempt.z_stddev is not None),
+      default=None,
+    ),
+    cohort_sizes=sizes,
+    # PRIVACY: the noise of every release counts, not of one. Guard:
+    # ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
+    unmeasured=rounds(
+      lambda _, done: any(attempt.z_stddev is None for attempt in done)
+    ),
+    unchecked=rounds(
+      lambda _, done: any(not attempt.noise_checked for attempt in done)
+    ),
+    finished_twice=rounds(
+      lambda _, done: (
+        len(done) > 1
+        and (
+          done[0].result is None
+          or len({attempt.result for attempt in done}) > 1
+        )
+      )
+    ),
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,9 +146,9 @@ class Patterns:
 
 
 def patterns(
-    cohorts: Callable[[], Iterable[tuple[int, np.ndarray]]],
-    participations: int,
-    at_a_time: int = _AT_A_TIME,
+  cohorts: Callable[[], Iterable[tuple[int, np.ndarray]]],
+  participations: int,
+  at_a_time: int = _AT_A_TIME,
 ) -> Patterns:
   """Returns the patterns of cohorts that together need not fit in memory.
 
@@ -148,7 +162,7 @@ def patterns(
     at_a_time: participations to hold in memory, about.
   """
   parts = -(-participations // at_a_time)
-  edges = [-2**63 + part * 2**64 // max(parts, 1) for part in range(parts)]
+  edges = [-(2**63) + part * 2**64 // max(parts, 1) for part in range(parts)]
   found = []
   for low, high in zip(edges, [*edges[1:], None]):
     rounds, identifiers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
@@ -157,12 +171,15 @@ def patterns(
       stop = None if high is None else np.searchsorted(cohort, high)
       identifiers.append(cohort[start:stop].copy())
       rounds.append(np.full(len(identifiers[-1]), round_index))
-    found.append(_patterns_of(
-        np.concatenate(rounds), np.concatenate(identifiers)))
+    found.append(
+      _patterns_of(np.concatenate(rounds), np.concatenate(identifiers))
+    )
   gaps = [part.min_sep for part in found if part.min_sep is not None]
   return Patterns(
-      sum(part.clients for part in found), min(gaps, default=None),
-      max((part.max_participations for part in found), default=0))
+    sum(part.clients for part in found),
+    min(gaps, default=None),
+    max((part.max_participations for part in found), default=0),
+  )
 
 
 def _patterns_of(rounds: np.ndarray, identifiers: np.ndarray) -> Patterns:
@@ -177,4 +194,5 @@ def _patterns_of(rounds: np.ndarray, identifiers: np.ndarray) -> Patterns:
   if not len(identifiers):
     return Patterns(0, None, 0)
   return Patterns(
-      len(firsts), int(gaps.min()) if len(gaps) else None, int(counts.max()))
+    len(firsts), int(gaps.min()) if len(gaps) else None, int(counts.max())
+  )

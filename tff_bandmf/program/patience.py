@@ -32,7 +32,7 @@ class Patience:
 
   @contextlib.contextmanager
   def waiting(
-      self, describe: Callable[[], str], give_up: Callable[[str], None]
+    self, describe: Callable[[], str], give_up: Callable[[str], None]
   ) -> Iterator[None]:
     """Watches over a `with` block that waits.
 
@@ -43,7 +43,8 @@ class Patience:
     """
     over = threading.Event()
     thread = threading.Thread(
-        target=self._watch, args=(over, describe, give_up), daemon=True)
+      target=self._watch, args=(over, describe, give_up), daemon=True
+    )
     thread.start()
     try:
       yield
@@ -66,9 +67,10 @@ class Patience:
     line = describe()
     if not over.is_set():
       give_up(
-          f'{line}: no result within {self.limit_seconds:g} s, the limit of a '
-          'computation; look at that process, or give more time '
-          '(--round-timeout)')
+        f'{line}: no result within {self.limit_seconds:g} s, the limit of a '
+        'computation; look at that process, or give more time '
+        '(--round-timeout)'
+      )
 
 
 # Waits for ever, without a word.

@@ -28,31 +28,31 @@ def connect_args(options: str, seconds: int) -> dict[str, Any]:
   # The server tells before it is taken for silent.
   milliseconds = 750 * seconds
   settings = {
-      # PRIVACY: on the disk before the round runs; the server's own setting may
-      # be off. Guard: ledger_test.test_every_start_is_synced_to_the_disk.
-      'synchronous_commit': 'on',
-      'statement_timeout': milliseconds,
-      'lock_timeout': milliseconds,
-      # A process that is frozen does not keep the lock for ever.
-      'idle_in_transaction_session_timeout': 10 * milliseconds,
+    # PRIVACY: on the disk before the round runs; the server's own setting may
+    # be off. Guard: ledger_test.test_every_start_is_synced_to_the_disk.
+    'synchronous_commit': 'on',
+    'statement_timeout': milliseconds,
+    'lock_timeout': milliseconds,
+    # A process that is frozen does not keep the lock for ever.
+    'idle_in_transaction_session_timeout': 10 * milliseconds,
   }
 
   class Connection(_Connection):
     limit = seconds
 
   return {
-      'options': ' '.join([
-          options, *(f'-c {name}={value}' for name, value in settings.items())
-      ]).strip(),
-      'connect_timeout': seconds,
-      'connection_factory': Connection,
-      'cursor_factory': _Cursor,
+    'options': ' '.join(
+      [options, *(f'-c {name}={value}' for name, value in settings.items())]
+    ).strip(),
+    'connect_timeout': seconds,
+    'connection_factory': Connection,
+    'cursor_factory': _Cursor,
   }
 
 
 class _Connection(extensions.connection):
   """Attributes:
-    limit: seconds to wait for an answer.
+  limit: seconds to wait for an answer.
   """
 
   limit: float
@@ -67,7 +67,6 @@ class _Connection(extensions.connection):
 
 
 class _Cursor(extensions.cursor):
-
   def execute(self, *args, **kwargs):
     with _answered(self.connection):
       return super().execute(*args, **kwargs)
@@ -109,7 +108,8 @@ def _answered(connection: _Connection) -> Iterator[None]:
     except psycopg2.Error:
       if silent.is_set():
         raise psycopg2.OperationalError(
-            f'no answer within {connection.limit} seconds') from None
+          f'no answer within {connection.limit} seconds'
+        ) from None
       raise
     finally:
       timer.cancel()

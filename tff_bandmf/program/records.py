@@ -30,29 +30,35 @@ _EVENTS_AT_A_TIME = 4096
 
 _METADATA = sa.MetaData()
 _LEDGER = sa.Table(
-    'bandmf_ledger', _METADATA,
-    sa.Column('place', sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column('format', sa.Integer, nullable=False),
-    sa.Column('run', sa.BigInteger),
-    sa.Column('noise_key', sa.BigInteger),
-    sa.Column('key', sa.BigInteger),
-    sa.Column('events', sa.BigInteger, nullable=False),
-    sa.Column('head', sa.LargeBinary))
+  'bandmf_ledger',
+  _METADATA,
+  sa.Column('place', sa.Integer, primary_key=True, autoincrement=False),
+  sa.Column('format', sa.Integer, nullable=False),
+  sa.Column('run', sa.BigInteger),
+  sa.Column('noise_key', sa.BigInteger),
+  sa.Column('key', sa.BigInteger),
+  sa.Column('events', sa.BigInteger, nullable=False),
+  sa.Column('head', sa.LargeBinary),
+)
 _ROUNDS = sa.Table(
-    'bandmf_rounds', _METADATA,
-    sa.Column('round', sa.BigInteger, primary_key=True, autoincrement=False),
-    # Before the cohort, which need not be read for it.
-    sa.Column('highest', sa.BigInteger, nullable=False),
-    sa.Column('cohort', sa.LargeBinary, nullable=False))
+  'bandmf_rounds',
+  _METADATA,
+  sa.Column('round', sa.BigInteger, primary_key=True, autoincrement=False),
+  # Before the cohort, which need not be read for it.
+  sa.Column('highest', sa.BigInteger, nullable=False),
+  sa.Column('cohort', sa.LargeBinary, nullable=False),
+)
 _EVENTS = sa.Table(
-    'bandmf_events', _METADATA,
-    sa.Column('place', sa.BigInteger, primary_key=True, autoincrement=False),
-    sa.Column('round', sa.BigInteger, nullable=False, index=True),
-    sa.Column('kind', sa.String(16), nullable=False),
-    sa.Column('digest', sa.LargeBinary),
-    sa.Column('z_stddev', sa.Float(53)),
-    sa.Column('noise_checked', sa.Integer, nullable=False),
-    sa.Column('head', sa.LargeBinary, nullable=False))
+  'bandmf_events',
+  _METADATA,
+  sa.Column('place', sa.BigInteger, primary_key=True, autoincrement=False),
+  sa.Column('round', sa.BigInteger, nullable=False, index=True),
+  sa.Column('kind', sa.String(16), nullable=False),
+  sa.Column('digest', sa.LargeBinary),
+  sa.Column('z_stddev', sa.Float(53)),
+  sa.Column('noise_checked', sa.Integer, nullable=False),
+  sa.Column('head', sa.LargeBinary, nullable=False),
+)
 
 TABLES = frozenset(_METADATA.tables)
 
@@ -90,7 +96,8 @@ def create(connection: sa.engine.Connection) -> None:
       connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
   if connection.execute(sa.select(_LEDGER.c.place)).first() is None:
     connection.execute(
-        sa.insert(_LEDGER).values(place=0, format=chain.FORMAT, events=0))
+      sa.insert(_LEDGER).values(place=0, format=chain.FORMAT, events=0)
+    )
 
 
 def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
@@ -104,9 +111,19 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
   Raises:
     ValueError: it is not what a ledger has, or is of another format.
   """
-  query = sa.select(*map(_raw, (
-      _LEDGER.c.format, _LEDGER.c.run, _LEDGER.c.noise_key, _LEDGER.c.key,
-      _LEDGER.c.events, _LEDGER.c.head)))
+  query = sa.select(
+    *map(
+      _raw,
+      (
+        _LEDGER.c.format,
+        _LEDGER.c.run,
+        _LEDGER.c.noise_key,
+        _LEDGER.c.key,
+        _LEDGER.c.events,
+        _LEDGER.c.head,
+      ),
+    )
+  )
   # PRIVACY: who looks before he has the lock sees a round that another is
   # about to abandon. Guard:
   # ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
@@ -122,9 +139,14 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
   _require(isinstance(events, int) and events >= 0, 'row')
   _require((head is None) == (events == 0), 'row')
   return Row(
-      run, noise_key, key, events,
-      chain.genesis(run, noise_key, key) if head is None
-      else _content(head, 'head'))
+    run,
+    noise_key,
+    key,
+    events,
+    chain.genesis(run, noise_key, key)
+    if head is None
+    else _content(head, 'head'),
+  )
 
 
 def claim(connection: sa.engine.Connection, **values: int) -> Row:
@@ -135,16 +157,21 @@ def claim(connection: sa.engine.Connection, **values: int) -> Row:
   """
   there = row(connection, lock=True)
   missing = {
-      name: value for name, value in values.items()
-      if getattr(there, name) is None}
+    name: value
+    for name, value in values.items()
+    if getattr(there, name) is None
+  }
   if not missing:
     return there
   if there.events:
     raise ValueError(
-        errors.invalid(
-            'ledger', ', '.join(sorted(missing)),
-            'must be said before the first round starts',
-            'bind a new ledger, and start its rounds then'))
+      errors.invalid(
+        'ledger',
+        ', '.join(sorted(missing)),
+        'must be said before the first round starts',
+        'bind a new ledger, and start its rounds then',
+      )
+    )
   connection.execute(sa.update(_LEDGER).values(**missing))
   return row(connection)
 
@@ -152,7 +179,8 @@ def claim(connection: sa.engine.Connection, **values: int) -> Row:
 def last_client(connection: sa.engine.Connection) -> int:
   """Returns the highest client index; -1 without one."""
   found = connection.execute(
-      sa.select(sa.func.max(_raw(_ROUNDS.c.highest)))).scalar_one()
+    sa.select(sa.func.max(_raw(_ROUNDS.c.highest)))
+  ).scalar_one()
   _require(found is None or isinstance(found, int), 'highest')
   return -1 if found is None else found
 
@@ -160,16 +188,17 @@ def last_client(connection: sa.engine.Connection) -> int:
 def last_round(connection: sa.engine.Connection) -> int:
   """Returns the highest round that was started; -1 without one."""
   found = connection.execute(
-      sa.select(sa.func.max(_raw(_ROUNDS.c.round)))).scalar_one()
+    sa.select(sa.func.max(_raw(_ROUNDS.c.round)))
+  ).scalar_one()
   _require(found is None or isinstance(found, int), 'round')
   return -1 if found is None else found
 
 
 def add_round(
-    connection: sa.engine.Connection,
-    round_index: int,
-    cohort: np.ndarray,
-    highest: int,
+  connection: sa.engine.Connection,
+  round_index: int,
+  cohort: np.ndarray,
+  highest: int,
 ) -> None:
   """Adds a round.
 
@@ -180,9 +209,10 @@ def add_round(
     highest: the highest index in the cohort; -1 without one.
   """
   connection.execute(
-      sa.insert(_ROUNDS).values(
-          round=round_index, cohort=cohort.astype('<i8').tobytes(),
-          highest=highest))
+    sa.insert(_ROUNDS).values(
+      round=round_index, cohort=cohort.astype('<i8').tobytes(), highest=highest
+    )
+  )
 
 
 def append(connection: sa.engine.Connection, *events: chain.Event) -> None:
@@ -192,20 +222,28 @@ def append(connection: sa.engine.Connection, *events: chain.Event) -> None:
   for event in events:
     head = chain.link(head, place, event)
     connection.execute(
-        sa.insert(_EVENTS).values(
-            place=place, round=event.round, kind=event.kind,
-            digest=event.digest, z_stddev=event.z_stddev,
-            noise_checked=int(event.noise_checked), head=head))
+      sa.insert(_EVENTS).values(
+        place=place,
+        round=event.round,
+        kind=event.kind,
+        digest=event.digest,
+        z_stddev=event.z_stddev,
+        noise_checked=int(event.noise_checked),
+        head=head,
+      )
+    )
     place += 1
   connection.execute(sa.update(_LEDGER).values(events=place, head=head))
 
 
 def attempts(
-    connection: sa.engine.Connection, round_index: int
+  connection: sa.engine.Connection, round_index: int
 ) -> list[chain.Attempt]:
   """Returns the attempts at a round, in order."""
-  return _attempts(round_index, [
-      (event, head) for _, event, head in _events(connection, round_index)])
+  return _attempts(
+    round_index,
+    [(event, head) for _, event, head in _events(connection, round_index)],
+  )
 
 
 def _attempts(round_index: int, events) -> list[chain.Attempt]:
@@ -216,23 +254,39 @@ def _attempts(round_index: int, events) -> list[chain.Attempt]:
 
 
 def _events(
-    connection: sa.engine.Connection, round_index: Optional[int] = None
+  connection: sa.engine.Connection, round_index: Optional[int] = None
 ) -> Iterator[tuple[int, chain.Event, bytes]]:
   """Yields the place, the event and the head after it, of one round or all."""
-  query = sa.select(*map(_raw, (
-      _EVENTS.c.place, _EVENTS.c.round, _EVENTS.c.kind, _EVENTS.c.digest,
-      _EVENTS.c.z_stddev, _EVENTS.c.noise_checked, _EVENTS.c.head)))
+  query = sa.select(
+    *map(
+      _raw,
+      (
+        _EVENTS.c.place,
+        _EVENTS.c.round,
+        _EVENTS.c.kind,
+        _EVENTS.c.digest,
+        _EVENTS.c.z_stddev,
+        _EVENTS.c.noise_checked,
+        _EVENTS.c.head,
+      ),
+    )
+  )
   if round_index is not None:
     query = query.where(_EVENTS.c.round == round_index)
   rows = connection.execute(
-      query.order_by(_EVENTS.c.place),
-      execution_options={'stream_results': True})
+    query.order_by(_EVENTS.c.place), execution_options={'stream_results': True}
+  )
   for place, number, kind, digest, z_stddev, checked, head in rows.yield_per(
-      _EVENTS_AT_A_TIME):
+    _EVENTS_AT_A_TIME
+  ):
     _require(isinstance(place, int) and checked in (0, 1), 'event')
     event = chain.Event(
-        number, kind, None if digest is None else _content(digest, 'event'),
-        z_stddev, bool(checked))
+      number,
+      kind,
+      None if digest is None else _content(digest, 'event'),
+      z_stddev,
+      bool(checked),
+    )
     _require(event.is_possible(), 'event')
     yield place, event, _content(head, 'event')
 
@@ -272,9 +326,13 @@ def verify(connection: sa.engine.Connection) -> Contents:
     # and an event that is gone all show here. Guards:
     # chain_test.test_any_change_of_a_row_is_refused and
     # test_client_cut_out_of_two_cohorts_is_refused.
-    if place != len(events) or recorded != head or (
-        event.kind == chain.STARTED
-        and digests.get(event.round) != event.digest):
+    if (
+      place != len(events)
+      or recorded != head
+      or (
+        event.kind == chain.STARTED and digests.get(event.round) != event.digest
+      )
+    ):
       raise _broken(event.round)
     events.append((event, head))
   last_event = events[-1][0].round if events else 0
@@ -282,8 +340,9 @@ def verify(connection: sa.engine.Connection) -> Contents:
   if len(events) != there.events or head != there.head:
     raise _broken(last_event)
   attempts = {
-      round_index: _attempts(round_index, found)
-      for round_index, found in chain.by_round(events)}
+    round_index: _attempts(round_index, found)
+    for round_index, found in chain.by_round(events)
+  }
   apart = sizes.keys() ^ attempts.keys()
   if apart:
     raise _broken(min(apart))
@@ -291,17 +350,17 @@ def verify(connection: sa.engine.Connection) -> Contents:
 
 
 def cohort(
-    connection: sa.engine.Connection, round_index: int
+  connection: sa.engine.Connection, round_index: int
 ) -> Optional[np.ndarray]:
   """Returns the identifiers of a round, ascending; None if it is not there."""
   content = connection.execute(
-      sa.select(_raw(_ROUNDS.c.cohort)).where(
-          _ROUNDS.c.round == round_index)).first()
+    sa.select(_raw(_ROUNDS.c.cohort)).where(_ROUNDS.c.round == round_index)
+  ).first()
   return None if content is None else _identifiers(content[0])
 
 
 def digest(
-    connection: sa.engine.Connection, round_index: int
+  connection: sa.engine.Connection, round_index: int
 ) -> Optional[bytes]:
   """Returns the digest of the cohort of a round; None if it is not there."""
   found = list(_rounds(connection, round_index + 1, round_index))
@@ -309,7 +368,7 @@ def digest(
 
 
 def cohorts(
-    connection: sa.engine.Connection, before: Optional[int] = None
+  connection: sa.engine.Connection, before: Optional[int] = None
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Yields rounds, ascending, and their identifiers; reads a few at a time."""
   for round_index, found, _ in _rounds(connection, before):
@@ -317,12 +376,13 @@ def cohorts(
 
 
 def _rounds(
-    connection: sa.engine.Connection, before: Optional[int] = None,
-    start: int = 0,
+  connection: sa.engine.Connection,
+  before: Optional[int] = None,
+  start: int = 0,
 ) -> Iterator[tuple[int, np.ndarray, int]]:
-  query = sa.select(*map(_raw, (
-      _ROUNDS.c.round, _ROUNDS.c.cohort, _ROUNDS.c.highest))).order_by(
-          _ROUNDS.c.round)
+  query = sa.select(
+    *map(_raw, (_ROUNDS.c.round, _ROUNDS.c.cohort, _ROUNDS.c.highest))
+  ).order_by(_ROUNDS.c.round)
   if start:
     query = query.where(_ROUNDS.c.round >= start)
   if before is not None:
@@ -339,8 +399,8 @@ def _rounds(
 def _identifiers(content: Any) -> np.ndarray:
   """Returns the identifiers in a cohort, [m] int64 ascending."""
   _require(
-      isinstance(content, (bytes, memoryview)) and len(content) % 8 == 0,
-      'cohort')
+    isinstance(content, (bytes, memoryview)) and len(content) % 8 == 0, 'cohort'
+  )
   found = np.frombuffer(content, '<i8')
   # PRIVACY: who counts participations relies on the order. Guard:
   # fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
@@ -356,23 +416,33 @@ def _content(value: Any, name: str) -> bytes:
 def other_format(version: object) -> ValueError:
   """Returns the error of a ledger of another version of this package."""
   return ValueError(
-      errors.invalid(
-          'ledger', f'format {version}',
-          f'cannot be read: this version has format {chain.FORMAT}',
-          'end the run with the version that began it, or start a new one'))
+    errors.invalid(
+      'ledger',
+      f'format {version}',
+      f'cannot be read: this version has format {chain.FORMAT}',
+      'end the run with the version that began it, or start a new one',
+    )
+  )
 
 
 def _broken(round_index: int) -> ValueError:
   return ValueError(
-      errors.invalid(
-          'ledger', f'round {round_index}',
-          'is not what the chain of its rounds says',
-          'it was changed or is damaged: restore the file'))
+    errors.invalid(
+      'ledger',
+      f'round {round_index}',
+      'is not what the chain of its rounds says',
+      'it was changed or is damaged: restore the file',
+    )
+  )
 
 
 def _require(holds: bool, name: str) -> None:
   if not holds:
     raise ValueError(
-        errors.invalid(
-            'ledger', name, 'is not what a ledger writes',
-            'it was changed or is damaged: restore the file'))
+      errors.invalid(
+        'ledger',
+        name,
+        'is not what a ledger writes',
+        'it was changed or is damaged: restore the file',
+      )
+    )

@@ -46,8 +46,8 @@ def _die_with_parent() -> None:
 
 @contextlib.contextmanager
 def worker(
-    concurrency: Optional[int] = None,
-    log: Optional[Union[str, os.PathLike]] = None,
+  concurrency: Optional[int] = None,
+  log: Optional[Union[str, os.PathLike]] = None,
 ) -> Iterator[tuple[int, subprocess.Popen]]:
   """Yields the port of a TFF worker and its process, for a `with` block.
 
@@ -70,11 +70,18 @@ def worker(
   with contextlib.ExitStack() as stack:
     output = stack.enter_context(open(log or os.devnull, 'ab'))
     process = subprocess.Popen(  # pylint: disable=subprocess-popen-preexec-fn
-        [str(binary), f'--port={port}',
-         f'--max_concurrent_computation_calls={concurrency}'],
-        stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        # A Ctrl-C is for this process, which then ends the worker.
-        start_new_session=True, preexec_fn=_die_with_parent)
+      [
+        str(binary),
+        f'--port={port}',
+        f'--max_concurrent_computation_calls={concurrency}',
+      ],
+      stdin=subprocess.DEVNULL,
+      stdout=output,
+      stderr=output,
+      # A Ctrl-C is for this process, which then ends the worker.
+      start_new_session=True,
+      preexec_fn=_die_with_parent,
+    )
     stack.callback(_end, process)
     _wait_for(process, port, log)
     yield port, process
@@ -82,10 +89,10 @@ def worker(
 
 @contextlib.contextmanager
 def local_runtime(
-    concurrency: Optional[int] = None,
-    log: Optional[Union[str, os.PathLike]] = None,
-    program: bool = False,
-    patience: patience_lib.Patience = patience_lib.FOREVER,
+  concurrency: Optional[int] = None,
+  log: Optional[Union[str, os.PathLike]] = None,
+  program: bool = False,
+  patience: patience_lib.Patience = patience_lib.FOREVER,
 ) -> Iterator[None]:
   """Sets TFF's execution context to a worker of our own, for a `with` block.
 
@@ -109,13 +116,15 @@ def local_runtime(
     def check():
       if process.poll() is not None:
         raise RuntimeError(
-            f'TFF worker: ended with exit status {process.poll()} (-9 may be '
-            f'for want of memory); see log={log}.')
+          f'TFF worker: ended with exit status {process.poll()} (-9 may be '
+          f'for want of memory); see log={log}.'
+        )
 
     name = f'TFF worker of this program (process {process.pid})'
     around = tff.framework.get_context_stack().current
     with execution_context(
-        f'localhost:{port}', check, patience, name, program) as context:
+      f'localhost:{port}', check, patience, name, program
+    ) as context:
       if program:
         context = tff.program.NativeFederatedContext(context)
       tff.framework.set_default_context(context)
@@ -132,12 +141,12 @@ class _Link:
   """A worker as a context sees it, up to the end of patience."""
 
   def __init__(
-      self,
-      address: str,
-      check: Callable[[], None],
-      patience: patience_lib.Patience,
-      name: str,
-      channel: grpc.Channel,
+    self,
+    address: str,
+    check: Callable[[], None],
+    patience: patience_lib.Patience,
+    name: str,
+    channel: grpc.Channel,
   ):
     self._address = address
     self._check_worker = check
@@ -179,8 +188,10 @@ class _Link:
 
   def _describe(self) -> str:
     known = (
-        'which answers, so it may just be busy' if answers(self._address)
-        else 'which does not answer: it is stopped, or hangs')
+      'which answers, so it may just be busy'
+      if answers(self._address)
+      else 'which does not answer: it is stopped, or hangs'
+    )
     return f'{self._name}, {known}'
 
   def _give_up(self, why: str) -> None:
@@ -193,11 +204,11 @@ class _Link:
   def arguments(self) -> dict[str, object]:
     """Returns what TFF's contexts are made of."""
     return dict(
-        executor_fn=tff.framework.ResourceManagingExecutorFactory(
-            self.executor),
-        compiler_fn=tff.backends.native.desugar_and_transform_to_native,
-        transform_args=tff.tensorflow.transform_args,
-        transform_result=tff.tensorflow.transform_result)
+      executor_fn=tff.framework.ResourceManagingExecutorFactory(self.executor),
+      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
+    )
 
 
 class SyncContext(tff.framework.SyncExecutionContext):
@@ -219,7 +230,6 @@ class SyncContext(tff.framework.SyncExecutionContext):
 
 
 class _AsyncContext(tff.framework.AsyncExecutionContext):
-
   def __init__(self, link: _Link):
     super().__init__(**link.arguments())
     self._link = link
@@ -231,11 +241,11 @@ class _AsyncContext(tff.framework.AsyncExecutionContext):
 
 @contextlib.contextmanager
 def execution_context(
-    address: str,
-    check: Callable[[], None],
-    patience: patience_lib.Patience,
-    name: str,
-    asynchronous: bool = False,
+  address: str,
+  check: Callable[[], None],
+  patience: patience_lib.Patience,
+  name: str,
+  asynchronous: bool = False,
 ) -> Iterator[Union[SyncContext, _AsyncContext]]:
   """Yields a context that executes on a worker, for a `with` block.
 
@@ -248,11 +258,14 @@ def execution_context(
     asynchronous: whether computations return awaitables.
   """
   channel = grpc.insecure_channel(
-      address,
-      options=[('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
-               ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
-               ('grpc.keepalive_time_ms', _KEEPALIVE_MS),
-               ('grpc.enable_http_proxy', 0)])
+    address,
+    options=[
+      ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
+      ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
+      ('grpc.keepalive_time_ms', _KEEPALIVE_MS),
+      ('grpc.enable_http_proxy', 0),
+    ],
+  )
   with contextlib.closing(channel):
     link = _Link(address, check, patience, name, channel)
     yield _AsyncContext(link) if asynchronous else SyncContext(link)
@@ -267,12 +280,15 @@ def answers(address: str) -> bool:
   host, _, port = address.rpartition(':')
   try:
     socket.create_connection(
-        (host.strip('[]'), int(port)), _PROBE_SECONDS).close()
+      (host.strip('[]'), int(port)), _PROBE_SECONDS
+    ).close()
   except OSError:
     return False
-  options = [('grpc.enable_http_proxy', 0),
-             # A connection of its own, for others may be older than the halt.
-             ('grpc.use_local_subchannel_pool', 1)]
+  options = [
+    ('grpc.enable_http_proxy', 0),
+    # A connection of its own, for others may be older than the halt.
+    ('grpc.use_local_subchannel_pool', 1),
+  ]
   with contextlib.closing(grpc.insecure_channel(address, options)) as channel:
     try:
       grpc.channel_ready_future(channel).result(_PROBE_SECONDS)
@@ -290,8 +306,9 @@ def _wait_for(process: subprocess.Popen, port: int, log) -> None:
       return
     time.sleep(_POLL_SECONDS)
   raise RuntimeError(
-      f'TFF worker: no answer on port={port} within {_START_SECONDS} s; '
-      f'exit status {process.poll()}; see log={log}.')
+    f'TFF worker: no answer on port={port} within {_START_SECONDS} s; '
+    f'exit status {process.poll()}; see log={log}.'
+  )
 
 
 def _stub(channel: grpc.Channel) -> tff.framework.RemoteExecutorGrpcStub:

@@ -26,16 +26,16 @@ class Workers:
   """Workers that answer at `addresses`; make them with `connected`."""
 
   def __init__(
-      self,
-      contexts: dict[str, runtime.SyncContext],
+    self,
+    contexts: dict[str, runtime.SyncContext],
   ):
     self._contexts = contexts
 
   def map(
-      self,
-      computation: tff.Computation,
-      shared: Any,
-      members: Sequence[Any],
+    self,
+    computation: tff.Computation,
+    shared: Any,
+    members: Sequence[Any],
   ) -> list[Any]:
     """Returns the results of members, in their order.
 
@@ -52,24 +52,29 @@ class Workers:
         Called again, the others do its part.
     """
     there = [
-        context for address, context in self._contexts.items()
-        if not context.given_up and runtime.answers(address)]
+      context
+      for address, context in self._contexts.items()
+      if not context.given_up and runtime.answers(address)
+    ]
     if not there:
       raise RuntimeError(
-          f'TFF workers: none of {", ".join(self._contexts)} answers in time; '
-          'start them, or leave --workers out.')
-    shares = [members[i::len(there)] for i in range(len(there))]
+        f'TFF workers: none of {", ".join(self._contexts)} answers in time; '
+        'start them, or leave --workers out.'
+      )
+    shares = [members[i :: len(there)] for i in range(len(there))]
     # A thread each: calls of TFF block, and one worker must not hold up others.
     pool = concurrent.futures.ThreadPoolExecutor(len(there))
     try:
       done = [
-          pool.submit(_run, context, computation, shared, share)
-          for context, share in zip(there, shares) if share]
+        pool.submit(_run, context, computation, shared, share)
+        for context, share in zip(there, shares)
+        if share
+      ]
       # All of them, so that none is left with work that nobody waits for.
       concurrent.futures.wait(done)
       results = [None] * len(members)
       for i, share in enumerate(done):
-        results[i::len(there)] = share.result()
+        results[i :: len(there)] = share.result()
       return results
     finally:
       pool.shutdown(wait=False)
@@ -84,8 +89,8 @@ def _run(context, computation, shared, share):
 
 @contextlib.contextmanager
 def connected(
-    addresses: Sequence[str],
-    patience: patience_lib.Patience = patience_lib.FOREVER,
+  addresses: Sequence[str],
+  patience: patience_lib.Patience = patience_lib.FOREVER,
 ) -> Iterator[Workers]:
   """Yields the workers at some addresses, for a `with` block.
 
@@ -107,19 +112,26 @@ def connected(
       host, colon, port = address.rpartition(':')
       if not (host and colon and port.isdigit()) or address in contexts:
         raise ValueError(
-            errors.invalid(
-                'workers', address, 'must be host:port, and there once',
-                'for instance --workers=10.0.0.2:8000,10.0.0.3:8000'))
+          errors.invalid(
+            'workers',
+            address,
+            'must be host:port, and there once',
+            'for instance --workers=10.0.0.2:8000,10.0.0.3:8000',
+          )
+        )
       check = functools.partial(_require, address)
       check()
       contexts[address] = stack.enter_context(
-          runtime.execution_context(
-              address, check, patience, f'TFF worker {address}'))
+        runtime.execution_context(
+          address, check, patience, f'TFF worker {address}'
+        )
+      )
     yield Workers(contexts)
 
 
 def _require(address: str) -> None:
   if not runtime.answers(address):
     raise RuntimeError(
-        f'TFF worker: {address} does not answer; is worker_binary running '
-        'there, and can its port be reached?')
+      f'TFF worker: {address} does not answer; is worker_binary running '
+      'there, and can its port be reached?'
+    )

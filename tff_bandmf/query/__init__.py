@@ -1,13 +1,13 @@
 """The differentially private query that TFF aggregates with."""
 
 from tff_bandmf.query.clipping import (
-    Clipping,
-    check_bounds,
-    norm_of_clips,
-    record_dimension,
+  Clipping,
+  check_bounds,
+  norm_of_clips,
+  record_dimension,
 )
 from tff_bandmf.query.correlated_noise import (
-    RELEASE_NAME,
-    CorrelatedNoiseQuery,
-    QueryState,
+  RELEASE_NAME,
+  CorrelatedNoiseQuery,
+  QueryState,
 )

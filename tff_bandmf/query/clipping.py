@@ -37,22 +37,32 @@ def record_dimension(record_specs: Any) -> int:
     name = '.'.join(map(str, path)) or 'record'
     if not spec.dtype.is_floating:
       raise TypeError(
-          errors.invalid(
-              f'update[{name}].dtype', spec.dtype.name,
-              'must be a float type',
-              'noise cannot protect integers; leave the variable out of the '
-              'update'))
+        errors.invalid(
+          f'update[{name}].dtype',
+          spec.dtype.name,
+          'must be a float type',
+          'noise cannot protect integers; leave the variable out of the update',
+        )
+      )
     if not spec.shape.is_fully_defined():
       raise ValueError(
-          errors.invalid(
-              f'update[{name}].shape', spec.shape, 'must be static',
-              'give every dimension'))
+        errors.invalid(
+          f'update[{name}].shape',
+          spec.shape,
+          'must be static',
+          'give every dimension',
+        )
+      )
     dimension += int(np.prod(spec.shape.as_list(), dtype=np.int64))
   if not dimension:
     raise ValueError(
-        errors.invalid(
-            'update', record_specs, 'holds no coordinate',
-            'aggregate the updates of a model'))
+      errors.invalid(
+        'update',
+        record_specs,
+        'holds no coordinate',
+        'aggregate the updates of a model',
+      )
+    )
   return dimension
 
 
@@ -96,27 +106,31 @@ class Clipping:
 
   def __post_init__(self):
     for clip, dimension, bound in zip(
-        self.clips, self.dimensions, self._squared_bounds):
+      self.clips, self.dimensions, self._squared_bounds
+    ):
       least = max(2 * math.sqrt(dimension), 4)
       # No privacy is lost here, but updates: rounding would leave little of
       # such a group, and its noise would be that of a full one.
       if dimension and bound < least**2:
         raise ValueError(
-            errors.invalid(
-                'l2_norm_clip', clip,
-                f'is {math.sqrt(bound):.3g} steps of the lattice for '
-                f'{dimension} coordinates, which rounding would empty; it must '
-                f'be {least:.3g}',
-                'raise the clip of that layer, or use one clip for all'))
+          errors.invalid(
+            'l2_norm_clip',
+            clip,
+            f'is {math.sqrt(bound):.3g} steps of the lattice for '
+            f'{dimension} coordinates, which rounding would empty; it must '
+            f'be {least:.3g}',
+            'raise the clip of that layer, or use one clip for all',
+          )
+        )
 
   @classmethod
   def of(
-      cls,
-      l2_norm_clip: Any,
-      record_specs: Any,
-      clip_bits: int,
-      zeroing_norm: Optional[float] = None,
-      zeroing_norm_order: float = math.inf,
+    cls,
+    l2_norm_clip: Any,
+    record_specs: Any,
+    clip_bits: int,
+    zeroing_norm: Optional[float] = None,
+    zeroing_norm_order: float = math.inf,
   ) -> Clipping:
     """Returns the clipping of records of this kind.
 
@@ -141,8 +155,11 @@ class Clipping:
       return tf.nest.map_structure(lambda _: len(clips) - 1, part)
 
     try:
-      groups = tf.nest.flatten(tree.map_structure_up_to(
-          l2_norm_clip, group, l2_norm_clip, record_specs))
+      groups = tf.nest.flatten(
+        tree.map_structure_up_to(
+          l2_norm_clip, group, l2_norm_clip, record_specs
+        )
+      )
     except (TypeError, ValueError):
       groups = []
     specs = tf.nest.flatten(record_specs)
@@ -150,17 +167,25 @@ class Clipping:
     # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
     if len(groups) != len(specs):
       raise ValueError(
-          errors.invalid(
-              'l2_norm_clip', l2_norm_clip,
-              'must be a number, or have the outer structure of the update',
-              'give one clip for all leaves, or one for each layer'))
+        errors.invalid(
+          'l2_norm_clip',
+          l2_norm_clip,
+          'must be a number, or have the outer structure of the update',
+          'give one clip for all leaves, or one for each layer',
+        )
+      )
     check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
     dimensions = [0] * len(clips)
     for spec, i in zip(specs, groups):
       dimensions[i] += spec.shape.num_elements()
     return cls(
-        tuple(map(float, clips)), tuple(dimensions), tuple(groups), clip_bits,
-        zeroing_norm, zeroing_norm_order)
+      tuple(map(float, clips)),
+      tuple(dimensions),
+      tuple(groups),
+      clip_bits,
+      zeroing_norm,
+      zeroing_norm_order,
+    )
 
   @property
   def l2_norm(self) -> float:
@@ -179,7 +204,7 @@ class Clipping:
     PRIVACY: they add up to at most 4^clip_bits, in exact arithmetic. Guard:
     query_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
     """
-    squares = [fractions.Fraction(clip)**2 for clip in self.clips]
+    squares = [fractions.Fraction(clip) ** 2 for clip in self.clips]
     total = sum(squares)
     return [math.floor(each * 4**self.clip_bits / total) for each in squares]
 
@@ -205,11 +230,13 @@ class Clipping:
     """
     finite, above, scales = self._judge(record)
     factors = tf.unstack(
-        tf.where(finite & ~above, scales / self.step, 0.0), len(self.clips))
+      tf.where(finite & ~above, scales / self.step, 0.0), len(self.clips)
+    )
     # Zero wins over NaN and infinity.
     scaled = [
-        tf.math.multiply_no_nan(tf.cast(leaf, tf.float64), factors[group])
-        for leaf, group in zip(tf.nest.flatten(record), self.groups)]
+      tf.math.multiply_no_nan(tf.cast(leaf, tf.float64), factors[group])
+      for leaf, group in zip(tf.nest.flatten(record), self.groups)
+    ]
     rounded = [tf.round(leaf) for leaf in scaled]
 
     def whole(leaves):
@@ -221,7 +248,8 @@ class Clipping:
       return whole([leaf * kept for leaf in leaves])
 
     return tf.nest.pack_sequence_as(
-        record, tf.cond(self._fits(rounded), lambda: whole(rounded), cut))
+      record, tf.cond(self._fits(rounded), lambda: whole(rounded), cut)
+    )
 
   def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
     """Returns whether whole numbers in float64 have at most the norm of groups.
@@ -230,15 +258,19 @@ class Clipping:
     takes part in the decision. Guard:
     query_test.test_norm_that_int64_cannot_hold_is_too_large.
     """
+
     def sums(squares):
       return tf.math.unsorted_segment_sum(
-          tf.stack([tf.reduce_sum(each) for each in squares]), self.groups,
-          len(self.clips))
+        tf.stack([tf.reduce_sum(each) for each in squares]),
+        self.groups,
+        len(self.clips),
+      )
 
     below = sums([tf.square(leaf) for leaf in leaves]) < _INT64_SQUARES
     exact = sums([tf.square(tf.cast(leaf, tf.int64)) for leaf in leaves])
     return tf.reduce_all(
-        below & (exact <= tf.constant(self._squared_bounds, tf.int64)))
+      below & (exact <= tf.constant(self._squared_bounds, tf.int64))
+    )
 
   def describe(self, record: Any) -> collections.OrderedDict[str, tf.Tensor]:
     """Returns what `clip` does to a record, scalars int32, 0 or 1.
@@ -248,10 +280,13 @@ class Clipping:
     finite, above, scales = self._judge(record)
     below = finite & ~above
     return collections.OrderedDict(
-        (name, tf.cast(flag, tf.int32)) for name, flag in [
-            ('non_finite_count', ~finite),
-            ('zeroed_count', finite & above),
-            ('clipped_count', below & tf.reduce_any(scales < 1.0))])
+      (name, tf.cast(flag, tf.int32))
+      for name, flag in [
+        ('non_finite_count', ~finite),
+        ('zeroed_count', finite & above),
+        ('clipped_count', below & tf.reduce_any(scales < 1.0)),
+      ]
+    )
 
   def _judge(self, record: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (is finite, is above the zeroing norm, scale of every group).
@@ -260,20 +295,31 @@ class Clipping:
     """
     leaves = [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(record)]
     squares = tf.stack([tf.reduce_sum(tf.square(leaf)) for leaf in leaves])
-    norms = tf.sqrt(tf.math.unsorted_segment_sum(
-        squares, self.groups, len(self.clips)))
+    norms = tf.sqrt(
+      tf.math.unsorted_segment_sum(squares, self.groups, len(self.clips))
+    )
     finite = tf.reduce_all(tf.math.is_finite(norms))
     above = tf.constant(False)
     if self.zeroing_norm is not None:
       norm = (
-          tf.sqrt(tf.reduce_sum(squares)) if self.zeroing_norm_order == 2
-          else tf.reduce_max([
-              tf.reduce_max(tf.abs(leaf)) for leaf in leaves
-              if leaf.shape.num_elements()]))
+        tf.sqrt(tf.reduce_sum(squares))
+        if self.zeroing_norm_order == 2
+        else tf.reduce_max(
+          [
+            tf.reduce_max(tf.abs(leaf))
+            for leaf in leaves
+            if leaf.shape.num_elements()
+          ]
+        )
+      )
       above = norm > self.zeroing_norm
-    radii = tf.constant([
+    radii = tf.constant(
+      [
         clip - dimension * self.step**2 / (24 * clip) - 2 * self.step
-        for clip, dimension in zip(self.clips, self.dimensions)], tf.float64)
+        for clip, dimension in zip(self.clips, self.dimensions)
+      ],
+      tf.float64,
+    )
     return finite, above, tf.where(norms > radii, radii / norms, 1.0)
 
 
@@ -283,9 +329,9 @@ def norm_of_clips(l2_norm_clip: Any) -> float:
 
 
 def check_bounds(
-    l2_norm_clip: Any,
-    zeroing_norm: Optional[float],
-    zeroing_norm_order: float = math.inf,
+  l2_norm_clip: Any,
+  zeroing_norm: Optional[float],
+  zeroing_norm_order: float = math.inf,
 ) -> None:
   """Raises if a bound of `Clipping.of` could not serve any record.
 
@@ -295,21 +341,33 @@ def check_bounds(
   """
   for clip in tf.nest.flatten(l2_norm_clip):
     errors.check_positive(
-        'l2_norm_clip', clip,
-        'clips are constants: an adaptive one is a release that costs '
-        'privacy of its own')
+      'l2_norm_clip',
+      clip,
+      'clips are constants: an adaptive one is a release that costs '
+      'privacy of its own',
+    )
     if not _LEAST_CLIP <= float(clip) <= _MOST_CLIP:
       raise ValueError(
-          errors.invalid(
-              'l2_norm_clip', clip, 'must be in [2^-300, 2^300]',
-              'change the unit of the updates'))
+        errors.invalid(
+          'l2_norm_clip',
+          clip,
+          'must be in [2^-300, 2^300]',
+          'change the unit of the updates',
+        )
+      )
   if zeroing_norm is not None:
     errors.check_positive(
-        'zeroing_norm', zeroing_norm,
-        'it is a constant: an adaptive one is a release that costs privacy '
-        'of its own')
+      'zeroing_norm',
+      zeroing_norm,
+      'it is a constant: an adaptive one is a release that costs privacy '
+      'of its own',
+    )
   if zeroing_norm_order not in (2, math.inf):
     raise ValueError(
-        errors.invalid(
-            'zeroing_norm_order', zeroing_norm_order, 'must be 2 or inf',
-            'inf compares the largest magnitude'))
+      errors.invalid(
+        'zeroing_norm_order',
+        zeroing_norm_order,
+        'must be 2 or inf',
+        'inf compares the largest magnitude',
+      )
+    )

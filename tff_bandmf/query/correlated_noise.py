@@ -55,14 +55,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   """
 
   def __init__(
-      self,
-      clip: clipping.Clipping,
-      lattice: noise.Lattice,
-      clients_per_round: float,
-      record_specs: Any,
-      rounds: int,
-      source: source_lib.NoiseSource,
-      sums: bool = False,
+    self,
+    clip: clipping.Clipping,
+    lattice: noise.Lattice,
+    clients_per_round: float,
+    record_specs: Any,
+    rounds: int,
+    source: source_lib.NoiseSource,
+    sums: bool = False,
   ):
     """Initializes the query.
 
@@ -88,13 +88,17 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     self._source = source
     self._sums = sums
     self._sizes = [
-        spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)]
+      spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)
+    ]
     if clipping.record_dimension(record_specs) != source.dimension:
       raise ValueError(
-          errors.invalid(
-              'source.dimension', source.dimension,
-              f'must be {sum(self._sizes)}, the coordinates of an update',
-              'make the source for this record'))
+        errors.invalid(
+          'source.dimension',
+          source.dimension,
+          f'must be {sum(self._sizes)}, the coordinates of an update',
+          'make the source for this record',
+        )
+      )
 
   def initial_global_state(self) -> QueryState:
     """Returns a state that nothing is ever released from; see `begin`.
@@ -103,13 +107,15 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     reads no noise.
     """
     return QueryState(
-        tf.constant(NOT_BEGUN, tf.int64), self._source.initial_state())
+      tf.constant(NOT_BEGUN, tf.int64), self._source.initial_state()
+    )
 
   def begin(self, global_state: QueryState) -> QueryState:
     """Returns the state of a new run, from an initial one."""
     return QueryState(
-        tf.constant(self._source.start_round, tf.int64),
-        self._source.begin(global_state.noise))
+      tf.constant(self._source.start_round, tf.int64),
+      self._source.begin(global_state.noise),
+    )
 
   def derive_sample_params(self, global_state: QueryState) -> tuple[()]:
     """Returns nothing: the bounds of a record are constants."""
@@ -117,7 +123,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     return ()
 
   def preprocess_record(
-      self, params: tuple[()], record: Any
+    self, params: tuple[()], record: Any
   ) -> tuple[Any, tf.Tensor]:
     """Returns (the record clipped, int32 steps, or zero; clients in it).
 
@@ -132,28 +138,40 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     # PRIVACY: a sum that says too few clients could make the round's wrap.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
     bound = tf.cast(clients, tf.int64) * self._lattice.clip_steps
-    holds = tf.reduce_all([
+    holds = tf.reduce_all(
+      [
         (clients >= 0) & (clients <= self._lattice.largest_cohort),
-        *(tf.reduce_all(tf.abs(tf.cast(leaf, tf.int64)) <= bound)
-          for leaf in tf.nest.flatten(leaves))])
+        *(
+          tf.reduce_all(tf.abs(tf.cast(leaf, tf.int64)) <= bound)
+          for leaf in tf.nest.flatten(leaves)
+        ),
+      ]
+    )
     checked = tf.debugging.Assert(
-        holds, ['a sum of clipped updates has more clients than a round or an '
-                'entry above its clients times the clip; clients:', clients])
+      holds,
+      [
+        'a sum of clipped updates has more clients than a round or an '
+        'entry above its clients times the clip; clients:',
+        clients,
+      ],
+    )
     with tf.control_dependencies([checked]):
       # So many sums that their clients overflow 32 bits are too many too.
       return (
-          tf.nest.map_structure(tf.identity, leaves),
-          tf.cast(clients, tf.int64))
+        tf.nest.map_structure(tf.identity, leaves),
+        tf.cast(clients, tf.int64),
+      )
 
   def initial_sample_state(self, template: Any = None) -> tuple[Any, tf.Tensor]:
     """Returns zeros in the types in which records are summed."""
     del template
     zeros = tf.nest.map_structure(
-        lambda spec: tf.zeros(spec.shape, tf.int32), self._record_specs)
+      lambda spec: tf.zeros(spec.shape, tf.int32), self._record_specs
+    )
     return zeros, tf.zeros([], tf.int64 if self._sums else tf.int32)
 
   def get_noised_result(
-      self, sample_state: Any, global_state: QueryState
+    self, sample_state: Any, global_state: QueryState
   ) -> tuple[Any, QueryState, dp_accounting.DpEvent]:
     """Returns (noised mean in the record's types, next state, event).
 
@@ -166,38 +184,52 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     # PRIVACY: C has no row n; repeating noise would cancel it. Guard:
     # aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(
-        t < self._rounds,
-        ['the strategy supports', self._rounds, 'rounds and all are done; '
-         'optimise one for more rounds and account for both runs. round:', t])
+      t < self._rounds,
+      [
+        'the strategy supports',
+        self._rounds,
+        'rounds and all are done; '
+        'optimise one for more rounds and account for both runs. round:',
+        t,
+      ],
+    )
     # PRIVACY: checked before the release: a larger sum could wrap. Guard:
     # query_test.test_round_of_more_than_the_largest_cohort_fails.
     most = self._lattice.largest_cohort
     in_size = tf.debugging.Assert(
-        (clients >= 0) & (clients <= most),
-        ['a round has more clients than its sums have room for; give the '
-         f'aggregator a larger largest_cohort, it is {most}, or admit fewer '
-         'clients. clients:', clients])
+      (clients >= 0) & (clients <= most),
+      [
+        'a round has more clients than its sums have room for; give the '
+        f'aggregator a larger largest_cohort, it is {most}, or admit fewer '
+        'clients. clients:',
+        clients,
+      ],
+    )
     with tf.control_dependencies([in_range, in_size]):
       t = tf.identity(t)
       total = tf.concat(
-          [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0)
+        [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0
+      )
 
     # PRIVACY: a state that was never begun has no noise of its own. Guard:
     # query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(
-        t >= 0,
-        lambda: self._release(total, t, global_state.noise),
-        lambda: (tf.zeros_like(total), QueryState(t, global_state.noise)))
+      t >= 0,
+      lambda: self._release(total, t, global_state.noise),
+      lambda: (tf.zeros_like(total), QueryState(t, global_state.noise)),
+    )
     mean = tf.cast(released, tf.float64) * self._unit
     parts = [
-        tf.cast(tf.reshape(part, spec.shape), spec.dtype)
-        for part, spec in zip(
-            tf.split(mean, self._sizes), tf.nest.flatten(self._record_specs))]
+      tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+      for part, spec in zip(
+        tf.split(mean, self._sizes), tf.nest.flatten(self._record_specs)
+      )
+    ]
     result = tf.nest.pack_sequence_as(self._record_specs, parts)
     return result, new_state, dp_accounting.UnsupportedDpEvent()
 
   def _release(
-      self, total: tf.Tensor, t: tf.Tensor, noise_state: Any
+    self, total: tf.Tensor, t: tf.Tensor, noise_state: Any
   ) -> tuple[tf.Tensor, QueryState]:
     # PRIVACY: the one place where what clients sent leaves as a release;
     # `aggregator.check_process` finds it by this name. Guard:
@@ -210,6 +242,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Returns what costs no privacy: nothing of it depends on a record."""
     z_stddev = self._lattice.z_steps * self._clip.step
     return collections.OrderedDict(
-        round=global_state.round,
-        z_stddev=tf.constant(z_stddev, tf.float32),
-        **self._source.metrics(global_state.noise, global_state.round))
+      round=global_state.round,
+      z_stddev=tf.constant(z_stddev, tf.float32),
+      **self._source.metrics(global_state.noise, global_state.round),
+    )

@@ -63,55 +63,58 @@ class Claim:
     held = guarantee(self.held, self.delta)
     planned = guarantee(self.planned, self.delta) if self.violated else held
     return {
-        **numbers,
-        'min_sep': numbers.get('min_sep'),
-        'max_participations': numbers.get('max_participations'),
-        'buffers': strategy.buffers,
-        'parameters': strategy.parameters(),
-        'z_stddev': self.z_stddev,
-        'measured_z_stddev': observed.z_stddev,
-        'mean_error': mean,
-        'max_error': largest,
-        'rmse': self.held.sensitivity.value * math.sqrt(mean),
-        'max_rmse': self.held.sensitivity.value * math.sqrt(largest),
-        **held,
-        'l2_norm_clip': self.l2_norm_clip,
-        'clients_per_round': self.clients_per_round,
-        'strategy_sha256': strategy.digest(),
-        'planned': {
-            'rounds': strategy.rounds,
-            'min_sep': self.planned.participation.min_sep,
-            'participations': self.planned.participation.participations(
-                strategy.rounds),
-            'sensitivity': self.planned.sensitivity.value,
-            **planned,
-        },
-        'observed': {
-            'rounds': observed.rounds,
-            'rounds_finished': observed.finished,
-            'rounds_burnt': observed.burnt,
-            'clients': observed.clients,
-            'min_cohort': observed.min_cohort,
-            'max_cohort': observed.max_cohort,
-            'min_sep': observed.min_sep,
-            'participations': observed.max_participations,
-        },
-        'violated': self.violated,
+      **numbers,
+      'min_sep': numbers.get('min_sep'),
+      'max_participations': numbers.get('max_participations'),
+      'buffers': strategy.buffers,
+      'parameters': strategy.parameters(),
+      'z_stddev': self.z_stddev,
+      'measured_z_stddev': observed.z_stddev,
+      'mean_error': mean,
+      'max_error': largest,
+      'rmse': self.held.sensitivity.value * math.sqrt(mean),
+      'max_rmse': self.held.sensitivity.value * math.sqrt(largest),
+      **held,
+      'l2_norm_clip': self.l2_norm_clip,
+      'clients_per_round': self.clients_per_round,
+      'strategy_sha256': strategy.digest(),
+      'planned': {
+        'rounds': strategy.rounds,
+        'min_sep': self.planned.participation.min_sep,
+        'participations': self.planned.participation.participations(
+          strategy.rounds
+        ),
+        'sensitivity': self.planned.sensitivity.value,
+        **planned,
+      },
+      'observed': {
+        'rounds': observed.rounds,
+        'rounds_finished': observed.finished,
+        'rounds_burnt': observed.burnt,
+        'clients': observed.clients,
+        'min_cohort': observed.min_cohort,
+        'max_cohort': observed.max_cohort,
+        'min_sep': observed.min_sep,
+        'participations': observed.max_participations,
+      },
+      'violated': self.violated,
     }
 
 
 def guarantee(
-    spec: accounting.PrivacySpec, delta: float
+  spec: accounting.PrivacySpec, delta: float
 ) -> dict[str, Optional[float]]:
   """Returns noise multiplier, rho, epsilon at delta and its slack.
 
   None without noise, or where the arithmetic of so little noise proves nothing.
   """
   found = {
-      'noise_multiplier': spec.noise_multiplier,
-      'rho': spec.rho if spec.noise_multiplier > 0 else None,
-      'epsilon': None, 'slack_epsilon': None, 'slack_delta': None,
-      'delta': delta,
+    'noise_multiplier': spec.noise_multiplier,
+    'rho': spec.rho if spec.noise_multiplier > 0 else None,
+    'epsilon': None,
+    'slack_epsilon': None,
+    'slack_delta': None,
+    'delta': delta,
   }
   if spec.noise_multiplier > 0:
     try:
@@ -119,8 +122,10 @@ def guarantee(
     except accounting.Unproved:
       return found
     found.update(
-        epsilon=spec.epsilon(delta), slack_epsilon=slack.epsilon,
-        slack_delta=slack.delta)
+      epsilon=spec.epsilon(delta),
+      slack_epsilon=slack.epsilon,
+      slack_delta=slack.delta,
+    )
   return found
 
 
@@ -139,28 +144,35 @@ def established(directory: pathlib.Path) -> Claim:
   run = files.read_run(directory)
   claim = run['claim']
   delta = errors.check_positive(
-      'delta', claim['delta'], f'restore {files.RUN_FILE}')
+    'delta', claim['delta'], f'restore {files.RUN_FILE}'
+  )
   if delta >= 1:
     raise ValueError(
-        errors.invalid(
-            'delta', delta, 'must be below 1',
-            'a delta of 1 guarantees nothing'))
+      errors.invalid(
+        'delta', delta, 'must be below 1', 'a delta of 1 guarantees nothing'
+      )
+    )
   for name in ('l2_norm_clip', 'clients_per_round'):
     errors.check_positive(name, claim[name], f'restore {files.RUN_FILE}')
   strategy, _ = strategies.load(directory / files.STRATEGY_FILE)
   planned = _planned(strategy, claim)
   observed = evidence.observed(
-      directory, run, strategy.rounds,
-      planned.z_stddev * claim['l2_norm_clip'])
+    directory, run, strategy.rounds, planned.z_stddev * claim['l2_norm_clip']
+  )
   return Claim(
-      planned, _held(planned, observed), observed, delta,
-      float(claim['l2_norm_clip']), claim['clients_per_round'])
+    planned,
+    _held(planned, observed),
+    observed,
+    delta,
+    float(claim['l2_norm_clip']),
+    claim['clients_per_round'],
+  )
 
 
 def what_if(
-    directory: pathlib.Path,
-    min_sep: Optional[int] = None,
-    max_participations: Optional[int] = None,
+  directory: pathlib.Path,
+  min_sep: Optional[int] = None,
+  max_participations: Optional[int] = None,
 ) -> dict[str, Any]:
   """Returns the guarantee that the noise of a run gives under another b, k.
 
@@ -181,9 +193,13 @@ def what_if(
   """
   if min_sep is None and max_participations is None:
     raise ValueError(
-        errors.invalid(
-            'what_if', None, 'needs min_sep or max_participations',
-            'give one of them or both'))
+      errors.invalid(
+        'what_if',
+        None,
+        'needs min_sep or max_participations',
+        'give one of them or both',
+      )
+    )
   claim = established(directory)
   planned, rounds = claim.planned.participation, claim.held.strategy.rounds
   if min_sep is None:
@@ -196,78 +212,89 @@ def what_if(
   numbers = spec.to_dict()
   del numbers['z_stddev_per_clip']
   return {
-      **numbers,
-      'z_stddev': claim.z_stddev,
-      **guarantee(spec, claim.delta),
-      'observed_min_sep': claim.observed.min_sep,
-      'observed_participations': claim.observed.max_participations,
-      # More or closer participations than asked for: a claim for a run that
-      # was not this one.
-      'observed_is_worse': _worse(claim.observed, schema, rounds),
+    **numbers,
+    'z_stddev': claim.z_stddev,
+    **guarantee(spec, claim.delta),
+    'observed_min_sep': claim.observed.min_sep,
+    'observed_participations': claim.observed.max_participations,
+    # More or closer participations than asked for: a claim for a run that
+    # was not this one.
+    'observed_is_worse': _worse(claim.observed, schema, rounds),
   }
 
 
 def _planned(
-    strategy: strategies.Strategy, claim: dict[str, Any]
+  strategy: strategies.Strategy, claim: dict[str, Any]
 ) -> accounting.PrivacySpec:
   """Returns the spec of what was planned, with the noise of `run.json`."""
   schema = participation_lib.from_name(
-      claim.get('participation', participation_lib.MinSep.name),
-      claim.get('min_sep'), claim.get('max_participations'))
+    claim.get('participation', participation_lib.MinSep.name),
+    claim.get('min_sep'),
+    claim.get('max_participations'),
+  )
   # PRIVACY: without them the slack is that of all models up to a size.
   # Guard: report_test.test_slack_is_that_of_the_run.
   spec = accounting.PrivacySpec(
-      strategy, schema, claim['noise_multiplier'], claim.get('dimension'),
-      claim.get('max_slack', accounting.MAX_SLACK))
+    strategy,
+    schema,
+    claim['noise_multiplier'],
+    claim.get('dimension'),
+    claim.get('max_slack', accounting.MAX_SLACK),
+  )
   # PRIVACY: the sensitivity is computed again, not read. Guards:
   # report_test.test_edited_claim_is_refused and
   # test_less_noise_measured_than_claimed_is_refused.
-  if not math.isclose(
-      spec.z_stddev, claim['z_stddev_per_clip'], rel_tol=1e-9):
+  if not math.isclose(spec.z_stddev, claim['z_stddev_per_clip'], rel_tol=1e-9):
     raise ValueError(
-        errors.invalid(
-            'z_stddev_per_clip', claim['z_stddev_per_clip'],
-            f'{files.RUN_FILE} contradicts {files.STRATEGY_FILE}, which gives '
-            f'{spec.z_stddev}', 'nothing can be claimed for a changed run'))
+      errors.invalid(
+        'z_stddev_per_clip',
+        claim['z_stddev_per_clip'],
+        f'{files.RUN_FILE} contradicts {files.STRATEGY_FILE}, which gives '
+        f'{spec.z_stddev}',
+        'nothing can be claimed for a changed run',
+      )
+    )
   if isinstance(schema, participation_lib.FixedEpoch):
     # PRIVACY: the ledger's figures do not show that rounds were exactly b
     # apart, only at least b.
     # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
     return _under(
-        spec,
-        participation_lib.MinSep(schema.min_sep, schema.max_participations))
+      spec, participation_lib.MinSep(schema.min_sep, schema.max_participations)
+    )
   return spec
 
 
 def _held(
-    planned: accounting.PrivacySpec, observed: program.Observed
+  planned: accounting.PrivacySpec, observed: program.Observed
 ) -> accounting.PrivacySpec:
   """Returns the claim of what was planned or, if worse, of what was seen."""
   schema, rounds = planned.participation, planned.strategy.rounds
   if not _worse(observed, schema, rounds):
     return planned
-  min_sep = min(
-      b for b in (schema.min_sep, observed.min_sep) if b is not None)
+  min_sep = min(b for b in (schema.min_sep, observed.min_sep) if b is not None)
   return _under(
-      planned,
-      participation_lib.MinSep(
-          min_sep,
-          max(schema.participations(rounds), observed.max_participations)))
+    planned,
+    participation_lib.MinSep(
+      min_sep, max(schema.participations(rounds), observed.max_participations)
+    ),
+  )
 
 
 def _worse(
-    observed: program.Observed,
-    schema: participation_lib.Participation,
-    rounds: int,
+  observed: program.Observed,
+  schema: participation_lib.Participation,
+  rounds: int,
 ) -> bool:
   """Returns whether clients did what the schema does not allow."""
   return observed.max_participations > schema.participations(rounds) or (
-      observed.min_sep is not None and schema.min_sep is not None
-      and observed.min_sep < schema.min_sep)
+    observed.min_sep is not None
+    and schema.min_sep is not None
+    and observed.min_sep < schema.min_sep
+  )
 
 
 def _under(
-    spec: accounting.PrivacySpec, schema: participation_lib.Participation
+  spec: accounting.PrivacySpec, schema: participation_lib.Participation
 ) -> accounting.PrivacySpec:
   """Returns the spec of the same noise under another schema.
 
@@ -276,4 +303,5 @@ def _under(
   """
   other = dataclasses.replace(spec, participation=schema)
   return dataclasses.replace(
-      other, noise_multiplier=spec.z_stddev / other.sensitivity.value)
+    other, noise_multiplier=spec.z_stddev / other.sensitivity.value
+  )

@@ -27,7 +27,7 @@ _NOTHING = 'nothing can be claimed for such a run'
 
 
 def observed(
-    directory: pathlib.Path, run: dict[str, Any], rounds: int, z_stddev: float
+  directory: pathlib.Path, run: dict[str, Any], rounds: int, z_stddev: float
 ) -> program.Observed:
   """Returns what the ledger of a run shows, if it is the run's and whole.
 
@@ -47,36 +47,56 @@ def observed(
   # PRIVACY: another run's clients are not this one's. Guard:
   # evidence_test.test_ledger_of_another_run_is_refused.
   _require(
-      bound == tuple(int(run[name], 16) for name in files.IDENTITY_KEYS),
-      'ledger', directory / files.LEDGER_FILE,
-      f'is not that of the run and the key in {files.RUN_FILE}')
+    bound == tuple(int(run[name], 16) for name in files.IDENTITY_KEYS),
+    'ledger',
+    directory / files.LEDGER_FILE,
+    f'is not that of the run and the key in {files.RUN_FILE}',
+  )
   _require(
-      found.last_round < rounds, 'rounds', found.last_round + 1,
-      f'the ledger goes further than the strategy supports, {rounds}')
+    found.last_round < rounds,
+    'rounds',
+    found.last_round + 1,
+    f'the ledger goes further than the strategy supports, {rounds}',
+  )
   last_client = max(found.last_client, found.clients - 1)
   _require(
-      last_client < run['population'], 'client', last_client,
-      f"the ledger has clients beyond the population={run['population']}")
+    last_client < run['population'],
+    'client',
+    last_client,
+    f'the ledger has clients beyond the population={run["population"]}',
+  )
   _check_noise(found, z_stddev)
   # PRIVACY: two sums that met one noise show their difference. Guard:
   # evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
-      not found.finished_twice, 'round', found.finished_twice[:1],
-      'was finished twice, and the ledger does not show that one result was '
-      'released: its noise may have met two sums')
+    not found.finished_twice,
+    'round',
+    found.finished_twice[:1],
+    'was finished twice, and the ledger does not show that one result was '
+    'released: its noise may have met two sums',
+  )
   ended = files.result_head(directory)
   if ended is not None:
     _require(
-        found.rounds == rounds, 'rounds', found.rounds,
-        f'the run has ended, but its ledger has not all {rounds} rounds')
+      found.rounds == rounds,
+      'rounds',
+      found.rounds,
+      f'the run has ended, but its ledger has not all {rounds} rounds',
+    )
     _require(
-        not found.open, 'round', found.open[:1],
-        'was started and neither finished nor burnt, but the run has ended')
+      not found.open,
+      'round',
+      found.open[:1],
+      'was started and neither finished nor burnt, but the run has ended',
+    )
     # PRIVACY: a chain that was computed anew has another head. Guard:
     # evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
-        ended == head, 'ledger', directory / files.LEDGER_FILE,
-        f'is not the one that {files.RESULT_FILE} was written with')
+      ended == head,
+      'ledger',
+      directory / files.LEDGER_FILE,
+      f'is not the one that {files.RESULT_FILE} was written with',
+    )
   _check_checkpoints(directory, attempts)
   _check_metrics(directory, found, attempts, ended is not None)
   return found
@@ -86,18 +106,27 @@ def _check_noise(found: program.Observed, z_stddev: float) -> None:
   measured = found.z_stddev
   if measured is not None:
     _require(
-        measured >= z_stddev * (1 - _MEASURED), 'z_stddev', measured,
-        f'a round measured less noise than the claim, {z_stddev}')
+      measured >= z_stddev * (1 - _MEASURED),
+      'z_stddev',
+      measured,
+      f'a round measured less noise than the claim, {z_stddev}',
+    )
     _require(
-        measured <= z_stddev * (1 + _MEASURED), 'z_stddev', measured,
-        f'all rounds measured more noise than the claim, {z_stddev}: clip or '
-        'noise were others')
+      measured <= z_stddev * (1 + _MEASURED),
+      'z_stddev',
+      measured,
+      f'all rounds measured more noise than the claim, {z_stddev}: clip or '
+      'noise were others',
+    )
   # PRIVACY: the noise of every release counts, not of one. Guard:
   # evidence_test.test_noise_verified_in_one_of_six_rounds_is_refused.
   _require(
-      not (z_stddev and found.unchecked), 'round', found.unchecked[:1],
-      f'is one of {len(found.unchecked)} of {found.finished} finished rounds '
-      'whose noise was not verified where it was added')
+    not (z_stddev and found.unchecked),
+    'round',
+    found.unchecked[:1],
+    f'is one of {len(found.unchecked)} of {found.finished} finished rounds '
+    'whose noise was not verified where it was added',
+  )
 
 
 def _check_checkpoints(directory: pathlib.Path, attempts) -> None:
@@ -108,15 +137,18 @@ def _check_checkpoints(directory: pathlib.Path, attempts) -> None:
     # PRIVACY: what the ledger said then, it still says. Guard:
     # evidence_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
-        head in {attempt.head for attempt in attempts.get(before, ())},
-        'checkpoint', path, 'is not what the rounds in the ledger led to')
+      head in {attempt.head for attempt in attempts.get(before, ())},
+      'checkpoint',
+      path,
+      'is not what the rounds in the ledger led to',
+    )
 
 
 def _check_metrics(
-    directory: pathlib.Path,
-    found: program.Observed,
-    attempts,
-    ended: bool,
+  directory: pathlib.Path,
+  found: program.Observed,
+  attempts,
+  ended: bool,
 ) -> None:
   digests = files.metrics_digests(directory)
   for t, digest in digests.items():
@@ -124,31 +156,46 @@ def _check_metrics(
     # Guards: evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused
     # and test_flipped_bit_of_metrics_is_refused.
     _require(
-        t in attempts, 'round', t,
-        f'{files.METRICS_FILE} has it, and the ledger lacks it')
+      t in attempts,
+      'round',
+      t,
+      f'{files.METRICS_FILE} has it, and the ledger lacks it',
+    )
     _require(
-        attempts[t][-1].row == digest, 'round', t,
-        f'{files.METRICS_FILE} has another row than the one whose digest is in '
-        'the ledger')
+      attempts[t][-1].row == digest,
+      'round',
+      t,
+      f'{files.METRICS_FILE} has another row than the one whose digest is in '
+      'the ledger',
+    )
   for row in files.read_metrics(directory):
     t, clients = int(row['round']), row.get('clients')
     _require(
-        not clients or int(clients) == found.cohort_sizes[t], 'clients',
-        clients, f'{files.METRICS_FILE} has so many in round {t}, and the '
-        f'ledger {found.cohort_sizes[t]}')
+      not clients or int(clients) == found.cohort_sizes[t],
+      'clients',
+      clients,
+      f'{files.METRICS_FILE} has so many in round {t}, and the '
+      f'ledger {found.cohort_sizes[t]}',
+    )
   if digests:
     first, last = min(digests), max(digests)
     _require(
-        len(digests) == last - first + 1, 'rounds', len(digests),
-        f'{files.METRICS_FILE} has so many between {first} and {last}')
+      len(digests) == last - first + 1,
+      'rounds',
+      len(digests),
+      f'{files.METRICS_FILE} has so many between {first} and {last}',
+    )
     _require(
-        not ended or last == found.last_round, 'round', last,
-        f'is the last one of {files.METRICS_FILE}, and the run has ended with '
-        f'round {found.last_round}')
+      not ended or last == found.last_round,
+      'round',
+      last,
+      f'is the last one of {files.METRICS_FILE}, and the run has ended with '
+      f'round {found.last_round}',
+    )
 
 
 def _require(holds: bool, name: str, value: object, rule: str) -> None:
   if not holds:
     if isinstance(value, tuple):
-      value, = value
+      (value,) = value
     raise ValueError(errors.invalid(name, value, rule, _NOTHING))

@@ -72,17 +72,39 @@ CHECKPOINTS = 'private/checkpoints'
 
 # What it must hold, and of which kind.
 _RUN_KEYS = {
-    RUN_ID: str, NOISE_KEY_ID: str,
-    'config': dict, 'claim': dict, 'unit_of_privacy': str, 'population': int,
-    'data': str, 'released': str, 'not_covered': list, 'side_releases': list}
+  RUN_ID: str,
+  NOISE_KEY_ID: str,
+  'config': dict,
+  'claim': dict,
+  'unit_of_privacy': str,
+  'population': int,
+  'data': str,
+  'released': str,
+  'not_covered': list,
+  'side_releases': list,
+}
 _OPTIONAL_KEYS = {
-    'setting': str, 'covered': str, 'noise_key': str, 'noise_generator': str,
-    'tuning': str, 'model_selection': str, 'pre_training': str,
-    'enforced': dict, 'clipped_by': str, 'simulated': dict, 'versions': dict,
-    'code_sha256': str, 'train_sha256': str}
+  'setting': str,
+  'covered': str,
+  'noise_key': str,
+  'noise_generator': str,
+  'tuning': str,
+  'model_selection': str,
+  'pre_training': str,
+  'enforced': dict,
+  'clipped_by': str,
+  'simulated': dict,
+  'versions': dict,
+  'code_sha256': str,
+  'train_sha256': str,
+}
 _CLAIM_KEYS = (
-    'noise_multiplier', 'z_stddev_per_clip', 'delta', 'l2_norm_clip',
-    'clients_per_round')
+  'noise_multiplier',
+  'z_stddev_per_clip',
+  'delta',
+  'l2_norm_clip',
+  'clients_per_round',
+)
 _IDENTITY = re.compile('[0-7][0-9a-f]{15}')
 _HEAD = re.compile('[0-9a-f]{64}')
 _ENFORCED_KEYS = ('min_sep', 'max_participations', 'by')
@@ -99,41 +121,66 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
     run = documents.read(path)
   except FileNotFoundError as error:
     raise ValueError(
-        errors.invalid(
-            'run', directory, f'has no {RUN_FILE}',
-            'give the output directory of a training run')) from error
+      errors.invalid(
+        'run',
+        directory,
+        f'has no {RUN_FILE}',
+        'give the output directory of a training run',
+      )
+    ) from error
   except ValueError as error:
     raise ValueError(
-        errors.invalid('run', path, 'is damaged', 'train again')) from error
-  if not isinstance(run, dict) or (
-      run.get('format'), run.get('version')) != (RUN_FORMAT, RUN_VERSION):
+      errors.invalid('run', path, 'is damaged', 'train again')
+    ) from error
+  if not isinstance(run, dict) or (run.get('format'), run.get('version')) != (
+    RUN_FORMAT,
+    RUN_VERSION,
+  ):
     raise ValueError(
-        errors.invalid(
-            'run', path, f'must be {RUN_FORMAT} version {RUN_VERSION}',
-            'end it with the release that began it, or train again'))
+      errors.invalid(
+        'run',
+        path,
+        f'must be {RUN_FORMAT} version {RUN_VERSION}',
+        'end it with the release that began it, or train again',
+      )
+    )
   wrong = [
-      name for name, kind in _RUN_KEYS.items()
-      if not isinstance(run.get(name), kind)]
+    name
+    for name, kind in _RUN_KEYS.items()
+    if not isinstance(run.get(name), kind)
+  ]
   wrong += [
-      name for name, kind in _OPTIONAL_KEYS.items()
-      if name in run and not isinstance(run[name], kind)]
+    name
+    for name, kind in _OPTIONAL_KEYS.items()
+    if name in run and not isinstance(run[name], kind)
+  ]
   wrong += [
-      f'claim.{name}' for name in _CLAIM_KEYS
-      if 'claim' not in wrong and name not in run['claim']]
+    f'claim.{name}'
+    for name in _CLAIM_KEYS
+    if 'claim' not in wrong and name not in run['claim']
+  ]
   wrong += [
-      f'enforced.{name}' for name in _ENFORCED_KEYS
-      if 'enforced' in run and 'enforced' not in wrong
-      and name not in run['enforced']]
+    f'enforced.{name}'
+    for name in _ENFORCED_KEYS
+    if 'enforced' in run
+    and 'enforced' not in wrong
+    and name not in run['enforced']
+  ]
   wrong += [
-      name for name in IDENTITY_KEYS
-      if name not in wrong and not _IDENTITY.fullmatch(run[name])]
-  wrong += [
-      name for name, value in run.items() if not _is_printable(value)]
+    name
+    for name in IDENTITY_KEYS
+    if name not in wrong and not _IDENTITY.fullmatch(run[name])
+  ]
+  wrong += [name for name, value in run.items() if not _is_printable(value)]
   if wrong:
     raise ValueError(
-        errors.invalid(
-            'run', path, f'lacks {", ".join(wrong)}, or holds another kind',
-            'restore the file'))
+      errors.invalid(
+        'run',
+        path,
+        f'lacks {", ".join(wrong)}, or holds another kind',
+        'restore the file',
+      )
+    )
   return run
 
 
@@ -148,7 +195,7 @@ def result_head(directory: pathlib.Path) -> Optional[str]:
 
 
 def _read_result(
-    directory: pathlib.Path
+  directory: pathlib.Path,
 ) -> tuple[dict[str, float], Optional[str]]:
   path = directory / RESULT_FILE
   if not path.exists():
@@ -163,8 +210,9 @@ def _read_result(
     return numbers, result[LEDGER_HEAD]
   except (ValueError, TypeError, KeyError, OverflowError) as error:
     raise ValueError(
-        errors.invalid(
-            'result', path, 'is damaged', 'remove it and resume the run')
+      errors.invalid(
+        'result', path, 'is damaged', 'remove it and resume the run'
+      )
     ) from error
 
 
@@ -214,7 +262,7 @@ def row_digest(header: str, line: str) -> bytes:
 
 
 def _read_metrics(
-    directory: pathlib.Path
+  directory: pathlib.Path,
 ) -> tuple[list[str], list[dict[str, str]]]:
   """Returns the lines of the file and, of all but the first, the rows."""
   path = directory / METRICS_FILE
@@ -237,9 +285,13 @@ def _read_metrics(
 
 def _damaged_metrics(directory: pathlib.Path) -> ValueError:
   return ValueError(
-      errors.invalid(
-          'metrics', directory / METRICS_FILE, 'is damaged',
-          'restore the file, or remove it'))
+    errors.invalid(
+      'metrics',
+      directory / METRICS_FILE,
+      'is damaged',
+      'restore the file, or remove it',
+    )
+  )
 
 
 def _is_printable(value: Any) -> bool:
@@ -252,12 +304,14 @@ def _is_printable(value: Any) -> bool:
   if isinstance(value, list):
     return all(map(_is_printable, value))
   return not isinstance(value, str) or not any(
-      unicodedata.category(character) in ('Cc', 'Cs') for character in value)
+    unicodedata.category(character) in ('Cc', 'Cs') for character in value
+  )
 
 
 def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
   """Returns (rounds done, validation accuracy) wherever it was measured."""
   return [
-      (int(row['round']) + 1, float(row['accuracy']))
-      for row in rows if row.get('accuracy')
+    (int(row['round']) + 1, float(row['accuracy']))
+    for row in rows
+    if row.get('accuracy')
   ]

@@ -13,9 +13,9 @@ _NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 
 
 def epsilon(
-    curve: list[dict[str, float]],
-    stated: tuple[float, float],
-    planned: Optional[list[dict[str, float]]] = None,
+  curve: list[dict[str, float]],
+  stated: tuple[float, float],
+  planned: Optional[list[dict[str, float]]] = None,
 ) -> Optional[Any]:
   """Returns a figure of epsilon against delta; None without matplotlib.
 
@@ -53,8 +53,11 @@ def accuracy(curves: dict[str, list[tuple[int, float]]]) -> Optional[Any]:
   figure, axes = empty
   for label, points in curves.items():
     axes.plot(
-        [round_ for round_, _ in points],
-        [100 * value for _, value in points], marker='.', label=label)
+      [round_ for round_, _ in points],
+      [100 * value for _, value in points],
+      marker='.',
+      label=label,
+    )
   axes.set_ylim(bottom=0)
   axes.legend(frameon=False)
   return figure
@@ -75,7 +78,8 @@ def data_uri(figure: Any) -> str:
   # The same figure gives the same bytes.
   with matplotlib.rc_context({'svg.hashsalt': 'tff_bandmf'}):
     figure.savefig(
-        stream, format='svg', transparent=True, metadata=_NO_METADATA)
+      stream, format='svg', transparent=True, metadata=_NO_METADATA
+    )
   encoded = base64.b64encode(stream.getvalue()).decode()
   return f'data:image/svg+xml;base64,{encoded}'
 
@@ -97,5 +101,7 @@ def _axes(x: str, y: str) -> Optional[tuple[Any, Any]]:
 
 def _draw(axes: Any, curve: list[dict[str, float]], **style: Any) -> None:
   axes.plot(
-      [point['delta'] for point in curve],
-      [point['epsilon'] for point in curve], **style)
+    [point['delta'] for point in curve],
+    [point['epsilon'] for point in curve],
+    **style,
+  )

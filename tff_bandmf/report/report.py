@@ -53,7 +53,8 @@ class Report:
   def html(self) -> str:
     """Returns the text of `report.html`, which needs no other file."""
     images = {
-        name: plot.data_uri(figure) for name, figure in self.figures.items()}
+      name: plot.data_uri(figure) for name, figure in self.figures.items()
+    }
     return _render('report.html.j2', {**self.content, 'images': images})
 
 
@@ -79,59 +80,65 @@ def build(directory: Union[str, os.PathLike]) -> Report:
   for path in sorted((directory / files.COMPARE_DIRECTORY).glob('*')):
     if (path / files.RESULT_FILE).exists():
       rows.append(
-          _row(
-              path.name, claim_lib.established(path).to_dict(),
-              files.read_result(path)))
+        _row(
+          path.name,
+          claim_lib.established(path).to_dict(),
+          files.read_result(path),
+        )
+      )
       accuracies[path.name] = files.accuracy(files.read_metrics(path))
   curve = _curve(claim.held, claim.delta)
   figures = {'accuracy.png': plot.accuracy(accuracies)}
   if curve:
     figures['epsilon.png'] = plot.epsilon(
-        curve, (numbers['epsilon'], claim.delta),
-        _curve(claim.planned, claim.delta) if claim.violated else None)
+      curve,
+      (numbers['epsilon'], claim.delta),
+      _curve(claim.planned, claim.delta) if claim.violated else None,
+    )
   figures = {name: figure for name, figure in figures.items() if figure}
   code_sha256 = transparency.code_digest()
   content = {
-      'format': FORMAT,
-      'version': VERSION,
-      'summary': _summary(numbers, run),
-      'warnings': statement.warnings(claim, run, bool(result), code_sha256),
-      'completed': bool(result),
-      'simulated': 'simulated' in run,
-      **numbers,
-      'epsilons': [
-          {
-              'delta': delta,
-              'epsilon': claim_lib.guarantee(claim.held, delta)['epsilon'],
-          }
-          for delta in sorted({claim.delta, *_DELTAS}, reverse=True)
-      ],
-      'epsilon_curve': curve,
-      'adjacency_meaning': statement.ADJACENCY,
-      'accounting': statement.ACCOUNTING,
-      'amplification': 'none',
-      'setting': statement.setting(run),
-      'unit_of_privacy': run['unit_of_privacy'],
-      'released': run['released'],
-      'covered': statement.covered(run),
-      'not_covered': run['not_covered'],
-      'data_accesses': statement.data_accesses(run),
-      'formal_statement': statement.formal(claim, numbers, run),
-      'assumptions': statement.assumptions(claim, run),
-      'side_releases': statement.side_releases(
-          directory, run, list(metrics[0]) if metrics else []),
-      'enforced': run.get('enforced'),
-      'population': run['population'],
-      'data': run['data'],
-      'generator': statement.generator(run),
-      'runs': rows if result else [],
-      'plots': sorted(figures),
-      'versions': run.get('versions', {}),
-      'report_versions': transparency.versions(),
-      'code_sha256': run.get('code_sha256'),
-      'report_code_sha256': code_sha256,
-      'train_sha256': run.get('train_sha256'),
-      'files_sha256': transparency.file_digests(directory),
+    'format': FORMAT,
+    'version': VERSION,
+    'summary': _summary(numbers, run),
+    'warnings': statement.warnings(claim, run, bool(result), code_sha256),
+    'completed': bool(result),
+    'simulated': 'simulated' in run,
+    **numbers,
+    'epsilons': [
+      {
+        'delta': delta,
+        'epsilon': claim_lib.guarantee(claim.held, delta)['epsilon'],
+      }
+      for delta in sorted({claim.delta, *_DELTAS}, reverse=True)
+    ],
+    'epsilon_curve': curve,
+    'adjacency_meaning': statement.ADJACENCY,
+    'accounting': statement.ACCOUNTING,
+    'amplification': 'none',
+    'setting': statement.setting(run),
+    'unit_of_privacy': run['unit_of_privacy'],
+    'released': run['released'],
+    'covered': statement.covered(run),
+    'not_covered': run['not_covered'],
+    'data_accesses': statement.data_accesses(run),
+    'formal_statement': statement.formal(claim, numbers, run),
+    'assumptions': statement.assumptions(claim, run),
+    'side_releases': statement.side_releases(
+      directory, run, list(metrics[0]) if metrics else []
+    ),
+    'enforced': run.get('enforced'),
+    'population': run['population'],
+    'data': run['data'],
+    'generator': statement.generator(run),
+    'runs': rows if result else [],
+    'plots': sorted(figures),
+    'versions': run.get('versions', {}),
+    'report_versions': transparency.versions(),
+    'code_sha256': run.get('code_sha256'),
+    'report_code_sha256': code_sha256,
+    'train_sha256': run.get('train_sha256'),
+    'files_sha256': transparency.file_digests(directory),
   }
   return Report(content, figures)
 
@@ -153,9 +160,9 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
   directory = pathlib.Path(directory)
   report = build(directory)
   texts = {
-      files.MARKDOWN_FILE: report.markdown(),
-      files.HTML_FILE: report.html(),
-      files.JSON_FILE: report.json(),
+    files.MARKDOWN_FILE: report.markdown(),
+    files.HTML_FILE: report.html(),
+    files.JSON_FILE: report.json(),
   }
   # After the page, as drawing at another size moves the axes.
   images = {name: plot.png(figure) for name, figure in report.figures.items()}
@@ -167,27 +174,30 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
 
 
 def what_if(
-    directory: Union[str, os.PathLike],
-    min_sep: Optional[int] = None,
-    max_participations: Optional[int] = None,
+  directory: Union[str, os.PathLike],
+  min_sep: Optional[int] = None,
+  max_participations: Optional[int] = None,
 ) -> dict[str, Any]:
   """Returns the guarantee that the noise of a run gives under another b, k.
 
   See `claim.what_if`; `summary` puts it in a sentence. Writes nothing.
   """
   found = claim_lib.what_if(
-      pathlib.Path(directory), min_sep, max_participations)
+    pathlib.Path(directory), min_sep, max_participations
+  )
   if found['epsilon'] is None:
     guarantee = 'no guarantee: this run has no noise'
   else:
-    guarantee = f"({_number(found['epsilon'])}, {found['delta']})-DP"
+    guarantee = f'({_number(found["epsilon"])}, {found["delta"]})-DP'
   summary = (
-      f"Had min_sep been {found['min_sep']} and participations at most "
-      f"{found['participations']}, with the noise of this run: {guarantee}.")
+    f'Had min_sep been {found["min_sep"]} and participations at most '
+    f'{found["participations"]}, with the noise of this run: {guarantee}.'
+  )
   if found['observed_is_worse']:
     summary += (
-        f" The ledger shows worse: min_sep {found['observed_min_sep']}, "
-        f"{found['observed_participations']} participations.")
+      f' The ledger shows worse: min_sep {found["observed_min_sep"]}, '
+      f'{found["observed_participations"]} participations.'
+    )
   return {'summary': summary, **found}
 
 
@@ -198,7 +208,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _curve(
-    spec: accounting.PrivacySpec, delta: float
+  spec: accounting.PrivacySpec, delta: float
 ) -> list[dict[str, float]]:
   """Returns (epsilon, delta) points from large to small delta; [] without
   noise.
@@ -210,28 +220,31 @@ def _curve(
   smallest = claim_lib.guarantee(spec, max(delta, _LARGEST_DELTA))['epsilon']
   # As far as the arithmetic proves something.
   ends = (
-      (claim_lib.guarantee(spec, each)['epsilon'], each)
-      for each in (min(delta, _SMALLEST_DELTA), *reversed(_DELTAS), delta))
+    (claim_lib.guarantee(spec, each)['epsilon'], each)
+    for each in (min(delta, _SMALLEST_DELTA), *reversed(_DELTAS), delta)
+  )
   largest, least = next(
-      (end for end in ends if end[0] is not None), (None, delta))
+    (end for end in ends if end[0] is not None), (None, delta)
+  )
   if smallest is None or largest is None:
     return []
   epsilons = np.linspace(smallest, largest, _POINTS).tolist()
   return [
-      {'epsilon': epsilon, 'delta': each}
-      for epsilon, each in zip(epsilons, spec.profile(epsilons, least))
+    {'epsilon': epsilon, 'delta': each}
+    for epsilon, each in zip(epsilons, spec.profile(epsilons, least))
   ]
 
 
 def _row(
-    name: str, numbers: dict[str, Any], result: dict[str, float]
+  name: str, numbers: dict[str, Any], result: dict[str, float]
 ) -> dict[str, Any]:
   """Returns a line of the table of results."""
   return {
-      'name': name,
-      **{key: numbers[key]
-         for key in ('epsilon', 'delta', 'sensitivity', 'rmse')},
-      **result,
+    'name': name,
+    **{
+      key: numbers[key] for key in ('epsilon', 'delta', 'sensitivity', 'rmse')
+    },
+    **result,
   }
 
 
@@ -241,16 +254,19 @@ def _summary(numbers: dict[str, Any], run: dict[str, Any]) -> str:
     return 'This run added no noise and guarantees nothing.'
   if numbers['epsilon'] is None:
     return (
-        'This run added too little noise for a claim: nothing is proved about '
-        'its arithmetic.')
+      'This run added too little noise for a claim: nothing is proved about '
+      'its arithmetic.'
+    )
   simulated = (
-      'SIMULATED, no claim for a deployment: ' if 'simulated' in run else '')
+    'SIMULATED, no claim for a deployment: ' if 'simulated' in run else ''
+  )
   return (
-      f"{simulated}({_number(numbers['epsilon'])}, {numbers['delta']})-"
-      f"differential privacy for {run['unit_of_privacy']}, "
-      f"{numbers['adjacency']} "
-      f"adjacency, {numbers['observed']['rounds']} rounds of "
-      f"{numbers['clients_per_round']} clients, {numbers['family']} noise.")
+    f'{simulated}({_number(numbers["epsilon"])}, {numbers["delta"]})-'
+    f'differential privacy for {run["unit_of_privacy"]}, '
+    f'{numbers["adjacency"]} '
+    f'adjacency, {numbers["observed"]["rounds"]} rounds of '
+    f'{numbers["clients_per_round"]} clients, {numbers["family"]} noise.'
+  )
 
 
 def _number(value: Optional[float], up: bool = True) -> str:
@@ -277,9 +293,12 @@ def _cell(value: Any) -> str:
 def _render(template: str, content: dict[str, Any]) -> str:
   """Returns a template filled in; HTML is escaped where the page is HTML."""
   environment = jinja2.Environment(
-      loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
-      autoescape='.html' in template, trim_blocks=True, lstrip_blocks=True,
-      undefined=jinja2.StrictUndefined)
+    loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
+    autoescape='.html' in template,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
   environment.filters['cell'] = _cell
   environment.globals['number'] = _number
   return environment.get_template(template).render(content)

@@ -26,8 +26,10 @@ def seal(content, head: str) -> bytes:
   sealed = bytes.fromhex(head)
   if len(sealed) != _BYTES:
     raise ValueError(
-        errors.invalid(
-            'head', head, f'must be {_BYTES} bytes', 'give Ledger.head()'))
+      errors.invalid(
+        'head', head, f'must be {_BYTES} bytes', 'give Ledger.head()'
+      )
+    )
   digest = hashlib.sha256(content)
   digest.update(sealed)
   return sealed + digest.digest()
@@ -42,10 +44,16 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
   """
   found = documents.content(path)
   # Over the whole file: one bit that changed is seen, wherever it is.
-  if len(found) < 2 * _BYTES or hashlib.sha256(
-      found[:-_BYTES]).digest() != found[-_BYTES:]:
+  if (
+    len(found) < 2 * _BYTES
+    or hashlib.sha256(found[:-_BYTES]).digest() != found[-_BYTES:]
+  ):
     raise ValueError(
-        errors.invalid(
-            'checkpoint', path, 'is damaged',
-            'restore it, or remove it: the run goes on from the one before'))
-  return found[:-2 * _BYTES], found[-2 * _BYTES:-_BYTES].hex()
+      errors.invalid(
+        'checkpoint',
+        path,
+        'is damaged',
+        'restore it, or remove it: the run goes on from the one before',
+      )
+    )
+  return found[: -2 * _BYTES], found[-2 * _BYTES : -_BYTES].hex()

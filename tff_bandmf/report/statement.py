@@ -16,51 +16,58 @@ from tff_bandmf.report import files
 NOT_STATED = 'not stated'
 
 ACCOUNTING = (
-    'The run is one Gaussian release of sensitivity 1 and standard deviation '
-    'noise_multiplier, in real numbers: rho-zCDP with rho = 1 / (2 '
-    'noise_multiplier^2), and (epsilon, delta) from its exact privacy profile, '
-    'rounded up; not converted from rho. What is released is integers on a '
-    'lattice with noise from 64-bit words: slack_epsilon and slack_delta of '
-    'epsilon and delta are what that costs at most.')
+  'The run is one Gaussian release of sensitivity 1 and standard deviation '
+  'noise_multiplier, in real numbers: rho-zCDP with rho = 1 / (2 '
+  'noise_multiplier^2), and (epsilon, delta) from its exact privacy profile, '
+  'rounded up; not converted from rho. What is released is integers on a '
+  'lattice with noise from 64-bit words: slack_epsilon and slack_delta of '
+  'epsilon and delta are what that costs at most.'
+)
 ADJACENCY = (
-    'zero-out: in one of two neighbouring data sets all contributions of one '
-    'client are zero, in every round in which it takes part; who takes part is '
-    'the same in both')
+  'zero-out: in one of two neighbouring data sets all contributions of one '
+  'client are zero, in every round in which it takes part; who takes part is '
+  'the same in both'
+)
 _SETTING = (
-    'central: whoever trains, clips, sums and adds the noise sees updates in '
-    'the clear and is trusted; protected against whoever sees what is released')
+  'central: whoever trains, clips, sums and adds the noise sees updates in '
+  'the clear and is trusted; protected against whoever sees what is released'
+)
 _COVERED = (
-    'the updates of training clients, through the noised sum of every round')
+  'the updates of training clients, through the noised sum of every round'
+)
 
 GENERATOR = 'chacha20'
 _GENERATOR = {
-    'algorithm': 'ChaCha20, a block for 8 numbers of a round; cryptographic',
-    'key_bits': 256,
-    'key_use': 'all bits are the key of ChaCha20',
-    'normals': (
-        'inverse of the CDF of 63 bits and a sign in 64-bit floats, 64 more '
-        'bits in the tail: up to 13 standard deviations'),
+  'algorithm': 'ChaCha20, a block for 8 numbers of a round; cryptographic',
+  'key_bits': 256,
+  'key_use': 'all bits are the key of ChaCha20',
+  'normals': (
+    'inverse of the CDF of 63 bits and a sign in 64-bit floats, 64 more '
+    'bits in the tail: up to 13 standard deviations'
+  ),
 }
 
 _COLUMNS = {
-    'seconds': 'how long every round took',
-    'clients': 'cohort size of every round, exact',
-    'non_finite': (
-        'how many clients of a round had an update that was not finite and '
-        'counted as zero, exact'),
-    'accuracy': 'of released models, on validation clients without noise',
-    'accuracy_with_end': 'the same, ends of sentence counted',
-    'accuracy_with_end_and_unknown': (
-        'the same, ends of sentence and unknown words counted'),
-    'loss': 'of released models, on validation clients without noise',
+  'seconds': 'how long every round took',
+  'clients': 'cohort size of every round, exact',
+  'non_finite': (
+    'how many clients of a round had an update that was not finite and '
+    'counted as zero, exact'
+  ),
+  'accuracy': 'of released models, on validation clients without noise',
+  'accuracy_with_end': 'the same, ends of sentence counted',
+  'accuracy_with_end_and_unknown': (
+    'the same, ends of sentence and unknown words counted'
+  ),
+  'loss': 'of released models, on validation clients without noise',
 }
 
 
 def data_accesses(run: dict[str, Any]) -> dict[str, str]:
   """Returns what `run.json` says of each use of data outside training."""
   return {
-      name: run.get(name, f'{NOT_STATED}: take it as not covered')
-      for name in ('tuning', 'model_selection', 'pre_training')
+    name: run.get(name, f'{NOT_STATED}: take it as not covered')
+    for name in ('tuning', 'model_selection', 'pre_training')
   }
 
 
@@ -75,10 +82,14 @@ def generator(run: dict[str, Any]) -> dict[str, Any]:
   # Guard: report_pages_test.test_other_generators_are_refused.
   if name != GENERATOR:
     raise ValueError(
-        errors.invalid(
-            'noise_generator', name, f'must be {GENERATOR}: nothing is proved '
-            'here about the arithmetic of another',
-            'use the release that trained the run'))
+      errors.invalid(
+        'noise_generator',
+        name,
+        f'must be {GENERATOR}: nothing is proved '
+        'here about the arithmetic of another',
+        'use the release that trained the run',
+      )
+    )
   return {**_GENERATOR, 'key_source': run.get('noise_key', NOT_STATED)}
 
 
@@ -93,7 +104,7 @@ def covered(run: dict[str, Any]) -> str:
 
 
 def formal(
-    claim: claim_lib.Claim, guarantee: dict[str, Any], run: dict[str, Any]
+  claim: claim_lib.Claim, guarantee: dict[str, Any], run: dict[str, Any]
 ) -> str:
   """Returns the formal statement; its numbers are not rounded.
 
@@ -109,68 +120,96 @@ def formal(
   schema = claim.held.participation
   rounds = claim.held.strategy.rounds
   together = (
-      '' if schema.min_sep is None
-      else f', any two of them at least {schema.min_sep} rounds apart')
+    ''
+    if schema.min_sep is None
+    else f', any two of them at least {schema.min_sep} rounds apart'
+  )
   return (
-      f'Let M map a data set of clients to what the {rounds} rounds of this '
-      f'run release ({run["released"]}). Let D and D\' be neighbours: D\' is D '
-      'with every contribution of one unit of privacy '
-      f'({run["unit_of_privacy"]}) set to zero. If each client contributes to '
-      f'at most {schema.participations(rounds)} rounds{together}, and the '
-      'assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D\') in S] + '
-      'delta, also with D and D\' exchanged, for every set S of outputs, with '
-      f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
-      'the program with its rounding; the same with real numbers and exact '
-      f'Gaussians is {guarantee["rho"]!r}-zCDP.')
+    f'Let M map a data set of clients to what the {rounds} rounds of this '
+    f"run release ({run['released']}). Let D and D' be neighbours: D' is D "
+    'with every contribution of one unit of privacy '
+    f'({run["unit_of_privacy"]}) set to zero. If each client contributes to '
+    f'at most {schema.participations(rounds)} rounds{together}, and the '
+    "assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
+    "delta, also with D and D' exchanged, for every set S of outputs, with "
+    f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
+    'the program with its rounding; the same with real numbers and exact '
+    f'Gaussians is {guarantee["rho"]!r}-zCDP.'
+  )
 
 
 def assumptions(
-    claim: claim_lib.Claim, run: dict[str, Any]
+  claim: claim_lib.Claim, run: dict[str, Any]
 ) -> list[dict[str, str]]:
   """Returns what the claim rests on, who enforces it, who checked it."""
   enforced = run.get('enforced', {}).get('by', NOT_STATED)
   measured = (
-      'not checked: the ledger has no measurement'
-      if claim.observed.z_stddev is None
-      else 'the ledger has the standard deviation that the aggregator told of '
-      'each round; compared with the claim here')
+    'not checked: the ledger has no measurement'
+    if claim.observed.z_stddev is None
+    else 'the ledger has the standard deviation that the aggregator told of '
+    'each round; compared with the claim here'
+  )
   rows = (
-      ('A client sends at most one update a round, and its L2 norm is clipped '
-       f'to {claim.l2_norm_clip}.',
-       run.get('clipped_by', NOT_STATED), 'not checked here'),
-      ('Clients take part as often, and as far apart, as the statement says.',
-       enforced, 'the ledger, read for this report'),
-      ('The ledger has every cohort that was used: it is written before its '
-       'round.',
-       'the training program',
-       f'compared with {files.METRICS_FILE} and {files.RESULT_FILE} here'),
-      ('No round was released for two cohorts.',
-       'the ledger refuses a second cohort', 'not checked here'),
-      ('Who takes part does not depend on what the clients hold.',
-       'the training program', 'not checked here'),
-      ('One unit of privacy is one client: nobody has two.',
-       'whoever enrols clients', 'not checked here'),
-      ('The noise of all rounds is that of the strategy and of this standard '
-       'deviation.',
-       'the aggregator', measured),
-      ('The words of the generator, ChaCha20, cannot be told from uniform '
-       'ones: its key is secret and used for this run alone.',
-       'the operator: the file of the key is readable to its owner alone',
-       'not checked here'),
-      ('The inverse of the normal CDF is right to 8 units in the last place; '
-       'all else that arithmetic costs is proved and part of epsilon and '
-       'delta.',
-       'SciPy, or TensorFlow where noise is made in a graph',
-       'measured by tests, not proved'),
+    (
+      'A client sends at most one update a round, and its L2 norm is clipped '
+      f'to {claim.l2_norm_clip}.',
+      run.get('clipped_by', NOT_STATED),
+      'not checked here',
+    ),
+    (
+      'Clients take part as often, and as far apart, as the statement says.',
+      enforced,
+      'the ledger, read for this report',
+    ),
+    (
+      'The ledger has every cohort that was used: it is written before its '
+      'round.',
+      'the training program',
+      f'compared with {files.METRICS_FILE} and {files.RESULT_FILE} here',
+    ),
+    (
+      'No round was released for two cohorts.',
+      'the ledger refuses a second cohort',
+      'not checked here',
+    ),
+    (
+      'Who takes part does not depend on what the clients hold.',
+      'the training program',
+      'not checked here',
+    ),
+    (
+      'One unit of privacy is one client: nobody has two.',
+      'whoever enrols clients',
+      'not checked here',
+    ),
+    (
+      'The noise of all rounds is that of the strategy and of this standard '
+      'deviation.',
+      'the aggregator',
+      measured,
+    ),
+    (
+      'The words of the generator, ChaCha20, cannot be told from uniform '
+      'ones: its key is secret and used for this run alone.',
+      'the operator: the file of the key is readable to its owner alone',
+      'not checked here',
+    ),
+    (
+      'The inverse of the normal CDF is right to 8 units in the last place; '
+      'all else that arithmetic costs is proved and part of epsilon and '
+      'delta.',
+      'SciPy, or TensorFlow where noise is made in a graph',
+      'measured by tests, not proved',
+    ),
   )
   return [
-      {'assumption': assumption, 'enforced_by': by, 'checked': checked}
-      for assumption, by, checked in rows
+    {'assumption': assumption, 'enforced_by': by, 'checked': checked}
+    for assumption, by, checked in rows
   ]
 
 
 def side_releases(
-    directory: pathlib.Path, run: dict[str, Any], columns: list[str]
+  directory: pathlib.Path, run: dict[str, Any], columns: list[str]
 ) -> list[dict[str, str]]:
   """Returns what is released without noise, one by one, and where it is.
 
@@ -183,31 +222,44 @@ def side_releases(
   if 'train_sha256' in run:
     rows.append((files.RUN_FILE, 'a digest of the training data'))
   rows += [
-      (f'{files.METRICS_FILE}, {column}',
-       _COLUMNS.get(column, 'not known to this report'))
-      for column in columns if column != 'round'
+    (
+      f'{files.METRICS_FILE}, {column}',
+      _COLUMNS.get(column, 'not known to this report'),
+    )
+    for column in columns
+    if column != 'round'
   ]
   if (directory / 'tensorboard').exists():
     rows.append(('tensorboard/', f'the same as {files.METRICS_FILE}'))
   if (directory / files.RESULT_FILE).exists():
-    rows.append((
+    rows.append(
+      (
         files.RESULT_FILE,
-        'accuracy and loss of the last model, on test clients'))
-  rows.append((
-      files.LEDGER_FILE, 'who took part in which round; keep it, and do not '
-      'publish it'))
-  rows.append((
-      'this report', 'cohort sizes, how many clients took part, how often and '
-      'how far apart, exact'))
+        'accuracy and loss of the last model, on test clients',
+      )
+    )
+  rows.append(
+    (
+      files.LEDGER_FILE,
+      'who took part in which round; keep it, and do not publish it',
+    )
+  )
+  rows.append(
+    (
+      'this report',
+      'cohort sizes, how many clients took part, how often and '
+      'how far apart, exact',
+    )
+  )
   rows += [('stated by the run', item) for item in run['side_releases']]
   return [{'where': where, 'what': what} for where, what in rows]
 
 
 def warnings(
-    claim: claim_lib.Claim,
-    run: dict[str, Any],
-    completed: bool,
-    code_sha256: str,
+  claim: claim_lib.Claim,
+  run: dict[str, Any],
+  completed: bool,
+  code_sha256: str,
 ) -> list[str]:
   """Returns what a reader has to know before the numbers, worst first."""
   found = []
@@ -215,38 +267,44 @@ def warnings(
   # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
   if 'simulated' in run:
     found.append(
-        'SIMULATED: a small cohort stands for a larger one. No privacy claim '
-        'is made for a deployment; what is claimed here is for the noise that '
-        'this run had.')
+      'SIMULATED: a small cohort stands for a larger one. No privacy claim '
+      'is made for a deployment; what is claimed here is for the noise that '
+      'this run had.'
+    )
   if claim.violated:
     planned, seen = claim.planned.participation, claim.observed
     most = planned.participations(claim.held.strategy.rounds)
     found.append(
-        'The participation schema was not kept. Planned: '
-        f'{_participation(planned.min_sep, most)}. Observed: '
-        f'{_participation(seen.min_sep, seen.max_participations)}. The claim '
-        'is for what was observed.')
+      'The participation schema was not kept. Planned: '
+      f'{_participation(planned.min_sep, most)}. Observed: '
+      f'{_participation(seen.min_sep, seen.max_participations)}. The claim '
+      'is for what was observed.'
+    )
   if not claim.held.noise_multiplier:
     found.append('No noise was added: this run guarantees nothing.')
   if not completed:
     found.append(
-        f'This run has not ended: {claim.observed.rounds} of '
-        f'{claim.held.strategy.rounds} rounds were started. The claim holds '
-        'for all of them.')
+      f'This run has not ended: {claim.observed.rounds} of '
+      f'{claim.held.strategy.rounds} rounds were started. The claim holds '
+      'for all of them.'
+    )
   if claim.observed.burnt:
     found.append(
-        f'{claim.observed.burnt} of {claim.observed.rounds} rounds were burnt: '
-        'started, and what they gave is not in the model. The claim counts '
-        'them.')
+      f'{claim.observed.burnt} of {claim.observed.rounds} rounds were burnt: '
+      'started, and what they gave is not in the model. The claim counts '
+      'them.'
+    )
   if claim.delta * run['population'] >= 1:
     found.append(
-        f'delta = {claim.delta!r} is not below 1 / population = 1 / '
-        f'{run["population"]}: publishing all of one client may meet it.')
+      f'delta = {claim.delta!r} is not below 1 / population = 1 / '
+      f'{run["population"]}: publishing all of one client may meet it.'
+    )
   if claim.observed.z_stddev is None and claim.observed.finished:
     found.append('The ledger has no measurement of the noise that was added.')
   if run.get('code_sha256', code_sha256) != code_sha256:
     found.append(
-        'The code that wrote this report is not the code that trained.')
+      'The code that wrote this report is not the code that trained.'
+    )
   return found
 
 

@@ -10,14 +10,24 @@ import platform
 from tff_bandmf.report import files
 
 _PACKAGES = (
-    'tff-bandmf', 'tensorflow-federated', 'tensorflow', 'tensorflow-privacy',
-    'dp-accounting', 'numpy', 'scipy')
+  'tff-bandmf',
+  'tensorflow-federated',
+  'tensorflow',
+  'tensorflow-privacy',
+  'dp-accounting',
+  'numpy',
+  'scipy',
+)
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _CODE = ('.py', '.j2', '.json')
 # By name: never a folder, which could hold the key.
 _HASHED = (
-    files.RUN_FILE, files.STRATEGY_FILE, files.LEDGER_FILE, files.METRICS_FILE,
-    files.RESULT_FILE)
+  files.RUN_FILE,
+  files.STRATEGY_FILE,
+  files.LEDGER_FILE,
+  files.METRICS_FILE,
+  files.RESULT_FILE,
+)
 
 
 def versions() -> dict[str, str]:
@@ -44,7 +54,8 @@ def code_digest(root: pathlib.Path = _ROOT) -> str:
   digest = hashlib.sha256()
   paths = (path for path in root.rglob('*') if path.suffix in _CODE)
   for name, path in sorted(
-      (path.relative_to(root).as_posix(), path) for path in paths):
+    (path.relative_to(root).as_posix(), path) for path in paths
+  ):
     # With their lengths, so that no two trees give the same bytes.
     for part in (name.encode(), path.read_bytes()):
       digest.update(len(part).to_bytes(8, 'big') + part)
@@ -54,6 +65,7 @@ def code_digest(root: pathlib.Path = _ROOT) -> str:
 def file_digests(directory: pathlib.Path) -> dict[str, str]:
   """Returns the SHA-256 of the files of a run that its report is made from."""
   return {
-      name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
-      for name in _HASHED if (directory / name).exists()
+    name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
+    for name in _HASHED
+    if (directory / name).exists()
   }

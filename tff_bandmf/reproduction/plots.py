@@ -29,19 +29,29 @@ def draw(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """
   folder.mkdir(parents=True, exist_ok=True)
   pictures = _optimized(
-      _PICTURE_ROUNDS, _PICTURE_MIN_SEP,
-      ('banded', 'banded-toeplitz', 'blt', 'banded-inverse', 'dp-cgd',
-       'tree'))
+    _PICTURE_ROUNDS,
+    _PICTURE_MIN_SEP,
+    ('banded', 'banded-toeplitz', 'blt', 'banded-inverse', 'dp-cgd', 'tree'),
+  )
   large = _optimized(
-      _ROUNDS, _MIN_SEP,
-      ('identity', 'banded-toeplitz', 'banded-sqrt', 'blt', 'dp-cgd',
-       'banded-inverse', 'online-tree'))
+    _ROUNDS,
+    _MIN_SEP,
+    (
+      'identity',
+      'banded-toeplitz',
+      'banded-sqrt',
+      'blt',
+      'dp-cgd',
+      'banded-inverse',
+      'online-tree',
+    ),
+  )
   for name, figure in (
-      ('matrices', _matrices(pictures)),
-      ('coefficients', _coefficients(large)),
-      ('per_query_error', _per_query_error(large)),
-      ('rmse_by_min_sep', _rmse_by_min_sep()),
-      ('rmse_by_epsilon', _rmse_by_epsilon(large)),
+    ('matrices', _matrices(pictures)),
+    ('coefficients', _coefficients(large)),
+    ('per_query_error', _per_query_error(large)),
+    ('rmse_by_min_sep', _rmse_by_min_sep()),
+    ('rmse_by_epsilon', _rmse_by_epsilon(large)),
   ):
     path = folder / f'{name}.png'
     figure.savefig(path, dpi=120)
@@ -51,21 +61,22 @@ def draw(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 def _optimized(rounds, min_sep, families) -> dict[str, strategies.Strategy]:
   schema = participation_lib.MinSep(min_sep)
   return {
-      family: optimize.optimize(
-          optimize.Request(family, rounds, schema)).strategy
-      for family in families
+    family: optimize.optimize(optimize.Request(family, rounds, schema)).strategy
+    for family in families
   }
 
 
 def _matrices(found) -> matplotlib.figure.Figure:
   """Returns heat maps of C, above, and C^-1, below."""
   figure = matplotlib.figure.Figure(
-      figsize=(2.4 * len(found), 5), layout='constrained')
+    figsize=(2.4 * len(found), 5), layout='constrained'
+  )
   axes = figure.subplots(2, len(found))
   for column, (family, strategy) in enumerate(found.items()):
     matrix = strategy.matrix()
     for row, (label, values) in enumerate(
-        (('C', matrix), ('C^-1', np.linalg.inv(matrix)))):
+      (('C', matrix), ('C^-1', np.linalg.inv(matrix)))
+    ):
       # Most entries are small: the colours are those of the square root.
       image = np.sign(values) * np.sqrt(np.abs(values))
       axes[row, column].imshow(image, cmap='RdBu', vmin=-1, vmax=1)
@@ -80,7 +91,8 @@ def _coefficients(found) -> matplotlib.figure.Figure:
   for family, strategy in found.items():
     if isinstance(strategy, strategies.Toeplitz):
       axes.loglog(
-          np.arange(1, _ROUNDS + 1), strategy.column(_ROUNDS), label=family)
+        np.arange(1, _ROUNDS + 1), strategy.column(_ROUNDS), label=family
+      )
   return _with_legend(figure, axes)
 
 
@@ -90,7 +102,8 @@ def _per_query_error(found) -> matplotlib.figure.Figure:
   for family, strategy in found.items():
     sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
     axes.semilogy(
-        sensitivity * np.sqrt(strategy.per_query_errors()), label=family)
+      sensitivity * np.sqrt(strategy.per_query_errors()), label=family
+    )
   return _with_legend(figure, axes)
 
 
@@ -101,32 +114,45 @@ def _rmse_by_min_sep() -> matplotlib.figure.Figure:
   planned = participation_lib.MinSep(_UNKNOWN['bands'], k)
   min_seps = np.arange(100, 501, 25)
   for family, b0 in (
-      ('banded-toeplitz', None), ('robust-toeplitz', _UNKNOWN['b0']),
-      ('blt', None)):
+    ('banded-toeplitz', None),
+    ('robust-toeplitz', _UNKNOWN['b0']),
+    ('blt', None),
+  ):
     strategy = optimize.optimize(
-        optimize.Request(family, rounds, planned, b0=b0)).strategy
+      optimize.Request(family, rounds, planned, b0=b0)
+    ).strategy
     root = math.sqrt(strategy.errors()[0])
     axes.plot(
-        min_seps,
-        [root * sensitivity_lib.sensitivity(
-            strategy, participation_lib.MinSep(int(b), k)).value
-         for b in min_seps],
-        label=family)
+      min_seps,
+      [
+        root
+        * sensitivity_lib.sensitivity(
+          strategy, participation_lib.MinSep(int(b), k)
+        ).value
+        for b in min_seps
+      ],
+      label=family,
+    )
   return _with_legend(figure, axes)
 
 
 def _rmse_by_epsilon(found) -> matplotlib.figure.Figure:
   figure, axes = _axes('epsilon', 'rmse')
   schema = participation_lib.MinSep(_MIN_SEP)
-  sigmas = np.array([
+  sigmas = np.array(
+    [
       accounting.gaussian_noise_multiplier(epsilon, _DELTA)
       for epsilon in _EPSILONS
-  ])
+    ]
+  )
   for family, strategy in found.items():
     sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
     axes.loglog(
-        _EPSILONS, sigmas * sensitivity * math.sqrt(strategy.errors()[0]),
-        marker='o', label=family)
+      _EPSILONS,
+      sigmas * sensitivity * math.sqrt(strategy.errors()[0]),
+      marker='o',
+      label=family,
+    )
   return _with_legend(figure, axes)
 
 

@@ -73,48 +73,66 @@ def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:
   for name in names or TABLES:
     if name not in TABLES:
       raise ValueError(
-          errors.invalid(
-              'name', name, 'is no table', f'use one of {", ".join(TABLES)}'))
+        errors.invalid(
+          'name', name, 'is no table', f'use one of {", ".join(TABLES)}'
+        )
+      )
   return (
-      dataclasses.replace(row, table=name)
-      for name in names or TABLES
-      for row in TABLES[name](_published()[name]))
+    dataclasses.replace(row, table=name)
+    for name in names or TABLES
+    for row in TABLES[name](_published()[name])
+  )
 
 
 @functools.cache
 def _published() -> dict[str, Any]:
   text = importlib.resources.read_text(
-      'tff_bandmf.reproduction', 'published.json')
+    'tff_bandmf.reproduction', 'published.json'
+  )
   return json.loads(text)
 
 
 def _schema(table: Mapping[str, Any]) -> participation_lib.MinSep:
-  return participation_lib.MinSep(
-      table['min_sep'], table['max_participations'])
+  return participation_lib.MinSep(table['min_sep'], table['max_participations'])
 
 
 def _example_b1(table) -> Iterator[Row]:
   rounds = table['rounds']
   found = optimize.optimize(
-      optimize.Request(
-          'banded', rounds, participation_lib.Single(), bands=table['bands']))
+    optimize.Request(
+      'banded', rounds, participation_lib.Single(), bands=table['bands']
+    )
+  )
   tolerance = table['abs_tol']
   yield Row(
-      '', 'total squared error', table['total_squared_error'],
-      rounds * found.loss, tolerance, absolute=True)
+    '',
+    'total squared error',
+    table['total_squared_error'],
+    rounds * found.loss,
+    tolerance,
+    absolute=True,
+  )
   ours, published = found.strategy.matrix(), np.array(table['strategy_matrix'])
   for t, i in zip(*np.nonzero(published)):
     yield Row(
-        '', f'C[{t}, {i}]', published[t, i], float(ours[t, i]), tolerance,
-        absolute=True)
+      '',
+      f'C[{t}, {i}]',
+      published[t, i],
+      float(ours[t, i]),
+      tolerance,
+      absolute=True,
+    )
 
 
 def _gaussian_sigma(table) -> Iterator[Row]:
   for epsilon, published in table['rows']:
     yield Row(
-        '', f'epsilon {epsilon}', published,
-        accounting.gaussian_noise_multiplier(epsilon, table['delta']),
-        table['tol'])
+      '',
+      f'epsilon {epsilon}',
+      published,
+      accounting.gaussian_noise_multiplier(epsilon, table['delta']),
+      table['tol'],
+    )
 
 
 def _amplified_sigma(table) -> Iterator[Row]:
@@ -122,33 +140,53 @@ def _amplified_sigma(table) -> Iterator[Row]:
   rows = [(epsilon, 1, sigma) for epsilon, sigma in table['dp_sgd']]
   for epsilon, bands, published in rows + table['banded']:
     ours = accounting.cyclic_poisson_noise_multiplier(
-        epsilon, table['delta'],
-        accounting.cyclic_sampling_prob(rounds, k, bands),
-        -(-rounds // bands))
+      epsilon,
+      table['delta'],
+      accounting.cyclic_sampling_prob(rounds, k, bands),
+      -(-rounds // bands),
+    )
     yield Row(
-        '', f'epsilon {epsilon}, {bands} bands', published,
-        ours / math.sqrt(k), table['tol'])
+      '',
+      f'epsilon {epsilon}, {bands} bands',
+      published,
+      ours / math.sqrt(k),
+      table['tol'],
+    )
 
 
 def _banded_rmse(table) -> Iterator[Row]:
   rounds = table['rounds']
   schema = participation_lib.FixedEpoch(
-      table['min_sep'], table['max_participations'])
+    table['min_sep'], table['max_participations']
+  )
   tree = strategies.Tree(rounds)
   sensitivity = sensitivity_lib.sensitivity(tree, schema).value
   yield Row(
-      '', 'tree, squared sensitivity', table['tree_sensitivity_squared'],
-      sensitivity**2, 1e-9)
+    '',
+    'tree, squared sensitivity',
+    table['tree_sensitivity_squared'],
+    sensitivity**2,
+    1e-9,
+  )
   yield Row(
-      '', 'tree, rmse', table['tree_rmse'],
-      sensitivity * math.sqrt(tree.errors()[0]), 1e-5)
+    '',
+    'tree, rmse',
+    table['tree_rmse'],
+    sensitivity * math.sqrt(tree.errors()[0]),
+    1e-5,
+  )
   for row in table['rows']:
     found = optimize.optimize(
-        optimize.Request(
-            row['family'], rounds, schema, bands=row.get('bands')))
+      optimize.Request(row['family'], rounds, schema, bands=row.get('bands'))
+    )
     yield Row(
-        '', _label(row), row['ratio'], math.sqrt(found.loss) / table['unit'],
-        table['abs_tol'], absolute=True)
+      '',
+      _label(row),
+      row['ratio'],
+      math.sqrt(found.loss) / table['unit'],
+      table['abs_tol'],
+      absolute=True,
+    )
 
 
 def _optimal_bands(table) -> Iterator[Row]:
@@ -158,45 +196,65 @@ def _optimal_bands(table) -> Iterator[Row]:
   dense = optimize.optimize(optimize.Request('dense', rounds, schema))
   rmse = {}
   for bands in (1 << i for i in range(rounds.bit_length())):
-    found = dense if bands > _MOST_BANDS else optimize.optimize(
-        optimize.Request('banded', rounds, schema, bands=bands))
+    found = (
+      dense
+      if bands > _MOST_BANDS
+      else optimize.optimize(
+        optimize.Request('banded', rounds, schema, bands=bands)
+      )
+    )
     rmse[bands] = math.sqrt(found.loss)
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
       best = accounting.choose_bands(
-          rmse, rounds, population=rounds, cohort_size=epochs,
-          epsilon=float(epsilon), delta=table['delta'])[0]
-      yield Row(
-          '', f'epsilon {epsilon}, {epochs} epochs', bands, best.bands, 0)
+        rmse,
+        rounds,
+        population=rounds,
+        cohort_size=epochs,
+        epsilon=float(epsilon),
+        delta=table['delta'],
+      )[0]
+      yield Row('', f'epsilon {epsilon}, {epochs} epochs', bands, best.bands, 0)
 
 
 def _calibrated_rmse(table) -> Iterator[Row]:
-  sigma = accounting.gaussian_noise_multiplier(
-      table['epsilon'], table['delta'])
+  sigma = accounting.gaussian_noise_multiplier(table['epsilon'], table['delta'])
   for row in table['rows']:
     request = optimize.Request(
-        row['family'], table['rounds'], _schema(table),
-        objective=row.get('objective', optimize.MEAN),
-        bands=row.get('bands'), lambda_=row.get('lambda'))
+      row['family'],
+      table['rounds'],
+      _schema(table),
+      objective=row.get('objective', optimize.MEAN),
+      bands=row.get('bands'),
+      lambda_=row.get('lambda'),
+    )
     found = optimize.optimize(request)
     yield Row(
-        '', _label(row), row['value'], sigma * math.sqrt(found.loss),
-        table['tol'])
+      '', _label(row), row['value'], sigma * math.sqrt(found.loss), table['tol']
+    )
 
 
 def _cyclic_poisson_rmse(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   for epsilon, bands, published in table['rows']:
     sigma = accounting.cyclic_poisson_noise_multiplier(
-        epsilon, table['delta'],
-        accounting.cyclic_sampling_prob(rounds, k, bands), -(-rounds // bands))
+      epsilon,
+      table['delta'],
+      accounting.cyclic_sampling_prob(rounds, k, bands),
+      -(-rounds // bands),
+    )
     found = optimize.optimize(
-        optimize.Request(
-            'banded-toeplitz', rounds, participation_lib.Single(),
-            bands=bands))
+      optimize.Request(
+        'banded-toeplitz', rounds, participation_lib.Single(), bands=bands
+      )
+    )
     yield Row(
-        '', f'epsilon {epsilon}, {bands} bands', published,
-        sigma * math.sqrt(found.loss), table['tol'])
+      '',
+      f'epsilon {epsilon}, {bands} bands',
+      published,
+      sigma * math.sqrt(found.loss),
+      table['tol'],
+    )
 
 
 def _unknown_min_sep(table) -> Iterator[Row]:
@@ -204,45 +262,62 @@ def _unknown_min_sep(table) -> Iterator[Row]:
   planned = participation_lib.MinSep(table['optimized_min_sep'], k)
   for row in table['rows']:
     found = optimize.optimize(
-        optimize.Request(
-            row['family'], rounds, planned, bands=row.get('bands'),
-            buffers=row.get('buffers'), b0=row.get('b0')))
+      optimize.Request(
+        row['family'],
+        rounds,
+        planned,
+        bands=row.get('bands'),
+        buffers=row.get('buffers'),
+        b0=row.get('b0'),
+      )
+    )
     strategy = found.strategy
     for min_sep, published in zip(table['min_sep'], row['value']):
       sensitivity = sensitivity_lib.sensitivity(
-          strategy, participation_lib.MinSep(min_sep, k))
+        strategy, participation_lib.MinSep(min_sep, k)
+      )
       yield Row(
-          '', f'{_label(row)}, min_sep {min_sep}', published,
-          sensitivity.value * math.sqrt(strategy.errors()[0]), table['tol'])
+        '',
+        f'{_label(row)}, min_sep {min_sep}',
+        published,
+        sensitivity.value * math.sqrt(strategy.errors()[0]),
+        table['tol'],
+      )
 
 
 def _gboard_report(table) -> Iterator[Row]:
   sigma = table['z_stddev_per_clip'] / math.sqrt(table['sensitivity_squared'])
+  yield Row('', 'rho', table['rho'], accounting.zcdp_rho(sigma), table['tol'])
   yield Row(
-      '', 'rho', table['rho'], accounting.zcdp_rho(sigma), table['tol'])
-  yield Row(
-      '', 'epsilon', table['epsilon'],
-      accounting.gaussian_epsilon(sigma, table['delta']), table['tol'])
+    '',
+    'epsilon',
+    table['epsilon'],
+    accounting.gaussian_epsilon(sigma, table['delta']),
+    table['tol'],
+  )
 
 
 def _label(row: Mapping[str, Any]) -> str:
   """Returns the family of a published row and what is said about it."""
   return ', '.join(
-      [row['family']] + [
-          f'{name} {row[name]}'
-          for name in ('bands', 'buffers', 'lambda', 'b0') if name in row
-      ])
+    [row['family']]
+    + [
+      f'{name} {row[name]}'
+      for name in ('bands', 'buffers', 'lambda', 'b0')
+      if name in row
+    ]
+  )
 
 
 TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
-    'example_b1': _example_b1,
-    'gaussian_sigma': _gaussian_sigma,
-    'amplified_sigma': _amplified_sigma,
-    'banded_rmse': _banded_rmse,
-    'optimal_bands': _optimal_bands,
-    'dp_cgd_table4_unamplified': _calibrated_rmse,
-    'bifr_table6_unamplified': _calibrated_rmse,
-    'bifr_table7_cyclic_poisson': _cyclic_poisson_rmse,
-    'unknown_min_sep': _unknown_min_sep,
-    'gboard_report': _gboard_report,
+  'example_b1': _example_b1,
+  'gaussian_sigma': _gaussian_sigma,
+  'amplified_sigma': _amplified_sigma,
+  'banded_rmse': _banded_rmse,
+  'optimal_bands': _optimal_bands,
+  'dp_cgd_table4_unamplified': _calibrated_rmse,
+  'bifr_table6_unamplified': _calibrated_rmse,
+  'bifr_table7_cyclic_poisson': _cyclic_poisson_rmse,
+  'unknown_min_sep': _unknown_min_sep,
+  'gboard_report': _gboard_report,
 }

@@ -33,8 +33,8 @@ _ROUNDING = 1e-13
 
 
 def sensitivity(
-    strategy: strategies.Strategy,
-    participation: participation_lib.Participation,
+  strategy: strategies.Strategy,
+  participation: participation_lib.Participation,
 ) -> result.Sensitivity:
   """Returns the sensitivity of any C, in O(n B^2).
 
@@ -53,8 +53,9 @@ def sensitivity(
   k = participation.participations(rounds)
   if k == 1:
     return result.exact(
-        float(column_norms_squared(strategy).max()),
-        'largest column norm (one participation)')
+      float(column_norms_squared(strategy).max()),
+      'largest column norm (one participation)',
+    )
   min_sep = participation.separation(rounds)
   fixed = isinstance(participation, participation_lib.FixedEpoch)
   # PRIVACY: bands of C, never those of C^-1.
@@ -62,19 +63,24 @@ def sensitivity(
   if bands <= min_sep:
     norms = column_norms_squared(strategy)
     squared = (
-        patterns.heaviest_fixed([norms], rounds, min_sep, k) if fixed
-        else float(patterns.heaviest(norms, min_sep, k)))
+      patterns.heaviest_fixed([norms], rounds, min_sep, k)
+      if fixed
+      else float(patterns.heaviest(norms, min_sep, k))
+    )
     return result.exact(
-        squared, 'columns of one client do not overlap (bands <= min_sep)')
+      squared, 'columns of one client do not overlap (bands <= min_sep)'
+    )
   chained = bands <= 2 * min_sep
   if chained and not fixed and not isinstance(strategy, strategies.Stamped):
     return result.exact(
-        _heaviest_chain(strategy, min_sep, k),
-        'heaviest chain of columns of which only neighbours overlap '
-        '(bands <= 2 min_sep)')
+      _heaviest_chain(strategy, min_sep, k),
+      'heaviest chain of columns of which only neighbours overlap '
+      '(bands <= 2 min_sep)',
+    )
   lag_count = min((bands - 1) // min_sep, k - 1)
   weights, lags = np.split(
-      _row_weights(strategy, min_sep, 1 if fixed else k, lag_count), [1])
+    _row_weights(strategy, min_sep, 1 if fixed else k, lag_count), [1]
+  )
   # Rounding of a zero has a sign; it is added up as positive all the same.
   signed = bool(np.any(lags < -_ROUNDING * weights.max()))
   # PRIVACY: contributions are vectors, so signs of X do not help.
@@ -87,9 +93,10 @@ def sensitivity(
   # PRIVACY: each row of |X| is maximised on its own.
   # Guard: sensitivity_test.test_bound_is_never_below_brute_force.
   return result.bound(
-      float(patterns.heaviest(weights[0], min_sep, k)),
-      'rows of |X| maximised one by one [BandMF23, Alg 4]',
-      0.0 if signed else attained)
+    float(patterns.heaviest(weights[0], min_sep, k)),
+    'rows of |X| maximised one by one [BandMF23, Alg 4]',
+    0.0 if signed else attained,
+  )
 
 
 def column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
@@ -99,24 +106,25 @@ def column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
   if isinstance(strategy, strategies.Stamped) and _is_tiled(strategy):
     return _tiled(strategy, column_norms_squared)
   rounds, bands = strategy.rounds, strategy.bands
-  first = strategy.block if isinstance(
-      strategy, strategies.Stamped) else strategy
+  first = (
+    strategy.block if isinstance(strategy, strategies.Stamped) else strategy
+  )
   if isinstance(first, strategies.Toeplitz):
-    return np.cumsum(first.column(rounds)**2)[::-1]
+    return np.cumsum(first.column(rounds) ** 2)[::-1]
   norms = np.zeros(rounds)
   step = max(1, _ENTRIES // bands)
   for start in range(0, rounds, step):
     stop = min(start + step, rounds)
-    squares = strategy.band_rows(start, stop)**2
+    squares = strategy.band_rows(start, stop) ** 2
     for s in range(min(bands, stop)):
       # C[t, t - s] is of column t - s; before column 0 there is none.
       skip = max(s - start, 0)
-      norms[start + skip - s:stop - s] += squares[skip:, s]
+      norms[start + skip - s : stop - s] += squares[skip:, s]
   return norms
 
 
 def _row_weights(
-    strategy: strategies.Strategy, min_sep: int, k: int, lag_count: int
+  strategy: strategies.Strategy, min_sep: int, k: int, lag_count: int
 ) -> np.ndarray:
   """Returns w, and X[i, i + e b] for e = 0 .. lag_count.
 
@@ -131,7 +139,8 @@ def _row_weights(
   """
   if isinstance(strategy, strategies.Stamped) and _is_tiled(strategy):
     return _tiled(
-        strategy, lambda part: _row_weights(part, min_sep, k, lag_count))
+      strategy, lambda part: _row_weights(part, min_sep, k, lag_count)
+    )
   rows = np.zeros((2 + lag_count, strategy.rounds))
   for start, stop, first, gram in _gram_rows(strategy):
     i = np.arange(start, stop)
@@ -148,7 +157,7 @@ def _row_weights(
 
 
 def _heaviest_chain(
-    strategy: strategies.Strategy, min_sep: int, k: int
+  strategy: strategies.Strategy, min_sep: int, k: int
 ) -> float:
   """Returns the largest sum of X_ii and 2 |X_ij| over i, and its next j.
 
@@ -171,21 +180,23 @@ def _heaviest_chain(
   for start, stop, first, gram in _gram_rows(strategy, backwards_by=min_sep):
     i = np.arange(start, stop)
     j = np.arange(start, first + gram.shape[1])
-    pairs = 2 * np.abs(gram[:, start - first:])
+    pairs = 2 * np.abs(gram[:, start - first :])
     pairs[j < i[:, None] + min_sep] = -np.inf
     own = gram[i - start, i - first]
     for m in range(counted, levels + counted):
       before = m - counted
       chained = (pairs + starting[before, j]).max(1)
       starting[m, i] = own + np.maximum(
-          chained, best[before, min(j[-1] + 1, rounds)])
+        chained, best[before, min(j[-1] + 1, rounds)]
+      )
       best[m, start:stop] = np.maximum(
-          np.maximum.accumulate(starting[m, i[::-1]])[::-1], best[m, stop])
+        np.maximum.accumulate(starting[m, i[::-1]])[::-1], best[m, stop]
+      )
   return float(best[-1, 0])
 
 
 def _gram_rows(
-    strategy: strategies.Strategy, backwards_by: Optional[int] = None
+  strategy: strategies.Strategy, backwards_by: Optional[int] = None
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
   """Yields X in blocks of rows: (start, stop, first, X[start:stop, first:]).
 
@@ -209,9 +220,8 @@ def _gram_rows(
       below = strategy.values[start:last, first:last]
     else:
       below = _unskewed(strategy.band_rows(start, last))
-      below = below[:, first - (start - bands + 1):]
-    yield start, stop, first, (
-        below[:, start - first:stop - first].T @ below)
+      below = below[:, first - (start - bands + 1) :]
+    yield start, stop, first, (below[:, start - first : stop - first].T @ below)
 
 
 def _unskewed(rows: np.ndarray) -> np.ndarray:
@@ -235,8 +245,8 @@ def _is_tiled(strategy: strategies.Stamped) -> bool:
 
 
 def _tiled(
-    strategy: strategies.Stamped,
-    function: Callable[[strategies.Strategy], np.ndarray],
+  strategy: strategies.Stamped,
+  function: Callable[[strategies.Strategy], np.ndarray],
 ) -> np.ndarray:
   """Returns `function`, [..., columns], of block after block."""
   block = strategy.block

@@ -32,7 +32,7 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
   """
   n = weights.shape[-1]
   if min_sep == 1:
-    return np.sort(weights)[..., max(n - count, 0):].sum(-1)
+    return np.sort(weights)[..., max(n - count, 0) :].sum(-1)
   if count < -(-n // min_sep):
     best = np.zeros_like(weights)
     for _ in range(count):
@@ -43,16 +43,16 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
   width = min(min_sep, n)
   best = np.zeros((*weights.shape[:-1], width))
   for start in reversed(range(0, n, width)):
-    take = weights[..., start:start + width]
-    take = best[..., :take.shape[-1]] + take
+    take = weights[..., start : start + width]
+    take = best[..., : take.shape[-1]] + take
     # F[start + b], which all that is not taken leaves to the next block.
     take[..., -1] = np.maximum(take[..., -1], best[..., 0])
-    best[..., :take.shape[-1]] = _running_max(take)
+    best[..., : take.shape[-1]] = _running_max(take)
   return best[..., 0]
 
 
 def with_one_more(
-    best: np.ndarray, weights: np.ndarray, min_sep: int
+  best: np.ndarray, weights: np.ndarray, min_sep: int
 ) -> np.ndarray:
   """Returns F[:, m] from F[:, m - 1], [..., n].
 
@@ -67,7 +67,7 @@ def with_one_more(
 
 
 def heaviest_fixed(
-    lags: Iterable[np.ndarray], rounds: int, min_sep: int, count: int
+  lags: Iterable[np.ndarray], rounds: int, min_sep: int, count: int
 ) -> float:
   """Returns the largest sum of X over k indices, each b after the last.
 
@@ -84,7 +84,7 @@ def heaviest_fixed(
   total = np.zeros((-(-rounds // width), width))
   for e, lag in zip(range(count), lags):
     padded = np.zeros_like(total)
-    padded.reshape(-1)[:len(lag)] = lag
+    padded.reshape(-1)[: len(lag)] = lag
     total += (2 if e else 1) * _window_sums(padded, count - e)
   return float(total.max())
 

@@ -33,9 +33,7 @@ def exact(squared: float, reason: str) -> Sensitivity:
   return Sensitivity(math.sqrt(squared), EXACT, reason)
 
 
-def bound(
-    squared: float, reason: str, attained: float = 0.0
-) -> Sensitivity:
+def bound(squared: float, reason: str, attained: float = 0.0) -> Sensitivity:
   """Returns the sensitivity with this upper bound of its square.
 
   Args:

@@ -21,8 +21,8 @@ from tff_bandmf.sensitivity import gram, result, toeplitz, tree
 
 
 def sensitivity(
-    strategy: strategies.Strategy,
-    participation: participation_lib.Participation,
+  strategy: strategies.Strategy,
+  participation: participation_lib.Participation,
 ) -> result.Sensitivity:
   """Returns the sensitivity of `strategy` under `participation`.
 
@@ -42,23 +42,31 @@ one client do not overlap (bands <= min_sep)')
   """
   if not isinstance(participation, participation_lib.Participation):
     raise TypeError(
-        errors.invalid(
-            'participation', participation, 'must be a participation schema',
-            'use tff_bandmf.participation.MinSep(min_sep)'))
+      errors.invalid(
+        'participation',
+        participation,
+        'must be a participation schema',
+        'use tff_bandmf.participation.MinSep(min_sep)',
+      )
+    )
   # What overflows is refused below.
   with np.errstate(over='ignore', invalid='ignore'):
     found = _dispatch(strategy, participation)
   if not math.isfinite(found.value):
     raise ValueError(
-        errors.invalid(
-            'family', strategy.family, 'the sensitivity overflows',
-            'scale C down or use fewer rounds'))
+      errors.invalid(
+        'family',
+        strategy.family,
+        'the sensitivity overflows',
+        'scale C down or use fewer rounds',
+      )
+    )
   return found
 
 
 def _dispatch(
-    strategy: strategies.Strategy,
-    participation: participation_lib.Participation,
+  strategy: strategies.Strategy,
+  participation: participation_lib.Participation,
 ) -> result.Sensitivity:
   """Returns the sensitivity by what is known of the family."""
   if isinstance(strategy, strategies.Toeplitz):
@@ -72,7 +80,9 @@ def _dispatch(
     # that of the encoder, as positive semi-definite matrices.
     encoder = tree.sensitivity(strategy.rounds, 2, participation)
     return result.Sensitivity(
-        encoder.value, result.UPPER_BOUND,
-        f'{encoder.method} for the nodes that the release is made from: '
-        f'{encoder.reason}')
+      encoder.value,
+      result.UPPER_BOUND,
+      f'{encoder.method} for the nodes that the release is made from: '
+      f'{encoder.reason}',
+    )
   return gram.sensitivity(strategy, participation)

@@ -33,8 +33,8 @@ _QUICK_LAGS = 10**9
 
 
 def sensitivity(
-    strategy: strategies.Toeplitz,
-    participation: participation_lib.Participation,
+  strategy: strategies.Toeplitz,
+  participation: participation_lib.Participation,
 ) -> result.Sensitivity:
   """Returns the sensitivity of a Toeplitz C.
 
@@ -66,38 +66,49 @@ def sensitivity(
   k = participation.participations(rounds)
   if k == 1:
     return result.exact(
-        float(column @ column), 'largest column norm (one participation)')
+      float(column @ column), 'largest column norm (one participation)'
+    )
   min_sep = participation.separation(rounds)
   leftmost = _leftmost_squared(np.abs(column), rounds, min_sep, k)
   if len(column) <= min_sep:
     return result.exact(
-        leftmost, 'columns of one client do not overlap (bands <= min_sep)')
+      leftmost, 'columns of one client do not overlap (bands <= min_sep)'
+    )
   # PRIVACY: an increase past c_b can make another pattern worse.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if column[:min_sep].min() >= 0 and _falls(column[min_sep:]):
     return result.exact(
-        leftmost, 'non-negative Toeplitz coefficients that do not increase '
-        'from lag min_sep on [BSR24, Thm 2]')
+      leftmost,
+      'non-negative Toeplitz coefficients that do not increase '
+      'from lag min_sep on [BSR24, Thm 2]',
+    )
   fixed = isinstance(participation, participation_lib.FixedEpoch)
   if fixed and np.all(column >= 0):
     return result.exact(
-        leftmost, 'non-negative Toeplitz coefficients, leftmost epoch offset')
+      leftmost, 'non-negative Toeplitz coefficients, leftmost epoch offset'
+    )
   majorant = np.abs(column)
-  majorant[min_sep:] = np.maximum.accumulate(majorant[:min_sep - 1:-1])[::-1]
+  majorant[min_sep:] = np.maximum.accumulate(majorant[: min_sep - 1 : -1])[::-1]
   found = result.bound(
-      leftmost if fixed else _leftmost_squared(majorant, rounds, min_sep, k),
-      'absolute Toeplitz coefficients' if fixed else
-      'majorant of the Toeplitz coefficients, non-increasing from min_sep on')
+    leftmost if fixed else _leftmost_squared(majorant, rounds, min_sep, k),
+    'absolute Toeplitz coefficients'
+    if fixed
+    else 'majorant of the Toeplitz coefficients, not increasing from min_sep',
+  )
   if rounds * strategy.bands <= _QUICK_GRAM:
     return result.better(found, gram.sensitivity(strategy, participation))
-  return result.better(found, result.bound(
+  return result.better(
+    found,
+    result.bound(
       k * _row_weight(np.abs(column), min_sep, k),
-      'row of |C|^T |C| that nothing cuts, maximised [BandMF23, Alg 4]'))
+      'row of |C|^T |C| that nothing cuts, maximised [BandMF23, Alg 4]',
+    ),
+  )
 
 
 def normalized_sensitivity(
-    strategy: strategies.ColumnNormalized,
-    participation: participation_lib.Participation,
+  strategy: strategies.ColumnNormalized,
+  participation: participation_lib.Participation,
 ) -> result.Sensitivity:
   """Returns the sensitivity of C D^-1, C Toeplitz and D its column norms.
 
@@ -142,31 +153,38 @@ def normalized_sensitivity(
   min_sep = participation.separation(rounds)
   if strategy.bands <= min_sep:
     return result.exact(
-        float(k), 'columns of one client do not overlap (bands <= min_sep)')
+      float(k), 'columns of one client do not overlap (bands <= min_sep)'
+    )
   # PRIVACY: of DP-CGD alone the leftmost pattern is known to be the worst.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if isinstance(toeplitz, strategies.DpCgd):
     return result.exact(
-        _leftmost_cgd_squared(toeplitz, strategy.column_norms, min_sep, k),
-        'column-normalised DP-CGD, leftmost pattern [DPCGD26]')
+      _leftmost_cgd_squared(toeplitz, strategy.column_norms, min_sep, k),
+      'column-normalised DP-CGD, leftmost pattern [DPCGD26]',
+    )
   fixed = isinstance(participation, participation_lib.FixedEpoch)
   # Entries of C D^-1 are at most those of C over its diagonal.
   found = result.bound(
-      min(float(k), sensitivity(toeplitz, participation).value / column[0])**2,
-      'sensitivity without column normalisation over the least column norm')
+    min(float(k), sensitivity(toeplitz, participation).value / column[0]) ** 2,
+    'sensitivity without column normalisation over the least column norm',
+  )
   passes = k if k < -(-rounds // min_sep) else -(-strategy.bands // min_sep)
   if rounds * passes <= _QUICK_LAGS:
-    lags = functools.partial(
-        _lags, column, strategy.column_norms, min_sep, k)
+    lags = functools.partial(_lags, column, strategy.column_norms, min_sep, k)
     attained = patterns.heaviest_fixed(lags(), rounds, min_sep, k)
     if fixed and (np.all(column >= 0) or strategy.bands <= 2 * min_sep):
       return result.exact(attained, 'sum of X over one epoch offset')
     if fixed:
       return result.bound(attained, 'sum of |X| over one epoch offset')
     if _falls(column):
-      found = result.better(found, result.bound(
+      found = result.better(
+        found,
+        result.bound(
           _nearest(lags(), rounds, min_sep, k),
-          'columns of one client as near as min_sep allows', attained))
+          'columns of one client as near as min_sep allows',
+          attained,
+        ),
+      )
   if found.method == result.EXACT or rounds * strategy.bands > _QUICK_GRAM:
     return found
   return result.better(found, gram.sensitivity(strategy, participation))
@@ -184,10 +202,13 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   column = strategy.column(strategy.bands)
   if not np.all(np.isfinite(column)):
     raise ValueError(
-        errors.invalid(
-            'family', strategy.family, 'entries of C overflow',
-            'use fewer rounds, or a C^-1 whose series has no root in the '
-            'unit disc'))
+      errors.invalid(
+        'family',
+        strategy.family,
+        'entries of C overflow',
+        'use fewer rounds, or a C^-1 whose series has no root in the unit disc',
+      )
+    )
   return column
 
 
@@ -197,7 +218,7 @@ def _falls(column: np.ndarray) -> bool:
 
 
 def _leftmost_squared(
-    column: np.ndarray, rounds: int, min_sep: int, k: int
+  column: np.ndarray, rounds: int, min_sep: int, k: int
 ) -> float:
   """Returns || sum_{j<k} C[:, j b] ||^2, in O(B) whatever n is.
 
@@ -213,11 +234,11 @@ def _leftmost_squared(
   """
   if len(column) <= min_sep:
     # Only the last column can be cut: it has n - (k - 1) b rows.
-    last = column[:rounds - (k - 1) * min_sep]
+    last = column[: rounds - (k - 1) * min_sep]
     return (k - 1) * float(column @ column) + float(last @ last)
   memory = -(-len(column) // min_sep)
   sums = np.zeros((memory, min_sep))
-  sums.reshape(-1)[:len(column)] = column
+  sums.reshape(-1)[: len(column)] = column
   sums = np.cumsum(sums, axis=0)
   alike = max(k - memory, 0)
   squared = alike * float(sums[-1] @ sums[-1])
@@ -242,12 +263,12 @@ def _row_weight(column: np.ndarray, min_sep: int, k: int) -> float:
   row = np.maximum(scipy.signal.correlate(column, column), 0.0)
   middle = len(column) - 1
   own = row[middle]
-  row[middle - min_sep + 1:middle + min_sep] = 0.0
+  row[middle - min_sep + 1 : middle + min_sep] = 0.0
   return float(own + patterns.heaviest(row, min_sep, k - 1))
 
 
 def _leftmost_cgd_squared(
-    strategy: strategies.DpCgd, norms: np.ndarray, min_sep: int, k: int
+  strategy: strategies.DpCgd, norms: np.ndarray, min_sep: int, k: int
 ) -> float:
   """Returns || sum_{j<k} (C D^-1)[:, j b] ||^2 for DP-CGD, in O(n).
 
@@ -260,13 +281,12 @@ def _leftmost_cgd_squared(
   impulses = np.zeros(strategy.rounds)
   taken = np.arange(k) * min_sep
   impulses[taken] = 1 / norms[taken]
-  summed = scipy.signal.lfilter(
-      [1.0], strategy.inverse_coefficients, impulses)
+  summed = scipy.signal.lfilter([1.0], strategy.inverse_coefficients, impulses)
   return float(summed @ summed)
 
 
 def _lags(
-    column: np.ndarray, norms: np.ndarray, min_sep: int, k: int
+  column: np.ndarray, norms: np.ndarray, min_sep: int, k: int
 ) -> Iterator[np.ndarray]:
   """Yields |X[i, i + e b]| for e = 0, 1, ..., k - 1 while eb < B.
 
@@ -278,14 +298,14 @@ def _lags(
   """
   n, bands = len(norms), len(column)
   for lag in range(0, min(k * min_sep, bands), min_sep):
-    sums = np.cumsum(column[:bands - lag] * column[lag:])
+    sums = np.cumsum(column[: bands - lag] * column[lag:])
     # p_e(m) has all of its terms from m = B - eb on.
     sums = np.pad(sums, (0, n - bands), mode='edge')[::-1]
-    yield np.abs(sums) / (norms[:n - lag] * norms[lag:])
+    yield np.abs(sums) / (norms[: n - lag] * norms[lag:])
 
 
 def _nearest(
-    lags: Iterator[np.ndarray], rounds: int, min_sep: int, k: int
+  lags: Iterator[np.ndarray], rounds: int, min_sep: int, k: int
 ) -> float:
   """Returns F[0, k] of `normalized_sensitivity`.
 
@@ -300,7 +320,7 @@ def _nearest(
   for m in range(k):
     lag = next(lags, None)
     if lag is not None:
-      weights[:len(lag)] += 2 * lag if m else lag
+      weights[: len(lag)] += 2 * lag if m else lag
     elif not counted:
       break
     if counted:

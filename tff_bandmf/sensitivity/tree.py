@@ -31,9 +31,9 @@ _Table = dict[tuple[int, int], np.ndarray]
 
 
 def sensitivity(
-    rounds: int,
-    arity: int,
-    participation: participation_lib.Participation,
+  rounds: int,
+  arity: int,
+  participation: participation_lib.Participation,
 ) -> result.Sensitivity:
   """Returns the sensitivity of the tree's encoder.
 
@@ -53,14 +53,16 @@ def sensitivity(
   k = participation.participations(rounds)
   if k == 1:
     return result.exact(
-        float(len(sizes)), 'levels of the tree (one participation)')
+      float(len(sizes)), 'levels of the tree (one participation)'
+    )
   min_sep = participation.separation(rounds)
   fixed = isinstance(participation, participation_lib.FixedEpoch)
   if not fixed:
     heaviest = _heaviest(rounds, sizes, min_sep, k)
     if heaviest is not None:
       return result.exact(
-          heaviest, 'heaviest pattern, from the leaves of the tree up')
+        heaviest, 'heaviest pattern, from the leaves of the tree up'
+      )
   attained = 0.0
   if rounds * k <= _QUICK_LAGS:
     lags = _lags(rounds, sizes, min_sep, k)
@@ -68,12 +70,14 @@ def sensitivity(
     if fixed:
       return result.exact(attained, 'nodes of the tree over one epoch offset')
   return result.bound(
-      _levels_squared(rounds, sizes, min_sep, k),
-      'most rounds that each level of the tree can hold', attained)
+    _levels_squared(rounds, sizes, min_sep, k),
+    'most rounds that each level of the tree can hold',
+    attained,
+  )
 
 
 def _heaviest(
-    rounds: int, sizes: list[int], min_sep: int, k: int
+  rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> Optional[float]:
   """Returns the largest sum of squared counts, or None if it takes too long.
 
@@ -96,10 +100,12 @@ def _heaviest(
       if joined is None:
         return None
       children = joined
-    tables.append({
+    tables.append(
+      {
         (count, squared + count**2): end
         for (count, squared), end in children.items()
-    })
+      }
+    )
   forest: _Table = {(0, 0): beginning[:1]}
   for size, table in zip(reversed(sizes), reversed(tables)):
     for _ in range(rounds // size):
@@ -133,17 +139,19 @@ def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
 def _undominated(table: _Table, never: int) -> _Table:
   """Returns a table without what is possible never, or better otherwise."""
   kept: _Table = {}
-  for key, end in sorted(table.items(), key=lambda item: item[0][::-1],
-                         reverse=True):
+  for key, end in sorted(
+    table.items(), key=lambda item: item[0][::-1], reverse=True
+  ):
     if end.min() < never and not any(
-        count <= key[0] and np.all(other <= end)
-        for (count, _), other in kept.items()):
+      count <= key[0] and np.all(other <= end)
+      for (count, _), other in kept.items()
+    ):
       kept[key] = end
   return kept
 
 
 def _levels_squared(
-    rounds: int, sizes: list[int], min_sep: int, k: int
+  rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> float:
   """Returns the sum over levels of the largest sum of squared counts."""
   squared = 0
@@ -157,7 +165,7 @@ def _levels_squared(
 
 
 def _lags(
-    rounds: int, sizes: list[int], min_sep: int, k: int
+  rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> Iterator[np.ndarray]:
   """Yields X[i, i + e b] for e = 0, 1, ... while there are common nodes."""
   for lag in range(0, min(k * min_sep, sizes[-1]), min_sep):
@@ -165,6 +173,6 @@ def _lags(
     for size in sizes:
       if size > lag:
         # Complete nodes, and their rounds whose partner is in them too.
-        nodes = common[:rounds // size * size].reshape(-1, size)
-        nodes[:, :size - lag] += 1
+        nodes = common[: rounds // size * size].reshape(-1, size)
+        nodes[:, : size - lag] += 1
     yield common

@@ -3,9 +3,9 @@
 from tff_bandmf.strategies.banded import Banded
 from tff_bandmf.strategies.banded_inverse import BandedInverse
 from tff_bandmf.strategies.banded_toeplitz import (
-    BandedToeplitz,
-    RobustToeplitz,
-    taper,
+  BandedToeplitz,
+  RobustToeplitz,
+  taper,
 )
 from tff_bandmf.strategies.base import Strategy
 from tff_bandmf.strategies.blt import Blt
@@ -13,21 +13,21 @@ from tff_bandmf.strategies.column_normalized import ColumnNormalized
 from tff_bandmf.strategies.dense import Dense, lower_factor
 from tff_bandmf.strategies.files import FAMILIES, check_path, load, save
 from tff_bandmf.strategies.fractional import (
-    BandedFractional,
-    BandedInverseFractional,
-    BandedInverseSqrt,
-    BandedSqrt,
-    DpCgd,
-    Lti,
-    SqrtToeplitz,
+  BandedFractional,
+  BandedInverseFractional,
+  BandedInverseSqrt,
+  BandedSqrt,
+  DpCgd,
+  Lti,
+  SqrtToeplitz,
 )
 from tff_bandmf.strategies.identity import Identity
 from tff_bandmf.strategies.inverse_plus_constant import InversePlusConstant
 from tff_bandmf.strategies.stamped import Stamped
 from tff_bandmf.strategies.toeplitz import (
-    BandedC,
-    BandedInverseC,
-    Toeplitz,
-    fractional_coefficients,
+  BandedC,
+  BandedInverseC,
+  Toeplitz,
+  fractional_coefficients,
 )
 from tff_bandmf.strategies.tree import OnlineTree, Tree

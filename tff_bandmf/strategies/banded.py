@@ -35,15 +35,22 @@ class Banded(base.Strategy):
     rows = base.real_array('rows', self.rows)
     if rows.ndim != 2 or not rows.size or rows.shape[1] > rows.shape[0]:
       raise ValueError(
-          errors.invalid(
-              'rows.shape', rows.shape,
-              'must be [rounds, bands] with 1 <= bands <= rounds',
-              'give the bands of each row of C, the diagonal first'))
-    if np.any(np.triu(rows[:rows.shape[1]], 1)):
+        errors.invalid(
+          'rows.shape',
+          rows.shape,
+          'must be [rounds, bands] with 1 <= bands <= rounds',
+          'give the bands of each row of C, the diagonal first',
+        )
+      )
+    if np.any(np.triu(rows[: rows.shape[1]], 1)):
       raise ValueError(
-          errors.invalid(
-              'rows', 'entries left of column 0', 'must be 0 where t < s',
-              'rows[t, s] is C[t, t - s]'))
+        errors.invalid(
+          'rows',
+          'entries left of column 0',
+          'must be 0 where t < s',
+          'rows[t, s] is C[t, t - s]',
+        )
+      )
     base.check_entries('rows', rows, rows[:, 0])
     rows.flags.writeable = False
     object.__setattr__(self, 'rows', rows)

@@ -31,7 +31,8 @@ class BandedInverse(toeplitz.BandedInverseC):
 
   def __post_init__(self):
     rounds, coefficients = base.check_series(
-        self.rounds, 'inverse_coefficients', self.inverse_coefficients)
+      self.rounds, 'inverse_coefficients', self.inverse_coefficients
+    )
     object.__setattr__(self, 'rounds', rounds)
     object.__setattr__(self, 'inverse_coefficients', coefficients)
 

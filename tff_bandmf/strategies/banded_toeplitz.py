@@ -37,7 +37,8 @@ class BandedToeplitz(toeplitz.BandedC):
 
   def __post_init__(self):
     rounds, coefficients = base.check_series(
-        self.rounds, 'coefficients', self.coefficients)
+      self.rounds, 'coefficients', self.coefficients
+    )
     object.__setattr__(self, 'rounds', rounds)
     object.__setattr__(self, 'coefficients', coefficients)
 
@@ -70,9 +71,13 @@ class RobustToeplitz(BandedToeplitz):
     b0 = errors.check_count('b0', self.b0, 'give the least min_sep expected')
     if b0 > self.bands:
       raise ValueError(
-          errors.invalid(
-              'b0', b0, f'must not exceed bands={self.bands}',
-              'min_sep lies in [b0, bands]'))
+        errors.invalid(
+          'b0',
+          b0,
+          f'must not exceed bands={self.bands}',
+          'min_sep lies in [b0, bands]',
+        )
+      )
     object.__setattr__(self, 'b0', b0)
 
   def parameters(self) -> dict[str, Any]:

@@ -87,9 +87,10 @@ class Strategy(abc.ABC):
       ValueError: C^-1 has more than a few bands.
     """
     raise ValueError(
-        errors.invalid(
-            'family', self.family, 'has no inverse of few bands',
-            'use band_rows'))
+      errors.invalid(
+        'family', self.family, 'has no inverse of few bands', 'use band_rows'
+      )
+    )
 
   @property
   def noise_copies(self) -> int:
@@ -107,7 +108,7 @@ class Strategy(abc.ABC):
     return self.buffered(self.rounds) or self._window(self.rounds)
 
   def buffered(
-      self, rounds: int, norms: Optional[np.ndarray] = None
+    self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> Optional[recursion_lib.Buffers]:
     """Returns the recursion over few buffers; None where it needs a window.
 
@@ -122,12 +123,14 @@ class Strategy(abc.ABC):
     """Returns the window over past rounds, whose rows have this period."""
     few = self.inverse_bands
     return recursion_lib.Window(
-        self.rounds,
-        recursion_lib.PAST_Y if few is None
-        else recursion_lib.PAST_U,
-        self.bands if few is None else few,
-        self.band_rows if few is None else self.inverse_band_rows,
-        period=period, column_bands=self.bands, column_sum=self.column_sum)
+      self.rounds,
+      recursion_lib.PAST_Y if few is None else recursion_lib.PAST_U,
+      self.bands if few is None else few,
+      self.band_rows if few is None else self.inverse_band_rows,
+      period=period,
+      column_bands=self.bands,
+      column_sum=self.column_sum,
+    )
 
   def column_sum(self) -> float:
     """Returns a bound of max_t sum_s |C[t, s]| C^-1[s, s]."""
@@ -136,7 +139,7 @@ class Strategy(abc.ABC):
     return float(np.max(entries.sum(1)) / np.min(entries[:, 0]))
 
   def per_query_errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     """Returns e_t of every round, [n] float64, unit noise.
 
@@ -145,12 +148,14 @@ class Strategy(abc.ABC):
     """
     if self.inverse_bands is not None:
       return per_query.of_banded_inverse(
-          self.rounds, self.inverse_bands, self.inverse_band_rows, workload)
+        self.rounds, self.inverse_bands, self.inverse_band_rows, workload
+      )
     return per_query.of_banded(
-        self.rounds, self.bands, self.band_rows, workload)
+      self.rounds, self.bands, self.band_rows, workload
+    )
 
   def errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> tuple[float, float]:
     """Returns (mean, max) over t of e_t, unit noise.
 
@@ -186,7 +191,8 @@ class Strategy(abc.ABC):
     """Returns the SHA-256 of what defines C, 64 hexadecimal digits."""
     sha = hashlib.sha256()
     sha.update(
-        json.dumps([self.family, self.rounds, self.parameters()]).encode())
+      json.dumps([self.family, self.rounds, self.parameters()]).encode()
+    )
     for name, array in sorted(self.arrays().items()):
       header: list[Any] = [name, list(array.shape)]
       sha.update(json.dumps(header).encode())
@@ -198,24 +204,30 @@ def check_rounds(rounds: int) -> None:
   """Raises ValueError if an array of n numbers is too large."""
   if rounds > MAX_ROUNDS:
     raise ValueError(
-        errors.invalid(
-            'rounds', rounds,
-            f'what needs a number a round is computed up to {MAX_ROUNDS}',
-            'use fewer rounds'))
+      errors.invalid(
+        'rounds',
+        rounds,
+        f'what needs a number a round is computed up to {MAX_ROUNDS}',
+        'use fewer rounds',
+      )
+    )
 
 
 def check_dense(rounds: int) -> None:
   """Raises ValueError if an n x n matrix would not fit in memory."""
   if rounds > MAX_DENSE_ROUNDS:
     raise ValueError(
-        errors.invalid(
-            'rounds', rounds,
-            f'a dense matrix is made up to {MAX_DENSE_ROUNDS} rounds',
-            'use fewer rounds, or a family of few bands or buffers'))
+      errors.invalid(
+        'rounds',
+        rounds,
+        f'a dense matrix is made up to {MAX_DENSE_ROUNDS} rounds',
+        'use fewer rounds, or a family of few bands or buffers',
+      )
+    )
 
 
 def check_fraction(
-    name: str, value: Any, low: float, high: float, remedy: str
+  name: str, value: Any, low: float, high: float, remedy: str
 ) -> float:
   """Returns `value` as a float if it is in [low, high], else raises.
 
@@ -227,8 +239,8 @@ def check_fraction(
     raise TypeError(errors.invalid(name, value, 'must be a number', remedy))
   if not low <= float(value) <= high:
     raise ValueError(
-        errors.invalid(
-            name, value, f'must be in [{low:g}, {high:g}]', remedy))
+      errors.invalid(name, value, f'must be in [{low:g}, {high:g}]', remedy)
+    )
   return float(value)
 
 
@@ -242,9 +254,10 @@ def real_array(name: str, values: Any) -> np.ndarray:
   array = np.array(values)
   if array.dtype.kind not in 'fiu':
     raise TypeError(
-        errors.invalid(
-            f'{name}.dtype', array.dtype, 'must be real numbers',
-            'give float64'))
+      errors.invalid(
+        f'{name}.dtype', array.dtype, 'must be real numbers', 'give float64'
+      )
+    )
   return array.astype(np.float64)
 
 
@@ -258,28 +271,36 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
   """
   if not np.all(np.isfinite(entries)):
     raise ValueError(
-        errors.invalid(
-            name, 'NaN or infinity', 'must be finite',
-            'check the file or optimise the strategy again'))
+      errors.invalid(
+        name,
+        'NaN or infinity',
+        'must be finite',
+        'check the file or optimise the strategy again',
+      )
+    )
   if not np.all(diagonal > 0):
     raise ValueError(
-        errors.invalid(
-            name, float(np.min(diagonal)),
-            'the diagonal of C must be positive',
-            'C must be lower-triangular and invertible'))
+      errors.invalid(
+        name,
+        float(np.min(diagonal)),
+        'the diagonal of C must be positive',
+        'C must be lower-triangular and invertible',
+      )
+    )
   smallest, largest = np.min(diagonal), np.max(np.abs(entries))
   if smallest < _SMALLEST_DIAGONAL or largest > _LARGEST_ENTRY:
     raise ValueError(
-        errors.invalid(
-            name, float(smallest if largest <= _LARGEST_ENTRY else largest),
-            f'the diagonal of C must be at least {_SMALLEST_DIAGONAL:g} and '
-            f'no entry above {_LARGEST_ENTRY:g}',
-            'multiply C by a constant: the mechanism stays the same'))
+      errors.invalid(
+        name,
+        float(smallest if largest <= _LARGEST_ENTRY else largest),
+        f'the diagonal of C must be at least {_SMALLEST_DIAGONAL:g} and '
+        f'no entry above {_LARGEST_ENTRY:g}',
+        'multiply C by a constant: the mechanism stays the same',
+      )
+    )
 
 
-def check_series(
-    rounds: Any, name: str, values: Any
-) -> tuple[int, np.ndarray]:
+def check_series(rounds: Any, name: str, values: Any) -> tuple[int, np.ndarray]:
   """Returns rounds and a read-only copy of the start of a first column.
 
   Args:
@@ -295,9 +316,13 @@ def check_series(
   series = real_array(name, values)
   if series.ndim != 1 or not len(series):
     raise ValueError(
-        errors.invalid(
-            f'{name}.shape', series.shape,
-            'must be one-dimensional and not empty', 'give a first column'))
+      errors.invalid(
+        f'{name}.shape',
+        series.shape,
+        'must be one-dimensional and not empty',
+        'give a first column',
+      )
+    )
   check_bands(rounds, len(series))
   check_entries(name, series, series[:1])
   series.flags.writeable = False
@@ -309,7 +334,8 @@ def check_bands(rounds: int, bands: Any) -> int:
   bands = errors.check_count('bands', bands, '1 is the identity')
   if bands > rounds:
     raise ValueError(
-        errors.invalid(
-            'bands', bands, f'must not exceed rounds={rounds}',
-            'use fewer bands'))
+      errors.invalid(
+        'bands', bands, f'must not exceed rounds={rounds}', 'use fewer bands'
+      )
+    )
   return bands

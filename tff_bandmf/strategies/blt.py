@@ -44,26 +44,35 @@ class Blt(toeplitz.Toeplitz):
 
   def __post_init__(self):
     rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
+      'rounds', self.rounds, 'give the number of rounds'
+    )
     omega = base.real_array('omega', self.omega)
     theta = base.real_array('theta', self.theta)
     if omega.ndim != 1 or not len(omega) or omega.shape != theta.shape:
       raise ValueError(
-          errors.invalid(
-              'omega.shape', omega.shape,
-              f'must be [buffers] like theta.shape={theta.shape}',
-              'give one omega and one theta a buffer'))
+        errors.invalid(
+          'omega.shape',
+          omega.shape,
+          f'must be [buffers] like theta.shape={theta.shape}',
+          'give one omega and one theta a buffer',
+        )
+      )
     base.check_entries('omega', np.append(omega, 1.0), np.ones(1))
     if not np.all((theta >= 0) & (theta < 1)):
       raise ValueError(
-          errors.invalid(
-              'theta', theta.tolist(), 'must be in [0, 1)',
-              'buffers must decay'))
+        errors.invalid(
+          'theta', theta.tolist(), 'must be in [0, 1)', 'buffers must decay'
+        )
+      )
     if len(np.unique(theta)) < len(theta):
       raise ValueError(
-          errors.invalid(
-              'theta', theta.tolist(), 'must be distinct',
-              'join the buffers and add their omega'))
+        errors.invalid(
+          'theta',
+          theta.tolist(),
+          'must be distinct',
+          'join the buffers and add their omega',
+        )
+      )
     for name, value in (('omega', omega), ('theta', theta)):
       value.flags.writeable = False
       object.__setattr__(self, name, value)
@@ -82,11 +91,16 @@ class Blt(toeplitz.Toeplitz):
     return self.buffers
 
   def buffered(
-      self, rounds: int, norms: Optional[np.ndarray] = None
+    self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> recursion_lib.Buffers:
     return BltBuffers(
-        rounds, self.omega, self.theta, self.inverse_column,
-        norms=norms, period=self.rounds)
+      rounds,
+      self.omega,
+      self.theta,
+      self.inverse_column,
+      norms=norms,
+      period=self.rounds,
+    )
 
   def column(self, terms: int) -> np.ndarray:
     powers = np.zeros(max(terms - 1, 0))
@@ -119,17 +133,17 @@ class Blt(toeplitz.Toeplitz):
 class BltBuffers(recursion_lib.Buffers):
   """A buffer a decay, [BLT24]; with columns of C scaled by 1/d, y is by d.
 
-    y_t = d_t (z_t - omega . S),   S <- theta * S + y_t / d_t
+  y_t = d_t (z_t - omega . S),   S <- theta * S + y_t / d_t
   """
 
   def __init__(
-      self,
-      rounds: int,
-      omega: np.ndarray,
-      theta: np.ndarray,
-      inverse_column: Callable[[int], np.ndarray],
-      norms: Optional[np.ndarray] = None,
-      period: Optional[int] = None,
+    self,
+    rounds: int,
+    omega: np.ndarray,
+    theta: np.ndarray,
+    inverse_column: Callable[[int], np.ndarray],
+    norms: Optional[np.ndarray] = None,
+    period: Optional[int] = None,
   ):
     """Initializes the recursion.
 
@@ -164,11 +178,14 @@ class BltBuffers(recursion_lib.Buffers):
     scale = float(self.scales[phase])
     kept = float(phase > 0)
     return recursion_lib.Step(
-        scale, -scale * kept * self._omega, np.diag(kept * self._theta),
-        np.full(self.memory, 1.0 / scale))
+      scale,
+      -scale * kept * self._omega,
+      np.diag(kept * self._theta),
+      np.full(self.memory, 1.0 / scale),
+    )
 
   def _variances(self) -> np.ndarray:
-    local = np.cumsum(self._inverse_column(self._period)**2)
+    local = np.cumsum(self._inverse_column(self._period) ** 2)
     if self._norms is not None:
       local = local * self._norms**2
     return local[np.arange(self.rounds) % self._period]
@@ -180,8 +197,9 @@ class BltBuffers(recursion_lib.Buffers):
     # recursion_test.test_shift_bounds_the_error_of_coarse_cells.
     def largest(weights):
       return float(
-          recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
-          + np.sum(np.abs(weights)) / 2)
+        recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
+        + np.sum(np.abs(weights)) / 2
+      )
 
     column = self._inverse_column(self._period)
     y = largest(column)
@@ -191,7 +209,8 @@ class BltBuffers(recursion_lib.Buffers):
       kept = min(self._period, 1 / (1 - theta))
       # Each round rounds a product, a sum and the y that comes in.
       error += abs(omega) * (
-          kept * (2 * buffer + 2 * y) + (self.memory + 2) * buffer)
+        kept * (2 * buffer + 2 * y) + (self.memory + 2) * buffer
+      )
     return recursion_lib.UNIT * error
 
   @property

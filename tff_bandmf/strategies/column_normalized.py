@@ -37,10 +37,13 @@ class ColumnNormalized(base.Strategy):
   def __post_init__(self):
     if not isinstance(self.toeplitz, toeplitz.Toeplitz):
       raise TypeError(
-          errors.invalid(
-              'column_normalize', True,
-              f'{getattr(self.toeplitz, "family", self.toeplitz)} is not '
-              'Toeplitz', 'leave it out'))
+        errors.invalid(
+          'column_normalize',
+          True,
+          f'{getattr(self.toeplitz, "family", self.toeplitz)} is not Toeplitz',
+          'leave it out',
+        )
+      )
 
   @property
   def family(self) -> str:
@@ -68,14 +71,18 @@ class ColumnNormalized(base.Strategy):
     # Column i of C is the first column down to row n - 1 - i.
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
-      norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds)**2))[::-1]
+      norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds) ** 2))[::-1]
     # PRIVACY: a norm that overflows would make a column of C vanish.
     # Guard: strategies_test.test_column_norm_that_overflows_is_refused.
     if not np.all(np.isfinite(norms)):
       raise ValueError(
-          errors.invalid(
-              'column_normalize', True, 'column norms of C overflow',
-              'use fewer rounds, or a C whose entries stay small'))
+        errors.invalid(
+          'column_normalize',
+          True,
+          'column norms of C overflow',
+          'use fewer rounds, or a C whose entries stay small',
+        )
+      )
     norms.flags.writeable = False
     return norms
 
@@ -84,7 +91,7 @@ class ColumnNormalized(base.Strategy):
     return self.toeplitz.noise_copies
 
   def buffered(
-      self, rounds: int, norms: Optional[np.ndarray] = None
+    self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> Optional[recursion_lib.Buffers]:
     return self.toeplitz.buffered(rounds, self.column_norms)
 
@@ -95,19 +102,19 @@ class ColumnNormalized(base.Strategy):
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     column = np.arange(start, stop)[:, None] - np.arange(self.bands)
     return (
-        self.toeplitz.band_rows(start, stop)
-        / self.column_norms[np.maximum(column, 0)])
+      self.toeplitz.band_rows(start, stop)
+      / self.column_norms[np.maximum(column, 0)]
+    )
 
   def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
-    return (
-        self.column_norms[start:stop, None]
-        * self.toeplitz.inverse_band_rows(start, stop))
+    return self.column_norms[
+      start:stop, None
+    ] * self.toeplitz.inverse_band_rows(start, stop)
 
   def per_query_errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
-    return toeplitz.scaled_errors(
-        self.toeplitz, self.column_norms, workload)
+    return toeplitz.scaled_errors(self.toeplitz, self.column_norms, workload)
 
   def parameters(self) -> dict[str, Any]:
     return {**self.toeplitz.parameters(), 'column_normalize': True}

@@ -34,15 +34,22 @@ class Dense(base.Strategy):
     shape = values.shape
     if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
       raise ValueError(
-          errors.invalid(
-              'C.shape', shape, 'must be square and not empty',
-              'give the n x n strategy matrix'))
+        errors.invalid(
+          'C.shape',
+          shape,
+          'must be square and not empty',
+          'give the n x n strategy matrix',
+        )
+      )
     if np.any(np.triu(values, 1)):
       raise ValueError(
-          errors.invalid(
-              'C', 'entries above the diagonal', 'must be lower-triangular',
-              'C is the factor that multiplies the data, C[t, i] = 0 for i > t'
-          ))
+        errors.invalid(
+          'C',
+          'entries above the diagonal',
+          'must be lower-triangular',
+          'C is the factor that multiplies the data, C[t, i] = 0 for i > t',
+        )
+      )
     base.check_entries('C', values, np.diagonal(values))
     values.flags.writeable = False
     object.__setattr__(self, 'values', values)
@@ -60,18 +67,23 @@ class Dense(base.Strategy):
     return band_rows(self.values, self.bands, start, stop)
 
   def per_query_errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     # (A C^-1)^T = C^-T A^T, solved row by row of A C^-1.
     decoder = scipy.linalg.solve_triangular(
-        self.values.T, workload.matrix(self.rounds).T, lower=False)
+      self.values.T, workload.matrix(self.rounds).T, lower=False
+    )
     with np.errstate(over='ignore', invalid='ignore'):
       e = np.einsum('ij,ij->j', decoder, decoder)
     if not np.all(np.isfinite(e)):
       raise ValueError(
-          errors.invalid(
-              'C', f'{self.rounds} rounds', 'C^-1 overflows',
-              'use a better conditioned C'))
+        errors.invalid(
+          'C',
+          f'{self.rounds} rounds',
+          'C^-1 overflows',
+          'use a better conditioned C',
+        )
+      )
     return e
 
   def arrays(self) -> dict[str, np.ndarray]:
@@ -82,7 +94,7 @@ class Dense(base.Strategy):
 
 
 def band_rows(
-    values: np.ndarray, bands: int, start: int, stop: int
+  values: np.ndarray, bands: int, start: int, stop: int
 ) -> np.ndarray:
   """Returns what `Strategy.band_rows` does, of [n, n] `values`."""
   t = np.arange(start, stop)[:, None]

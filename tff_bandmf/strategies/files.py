@@ -45,39 +45,39 @@ import numpy as np
 from tff_bandmf import documents, errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.strategies import (
-    banded,
-    banded_inverse,
-    banded_toeplitz,
-    base,
-    blt,
-    column_normalized,
-    dense,
-    fractional,
-    identity,
-    inverse_plus_constant,
-    stamped,
-    tree,
+  banded,
+  banded_inverse,
+  banded_toeplitz,
+  base,
+  blt,
+  column_normalized,
+  dense,
+  fractional,
+  identity,
+  inverse_plus_constant,
+  stamped,
+  tree,
 )
 
 _KINDS: tuple[type[Any], ...] = (
-    identity.Identity,
-    banded.Banded,
-    banded_toeplitz.BandedToeplitz,
-    banded_toeplitz.RobustToeplitz,
-    fractional.BandedSqrt,
-    fractional.BandedFractional,
-    inverse_plus_constant.InversePlusConstant,
-    fractional.SqrtToeplitz,
-    fractional.Lti,
-    blt.Blt,
-    fractional.DpCgd,
-    banded_inverse.BandedInverse,
-    fractional.BandedInverseSqrt,
-    fractional.BandedInverseFractional,
-    dense.Dense,
-    tree.Tree,
-    tree.OnlineTree,
-    stamped.Stamped,
+  identity.Identity,
+  banded.Banded,
+  banded_toeplitz.BandedToeplitz,
+  banded_toeplitz.RobustToeplitz,
+  fractional.BandedSqrt,
+  fractional.BandedFractional,
+  inverse_plus_constant.InversePlusConstant,
+  fractional.SqrtToeplitz,
+  fractional.Lti,
+  blt.Blt,
+  fractional.DpCgd,
+  banded_inverse.BandedInverse,
+  fractional.BandedInverseSqrt,
+  fractional.BandedInverseFractional,
+  dense.Dense,
+  tree.Tree,
+  tree.OnlineTree,
+  stamped.Stamped,
 )
 # Every family, by its name.
 FAMILIES = {kind.family: kind for kind in _KINDS}
@@ -89,17 +89,17 @@ VERSION = 2
 
 # The headers of .npy files that NumPy writes for numbers.
 _READ_HEADER = {
-    (1, 0): np.lib.format.read_array_header_1_0,
-    (2, 0): np.lib.format.read_array_header_2_0,
+  (1, 0): np.lib.format.read_array_header_1_0,
+  (2, 0): np.lib.format.read_array_header_2_0,
 }
 
 
 def save(
-    strategy: base.Strategy,
-    path: Union[str, os.PathLike],
-    *,
-    participation: Optional[participation_lib.Participation] = None,
-    optimized: Optional[Mapping[str, Any]] = None,
+  strategy: base.Strategy,
+  path: Union[str, os.PathLike],
+  *,
+  participation: Optional[participation_lib.Participation] = None,
+  optimized: Optional[Mapping[str, Any]] = None,
 ) -> None:
   """Writes a strategy file, complete or not at all.
 
@@ -116,14 +116,15 @@ def save(
   """
   path = check_path(path)
   header = {
-      'format': FORMAT,
-      'version': VERSION,
-      'family': strategy.family,
-      'rounds': strategy.rounds,
-      'parameters': strategy.parameters(),
-      'participation': None if participation is None else (
-          participation.to_dict()),
-      'optimized': dict(optimized or {}),
+    'format': FORMAT,
+    'version': VERSION,
+    'family': strategy.family,
+    'rounds': strategy.rounds,
+    'parameters': strategy.parameters(),
+    'participation': None
+    if participation is None
+    else (participation.to_dict()),
+    'optimized': dict(optimized or {}),
   }
   header_text = json.dumps(header, allow_nan=False)
   handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
@@ -133,7 +134,7 @@ def save(
         np.savez(stream, header=np.array(header_text), **strategy.arrays())
       else:
         header['arrays'] = {
-            name: array.tolist() for name, array in strategy.arrays().items()
+          name: array.tolist() for name, array in strategy.arrays().items()
         }
         stream.write(json.dumps(header, indent=1).encode() + b'\n')
       stream.flush()
@@ -154,13 +155,15 @@ def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
   path = pathlib.Path(path)
   if path.suffix not in _SUFFIXES:
     raise ValueError(
-        errors.invalid(
-            'out', path, 'must end in .json or .npz', 'rename the file'))
+      errors.invalid(
+        'out', path, 'must end in .json or .npz', 'rename the file'
+      )
+    )
   return path
 
 
 def load(
-    path: Union[str, os.PathLike],
+  path: Union[str, os.PathLike],
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
   """Returns what a strategy file, or a `.npy` file of C, holds.
 
@@ -177,13 +180,18 @@ def load(
     return _read_matrix(path), None
   if path.suffix not in _SUFFIXES:
     raise ValueError(
-        errors.invalid(
-            'file', path, 'must end in .json, .npz or .npy',
-            'write one with bandmf optimize --out FILE'))
+      errors.invalid(
+        'file',
+        path,
+        'must end in .json, .npz or .npy',
+        'write one with bandmf optimize --out FILE',
+      )
+    )
   content = documents.content(path)
   try:
     header = (
-        _parse_npz(content) if path.suffix == '.npz' else _parse_json(content))
+      _parse_npz(content) if path.suffix == '.npz' else _parse_json(content)
+    )
   # Readers raise what they like where a file is damaged.
   except Exception as error:
     raise ValueError(_not_a_strategy(path)) from error
@@ -191,10 +199,13 @@ def load(
     raise ValueError(_not_a_strategy(path))
   if header.get('version') != VERSION:
     raise ValueError(
-        errors.invalid(
-            'version', header.get('version'),
-            f'{path} must have strategy file version {VERSION}',
-            'write it again with this release of bandmf optimize'))
+      errors.invalid(
+        'version',
+        header.get('version'),
+        f'{path} must have strategy file version {VERSION}',
+        'write it again with this release of bandmf optimize',
+      )
+    )
   return _from_header(path, header)
 
 
@@ -206,9 +217,13 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
   # As in `load`.
   except Exception as error:
     raise ValueError(
-        errors.invalid(
-            'file', path, 'is not a whole .npy file of numbers',
-            'write C with numpy.save')) from error
+      errors.invalid(
+        'file',
+        path,
+        'is not a whole .npy file of numbers',
+        'write C with numpy.save',
+      )
+    ) from error
   try:
     return dense.Dense(values)
   except TypeError as error:
@@ -219,7 +234,8 @@ def _parse_json(content: bytes) -> Any:
   """Returns the header in a JSON file, the numbers of `arrays` as arrays."""
   header = documents.parse(content)
   header['arrays'] = {
-      name: _to_array(values) for name, values in header['arrays'].items()}
+    name: _to_array(values) for name, values in header['arrays'].items()
+  }
   return header
 
 
@@ -242,8 +258,9 @@ def _parse_npz(content: bytes) -> dict[str, Any]:
     members = {}
     for info in archive.infolist():
       with archive.open(info) as stream:
-        members[info.filename[:-len('.npy')]] = _read_array(
-            stream, info.file_size)
+        members[info.filename[: -len('.npy')]] = _read_array(
+          stream, info.file_size
+        )
   header = documents.parse(str(members.pop('header')[()]).encode())
   header['arrays'] = members
   return header
@@ -261,21 +278,27 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
 
 
 def _from_header(
-    path: pathlib.Path, header: dict[str, Any]
+  path: pathlib.Path, header: dict[str, Any]
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
   """Returns the strategy and the schema that header and arrays describe."""
   family = header.get('family')
   if not isinstance(family, str) or family not in FAMILIES:
     raise ValueError(
-        errors.invalid(
-            'family', family, f'{path} has a family that this release lacks',
-            'upgrade, or optimise another family'))
+      errors.invalid(
+        'family',
+        family,
+        f'{path} has a family that this release lacks',
+        'upgrade, or optimise another family',
+      )
+    )
   try:
     rounds = errors.check_count(
-        'rounds', header.get('rounds'), f'{path} is damaged: write it again')
+      'rounds', header.get('rounds'), f'{path} is damaged: write it again'
+    )
     # Files of families without parameters may lack them.
     strategy = _build(
-        family, rounds, header.get('parameters', {}), header['arrays'])
+      family, rounds, header.get('parameters', {}), header['arrays']
+    )
     participation = _participation(header['participation'])
   except (AttributeError, KeyError, OverflowError, TypeError) as error:
     raise ValueError(_not_a_strategy(path)) from error
@@ -285,7 +308,7 @@ def _from_header(
 
 
 def _participation(
-    content: Any,
+  content: Any,
 ) -> Optional[participation_lib.Participation]:
   """Returns the schema of a file; what `save` would not write raises.
 
@@ -307,10 +330,10 @@ def _participation(
 
 
 def _build(
-    family: str,
-    rounds: int,
-    parameters: Mapping[str, Any],
-    arrays: Mapping[str, Any],
+  family: str,
+  rounds: int,
+  parameters: Mapping[str, Any],
+  arrays: Mapping[str, Any],
 ) -> base.Strategy:
   """Returns the strategy of these parts; what does not fit raises."""
   if family == stamped.Stamped.family:
@@ -318,8 +341,11 @@ def _build(
     if block['family'] == family:
       raise TypeError('a stamped strategy inside a stamped one')
     inner = _build(
-        block['family'], block['rounds'], block['parameters'],
-        {name[len('block.'):]: array for name, array in arrays.items()})
+      block['family'],
+      block['rounds'],
+      block['parameters'],
+      {name[len('block.') :]: array for name, array in arrays.items()},
+    )
     if inner.rounds != block['rounds']:
       raise TypeError('a block of other rounds than it says')
     return stamped.Stamped(rounds, inner)
@@ -327,8 +353,8 @@ def _build(
     raise TypeError('a parameter that no family has')
   # lambda is a parameter and a word of Python.
   fields = {
-      name + '_' * keyword.iskeyword(name): value
-      for name, value in parameters.items()
+    name + '_' * keyword.iskeyword(name): value
+    for name, value in parameters.items()
   }
   normalize = fields.pop('column_normalize', False)
   if not isinstance(normalize, bool):
@@ -344,5 +370,8 @@ def _build(
 
 def _not_a_strategy(path: pathlib.Path) -> str:
   return errors.invalid(
-      'file', path, 'is not a whole strategy file',
-      'write one with bandmf optimize --out FILE')
+    'file',
+    path,
+    'is not a whole strategy file',
+    'write one with bandmf optimize --out FILE',
+  )

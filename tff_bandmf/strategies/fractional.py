@@ -39,24 +39,26 @@ class Lti(toeplitz.Toeplitz):
 
   def __post_init__(self):
     rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
+      'rounds', self.rounds, 'give the number of rounds'
+    )
     object.__setattr__(self, 'rounds', rounds)
     object.__setattr__(
-        self, 'nu', base.check_fraction('nu', self.nu, 0, 1, '0 is no decay'))
+      self, 'nu', base.check_fraction('nu', self.nu, 0, 1, '0 is no decay')
+    )
 
   @property
   def bands(self) -> int:
     return self.rounds
 
   def column(self, terms: int) -> np.ndarray:
-    return (
-        toeplitz.fractional_coefficients(0.5, terms)
-        * (1 - self.nu)**np.arange(terms, dtype=float))
+    return toeplitz.fractional_coefficients(0.5, terms) * (
+      1 - self.nu
+    ) ** np.arange(terms, dtype=float)
 
   def inverse_column(self, terms: int) -> np.ndarray:
-    return (
-        toeplitz.fractional_coefficients(-0.5, terms)
-        * (1 - self.nu)**np.arange(terms, dtype=float))
+    return toeplitz.fractional_coefficients(-0.5, terms) * (
+      1 - self.nu
+    ) ** np.arange(terms, dtype=float)
 
   def parameters(self) -> dict[str, Any]:
     return {'nu': self.nu}
@@ -180,11 +182,14 @@ class DpCgd(toeplitz.BandedInverseC):
 
   def __post_init__(self):
     rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
+      'rounds', self.rounds, 'give the number of rounds'
+    )
     object.__setattr__(self, 'rounds', rounds)
     object.__setattr__(
-        self, 'lambda_', base.check_fraction(
-            'lambda', self.lambda_, 0, 1, '0 is the identity'))
+      self,
+      'lambda_',
+      base.check_fraction('lambda', self.lambda_, 0, 1, '0 is the identity'),
+    )
 
   @property
   def inverse_coefficients(self) -> np.ndarray:
@@ -197,10 +202,15 @@ class DpCgd(toeplitz.BandedInverseC):
 def _check_fractional(strategy, bands_name: str) -> None:
   """Checks and converts the fields of a fractional strategy, in place."""
   rounds = errors.check_count(
-      'rounds', strategy.rounds, 'give the number of rounds')
+    'rounds', strategy.rounds, 'give the number of rounds'
+  )
   bands = base.check_bands(rounds, getattr(strategy, bands_name))
   alpha = base.check_fraction(
-      'alpha', strategy.alpha, 0, 1, '1/2 is the square root')
+    'alpha', strategy.alpha, 0, 1, '1/2 is the square root'
+  )
   for name, value in (
-      ('rounds', rounds), (bands_name, bands), ('alpha', alpha)):
+    ('rounds', rounds),
+    (bands_name, bands),
+    ('alpha', alpha),
+  ):
     object.__setattr__(strategy, name, value)

@@ -25,7 +25,8 @@ class Identity(toeplitz.BandedC):
 
   def __post_init__(self):
     rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
+      'rounds', self.rounds, 'give the number of rounds'
+    )
     object.__setattr__(self, 'rounds', rounds)
 
   @property
@@ -33,7 +34,7 @@ class Identity(toeplitz.BandedC):
     return np.ones(1)
 
   def errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> tuple[float, float]:
     if workload != workloads.PREFIX:
       return super().errors(workload)

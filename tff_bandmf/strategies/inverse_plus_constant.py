@@ -33,17 +33,23 @@ class InversePlusConstant(toeplitz.BandedC):
 
   def __post_init__(self):
     rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
+      'rounds', self.rounds, 'give the number of rounds'
+    )
     object.__setattr__(self, 'rounds', rounds)
     object.__setattr__(self, 'bands', base.check_bands(rounds, self.bands))
     object.__setattr__(
-        self, 'constant', base.check_fraction(
-            'constant', self.constant, 0, _LARGEST_CONSTANT, '0 adds none'))
+      self,
+      'constant',
+      base.check_fraction(
+        'constant', self.constant, 0, _LARGEST_CONSTANT, '0 adds none'
+      ),
+    )
 
   @property
   def coefficients(self) -> np.ndarray:
     return (1 / np.arange(1, self.bands + 1) + self.constant) / (
-        1 + self.constant)
+      1 + self.constant
+    )
 
   def parameters(self) -> dict[str, Any]:
     return {'bands': self.bands, 'constant': self.constant}

@@ -35,7 +35,7 @@ BandRows = Callable[[int, int], np.ndarray]
 
 
 def of_banded(
-    rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
+  rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
 ) -> np.ndarray:
   """Returns e, [rounds] float64, for C of few bands.
 
@@ -57,17 +57,22 @@ def of_banded(
     c = rows(start, stop)
     for i in range(bands):
       t = np.arange(start, stop) - i
-      product[:, i:i + inverse_bands] += (
-          c[:, i:i + 1] * inverse[np.maximum(t, 0)])
+      product[:, i : i + inverse_bands] += (
+        c[:, i : i + 1] * inverse[np.maximum(t, 0)]
+      )
     return product
 
   return _variances(
-      rounds, bands + inverse_bands - 1, left, 1,
-      lambda start, stop: np.ones((stop - start, 1)))
+    rounds,
+    bands + inverse_bands - 1,
+    left,
+    1,
+    lambda start, stop: np.ones((stop - start, 1)),
+  )
 
 
 def of_banded_inverse(
-    rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
+  rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
 ) -> np.ndarray:
   """Returns e, [rounds] float64, for C^-1 of few bands.
 
@@ -82,8 +87,12 @@ def of_banded_inverse(
   """
   inverse = workload.inverse_rows(rounds)
   return _variances(
-      rounds, inverse.shape[1], lambda start, stop: inverse[start:stop],
-      bands, rows)
+    rounds,
+    inverse.shape[1],
+    lambda start, stop: inverse[start:stop],
+    bands,
+    rows,
+  )
 
 
 def of_noise(rounds: int, bands: int, rows: BandRows) -> np.ndarray:
@@ -98,11 +107,12 @@ def of_noise(rounds: int, bands: int, rows: BandRows) -> np.ndarray:
     ValueError: the blocks would not fit in memory, or C^-1 overflows.
   """
   return _variances(
-      rounds, bands, rows, 1, lambda start, stop: np.ones((stop - start, 1)))
+    rounds, bands, rows, 1, lambda start, stop: np.ones((stop - start, 1))
+  )
 
 
 def of_toeplitz(
-    inverse_column: np.ndarray, scale: np.ndarray, workload: workloads.Workload
+  inverse_column: np.ndarray, scale: np.ndarray, workload: workloads.Workload
 ) -> np.ndarray:
   """Returns e for C^-1 = diag(scale) times a Toeplitz matrix, in O(n^2).
 
@@ -117,30 +127,34 @@ def of_toeplitz(
   reversed_column = inverse_column[::-1].copy()
   momentum, total, e = np.zeros(n), np.zeros(n), np.zeros(n)
   for t, rate in enumerate(workload.learning_rates(n)):
-    row, past = momentum[:t + 1], total[:t + 1]
+    row, past = momentum[: t + 1], total[: t + 1]
     row *= workload.momentum
-    row += scale[t] * reversed_column[n - 1 - t:]
+    row += scale[t] * reversed_column[n - 1 - t :]
     past += rate * row
     e[t] = past @ past
   return e
 
 
 def _variances(
-    rounds: int,
-    left_bands: int,
-    left: BandRows,
-    right_bands: int,
-    right: BandRows,
+  rounds: int,
+  left_bands: int,
+  left: BandRows,
+  right_bands: int,
+  right: BandRows,
 ) -> np.ndarray:
   """Returns the variances of y where L y = R z, [rounds] float64."""
   memory = max(left_bands, right_bands) - 1
   block = min(max(memory, _SHORTEST_BLOCK), rounds)
   if block > LONGEST_BLOCK:
     raise ValueError(
-        errors.invalid(
-            'rounds', rounds,
-            f'with more than {LONGEST_BLOCK} bands the errors of this '
-            'workload do not fit in memory', 'use fewer rounds or bands'))
+      errors.invalid(
+        'rounds',
+        rounds,
+        f'with more than {LONGEST_BLOCK} bands the errors of this '
+        'workload do not fit in memory',
+        'use fewer rounds or bands',
+      )
+    )
   e = np.empty(rounds)
   y_cov = cross = np.zeros((block, block))
   for start in range(0, rounds, block):
@@ -150,21 +164,30 @@ def _variances(
     right_before, right_triangle = _dense(right(start, stop), block)
     mixed = (before @ cross) @ right_before.T
     noise = (
-        right_triangle @ right_triangle.T + right_before @ right_before.T
-        + before @ y_cov @ before.T - mixed - mixed.T)
+      right_triangle @ right_triangle.T
+      + right_before @ right_before.T
+      + before @ y_cov @ before.T
+      - mixed
+      - mixed.T
+    )
     with np.errstate(over='ignore', invalid='ignore'):
       solved = scipy.linalg.solve_triangular(
-          triangle, np.concatenate([noise, right_triangle], 1), lower=True,
-          check_finite=False)
+        triangle,
+        np.concatenate([noise, right_triangle], 1),
+        lower=True,
+        check_finite=False,
+      )
       y_cov = scipy.linalg.solve_triangular(
-          triangle, solved[:, :count].T, lower=True, check_finite=False)
+        triangle, solved[:, :count].T, lower=True, check_finite=False
+      )
     cross = solved[:, count:]
     e[start:stop] = np.diagonal(y_cov)
   if not np.all(np.isfinite(e)):
     raise ValueError(
-        errors.invalid(
-            'C', f'{rounds} rounds', 'C^-1 overflows',
-            'use a better conditioned C'))
+      errors.invalid(
+        'C', f'{rounds} rounds', 'C^-1 overflows', 'use a better conditioned C'
+      )
+    )
   return e
 
 

@@ -140,8 +140,9 @@ class Recursion(abc.ABC):
   @functools.cached_property
   def rho(self) -> float:
     """max_t |row t of C^-1|_2 / scale_t, at least 1."""
-    return float(np.max(
-        self.row_norms / self.scales[self.phase(np.arange(self.rounds))]))
+    return float(
+      np.max(self.row_norms / self.scales[self.phase(np.arange(self.rounds))])
+    )
 
   @property
   @abc.abstractmethod
@@ -180,7 +181,9 @@ def cut(weights: np.ndarray, most: float) -> np.ndarray:
 
 def _cut_unit(most: float) -> float:
   """Returns 2^-q."""
-  return 2.0**(_Y_BITS - _MANTISSA_BITS + math.ceil(math.log2(max(most, 1.0))))
+  return 2.0 ** (
+    _Y_BITS - _MANTISSA_BITS + math.ceil(math.log2(max(most, 1.0)))
+  )
 
 
 class Window(Recursion):
@@ -193,15 +196,15 @@ class Window(Recursion):
   """
 
   def __init__(
-      self,
-      rounds: int,
-      keeps: str,
-      bands: int,
-      rows: Rows,
-      *,
-      period: int,
-      column_bands: int,
-      column_sum: Callable[[], float],
+    self,
+    rounds: int,
+    keeps: str,
+    bands: int,
+    rows: Rows,
+    *,
+    period: int,
+    column_bands: int,
+    column_sum: Callable[[], float],
   ):
     """Initializes the recursion.
 
@@ -247,8 +250,8 @@ class Window(Recursion):
   def _most(self) -> float:
     """max_t sum_s |w_ts|."""
     return max(
-        float(np.max(np.abs(readout).sum(1)))
-        for _, readout in self._pieces())
+      float(np.max(np.abs(readout).sum(1))) for _, readout in self._pieces()
+    )
 
   @functools.cached_property
   def scales(self) -> np.ndarray:
@@ -262,7 +265,7 @@ class Window(Recursion):
     return 8 * self.phases * (1 + self.memory)
 
   def block(
-      self, first: int, rounds: int
+    self, first: int, rounds: int
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns (scale, far, near) of V = scale * Z + far S + near U.
 
@@ -277,20 +280,22 @@ class Window(Recursion):
     far = np.zeros((rounds, self.memory))
     for r in range(rounds):
       behind = min(r, self.memory)
-      near[r, r - behind:r] = readout[r, :behind][::-1]
-      far[r, :self.memory - behind] = readout[r, behind:]
+      near[r, r - behind : r] = readout[r, :behind][::-1]
+      far[r, : self.memory - behind] = readout[r, behind:]
     return scale, far, near
 
   def _variances(self) -> np.ndarray:
     if self.keeps == PAST_U:
-      found = np.concatenate([
-          scale**2 + np.sum(readout**2, 1) for scale, readout in
-          self._pieces()])
+      found = np.concatenate(
+        [scale**2 + np.sum(readout**2, 1) for scale, readout in self._pieces()]
+      )
       return found[self.phase(np.arange(self.rounds))]
     # Periods are alike, and forget one another.
     found = per_query.of_noise(
-        self.phases, min(self.memory + 1, self.phases),
-        lambda start, stop: self._kept_rows(start, stop)[:, :self.phases])
+      self.phases,
+      min(self.memory + 1, self.phases),
+      lambda start, stop: self._kept_rows(start, stop)[:, : self.phases],
+    )
     return found[self.phase(np.arange(self.rounds))]
 
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
@@ -310,8 +315,9 @@ class Window(Recursion):
     # u_t has the error of a sum of `memory` terms and of one division; so has
     # m_t, and C carries those of past u on.
     most = max(
-        float(np.max(np.abs(readout).sum(1) / scale))
-        for scale, readout in self._pieces())
+      float(np.max(np.abs(readout).sum(1) / scale))
+      for scale, readout in self._pieces()
+    )
     # u is z and the rounding of one y, at most half a deviation of z.
     error = MOST_DEVIATIONS * UNIT * ((self.memory + _BLOCK) * most + 3)
     return error * (1 + most * self._column_sum())
@@ -326,7 +332,7 @@ class Window(Recursion):
       change = self._change(start, stop)
       for s in range(1, self.memory + 1):
         column = np.arange(start, stop) - s
-        squares[column[column >= 0]] += change[column >= 0, s - 1]**2
+        squares[column[column >= 0]] += change[column >= 0, s - 1] ** 2
     return float(np.sqrt(np.max(squares)))
 
   def _change(self, start: int, stop: int) -> np.ndarray:
@@ -347,14 +353,14 @@ class ToeplitzWindow(Window):
   """
 
   def __init__(
-      self,
-      rounds: int,
-      keeps: str,
-      row: np.ndarray,
-      *,
-      column_bands: int,
-      column_sum: Callable[[], float],
-      energy: Callable[[np.ndarray], float],
+    self,
+    rounds: int,
+    keeps: str,
+    row: np.ndarray,
+    *,
+    column_bands: int,
+    column_sum: Callable[[], float],
+    energy: Callable[[np.ndarray], float],
   ):
     """Initializes the recursion.
 
@@ -367,17 +373,23 @@ class ToeplitzWindow(Window):
       energy: [bands] of a C -> |first column of C^-1|_2^2.
     """
     super().__init__(
-        rounds, keeps, len(row),
-        lambda start, stop: np.broadcast_to(row, (stop - start, len(row))),
-        period=1, column_bands=column_bands, column_sum=column_sum)
+      rounds,
+      keeps,
+      len(row),
+      lambda start, stop: np.broadcast_to(row, (stop - start, len(row))),
+      period=1,
+      column_bands=column_bands,
+      column_sum=column_sum,
+    )
     self._row = row
     self._energy = energy
 
   def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     scale, readout = self._one_round
     return (
-        np.broadcast_to(scale, stop - start),
-        np.broadcast_to(readout, (stop - start, self.memory)))
+      np.broadcast_to(scale, stop - start),
+      np.broadcast_to(readout, (stop - start, self.memory)),
+    )
 
   @functools.cached_property
   def _one_round(self) -> tuple[np.ndarray, np.ndarray]:
@@ -386,7 +398,7 @@ class ToeplitzWindow(Window):
   def _variances(self) -> np.ndarray:
     column = np.zeros(self.rounds)
     if self.keeps == PAST_U:
-      column[:len(self._row)] = self._row
+      column[: len(self._row)] = self._row
     else:
       column[0] = 1.0
       column = scipy.signal.lfilter([1.0], self._kept_rows(0, 1)[0], column)
@@ -397,7 +409,8 @@ class ToeplitzWindow(Window):
     if self.keeps == PAST_U:
       return float(np.linalg.norm(self._row) / self.scales[0])
     return math.sqrt(self._energy(self._kept_rows(0, 1)[0])) / float(
-        self.scales[0])
+      self.scales[0]
+    )
 
   @functools.cached_property
   def cut_norm(self) -> float:
@@ -409,7 +422,7 @@ class ToeplitzWindow(Window):
 class Buffers(Recursion):
   """Buffers that decay or are added up; single rounds only.
 
-    m_t = readout . S,   S <- update S + gain y
+  m_t = readout . S,   S <- update S + gain y
   """
 
   keeps = BUFFERS

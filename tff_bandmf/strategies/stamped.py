@@ -35,13 +35,19 @@ class Stamped(base.Strategy):
 
   def __post_init__(self):
     rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
+      'rounds', self.rounds, 'give the number of rounds'
+    )
     if not isinstance(self.block, base.Strategy) or isinstance(
-        self.block, Stamped):
+      self.block, Stamped
+    ):
       raise TypeError(
-          errors.invalid(
-              'block', self.block, 'must be a strategy, not a stamped one',
-              'stamp the inner strategy'))
+        errors.invalid(
+          'block',
+          self.block,
+          'must be a strategy, not a stamped one',
+          'stamp the inner strategy',
+        )
+      )
     object.__setattr__(self, 'rounds', rounds)
 
   @property
@@ -57,14 +63,13 @@ class Stamped(base.Strategy):
     return self.block.noise_copies
 
   def _recursion(self) -> recursion_lib.Recursion:
-    return (
-        self.block.buffered(self.rounds) or self._window(self.block.rounds))
+    return self.block.buffered(self.rounds) or self._window(self.block.rounds)
 
   def column_sum(self) -> float:
     return self.block.column_sum()
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
-    return self._tiled(self.block.band_rows, start, stop)[:, :self.bands]
+    return self._tiled(self.block.band_rows, start, stop)[:, : self.bands]
 
   def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
     return self._tiled(self.block.inverse_band_rows, start, stop)
@@ -75,7 +80,7 @@ class Stamped(base.Strategy):
     return rows(first, last)[t - first]
 
   def per_query_errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     if workload != workloads.PREFIX:
       return super().per_query_errors(workload)
@@ -83,18 +88,18 @@ class Stamped(base.Strategy):
     # The sum of a finished block keeps the error of its last prefix.
     e = self.block.per_query_errors(workload)
     done = np.arange(-(-self.rounds // len(e)))
-    return (done[:, None] * e[-1] + e).ravel()[:self.rounds]
+    return (done[:, None] * e[-1] + e).ravel()[: self.rounds]
 
   def parameters(self) -> dict[str, Any]:
     return {
-        'block': {
-            'family': self.block.family,
-            'rounds': self.block.rounds,
-            'parameters': self.block.parameters(),
-        }
+      'block': {
+        'family': self.block.family,
+        'rounds': self.block.rounds,
+        'parameters': self.block.parameters(),
+      }
     }
 
   def arrays(self) -> dict[str, np.ndarray]:
     return {
-        f'block.{name}': array for name, array in self.block.arrays().items()
+      f'block.{name}': array for name, array in self.block.arrays().items()
     }

@@ -55,12 +55,13 @@ class Toeplitz(base.Strategy):
   def _toeplitz_window(self) -> recursion_lib.ToeplitzWindow:
     few = self.inverse_bands
     return recursion_lib.ToeplitzWindow(
-        self.rounds,
-        recursion_lib.PAST_Y if few is None
-        else recursion_lib.PAST_U,
-        self.column(self.bands) if few is None else self.inverse_column(few),
-        column_bands=self.bands, column_sum=self.column_sum,
-        energy=lambda row: _energy(np.ones(1), row, self.rounds))
+      self.rounds,
+      recursion_lib.PAST_Y if few is None else recursion_lib.PAST_U,
+      self.column(self.bands) if few is None else self.inverse_column(few),
+      column_bands=self.bands,
+      column_sum=self.column_sum,
+      energy=lambda row: _energy(np.ones(1), row, self.rounds),
+    )
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     """Returns w, [terms] float64, for a workload that is Toeplitz."""
@@ -75,27 +76,29 @@ class Toeplitz(base.Strategy):
       return super().inverse_band_rows(start, stop)
     t = np.arange(start, stop)[:, None]
     return np.where(
-        t >= np.arange(self.inverse_bands),
-        self.inverse_column(self.inverse_bands), 0.0)
+      t >= np.arange(self.inverse_bands),
+      self.inverse_column(self.inverse_bands),
+      0.0,
+    )
 
   def per_query_errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     base.check_rounds(self.rounds)
     if workload.is_toeplitz:
       with np.errstate(over='ignore', invalid='ignore'):
-        e = np.cumsum(self.weights(workload, self.rounds)**2)
+        e = np.cumsum(self.weights(workload, self.rounds) ** 2)
       return _check_finite(e, self.bands)
     return scaled_errors(self, np.ones(self.rounds), workload)
 
   def errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> tuple[float, float]:
     if not workload.is_toeplitz:
       return super().errors(workload)
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
-      squares = self.weights(workload, self.rounds)**2
+      squares = self.weights(workload, self.rounds) ** 2
       largest = squares.sum()
       mean = squares @ np.arange(self.rounds, 0, -1, float) / self.rounds
     _check_finite(largest, self.bands)
@@ -123,16 +126,18 @@ class RationalToeplitz(Toeplitz):
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
     return scipy.signal.lfilter(
-        bottom, np.convolve(top, [1.0, -workload.momentum]), np.ones(terms))
+      bottom, np.convolve(top, [1.0, -workload.momentum]), np.ones(terms)
+    )
 
   def errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> tuple[float, float]:
     if not workload.is_toeplitz:
       return super().errors(workload)
     top, bottom = self.polynomials()
     return _errors_to_the_limit(
-        bottom, np.convolve(top, [1.0, -workload.momentum]), self.rounds)
+      bottom, np.convolve(top, [1.0, -workload.momentum]), self.rounds
+    )
 
 
 class BandedC(RationalToeplitz):
@@ -143,6 +148,7 @@ class BandedC(RationalToeplitz):
   """
 
   if TYPE_CHECKING:  # As in the base.
+
     @property
     def coefficients(self) -> np.ndarray: ...
 
@@ -158,6 +164,7 @@ class BandedInverseC(RationalToeplitz):
   """
 
   if TYPE_CHECKING:  # As in the base.
+
     @property
     def inverse_bands(self) -> int: ...
 
@@ -173,7 +180,7 @@ class BandedInverseC(RationalToeplitz):
 
 
 def scaled_errors(
-    strategy: Toeplitz, scale: np.ndarray, workload: workloads.Workload
+  strategy: Toeplitz, scale: np.ndarray, workload: workloads.Workload
 ) -> np.ndarray:
   """Returns e for the matrix C D^-1, D diagonal, and any workload.
 
@@ -188,25 +195,34 @@ def scaled_errors(
   rounds = strategy.rounds
   if strategy.inverse_bands is not None:
     return per_query.of_banded_inverse(
-        rounds, strategy.inverse_bands,
-        lambda start, stop: (
-            scale[start:stop, None] * strategy.inverse_band_rows(start, stop)),
-        workload)
+      rounds,
+      strategy.inverse_bands,
+      lambda start, stop: (
+        scale[start:stop, None] * strategy.inverse_band_rows(start, stop)
+      ),
+      workload,
+    )
   if strategy.bands < rounds:
+
     def rows(start, stop):
       t = np.arange(start, stop)[:, None] - np.arange(strategy.bands)
       return strategy.band_rows(start, stop) / scale[np.maximum(t, 0)]
+
     return per_query.of_banded(rounds, strategy.bands, rows, workload)
   if rounds > _MAX_QUADRATIC_ROUNDS:
     raise ValueError(
-        errors.invalid(
-            'rounds', rounds,
-            f'{strategy.family} with column normalisation or a learning rate '
-            f'schedule is computed up to {_MAX_QUADRATIC_ROUNDS} rounds',
-            'use fewer rounds, or a family of few bands'))
+      errors.invalid(
+        'rounds',
+        rounds,
+        f'{strategy.family} with column normalisation or a learning rate '
+        f'schedule is computed up to {_MAX_QUADRATIC_ROUNDS} rounds',
+        'use fewer rounds, or a family of few bands',
+      )
+    )
   return _check_finite(
-      per_query.of_toeplitz(strategy.inverse_column(rounds), scale, workload),
-      strategy.bands)
+    per_query.of_toeplitz(strategy.inverse_column(rounds), scale, workload),
+    strategy.bands,
+  )
 
 
 def fractional_coefficients(alpha: float, terms: int) -> np.ndarray:
@@ -247,10 +263,13 @@ def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
   while done < rounds:
     if done >= base.MAX_ROUNDS:
       raise ValueError(
-          errors.invalid(
-              'rounds', rounds,
-              f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
-              'use coefficients that decay faster, or fewer rounds'))
+        errors.invalid(
+          'rounds',
+          rounds,
+          f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
+          'use coefficients that decay faster, or fewer rounds',
+        )
+      )
     terms = min(block, rounds - done)
     impulse = np.zeros(terms)
     impulse[0] = done == 0
@@ -266,7 +285,7 @@ def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
 
 
 def _filter_workload(
-    workload: workloads.Workload, series: np.ndarray
+  workload: workloads.Workload, series: np.ndarray
 ) -> np.ndarray:
   """Returns the coefficients of a(x) series(x)."""
   summed = np.cumsum(series)
@@ -276,7 +295,7 @@ def _filter_workload(
 
 
 def _errors_to_the_limit(
-    top: np.ndarray, bottom: np.ndarray, rounds: int
+  top: np.ndarray, bottom: np.ndarray, rounds: int
 ) -> tuple[float, float]:
   """Returns (mean, max) of e for w(x) = top(x) / (bottom(x) (1 - x)).
 
@@ -304,17 +323,21 @@ def _errors_to_the_limit(
   while done < rounds:
     if done >= base.MAX_ROUNDS:
       raise ValueError(
-          errors.invalid(
-              'rounds', rounds,
-              f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
-              'use coefficients that decay faster, or fewer rounds'))
+        errors.invalid(
+          'rounds',
+          rounds,
+          f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
+          'use coefficients that decay faster, or fewer rounds',
+        )
+      )
     terms = min(max(block, memory), rounds - done)
     w, state = scipy.signal.lfilter(top, bottom, np.ones(terms), zi=state)
     with np.errstate(over='ignore', invalid='ignore'):
       squared = w * w
       squares += squared.sum()
       weighted += squared @ (
-          rounds - np.arange(done, done + terms, dtype=float))
+        rounds - np.arange(done, done + terms, dtype=float)
+      )
     done += terms
     block *= 2
     if not np.isfinite(squares):
@@ -334,7 +357,11 @@ def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
   """Returns `e`, or raises ValueError where it is not finite."""
   if not np.all(np.isfinite(e)):
     raise ValueError(
-        errors.invalid(
-            'coefficients', f'{bands} bands', 'C^-1 grows without bound',
-            'use coefficients whose series has no root in the unit disc'))
+      errors.invalid(
+        'coefficients',
+        f'{bands} bands',
+        'C^-1 grows without bound',
+        'use coefficients whose series has no root in the unit disc',
+      )
+    )
   return e

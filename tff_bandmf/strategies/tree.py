@@ -45,12 +45,14 @@ class Tree(base.Strategy):
 
   def __post_init__(self):
     rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
+      'rounds', self.rounds, 'give the number of rounds'
+    )
     base.check_dense(rounds)
     arity = errors.check_count('arity', self.arity, 'give 2 or more')
     if arity == 1:
       raise ValueError(
-          errors.invalid('arity', arity, 'must be at least 2', 'give 2'))
+        errors.invalid('arity', arity, 'must be at least 2', 'give 2')
+      )
     object.__setattr__(self, 'rounds', rounds)
     object.__setattr__(self, 'arity', arity)
 
@@ -80,7 +82,7 @@ class Tree(base.Strategy):
     return dense.band_rows(self.matrix(), self.bands, start, stop)
 
   def per_query_errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     return self._dense.per_query_errors(workload)
 
@@ -112,7 +114,8 @@ class OnlineTree(base.Strategy):
 
   def __post_init__(self):
     rounds = errors.check_count(
-        'rounds', self.rounds, 'give the number of rounds')
+      'rounds', self.rounds, 'give the number of rounds'
+    )
     object.__setattr__(self, 'rounds', rounds)
 
   @property
@@ -129,7 +132,7 @@ class OnlineTree(base.Strategy):
     return self.levels
 
   def buffered(
-      self, rounds: int, norms: Optional[np.ndarray] = None
+    self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> recursion_lib.Buffers:
     del norms  # Its columns are never scaled.
     return TreeBuffers(rounds, self.node_variances(), self.rounds)
@@ -161,8 +164,9 @@ class OnlineTree(base.Strategy):
     factor = np.linalg.cholesky(decoder @ decoder.T)
     # Nodes share no rounds with later ones of their size: what is left beyond
     # the largest is rounding.
-    values = np.tril(scipy.linalg.solve_triangular(
-        factor, np.tri(self.rounds), lower=True))
+    values = np.tril(
+      scipy.linalg.solve_triangular(factor, np.tri(self.rounds), lower=True)
+    )
     return dense.Dense(np.triu(values, 1 - self.bands))
 
   def prefix_decoder(self) -> np.ndarray:
@@ -196,7 +200,7 @@ class OnlineTree(base.Strategy):
     return dense.band_rows(self.matrix(), self.bands, start, stop)
 
   def per_query_errors(
-      self, workload: workloads.Workload = workloads.PREFIX
+    self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     if workload != workloads.PREFIX:
       return self._dense.per_query_errors(workload)
@@ -288,12 +292,11 @@ class TreeBuffers(recursion_lib.Buffers):
       update[phase, :phase] = 1.0
       gain[phase] = 1.0
     readout = recursion_lib.cut(self._readout, self._most)[phase]
-    return recursion_lib.Step(
-        float(self._scales[phase]), readout, update, gain)
+    return recursion_lib.Step(float(self._scales[phase]), readout, update, gain)
 
   def _variances(self) -> np.ndarray:
     # Nodes share no z with their siblings.
-    v = self._variances_of_nodes[:self.memory]
+    v = self._variances_of_nodes[: self.memory]
     by_height = self._scales**2 + self._readout**2 @ v
     return by_height[self.phase(np.arange(self.rounds))]
 
@@ -304,8 +307,10 @@ class TreeBuffers(recursion_lib.Buffers):
   @functools.cached_property
   def cut_norm(self) -> float:
     change = np.abs(
-        recursion_lib.cut(self._readout, self._most) - self._readout)
+      recursion_lib.cut(self._readout, self._most) - self._readout
+    )
     # Column i of C meets a sibling once a height.
     return float(
-        np.sqrt(np.sum(np.max(change, 0, initial=0.0)**2))
-        / np.min(self._scales))
+      np.sqrt(np.sum(np.max(change, 0, initial=0.0) ** 2))
+      / np.min(self._scales)
+    )

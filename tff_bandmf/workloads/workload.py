@@ -56,20 +56,27 @@ class Workload:
       value = getattr(self, name)
       if isinstance(value, bool) or not hasattr(value, '__float__'):
         raise TypeError(
-            errors.invalid(name, value, 'must be a number', 'give a fraction'))
+          errors.invalid(name, value, 'must be a number', 'give a fraction')
+        )
       if not 0 <= value <= 1 or (name == 'momentum' and value == 1):
         raise ValueError(
-            errors.invalid(
-                name, value,
-                'must be in [0, 1)' if name == 'momentum' else
-                'must be in [0, 1]', 'give a fraction'))
+          errors.invalid(
+            name,
+            value,
+            'must be in [0, 1)' if name == 'momentum' else 'must be in [0, 1]',
+            'give a fraction',
+          )
+        )
       object.__setattr__(self, name, float(value))
     if self.warmup + self.cooldown > 1:
       raise ValueError(
-          errors.invalid(
-              'cooldown', self.cooldown,
-              f'must leave room for warmup={self.warmup}',
-              'their sum is at most 1'))
+        errors.invalid(
+          'cooldown',
+          self.cooldown,
+          f'must leave room for warmup={self.warmup}',
+          'their sum is at most 1',
+        )
+      )
 
   @property
   def name(self) -> str:
@@ -85,7 +92,8 @@ class Workload:
     """Returns eta, [rounds] float64 in (0, 1]."""
     rates = np.ones(rounds)
     rising, falling = (
-        int(round(part * rounds)) for part in (self.warmup, self.cooldown))
+      int(round(part * rounds)) for part in (self.warmup, self.cooldown)
+    )
     falling = min(falling, rounds - rising)
     rates[:rising] = np.linspace(_LOWEST_RATE, 1, rising + 1)[:rising]
     if falling:
@@ -100,10 +108,14 @@ class Workload:
     """
     if not self.is_toeplitz:
       raise ValueError(
-          errors.invalid(
-              'workload', self, 'has no first column that says it all',
-              'use inverse_rows'))
-    return np.cumsum(self.momentum**np.arange(terms, dtype=float))
+        errors.invalid(
+          'workload',
+          self,
+          'has no first column that says it all',
+          'use inverse_rows',
+        )
+      )
+    return np.cumsum(self.momentum ** np.arange(terms, dtype=float))
 
   def inverse_rows(self, rounds: int) -> np.ndarray:
     """Returns rows of A^-1 by their bands.
@@ -123,7 +135,8 @@ class Workload:
     """Returns A as a dense [rounds, rounds] float64 array."""
     lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
     momentum = np.where(
-        lags >= 0, self.momentum**np.maximum(lags, 0).astype(float), 0.0)
+      lags >= 0, self.momentum ** np.maximum(lags, 0).astype(float), 0.0
+    )
     return np.cumsum(self.learning_rates(rounds)[:, None] * momentum, axis=0)
 
   def to_dict(self) -> dict[str, Any]:
@@ -135,10 +148,10 @@ PREFIX = Workload()
 
 
 def from_name(
-    name: str,
-    momentum: Optional[float] = None,
-    warmup: Optional[float] = None,
-    cooldown: Optional[float] = None,
+  name: str,
+  momentum: Optional[float] = None,
+  warmup: Optional[float] = None,
+  cooldown: Optional[float] = None,
 ) -> Workload:
   """Returns the workload called `name`.
 
@@ -156,16 +169,22 @@ def from_name(
     for key, value in given.items():
       if value:
         raise ValueError(
-            errors.invalid(
-                key, value, 'prefix sums have none', 'use workload momentum'))
+          errors.invalid(
+            key, value, 'prefix sums have none', 'use workload momentum'
+          )
+        )
     return PREFIX
   if name == 'momentum':
     if momentum is None:
       raise ValueError(
-          errors.invalid(
-              'momentum', None, 'workload momentum needs it',
-              'give --momentum; 0 for learning rates alone'))
+        errors.invalid(
+          'momentum',
+          None,
+          'workload momentum needs it',
+          'give --momentum; 0 for learning rates alone',
+        )
+      )
     return Workload(momentum, warmup or 0.0, cooldown or 0.0)
   raise ValueError(
-      errors.invalid(
-          'workload', name, 'is not known', 'use prefix or momentum'))
+    errors.invalid('workload', name, 'is not known', 'use prefix or momentum')
+  )
