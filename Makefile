@@ -23,10 +23,10 @@ test-next: env  ## runs the accounting tests with dp-accounting 0.6
 	requirements/test_next.sh
 
 fuzz: env  ## feeds 10,000 damaged files to what reads files
-	BANDMF_FUZZ_CASES=10000 $(PYTHON_OF_ENV) -m pytest tests/fuzz_*_test.py -q
+	BANDMF_FUZZ_CASES=10000 $(PYTHON_OF_ENV) -m pytest tests/*/fuzz_*_test.py -q
 
 races: env  ## has two processes write to a ledger at once, 300 times each
-	LEDGER_RACES=300 $(PYTHON_OF_ENV) -m pytest tests/ledger_races_test.py -q
+	LEDGER_RACES=300 $(PYTHON_OF_ENV) -m pytest tests/program/ledger_races_test.py -q
 
 mutants: env  ## changes privacy-critical lines; tests must notice (ARGS='word')
 	$(PYTHON_OF_ENV) tests/mutants.py $(ARGS)
@@ -35,7 +35,7 @@ docs: env  ## builds the site into build/docs; runs the notebooks in it
 	$(PYTHON_OF_ENV) -m sphinx -W --keep-going -b html docs build/docs
 
 bench: env  ## runs the benchmarks; one JSON line a case
-	@$(PYTHON_OF_ENV) -m simulations.bench
+	@$(PYTHON_OF_ENV) -m benchmarks.bench
 
 seeds: env  ## repeats the demo over several seeds
 	$(PYTHON_OF_ENV) -m simulations.sweep --grid=configs/demo_seeds.toml \

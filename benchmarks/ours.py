@@ -18,6 +18,8 @@ from tff_bandmf import participation, sensitivity, strategies
 
 # A multiple of the rounds that the stream makes at a time.
 _WARM = 64
+# Standard deviation of z in lattice steps.
+_Z_STEPS = 2.0**16
 
 
 def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
@@ -35,7 +37,7 @@ def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   del folder  # It needs no file.
   from tff_bandmf import noise
-  from tff_bandmf.noise import stream
+  from tff_bandmf.noise.producer import stream
 
   rounds, bands = task['rounds'] + _WARM, task['bands']
   strategy = strategies.BandedToeplitz(
@@ -44,7 +46,10 @@ def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   rows = (
     row
     for row in stream.Stream(
-      noise.Plan.of(strategy), task['dimension'], noise.Key.from_seed(0)
+      strategy.recursion(),
+      _Z_STEPS,
+      task['dimension'],
+      noise.Key.from_seed(0),
     ).rows()
     if row is not None
   )

@@ -59,7 +59,7 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
     '# Benchmarks\n\n'
     'One run of each. Ratios compare what was measured in the '
     'same run; seconds depend on the machine, and on what else it did. What '
-    'a case measures stands in `simulations/bench*.py`, in the function of '
+    'a case measures stands in `benchmarks/`, in the function of '
     'its name.\n\n'
     f'Machine: {platform.machine()}, {os.cpu_count()} cores, Python '
     f'{platform.python_version()}.\n'
@@ -77,7 +77,7 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
       ],
     )
   return text + _command(
-    'benchmarks', f'python -m simulations.bench {" ".join(names)}'
+    'benchmarks', f'python -m benchmarks.bench {" ".join(names)}'
   )
 
 

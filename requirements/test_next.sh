@@ -11,6 +11,7 @@ if [[ ! -x $VENV/bin/pytest ]]; then
   "$VENV/bin/python" -m pip install --quiet --disable-pip-version-check \
     dp-accounting==0.6.0 'numpy<2' 'scipy<2' hypothesis pytest
 fi
-exec "$VENV/bin/python" -m pytest -q -p no:cacheprovider tests/gaussian_test.py \
-  tests/cyclic_poisson_test.py tests/balls_in_bins_test.py \
-  tests/b_min_sep_test.py
+exec "$VENV/bin/python" -m pytest -q -p no:cacheprovider \
+  tests/accounting/gaussian_test.py \
+  tests/accounting/cyclic_poisson_test.py tests/accounting/balls_in_bins_test.py \
+  tests/accounting/b_min_sep_test.py

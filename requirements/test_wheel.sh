@@ -14,4 +14,5 @@ trap 'rm -rf "$venv"' EXIT
 cd tests
 TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-3} PATH=$venv/bin:$PATH \
   pytest -q -p no:cacheprovider \
-  cli_test.py report_test.py schemas_test.py strategies_test.py wheel_check.py
+  cli/cli_test.py participation_test.py report/report_test.py \
+  strategies/strategies_test.py wheel_check.py

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_bandmf import durable, errors
-from tff_bandmf.noise import private_files
+from tff_bandmf.noise.tape import private_files
 from tff_bandmf.report import sealed
 
 _KEPT = 2

@@ -7,7 +7,8 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from simulations import client_data, models
+from simulations import models
+from simulations.corpora import client_data
 
 _BATCH = 256
 

@@ -17,7 +17,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulations import client_data, models
+from simulations import models
+from simulations.corpora import client_data
 from tff_bandmf import aggregator
 from tff_bandmf.program import workers as workers_lib
 

@@ -32,7 +32,7 @@ from collections.abc import Iterator
 import click
 import tqdm
 
-from simulations import corpus_file
+from simulations.corpora import corpus_file
 from tff_bandmf import errors
 
 _MAX_LINE_BYTES = 2**26

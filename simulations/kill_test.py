@@ -215,7 +215,7 @@ def run(
 ) -> dict[str, Any]:
   """Returns how many runs were killed, where, and what of them differs."""
   # Before the processes are forked, which then have it.
-  from simulations import docstrings, training  # noqa: F401
+  from simulations.corpora import docstrings
   from tff_bandmf import noise
   from tff_bandmf.program import runtime  # noqa: F401
 

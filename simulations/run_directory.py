@@ -44,7 +44,7 @@ from tff_bandmf import (
   report,
   strategies,
 )
-from tff_bandmf.noise import private_files
+from tff_bandmf.noise.tape import private_files
 
 _NOT_OTHERS = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')

@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional
 import click
 
 from simulations import config as config_lib
-from simulations import grid
+from simulations.sweeps import grid
 from tff_bandmf import errors
 
 

@@ -2,7 +2,7 @@
 
   python -m simulations.sweep --grid=FILE --output_dir=DIR [--processes=2]
 
-`simulations/grid.py` says what a grid is. Every row runs
+`simulations/sweeps/grid.py` says what a grid is. Every row runs
 
   1. with each candidate of the server learning rate, on seed 0. The rate with
      the best last validation accuracy is taken; if that is the least or the
@@ -34,8 +34,10 @@ from typing import Any, Optional
 import click
 import tqdm
 
-from simulations import grid as grid_lib
-from simulations import run_stackoverflow, sweep_cell, sweep_summary
+from simulations import run_stackoverflow
+from simulations.sweeps import cell as sweep_cell
+from simulations.sweeps import grid as grid_lib
+from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import errors
 
 TUNING_SEED = 0

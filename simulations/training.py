@@ -15,11 +15,9 @@ import tensorflow_federated as tff
 import tqdm
 
 from simulations import checkpoints as checkpoints_lib
+from simulations import config as config_lib
 from simulations import (
-  client_data,
-  corpus_file,
   description,
-  docstrings,
   evaluation,
   fed_avg,
   metrics,
@@ -27,10 +25,14 @@ from simulations import (
   rounds,
   run_directory,
   server_optimizer,
+)
+from simulations.corpora import (
+  client_data,
+  corpus_file,
+  docstrings,
   stackoverflow,
 )
-from simulations import config as config_lib
-from simulations import vocabulary as vocabulary_lib
+from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import (
   accounting,
   aggregator,

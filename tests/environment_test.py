@@ -46,7 +46,7 @@ def test_lock_holds_the_overridden_pins(lock):
 
 @pytest.mark.parametrize('lock', _LOCKS, ids=lambda lock: lock.stem)
 def test_lock_pins_the_packages_of_the_corpus(lock):
-  from simulations import docstrings
+  from simulations.corpora import docstrings
 
   assert set(docstrings.PACKAGES) <= set(_versions(lock).items())
 

@@ -5,10 +5,10 @@ of the tree and runs their tests there; ARGS='word ...' takes the entries whose
 file or tests contain a word. An entry is
 
   [[mutant]]
-  file = 'tff_bandmf/participation/schemas.py'
+  file = 'tff_bandmf/participation.py'
   old = '''fit = -(-rounds // self.min_sep)'''
   new = '''fit = rounds // self.min_sep'''
-  tests = ['schemas_test.test_participations_is_the_longest_pattern']
+  tests = ['participation_test.test_participations_is_the_longest_pattern']
 
 `old` stands in the file once; where the line alone does not, lines around it
 are in both. Exit status: 0 all were noticed, 1 one was not, 2 a test fails
@@ -58,7 +58,7 @@ class Mutant:
     file: path from the root of the tree.
     old: what stands in the file once.
     new: what is put in its place.
-    tests: names like `schemas_test.test_x`, each of a function.
+    tests: names like `participation_test.test_x`, each of a function.
   """
 
   file: str
@@ -91,7 +91,7 @@ class Mark:
   Attributes:
     file: path from the root of the tree.
     line: where it begins, from 1.
-    guards: names like `schemas_test.test_x` that it gives.
+    guards: names like `participation_test.test_x` that it gives.
   """
 
   file: str
@@ -184,7 +184,11 @@ def main(words: Sequence[str], root: pathlib.Path = ROOT) -> int:
 
 def _run(copy: pathlib.Path, tests: Sequence[str]) -> int:
   """Returns the exit status of pytest; a test that hangs has failed."""
-  names = ['tests/{}.py::{}'.format(*test.split('.')) for test in tests]
+  names = [
+    f'{path}::{function}'
+    for file, function in (test.split('.') for test in tests)
+    for path in (copy / 'tests').rglob(f'{file}.py')
+  ]
   environment = {
     **os.environ,
     'PYTHONPATH': str(copy),

@@ -25,11 +25,9 @@ _EVERY_MARK = (
 @functools.cache
 def _tests(name):
   """Returns the names of the test functions of a file."""
-  path = mutants.ROOT / 'tests' / f'{name}.py'
-  if not path.exists():
-    return frozenset()
   return frozenset(
     node.name
+    for path in (mutants.ROOT / 'tests').rglob(f'{name}.py')
     for node in ast.walk(ast.parse(path.read_text()))
     if isinstance(node, ast.FunctionDef)
   )
@@ -41,15 +39,12 @@ def _exists(test):
 
 
 @pytest.mark.parametrize('mutant', _MUTANTS, ids=str)
-def test_mutant_changes_one_line_of_the_program(mutant):
+def test_mutant_changes_the_program(mutant):
   content = (mutants.ROOT / mutant.file).read_text()
   changed = mutant.applied(content)
   # Not only a comment.
   before, after = (ast.dump(ast.parse(each)) for each in (content, changed))
   assert before != after
-  lines = [each.splitlines() for each in (mutant.old, mutant.new)]
-  assert len(lines[0]) == len(lines[1])
-  assert sum(old != new for old, new in zip(*lines)) == 1
 
 
 @pytest.mark.parametrize('mutant', _MUTANTS, ids=str)

@@ -17,7 +17,7 @@ import threading
 import markdown_it
 import pytest
 
-from simulations import grid
+from simulations.sweeps import grid
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _FILES = sorted(

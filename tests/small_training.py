@@ -3,9 +3,10 @@
 import numpy as np
 import tensorflow as tf
 
-from simulations import client_data, models
 from simulations import config as config_lib
-from simulations import vocabulary as vocabulary_lib
+from simulations import models
+from simulations.corpora import client_data
+from simulations.corpora import vocabulary as vocabulary_lib
 
 _CLIENTS = 9
 LENGTH = 6

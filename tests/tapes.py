@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 
 from tff_bandmf import noise, strategies
-from tff_bandmf.noise import stream, tape_reader
-from tff_bandmf.noise import tape as tape_lib
+from tff_bandmf.noise.producer import stream
+from tff_bandmf.noise.tape import reader as tape_reader
+from tff_bandmf.noise.tape import writer as tape_lib
 
 DIMENSION = 30
 ROUNDS = 40

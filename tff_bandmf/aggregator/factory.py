@@ -15,7 +15,7 @@ from tff_bandmf import accounting, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.noise import source as source_lib
+from tff_bandmf.noise.producer import source as source_lib
 
 
 @dataclasses.dataclass(frozen=True)

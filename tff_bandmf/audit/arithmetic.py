@@ -12,7 +12,7 @@ from tff_bandmf import accounting, noise, query, strategies
 from tff_bandmf.audit import attacks
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.noise import source as source_lib
+from tff_bandmf.noise.producer import source as source_lib
 
 _CLIENTS = 1000
 # Coordinates whose noise is compared with their z.

@@ -15,8 +15,11 @@ import click
 
 from tff_bandmf import errors, noise
 from tff_bandmf.cli import options, output
-from tff_bandmf.noise import key_use, private_files, stream, tape_folder
-from tff_bandmf.noise import tape as tape_lib
+from tff_bandmf.noise import key_use
+from tff_bandmf.noise.producer import stream
+from tff_bandmf.noise.tape import folder as tape_folder
+from tff_bandmf.noise.tape import private_files
+from tff_bandmf.noise.tape import writer as tape_lib
 
 _PROGRESS_SECONDS = 1.0
 # After which a reader that takes no round is worth a line.

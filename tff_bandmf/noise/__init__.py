@@ -2,4 +2,4 @@
 
 from tff_bandmf.noise.key import Key
 from tff_bandmf.noise.lattice import Lattice
-from tff_bandmf.noise.stream import Stream
+from tff_bandmf.noise.producer.stream import Stream

@@ -10,7 +10,7 @@ import tensorflow as tf
 import tensorflow_privacy as tfp
 
 from tff_bandmf import errors, noise
-from tff_bandmf.noise import source as source_lib
+from tff_bandmf.noise.producer import source as source_lib
 from tff_bandmf.query import clipping
 
 # The round of a state that no run has begun.

@@ -1,0 +1,229 @@
+"""Benchmarks: `python -m benchmarks.bench [NAME ...]`.
+
+One JSON line a case on standard output, and nothing else there. Seconds are
+wall clock where nothing is said. Compare the ratios of one run, not the seconds
+of two: the machine may be busy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import statistics
+import sys
+import tempfile
+import time
+from typing import Any, Callable
+
+import click
+import numpy as np
+
+from benchmarks import data as bench_data
+from benchmarks import noise as bench_noise
+from benchmarks import optimizers as bench_optimize
+from benchmarks import training as bench_training
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+# The StackOverflow next-word LSTM of TFF's baselines: 670 units, embedding of
+# 96, vocabulary of 10,000; 4,050,748 parameters.
+_MODEL_SHAPES = (
+  (10_004, 96),
+  (96, 2680),
+  (670, 2680),
+  (2680,),
+  (670, 96),
+  (96,),
+  (96, 10_004),
+  (10_004,),
+)
+_ROUNDS = 2052
+_MIN_SEP = 342
+_Z_STEPS = 2.0**16
+
+
+def _strategy(bands: int):
+  """Returns a strategy of 2052 rounds; how good it is does not matter here."""
+  from tff_bandmf import strategies
+
+  return strategies.BandedToeplitz(_ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
+
+
+def aggregation(
+  bands: int = 342, clients: int = 4, repetitions: int = 24
+) -> dict[str, Any]:
+  """Returns the cost of a round with a tape and of those that TFF has.
+
+  They alternate, driven directly, on the same updates; each `ratio` is the
+  median, over the repetitions, of the tape's seconds over the others' in the
+  same one. The tape's noise is made meanwhile, on whatever core is free:
+  `charged_ratio` adds all of the producer's CPU time to the tape's rounds, as
+  if none ever were.
+  """
+  import numpy as np
+  import psutil
+  import tensorflow as tf
+  import tensorflow_federated as tff
+
+  from tff_bandmf import aggregator, participation
+  from tff_bandmf.program import runtime
+
+  specs = tuple(tf.TensorSpec(shape, tf.float32) for shape in _MODEL_SHAPES)
+  value_type = tff.types.to_type(
+    tuple((np.float32, shape) for shape in _MODEL_SHAPES)
+  )
+  generator = np.random.default_rng(0)
+  updates = [
+    tuple(
+      generator.normal(size=shape).astype(np.float32) for shape in _MODEL_SHAPES
+    )
+    for _ in range(clients)
+  ]
+  tff_factory = tff.aggregators.DifferentiallyPrivateFactory
+  with (
+    runtime.local_runtime(),
+    aggregator.dp_aggregator(
+      1.0,
+      float(clients),
+      l2_norm_clip=1.0,
+      strategy=_strategy(bands),
+      participation=participation.MinSep(_MIN_SEP),
+    ) as factory,
+  ):
+    (worker,) = psutil.Process().children()
+    processes = {
+      name: each.create(value_type)
+      for name, each in (
+        ('tape', factory),
+        (
+          'gaussian_fixed',
+          tff_factory.gaussian_fixed(1.0, float(clients), 1.0),
+        ),
+        (
+          'tree_aggregation',
+          tff_factory.tree_aggregation(1.0, float(clients), 1.0, specs),
+        ),
+        ('sum', tff.aggregators.SumFactory()),
+      )
+    }
+    states = {name: each.initialize() for name, each in processes.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in processes}
+    worker_seconds: dict[str, list[float]] = {name: [] for name in processes}
+    for repetition in range(repetitions + 1):
+      for name, process in processes.items():
+        worker_began = sum(worker.cpu_times()[:2])
+        began = time.perf_counter()
+        states[name] = process.next(states[name], updates).state
+        elapsed = time.perf_counter() - began
+        if repetition:  # The first one compiles.
+          seconds[name].append(elapsed)
+          worker_seconds[name].append(
+            sum(worker.cpu_times()[:2]) - worker_began
+          )
+    memory = {
+      'python': _peak_memory(os.getpid()),
+      'worker': _peak_memory(worker.pid),
+    }
+  parameters = sum(update.size for update in updates[0])
+  producer = _produce(bands, parameters)['cpu_seconds']
+
+  def ratio(other, added=0.0):
+    return statistics.median(
+      (tape + added) / each
+      for tape, each in zip(seconds['tape'], seconds[other])
+    )
+
+  return {
+    'parameters': parameters,
+    'bands': bands,
+    'clients': clients,
+    'repetitions': repetitions,
+    **{
+      name: {
+        'seconds': statistics.median(seconds[name]),
+        'quartiles': statistics.quantiles(seconds[name]),
+        'worker_cpu_seconds': statistics.median(worker_seconds[name]),
+        'state_bytes': sum(
+          np.asarray(leaf).nbytes for leaf in tf.nest.flatten(state)
+        ),
+      }
+      for name, state in states.items()
+    },
+    'ratio': ratio('gaussian_fixed'),
+    'tree_ratio': ratio('tree_aggregation'),
+    'producer_cpu_seconds': producer,
+    'charged_ratio': ratio('gaussian_fixed', producer),
+    'charged_tree_ratio': ratio('tree_aggregation', producer),
+    'peak_memory_bytes': memory,
+  }
+
+
+def _peak_memory(pid: int) -> int:
+  """Returns the most bytes that the process ever had in memory."""
+  status = pathlib.Path(f'/proc/{pid}/status').read_text()
+  return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])
+
+
+def _produce(bands: int, parameters: int) -> dict[str, float]:
+  """Returns what the producer takes a round when nobody makes it wait.
+
+  Past the first window of rounds, over a whole block.
+  """
+  from tff_bandmf import noise
+  from tff_bandmf.noise.tape import writer as tape_lib
+
+  recursion = _strategy(bands).recursion()
+  key = noise.Key.from_entropy()
+  block = noise.Stream(recursion, _Z_STEPS, parameters, key).block_rounds
+  warm = -(-recursion.memory // block) * block
+  with tempfile.TemporaryDirectory(
+    dir='/dev/shm' if os.path.isdir('/dev/shm') else None
+  ) as parent:
+    tape = tape_lib.Tape(
+      pathlib.Path(parent) / 'tape', recursion, _Z_STEPS, parameters, key
+    )
+    try:
+      for t in range(warm + block + 1):
+        path = tape.directory / f'{t:08d}.noise'
+        while not path.exists():
+          time.sleep(0.001)
+        if t == warm:
+          began, cpu_began = time.perf_counter(), time.process_time()
+        # As a reader does that takes no time.
+        path.with_suffix('.reached').touch()
+      elapsed = time.perf_counter() - began
+      cpu = time.process_time() - cpu_began
+    finally:
+      tape.close()
+  return {'seconds': elapsed / block, 'cpu_seconds': cpu / block}
+
+
+_CASES: dict[str, Callable[[], Any]] = {
+  'aggregation': aggregation,
+  'client_ids': bench_data.client_ids,
+  'large_optimisation': bench_optimize.large_optimisations,
+  'loss': bench_optimize.losses,
+  'optimisation': bench_optimize.optimisations,
+  'producer': bench_noise.producer,
+  'tail': bench_noise.tail,
+  'training': bench_training.training,
+}
+
+
+@click.command()
+@click.argument('names', nargs=-1, type=click.Choice(sorted(_CASES)))
+def main(names: tuple[str, ...]) -> None:
+  """Runs the benchmarks NAMES, or all of them."""
+  # Whatever a library prints goes to standard error.
+  output = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
+  os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+  for name in names or sorted(_CASES):
+    results = _CASES[name]()
+    for result in results if isinstance(results, list) else [results]:
+      print(json.dumps({'case': name, **result}), file=output)
+
+
+if __name__ == '__main__':
+  main()

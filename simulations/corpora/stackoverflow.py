@@ -1,0 +1,168 @@
+"""TFF's StackOverflow data: found, downloaded or decompressed once.
+
+Its splits are by user and by date: 'heldout' are users of their own, 'test' are
+later posts of, mostly, the users of 'train'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import os
+import tempfile
+from typing import Optional
+
+from simulations import files
+from simulations.corpora import corpus_file
+from simulations.corpora import vocabulary as vocabulary_lib
+from tff_bandmf import errors
+
+FILE = 'stackoverflow.sqlite'
+COMPRESSED_FILE = 'stackoverflow.sqlite.lzma'
+WORD_COUNTS_FILE = 'stackoverflow.word_count'
+
+
+def _default_directory() -> str:
+  """Returns where TFF keeps its data sets."""
+  return os.path.join(os.path.expanduser('~'), '.tff')
+
+
+def find(data_dir: Optional[str] = None, progress: bool = True) -> str:
+  """Returns the path of the SQLite file.
+
+  Args:
+    data_dir: of `stackoverflow.sqlite` or `stackoverflow.sqlite.lzma`, which is
+      decompressed to there; None for TFF's directory `~/.tff`, to which TFF
+      downloads the file if it is not there.
+    progress: whether to draw progress bars on standard error.
+
+  Raises:
+    OSError: the file is not there, or cannot be downloaded.
+    ValueError: it is damaged.
+  """
+  directory = data_dir or _default_directory()
+  path = os.path.join(directory, FILE)
+  compressed = os.path.join(directory, COMPRESSED_FILE)
+  if os.path.exists(path):
+    return path
+  if os.path.exists(compressed):
+    return decompress(compressed, progress)
+  if data_dir is None:
+    _download(path)
+    return path
+  raise FileNotFoundError(
+    errors.invalid(
+      'data_dir',
+      data_dir,
+      f'must hold {FILE} or {COMPRESSED_FILE}',
+      'put one there, or leave data_dir out to download it with TFF',
+    )
+  )
+
+
+def decompress(compressed: str, progress: bool = True) -> str:
+  """Returns the path of the decompressed file, beside the `.lzma` file.
+
+  It appears there when it is complete. SHA-256 of both are compared with what
+  `.sha256` files beside them say, where there are some; that of the result is
+  remembered.
+
+  Args:
+    compressed: path of the `.lzma` file.
+    progress: whether to draw a progress bar on standard error.
+
+  Raises:
+    ValueError: the file is damaged, or a checksum is not what it should be.
+  """
+  path = compressed[: -len('.lzma')]
+  decompressor = lzma.LZMADecompressor()
+  packed, unpacked = hashlib.sha256(), hashlib.sha256()
+  description = f'decompressing {os.path.basename(compressed)}'
+  with files.replacing(path) as temporary:
+    with (
+      files.read_with_progress(compressed, description, progress) as blocks,
+      open(temporary, 'wb') as output,
+    ):
+      try:
+        for block in blocks:
+          packed.update(block)
+          content = decompressor.decompress(block)
+          unpacked.update(content)
+          output.write(content)
+      except (lzma.LZMAError, EOFError) as error:
+        raise _damaged(compressed, f'is no LZMA file: {error}') from error
+    if not decompressor.eof:
+      raise _damaged(compressed, 'ends too early')
+    files.require_published_sha256(compressed, packed.hexdigest())
+    files.require_published_sha256(path, unpacked.hexdigest())
+  stat = os.stat(path)
+  corpus_file.Content(
+    path, stat.st_size, stat.st_mtime_ns, unpacked.hexdigest()
+  ).remember()
+  return path
+
+
+def _damaged(path: str, rule: str) -> ValueError:
+  return ValueError(errors.invalid('path', path, rule, 'fetch it again'))
+
+
+def _download(path: str) -> None:
+  """Downloads the file with TFF, to appear at `path` when it is complete."""
+  import tensorflow_federated as tff
+
+  directory = os.path.dirname(path)
+  os.makedirs(directory, exist_ok=True)
+  # TFF writes to the final name, and takes what is left of a broken download
+  # for the whole.
+  with tempfile.TemporaryDirectory(dir=directory) as temporary:
+    try:
+      tff.simulation.datasets.stackoverflow.load_data(cache_dir=temporary)
+    except OSError as error:
+      raise OSError(
+        errors.invalid(
+          'data.corpus',
+          'stackoverflow',
+          f'cannot be downloaded: {error}',
+          f'give --data_dir with {FILE} or {COMPRESSED_FILE}, or '
+          "data.corpus='docstrings', which needs no network",
+        )
+      ) from error
+    os.replace(os.path.join(temporary, FILE), path)
+
+
+def vocabulary(
+  size: int, data_dir: Optional[str] = None
+) -> vocabulary_lib.Vocabulary:
+  """Returns the field's vocabulary: the words that most users of 'train' use.
+
+  Args:
+    size: number of words.
+    data_dir: of `stackoverflow.word_count`, which TFF downloads to
+      `data_dir/datasets` if it is in neither; None for TFF's directory.
+
+  Raises:
+    OSError: the file is not there and cannot be downloaded.
+    ValueError: it has fewer words.
+  """
+  directory = data_dir or _default_directory()
+  for folder in (directory, os.path.join(directory, 'datasets')):
+    path = os.path.join(folder, WORD_COUNTS_FILE)
+    if os.path.exists(path):
+      return vocabulary_lib.read(path, size)
+  import tensorflow_federated as tff
+
+  try:
+    tff.simulation.datasets.stackoverflow.load_word_counts(directory)
+  # Keras tells a failed download by a plain Exception.
+  except Exception as error:
+    reason = ' '.join(str(error).split())
+    raise OSError(
+      errors.invalid(
+        'data_dir',
+        directory,
+        f'has no {WORD_COUNTS_FILE}, and it cannot be downloaded: {reason}',
+        'put it there, give data.vocabulary_file, or give the path of the '
+        '.sqlite file as data.corpus, which counts the words',
+      )
+    ) from error
+  return vocabulary_lib.read(path, size)

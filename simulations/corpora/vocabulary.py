@@ -1,0 +1,207 @@
+"""The words of a model, their ids, and where the words come from.
+
+Not private: words counted on the train split are the exact list of its most
+frequent ones. As in the field, no guarantee of a training run covers this
+choice; `data.vocabulary_file` takes a list that was made from other text.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import hashlib
+import itertools
+import os
+import pathlib
+from typing import Optional
+
+from simulations import files
+from simulations.corpora import corpus_file
+from tff_bandmf import durable, errors
+
+_WORDS_CACHED = 200_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+  """Words and their ids, in the order of TFF's StackOverflow task.
+
+  0 pads, 1 to V are the words, then come out-of-vocabulary, beginning and end
+  of sentence. A model has `num_ids` = V + 4 rows of embeddings and of logits.
+
+  Attributes:
+    words: V distinct words; word `i` has id `i + 1`.
+
+  >>> Vocabulary(('the', 'of')).encode('the heart of the matter', 6)
+  [4, 1, 3, 2, 1, 3, 5]
+  """
+
+  words: tuple[str, ...]
+
+  def __post_init__(self):
+    if not self.words or len(set(self.words)) != len(self.words):
+      raise ValueError(
+        errors.invalid(
+          'len(words)',
+          len(self.words),
+          'must be at least 1, and no word twice',
+          f'{len(set(self.words))} of them differ',
+        )
+      )
+
+  @property
+  def size(self) -> int:
+    return len(self.words)
+
+  @property
+  def pad_id(self) -> int:
+    return 0
+
+  @property
+  def out_of_vocabulary_id(self) -> int:
+    return self.size + 1
+
+  @property
+  def beginning_id(self) -> int:
+    return self.size + 2
+
+  @property
+  def end_id(self) -> int:
+    return self.size + 3
+
+  @property
+  def num_ids(self) -> int:
+    return self.size + 4
+
+  @functools.cached_property
+  def _ids(self) -> dict[str, int]:
+    return {word: index + 1 for index, word in enumerate(self.words)}
+
+  def encode(self, sentence: str, sequence_length: int) -> list[int]:
+    """Returns `sequence_length + 1` ids: beginning, words, end, padding.
+
+    The end is left out where `sequence_length` words or more leave no room for
+    it, as in TFF.
+
+    Args:
+      sentence: Words with single spaces between them.
+      sequence_length: Words after this many are cut.
+    """
+    words = sentence.split(' ', sequence_length)[:sequence_length]
+    unknown = self.out_of_vocabulary_id
+    ids = [self.beginning_id]
+    ids += [self._ids.get(word, unknown) for word in words]
+    if len(words) < sequence_length:
+      ids += [self.end_id] + [0] * (sequence_length - 1 - len(words))
+    return ids
+
+  def fingerprint(self) -> str:
+    """Returns a SHA-256 over the words in order."""
+    return hashlib.sha256('\n'.join(self.words).encode('utf-8')).hexdigest()
+
+  def write(self, path: str) -> None:
+    """Writes the file that `read` reads."""
+    durable.write(
+      pathlib.Path(path),
+      ''.join(f'{word}\n' for word in self.words).encode(),
+    )
+
+
+def read(path: str, size: int) -> Vocabulary:
+  """Returns the first words of a file with one word a line, in UTF-8.
+
+  Args:
+    path: of the file; after the word a line may hold its count, as TFF's
+      `stackoverflow.word_count` does.
+    size: Number of words.
+
+  Raises:
+    OSError: The file cannot be read.
+    ValueError: It has fewer than `size` words, or a line that is not one word
+      or repeats one.
+  """
+  errors.check_count('vocabulary_size', size, '10000 is usual')
+  words: dict[str, None] = {}
+  with open(path, 'rb') as file:
+    for number, line in enumerate(itertools.islice(file, size), 1):
+      try:
+        fields = line.decode('utf-8').split()
+      except UnicodeDecodeError:
+        fields = []
+      word = fields[0] if fields else ''
+      counted = len(fields) == 2 and fields[1].isdecimal()
+      if not (len(fields) == 1 or counted) or word in words:
+        raise ValueError(
+          errors.invalid(
+            'vocabulary_file',
+            f'{path}, line {number}',
+            'must be one word in UTF-8 that no line before it holds',
+            'correct the line',
+          )
+        )
+      words[word] = None
+  _require_size(size, len(words), f'the words of {path}')
+  return Vocabulary(tuple(words))
+
+
+def count(
+  path: str,
+  size: int,
+  *,
+  cache_directory: Optional[str] = None,
+  progress: bool = True,
+) -> Vocabulary:
+  """Returns the most frequent words of the train split.
+
+  Words of the same count are in the order of their code points. The counts are
+  cached as lines 'word count' in `<file>-<content>-words.txt`.
+
+  Args:
+    path: A SQLite file of TFF's form.
+    size: Number of words.
+    cache_directory: For the counts; None for the directory of `path`.
+    progress: Whether to draw a progress bar on standard error while counting.
+
+  Raises:
+    FileNotFoundError: There is no such file.
+    ValueError: The file has another form, or fewer than `size` words, or
+      `size` < 1.
+  """
+  errors.check_count('vocabulary_size', size, '10000 is usual')
+  content = corpus_file.Content.of(path, cache_directory, progress)
+  cached = corpus_file.cache_path(
+    path, cache_directory, f'{content.digest[:12]}-words.txt'
+  )
+  if not os.path.exists(cached):
+    counts: collections.Counter[str] = collections.Counter()
+    with content.open() as connection:
+      corpus_file.require_split(connection, 'train')
+      for _, sentence in corpus_file.sentences(
+        connection, 'train', progress, 'counting words'
+      ):
+        counts.update(sentence.split())
+    ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    with (
+      files.replacing(cached) as temporary,
+      open(temporary, 'w', encoding='utf-8') as file,
+    ):
+      file.writelines(f'{word} {n}\n' for word, n in ranked[:_WORDS_CACHED])
+  with open(cached, encoding='utf-8') as file:
+    words = tuple(
+      line.rpartition(' ')[0] for line in itertools.islice(file, size)
+    )
+  _require_size(size, len(words), 'the words of the train split')
+  return Vocabulary(words)
+
+
+def _require_size(size: int, found: int, what: str) -> None:
+  if found < size:
+    raise ValueError(
+      errors.invalid(
+        'vocabulary_size',
+        size,
+        f'must be at most {found}, {what}',
+        'take fewer',
+      )
+    )

@@ -1,0 +1,1 @@
+"""Many runs of one grid, their table and their plots."""

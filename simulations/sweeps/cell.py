@@ -1,0 +1,175 @@
+"""One cell of a sweep: an experiment of a grid with its rate and its seed."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Optional
+
+from simulations import config as config_lib
+from simulations.sweeps import grid as grid_lib
+from tff_bandmf import __version__ as version
+from tff_bandmf import errors, report, strategies
+from tff_bandmf.report import files as report_files
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+  """An experiment to run.
+
+  Attributes:
+    row: of the grid.
+    exponent: of the server learning rate, None for that of the row.
+    seed: of initial weights, cohorts and the order of sentences.
+  """
+
+  row: grid_lib.Row
+  exponent: Optional[int]
+  seed: int
+
+  @property
+  def name(self) -> str:
+    """Returns the path of its run directory below that of the sweep."""
+    rate = '' if self.exponent is None else f'_rate{self.exponent:+d}'
+    return f'{self.row.name}/seed{self.seed}{rate}'
+
+  @property
+  def config(self) -> config_lib.Config:
+    return config_lib.with_seed(self.row.config(self.exponent), self.seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What a finished cell says.
+
+  Attributes:
+    test_accuracy: in [0, 1], of the test split.
+    validation: (rounds done, accuracy in [0, 1]) of the validation split.
+    epsilon: that its report claims.
+    rmse: of the sum of all updates, from noise alone, over clip times clients
+      a round: what the mechanism costs the model, before any training.
+  """
+
+  test_accuracy: float
+  validation: tuple[tuple[int, float], ...]
+  epsilon: Optional[float]
+  rmse: float
+
+
+def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
+  """Returns the result of a cell; None if it has not finished.
+
+  Raises:
+    ValueError: its directory holds another run, or is damaged.
+  """
+  directory = sweep / cell.name
+  if not all(
+    (directory / name).exists()
+    for name in (report.RESULT_FILE, report.JSON_FILE)
+  ):
+    return None
+  run = report.read_run(directory)
+  expected = dataclasses.asdict(cell.config)
+  del expected['compare']
+  if run['config'] != json.loads(json.dumps(expected)):
+    raise ValueError(
+      errors.invalid(
+        'output_dir',
+        directory,
+        'holds a run with another configuration',
+        'give the grid and the --set of that sweep, or another directory',
+      )
+    )
+  claim = run['claim']
+  strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
+  mean_error, _ = strategy.errors()
+  written = json.loads((directory / report.JSON_FILE).read_text())
+  return Result(
+    report_files.read_result(directory)['test_accuracy'],
+    tuple(report_files.accuracy(report_files.read_metrics(directory))),
+    written['epsilon'],
+    claim['z_stddev_per_clip'] * mean_error**0.5 / claim['clients_per_round'],
+  )
+
+
+def run(cell: Cell, sweep: pathlib.Path, cores: frozenset[int]) -> None:
+  """Runs a cell, or goes on with it, in a process that does nothing else.
+
+  Standard output and error go to its log. It ends with the process that
+  started it, and takes no other cores than `cores`.
+  """
+  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  os.sched_setaffinity(0, cores)
+  log = log_file(cell, sweep)
+  log.parent.mkdir(parents=True, exist_ok=True)
+  with open(log, 'ab') as stream:
+    os.dup2(stream.fileno(), sys.stdout.fileno())
+    os.dup2(stream.fileno(), sys.stderr.fileno())
+  # As an exception, so that the noise on the tape does not stay behind.
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+  # The sweep tells the cells of a Ctrl-C.
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  from simulations import training
+  from tff_bandmf.program import runtime
+
+  directory = sweep / cell.name
+  # PRIVACY: two processes in one run directory could give one noise to two
+  # states. Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
+  with _locked(log.with_suffix('.lock')):
+    config = cell.config
+    strategy = _cached_strategy(config, sweep / 'strategies')
+    with runtime.local_runtime(len(cores)):
+      training.run(
+        config,
+        training.load_corpus(config.data),
+        directory,
+        resume=True,
+        name=cell.name,
+        strategy=strategy,
+      )
+    report.write(directory)
+
+
+def log_file(cell: Cell, sweep: pathlib.Path) -> pathlib.Path:
+  """Returns the path of a cell's log, outside of its run directory."""
+  return sweep / 'logs' / f'{cell.name}.log'
+
+
+def _cached_strategy(
+  config: config_lib.Config, folder: pathlib.Path
+) -> strategies.Strategy:
+  """Returns the strategy of an experiment, optimised once a sweep."""
+  from simulations import training
+
+  key = f'{version} {training.strategy_request(config)}'
+  digest = hashlib.sha256(key.encode()).hexdigest()[:16]
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / f'{config.privacy.family}-{digest}.json'
+  with _locked(path.with_suffix('.lock')):
+    if not path.exists():
+      strategies.save(
+        training.find_strategy(config),
+        path,
+        participation=training.planned_participation(config.privacy),
+      )
+  strategy, _ = strategies.load(path)
+  return strategy
+
+
+@contextlib.contextmanager
+def _locked(path: pathlib.Path) -> Iterator[None]:
+  """Waits until no other process holds the lock, and holds it."""
+  with open(path, 'ab') as stream:
+    fcntl.flock(stream, fcntl.LOCK_EX)
+    yield

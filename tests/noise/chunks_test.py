@@ -1,0 +1,102 @@
+"""Tests of noise whose past is on disk."""
+
+import contextlib
+import errno
+import os
+import pathlib
+import stat
+
+import numpy as np
+import pytest
+
+from tff_bandmf import noise, strategies
+from tff_bandmf.noise.producer import chunks
+
+_KEY = noise.Key.from_seed(3)
+_BANDED = strategies.BandedToeplitz(100, 0.8 ** np.arange(40))
+
+
+def _stream(strategy, dimension, max_memory_bytes):
+  return noise.Stream(
+    strategy.recursion(),
+    1000.0,
+    dimension,
+    _KEY,
+    max_memory_bytes=max_memory_bytes,
+  )
+
+
+def _unnamed_files(folder):
+  """Returns the open files of this process that had a name in the folder."""
+  return [
+    path
+    for path in pathlib.Path('/proc/self/fd').iterdir()
+    if path.is_symlink() and os.readlink(path).startswith(f'{folder}/')
+  ]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  monkeypatch.setattr(chunks.tempfile, 'tempdir', str(tmp_path))
+  return tmp_path
+
+
+def test_file_is_used_above_the_bound_only(folder):
+  for bound, files in [(4 * 3 * 40, 0), (4 * 3 * 40 - 1, 1), (None, 0)]:
+    with contextlib.closing(chunks.Chunks(3, 40, 16, np.int32, bound)):
+      assert len(_unnamed_files(folder)) == files
+
+
+@pytest.mark.parametrize('bound', [None, 1])
+def test_arrays_start_at_zero_and_keep_what_is_written(folder, bound):
+  with contextlib.closing(chunks.Chunks(3, 40, 16, np.int32, bound)) as arrays:
+    assert list(arrays.starts) == [0, 16, 32]
+    for i, count in enumerate((16, 16, 8)):
+      assert arrays[i].shape == (3, count) and not np.any(arrays[i])
+      arrays[i][:] = i + 1
+    assert [np.unique(arrays[i]).tolist() for i in range(3)] == [[1], [2], [3]]
+
+
+def test_file_has_no_name_and_goes_at_the_end(folder):
+  rows = _stream(_BANDED, 50, 1).rows()
+  next(rows)
+  handles = _unnamed_files(folder)
+  assert handles and not list(folder.iterdir())
+  for handle in handles:
+    assert stat.S_IMODE(handle.stat().st_mode) == 0o600
+  rows.close()
+  assert not _unnamed_files(folder)
+
+
+def test_full_disk_is_told_before_the_first_round(folder, monkeypatch):
+  def full(*_):
+    raise OSError(errno.ENOSPC, 'No space left on device')
+
+  monkeypatch.setattr(chunks.os, 'posix_fallocate', full)
+  with pytest.raises(OSError, match='No space left'):
+    next(_stream(_BANDED, 50, 1).rows())
+  assert not _unnamed_files(folder)
+
+
+@pytest.mark.parametrize('bound', [0, -1])
+def test_bound_that_is_no_size_is_refused(bound):
+  with pytest.raises(ValueError, match=f'max_memory_bytes={bound}'):
+    _stream(_BANDED, 50, bound)
+
+
+def _resident_bytes():
+  pages = int(pathlib.Path('/proc/self/statm').read_text().split()[1])
+  return pages * os.sysconf('SC_PAGE_SIZE')
+
+
+def test_resident_memory_is_that_of_a_chunk(folder):
+  strategy = strategies.BandedToeplitz(64, 0.9 ** np.arange(64))
+  grown = {}
+  for bound in (1, None):
+    before = _resident_bytes()
+    # 63 rows of 2^20 coordinates: 264 MB, 2 MB a chunk.
+    grown[bound] = max(
+      _resident_bytes() - before for _ in _stream(strategy, 2**20, bound).rows()
+    )
+  assert grown[1] < 120e6
+  assert grown[None] > 180e6

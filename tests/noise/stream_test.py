@@ -1,0 +1,309 @@
+"""Tests of the streamed noise of every family against its definition."""
+
+import functools
+
+import numpy as np
+import pytest
+import scipy.stats
+import threadpoolctl
+
+from tff_bandmf import noise, strategies
+from tff_bandmf.noise import generator
+from tff_bandmf.noise.producer import chunks, places, stream
+from tff_bandmf.strategies import recursion as recursion_lib
+
+_ROUNDS = 40
+_DIMENSION = 52
+_Z_STEPS = 3000.0
+_KEY = noise.Key.from_seed(17)
+_RNG = np.random.default_rng(5)
+# For each test of covariance, with a key drawn at random; the key is fixed.
+_FALSE_ALARM = 1e-6
+_WIDE = 100_000
+
+
+def _rows(bands):
+  rows = _RNG.uniform(-0.3, 0.3, size=(_ROUNDS, bands))
+  rows[:, 0] = _RNG.uniform(0.5, 2, _ROUNDS)
+  return np.tril(np.ones((_ROUNDS, bands))) * rows
+
+
+def _dense():
+  c = np.tril(_RNG.uniform(-0.2, 0.4, size=(_ROUNDS, _ROUNDS)))
+  c[np.diag_indices(_ROUNDS)] = _RNG.uniform(0.7, 1.5, _ROUNDS)
+  return c
+
+
+_COEFFICIENTS = 1.3 * 0.9 ** np.arange(7) / np.sqrt(1 + np.arange(7))
+_TOEPLITZ = {
+  'banded-toeplitz': strategies.BandedToeplitz(_ROUNDS, _COEFFICIENTS),
+  'wide': strategies.BandedToeplitz(_ROUNDS, 1 / np.arange(1.0, _ROUNDS + 1)),
+  'banded-sqrt': strategies.BandedSqrt(_ROUNDS, 6),
+  'sqrt-toeplitz': strategies.SqrtToeplitz(_ROUNDS),
+  'blt': strategies.Blt(_ROUNDS, [0.2, 0.25, 0.1], [0.99, 0.8, 0.3]),
+  'dp-cgd': strategies.DpCgd(_ROUNDS, 0.9),
+  'banded-inverse': strategies.BandedInverse(_ROUNDS, [0.8, -0.4, 0.1, -0.1]),
+}
+_FAMILIES = {
+  'identity': strategies.Identity(_ROUNDS),
+  **_TOEPLITZ,
+  **{
+    f'{name} normalised': strategies.ColumnNormalized(strategy)
+    for name, strategy in _TOEPLITZ.items()
+  },
+  'robust-toeplitz': strategies.RobustToeplitz(
+    _ROUNDS, strategies.taper(_COEFFICIENTS, 4), 4
+  ),
+  'banded-fractional': strategies.BandedFractional(_ROUNDS, 5, 0.3),
+  'inverse-plus-constant': strategies.InversePlusConstant(_ROUNDS, 8, 0.1),
+  'lti': strategies.Lti(_ROUNDS, 0.05),
+  'banded-inverse-sqrt': strategies.BandedInverseSqrt(_ROUNDS, 9),
+  'banded-inverse-fractional': strategies.BandedInverseFractional(
+    _ROUNDS, 20, 0.7
+  ),
+  'banded': strategies.Banded(_rows(9)),
+  'dense': strategies.Dense(_dense()),
+  'tree': strategies.Tree(_ROUNDS),
+  'ternary tree': strategies.Tree(_ROUNDS, arity=3),
+  'online-tree': strategies.OnlineTree(_ROUNDS),
+  **{
+    f'stamped {block.family} of {block.rounds}': strategies.Stamped(
+      _ROUNDS, block
+    )
+    for block in (
+      strategies.Identity(7),
+      strategies.BandedToeplitz(13, _COEFFICIENTS),
+      strategies.Blt(7, [0.3, 0.2], [0.9, 0.4]),
+      strategies.Blt(1, [0.3], [0.9]),
+      strategies.DpCgd(7, 0.8),
+      strategies.OnlineTree(6),
+      strategies.OnlineTree(1),
+      strategies.OnlineTree(64),
+      strategies.Tree(8),
+    )
+  },
+  **{
+    f'stamped normalised {block.family}': strategies.Stamped(
+      _ROUNDS, strategies.ColumnNormalized(block)
+    )
+    for block in (
+      strategies.BandedToeplitz(13, _COEFFICIENTS),
+      strategies.Blt(7, [0.3, 0.2], [0.9, 0.4]),
+      strategies.BandedInverse(11, [1.0, -0.6, -0.1]),
+    )
+  },
+}
+_EXACT = [
+  name
+  for name, strategy in _FAMILIES.items()
+  if strategy.recursion().keeps == recursion_lib.PAST_Y
+  or not strategy.recursion().memory
+]
+
+
+def _streamed(strategy, dimension=_DIMENSION, z_steps=_Z_STEPS, **kwargs):
+  made = noise.Stream(strategy.recursion(), z_steps, dimension, _KEY, **kwargs)
+  return np.stack([y.copy() for y in made.rows() if y is not None])
+
+
+@functools.cache
+def _z():
+  return generator.Generator(_KEY).rows(0, _ROUNDS, 0, _DIMENSION)
+
+
+@pytest.mark.parametrize('name', _FAMILIES)
+def test_noise_is_that_of_the_recursion(monkeypatch, name):
+  """C y is z and the rounding of that very round, with cut weights."""
+  found = _FAMILIES[name].recursion()
+  y = _streamed(_FAMILIES[name])
+  assert y.dtype == np.int32 and y.shape == (_ROUNDS, _DIMENSION)
+  table = found.table()
+  memory = np.zeros((found.memory, _DIMENSION))
+  for t in range(_ROUNDS):
+    p = found.phase(t)
+    mean = table.readout[p] @ memory
+    off = y[t] - mean - _Z_STEPS * table.scale[p] * _z()[t]
+    assert np.abs(off).max() <= 0.5 + 1e-9
+    if found.keeps == recursion_lib.BUFFERS:
+      memory = table.update[p] @ memory + np.outer(table.gain[p], y[t])
+    elif found.memory:
+      fed = y[t]
+      if found.keeps == recursion_lib.PAST_U:
+        fed = (y[t] - mean) / table.scale[p]
+      memory = np.concatenate([fed[None], memory[:-1]])
+
+
+@pytest.mark.parametrize('name', _EXACT)
+@pytest.mark.parametrize('block_rounds', [1, 3, 16])
+def test_blocks_and_chunks_change_no_bit(monkeypatch, name, block_rounds):
+  expected = _streamed(_FAMILIES[name])
+  monkeypatch.setattr(stream, '_block_rounds', lambda memory: block_rounds)
+  monkeypatch.setattr(stream, '_CHUNK', 16)
+  assert np.array_equal(_streamed(_FAMILIES[name]), expected)
+
+
+@pytest.mark.parametrize('name', _FAMILIES)
+@pytest.mark.parametrize('shards', [2, 4])
+def test_any_sharding_gives_the_same_bits(monkeypatch, name, shards):
+  monkeypatch.setattr(stream, '_CHUNK', 8)
+  monkeypatch.setattr(stream, '_GRID', 16)
+  whole = _streamed(_FAMILIES[name])
+  parts = [
+    _streamed(_FAMILIES[name], coordinates=stream.shard(_DIMENSION, i, shards))
+    for i in range(shards)
+  ]
+  assert np.array_equal(np.concatenate(parts, axis=1), whole)
+
+
+@pytest.mark.parametrize(
+  'name', ['banded', 'blt', 'banded-inverse', 'identity']
+)
+def test_past_on_disk_gives_the_same_bits(monkeypatch, tmp_path, name):
+  monkeypatch.setattr(chunks.tempfile, 'tempdir', str(tmp_path))
+  monkeypatch.setattr(stream, '_CHUNK', 16)
+  strategy = _FAMILIES[name]
+  assert np.array_equal(
+    _streamed(strategy, max_memory_bytes=1), _streamed(strategy)
+  )
+
+
+def test_noise_out_of_range_is_refused():
+  with pytest.raises(OverflowError, match='32 bits'):
+    _streamed(strategies.Identity(3), z_steps=2.0**31)
+  # A C whose inverse grows without bound.
+  with pytest.raises(OverflowError, match='32 bits'):
+    _streamed(
+      strategies.BandedToeplitz(200, [1.0, 1.2]), dimension=8, z_steps=2.0**16
+    )
+  edge = np.array([[2.0**31 - 1, -(2.0**31 - 1)]])
+  assert places.checked(edge) is edge
+  for value in (2.0**31, -(2.0**31), np.nan):
+    with pytest.raises(OverflowError):
+      places.checked(np.array([value, 0.0]))
+
+
+def test_inverse_that_float32_would_change_is_made_exactly():
+  """C y stays z to the last step where float32 coefficients would lose it."""
+  inverse = np.poly([0.99] * 3)
+  strategy = strategies.BandedInverse(600, inverse)
+  y = _streamed(strategy, dimension=8, z_steps=2.0**16)
+  z = generator.Generator(_KEY).rows(0, 600, 0, 8)
+  off = strategy.matrix() @ y - 2.0**16 * z
+  assert np.abs(off).max() <= 0.5 + 1e-3
+  # Coefficients in float32 are the inverse of another C.
+  rounded = strategies.BandedInverse(
+    600, inverse.astype(np.float32).astype(np.float64)
+  )
+  other = rounded.matrix() @ y - 2.0**16 * z
+  assert np.abs(other).max() > 100
+
+
+def _p_value(covariance, matrix):
+  """Returns the p-value of 'd = _WIDE columns are iid N(0, C^-1 C^-T)'.
+
+  C y has iid standard normal entries then, so sqrt(d) times each off-diagonal
+  entry of its sample covariance, and sqrt(d / 2) times each diagonal entry
+  less one, is close to a standard normal, independent of the others.
+
+  Args:
+    covariance: of the sample y, [n, n].
+    matrix: C.
+  """
+  n, d = len(matrix), _WIDE
+  whitened = matrix @ covariance @ matrix.T
+  statistic = d * np.sum(whitened[np.triu_indices(n, 1)] ** 2) + d / 2 * np.sum(
+    (np.diag(whitened) - 1) ** 2
+  )
+  return scipy.stats.chi2.sf(statistic, n * (n + 1) / 2)
+
+
+# One of every family, and columns that are scaled.
+_EVERY_FAMILY = {
+  **{
+    strategy.family: name
+    for name, strategy in reversed(_FAMILIES.items())
+    if not isinstance(strategy, strategies.ColumnNormalized)
+  },
+  'normalised': 'blt normalised',
+}
+
+
+def test_every_family_is_tested():
+  assert set(_EVERY_FAMILY) == {*strategies.FAMILIES, 'normalised'}
+
+
+@pytest.mark.parametrize('family', _EVERY_FAMILY)
+def test_covariance_over_100000_coordinates_is_that_of_the_family(family):
+  strategy = _FAMILIES[_EVERY_FAMILY[family]]
+  y = _streamed(strategy, _WIDE) / _Z_STEPS
+  covariance, matrix = y @ y.T / _WIDE, strategy.matrix()
+  assert _p_value(covariance, matrix) > _FALSE_ALARM
+  # What the test must be able to reject: noise that is 2% too large or too
+  # small, and that of the next round, or of the round before.
+  assert _p_value(1.02**2 * covariance, matrix) < _FALSE_ALARM
+  assert _p_value(covariance / 1.02**2, matrix) < _FALSE_ALARM
+  if strategy.bands > 1:  # Else all rounds are alike.
+    for shift in (1, -1):
+      shifted = np.roll(covariance, (shift, shift), axis=(0, 1))
+      assert _p_value(shifted, matrix) < _FALSE_ALARM
+
+
+@pytest.mark.parametrize('dimension', [1, 15, 16, 17, 100, 160])
+def test_shards_are_all_coordinates_once_in_whole_pieces(
+  monkeypatch, dimension
+):
+  monkeypatch.setattr(stream, '_GRID', 16)
+  pieces = -(-dimension // 16)
+  for shards in range(1, pieces + 1):
+    parts = [stream.shard(dimension, i, shards) for i in range(shards)]
+    assert [c for part in parts for c in part] == list(range(dimension))
+    assert all(part.start % 16 == 0 for part in parts)
+    sizes = [-(-len(part) // 16) for part in parts]
+    assert max(sizes) - min(sizes) <= 1
+  with pytest.raises(ValueError, match=f'shards={pieces + 1}.*at most'):
+    stream.shard(dimension, 0, pieces + 1)
+
+
+@pytest.mark.parametrize('index, shards', [(-1, 2), (2, 2), (0, 0)])
+def test_shard_that_is_none_is_refused(index, shards):
+  with pytest.raises(ValueError, match='shards?='):
+    stream.shard(_DIMENSION, index, shards)
+
+
+@pytest.mark.parametrize(
+  'coordinates',
+  [
+    range(8, 32),
+    range(0, 24),
+    range(0),
+    range(0, 128),
+    range(-16, 16),
+    range(0, 32, 2),
+  ],
+)
+def test_coordinates_off_the_pieces_are_refused(monkeypatch, coordinates):
+  monkeypatch.setattr(stream, '_GRID', 16)
+  with pytest.raises(ValueError, match='whole pieces of 16'):
+    _streamed(_FAMILIES['banded'], coordinates=coordinates)
+
+
+def test_noise_of_no_size_is_refused():
+  with pytest.raises(ValueError, match='z_steps=0'):
+    _streamed(_FAMILIES['banded'], z_steps=0.0)
+
+
+def test_blas_has_one_thread_while_noise_is_made(monkeypatch):
+  seen = []
+  advance = places.WindowBlock.advance
+
+  def spy(self, *args):
+    seen.extend(
+      each['num_threads']
+      for each in threadpoolctl.threadpool_info()
+      if each['user_api'] == 'blas'
+    )
+    return advance(self, *args)
+
+  monkeypatch.setattr(places.WindowBlock, 'advance', spy)
+  _streamed(_FAMILIES['banded'])
+  assert set(seen) == {1}

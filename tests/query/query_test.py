@@ -1,0 +1,650 @@
+"""Tests of the query, eagerly and without TFF."""
+
+import collections
+import itertools
+
+import dp_accounting
+import hypothesis
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_privacy as tfp
+from hypothesis import strategies as st
+
+from tff_bandmf import noise, strategies
+from tff_bandmf import query as query_lib
+from tff_bandmf.noise import generator, graph_generator
+from tff_bandmf.noise.producer import source as source_lib
+
+_DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+_MIXES = [
+  mix for size in range(1, 5) for mix in itertools.combinations(_DTYPES, size)
+]
+_ROUNDS = 4
+_STRATEGY = strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5])
+_KEY = noise.Key.from_seed(2)
+_LARGEST_COHORT = 8
+_BITS = 20
+
+
+def _specs(*dtypes):
+  return collections.OrderedDict(
+    (dtype.name, (tf.TensorSpec([2, 3], dtype), tf.TensorSpec([], dtype)))
+    for dtype in dtypes
+  )
+
+
+def _clipping(specs, l2_norm_clip=1.0, clip_bits=_BITS, **zeroing):
+  return query_lib.Clipping.of(l2_norm_clip, specs, clip_bits, **zeroing)
+
+
+def _query(specs, l2_norm_clip=1.0, noise_per_clip=1.0, divisor=1.0, **kwargs):
+  """A query whose noise is in its state."""
+  lattice = noise.Lattice(
+    clip_bits=_BITS,
+    largest_cohort=_LARGEST_COHORT,
+    z_steps=noise_per_clip * 2**_BITS,
+  )
+  dimension = query_lib.record_dimension(specs)
+  source = (
+    source_lib.StateSource(_STRATEGY.recursion(), lattice.z_steps, dimension)
+    if noise_per_clip
+    else source_lib.NoNoise(dimension)
+  )
+  return query_lib.CorrelatedNoiseQuery(
+    _clipping(specs, l2_norm_clip),
+    lattice,
+    divisor,
+    specs,
+    _ROUNDS,
+    source,
+    **kwargs,
+  )
+
+
+def _begun(query, key=_KEY):
+  """The state of a run, with a key that the tests know."""
+  state = query.begin(query.initial_global_state())
+  if not state.noise:
+    return state
+  return state._replace(
+    noise=collections.OrderedDict(
+      state.noise, key=graph_generator.key_words(key)
+    )
+  )
+
+
+def _record(specs, scale, seed=0):
+  """Returns a record whose entries range over `scale` down to its 1e-4."""
+  rng = np.random.default_rng(seed)
+
+  def draw(spec):
+    size = (
+      scale
+      * 10 ** rng.uniform(-4, 0, spec.shape)
+      * rng.choice([-1, 1], spec.shape)
+    )
+    largest = float(spec.dtype.max)
+    return tf.cast(
+      tf.constant(np.clip(size, -largest, largest), tf.float64), spec.dtype
+    )
+
+  return tf.nest.map_structure(draw, specs)
+
+
+def _flat(record):
+  """Returns the entries, in float64 of what the leaves hold."""
+  return np.concatenate(
+    [tf.cast(x, tf.float64).numpy().ravel() for x in tf.nest.flatten(record)]
+  )
+
+
+def _squares(rounded):
+  """Returns the sum of squares of whole numbers, exactly."""
+  leaves = tf.nest.flatten(rounded)
+  assert all(leaf.dtype == tf.int32 for leaf in leaves)
+  return sum(int(q) ** 2 for leaf in leaves for q in leaf.numpy().ravel())
+
+
+def _clip_alone(record, l2_norm_clip=1.0, **kwargs):
+  """Returns the record clipped, and what happened to it."""
+  specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, record)
+  clipping = _clipping(specs, l2_norm_clip, **kwargs)
+  happened = [
+    name for name, count in clipping.describe(record).items() if count
+  ]
+  assert len(happened) <= 1
+  return clipping.clip(record), ''.join(happened)
+
+
+@pytest.mark.parametrize(
+  'mix', _MIXES, ids=lambda mix: '-'.join(dtype.name for dtype in mix)
+)
+@pytest.mark.parametrize('l2_norm_clip', [0.1, 1.0, 3e4, 1e-12])
+def test_norm_is_at_most_the_clip_in_every_dtype(mix, l2_norm_clip):
+  specs = _specs(*mix)
+  clipping = _clipping(specs, l2_norm_clip)
+  for scale in (l2_norm_clip, 1e3 * l2_norm_clip, 1e30, 6e4):
+    record = _record(specs, scale)
+    clipped = clipping.clip(record)
+    tf.nest.assert_same_structure(clipped, record)
+    squares = _squares(clipped)
+    assert squares <= 4**_BITS
+    if np.linalg.norm(_flat(record)) > l2_norm_clip:
+      assert squares >= 4**_BITS * (1 - 1e-5)
+
+
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.given(
+  values=st.lists(
+    st.floats(width=16, allow_nan=False, allow_infinity=False),
+    min_size=3,
+    max_size=3,
+  ),
+  dtype=st.sampled_from(_DTYPES),
+  clip_bits=st.integers(2, 30),
+  l2_norm_clip=st.floats(1e-30, 1e30),
+)
+def test_norm_is_at_most_the_clip_for_any_values(
+  values, dtype, clip_bits, l2_norm_clip
+):
+  clipped, _ = _clip_alone(
+    tf.constant(values, dtype), l2_norm_clip, clip_bits=clip_bits
+  )
+  assert _squares(clipped) <= 4**clip_bits
+
+
+def test_crafted_record_that_rounding_makes_longer_is_cut():
+  """400 entries just above a half, and one that fills the norm."""
+  record = np.full(401, 2.51)
+  record[-1] = 35.9
+  clipped, happened = _clip_alone(tf.constant(record), 64.0, clip_bits=6)
+  assert happened == ''
+  assert np.sum(np.rint(record) ** 2) > 64**2
+  np.testing.assert_array_equal(clipped, np.trunc(record))
+  shorter = record * 0.9
+  clipped, _ = _clip_alone(tf.constant(shorter), 64.0, clip_bits=6)
+  np.testing.assert_array_equal(clipped, np.rint(shorter))
+
+
+def test_norm_that_int64_cannot_hold_is_too_large():
+  """16 squares of 2^30 are zero in int64."""
+  clipping = _clipping(tf.TensorSpec([16]), clip_bits=30)
+  for entry, fits in [(2.0**30, False), (2.0**40, False), (2.0**27, True)]:
+    assert (
+      bool(clipping._fits([tf.fill([16], tf.constant(entry, tf.float64))]))
+      == fits
+    )
+
+
+@hypothesis.given(
+  st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=6), st.integers(20, 30)
+)
+def test_bounds_of_layers_add_up_to_at_most_the_clip(clips, clip_bits):
+  specs = [tf.TensorSpec([1])] * len(clips)
+  try:
+    clipping = _clipping(specs, clips, clip_bits)
+  except ValueError:
+    hypothesis.reject()
+  bounds = clipping._squared_bounds
+  assert 4**clip_bits - len(clips) <= sum(bounds) <= 4**clip_bits
+  steps = np.array(clips) / clipping.step
+  np.testing.assert_allclose(np.sqrt(np.array(bounds, float)), steps, rtol=1e-2)
+
+
+@pytest.mark.parametrize('dtype', _DTYPES, ids=lambda d: d.name)
+def test_largest_values_of_a_dtype_are_clipped_not_lost(dtype):
+  largest = float(dtype.max) if dtype != tf.float64 else 1e150
+  record = tf.cast(tf.constant([largest, -largest], tf.float64), dtype)
+  clipped, happened = _clip_alone(record)
+  assert happened == 'clipped_count'
+  np.testing.assert_allclose(
+    clipped, 2**_BITS * np.array([0.5**0.5, -(0.5**0.5)]), rtol=3e-6
+  )
+
+
+def test_record_within_the_clip_is_rounded_to_the_nearest_step():
+  specs = _specs(*_DTYPES)
+  clipping = _clipping(specs)
+  record = _record(specs, 0.1)
+  np.testing.assert_array_equal(
+    _flat(clipping.clip(record)), np.rint(_flat(record) / clipping.step)
+  )
+
+
+def test_direction_survives_clipping():
+  specs = _specs(tf.float32, tf.float64)
+  record = _flat(_record(specs, 50.0))
+  np.testing.assert_allclose(
+    _flat(_clipping(specs).clip(_record(specs, 50.0))),
+    2**_BITS * record / np.linalg.norm(record),
+    rtol=3e-6,
+    atol=0.51,
+  )
+
+
+@pytest.mark.parametrize('dtype', _DTYPES, ids=lambda d: d.name)
+@pytest.mark.parametrize('value', [np.nan, np.inf, -np.inf])
+def test_record_that_is_not_finite_becomes_zero(dtype, value):
+  record = _record(_specs(*_DTYPES), 0.1)
+  assert not _clip_alone(record)[1]
+  leaf = record[dtype.name][0].numpy()
+  leaf[1, 1] = value
+  record[dtype.name] = (tf.constant(leaf), record[dtype.name][1])
+  clipped, happened = _clip_alone(record)
+  assert happened == 'non_finite_count'
+  assert _squares(clipped) == 0
+  tf.nest.assert_same_structure(clipped, record)
+
+
+def test_record_whose_norm_overflows_becomes_zero():
+  record = tf.constant([1e200, 1.0], tf.float64)
+  clipped, happened = _clip_alone(record)
+  assert happened == 'non_finite_count'
+  assert _squares(clipped) == 0
+
+
+def test_leaf_that_is_no_float_is_refused_by_name():
+  specs = {
+    'layer': {
+      'kernel': tf.TensorSpec([2], tf.float32),
+      'step': tf.TensorSpec([], tf.int64),
+    }
+  }
+  with pytest.raises(TypeError, match=r'update\[layer.step\].*int64'):
+    query_lib.record_dimension(specs)
+
+
+@pytest.mark.parametrize('dtype', [tf.bool, tf.string, tf.complex64, tf.uint8])
+def test_dtype_that_is_no_float_is_refused(dtype):
+  with pytest.raises(TypeError, match=dtype.name):
+    query_lib.record_dimension(tf.TensorSpec([2], dtype))
+
+
+@pytest.mark.parametrize(
+  'specs, match',
+  [
+    (tf.TensorSpec([None], tf.float32), 'static'),
+    (tf.TensorSpec(None, tf.float32), 'static'),
+    ([], 'no coordinate'),
+    (tf.TensorSpec([0], tf.float32), 'no coordinate'),
+  ],
+)
+def test_record_without_a_known_size_is_refused(specs, match):
+  with pytest.raises(ValueError, match=match):
+    query_lib.record_dimension(specs)
+
+
+@pytest.mark.parametrize('clip', [0, -1.0, np.nan, np.inf, 1e-100, 1e100])
+def test_clip_out_of_range_is_refused(clip):
+  with pytest.raises(ValueError, match='l2_norm_clip'):
+    _query(_specs(tf.float32), clip)
+
+
+def test_source_of_another_size_is_refused():
+  specs = _specs(tf.float32)
+  with pytest.raises(ValueError, match='source.dimension=5'):
+    query_lib.CorrelatedNoiseQuery(
+      _clipping(specs),
+      noise.Lattice(_BITS, 1, 0.0),
+      1.0,
+      specs,
+      _ROUNDS,
+      source_lib.NoNoise(5),
+    )
+
+
+def _sum(query, records, state):
+  """Returns the clipped sum, as the factory makes it."""
+  params = query.derive_sample_params(state)
+  total = query.initial_sample_state(records[0] if records else None)
+  for record in records:
+    total = tf.nest.map_structure(
+      tf.add, total, query.preprocess_record(params, record)
+    )
+  return total
+
+
+def test_without_noise_the_result_is_the_mean_of_what_was_clipped():
+  specs = _specs(tf.float32, tf.float64)
+  query = _query(specs, l2_norm_clip=0.5, noise_per_clip=0.0, divisor=4.0)
+  records = [_record(specs, 2.0, seed) for seed in range(3)]
+  state = _begun(query)
+  result, new_state, _ = query.get_noised_result(
+    _sum(query, records, state), state
+  )
+  flat = map(_flat, records)
+  expected = sum(x * min(1, 0.5 / np.linalg.norm(x)) for x in flat) / 4
+  np.testing.assert_allclose(_flat(result), expected, rtol=0, atol=2e-6)
+  assert new_state.round == 1
+
+
+@pytest.mark.parametrize('container', ['tuple', 'list', 'dict', 'leaf'])
+def test_noise_is_laid_out_like_the_record(container):
+  leaves = [tf.TensorSpec([2], tf.float32), tf.TensorSpec([1, 3], tf.float64)]
+  specs = {
+    'tuple': tuple(leaves),
+    'list': leaves,
+    'dict': {'z': leaves[0], 'a': (leaves[1],)},
+    'leaf': leaves[0],
+  }[container]
+  query = _query(specs, noise_per_clip=0.5, l2_norm_clip=3.0, divisor=2.0)
+  state = _begun(query)
+  dimension = query_lib.record_dimension(specs)
+  y = []
+  for _ in range(2):
+    result, state, _ = query.get_noised_result(_sum(query, [], state), state)
+    tf.nest.assert_same_structure(result, specs)
+    for leaf, spec in zip(tf.nest.flatten(result), tf.nest.flatten(specs)):
+      assert (leaf.shape, leaf.dtype) == (spec.shape, spec.dtype)
+    y.append(_flat(result))
+  z = generator.Generator(_KEY).rows(0, 2, 0, dimension)
+  np.testing.assert_allclose(y[0], 0.75 * z[0], atol=1e-5)
+  np.testing.assert_allclose(y[1], 0.75 * (z[1] - 0.5 * z[0]), atol=1e-5)
+
+
+def test_release_is_a_whole_number_of_steps():
+  """The sum and the noise are, so no low bit tells one from the other."""
+  specs = tf.TensorSpec([1000], tf.float64)
+  query = _query(specs)
+  fine = np.random.default_rng(0).uniform(-1, 1, 1000) / 1000
+  state = _begun(query)
+  result, _, _ = query.get_noised_result(
+    _sum(query, [tf.constant(fine)], state), state
+  )
+  steps = result.numpy() * 2.0**_BITS
+  assert np.array_equal(steps, np.rint(steps))
+  quiet, _, _ = query.get_noised_result(_sum(query, [], state), state)
+  np.testing.assert_array_equal(
+    steps - quiet.numpy() * 2.0**_BITS, np.rint(fine * 2.0**_BITS)
+  )
+
+
+def test_sums_are_exact_in_any_order():
+  """Floats are not: here one client moves a float32 sum by more than a clip."""
+  specs = tf.TensorSpec([1], tf.float32)
+  query = _query(specs, noise_per_clip=0.0)
+  records = [
+    tf.constant([value]) for value in (0.99902, 1.0, 0.5, 1e-6, 3e-7, -0.3, 0.7)
+  ]
+  state = _begun(query)
+  sums = {
+    int(_sum(query, order, state)[0])
+    for order in itertools.islice(itertools.permutations(records), 100)
+  }
+  assert len(sums) == 1
+  without, _ = _sum(query, records[1:], state)
+  assert abs(sums.pop() - int(without)) <= 2**_BITS
+
+
+@pytest.mark.parametrize('sums', [False, True])
+def test_round_of_more_than_the_largest_cohort_fails(sums):
+  specs = _specs(tf.float32)
+  query = _query(specs, sums=sums)
+  state = _begun(query)
+  zeros, clients = query.initial_sample_state()
+  most = tf.cast(_LARGEST_COHORT, clients.dtype)
+  query.get_noised_result((zeros, most), state)
+  for count in (most + 1, -tf.ones_like(most), most * 2**20):
+    with pytest.raises(
+      tf.errors.InvalidArgumentError, match='larger largest_cohort, it is 8'
+    ):
+      query.get_noised_result((zeros, count), state)
+  with pytest.raises(tf.errors.InvalidArgumentError, match='largest_cohort'):
+    record = (tf.nest.map_structure(tf.zeros_like, zeros), tf.constant(3))
+    query.get_noised_result(
+      _sum(query, [record if sums else _record(specs, 1.0)] * 9, state), state
+    )
+
+
+def test_groups_of_any_size_give_the_same_bits():
+  specs = _specs(tf.float32, tf.float16)
+  records = [_record(specs, 3.0, seed) for seed in range(6)]
+  single, grouped = _query(specs), _query(specs, sums=True)
+  state = _begun(single)
+  expected, _, _ = single.get_noised_result(_sum(single, records, state), state)
+  clipping = _clipping(specs)
+  for size in (1, 2, 4, 6):
+    groups = []
+    for first in range(0, 6, size):
+      members = list(map(clipping.clip, records[first : first + size]))
+      groups.append(
+        (
+          tf.nest.map_structure(lambda *x: tf.add_n(x), *members),
+          tf.constant(len(members)),
+        )
+      )
+    found, _, _ = grouped.get_noised_result(_sum(grouped, groups, state), state)
+    tf.nest.map_structure(np.testing.assert_array_equal, found, expected)
+
+
+@pytest.mark.parametrize(
+  'clients, entry',
+  [
+    (-1, 0),
+    (_LARGEST_COHORT + 1, 0),
+    (2, 2 * 2**_BITS + 1),
+    (2, -2 * 2**_BITS - 1),
+    (0, 1),
+    (1, -(2**31)),
+  ],
+)
+def test_sum_of_other_clients_than_it_says_is_refused(clients, entry):
+  query = _query(tf.TensorSpec([3]), sums=True)
+  good = tf.constant([0, 2 * 2**_BITS, -2 * 2**_BITS])
+  query.preprocess_record((), (good, tf.constant(2)))
+  with pytest.raises(tf.errors.InvalidArgumentError, match='sum of clipped'):
+    query.preprocess_record(
+      (), (tf.constant([0, entry, 0]), tf.constant(clients))
+    )
+
+
+@pytest.mark.parametrize('noise_per_clip', [0.0, 1.0])
+def test_state_that_was_not_begun_releases_nothing(noise_per_clip):
+  specs = _specs(tf.float32)
+  query = _query(specs, noise_per_clip=noise_per_clip)
+  state = query.initial_global_state()
+  for seed in range(3):
+    result, state, _ = query.get_noised_result(
+      _sum(query, [_record(specs, 1.0, seed)], state), state
+    )
+    assert not _flat(result).any()
+    assert state.round == -1
+  assert query.begin(state).round == 0
+
+
+def test_mean_has_the_dtypes_of_the_record():
+  specs = _specs(*_DTYPES)
+  query = _query(specs, divisor=5.0)
+  state = _begun(query)
+  mean, _, _ = query.get_noised_result(query.initial_sample_state(), state)
+  for leaf, spec in zip(*map(tf.nest.flatten, (mean, specs))):
+    assert (leaf.shape, leaf.dtype) == (spec.shape, spec.dtype)
+
+
+def test_sum_too_large_for_its_type_has_a_mean():
+  # 60,000 twice is infinity in float16.
+  specs = tf.TensorSpec([1], tf.float16)
+  query = _query(specs, 6e4, noise_per_clip=0.0, divisor=2.0)
+  state = _begun(query)
+  mean, _, _ = query.get_noised_result(
+    _sum(query, [tf.constant([6e4], tf.float16)] * 2, state), state
+  )
+  assert float(mean[0]) == pytest.approx(6e4, rel=1e-3)
+
+
+def test_same_state_twice_gives_the_same_result():
+  query = _query(_specs(tf.float32))
+  state = _begun(query)
+  zero = query.initial_sample_state()
+  for _ in range(_ROUNDS):
+    first = query.get_noised_result(zero, state)[:2]
+    second = query.get_noised_result(zero, state)[:2]
+    for a, b in zip(tf.nest.flatten(first), tf.nest.flatten(second)):
+      assert np.array_equal(a, b)
+    state = first[1]
+
+
+@pytest.mark.parametrize('noise_per_clip', [0.0, 1.0])
+def test_round_past_the_last_raises(noise_per_clip):
+  query = _query(_specs(tf.float32), noise_per_clip=noise_per_clip)
+  state = _begun(query)
+  zero = query.initial_sample_state()
+  for _ in range(_ROUNDS):
+    _, state, _ = query.get_noised_result(zero, state)
+  with pytest.raises(tf.errors.InvalidArgumentError, match='all are done'):
+    query.get_noised_result(zero, state)
+
+
+def test_event_of_a_round_cannot_be_accounted():
+  query = _query(_specs(tf.float32))
+  event = query.get_noised_result(query.initial_sample_state(), _begun(query))[
+    2
+  ]
+  assert isinstance(event, dp_accounting.UnsupportedDpEvent)
+  accountant = dp_accounting.pld.PLDAccountant()
+  assert not accountant.supports(event)
+
+
+def test_metrics_are_round_and_noise():
+  query = _query(_specs(tf.float32), l2_norm_clip=2.0, noise_per_clip=1.25)
+  metrics = query.derive_metrics(_begun(query))
+  assert {k: v.numpy() for k, v in metrics.items()} == {
+    'round': 0,
+    'z_stddev': 2.5,
+    'noise_placement': b'state',
+    'noise_checked': True,
+  }
+
+
+def test_query_is_a_sum_aggregation_query():
+  assert isinstance(_query(_specs(tf.float32)), tfp.SumAggregationDPQuery)
+
+
+_LAYERS = collections.OrderedDict(
+  z=(tf.TensorSpec([2, 3], tf.float32), tf.TensorSpec([], tf.bfloat16)),
+  a=[tf.TensorSpec([4], tf.float64), tf.TensorSpec([0], tf.float32)],
+)
+
+
+@pytest.mark.parametrize(
+  'clips, layers',
+  [
+    (collections.OrderedDict(z=0.5, a=2.0), [('z',), ('a',)]),
+    ({'a': 2.0, 'z': 0.5}, [('z',), ('a',)]),
+    (
+      {'a': [2.0, 3.0], 'z': (0.5, np.float32(0.25))},
+      [('z', 0), ('z', 1), ('a', 0), ('a', 1)],
+    ),
+    ({'a': 2, 'z': [0.5, 0.25]}, [('z', 0), ('z', 1), ('a',)]),
+  ],
+)
+def test_norm_of_clips_by_layer_is_at_most_theirs(clips, layers):
+  clipping = _clipping(_LAYERS, clips)
+  assert clipping.l2_norm == pytest.approx(
+    np.linalg.norm(tf.nest.flatten(clips)), rel=1e-14
+  )
+
+  def part(structure, path):
+    for key in path:
+      structure = structure[key]
+    return structure
+
+  for scale in (0.1, 10.0, 1e30):
+    record = _record(_LAYERS, scale)
+    clipped = clipping.clip(record)
+    tf.nest.assert_same_structure(clipped, record)
+    assert _squares(clipped) <= 4**_BITS
+    for path in layers:
+      norm = np.linalg.norm(_flat(part(record, path)))
+      clip = float(part(clips, path))
+      squares = _squares(part(clipped, path))
+      assert squares <= (clip / clipping.step) ** 2
+      np.testing.assert_allclose(
+        np.sqrt(squares) * clipping.step, min(norm, clip), atol=1e-5
+      )
+
+
+def test_layer_that_is_not_finite_makes_all_layers_zero():
+  record = _record(_LAYERS, 1.0)
+  record['z'] = (record['z'][0], tf.constant(np.nan, tf.bfloat16))
+  clipped, happened = _clip_alone(record, {'a': 2.0, 'z': 0.5})
+  assert happened == 'non_finite_count'
+  assert _squares(clipped) == 0
+
+
+@pytest.mark.parametrize(
+  'clips',
+  [
+    {'a': 1.0},
+    {'a': 1.0, 'b': 1.0},
+    {'a': 1.0, 'z': (1.0,)},
+    (1.0, 1.0),
+    {'a': 1.0, 'z': ((1.0, 1.0), 1.0)},
+  ],
+)
+def test_clips_that_fit_no_layers_are_refused(clips):
+  with pytest.raises(ValueError, match='l2_norm_clip=.*outer structure'):
+    _clipping(_LAYERS, clips)
+
+
+def test_clip_of_a_layer_that_is_not_positive_is_refused():
+  with pytest.raises(ValueError, match='l2_norm_clip=0.0'):
+    _clipping(_LAYERS, {'a': 1.0, 'z': 0.0})
+
+
+def test_layer_that_rounding_would_empty_is_refused():
+  specs = {'a': tf.TensorSpec([100]), 'b': tf.TensorSpec([100])}
+  _clipping(specs, {'a': 1.0, 'b': 1.0}, clip_bits=8)
+  with pytest.raises(
+    ValueError, match='l2_norm_clip=0.05.*rounding would empty.*raise'
+  ):
+    _clipping(specs, {'a': 1.0, 'b': 0.05}, clip_bits=8)
+  with pytest.raises(ValueError, match='rounding would empty'):
+    _clipping(specs['a'], 1.0, clip_bits=4)
+
+
+@pytest.mark.parametrize('order, norm', [(2, 5.0), (np.inf, 4.0)])
+@pytest.mark.parametrize('l2_norm_clip', [1.0, 100.0])
+def test_record_above_the_zeroing_norm_becomes_zero(order, norm, l2_norm_clip):
+  record = (tf.constant([3.0, 0.0]), tf.constant([[-4.0]], tf.bfloat16))
+
+  def clip(zeroing_norm):
+    return _clip_alone(
+      record, l2_norm_clip, zeroing_norm=zeroing_norm, zeroing_norm_order=order
+    )
+
+  below, happened = clip(norm)
+  # Clipped to less than the bound, but zeroed for what it was before.
+  assert np.linalg.norm(_flat(below)) * l2_norm_clip / 2**_BITS == (
+    pytest.approx(min(5.0, l2_norm_clip), rel=1e-4)
+  )
+  assert happened == ('clipped_count' if l2_norm_clip == 1.0 else '')
+  above, happened = clip(norm * (1 - 1e-9))
+  assert _squares(above) == 0
+  assert happened == 'zeroed_count'
+
+
+def test_record_that_is_not_finite_counts_as_that_and_not_as_zeroed():
+  for value in (np.nan, np.inf):
+    clipped, happened = _clip_alone(tf.constant([value, 1.0]), zeroing_norm=0.5)
+    assert happened == 'non_finite_count'
+    assert _squares(clipped) == 0
+
+
+@pytest.mark.parametrize(
+  'zeroing, error, match',
+  [
+    ({'zeroing_norm': 0.0}, ValueError, 'zeroing_norm=0.0'),
+    ({'zeroing_norm': np.nan}, ValueError, 'zeroing_norm=nan'),
+    ({'zeroing_norm': 'auto'}, TypeError, 'zeroing_norm=auto'),
+    (
+      {'zeroing_norm': 1.0, 'zeroing_norm_order': 1},
+      ValueError,
+      'zeroing_norm_order=1',
+    ),
+  ],
+)
+def test_bad_zeroing_is_refused(zeroing, error, match):
+  with pytest.raises(error, match=match):
+    _clipping(_LAYERS, **zeroing)

@@ -1,0 +1,366 @@
+"""Tests of grids: their rows are experiments, and can be run."""
+
+import dataclasses
+import pathlib
+import signal
+
+import pytest
+from click import testing
+
+from simulations import config as config_lib
+from simulations import run_stackoverflow
+from simulations.sweeps import grid
+from tff_bandmf import accounting, optimize, participation, program
+
+_CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
+_BANDMF23 = grid.load(str(_CONFIGS / 'bandmf23.toml'))
+_GRIDS = ('bandmf23', 'docstrings_comparison', 'demo_seeds')
+_CLIENTS = {'stackoverflow': 342_477, 'docstrings': 14_700}
+_ROWS = [
+  row
+  for name in _GRIDS
+  for row in grid.load(str(_CONFIGS / f'{name}.toml')).rows
+]
+_GRID = """
+epsilons = [2, 8]
+[base]
+data = {}
+model = {}
+training = {rounds = 8, clients_per_round = 3}
+privacy = {min_sep = 4, delta = 1e-5, l2_norm_clip = 0.5}
+[mechanisms.dp-sgd]
+privacy.family = 'identity'
+rate_exponents = {2 = -1, 8 = [1, 2, 3]}
+[mechanisms.banded]
+privacy.family = 'banded'
+privacy.bands = {2 = 3, "8.0" = 4}
+"""
+
+
+def _load(folder, text=_GRID):
+  path = folder / 'grid.toml'
+  path.write_text(text)
+  return grid.load(str(path))
+
+
+def _schema(config):
+  return participation.MinSep(
+    config.privacy.min_sep, config.privacy.max_participations
+  )
+
+
+@pytest.mark.parametrize('name', [*_GRIDS, 'demo'])
+def test_printed_row_is_its_experiment(tmp_path, name):
+  path = tmp_path / 'printed.toml'
+  for row in grid.load(str(_CONFIGS / f'{name}.toml')).rows:
+    path.write_text(row.toml())
+    assert grid.one(str(path)).config() == row.config()
+
+
+def test_printed_text_is_toml(tmp_path):
+  setting = """data.corpus="it's \\"a\\" \\\\ file\\n\\u007f.sqlite" """
+  row = grid.one(str(_CONFIGS / 'demo.toml'), (setting,))
+  path = tmp_path / 'printed.toml'
+  path.write_text(row.toml())
+  assert row.config().data.corpus == 'it\'s "a" \\ file\n\x7f.sqlite'
+  assert grid.one(str(path)).config() == row.config()
+  assert 'Changed with --set: data.corpus.' in row.toml()
+
+
+@pytest.fixture
+def driver(monkeypatch):
+  """Runs the driver; returns its status and what it prints."""
+  # It sets how this process ends.
+  monkeypatch.setattr(signal, 'signal', lambda *_: None)
+
+  def run(*arguments):
+    done = testing.CliRunner().invoke(run_stackoverflow.main, arguments)
+    return done.exit_code, done.output
+
+  return run
+
+
+def test_driver_lists_and_prints_rows(driver):
+  path = _CONFIGS / 'bandmf23.toml'
+  status, listed = driver(f'--config={path}', '--list')
+  assert status == 0
+  lines = listed.splitlines()
+  assert [line.split()[0] for line in lines] == [
+    row.name for row in _BANDMF23.rows
+  ]
+  assert 'docstrings_bisr_epsilon2 epsilon 2.0 banded-inverse-sqrt' in {
+    ' '.join(line.split()) for line in lines
+  }
+  # What the row claims, not what sampling would give.
+  (poisson,) = [line for line in lines if 'banded-poisson_epsilon4 ' in line]
+  assert float(poisson.split()[2]) > 10
+
+  name = 'docstrings_blt_epsilon2'
+  status, printed = driver(
+    f'--config={path}:{name}', '--print', '--set', 'training.rounds=30'
+  )
+  (row,) = [row for row in _BANDMF23.rows if row.name == name]
+  assert status == 0
+  assert 'rounds = 30' in printed
+  assert '[UseBLTs24]' in printed
+  assert printed.splitlines()[-2:] == row.toml().splitlines()[-2:]
+
+
+def test_driver_lists_keys_with_what_they_say(driver):
+  status, listed = driver('--list-keys')
+  assert status == 0
+  lines = listed.splitlines()
+  assert 'training.rounds (to be given): n.' in lines
+  assert "model.architecture (\"lstm\"): 'lstm' or 'transformer'." in lines
+  assert 'privacy.buffers (may be left out): of a BLT.' in lines
+  assert len(lines) == sum(
+    len(dataclasses.fields(kind)) for kind in config_lib.GROUPS.values()
+  )
+
+
+@pytest.mark.parametrize(
+  'source, more, named',
+  [
+    (
+      'bandmf23.toml:docstrings_bisr_epsilon3',
+      (),
+      'row=docstrings_bisr_epsilon3: is not known; use docstrings_bisr_epsilon',
+    ),
+    ('bandmf23.toml:zzz', (), 'bandmf23.toml --list lists all'),
+    ('bandmf23.toml', ('--print',), 'has 89 rows'),
+    ('bandmf23.toml:docstrings_bisr_*', (), 'has 5 rows'),
+    ('demo.toml:demi', (), 'row=demi: is not known; use demo;'),
+    ('demo.toml', (), 'output_dir='),
+    ('demo.toml', ('--set', 'epsilon=3'), 'use privacy.epsilon;'),
+    ('absent.toml:demo', (), 'absent.toml'),
+  ],
+)
+def test_driver_tells_in_one_line_what_it_cannot_compose(
+  driver, source, more, named
+):
+  status, printed = driver(f'--config={_CONFIGS / source}', *more)
+  assert status == 2
+  assert named in printed
+  assert printed.count('\n') == 1
+
+
+def test_file_may_have_a_colon_in_its_name(tmp_path):
+  path = tmp_path / 'a:b.toml'
+  path.write_bytes((_CONFIGS / 'demo.toml').read_bytes())
+  assert grid.one(str(path)).name == 'a:b'
+
+
+def test_every_published_row_is_there():
+  names = {row.name for row in _BANDMF23.rows}
+  for epsilon in (1, 2, 4, 8, 16):
+    for mechanism in (
+      'dp-sgd',
+      'tree',
+      'banded',
+      'online-tree',
+      'blt',
+      'bisr',
+      'bifr-p4',
+      'dp-cgd',
+    ):
+      for corpus in _CLIENTS:
+        assert f'{corpus}_{mechanism}_epsilon{epsilon}' in names
+    assert f'stackoverflow_dp-sgd-poisson_epsilon{epsilon}' in names
+  for epsilon in (1, 2, 4, 8):
+    assert f'stackoverflow_banded-poisson_epsilon{epsilon}' in names
+
+
+@pytest.mark.parametrize(
+  'mechanism, published',
+  [
+    ('dp-sgd', [0.0244, 0.0414, 0.0704, 0.1197, 0.346]),
+    ('tree', [0.2035, 0.346, 0.5882, 1.0, 1.7]),
+    ('banded', [0.2035, 0.5882, 1.0, 1.0, 1.7]),
+  ],
+)
+def test_published_rates_stand_in_the_files(mechanism, published):
+  rates = [
+    row.config().training.server_learning_rate
+    for row in _BANDMF23.rows
+    if row.series == f'stackoverflow_{mechanism}'
+  ]
+  assert rates == pytest.approx(published, abs=5e-5)
+
+
+def test_every_row_has_cohorts():
+  seen = set()
+  for row in _ROWS:
+    config = row.config()
+    training = config.training
+    key = (
+      config.data.corpus,
+      training.rounds,
+      training.clients_per_round,
+      _schema(config),
+    )
+    if key in seen:
+      continue
+    seen.add(key)
+    clients = _CLIENTS[config.data.corpus]
+    if config.data.corpus == 'stackoverflow':
+      # The sampler's rule, without its 2,052 rounds: who waits for min_sep
+      # leaves a cohort, and nobody is ever barred for good.
+      assert training.clients_per_round * config.privacy.min_sep <= clients
+      assert config.privacy.max_participations == participation.MinSep(
+        config.privacy.min_sep
+      ).participations(training.rounds)
+      continue
+    sampler = program.CohortSampler(
+      clients,
+      training.clients_per_round,
+      training.rounds,
+      _schema(config),
+      training.seed,
+    )
+    history = program.History.empty(clients)
+    for t in range(training.rounds):
+      history.record(t, sampler.sample(t, history))
+  assert len(seen) >= 4
+
+
+def test_every_row_on_docstrings_is_calibrated_at_its_schema():
+  strategies = {}
+  for row in _ROWS:
+    config = row.config()
+    if config.data.corpus != 'docstrings':
+      continue
+    privacy, rounds = config.privacy, config.training.rounds
+    key = privacy.family, privacy.bands, rounds, _schema(config)
+    if key not in strategies:
+      found = optimize.optimize(
+        optimize.Request(
+          privacy.family,
+          rounds,
+          _schema(config),
+          bands=privacy.bands,
+          buffers=privacy.buffers,
+        )
+      )
+      assert found.converged, row.name
+      strategies[key] = found.strategy
+    spec = accounting.calibrate(
+      strategies[key], _schema(config), privacy.epsilon, privacy.delta
+    )
+    assert spec.epsilon(privacy.delta) <= privacy.epsilon == row.epsilon
+    assert spec.z_stddev > 0
+
+
+def test_amplified_rows_claim_what_holds_without_sampling():
+  rows = [row for row in _BANDMF23.rows if 'poisson' in row.name]
+  assert len(rows) == 9
+  for row in rows:
+    privacy = row.config().privacy
+    assert privacy.epsilon > 1.5 * row.epsilon
+  rows = {row.name: row for row in rows}
+  row = rows['stackoverflow_banded-poisson_epsilon4']
+  privacy = row.config().privacy
+  # The noise of the published row.
+  assert accounting.gaussian_noise_multiplier(
+    privacy.epsilon, privacy.delta
+  ) == pytest.approx(0.52224, rel=1e-6)
+  assert 'holds without' in ' '.join(row.comments)
+
+
+def test_values_are_looked_up_by_epsilon(tmp_path):
+  rows = {row.name: row for row in _load(tmp_path).rows}
+  assert list(rows) == [
+    'dp-sgd_epsilon2',
+    'dp-sgd_epsilon8',
+    'banded_epsilon2',
+    'banded_epsilon8',
+  ]
+  assert rows['banded_epsilon2'].config().privacy.bands == 3
+  assert rows['banded_epsilon8'].config().privacy.bands == 4
+  assert rows['dp-sgd_epsilon2'].exponents == (-1,)
+  wide = rows['dp-sgd_epsilon8']
+  assert wide.exponents == (1, 2, 3)
+  assert wide.config().training.server_learning_rate == 2.89
+  assert wide.config(1).training.server_learning_rate == 1.7
+
+
+def test_settings_come_last(tmp_path):
+  (tmp_path / 'grid.toml').write_text(_GRID)
+  wide = grid.one(
+    f'{tmp_path}/grid.toml:dp-sgd_epsilon8', ('training.rounds=5',)
+  )
+  assert wide.config(1).training.rounds == 5
+  assert wide.exponents == (1, 2, 3)
+  # A rate that is given is not tuned.
+  for row in grid.load(
+    f'{tmp_path}/grid.toml', ('training.server_learning_rate=0.5',)
+  ).rows:
+    assert row.exponents == ()
+    assert row.config().training.server_learning_rate == 0.5
+
+
+def test_amplified_row_keeps_its_noise_at_another_delta():
+  source = f'{_CONFIGS}/bandmf23.toml:stackoverflow_banded-poisson_epsilon4'
+  privacy = grid.one(source, ('privacy.delta=1e-9',)).config().privacy
+  assert accounting.gaussian_noise_multiplier(
+    privacy.epsilon, 1e-9
+  ) == pytest.approx(0.52224, rel=1e-6)
+  assert grid.one(source, ('privacy.epsilon=3',)).config().privacy.epsilon == 3
+
+
+def test_mechanism_named_as_a_family_is_of_it(tmp_path):
+  text = _GRID.replace("privacy.family = 'banded'\n", '')
+  assert text != _GRID
+  rows = {row.name: row for row in _load(tmp_path, text).rows}
+  assert rows['banded_epsilon2'].config().privacy.family == 'banded'
+  # But for one that says otherwise.
+  text = _GRID.replace("family = 'banded'", "family = 'banded-toeplitz'")
+  rows = {row.name: row for row in _load(tmp_path, text).rows}
+  assert rows['banded_epsilon2'].config().privacy.family == 'banded-toeplitz'
+
+
+def test_base_may_be_another_file(tmp_path):
+  base = _CONFIGS / 'demo.toml'
+  (tmp_path / 'demo.toml').write_text(base.read_text())
+  (row,) = _load(
+    tmp_path, ("base = 'demo.toml'\nepsilons = [8]\n[mechanisms.same]\n")
+  ).rows
+  demo = grid.one(str(base)).config()
+  assert demo.compare
+  assert row.config() == config_lib.changed(demo, {})
+  assert row.exponents == ()
+
+
+@pytest.mark.parametrize(
+  'old, new, named',
+  [
+    (
+      '[mechanisms.banded]',
+      '[mechanism.banded]',
+      'key=mechanism: is not known; use mechanisms;',
+    ),
+    ('[mechanisms.banded]', "[mechanisms.'../up']", 'mechanisms=../up'),
+    ('2 = 3, "8.0" = 4', '2 = 3', 'epsilons=8'),
+    ('privacy.bands', 'privacy.band', 'use privacy.bands'),
+    (
+      'rate_exponents',
+      'rate_exponent',
+      'mechanisms.dp-sgd.rate_exponent: is not known; use rate_exponents;',
+    ),
+    ('[1, 2, 3]', '[1, 2, 9999]', 'rate_exponents=9999'),
+    ('[1, 2, 3]', '"x"', 'rate_exponents=x'),
+    ('epsilons = [2, 8]', 'epsilons = [0]', 'epsilons=0'),
+    ('epsilons = [2, 8]', 'epsilons = []', 'gives no row'),
+    ('epsilons = [2, 8]', 'epsilons = 2', 'epsilons'),
+    ('epsilons = [2, 8]', 'epsilons = [2, 2]', 'epsilon2: is there twice'),
+    ('epsilons = [2, 8]', 'epsilons = [2, 8]\nseeds = 0', 'seeds=0'),
+    ('epsilons = [2, 8]', 'epsilons = [2, 8]\ncorpora = 3', 'corpora'),
+    ('[base]', '[base]\ncompare = {}', 'key=base.compare'),
+    ("'identity'", "'fourier'", 'privacy.family=fourier'),
+  ],
+)
+def test_bad_grid_is_told_in_one_line(tmp_path, old, new, named):
+  assert old in _GRID
+  with pytest.raises(ValueError) as caught:
+    _load(tmp_path, _GRID.replace(old, new))
+  assert named in str(caught.value)
+  assert '\n' not in str(caught.value)

@@ -1,0 +1,486 @@
+"""Tests of whole runs: real text, real TFF, real noise, kill -9."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import doctored
+import numpy as np
+import pytest
+
+from simulations import config as config_lib
+from simulations import (
+  evaluation,
+  kill_test,
+  models,
+  run_directory,
+  run_stackoverflow,
+  training,
+)
+from simulations.corpora import client_data, docstrings
+from simulations.corpora import vocabulary as vocabulary_lib
+from simulations.sweeps import grid
+from tff_bandmf import accounting, noise, participation, report, strategies
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+_TOML = """
+[data]
+corpus = '{corpus}'
+vocabulary_size = 100
+max_sentences_per_client = 4
+[model]
+embedding_size = 8
+lstm_size = 8
+tied = true
+[training]
+rounds = 12
+clients_per_round = 4
+evaluate_every = 3
+evaluation_sentences = 50
+[privacy]
+family = 'banded-toeplitz'
+min_sep = 4
+max_participations = 2
+epsilon = 8.0
+delta = 1e-5
+l2_norm_clip = 0.5
+"""
+
+
+@pytest.fixture(scope='module')
+def corpus_path(tmp_path_factory):
+  packages = [p for p in docstrings.PACKAGES if p[0] == 'absl-py']
+  path = tmp_path_factory.mktemp('corpus') / 'absl.sqlite'
+  docstrings.write_clients(docstrings.read_clients(packages), str(path))
+  return path
+
+
+def _config_file(folder, corpus_path):
+  path = folder / 'run.toml'
+  path.write_text(_TOML.format(corpus=corpus_path))
+  return path
+
+
+def _load(path, settings):
+  return grid.one(path, settings).config()
+
+
+def _command(config_path, directory, *more):
+  return [
+    sys.executable,
+    '-m',
+    'simulations.run_stackoverflow',
+    f'--config={config_path}',
+    f'--output_dir={directory}',
+    *more,
+  ]
+
+
+@pytest.fixture(scope='module')
+def small(corpus_path):
+  """An experiment of four rounds and its corpus."""
+  config = kill_test.experiment(corpus_path, 4)
+  return config, training.load_corpus(config.data)
+
+
+@pytest.fixture(scope='module')
+def ended(small, tmp_path_factory, runtime):
+  """The directory of that experiment's run, with its report."""
+  directory = tmp_path_factory.mktemp('ended') / 'run'
+  training.run(*small, directory)
+  report.write(directory)
+  return directory
+
+
+@pytest.fixture
+def run_copy(ended, tmp_path):
+  """A copy of it, with which only `moved` goes on."""
+  return pathlib.Path(shutil.copytree(ended, tmp_path / 'run'))
+
+
+def test_killed_runs_end_as_undisturbed_ones(tmp_path):
+  # More of them: python -m simulations.kill_test --kills=50
+  done = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'simulations.kill_test',
+      '--kills=2',
+      '--rounds=9',
+      f'--output_dir={tmp_path}',
+    ],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=900,
+  )
+  assert done.returncode == 0, done.stderr
+  result = json.loads(done.stdout)
+  assert result['failed'] == {}
+  assert result['kills'] >= 1
+
+
+def test_comparison_of_runs_sees_what_differs(small, ended, tmp_path):
+  training.run(*small, tmp_path / 'other')
+  report.write(tmp_path / 'other')
+  found = list(kill_test.differences(ended, tmp_path / 'other', 4))
+  # With keys of their own: other noise, the same cohorts.
+  assert found == [
+    *(f'release of round {t}' for t in range(4)),
+    'result',
+    'metrics',
+    'report',
+  ]
+  assert not list(kill_test.differences(ended, ended, 4))
+
+
+def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
+  (run_copy / report.RESULT_FILE).unlink()
+  folder = run_copy / 'private' / 'checkpoints'
+  path = folder / '00000004.npz'
+  mine = path.read_bytes()
+  # That of another round.
+  path.write_bytes((folder / '00000003.npz').read_bytes())
+  with pytest.raises(ValueError, match='rounds in the ledger'):
+    training.run(*small, run_copy, resume=True, moved=True)
+  path.write_bytes(mine)
+  # A ledger that is gone takes with it who took part.
+  for name in report.LEDGER_FILE, 'private/ledger.key':
+    (run_copy / name).unlink()
+  with pytest.raises(ValueError, match='ledger.sqlite: does not exist'):
+    training.run(*small, run_copy, resume=True, moved=True)
+
+
+@pytest.mark.parametrize('simulated', [None, 40])
+def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
+  config, corpus = small
+  # Clients that learn nothing: all that moves the model is noise.
+  config = config_lib.changed(
+    config,
+    {
+      'privacy.family': 'identity',
+      'training.client_learning_rate': 1e-30,
+      'training.rounds': 1,
+      'training.server_momentum': 0.0,
+      'training.server_cooldown_rounds': 0,
+      **(
+        {'privacy.simulated_clients_per_round': simulated} if simulated else {}
+      ),
+    },
+  )
+  training.run(config, corpus, tmp_path / 'run')
+  written = report.write(tmp_path / 'run')
+  start = models.build(
+    config.model, corpus.train.vocabulary.num_ids, config.training.seed
+  )
+  with np.load(
+    tmp_path / 'run' / 'private' / 'checkpoints' / '00000001.npz'
+  ) as found:
+    moved = np.concatenate(
+      [
+        (found[f'arr_{i}'] - weight).ravel()
+        for i, weight in enumerate(start.weights)
+      ]
+    )
+  assert written['family'] == 'identity'
+  noise_of_sum = 4 * moved
+  # Five standard deviations of the estimate.
+  assert noise_of_sum.std() == pytest.approx(
+    written['z_stddev'], rel=5 / np.sqrt(2 * moved.size)
+  )
+  assert abs(noise_of_sum.mean()) < (
+    5 * written['z_stddev'] / np.sqrt(moved.size)
+  )
+  spec = accounting.calibrate(
+    strategies.Identity(1), participation.MinSep(4, 2), 8.0, 1e-5
+  )
+  assert written['z_stddev'] == pytest.approx(
+    0.5 * spec.z_stddev * (4 / simulated if simulated else 1)
+  )
+  assert written['measured_z_stddev'] == pytest.approx(
+    written['z_stddev'], rel=1e-6
+  )
+
+
+def test_simulated_run_says_that_it_is_one(small, tmp_path, runtime):
+  config, corpus = small
+  config = config_lib.changed(
+    config, {'privacy.simulated_clients_per_round': 40}
+  )
+  training.run(config, corpus, tmp_path / 'run')
+  written = report.write(tmp_path / 'run')
+  # Of the run itself: a tenth of the noise, for which nothing is proved.
+  assert written['setting'].startswith('SIMULATED')
+  assert written['warnings'][0].startswith('SIMULATED')
+  assert written['epsilon'] is None
+  described = json.loads((tmp_path / 'run' / report.RUN_FILE).read_text())
+  assert described['simulated']['epsilon'] == pytest.approx(8.0)
+  assert described['simulated']['noise_multiplier'] == pytest.approx(
+    10 * written['noise_multiplier']
+  )
+  assert written['measured_z_stddev'] == pytest.approx(
+    written['z_stddev'], rel=1e-6
+  )
+
+
+def test_guarantee_is_for_what_has_noise(ended):
+  written = json.loads((ended / report.JSON_FILE).read_text())
+  # Metrics are exact, and counted from updates.
+  assert written['released'] == 'the model after every round'
+  assert 'metrics' not in written['formal_statement']
+  where = [row['where'] for row in written['side_releases']]
+  assert 'metrics.csv, non_finite' in where
+  # Clients are clipped in their groups, not by the aggregator.
+  by = written['assumptions'][0]['enforced_by']
+  assert 'where clients train' in by and 'aggregator' not in by
+
+
+def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
+  (run_copy / report.RESULT_FILE).unlink()
+  for path in (run_copy / 'private' / 'checkpoints').glob('*.npz'):
+    path.unlink()
+  # As if a machine of another kind had released other bits.
+  doctored.rewrite(
+    run_copy / report.LEDGER_FILE,
+    lambda event: (
+      dataclasses.replace(event, digest=bytes(32))
+      if (event.round, event.kind) == (2, 'finished')
+      else event
+    ),
+  )
+  training.run(*small, run_copy, resume=True, moved=True)
+  assert 'Round 2 is burnt' in capsys.readouterr().err
+  written = report.write(run_copy)
+  assert written['observed']['rounds_burnt'] == 2
+  assert '2 of 4 rounds were burnt' in written['warnings'][0]
+
+
+@pytest.mark.parametrize(
+  'change, named',
+  [
+    ({'privacy.epsilon': 2.0}, 'config.privacy.epsilon=2.0'),
+    ({'training.client_learning_rate': 0.25}, 'client_learning_rate=0.25'),
+    ({'privacy.l2_norm_clip': 0.25}, 'l2_norm_clip=0.25'),
+  ],
+)
+def test_what_changed_since_the_start_is_named(small, ended, change, named):
+  config, corpus = small
+  with pytest.raises(ValueError, match=named):
+    training.run(config_lib.changed(config, change), corpus, ended, resume=True)
+
+
+def test_strategy_that_was_changed_is_refused(small, run_copy):
+  strategies.save(
+    strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE
+  )
+  with pytest.raises(ValueError, match='claim.*another configuration'):
+    training.run(*small, run_copy, resume=True, moved=True)
+
+
+def test_other_code_is_refused_where_rounds_are_left(small, run_copy):
+  path = run_copy / report.RUN_FILE
+  described = json.loads(path.read_text())
+  described['code_sha256'] = '0' * 64
+  path.write_text(json.dumps(described))
+  # Of a run that has ended nothing is made again.
+  result = json.loads((run_copy / report.RESULT_FILE).read_text())
+  assert training.run(*small, run_copy, resume=True, moved=True) == result
+  (run_copy / report.RESULT_FILE).unlink()
+  with pytest.raises(ValueError, match='code_sha256='):
+    training.run(*small, run_copy, resume=True, moved=True)
+
+
+def test_directory_has_one_process_at_a_time(small, tmp_path):
+  with run_directory.locked(tmp_path / 'run'):
+    with pytest.raises(ValueError, match='in use by another process'):
+      training.run(*small, tmp_path / 'run', resume=True)
+
+
+def test_rates_are_chosen_by_validation_and_results_are_of_test(small, ended):
+  config, corpus = small
+  model = models.build(
+    config.model, corpus.train.vocabulary.num_ids, config.training.seed
+  )
+  with np.load(ended / 'private' / 'checkpoints' / '00000004.npz') as found:
+    weights = [found[f'arr_{i}'] for i in range(len(model.weights))]
+  validated = evaluation.Evaluator(
+    model, corpus.validation, config.training.evaluation_sentences
+  )(weights)
+  tested = evaluation.Evaluator(model, corpus.test)(weights)
+  assert validated['loss'] != pytest.approx(tested['loss'], rel=1e-5)
+  last = (ended / report.METRICS_FILE).read_text().splitlines()[-1]
+  assert float(last.split(',')[-1]) == pytest.approx(validated['loss'])
+  result = json.loads((ended / report.RESULT_FILE).read_text())
+  assert result['test_loss'] == pytest.approx(tested['loss'])
+
+
+def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
+  assert training.run(*small, tmp_path / 'run', stop_after=3) is None
+  assert not (tmp_path / 'run' / report.RESULT_FILE).exists()
+  assert not report.write(tmp_path / 'run')['completed']
+  result = training.run(*small, tmp_path / 'run', resume=True, stop_after=3)
+  assert result is not None
+  assert (
+    report.write(tmp_path / 'run')['observed']
+    == report.write(ended)['observed']
+  )
+
+
+def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
+  (run_copy / report.RESULT_FILE).unlink()
+  key_path = run_copy / 'private' / 'noise.key'
+  key_path.rename(tmp_path / 'key')
+  with pytest.raises(ValueError, match='is gone'):
+    training.run(*small, run_copy, resume=True, moved=True)
+  key_path.touch(0o600)
+  key_path.write_bytes(noise.Key.from_entropy().secret)
+  key_path.chmod(0o600)
+  with pytest.raises(ValueError, match='that of another run than run.json'):
+    training.run(*small, run_copy, resume=True, moved=True)
+  # What is left of a run is never taken for a new one.
+  (run_copy / report.RUN_FILE).unlink()
+  for resume in (False, True):
+    with pytest.raises(ValueError, match='holds a run'):
+      training.run(*small, run_copy, resume=resume)
+
+
+@pytest.mark.parametrize('zeroing_norm, moves', [(1e-9, False), (1e9, True)])
+def test_updates_above_the_zeroing_norm_do_not_move_the_model(
+  small, tmp_path, runtime, zeroing_norm, moves
+):
+  config, corpus = small
+  config = config_lib.changed(
+    config,
+    {
+      'privacy.family': 'none',
+      'privacy.zeroing_norm': zeroing_norm,
+      'training.rounds': 1,
+      'training.server_cooldown_rounds': 0,
+    },
+  )
+  training.run(config, corpus, tmp_path / 'run')
+  start = models.build(
+    config.model, corpus.train.vocabulary.num_ids, config.training.seed
+  )
+  with np.load(
+    tmp_path / 'run' / 'private' / 'checkpoints' / '00000001.npz'
+  ) as found:
+    assert (
+      any(
+        (found[f'arr_{i}'] != weight).any()
+        for i, weight in enumerate(start.weights)
+      )
+      == moves
+    )
+
+
+def test_updates_that_are_not_finite_count_and_do_no_harm(
+  tmp_path, corpus_path, runtime
+):
+  config = _load(
+    str(_config_file(tmp_path, corpus_path)),
+    (
+      'training.rounds=2',
+      'training.batch_size=1',
+      'training.client_learning_rate=1e38',
+    ),
+  )
+  result = training.run(
+    config, training.load_corpus(config.data), tmp_path / 'run'
+  )
+  assert np.isfinite(result['test_loss'])
+  rows = (tmp_path / 'run' / report.METRICS_FILE).read_text().splitlines()
+  place = rows[0].split(',').index('non_finite')
+  assert [row.split(',')[place] for row in rows[1:]] == ['4', '4']
+
+
+def test_cohorts_that_run_out_are_told_before_anything_is_written(
+  tmp_path, corpus_path
+):
+  config = _load(
+    str(_config_file(tmp_path, corpus_path)),
+    ('training.clients_per_round=40', 'privacy.min_sep=12'),
+  )
+  with pytest.raises(ValueError, match='cannot be filled'):
+    training.run(config, training.load_corpus(config.data), tmp_path / 'run')
+  assert not (tmp_path / 'run').exists()
+
+
+def test_comparison_named_as_the_main_run_is_refused():
+  config = _load(
+    str(_ROOT / 'configs' / 'demo.toml'), ('privacy.family=identity',)
+  )
+  with pytest.raises(ValueError, match='compare=identity'):
+    run_stackoverflow.planned_runs(config, pathlib.Path('runs'))
+
+
+def test_directory_with_a_run_is_refused(small, ended):
+  with pytest.raises(ValueError, match='--resume'):
+    training.run(*small, ended)
+
+
+def test_cohort_that_cannot_be_filled_stops_before_training(
+  tmp_path, corpus_path
+):
+  done = subprocess.run(
+    _command(
+      _config_file(tmp_path, corpus_path),
+      tmp_path / 'run',
+      '--set',
+      'training.clients_per_round=100000',
+    ),
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert done.returncode == 2
+  assert 'cohort_size=100000' in done.stderr
+  assert 'Traceback' not in done.stderr
+  assert not (tmp_path / 'run').exists()
+
+
+def test_key_stands_in_its_file_alone(ended):
+  assert (ended / 'private').stat().st_mode & 0o777 == 0o700
+  key_path = ended / 'private' / 'noise.key'
+  assert key_path.stat().st_mode & 0o777 == 0o600
+  secret = key_path.read_bytes()
+  for path in ended.rglob('*'):
+    if path.is_file() and path != key_path:
+      content = path.read_bytes()
+      assert secret not in content and secret.hex().encode() not in content
+
+
+def test_accuracy_ignores_padding_unknown_and_end():
+  y = np.array([[5, 7, 9, 3, 0]], np.int32)
+  logits = np.full((1, 5, 12), -1.0, np.float32)
+  for place, word in enumerate([5, 7, 9, 4, 0]):
+    logits[0, place, word] = 1.0
+  right, count = models.correct_words(logits, y, ignored=(0, 7, 9))
+  assert (float(right), float(count)) == (1.0, 2.0)
+
+
+def test_evaluator_agrees_with_a_direct_computation():
+  vocabulary = vocabulary_lib.Vocabulary(('the', 'a', 'of'))
+  ids = np.array([[5, 1, 2, 3, 6], [5, 3, 1, 6, 0]], np.int16)
+  clients = client_data.TokenizedClients(
+    'test', ('c',), np.array([0, 2]), ids, vocabulary
+  )
+  model = models.build(
+    config_lib.Model(embedding_size=4, lstm_size=3, skip=True),
+    vocabulary.num_ids,
+    seed=1,
+  )
+  logits = model.logits(model.weights, ids[:, :-1].astype(np.int32)).numpy()
+  y = ids[:, 1:]
+  log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+  chosen = np.take_along_axis(log_p, y[..., None].astype(int), -1)[..., 0]
+  counted = np.isin(y, [1, 2, 3])
+  found = evaluation.Evaluator(model, clients)(model.weights)
+  assert found['loss'] == pytest.approx(-chosen[y != 0].mean(), rel=1e-5)
+  assert found['accuracy'] == pytest.approx(
+    (logits.argmax(-1) == y)[counted].mean()
+  )

@@ -1,0 +1,1 @@
+"""Makes the rounds of y on the host and on devices."""

@@ -1,0 +1,182 @@
+"""Blocks of rounds on TensorFlow's devices, their past kept there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from multiprocessing import pool as pool_lib
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tff_bandmf import errors
+from tff_bandmf.noise import generator as generator_lib
+from tff_bandmf.noise.producer import places
+
+_TOGETHER = 8
+
+
+class Devices(places.Place):
+  """Works on accelerators at the same time, chunks dealt to them in turn.
+
+  A chunk's memory stays on its device; z comes from the host, and a block's
+  rows go back. Products are in float64: of integers and cut weights they are
+  exact, on every device.
+  """
+
+  def __init__(
+    self,
+    layout: places.Layout,
+    generator: generator_lib.Generator,
+    devices: Sequence[str],
+  ):
+    """Takes what `Place` takes, and names of logical devices."""
+    super().__init__(layout, generator)
+    self._devices = devices
+    self._pools = [pool_lib.ThreadPool(1) for _ in devices]
+    # None, then a tf.Variable.
+    self._memories: list[Any] = [None] * len(layout.starts)
+    self._made: list[np.ndarray] = []
+
+  def __exit__(self, *exc_info) -> None:
+    for pool in self._pools:
+      pool.terminate()
+    for pool in self._pools:
+      pool.join()
+    self._memories.clear()
+
+  def advance(self, block: places.Block) -> Iterator[None]:
+    parts = [
+      self._pools[i % len(self._pools)].apply_async(
+        self._advance_chunk, (i, block)
+      )
+      for i in range(len(self._layout.starts))
+    ]
+    self._made = []
+    for part in parts:
+      self._made.append(places.checked(part.get()).astype(np.int32))
+      yield
+
+  def _advance_chunk(self, i: int, block: places.Block) -> np.ndarray:
+    """Returns y, [m, count] float64."""
+    layout = self._layout
+    z = self._draw(i, block, places.Workspace())
+    with tf.device(self._devices[i % len(self._devices)]):
+      if not layout.memory_rows:
+        return tf.round(tf.constant(z)).numpy()
+      memory = self._memories[i]
+      if memory is None:
+        memory = self._memories[i] = tf.Variable(
+          tf.zeros([layout.memory_rows, layout.count(i)], layout.dtype)
+        )
+      if isinstance(block, places.WindowBlock):
+        y, fed = _window(block.rounds, block.feeds_y)(
+          z, memory, block.far, block.near, block.scale
+        )
+        memory[block.row : block.row + block.rounds].assign(
+          tf.cast(fed, layout.dtype)
+        )
+      else:
+        assert isinstance(block, places.BufferBlock)
+        steps = [
+          np.stack([getattr(step, name) for step in block.steps])
+          for name in ('readout', 'update', 'gain')
+        ]
+        y, buffers = _buffers(block.rounds)(z, memory, *steps)
+        memory.assign(buffers)
+      return y.numpy()
+
+  def _rows(self, i: int) -> np.ndarray:
+    return self._made[i]
+
+
+@functools.cache
+def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
+  """Returns the function that makes a `places.WindowBlock`."""
+
+  @tf.function(autograph=False, reduce_retracing=True)
+  def advance(z, memory, far, near, scale):
+    mean = tf.unstack(tf.matmul(far, tf.cast(memory, tf.float64)), rounds)
+    z = tf.unstack(z, rounds)
+    y: list[tf.Tensor] = []
+    fed: list[tf.Tensor] = []
+    for start in range(0, rounds, _TOGETHER):
+      stop = min(start + _TOGETHER, rounds)
+      if start:
+        added = tf.unstack(
+          tf.matmul(near[start:stop, :start], tf.stack(fed)), stop - start
+        )
+        for r in range(start, stop):
+          mean[r] += added[r - start]
+      for r in range(start, stop):
+        for s in range(start, r):
+          mean[r] += near[r, s] * fed[s]
+        y.append(tf.round(z[r] + mean[r]))
+        # PRIVACY: the y that is added is what feeds back. Guard:
+        # devices_test.test_devices_make_the_noise_of_the_host.
+        fed.append(y[r] if feeds_y else (y[r] - mean[r]) / scale[r])
+    return tf.stack(y), tf.stack(fed)
+
+  return advance
+
+
+@functools.cache
+def _buffers(rounds: int) -> Callable[..., Any]:
+  """Returns the function that makes a `places.BufferBlock`."""
+
+  @tf.function(autograph=False, reduce_retracing=True)
+  def advance(z, memory, readout, update, gain):
+    y = []
+    memory = tf.convert_to_tensor(memory)
+    for r in range(rounds):
+      mean = tf.linalg.matvec(memory, readout[r], transpose_a=True)
+      y.append(tf.round(z[r] + mean))
+      memory = tf.matmul(update[r], memory) + gain[r][:, tf.newaxis] * y[r]
+    return tf.stack(y), memory
+
+  return advance
+
+
+def gpus() -> tuple[str, ...]:
+  """Returns the names of all GPUs that TensorFlow sees."""
+  return tuple(device.name for device in tf.config.list_logical_devices('GPU'))
+
+
+def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
+  """Returns full names of devices, and what kind they are.
+
+  Raises:
+    ValueError: a device is not known, or they are of several types.
+  """
+  logical = tf.config.list_logical_devices()
+  by_name = {
+    name: device
+    for device in logical
+    for name in (device.name, device.name.removeprefix('/device:'))
+  }
+  for name in devices:
+    if name not in by_name:
+      raise ValueError(
+        errors.invalid(
+          'devices',
+          name,
+          'is no device that TensorFlow sees',
+          f'use {" ".join(device.name for device in logical)}',
+        )
+      )
+  found = [by_name[name] for name in devices]
+  kinds = {device.device_type for device in found}
+  # PRIVACY: which device makes a chunk depends on how many there are; kinds
+  # that round differently would make noise that cannot be made again.
+  # Guard: devices_test.test_devices_of_two_kinds_are_refused.
+  if len(kinds) > 1:
+    raise ValueError(
+      errors.invalid(
+        'devices',
+        ' '.join(device.name for device in found),
+        'are of several types',
+        'use devices of one type',
+      )
+    )
+  return tuple(device.name for device in found), kinds.pop()

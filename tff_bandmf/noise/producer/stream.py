@@ -1,0 +1,226 @@
+"""y_t for all rounds in order, a block of rounds at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Optional
+
+import numpy as np
+
+from tff_bandmf import errors
+from tff_bandmf.noise import generator as generator_lib
+from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise.producer import places
+from tff_bandmf.strategies import recursion as recursion_lib
+
+# Shards are cut at its multiples.
+_GRID = 1 << 16
+# Coordinates made at once on the host: a block's z and y stay in cache.
+_CHUNK = 1 << 13
+# Measured with `benchmarks.bench producer`: blocks of fewer rounds read a long
+# window too often, and those of more leave the cache.
+_BLOCK_ROUNDS = range(32, 65)
+_SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 8
+
+# Where a stream works that no device is given to.
+HOST = 'host'
+
+
+class Stream:
+  """Rows of y from round 0 to n - 1, of all coordinates or of some.
+
+    y_t = round(z_steps * (C^-1 Z)[t]), the rounded y of the past fed back
+
+  Windows of y are summed exactly, so their y is the same to the bit however
+  rounds, coordinates and devices are dealt. The other recursions add float64
+  numbers, a chunk of every block by the same operations: they are equal to the
+  bit on one machine and kind of device, and elsewhere but for rare cells in
+  which the last bit of a sum decides.
+
+  Attributes:
+    block_rounds: m, rounds a block; the last one may be shorter.
+    coordinates: those of y that are made.
+    kind: of what does the work: `HOST`, or the type of the devices.
+  """
+
+  def __init__(
+    self,
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
+    dimension: int,
+    key: key_lib.Key,
+    max_memory_bytes: Optional[int] = None,
+    coordinates: Optional[range] = None,
+    devices: Sequence[str] = (),
+  ):
+    """Initializes the stream.
+
+    Args:
+      recursion: of C.
+      z_steps: standard deviation of z in lattice steps.
+      dimension: d.
+      key: of z.
+      max_memory_bytes: what is remembered of past rounds goes to disk if it is
+        larger; see `chunks.Chunks`. A few rows of y are in memory in any case.
+        It has no effect where devices remember.
+      coordinates: those of y that are made, one of `shard`; None makes all.
+      devices: names of TensorFlow's logical devices, all of one type, that
+        the chunks are dealt to and that remember their past rounds, up to 63
+        rounds more than the recursion. Without any the host works.
+
+    Raises:
+      ValueError: a value out of range, a device is not known, or devices are
+        of several types.
+    """
+    if max_memory_bytes is not None:
+      errors.check_count(
+        'max_memory_bytes',
+        max_memory_bytes,
+        'leave it out to keep all in memory',
+      )
+    self._z_steps = errors.check_positive(
+      'z_steps', z_steps, 'a run without noise needs no stream'
+    )
+    self.coordinates = (
+      range(dimension)
+      if coordinates is None
+      else _checked(coordinates, dimension)
+    )
+    self.block_rounds = min(recursion.rounds, _block_rounds(recursion.memory))
+    self._recursion = recursion
+    self._generator = generator_lib.Generator(key)
+    self._max_memory_bytes = max_memory_bytes
+    self._devices: tuple[str, ...] = ()
+    self.kind = HOST
+    if devices:
+      # TensorFlow is slow to import, and the host needs none.
+      from tff_bandmf.noise.producer import devices as devices_lib
+
+      self._devices, self.kind = devices_lib.known(devices)
+
+  def rows(self) -> Iterator[Optional[np.ndarray]]:
+    """Yields y_t, [len(coordinates)] int32, for t = 0, 1, ...
+
+    Yields None after each part of the work, so that the caller can stop. The
+    array is written over by the next row.
+
+    Raises:
+      OverflowError: noise left the range of 32 bits.
+      OSError: there is no room on the disk for what is not to be in memory.
+      tf.errors.ResourceExhaustedError: the devices have no room.
+    """
+    y = np.empty(len(self.coordinates), np.int32)
+    with self._place() as place:
+      for block in self._blocks():
+        for _ in place.advance(block):
+          yield None
+        for r in range(block.rounds):
+          place.copy_row(r, y)
+          yield y
+
+  @property
+  def _memory_rows(self) -> int:
+    memory, m = self._recursion.memory, self.block_rounds
+    if self._recursion.keeps == recursion_lib.BUFFERS:
+      return memory
+    # Row u % memory_rows of a ring holds round u.
+    return -(-memory // m) * m
+
+  def _blocks(self) -> Iterator[places.Block]:
+    recursion, m = self._recursion, self.block_rounds
+    for first in range(0, recursion.rounds, m):
+      rounds = range(first, min(first + m, recursion.rounds))
+      if isinstance(recursion, recursion_lib.Window):
+        yield places.WindowBlock.of(
+          recursion, self._z_steps, rounds, self._memory_rows
+        )
+      else:
+        assert isinstance(recursion, recursion_lib.Buffers)
+        yield places.BufferBlock.of(recursion, self._z_steps, rounds)
+
+  def _place(self) -> places.Place:
+    """Returns where the work is done."""
+    layout = places.Layout(
+      self._recursion.keeps,
+      self._memory_rows,
+      self.block_rounds,
+      self.coordinates,
+      _GRID if self._devices else _CHUNK,
+    )
+    if self._devices:
+      from tff_bandmf.noise.producer import devices as devices_lib
+
+      return devices_lib.Devices(layout, self._generator, self._devices)
+    return places.Host(layout, self._generator, self._max_memory_bytes)
+
+
+def _block_rounds(memory: int) -> int:
+  """Returns the rounds a block whose ring has the fewest rows for a window."""
+  if memory <= _SHORT_MEMORY:
+    return _SHORT_BLOCK_ROUNDS
+  return min(reversed(_BLOCK_ROUNDS), key=lambda m: -(-memory // m) * m)
+
+
+def shard(dimension: int, index: int, shards: int) -> range:
+  """Returns the coordinates of one of several streams that make y together.
+
+  Shards are cut between chunks, so each is made as it would be in the whole.
+
+  >>> [shard(200_000, i, 2) for i in range(2)]
+  [range(0, 131072), range(131072, 200000)]
+
+  Args:
+    dimension: d.
+    index: of the shard, from 0.
+    shards: how many there are, of sizes as even as chunks allow.
+
+  Raises:
+    ValueError: there is no such shard, or one would be empty.
+  """
+  errors.check_count('dimension', dimension, 'the model has no parameters')
+  errors.check_count('shards', shards, 'one shard makes all')
+  if not 0 <= index < shards:
+    raise ValueError(
+      errors.invalid(
+        'shard',
+        index,
+        f'must be in [0, shards={shards})',
+        'number the shards from 0',
+      )
+    )
+  pieces = -(-dimension // _GRID)
+  if shards > pieces:
+    raise ValueError(
+      errors.invalid(
+        'shards',
+        shards,
+        f'{dimension} coordinates have {pieces} pieces of {_GRID}',
+        f'use at most {pieces}',
+      )
+    )
+  edges = [
+    min(dimension, _GRID * (-(-pieces * i // shards)))
+    for i in (index, index + 1)
+  ]
+  return range(*edges)
+
+
+def _checked(coordinates: range, dimension: int) -> range:
+  """Returns coordinates that are pieces of the whole."""
+  on_grid = not coordinates.start % _GRID and (
+    not coordinates.stop % _GRID or coordinates.stop == dimension
+  )
+  if not (
+    on_grid
+    and coordinates.step == 1
+    and 0 <= coordinates.start < coordinates.stop <= dimension
+  ):
+    raise ValueError(
+      errors.invalid(
+        'coordinates',
+        coordinates,
+        f'must be whole pieces of {_GRID} in [0, dimension={dimension})',
+        'use stream.shard',
+      )
+    )
+  return coordinates

@@ -1,0 +1,1 @@
+"""The rounds of y as files, written ahead of those that read them."""

@@ -1,0 +1,337 @@
+"""A producer that writes y_t to files ahead of the rounds that read them.
+
+TFF passes server state by value between processes every round; y of past
+rounds does not belong there. The tape keeps it in the process that owns the
+noise, and gives a round nothing but a file; see `tape_folder`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import errno
+import os
+import pathlib
+import threading
+from collections.abc import Sequence
+from typing import Optional, Union
+
+import numpy as np
+
+from tff_bandmf import errors
+from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise.producer import stream
+from tff_bandmf.noise.tape import file as tape_file
+from tff_bandmf.noise.tape import folder as tape_folder
+from tff_bandmf.noise.tape import private_files
+from tff_bandmf.strategies import recursion as recursion_lib
+
+_AHEAD_BYTES = 512 * 2**20
+# What a disk without room says; room may come.
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Tape:
+  """A thread that stays a bounded number of rounds ahead of its reader.
+
+  A tape that starts at round s makes the rounds before it too, so it gives what
+  a tape from round 0 gives there, to the bit on one machine. So do shards of a
+  tape, put together. A disk that is full makes the rounds wait.
+
+  PRIVACY: a round that was released can be released again by the same run and
+  with the same sum (TFF retries calls) until a later round is; from then on
+  it is an error, and its file is overwritten and removed. Guard:
+  tape_test.test_round_is_gone_after_the_next_one_was_released.
+
+  A folder that a killed process left is gone on with if it has the same noise,
+  and then never below the round that was released last.
+
+  Attributes:
+    directory: where the files are.
+    shards: the one folder and its coordinates.
+    description: what the noise is.
+    dimension: d, coordinates of y_t.
+    z_steps: standard deviation of z in steps of the lattice.
+    start_round: first round to be read.
+    tape_id: 63 bits that every file carries and the reader asks for; a one-way
+      function of key, strategy, dimension and z_steps, so that a tape made
+      again from them continues a run and no other does.
+    written: rounds below it were written.
+    reached: rounds below it were used.
+    is_full: whether the producer waits for room on the disk.
+    error: what ended the producer; None while there is nothing wrong.
+  """
+
+  def __init__(
+    self,
+    directory: Optional[Union[str, os.PathLike]],
+    recursion: recursion_lib.Recursion,
+    z_steps: float,
+    dimension: int,
+    key: key_lib.Key,
+    start_round: int = 0,
+    ahead_bytes: int = _AHEAD_BYTES,
+    max_memory_bytes: Optional[int] = None,
+    coordinates: Optional[range] = None,
+    devices: Sequence[str] = (),
+    resume: bool = False,
+  ):
+    """Starts the producer.
+
+    Args:
+      directory: made with mode 0700 if missing; another tape that an ended
+        process left there is removed. None makes a temporary one, in memory if
+        there is room, and removes those whose process was killed.
+      recursion: of C; nothing is made past its last round.
+      z_steps: standard deviation of z in steps of the lattice.
+      dimension: d.
+      key: of the noise.
+      start_round: first round to write; those before it are made again to get
+        there, and not written.
+      ahead_bytes: bound on unread files. Two rounds are allowed whatever it is.
+      max_memory_bytes: of past rounds; see `stream.Stream`.
+      coordinates: of a shard; see `stream.Stream`.
+      devices: that make the noise; see `stream.Stream`.
+      resume: go on with what an ended process left in `directory`, from the
+        highest mark on or from `start_round`, whichever is later; leave the
+        marks there in the end, for the next one; and refuse another tape.
+
+    Raises:
+      ValueError: a value out of range, or the folder holds other files, has a
+        live producer, is to be resumed and holds another tape, or says that a
+        later round than `start_round` was used.
+    """
+    self.dimension = errors.check_count(
+      'dimension', dimension, 'the model has no parameters'
+    )
+    self.z_steps = errors.check_positive(
+      'z_steps', z_steps, 'a run without noise needs no tape'
+    )
+    if not 0 <= start_round <= recursion.rounds:
+      raise ValueError(
+        errors.invalid(
+          'start_round',
+          start_round,
+          f'must be in [0, rounds={recursion.rounds}]',
+          'give the round of the state that the run continues from',
+        )
+      )
+    self._recursion = recursion
+    self._stream = stream.Stream(
+      recursion,
+      self.z_steps,
+      dimension,
+      key,
+      max_memory_bytes,
+      coordinates,
+      devices,
+    )
+    made = self._stream.coordinates
+    if len(made) > tape_file.LARGEST_COUNT:
+      raise ValueError(
+        errors.invalid(
+          'coordinates',
+          len(made),
+          f'a file holds {tape_file.LARGEST_COUNT} at most',
+          'share them among noise-servers',
+        )
+      )
+    self.tape_id = tape_folder.identify(key, recursion, dimension, self.z_steps)
+    self.description = tape_folder.Description(
+      self.tape_id,
+      recursion.digest,
+      recursion.rounds,
+      dimension,
+      made.start,
+      len(made),
+      self.z_steps,
+      self._stream.kind,
+      resume,
+    )
+    self._ahead = max(2, ahead_bytes // (4 * len(made)))
+    self.directory = pathlib.Path(
+      directory
+      or tape_folder.temporary(
+        4 * len(made) * min(self._ahead, recursion.rounds)
+      )
+    ).absolute()
+    self.shards = [tape_folder.Shard(self.directory, made.start, len(made))]
+    self._resume = resume
+    self._stop = threading.Event()
+    self._closed = False
+    self.is_full = False
+    self.error: Optional[BaseException] = None
+    self._lock = tape_folder.prepare(self.directory)
+    try:
+      start_round = self._resumed(start_round)
+      tape_folder.mark(self.directory, start_round)
+    except BaseException:
+      os.close(self._lock)
+      raise
+    self.start_round = self.written = self.reached = start_round
+    self._thread = threading.Thread(
+      target=self._run, name='tff_bandmf tape', daemon=True
+    )
+    self._thread.start()
+    atexit.register(self.close)
+
+  @property
+  def row_norms(self) -> np.ndarray:
+    """|row t of C^-1|_2, [n] float64."""
+    return self._recursion.row_norms
+
+  def waiting_for(self, round_index: int) -> Optional[str]:
+    """Returns what a round that does not end may wait for; None if nothing."""
+    path = tape_folder.noise_path(self.directory, round_index)
+    if path.exists():
+      return None
+    if self.error is not None:
+      return f'the noise producer, which ended with {type(self.error).__name__}'
+    if self.is_full:
+      return f'room for noise in {self.directory}'
+    return f'the noise producer, which has not written {path}'
+
+  def close(self) -> None:
+    """Stops the producer and removes its files; may be called twice."""
+    if self._closed:
+      return
+    self._stop.set()
+    self._thread.join()
+    if self.directory.is_dir():
+      self._clean()
+    os.close(self._lock)
+    self._closed = True
+    atexit.unregister(self.close)
+
+  def _clean(self) -> None:
+    """Removes what the next producer does not need."""
+    if not self._resume:
+      tape_folder.remove(self.directory)
+      return
+    # PRIVACY: without the mark the same key would start from round 0, for
+    # another run perhaps. Guard:
+    # noise_server_test.test_server_that_was_stopped_continues.
+    self._remove_read_rounds()
+    tape_folder.wipe(self.directory, keep=True)
+
+  def _resumed(self, start_round: int) -> int:
+    """Returns the first round to write; keeps files that are still good."""
+    directory = self.directory
+    found = tape_folder.Description.read(directory)
+    if found is None and tape_folder.marks(directory):
+      raise ValueError(
+        errors.invalid(
+          'directory',
+          directory,
+          'holds a tape of another release',
+          'remove it, and give the run a new key',
+        )
+      )
+    if found != self.description:
+      if found is not None and (
+        self._resume or found.served or found.tape_id == self.tape_id
+      ):
+        raise ValueError(
+          errors.invalid(
+            'directory',
+            directory,
+            f'holds another tape, {self.description.difference(found)}',
+            'give what made it, or another directory',
+          )
+        )
+      tape_folder.wipe(directory)
+      self.description.write(directory)
+    reached = max(tape_folder.marks(directory), default=0)
+    # PRIVACY: rounds below the mark were used. Guard:
+    # tape_test.test_start_below_a_released_round_is_refused.
+    if start_round < reached and not self._resume:
+      raise ValueError(
+        errors.invalid(
+          'start_round',
+          start_round,
+          f'round {reached} was released with this noise',
+          f'resume from the state of round {reached}, or start anew with a '
+          'new key',
+        )
+      )
+    start = max(start_round, reached)
+    # PRIVACY: rounds below the mark were used. Guard:
+    # noise_server_test.test_killed_server_continues_from_the_highest_mark.
+    shard = self.shards[0]
+    for path in directory.glob('*.noise'):
+      if int(path.stem) < start or not tape_file.is_whole(
+        path, self.tape_id, shard.first, shard.count
+      ):
+        private_files.wipe(path)
+    for path in [*directory.glob('*.noise-part'), directory / 'failed']:
+      private_files.wipe(path)
+    return start
+
+  def _run(self) -> None:
+    try:
+      self._produce()
+    except BaseException as error:  # pylint: disable=broad-except
+      self.error = error
+      with contextlib.suppress(OSError):
+        # The type alone: a message could hold anything.
+        private_files.write(
+          self.directory / 'failed', type(error).__name__.encode()
+        )
+      if not self._resume:
+        raise
+
+  def _produce(self) -> None:
+    """Writes all rounds, waiting for the reader in between."""
+    t = 0
+    for y in self._stream.rows():
+      if self._stop.is_set():
+        return
+      if y is None:
+        continue
+      if t >= self.start_round:
+        if not self._wait_for_room(t):
+          return
+        # A reader may skip rounds.
+        if t >= self.reached:
+          self._write(t, y)
+      t += 1
+    while not self._stop.wait(tape_folder.POLL_SECONDS):
+      self._remove_read_rounds()
+
+  def _wait_for_room(self, round_index: int) -> bool:
+    """Returns True when the round may be written, False when closing."""
+    while round_index >= self._remove_read_rounds() + self._ahead:
+      if self._stop.wait(tape_folder.POLL_SECONDS):
+        return False
+    return not self._stop.is_set()
+
+  def _remove_read_rounds(self) -> int:
+    """Removes the files below the round read last, and returns that round."""
+    reached = max(tape_folder.marks(self.directory), default=self.reached)
+    while self.reached < reached:
+      private_files.wipe(tape_folder.noise_path(self.directory, self.reached))
+      self.reached += 1
+    tape_folder.remove_marks(self.directory, reached)
+    return self.reached
+
+  def _write(self, round_index: int, values: np.ndarray) -> None:
+    """Writes y of a round that is not there yet, when the disk has room."""
+    path = tape_folder.noise_path(self.directory, round_index)
+    part = path.with_suffix('.noise-part')
+    contents = tape_file.contents(
+      self.tape_id, round_index, self.shards[0].first, values
+    )
+    while not path.exists():
+      try:
+        private_files.write(part, *contents)
+        os.replace(part, path)
+      except OSError as error:
+        private_files.wipe(part)
+        if error.errno not in _FULL:
+          raise
+        self.is_full = True
+        if self._stop.wait(tape_folder.POLL_SECONDS):
+          return
+        self._remove_read_rounds()
+    self.is_full = False
+    self.written = round_index + 1

@@ -1,0 +1,237 @@
+"""The sets of participation patterns under which sensitivity is defined.
+
+| symbol | name here            | meaning                                    |
+|--------|----------------------|--------------------------------------------|
+| n      | `rounds`             | rounds that the mechanism supports         |
+| b      | `min_sep`            | rounds i, j of one client: abs(i - j) >= b |
+| k      | `max_participations` | rounds of one client, at most              |
+
+`min_sep` is the difference of round numbers, r2 - r1: 1 allows consecutive
+rounds. TensorFlow Privacy and the Gboard reports count the rounds in between,
+r2 - r1 - 1, which is one less: `min_sep_from_rounds_between` and
+`rounds_between_from_min_sep` convert.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
+
+from tff_bandmf import errors
+
+
+@dataclasses.dataclass(frozen=True)
+class Participation(abc.ABC):
+  """A set of participation patterns; each is a set of rounds of one client."""
+
+  name: ClassVar[str]
+
+  if TYPE_CHECKING:
+    # A field where there is one; a property while the program runs would be
+    # the default of that field.
+    @property
+    def min_sep(self) -> Optional[int]: ...
+
+    @property
+    def max_participations(self) -> Optional[int]: ...
+
+  @abc.abstractmethod
+  def participations(self, rounds: int) -> int:
+    """Returns k: the most rounds in which one client can take part."""
+
+  @abc.abstractmethod
+  def separation(self, rounds: int) -> int:
+    """Returns b: rounds of one client are at least so far apart.
+
+    It is `min_sep`; where a client takes part once, all of the run.
+    """
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the schema as a JSON object; `from_name` reads it back."""
+    return {'participation': self.name, **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Single(Participation):
+  """Every client takes part in at most one round."""
+
+  name: ClassVar[str] = 'single'
+  min_sep: ClassVar[None] = None
+  max_participations: ClassVar[int] = 1
+
+  def participations(self, rounds: int) -> int:
+    return 1
+
+  def separation(self, rounds: int) -> int:
+    return rounds
+
+
+@dataclasses.dataclass(frozen=True)
+class _Separated(Participation):
+  """What `MinSep` and `FixedEpoch` share.
+
+  Attributes:
+    min_sep: b, the least difference of two round numbers of one client.
+    max_participations: a bound on k that is enforced on top of min_sep, or
+      None if only min_sep is enforced.
+  """
+
+  min_sep: int
+  max_participations: Optional[int] = None
+
+  def __post_init__(self):
+    min_sep = errors.check_count(
+      'min_sep', self.min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
+    )
+    object.__setattr__(self, 'min_sep', min_sep)
+    if self.max_participations is not None:
+      most = errors.check_count(
+        'max_participations',
+        self.max_participations,
+        'leave it out where only min_sep is enforced',
+      )
+      object.__setattr__(self, 'max_participations', most)
+
+  def participations(self, rounds: int) -> int:
+    # PRIVACY: ceil, not floor: n=9, b=4 fits rounds 0, 4 and 8.
+    # Guard: participation_test.test_participations_is_the_longest_pattern.
+    fit = -(-rounds // self.min_sep)
+    if self.max_participations is None:
+      return fit
+    return min(self.max_participations, fit)
+
+  def separation(self, rounds: int) -> int:
+    return self.min_sep
+
+
+@dataclasses.dataclass(frozen=True)
+class MinSep(_Separated):
+  """Rounds of one client are at least `min_sep` apart.
+
+  >>> MinSep(min_sep=4).participations(rounds=9)
+  3
+  """
+
+  name: ClassVar[str] = 'min-sep'
+
+
+@dataclasses.dataclass(frozen=True)
+class FixedEpoch(_Separated):
+  """Rounds of one client are exactly `min_sep` apart, as in fixed epochs.
+
+  >>> FixedEpoch(min_sep=4, max_participations=2).participations(rounds=9)
+  2
+  """
+
+  name: ClassVar[str] = 'fixed-epoch'
+
+
+def min_sep_from_rounds_between(rounds_between: int) -> int:
+  """Returns the min_sep b for a number of rounds between two of one client.
+
+    b = r2 - r1 = (r2 - r1 - 1) + 1
+
+  TensorFlow Privacy's `min_separation` and the min-separation of the Gboard
+  reports [Gboard23] count r2 - r1 - 1.
+
+  Args:
+    rounds_between: r2 - r1 - 1, at least 0.
+
+  Raises:
+    TypeError: `rounds_between` is no integer.
+    ValueError: it is negative.
+
+  >>> min_sep_from_rounds_between(484)
+  485
+  """
+  if isinstance(rounds_between, bool) or not hasattr(
+    rounds_between, '__index__'
+  ):
+    raise TypeError(
+      errors.invalid(
+        'rounds_between',
+        rounds_between,
+        'must be an integer',
+        'it is r2 - r1 - 1',
+      )
+    )
+  if rounds_between < 0:
+    raise ValueError(
+      errors.invalid(
+        'rounds_between',
+        rounds_between,
+        'must be at least 0',
+        'it is r2 - r1 - 1, so 0 allows consecutive rounds',
+      )
+    )
+  return int(rounds_between) + 1
+
+
+def rounds_between_from_min_sep(min_sep: int) -> int:
+  """Returns r2 - r1 - 1 for a min_sep: `min_sep_from_rounds_between` reversed.
+
+  Args:
+    min_sep: r2 - r1, at least 1.
+
+  Raises:
+    TypeError: `min_sep` is no integer.
+    ValueError: it is below 1.
+
+  >>> rounds_between_from_min_sep(485)
+  484
+  """
+  return (
+    errors.check_count(
+      'min_sep', min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
+    )
+    - 1
+  )
+
+
+def from_name(
+  name: str,
+  min_sep: Optional[int] = None,
+  max_participations: Optional[int] = None,
+) -> Participation:
+  """Returns the schema called `name`.
+
+  Args:
+    name: 'single', 'fixed-epoch' or 'min-sep'.
+    min_sep: r2 - r1; required by 'fixed-epoch' and 'min-sep'.
+    max_participations: optional bound on k.
+
+  Raises:
+    ValueError: unknown name, a parameter missing, or one that does not apply.
+  """
+  if name == Single.name:
+    if min_sep is not None or max_participations not in (None, 1):
+      raise ValueError(
+        errors.invalid(
+          'participation',
+          name,
+          'takes no min_sep and no max_participations above 1',
+          'use min-sep or fixed-epoch',
+        )
+      )
+    return Single()
+  for schema in (MinSep, FixedEpoch):
+    if name == schema.name:
+      if min_sep is None:
+        raise ValueError(
+          errors.invalid(
+            'min_sep',
+            min_sep,
+            f'participation {name} needs it',
+            'give the least r2 - r1 of two rounds of one client',
+          )
+        )
+      return schema(min_sep, max_participations)
+  raise ValueError(
+    errors.invalid(
+      'participation',
+      name,
+      'is not a known schema',
+      'use single, fixed-epoch or min-sep',
+    )
+  )
