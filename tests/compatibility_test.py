@@ -1,4 +1,4 @@
-"""What docs/versioning.md promises across releases: old files, the same z.
+"""What docs/reference/versioning.md promises across releases: old files, the same z.
 
 A literal below changes with a new format, or a new major version, alone.
 """
