@@ -63,6 +63,7 @@ setuptools.setup(
   ),
   package_data={'': ['*.j2', '*.json', 'py.typed']},
   install_requires=[
+    'attrs>=22.2',
     'click>=8.1',
     'cryptography>=41',
     'dm-tree>=0.1.8',

@@ -33,7 +33,7 @@ import click
 import tqdm
 
 from simulations.corpora import corpus_file
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 _MAX_LINE_BYTES = 2**26
 _URL = re.compile(r'https?://\S+')
@@ -244,7 +244,7 @@ def import_text(
     ValueError: a line is bad, a fraction is, or a split would be empty.
   """
   for name, fraction in zip(corpus_file.SPLIT_NAMES, fractions):
-    errors.check_positive(name, fraction, 'fractions are 0.8, 0.1, 0.1, say')
+    _checks.positive(name, fraction, 'fractions are 0.8, 0.1, 0.1, say')
   if not math.isclose(sum(fractions), 1.0, abs_tol=1e-9):
     raise ValueError(
       errors.invalid(

@@ -12,6 +12,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 # Each imports only from those before it.
 _ORDER = [
   'errors',
+  '_checks',
   'documents',
   'durable',
   'workloads',
@@ -33,6 +34,7 @@ _ORDER = [
 
 _WITHOUT_TENSORFLOW = [
   'errors',
+  '_checks',
   'documents',
   'durable',
   'workloads',

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import operator
-from typing import SupportsIndex
-
 # Characters of a part of a message.
 _LONGEST = 400
 
@@ -41,34 +38,3 @@ def needs_tff(module: str) -> ImportError:
       'install it from requirements/*.lock: make env',
     )
   )
-
-
-def check_count(name: str, value: object, remedy: str) -> int:
-  """Returns `value` if it is an integer of at least 1, else raises.
-
-  Raises:
-    TypeError: `value` is no integer (a bool is none).
-    ValueError: `value` is below 1.
-  """
-  if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-    raise TypeError(invalid(name, value, 'must be an integer', remedy))
-  count = operator.index(value)
-  if count < 1:
-    raise ValueError(invalid(name, value, 'must be at least 1', remedy))
-  return count
-
-
-def check_positive(name: str, value: object, remedy: str) -> float:
-  """Returns `value` as a float if it is a positive finite number, else raises.
-
-  Raises:
-    TypeError: `value` is no real number.
-    ValueError: `value` is not positive, or is infinite or NaN.
-  """
-  if isinstance(value, bool) or not hasattr(value, '__float__'):
-    raise TypeError(invalid(name, value, 'must be a number', remedy))
-  if not 0 < float(value) < float('inf'):
-    raise ValueError(
-      invalid(name, value, 'must be positive and finite', remedy)
-    )
-  return float(value)

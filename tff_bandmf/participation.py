@@ -15,13 +15,14 @@ r2 - r1 - 1, which is one less: `min_sep_from_rounds_between` and
 from __future__ import annotations
 
 import abc
-import dataclasses
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
-from tff_bandmf import errors
+import attrs
+
+from tff_bandmf import _checks, errors
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen
 class Participation(abc.ABC):
   """A set of participation patterns; each is a set of rounds of one client."""
 
@@ -49,10 +50,10 @@ class Participation(abc.ABC):
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the schema as a JSON object; `from_name` reads it back."""
-    return {'participation': self.name, **dataclasses.asdict(self)}
+    return {'participation': self.name, **attrs.asdict(self)}
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen
 class Single(Participation):
   """Every client takes part in at most one round."""
 
@@ -67,7 +68,19 @@ class Single(Participation):
     return rounds
 
 
-@dataclasses.dataclass(frozen=True)
+def _count_min_sep(min_sep: Any) -> int:
+  return _checks.count(
+    'min_sep', min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
+  )
+
+
+def _count_participations(most: Any) -> int:
+  return _checks.count(
+    'max_participations', most, 'leave it out where only min_sep is enforced'
+  )
+
+
+@attrs.frozen
 class _Separated(Participation):
   """What `MinSep` and `FixedEpoch` share.
 
@@ -77,21 +90,10 @@ class _Separated(Participation):
       None if only min_sep is enforced.
   """
 
-  min_sep: int
-  max_participations: Optional[int] = None
-
-  def __post_init__(self):
-    min_sep = errors.check_count(
-      'min_sep', self.min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
-    )
-    object.__setattr__(self, 'min_sep', min_sep)
-    if self.max_participations is not None:
-      most = errors.check_count(
-        'max_participations',
-        self.max_participations,
-        'leave it out where only min_sep is enforced',
-      )
-      object.__setattr__(self, 'max_participations', most)
+  min_sep: int = attrs.field(converter=_count_min_sep)
+  max_participations: Optional[int] = attrs.field(
+    default=None, converter=attrs.converters.optional(_count_participations)
+  )
 
   def participations(self, rounds: int) -> int:
     # PRIVACY: ceil, not floor: n=9, b=4 fits rounds 0, 4 and 8.
@@ -105,7 +107,7 @@ class _Separated(Participation):
     return self.min_sep
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen
 class MinSep(_Separated):
   """Rounds of one client are at least `min_sep` apart.
 
@@ -116,7 +118,7 @@ class MinSep(_Separated):
   name: ClassVar[str] = 'min-sep'
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen
 class FixedEpoch(_Separated):
   """Rounds of one client are exactly `min_sep` apart, as in fixed epochs.
 
@@ -181,12 +183,7 @@ def rounds_between_from_min_sep(min_sep: int) -> int:
   >>> rounds_between_from_min_sep(485)
   484
   """
-  return (
-    errors.check_count(
-      'min_sep', min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
-    )
-    - 1
-  )
+  return _count_min_sep(min_sep) - 1
 
 
 def from_name(

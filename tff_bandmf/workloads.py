@@ -14,17 +14,26 @@ With momentum 0 and a constant learning rate, A = tri(n): prefix sums. A^-1 has
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Optional
 
+import attrs
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 _LOWEST_RATE = 0.05
 
 
-@dataclasses.dataclass(frozen=True)
+def _momentum(value: Any) -> float:
+  momentum = _checks.number('momentum', value, 'give a fraction')
+  if not 0 <= momentum < 1:
+    raise ValueError(
+      errors.invalid('momentum', value, 'must be in [0, 1)', 'give a fraction')
+    )
+  return momentum
+
+
+@attrs.frozen
 class Workload:
   """A = tri(n) diag(eta) M. [BandMF23, Sec 2 and App I]
 
@@ -47,27 +56,21 @@ class Workload:
          [1.75, 1.5 , 1.  ]])
   """
 
-  momentum: float = 0.0
-  warmup: float = 0.0
-  cooldown: float = 0.0
+  momentum: float = attrs.field(default=0.0, converter=_momentum)
+  warmup: float = attrs.field(
+    default=0.0,
+    converter=lambda warmup: _checks.between(
+      'warmup', warmup, 0, 1, 'give a fraction'
+    ),
+  )
+  cooldown: float = attrs.field(
+    default=0.0,
+    converter=lambda cooldown: _checks.between(
+      'cooldown', cooldown, 0, 1, 'give a fraction'
+    ),
+  )
 
-  def __post_init__(self):
-    for name in ('momentum', 'warmup', 'cooldown'):
-      value = getattr(self, name)
-      if isinstance(value, bool) or not hasattr(value, '__float__'):
-        raise TypeError(
-          errors.invalid(name, value, 'must be a number', 'give a fraction')
-        )
-      if not 0 <= value <= 1 or (name == 'momentum' and value == 1):
-        raise ValueError(
-          errors.invalid(
-            name,
-            value,
-            'must be in [0, 1)' if name == 'momentum' else 'must be in [0, 1]',
-            'give a fraction',
-          )
-        )
-      object.__setattr__(self, name, float(value))
+  def __attrs_post_init__(self):
     if self.warmup + self.cooldown > 1:
       raise ValueError(
         errors.invalid(
@@ -141,7 +144,7 @@ class Workload:
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the workload as a JSON object; `from_name` reads it back."""
-    return {'workload': self.name, **dataclasses.asdict(self)}
+    return {'workload': self.name, **attrs.asdict(self)}
 
 
 PREFIX = Workload()

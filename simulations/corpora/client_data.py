@@ -23,7 +23,7 @@ import tqdm
 from simulations import files
 from simulations.corpora import corpus_file
 from simulations.corpora import vocabulary as vocabulary_lib
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 _CLIENTS_AT_ONCE = 4096
 
@@ -297,8 +297,8 @@ def load_clients(
     ValueError: The file has another form or no such split, or a number is
       less than 1.
   """
-  errors.check_count('sequence_length', sequence_length, '20 is usual')
-  errors.check_count(
+  _checks.count('sequence_length', sequence_length, '20 is usual')
+  _checks.count(
     'max_sentences_per_client', max_sentences_per_client, '256 is usual'
   )
   content = corpus_file.Content.of(path, cache_directory, progress)

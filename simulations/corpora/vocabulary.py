@@ -18,7 +18,7 @@ from typing import Optional
 
 from simulations import files
 from simulations.corpora import corpus_file
-from tff_bandmf import durable, errors
+from tff_bandmf import _checks, durable, errors
 
 _WORDS_CACHED = 200_000
 
@@ -121,7 +121,7 @@ def read(path: str, size: int) -> Vocabulary:
     ValueError: It has fewer than `size` words, or a line that is not one word
       or repeats one.
   """
-  errors.check_count('vocabulary_size', size, '10000 is usual')
+  _checks.count('vocabulary_size', size, '10000 is usual')
   words: dict[str, None] = {}
   with open(path, 'rb') as file:
     for number, line in enumerate(itertools.islice(file, size), 1):
@@ -168,7 +168,7 @@ def count(
     ValueError: The file has another form, or fewer than `size` words, or
       `size` < 1.
   """
-  errors.check_count('vocabulary_size', size, '10000 is usual')
+  _checks.count('vocabulary_size', size, '10000 is usual')
   content = corpus_file.Content.of(path, cache_directory, progress)
   cached = corpus_file.cache_path(
     path, cache_directory, f'{content.digest[:12]}-words.txt'

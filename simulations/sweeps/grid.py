@@ -44,7 +44,7 @@ from typing import Any, Callable, Optional, TypeVar, Union
 
 from simulations import config as config_lib
 from simulations import tables
-from tff_bandmf import accounting, errors
+from tff_bandmf import _checks, accounting, errors
 
 RATE_BASE = 1.7
 _NUMBER = re.compile(r'\d+(\.\d+)?', re.ASCII)
@@ -190,7 +190,7 @@ def load(
   seeds = _File.seeds
   if {field.name for field in dataclasses.fields(_File)} & {*tree}:
     file = _parse(_File, tree, '')
-    seeds = errors.check_count('seeds', file.seeds, 'how many test a row')
+    seeds = _checks.count('seeds', file.seeds, 'how many test a row')
     for series, epsilon, layers in _parts(file, os.path.dirname(path)):
       row_name = f'{series}_epsilon{epsilon:g}'
       if row_name in rows:
@@ -277,7 +277,7 @@ def _parts(file: _File, folder: str) -> Iterator[tuple[str, float, _Layers]]:
           own, privacy={'family': mechanism, **own.privacy}
         )
       for epsilon in file.epsilons if own.epsilons is None else own.epsilons:
-        errors.check_positive('epsilons', epsilon, 'give a list of epsilons')
+        _checks.positive('epsilons', epsilon, 'give a list of epsilons')
         yield series, epsilon, (base, of_corpus, own)
 
 
@@ -331,7 +331,7 @@ def _row(
     # PRIVACY: what the cohorts of the run support, not what sampling would.
     # Guard: grid_test.test_amplified_rows_claim_what_holds_without_sampling.
     claimed = accounting.gaussian_epsilon(
-      errors.check_positive(
+      _checks.positive(
         'noise_multiplier', multiplier, 'correct it in the grid'
       ),
       config_lib.from_tree(tree).privacy.delta,

@@ -36,7 +36,7 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 # The narrowest cells of a lattice.
 CELL_WIDTH = 2.0**-17
@@ -146,9 +146,9 @@ class Arithmetic:
   words: Words = Words()
 
   def __post_init__(self):
-    errors.check_positive('cells', self.cells, 'it is a number of cells')
-    errors.check_positive('rho', self.rho, 'it is at least 1')
-    errors.check_positive('cell_width', self.cell_width, 'it is 1 / max c')
+    _checks.positive('cells', self.cells, 'it is a number of cells')
+    _checks.positive('rho', self.rho, 'it is at least 1')
+    _checks.positive('cell_width', self.cell_width, 'it is 1 / max c')
     if self.cell_width > 1:
       raise ValueError(
         errors.invalid(

@@ -33,7 +33,7 @@ from typing import Any, ClassVar, Optional
 
 import numpy as np
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting import monte_carlo, sampled
@@ -189,9 +189,9 @@ class BMinSepSpec(sampled.SampledSpec):
   def __post_init__(self):
     sampling_lib.check_sampling(self.sampling, sampling_lib.B_MIN_SEP)
     sampling_lib.check_adjacency(self.adjacency)
-    errors.check_count('min_sep', self.min_sep, 'at least the bands of C')
+    _checks.count('min_sep', self.min_sep, 'at least the bands of C')
     for name in ('noise_multiplier', 'sampling_prob'):
-      errors.check_positive(name, getattr(self, name), 'see BMinSepSpec')
+      _checks.positive(name, getattr(self, name), 'see BMinSepSpec')
     if self.sampling_prob >= 1:
       raise ValueError(
         errors.invalid(

@@ -35,7 +35,7 @@ import numpy as np
 import scipy.special
 from scipy.linalg import blas
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _checks, errors, strategies
 from tff_bandmf.accounting import monte_carlo, sampled
 from tff_bandmf.accounting import sampling as sampling_lib
 from tff_bandmf.accounting import slack as slack_lib
@@ -107,7 +107,7 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   Raises:
     ValueError: a value out of range, or a negative entry of C.
   """
-  errors.check_count('bins', bins, 'rounds of an epoch')
+  _checks.count('bins', bins, 'rounds of an epoch')
   rounds, bands = strategy.rounds, strategy.bands
   if bins > rounds:
     raise ValueError(
@@ -175,7 +175,7 @@ class BallsInBinsSpec(sampled.SampledSpec):
   def __post_init__(self):
     sampling_lib.check_sampling(self.sampling, sampling_lib.BALLS_IN_BINS)
     sampling_lib.check_adjacency(self.adjacency)
-    errors.check_positive(
+    _checks.positive(
       'noise_multiplier',
       self.noise_multiplier,
       'it is stddev(z) / (clip * sensitivity)',

@@ -35,7 +35,7 @@ from typing import Any, Optional
 
 import dp_accounting
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting import gaussian, poisson
@@ -61,9 +61,9 @@ def cyclic_sampling_prob(
   >>> cyclic_sampling_prob(population=2052, cohort_size=6, groups=9)
   0.02631578947368421
   """
-  errors.check_count('population', population, 'give the number of clients')
-  errors.check_positive('cohort_size', cohort_size, 'clients a round')
-  errors.check_count('groups', groups, 'at least the bands of the strategy')
+  _checks.count('population', population, 'give the number of clients')
+  _checks.positive('cohort_size', cohort_size, 'clients a round')
+  _checks.count('groups', groups, 'at least the bands of the strategy')
   # PRIVACY: only one group in `groups` is open in a round.
   # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
   sampling_prob = groups * cohort_size / population
@@ -122,14 +122,14 @@ class CyclicPoissonSpec:
   def __post_init__(self):
     sampling_lib.check_sampling(self.sampling, sampling_lib.CYCLIC_POISSON)
     sampling_lib.check_adjacency(self.adjacency)
-    errors.check_positive(
+    _checks.positive(
       'noise_multiplier',
       self.noise_multiplier,
       'it is stddev(z) / (clip * column_norm)',
     )
     if self.groups == 0:
       object.__setattr__(self, 'groups', self.strategy.bands)
-    errors.check_count('groups', self.groups, 'at least the bands')
+    _checks.count('groups', self.groups, 'at least the bands')
     # PRIVACY: columns nearer than `bands` overlap, and rounds of a client
     # would no longer be compositions.
     # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
@@ -269,7 +269,7 @@ def calibrate_cyclic_poisson(
     ValueError: a value out of range, or the slack exceeds `max_slack`.
     RuntimeError: the search did not converge.
   """
-  errors.check_positive('epsilon', epsilon, 'typical values are 0.1 to 20')
+  _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
   gaussian.check_delta(delta)
   slack = spec.cost.slack(epsilon, delta)
   target = slack_lib.less(epsilon, slack)

@@ -15,7 +15,7 @@ import functools
 import scipy.special
 from dp_accounting.pld import privacy_loss_mechanism
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 # Of the terms of the profile; several times what float64 loses.
 _ROUNDING = 1e-15
@@ -114,7 +114,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   >>> round(gaussian_noise_multiplier(epsilon=1.0, delta=1e-6), 5)
   4.22468
   """
-  errors.check_positive('epsilon', epsilon, 'typical values are 0.1 to 20')
+  _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
   if epsilon > _LARGEST_EPSILON:
     raise ValueError(
       errors.invalid(
@@ -170,7 +170,7 @@ def _bisect(holds, high: float) -> float:
 
 
 def _check_noise_multiplier(noise_multiplier: float) -> None:
-  errors.check_positive(
+  _checks.positive(
     'noise_multiplier',
     noise_multiplier,
     'it is stddev(z) / (clip * sensitivity)',
@@ -179,7 +179,7 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
 
 def check_delta(delta: float) -> None:
   """Raises ValueError unless delta is in [1e-50, 1)."""
-  errors.check_positive('delta', delta, 'use less than 1 / population')
+  _checks.positive('delta', delta, 'use less than 1 / population')
   if not _SMALLEST_DELTA <= delta < 1:
     raise ValueError(
       errors.invalid(

@@ -56,7 +56,7 @@ import numpy as np
 import scipy.optimize
 import scipy.special
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 FAILURE_PROBABILITY = 1e-8
 
@@ -216,10 +216,8 @@ def delta_bound(
 
 def check_options(samples: int, failure_probability: float) -> None:
   """Raises TypeError or ValueError if a bound cannot be had with these."""
-  errors.check_count('samples', samples, 'a million is usual')
-  errors.check_positive(
-    'failure_probability', failure_probability, '1e-8 is usual'
-  )
+  _checks.count('samples', samples, 'a million is usual')
+  _checks.positive('failure_probability', failure_probability, '1e-8 is usual')
   if failure_probability >= 1:
     raise ValueError(
       errors.invalid(

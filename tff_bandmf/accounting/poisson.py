@@ -22,7 +22,7 @@ from typing import Optional
 
 from dp_accounting.pld import privacy_loss_distribution
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.accounting import gaussian
 
 # Of epsilon, what the discretization of the losses may add.
@@ -220,7 +220,7 @@ def _solve(
 def _check(
   noise_multiplier: float, sampling_prob: float, compositions: int
 ) -> None:
-  errors.check_positive(
+  _checks.positive(
     'noise_multiplier',
     noise_multiplier,
     'it is stddev(z) / (clip * column_norm)',
@@ -234,7 +234,7 @@ def _check(
         'use more noise',
       )
     )
-  errors.check_positive(
+  _checks.positive(
     'sampling_prob', sampling_prob, 'it is groups * cohort / population'
   )
   if sampling_prob > 1:
@@ -246,9 +246,7 @@ def _check(
         'it is groups * cohort / population',
       )
     )
-  errors.check_count(
-    'compositions', compositions, 'it is ceil(rounds / groups)'
-  )
+  _checks.count('compositions', compositions, 'it is ceil(rounds / groups)')
 
 
 def _interval(epsilon: float, compositions: int) -> float:
@@ -290,7 +288,7 @@ def _epsilon(
   interval: float,
 ) -> float:
   """Returns epsilon at `delta`, rounded up; see `poisson_epsilon`."""
-  errors.check_positive('delta', delta, 'use less than 1 / population')
+  _checks.positive('delta', delta, 'use less than 1 / population')
   # PRIVACY: delta pays for what FFTs lose.
   # Guard: cyclic_poisson_test.test_delta_below_rounding_is_refused.
   left = delta - _lost_mass(compositions)

@@ -15,7 +15,7 @@ import functools
 import math
 from typing import Optional
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _checks, errors, strategies
 from tff_bandmf.accounting import arithmetic
 
 # N of a claim that does not know the dimension of the model.
@@ -98,7 +98,7 @@ def slack(
         'typical values are 0.1 to 20',
       )
     )
-  errors.check_positive('delta', delta, 'use less than 1 / population')
+  _checks.positive('delta', delta, 'use less than 1 / population')
   accidents = max(each.accidents for each in arithmetics)
   weight = math.exp(min(epsilon + 1, 300.0)) + 1
   if accidents * weight >= largest / 2 * delta:
@@ -231,7 +231,7 @@ class Cost:
       )
 
     if dimension is not None:
-      errors.check_count('dimension', dimension, 'give that of the model')
+      _checks.count('dimension', dimension, 'give that of the model')
       cells = dimension * compared
       found, largest = [make(dimension, cells)], dimension
     else:

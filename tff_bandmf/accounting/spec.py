@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import dp_accounting
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _checks, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting import gaussian
@@ -56,7 +56,7 @@ class PrivacySpec:
   def __post_init__(self):
     # 0 is legal, for a run without noise.
     if self.noise_multiplier != 0:
-      errors.check_positive(
+      _checks.positive(
         'noise_multiplier',
         self.noise_multiplier,
         'it is stddev(z) / (clip * sensitivity); 0 adds no noise',

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bandmf import accounting, errors, noise, strategies
+from tff_bandmf import _checks, accounting, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import placements
@@ -373,7 +373,7 @@ def dp_aggregator(
     TypeError: an adaptive clip, or another argument of a wrong kind.
     ValueError: a value out of range.
   """
-  errors.check_positive(
+  _checks.positive(
     'clients_per_round', clients_per_round, 'it is the divisor of the mean'
   )
   if isinstance(noise_multiplier, bool):
@@ -409,7 +409,7 @@ def dp_aggregator(
     )
   if largest_cohort is None:
     largest_cohort = math.ceil(clients_per_round)
-  errors.check_count(
+  _checks.count(
     'largest_cohort', largest_cohort, 'give the most clients of any round'
   )
   placement = placements.Tape() if noise is None else noise

@@ -9,7 +9,7 @@ from typing import Any, Callable, Optional
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import accounting, errors
+from tff_bandmf import _checks, accounting, errors
 from tff_bandmf.audit import bounds, pattern
 
 _FEWEST_CANARIES = 20
@@ -118,11 +118,8 @@ def audit(
   from tff_bandmf import aggregator
   from tff_bandmf.audit import canaries as canaries_lib
 
-  errors.check_count('runs', runs, 'give 1 or more')
-  if (
-    errors.check_count('canaries', canaries, 'give 1000 or so')
-    < _FEWEST_CANARIES
-  ):
+  _checks.count('runs', runs, 'give 1 or more')
+  if _checks.count('canaries', canaries, 'give 1000 or so') < _FEWEST_CANARIES:
     raise ValueError(
       errors.invalid(
         'canaries',

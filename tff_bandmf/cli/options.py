@@ -7,7 +7,7 @@ from typing import Callable, Optional
 
 import click
 
-from tff_bandmf import accounting, errors, strategies
+from tff_bandmf import _checks, accounting, errors, strategies
 from tff_bandmf import participation as participation_lib
 
 
@@ -30,7 +30,7 @@ class _Integer(click.ParamType):
       ) from None
     if self._zero and number == 0:
       return 0
-    return errors.check_count(param.name, number, remedy)
+    return _checks.count(param.name, number, remedy)
 
 
 class _Number(click.ParamType):
@@ -52,7 +52,7 @@ class _Number(click.ParamType):
       ) from None
     if self._zero and number == 0:
       return 0.0
-    return errors.check_positive(param.name, number, remedy)
+    return _checks.positive(param.name, number, remedy)
 
 
 class _OneOf(click.ParamType):

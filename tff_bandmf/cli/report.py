@@ -7,7 +7,7 @@ from typing import Optional
 
 import click
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.cli import options, output
 
 
@@ -45,7 +45,7 @@ def _count(name: str, text: str) -> int:
     raise ValueError(
       errors.invalid(name, text, 'must be an integer', remedy)
     ) from None
-  return errors.check_count(name, number, remedy)
+  return _checks.count(name, number, remedy)
 
 
 @click.command()

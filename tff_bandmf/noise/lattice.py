@@ -26,7 +26,7 @@ import math
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.accounting import arithmetic
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -74,7 +74,7 @@ class Lattice:
       ValueError: no lattice is fine enough for records and coarse enough for
         the sums and the noise.
     """
-    largest_cohort = errors.check_count(
+    largest_cohort = _checks.count(
       'largest_cohort', largest_cohort, 'it is the most clients of a round'
     )
     min_scale = float(np.min(recursion.scales))

@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from typing import Optional, Union
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.noise import key as key_lib
 
 
@@ -101,7 +101,7 @@ Placement = Union[InState, Tape, Served]
 
 def _check_start(start_round: int) -> None:
   if start_round != 0:
-    errors.check_count(
+    _checks.count(
       'start_round',
       start_round,
       'give the round of the state that the run goes on from',

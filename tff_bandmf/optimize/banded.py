@@ -35,7 +35,7 @@ import numpy as np
 import scipy.special
 import tensorflow as tf
 
-from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import _checks, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, solver, toeplitz
 
@@ -217,8 +217,8 @@ def optimize_banded_toeplitz_scheduled(
 
 def _check(rounds: int, bands: int, objective: str) -> None:
   """Raises unless the arguments of both optimisers are in range."""
-  errors.check_count('rounds', rounds, 'give the number of rounds')
-  errors.check_count('bands', bands, '1 is the identity')
+  _checks.count('rounds', rounds, 'give the number of rounds')
+  _checks.count('bands', bands, '1 is the identity')
   if bands > rounds:
     raise ValueError(
       errors.invalid(

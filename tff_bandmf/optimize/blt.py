@@ -37,7 +37,7 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import _checks, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import series, solver
 
@@ -160,8 +160,8 @@ def optimize_blt(
   >>> round(found.loss, 5), found.converged
   (84.32293, True)
   """
-  errors.check_count('rounds', rounds, 'give the number of rounds')
-  errors.check_count('buffers', buffers, 'give the number of buffers')
+  _checks.count('rounds', rounds, 'give the number of rounds')
+  _checks.count('buffers', buffers, 'give the number of buffers')
   solver.check_objective(objective)
   if rounds == 1:  # Whatever the buffers, C is 1.
     return series.optimized(

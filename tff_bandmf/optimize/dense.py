@@ -55,7 +55,7 @@ from typing import Optional
 import numpy as np
 import scipy.signal
 
-from tff_bandmf import errors, sensitivity, strategies, workloads
+from tff_bandmf import _checks, errors, sensitivity, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import dense_multipliers, solver
 from tff_bandmf.strategies import base
@@ -296,7 +296,7 @@ def optimize_dense(
   >>> round(found.loss, 4), found.converged
   (2.3313, True)
   """
-  errors.check_count('rounds', rounds, 'give the number of rounds')
+  _checks.count('rounds', rounds, 'give the number of rounds')
   if not isinstance(participation, participation_lib.Participation):
     raise TypeError(
       errors.invalid(

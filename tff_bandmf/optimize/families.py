@@ -30,7 +30,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Callable, Optional
 
-from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import _checks, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver, sweep
@@ -72,7 +72,7 @@ def optimize(request: _Request) -> solver.Optimized:
           'leave it out',
         )
       )
-  errors.check_count('rounds', request.rounds, 'give the number of rounds')
+  _checks.count('rounds', request.rounds, 'give the number of rounds')
   solver.check_objective(request.objective)
   # Before a search that may take minutes, and after it.
   _check_copies(request, least_copies(request))

@@ -22,7 +22,7 @@ import dataclasses
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 # The Americas, Europe and Africa, Asia.
 _INHABITED = (-8, -7, -6, -5, -4, -3, 0, 1, 2, 3, 5, 6, 7, 8, 9)
@@ -49,7 +49,7 @@ class Diurnal:
   drop_out: float = 0.2
 
   def __post_init__(self):
-    errors.check_count(
+    _checks.count(
       'rounds_per_day', self.rounds_per_day, 'one a day is the least'
     )
     if not self.zones:

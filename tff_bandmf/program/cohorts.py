@@ -28,7 +28,7 @@ from typing import ClassVar, Optional
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.program import admission, feasibility
 from tff_bandmf.program import availability as availability_lib
@@ -76,7 +76,7 @@ class CohortSampler:
 
   def __post_init__(self):
     for name in ('clients', 'cohort_size', 'rounds'):
-      errors.check_count(name, getattr(self, name), 'see the configuration')
+      _checks.count(name, getattr(self, name), 'see the configuration')
     if self.rounds > history_lib.MAX_ROUNDS:
       raise ValueError(
         errors.invalid(

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 import tree
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 
 # Squares of what is clipped to less would leave float64.
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
@@ -340,7 +340,7 @@ def check_bounds(
     ValueError: a bound is out of range.
   """
   for clip in tf.nest.flatten(l2_norm_clip):
-    errors.check_positive(
+    _checks.positive(
       'l2_norm_clip',
       clip,
       'clips are constants: an adaptive one is a release that costs '
@@ -356,7 +356,7 @@ def check_bounds(
         )
       )
   if zeroing_norm is not None:
-    errors.check_positive(
+    _checks.positive(
       'zeroing_norm',
       zeroing_norm,
       'it is a constant: an adaptive one is a release that costs privacy '

@@ -19,7 +19,7 @@ import math
 import pathlib
 from typing import Any, Optional
 
-from tff_bandmf import accounting, errors, program, strategies
+from tff_bandmf import _checks, accounting, errors, program, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.report import evidence, files
 
@@ -143,9 +143,7 @@ def established(directory: pathlib.Path) -> Claim:
   """
   run = files.read_run(directory)
   claim = run['claim']
-  delta = errors.check_positive(
-    'delta', claim['delta'], f'restore {files.RUN_FILE}'
-  )
+  delta = _checks.positive('delta', claim['delta'], f'restore {files.RUN_FILE}')
   if delta >= 1:
     raise ValueError(
       errors.invalid(
@@ -153,7 +151,7 @@ def established(directory: pathlib.Path) -> Claim:
       )
     )
   for name in ('l2_norm_clip', 'clients_per_round'):
-    errors.check_positive(name, claim[name], f'restore {files.RUN_FILE}')
+    _checks.positive(name, claim[name], f'restore {files.RUN_FILE}')
   strategy, _ = strategies.load(directory / files.STRATEGY_FILE)
   planned = _planned(strategy, claim)
   observed = evidence.observed(

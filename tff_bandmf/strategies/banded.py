@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
+import attrs
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.strategies import base
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@attrs.frozen(slots=False, eq=False)
 class Banded(base.Strategy):
   """C[t, t - s] = rows[t, s] for s < bands. [BandMF23, BandMF24]
 
@@ -29,10 +29,12 @@ class Banded(base.Strategy):
   """
 
   family: ClassVar[str] = 'banded'
-  rows: np.ndarray
+  rows: np.ndarray = attrs.field(
+    converter=lambda rows: _checks.real_array('rows', rows)
+  )
 
-  def __post_init__(self):
-    rows = base.real_array('rows', self.rows)
+  @rows.validator
+  def _check_rows(self, _, rows: np.ndarray) -> None:
     if rows.ndim != 2 or not rows.size or rows.shape[1] > rows.shape[0]:
       raise ValueError(
         errors.invalid(
@@ -52,8 +54,6 @@ class Banded(base.Strategy):
         )
       )
     base.check_entries('rows', rows, rows[:, 0])
-    rows.flags.writeable = False
-    object.__setattr__(self, 'rows', rows)
 
   @property
   def rounds(self) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
+import attrs
 import numpy as np
 
 from tff_bandmf.strategies import base, toeplitz
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@attrs.frozen(slots=False, eq=False)
 class BandedInverse(toeplitz.BandedInverseC):
   """C^-1[t, t - s] = inverse_coefficients[s] for s < p.
 
@@ -26,15 +26,11 @@ class BandedInverse(toeplitz.BandedInverseC):
   """
 
   family: ClassVar[str] = 'banded-inverse'
-  rounds: int
-  inverse_coefficients: np.ndarray
-
-  def __post_init__(self):
-    rounds, coefficients = base.check_series(
-      self.rounds, 'inverse_coefficients', self.inverse_coefficients
-    )
-    object.__setattr__(self, 'rounds', rounds)
-    object.__setattr__(self, 'inverse_coefficients', coefficients)
+  rounds: int = attrs.field(converter=base.count_rounds)
+  inverse_coefficients: np.ndarray = attrs.field(
+    converter=lambda values: base.series('inverse_coefficients', values),
+    validator=base.check_bands,
+  )
 
   @property
   def inverse_bands(self) -> int:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.strategies import base, toeplitz
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@attrs.frozen(slots=False, eq=False)
 class BandedToeplitz(toeplitz.BandedC):
   """C[t, t - s] = coefficients[s] for s < bands. [BandMF24, Sec 4]
 
@@ -32,15 +32,11 @@ class BandedToeplitz(toeplitz.BandedC):
   """
 
   family: ClassVar[str] = 'banded-toeplitz'
-  rounds: int
-  coefficients: np.ndarray
-
-  def __post_init__(self):
-    rounds, coefficients = base.check_series(
-      self.rounds, 'coefficients', self.coefficients
-    )
-    object.__setattr__(self, 'rounds', rounds)
-    object.__setattr__(self, 'coefficients', coefficients)
+  rounds: int = attrs.field(converter=base.count_rounds)
+  coefficients: np.ndarray = attrs.field(
+    converter=lambda values: base.series('coefficients', values),
+    validator=base.check_bands,
+  )
 
   @property
   def bands(self) -> int:
@@ -50,7 +46,7 @@ class BandedToeplitz(toeplitz.BandedC):
     return {'coefficients': self.coefficients}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@attrs.frozen(slots=False, eq=False)
 class RobustToeplitz(BandedToeplitz):
   """A banded Toeplitz C for a min_sep only known to lie in [b0, bands].
 
@@ -64,21 +60,22 @@ class RobustToeplitz(BandedToeplitz):
   """
 
   family: ClassVar[str] = 'robust-toeplitz'
-  b0: int
+  b0: int = attrs.field(
+    converter=lambda b0: _checks.count(
+      'b0', b0, 'give the least min_sep expected'
+    )
+  )
 
-  def __post_init__(self):
-    super().__post_init__()
-    b0 = errors.check_count('b0', self.b0, 'give the least min_sep expected')
-    if b0 > self.bands:
+  def __attrs_post_init__(self):
+    if self.b0 > self.bands:
       raise ValueError(
         errors.invalid(
           'b0',
-          b0,
+          self.b0,
           f'must not exceed bands={self.bands}',
           'min_sep lies in [b0, bands]',
         )
       )
-    object.__setattr__(self, 'b0', b0)
 
   def parameters(self) -> dict[str, Any]:
     return {'b0': self.b0}

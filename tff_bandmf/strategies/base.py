@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import numpy as np
 
-from tff_bandmf import errors, workloads
+from tff_bandmf import _checks, errors, workloads
 from tff_bandmf.strategies import per_query
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -226,41 +226,6 @@ def check_dense(rounds: int) -> None:
     )
 
 
-def check_fraction(
-  name: str, value: Any, low: float, high: float, remedy: str
-) -> float:
-  """Returns `value` as a float if it is in [low, high], else raises.
-
-  Raises:
-    TypeError: it is no number.
-    ValueError: it is out of range.
-  """
-  if isinstance(value, bool) or not hasattr(value, '__float__'):
-    raise TypeError(errors.invalid(name, value, 'must be a number', remedy))
-  if not low <= float(value) <= high:
-    raise ValueError(
-      errors.invalid(name, value, f'must be in [{low:g}, {high:g}]', remedy)
-    )
-  return float(value)
-
-
-def real_array(name: str, values: Any) -> np.ndarray:
-  """Returns a copy of `values` as float64.
-
-  Raises:
-    TypeError: they are no real numbers; a cast would drop what they are.
-    ValueError: their shape is ragged.
-  """
-  array = np.array(values)
-  if array.dtype.kind not in 'fiu':
-    raise TypeError(
-      errors.invalid(
-        f'{name}.dtype', array.dtype, 'must be real numbers', 'give float64'
-      )
-    )
-  return array.astype(np.float64)
-
-
 def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
   """Raises ValueError unless C is finite, invertible and of sane scale.
 
@@ -300,42 +265,51 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
     )
 
 
-def check_series(rounds: Any, name: str, values: Any) -> tuple[int, np.ndarray]:
-  """Returns rounds and a read-only copy of the start of a first column.
+def count_rounds(rounds: Any) -> int:
+  """Returns n, or raises; the converter of `rounds`."""
+  return _checks.count('rounds', rounds, 'give the number of rounds')
+
+
+def count_bands(bands: Any) -> int:
+  """Returns a number of bands, or raises; the converter of `bands`."""
+  return _checks.count('bands', bands, '1 is the identity')
+
+
+def series(name: str, values: Any) -> np.ndarray:
+  """Returns a read-only copy of the start of a first column.
 
   Args:
-    rounds: n.
     name: of the series, for messages.
-    values: [terms], at most n of them, the first positive.
+    values: [terms], the first positive.
 
   Raises:
-    TypeError: rounds is no integer or the values are no real numbers.
-    ValueError: they are no such series.
+    TypeError: the values are not real numbers.
+    ValueError: they are not such a series.
   """
-  rounds = errors.check_count('rounds', rounds, 'give the number of rounds')
-  series = real_array(name, values)
-  if series.ndim != 1 or not len(series):
+  array = _checks.real_array(name, values)
+  if array.ndim != 1 or not len(array):
     raise ValueError(
       errors.invalid(
         f'{name}.shape',
-        series.shape,
+        array.shape,
         'must be one-dimensional and not empty',
         'give a first column',
       )
     )
-  check_bands(rounds, len(series))
-  check_entries(name, series, series[:1])
-  series.flags.writeable = False
-  return rounds, series
+  check_entries(name, array, array[:1])
+  return array
 
 
-def check_bands(rounds: int, bands: Any) -> int:
-  """Returns `bands` if it is in [1, rounds], else raises."""
-  bands = errors.check_count('bands', bands, '1 is the identity')
-  if bands > rounds:
+def check_bands(strategy: Strategy, field: Any, value: Any) -> None:
+  """Raises ValueError if a number of bands, or a series, exceeds n."""
+  del field
+  bands = len(value) if isinstance(value, np.ndarray) else value
+  if bands > strategy.rounds:
     raise ValueError(
       errors.invalid(
-        'bands', bands, f'must not exceed rounds={rounds}', 'use fewer bands'
+        'bands',
+        bands,
+        f'must not exceed rounds={strategy.rounds}',
+        'use fewer bands',
       )
     )
-  return bands

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Callable, ClassVar, Optional
 
+import attrs
 import numpy as np
 import scipy.signal
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.strategies import base, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -17,7 +17,7 @@ from tff_bandmf.strategies import recursion as recursion_lib
 _BLOCK = 512
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@attrs.frozen(slots=False, eq=False)
 class Blt(toeplitz.Toeplitz):
   """c_0 = 1, c_t = sum_i omega_i theta_i^(t - 1). [BLT24]
 
@@ -38,16 +38,16 @@ class Blt(toeplitz.Toeplitz):
   """
 
   family: ClassVar[str] = 'blt'
-  rounds: int
-  omega: np.ndarray
-  theta: np.ndarray
+  rounds: int = attrs.field(converter=base.count_rounds)
+  omega: np.ndarray = attrs.field(
+    converter=lambda omega: _checks.real_array('omega', omega)
+  )
+  theta: np.ndarray = attrs.field(
+    converter=lambda theta: _checks.real_array('theta', theta)
+  )
 
-  def __post_init__(self):
-    rounds = errors.check_count(
-      'rounds', self.rounds, 'give the number of rounds'
-    )
-    omega = base.real_array('omega', self.omega)
-    theta = base.real_array('theta', self.theta)
+  def __attrs_post_init__(self):
+    omega, theta = self.omega, self.theta
     if omega.ndim != 1 or not len(omega) or omega.shape != theta.shape:
       raise ValueError(
         errors.invalid(
@@ -73,10 +73,6 @@ class Blt(toeplitz.Toeplitz):
           'join the buffers and add their omega',
         )
       )
-    for name, value in (('omega', omega), ('theta', theta)):
-      value.flags.writeable = False
-      object.__setattr__(self, name, value)
-    object.__setattr__(self, 'rounds', rounds)
 
   @property
   def bands(self) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, Optional
 
+import attrs
 import numpy as np
 
 from tff_bandmf import errors, workloads
@@ -13,7 +13,7 @@ from tff_bandmf.strategies import base, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@attrs.frozen(slots=False, eq=False)
 class ColumnNormalized(base.Strategy):
   """C D^-1, D the diagonal of the column norms of a Toeplitz C.
 
@@ -34,7 +34,7 @@ class ColumnNormalized(base.Strategy):
 
   toeplitz: toeplitz.Toeplitz
 
-  def __post_init__(self):
+  def __attrs_post_init__(self):
     if not isinstance(self.toeplitz, toeplitz.Toeplitz):
       raise TypeError(
         errors.invalid(

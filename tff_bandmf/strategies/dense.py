@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import ClassVar
 
+import attrs
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import errors, workloads
+from tff_bandmf import _checks, errors, workloads
 from tff_bandmf.strategies import base
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@attrs.frozen(slots=False, eq=False)
 class Dense(base.Strategy):
   """C given as a matrix.
 
@@ -27,10 +27,12 @@ class Dense(base.Strategy):
   """
 
   family: ClassVar[str] = 'dense'
-  values: np.ndarray
+  values: np.ndarray = attrs.field(
+    converter=lambda values: _checks.real_array('C', values)
+  )
 
-  def __post_init__(self):
-    values = base.real_array('C', self.values)
+  @values.validator
+  def _check_values(self, _, values: np.ndarray) -> None:
     shape = values.shape
     if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
       raise ValueError(
@@ -51,8 +53,6 @@ class Dense(base.Strategy):
         )
       )
     base.check_entries('C', values, np.diagonal(values))
-    values.flags.writeable = False
-    object.__setattr__(self, 'values', values)
 
   @property
   def rounds(self) -> int:

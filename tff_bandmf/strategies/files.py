@@ -28,7 +28,6 @@ and nothing in one is ever unpickled.
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import keyword
@@ -40,9 +39,10 @@ import zipfile
 from collections.abc import Mapping
 from typing import IO, Any, Optional, Union
 
+import attrs
 import numpy as np
 
-from tff_bandmf import documents, errors
+from tff_bandmf import _checks, documents, errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.strategies import (
   banded,
@@ -292,7 +292,7 @@ def _from_header(
       )
     )
   try:
-    rounds = errors.check_count(
+    rounds = _checks.count(
       'rounds', header.get('rounds'), f'{path} is damaged: write it again'
     )
     # Files of families without parameters may lack them.
@@ -360,7 +360,7 @@ def _build(
   if not isinstance(normalize, bool):
     raise TypeError('column_normalize is true or false')
   kind = FAMILIES[family]
-  if 'rounds' in {field.name for field in dataclasses.fields(kind)}:
+  if 'rounds' in attrs.fields_dict(kind):
     fields['rounds'] = rounds
   strategy = kind(**fields, **arrays)
   if normalize:

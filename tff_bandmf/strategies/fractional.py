@@ -12,16 +12,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks
 from tff_bandmf.strategies import base, toeplitz
 
 
-@dataclasses.dataclass(frozen=True)
+def _alpha(alpha: Any) -> float:
+  return _checks.between('alpha', alpha, 0, 1, '1/2 is the square root')
+
+
+@attrs.frozen(slots=False)
 class Lti(toeplitz.Toeplitz):
   """Square-root coefficients that decay: c_j (1 - nu)^j. [LTI24]
 
@@ -34,17 +38,10 @@ class Lti(toeplitz.Toeplitz):
   """
 
   family: ClassVar[str] = 'lti'
-  rounds: int
-  nu: float
-
-  def __post_init__(self):
-    rounds = errors.check_count(
-      'rounds', self.rounds, 'give the number of rounds'
-    )
-    object.__setattr__(self, 'rounds', rounds)
-    object.__setattr__(
-      self, 'nu', base.check_fraction('nu', self.nu, 0, 1, '0 is no decay')
-    )
+  rounds: int = attrs.field(converter=base.count_rounds)
+  nu: float = attrs.field(
+    converter=lambda nu: _checks.between('nu', nu, 0, 1, '0 is no decay')
+  )
 
   @property
   def bands(self) -> int:
@@ -64,7 +61,7 @@ class Lti(toeplitz.Toeplitz):
     return {'nu': self.nu}
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class SqrtToeplitz(Lti):
   """The square root of the prefix sum, all n coefficients. [FHU23]
 
@@ -73,13 +70,13 @@ class SqrtToeplitz(Lti):
   """
 
   family: ClassVar[str] = 'sqrt-toeplitz'
-  nu: float = dataclasses.field(default=0.0, init=False)
+  nu: float = attrs.field(default=0.0, init=False)
 
   def parameters(self) -> dict[str, Any]:
     return {}
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class BandedFractional(toeplitz.BandedC):
   """The first `bands` coefficients of (1 - x)^-alpha. [BIFR26]
 
@@ -93,12 +90,11 @@ class BandedFractional(toeplitz.BandedC):
   """
 
   family: ClassVar[str] = 'banded-fractional'
-  rounds: int
-  bands: int
-  alpha: float
-
-  def __post_init__(self):
-    _check_fractional(self, 'bands')
+  rounds: int = attrs.field(converter=base.count_rounds)
+  bands: int = attrs.field(
+    converter=base.count_bands, validator=base.check_bands
+  )
+  alpha: float = attrs.field(converter=_alpha)
 
   @property
   def coefficients(self) -> np.ndarray:
@@ -108,7 +104,7 @@ class BandedFractional(toeplitz.BandedC):
     return {'bands': self.bands, 'alpha': self.alpha}
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class BandedSqrt(BandedFractional):
   """The first `bands` coefficients of (1 - x)^(-1/2). [BSR24]
 
@@ -117,13 +113,13 @@ class BandedSqrt(BandedFractional):
   """
 
   family: ClassVar[str] = 'banded-sqrt'
-  alpha: float = dataclasses.field(default=0.5, init=False)
+  alpha: float = attrs.field(default=0.5, init=False)
 
   def parameters(self) -> dict[str, Any]:
     return {'bands': self.bands}
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class BandedInverseFractional(toeplitz.BandedInverseC):
   """C^-1 is the first p coefficients of (1 - x)^alpha, BIFR. [BIFR26]
 
@@ -137,12 +133,11 @@ class BandedInverseFractional(toeplitz.BandedInverseC):
   """
 
   family: ClassVar[str] = 'banded-inverse-fractional'
-  rounds: int
-  inverse_bands: int = dataclasses.field()  # Without the default of the base.
-  alpha: float
-
-  def __post_init__(self):
-    _check_fractional(self, 'inverse_bands')
+  rounds: int = attrs.field(converter=base.count_rounds)
+  inverse_bands: int = attrs.field(
+    converter=base.count_bands, validator=base.check_bands
+  )
+  alpha: float = attrs.field(converter=_alpha)
 
   @property
   def inverse_coefficients(self) -> np.ndarray:
@@ -152,18 +147,18 @@ class BandedInverseFractional(toeplitz.BandedInverseC):
     return {'inverse_bands': self.inverse_bands, 'alpha': self.alpha}
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class BandedInverseSqrt(BandedInverseFractional):
   """C^-1 is the first p coefficients of (1 - x)^(1/2), BISR. [BISR25]"""
 
   family: ClassVar[str] = 'banded-inverse-sqrt'
-  alpha: float = dataclasses.field(default=0.5, init=False)
+  alpha: float = attrs.field(default=0.5, init=False)
 
   def parameters(self) -> dict[str, Any]:
     return {'inverse_bands': self.inverse_bands}
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class DpCgd(toeplitz.BandedInverseC):
   """C^-1 = I - lambda shift, C[t, i] = lambda^(t - i). [DPCGD26]
 
@@ -177,19 +172,12 @@ class DpCgd(toeplitz.BandedInverseC):
 
   family: ClassVar[str] = 'dp-cgd'
   inverse_bands: ClassVar[int] = 2
-  rounds: int
-  lambda_: float
-
-  def __post_init__(self):
-    rounds = errors.check_count(
-      'rounds', self.rounds, 'give the number of rounds'
+  rounds: int = attrs.field(converter=base.count_rounds)
+  lambda_: float = attrs.field(
+    converter=lambda value: _checks.between(
+      'lambda', value, 0, 1, '0 is the identity'
     )
-    object.__setattr__(self, 'rounds', rounds)
-    object.__setattr__(
-      self,
-      'lambda_',
-      base.check_fraction('lambda', self.lambda_, 0, 1, '0 is the identity'),
-    )
+  )
 
   @property
   def inverse_coefficients(self) -> np.ndarray:
@@ -197,20 +185,3 @@ class DpCgd(toeplitz.BandedInverseC):
 
   def parameters(self) -> dict[str, Any]:
     return {'lambda': self.lambda_}
-
-
-def _check_fractional(strategy, bands_name: str) -> None:
-  """Checks and converts the fields of a fractional strategy, in place."""
-  rounds = errors.check_count(
-    'rounds', strategy.rounds, 'give the number of rounds'
-  )
-  bands = base.check_bands(rounds, getattr(strategy, bands_name))
-  alpha = base.check_fraction(
-    'alpha', strategy.alpha, 0, 1, '1/2 is the square root'
-  )
-  for name, value in (
-    ('rounds', rounds),
-    (bands_name, bands),
-    ('alpha', alpha),
-  ):
-    object.__setattr__(strategy, name, value)

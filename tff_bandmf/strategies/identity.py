@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import ClassVar
 
+import attrs
 import numpy as np
 
-from tff_bandmf import errors, workloads
-from tff_bandmf.strategies import toeplitz
+from tff_bandmf import workloads
+from tff_bandmf.strategies import base, toeplitz
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class Identity(toeplitz.BandedC):
   """C = I; for prefix sums e_t = t + 1.
 
@@ -21,13 +21,7 @@ class Identity(toeplitz.BandedC):
 
   family: ClassVar[str] = 'identity'
   bands: ClassVar[int] = 1
-  rounds: int
-
-  def __post_init__(self):
-    rounds = errors.check_count(
-      'rounds', self.rounds, 'give the number of rounds'
-    )
-    object.__setattr__(self, 'rounds', rounds)
+  rounds: int = attrs.field(converter=base.count_rounds)
 
   @property
   def coefficients(self) -> np.ndarray:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks
 from tff_bandmf.strategies import base, toeplitz
 
 _LARGEST_CONSTANT = 1e6
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class InversePlusConstant(toeplitz.BandedC):
   """C with c_j proportional to 1 / (j + 1) + constant, j < bands.
 
@@ -27,23 +27,15 @@ class InversePlusConstant(toeplitz.BandedC):
   """
 
   family: ClassVar[str] = 'inverse-plus-constant'
-  rounds: int
-  bands: int
-  constant: float
-
-  def __post_init__(self):
-    rounds = errors.check_count(
-      'rounds', self.rounds, 'give the number of rounds'
+  rounds: int = attrs.field(converter=base.count_rounds)
+  bands: int = attrs.field(
+    converter=base.count_bands, validator=base.check_bands
+  )
+  constant: float = attrs.field(
+    converter=lambda constant: _checks.between(
+      'constant', constant, 0, _LARGEST_CONSTANT, '0 adds none'
     )
-    object.__setattr__(self, 'rounds', rounds)
-    object.__setattr__(self, 'bands', base.check_bands(rounds, self.bands))
-    object.__setattr__(
-      self,
-      'constant',
-      base.check_fraction(
-        'constant', self.constant, 0, _LARGEST_CONSTANT, '0 adds none'
-      ),
-    )
+  )
 
   @property
   def coefficients(self) -> np.ndarray:

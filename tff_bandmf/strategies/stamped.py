@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar
 
+import attrs
 import numpy as np
 
 from tff_bandmf import errors, workloads
@@ -12,7 +12,7 @@ from tff_bandmf.strategies import base
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@attrs.frozen(slots=False, eq=False)
 class Stamped(base.Strategy):
   """Blocks of C_m down the diagonal, the last one cut at n. [SingleEpoch22]
 
@@ -30,25 +30,20 @@ class Stamped(base.Strategy):
   """
 
   family: ClassVar[str] = 'stamped'
-  rounds: int
-  block: base.Strategy
+  rounds: int = attrs.field(converter=base.count_rounds)
+  block: base.Strategy = attrs.field()
 
-  def __post_init__(self):
-    rounds = errors.check_count(
-      'rounds', self.rounds, 'give the number of rounds'
-    )
-    if not isinstance(self.block, base.Strategy) or isinstance(
-      self.block, Stamped
-    ):
+  @block.validator
+  def _check_block(self, _, block: base.Strategy) -> None:
+    if not isinstance(block, base.Strategy) or isinstance(block, Stamped):
       raise TypeError(
         errors.invalid(
           'block',
-          self.block,
+          block,
           'must be a strategy, not a stamped one',
           'stamp the inner strategy',
         )
       )
-    object.__setattr__(self, 'rounds', rounds)
 
   @property
   def bands(self) -> int:

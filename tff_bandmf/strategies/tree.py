@@ -11,19 +11,19 @@ noise is the same if its covariance is. `matrix` returns that C.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from typing import Any, ClassVar, Optional
 
+import attrs
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import errors, workloads
+from tff_bandmf import _checks, errors, workloads
 from tff_bandmf.strategies import base, dense
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class Tree(base.Strategy):
   """The tree with its optimal decoder, A times the encoder's pseudo-inverse.
 
@@ -40,21 +40,18 @@ class Tree(base.Strategy):
   """
 
   family: ClassVar[str] = 'tree'
-  rounds: int
-  arity: int = 2
+  rounds: int = attrs.field(converter=base.count_rounds)
+  arity: int = attrs.field(
+    default=2,
+    converter=lambda arity: _checks.count('arity', arity, 'give 2 or more'),
+  )
 
-  def __post_init__(self):
-    rounds = errors.check_count(
-      'rounds', self.rounds, 'give the number of rounds'
-    )
-    base.check_dense(rounds)
-    arity = errors.check_count('arity', self.arity, 'give 2 or more')
-    if arity == 1:
+  def __attrs_post_init__(self):
+    base.check_dense(self.rounds)
+    if self.arity == 1:
       raise ValueError(
-        errors.invalid('arity', arity, 'must be at least 2', 'give 2')
+        errors.invalid('arity', self.arity, 'must be at least 2', 'give 2')
       )
-    object.__setattr__(self, 'rounds', rounds)
-    object.__setattr__(self, 'arity', arity)
 
   @property
   def bands(self) -> int:
@@ -90,7 +87,7 @@ class Tree(base.Strategy):
     return {'arity': self.arity}
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen(slots=False)
 class OnlineTree(base.Strategy):
   """The binary tree with Honaker's online decoder. [DPFTRL21]
 
@@ -110,13 +107,7 @@ class OnlineTree(base.Strategy):
   """
 
   family: ClassVar[str] = 'online-tree'
-  rounds: int
-
-  def __post_init__(self):
-    rounds = errors.check_count(
-      'rounds', self.rounds, 'give the number of rounds'
-    )
-    object.__setattr__(self, 'rounds', rounds)
+  rounds: int = attrs.field(converter=base.count_rounds)
 
   @property
   def bands(self) -> int:

@@ -7,7 +7,7 @@ from typing import Optional
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.producer import places
@@ -73,12 +73,12 @@ class Stream:
         of several types.
     """
     if max_memory_bytes is not None:
-      errors.check_count(
+      _checks.count(
         'max_memory_bytes',
         max_memory_bytes,
         'leave it out to keep all in memory',
       )
-    self._z_steps = errors.check_positive(
+    self._z_steps = _checks.positive(
       'z_steps', z_steps, 'a run without noise needs no stream'
     )
     self.coordinates = (
@@ -177,8 +177,8 @@ def shard(dimension: int, index: int, shards: int) -> range:
   Raises:
     ValueError: there is no such shard, or one would be empty.
   """
-  errors.check_count('dimension', dimension, 'the model has no parameters')
-  errors.check_count('shards', shards, 'one shard makes all')
+  _checks.count('dimension', dimension, 'the model has no parameters')
+  _checks.count('shards', shards, 'one shard makes all')
   if not 0 <= index < shards:
     raise ValueError(
       errors.invalid(

@@ -18,7 +18,7 @@ from typing import Optional, Union
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks, errors
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
@@ -101,10 +101,10 @@ class Tape:
         live producer, is to be resumed and holds another tape, or says that a
         later round than `start_round` was used.
     """
-    self.dimension = errors.check_count(
+    self.dimension = _checks.count(
       'dimension', dimension, 'the model has no parameters'
     )
-    self.z_steps = errors.check_positive(
+    self.z_steps = _checks.positive(
       'z_steps', z_steps, 'a run without noise needs no tape'
     )
     if not 0 <= start_round <= recursion.rounds:

@@ -1,0 +1,81 @@
+"""Checks of values: each returns the value, converted, or raises."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any, SupportsIndex
+
+import numpy as np
+
+from tff_bandmf import errors
+
+
+def count(name: str, value: Any, remedy: str) -> int:
+  """Returns `value` as an int if it is an integer of at least 1, else raises.
+
+  Raises:
+    TypeError: `value` is not an integer, or is a bool.
+    ValueError: `value` is below 1.
+  """
+  if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    raise TypeError(errors.invalid(name, value, 'must be an integer', remedy))
+  number = operator.index(value)
+  if number < 1:
+    raise ValueError(errors.invalid(name, value, 'must be at least 1', remedy))
+  return number
+
+
+def number(name: str, value: Any, remedy: str) -> float:
+  """Returns `value` as a float, else raises TypeError."""
+  if isinstance(value, bool) or not hasattr(value, '__float__'):
+    raise TypeError(errors.invalid(name, value, 'must be a number', remedy))
+  return float(value)
+
+
+def positive(name: str, value: Any, remedy: str) -> float:
+  """Returns `value` as a float if it is a positive finite number, else raises.
+
+  Raises:
+    TypeError: `value` is not a real number.
+    ValueError: `value` is not positive, or is infinite or NaN.
+  """
+  if not 0 < number(name, value, remedy) < float('inf'):
+    raise ValueError(
+      errors.invalid(name, value, 'must be positive and finite', remedy)
+    )
+  return float(value)
+
+
+def between(
+  name: str, value: Any, low: float, high: float, remedy: str
+) -> float:
+  """Returns `value` as a float if it is in [low, high], else raises.
+
+  Raises:
+    TypeError: `value` is not a number.
+    ValueError: `value` is out of range.
+  """
+  if not low <= number(name, value, remedy) <= high:
+    raise ValueError(
+      errors.invalid(name, value, f'must be in [{low:g}, {high:g}]', remedy)
+    )
+  return float(value)
+
+
+def real_array(name: str, values: Any) -> np.ndarray:
+  """Returns a read-only copy of `values` as float64.
+
+  Raises:
+    TypeError: a value is not a real number; a cast would change it.
+    ValueError: the shape is ragged.
+  """
+  array = np.array(values)
+  if array.dtype.kind not in 'fiu':
+    raise TypeError(
+      errors.invalid(
+        f'{name}.dtype', array.dtype, 'must be real numbers', 'give float64'
+      )
+    )
+  array = array.astype(np.float64)
+  array.flags.writeable = False
+  return array
