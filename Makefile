@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test test-next fuzz races mutants docs bench seeds lint dist test-wheel clean
+.PHONY: help env demo test quick test-next fuzz races mutants docs bench seeds lint dist test-wheel clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -17,7 +17,11 @@ demo: env  ## trains with DP on real text; leaves runs/demo/report.md
 
 test: env  ## runs the tests (ARGS='-k word' chooses)
 	$(PYTHON_OF_ENV) -m pytest tests -q -n auto --maxprocesses 4 \
-	  --dist loadfile --durations=15 $(ARGS)
+	  --dist loadfile --no-loadscope-reorder --durations=15 $(ARGS)
+
+quick: env  ## runs the tests that need no TFF and take no seconds, in a minute
+	$(PYTHON_OF_ENV) -m pytest tests -q --quick -n auto --maxprocesses 4 \
+	  --dist worksteal $(ARGS)
 
 test-next: env  ## runs the accounting tests with dp-accounting 0.6
 	requirements/test_next.sh

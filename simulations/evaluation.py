@@ -39,8 +39,10 @@ class Evaluator:
 
     @tf.function(autograph=False)
     def evaluate_batch(weights, x, y):
-      logits = model.logits(weights, x)
-      words = tf.reduce_sum(tf.cast(tf.not_equal(y, 0), tf.float32))
+      places = tf.where(tf.not_equal(y, 0))
+      y = tf.gather_nd(y, places)
+      logits = model.logits(weights, x, places)
+      words = tf.cast(tf.size(y), tf.float32)
       return tf.stack(
         [
           (models.next_word_loss(logits, y) * words, words),

@@ -1,4 +1,4 @@
-"""What docs/reference/versioning.md promises across releases: old files, the same z.
+"""What docs/reference/versioning.md promises: old files are read, z stays.
 
 A literal below changes with a new format, or a new major version, alone.
 """

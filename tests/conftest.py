@@ -1,13 +1,55 @@
-"""What the tests share: a quiet TensorFlow, one TFF runtime, `bandmf`."""
+"""What the tests share: a quiet TensorFlow, one TFF runtime, `bandmf`.
 
+`--quick` leaves out what imports TensorFlow Federated, be it a file or a test,
+and what is marked slow.
+"""
+
+import importlib.abc
 import json
 import os
+import sys
 
-# Before anything imports TensorFlow.
+# Before anything imports NumPy or TensorFlow. Tests run side by side, and
+# matrices are small: threads that wait for one another cost more than they win.
+os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import databases
 import pytest
+
+
+class _WithoutFederated(importlib.abc.MetaPathFinder):
+  """Skips whatever imports TensorFlow Federated, which takes 10 s."""
+
+  def find_spec(self, name, path, target=None):
+    if name == 'tensorflow_federated':
+      pytest.skip(
+        '--quick leaves out what imports TFF', allow_module_level=True
+      )
+    return None
+
+
+def pytest_addoption(parser):
+  parser.addoption(
+    '--quick', action='store_true', help='leaves out TFF and what is slow'
+  )
+
+
+def pytest_configure(config):
+  config.addinivalue_line('markers', 'slow: takes seconds; not for --quick')
+  if config.getoption('--quick'):
+    sys.meta_path.insert(0, _WithoutFederated())
+
+
+def pytest_collection_modifyitems(config, items):
+  slow = [item for item in items if item.get_closest_marker('slow')]
+  if config.getoption('--quick'):
+    config.hook.pytest_deselected(items=slow)
+    items[:] = [item for item in items if item not in set(slow)]
+  else:
+    # Files with slow tests begin first, so that none is left alone at the end.
+    first = {item.path for item in slow}
+    items.sort(key=lambda item: item.path not in first)
 
 
 @pytest.fixture(scope='session')

@@ -16,6 +16,7 @@ import pytest
 import tff_bandmf
 from tff_bandmf import reproduction
 
+pytestmark = pytest.mark.slow
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _DOCS = _ROOT / 'docs'
 _MODULES = sorted(

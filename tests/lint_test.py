@@ -11,7 +11,11 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 @pytest.mark.parametrize(
   'command',
-  [('ruff', 'format', '--check', '.'), ('ruff', 'check', '.'), ('mypy',)],
+  [
+    ('ruff', 'format', '--check', '.'),
+    ('ruff', 'check', '.'),
+    pytest.param(('mypy',), marks=pytest.mark.slow),
+  ],
   ids=' '.join,
 )
 def test_tree_is_clean(command):

@@ -66,6 +66,19 @@ def test_every_privacy_mark_names_a_guard_that_exists():
   ] == []
 
 
+def test_no_privacy_mark_is_overlooked():
+  """The word stands in no form that `mutants.marks` does not read."""
+  found = {(mark.file, mark.line) for mark in _MARKS}
+  assert [
+    f'{path.relative_to(mutants.ROOT)}:{line}: {text}'
+    for folder in ('benchmarks', 'docs', 'simulations', 'tff_bandmf')
+    for path in sorted((mutants.ROOT / folder).rglob('*.py'))
+    for line, text in enumerate(path.read_text().splitlines(), 1)
+    if 'PRIVACY' in text
+    and (str(path.relative_to(mutants.ROOT)), line) not in found
+  ] == []
+
+
 def test_every_privacy_mark_has_a_mutant():
   """Folders that this covers are in `_EVERY_MARK`; mutants.py tells more."""
   noticed = {(m.file, test) for m in _MUTANTS for test in m.tests}

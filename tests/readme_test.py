@@ -19,6 +19,7 @@ import pytest
 
 from simulations.sweeps import grid
 
+pytestmark = pytest.mark.slow
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _FILES = sorted(
   path.relative_to(_ROOT)

@@ -13,6 +13,7 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.slow
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PACKAGES = ('simulations', 'tff_bandmf')
 _FOLDERS = (

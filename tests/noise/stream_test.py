@@ -305,5 +305,6 @@ def test_blas_has_one_thread_while_noise_is_made(monkeypatch):
     return advance(self, *args)
 
   monkeypatch.setattr(places.WindowBlock, 'advance', spy)
-  _streamed(_FAMILIES['banded'])
+  with threadpoolctl.threadpool_limits(2, 'blas'):
+    _streamed(_FAMILIES['banded'])
   assert set(seen) == {1}
