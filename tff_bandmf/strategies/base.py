@@ -22,6 +22,8 @@ MAX_ROUNDS = 100_000_000
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _SMALLEST_DIAGONAL = 1e-30
 _LARGEST_ENTRY = 1e30
+# Matrix products need so many columns to be quick.
+_LEAST_COLUMNS = 64
 
 
 class Strategy(abc.ABC):
@@ -138,6 +140,27 @@ class Strategy(abc.ABC):
     entries = np.abs(self.band_rows(0, self.rounds))
     return float(np.max(entries.sum(1)) / np.min(entries[:, 0]))
 
+  def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns X[i, j] = <C_i, C_j>, [m] float64, where X = C^T C.
+
+    Args:
+      first: [m] integers, i.
+      second: [m] integers, j >= i.
+    """
+    found = np.zeros(len(first))
+    overlap = np.flatnonzero(second - first < self.bands)
+    overlap = overlap[np.argsort(first[overlap], kind='stable')]
+    step = max(_LEAST_COLUMNS, self.bands // 4)
+    for start in np.unique(first[overlap] // step) * step:
+      low, high = np.searchsorted(first[overlap], [start, start + step])
+      pairs = overlap[low:high]
+      stop = min(start + step, self.rounds)
+      last = min(stop + self.bands - 1, self.rounds)
+      columns = _dense_rows(self.band_rows(start, last))
+      gram = columns[:, : stop - start].T @ columns
+      found[pairs] = gram[first[pairs] - start, second[pairs] - start]
+    return found
+
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
@@ -198,6 +221,23 @@ class Strategy(abc.ABC):
       sha.update(json.dumps(header).encode())
       sha.update(np.ascontiguousarray(array, '<f8').tobytes())
     return sha.hexdigest()
+
+
+def _dense_rows(rows: np.ndarray) -> np.ndarray:
+  """Returns D with D[t, t - s] = rows[t, s], without columns before 0.
+
+  Args:
+    rows: [count, bands] float64.
+
+  Returns:
+    [count, count] float64.
+  """
+  count = len(rows)
+  dense = np.zeros((count, count))
+  for s in range(min(rows.shape[1], count)):
+    t = np.arange(s, count)
+    dense[t, t - s] = rows[s:, s]
+  return dense
 
 
 def check_rounds(rounds: int) -> None:

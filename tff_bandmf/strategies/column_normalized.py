@@ -106,6 +106,12 @@ class ColumnNormalized(base.Strategy):
       / self.column_norms[np.maximum(column, 0)]
     )
 
+  def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    norms = self.column_norms
+    return self.toeplitz.gram_entries(first, second) / (
+      norms[first] * norms[second]
+    )
+
   def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
     return self.column_norms[
       start:stop, None

@@ -71,6 +71,22 @@ class Toeplitz(base.Strategy):
     t = np.arange(start, stop)[:, None]
     return np.where(t >= np.arange(self.bands), self.column(self.bands), 0.0)
 
+  def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns X[i, j], the first n - j terms of sum_l c_l c_{l + j - i}."""
+    base.check_rounds(self.rounds)
+    column = self.column(self.bands)
+    found = np.zeros(len(first))
+    lags = second - first
+    order = np.argsort(lags, kind='stable')
+    for pairs in np.split(order, np.flatnonzero(np.diff(lags[order])) + 1):
+      lag = lags[pairs[0]] if len(pairs) else self.bands
+      if lag >= self.bands:
+        break
+      sums = np.cumsum(column[: self.bands - lag] * column[lag:])
+      terms = np.minimum(self.rounds - second[pairs], len(sums))
+      found[pairs] = sums[terms - 1]
+    return found
+
   def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
     if self.inverse_bands is None:
       return super().inverse_band_rows(start, stop)

@@ -68,6 +68,10 @@ class Tree(base.Strategy):
       size *= self.arity
     return gram
 
+  def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns X[i, j], the number of nodes over both, [m] float64."""
+    return _common_nodes(self.rounds, self.arity, first, second)
+
   @functools.cached_property
   def _dense(self) -> dense.Dense:
     return dense.Dense(dense.lower_factor(self.gram()))
@@ -139,6 +143,10 @@ class OnlineTree(base.Strategy):
     """Returns X of the encoder, [n, n] float64, integers."""
     return Tree(self.rounds).gram()
 
+  def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns X[i, j] of the encoder, [m] float64; see `matrix`."""
+    return _common_nodes(self.rounds, 2, first, second)
+
   def matrix(self) -> np.ndarray:
     """Returns the C whose noise has the same distribution.
 
@@ -201,6 +209,19 @@ class OnlineTree(base.Strategy):
     for j, variance in enumerate(self.node_variances()):
       e += variance * ((t >> j) & 1)
     return e
+
+
+def _common_nodes(
+  rounds: int, arity: int, first: np.ndarray, second: np.ndarray
+) -> np.ndarray:
+  """Returns the number of complete nodes over both rounds, [m] float64."""
+  common = np.zeros(len(first))
+  size = 1
+  while size <= rounds:
+    node = first // size
+    common += (node == second // size) & ((node + 1) * size <= rounds)
+    size *= arity
+  return common
 
 
 def _largest_node(rounds: int, arity: int) -> int:

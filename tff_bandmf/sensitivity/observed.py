@@ -1,0 +1,296 @@
+"""The sensitivity that the rounds of real clients show.
+
+A client that took part in the rounds pi of one log has, with X = C^T C,
+
+  sens^2 = max_{|u_i| <= 1} || sum_{i in pi} C[:, i] u_i^T ||^2
+         <= sum_{i, j in pi} |X_ij|,
+
+with equality where none of these X_ij is negative. The largest value over all
+clients is the sensitivity of this log. It needs no participation schema.
+
+It is a statement about this log alone: who took part must not have depended on
+private data.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Optional
+
+import numpy as np
+
+from tff_bandmf import errors, strategies
+from tff_bandmf.sensitivity import result
+
+# Participations that are held in memory at a time: about 150 MB.
+_AT_A_TIME = 2**22
+# Up to this many rounds all of X is held: 128 MB.
+_WHOLE_GRAM = 4096
+# Entries of X so small next to the largest are zeros.
+_ROUNDING = 1e-13
+# Pairs of rounds that are looked up at a time.
+_PAIRS = 2**22
+
+
+@dataclasses.dataclass(frozen=True)
+class Observed:
+  """What the rounds of a log show.
+
+  Attributes:
+    clients: different clients.
+    participations: sum over clients of their rounds.
+    min_sep: least r2 - r1 of two rounds of one client; None if no client took
+      part twice.
+    max_participations: most rounds of one client; 0 without clients.
+    histogram: the number of clients for each number of rounds, ascending.
+    sensitivity: of the log; None without a strategy.
+    pattern: rounds of a client that attains it, ascending.
+  """
+
+  clients: int
+  participations: int
+  min_sep: Optional[int]
+  max_participations: int
+  histogram: dict[int, int]
+  sensitivity: Optional[result.Sensitivity] = None
+  pattern: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Clients:
+  """The rounds of some clients.
+
+  Attributes:
+    rounds: [m] integers, client by client, ascending in each.
+    starts: [clients + 1] where the rounds of each client begin.
+  """
+
+  rounds: np.ndarray
+  starts: np.ndarray
+
+
+def observed(
+  cohorts: Callable[[], Iterable[tuple[int, np.ndarray]]],
+  participations: int,
+  strategy: Optional[strategies.Strategy] = None,
+  at_a_time: int = _AT_A_TIME,
+) -> Observed:
+  """Returns what cohorts show that together need not fit in memory.
+
+  Identifiers are hashes, so a part of their range holds as large a part of the
+  participations: the cohorts are gone through once for every part.
+
+  Args:
+    cohorts: gives (round, [m] int64 identifiers ascending), rounds ascending;
+      the same at every call.
+    participations: the sum of m.
+    strategy: C, for the sensitivity.
+    at_a_time: participations to hold in memory, about.
+
+  Raises:
+    ValueError: a round is past the last round of C, or the sensitivity
+      overflows.
+  """
+  parts = -(-participations // at_a_time)
+  edges = [-(2**63) + part * 2**64 // max(parts, 1) for part in range(parts)]
+  return of_clients(
+    (
+      _part(cohorts(), low, high)
+      for low, high in zip(edges, [*edges[1:], None])
+    ),
+    strategy,
+  )
+
+
+def of_clients(
+  parts: Iterable[tuple[np.ndarray, np.ndarray]],
+  strategy: Optional[strategies.Strategy] = None,
+) -> Observed:
+  """Returns what participations show, given in parts.
+
+  Args:
+    parts: each ([m] rounds ascending, [m] identifiers); all participations of
+      one client are in one part.
+    strategy: C, for the sensitivity.
+
+  Raises:
+    ValueError: as `observed`; a client is twice in one round.
+  """
+  gram = None if strategy is None else _Gram(strategy)
+  clients = participations = 0
+  gaps: list[int] = []
+  counts = np.zeros(0, np.int64)
+  heaviest = _Heaviest()
+  for rounds, identifiers in parts:
+    found = _by_client(rounds, identifiers)
+    clients += len(found.starts) - 1
+    participations += len(found.rounds)
+    gaps += _least_gap(found)
+    counts = _added(counts, np.bincount(np.diff(found.starts)))
+    if gram is not None:
+      heaviest = max(heaviest, _heaviest(gram, found), key=lambda h: h.squared)
+  used = np.flatnonzero(counts)
+  return Observed(
+    clients,
+    participations,
+    min(gaps, default=None),
+    int(used[-1]) if len(used) else 0,
+    {int(count): int(counts[count]) for count in used},
+    None if gram is None else heaviest.sensitivity(),
+    heaviest.pattern,
+  )
+
+
+def _part(
+  cohorts: Iterable[tuple[int, np.ndarray]], low: int, high: Optional[int]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the participations of the identifiers in [low, high)."""
+  rounds, identifiers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+  for round_index, cohort in cohorts:
+    start = np.searchsorted(cohort, low)
+    stop = None if high is None else np.searchsorted(cohort, high)
+    identifiers.append(cohort[start:stop].copy())
+    rounds.append(np.full(len(identifiers[-1]), round_index))
+  return np.concatenate(rounds), np.concatenate(identifiers)
+
+
+def _by_client(rounds: np.ndarray, identifiers: np.ndarray) -> _Clients:
+  # Stable: the rounds of one client stay in order.
+  order = np.argsort(identifiers, kind='stable')
+  rounds, identifiers = rounds[order], identifiers[order]
+  firsts = np.flatnonzero(
+    np.concatenate([[True], identifiers[1:] != identifiers[:-1]])
+  )
+  return _Clients(rounds, np.append(firsts[: len(rounds)], len(rounds)))
+
+
+def _least_gap(clients: _Clients) -> list[int]:
+  """Returns the least gap between two rounds of a client, or nothing."""
+  inner = np.ones(max(len(clients.rounds) - 1, 0), bool)
+  inner[clients.starts[1:-1] - 1] = False
+  gaps = np.diff(clients.rounds)[inner]
+  if not len(gaps):
+    return []
+  if gaps.min() < 1:
+    raise ValueError(
+      errors.invalid(
+        'client',
+        'one',
+        'is twice in a round',
+        'give each participation once',
+      )
+    )
+  return [int(gaps.min())]
+
+
+def _added(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+  total = np.zeros(max(len(first), len(second)), np.int64)
+  total[: len(first)] += first
+  total[: len(second)] += second
+  return total
+
+
+@dataclasses.dataclass(frozen=True)
+class _Heaviest:
+  """The largest sum of |X| over the rounds of one client.
+
+  Attributes:
+    squared: the sum.
+    signed: whether one of its entries is negative.
+    pattern: the rounds.
+  """
+
+  squared: float = 0.0
+  signed: bool = False
+  pattern: tuple[int, ...] = ()
+
+  def sensitivity(self) -> result.Sensitivity:
+    if not np.isfinite(self.squared):
+      raise ValueError(
+        errors.invalid(
+          'sensitivity',
+          self.squared,
+          'overflows',
+          'scale C down or use fewer rounds',
+        )
+      )
+    # PRIVACY: contributions are vectors, so signs of X do not help. Guard:
+    # observed_test.test_signs_of_the_gram_matrix_do_not_help.
+    if self.signed:
+      return result.bound(
+        self.squared, 'sum of |X| over the rounds of a client'
+      )
+    return result.exact(self.squared, 'sum of X over the rounds of a client')
+
+
+class _Gram:
+  """Entries of X = C^T C, all at once where they are few."""
+
+  def __init__(self, strategy: strategies.Strategy):
+    self._strategy = strategy
+    self.rounds = strategy.rounds
+    self._whole: Optional[np.ndarray] = None
+    if self.rounds <= _WHOLE_GRAM:
+      first, second = np.triu_indices(self.rounds)
+      self._whole = np.zeros((self.rounds, self.rounds))
+      self._whole[first, second] = strategy.gram_entries(first, second)
+
+  def __call__(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns X[i, j], of the shape of i and j, i <= j."""
+    if self._whole is not None:
+      return self._whole[first, second]
+    pairs, where = np.unique(
+      first.ravel() * self.rounds + second.ravel(), return_inverse=True
+    )
+    entries = self._strategy.gram_entries(*np.divmod(pairs, self.rounds))
+    return entries[where].reshape(first.shape)
+
+
+def _heaviest(gram: _Gram, clients: _Clients) -> _Heaviest:
+  """Returns the largest sum of |X| over the rounds of one of some clients."""
+  if len(clients.rounds) and not (
+    0 <= clients.rounds.min() and clients.rounds.max() < gram.rounds
+  ):
+    raise ValueError(
+      errors.invalid(
+        'round',
+        int(clients.rounds.max()),
+        f'is not among the {gram.rounds} rounds of the strategy',
+        'give the strategy that the run used',
+      )
+    )
+  counts = np.diff(clients.starts)
+  best = _Heaviest()
+  for count in np.unique(counts):
+    starts = clients.starts[:-1][counts == count]
+    # No client has more rounds than there are, so one fits.
+    step = max(1, _PAIRS // int(count))
+    for low in range(0, len(starts), step):
+      rounds = clients.rounds[starts[low : low + step, None] + np.arange(count)]
+      best = max(best, _heaviest_of(gram, rounds), key=lambda h: h.squared)
+  return best
+
+
+def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
+  """Returns the largest sum of |X|.
+
+  Args:
+    gram: X.
+    rounds: [clients, k] integers, rows ascending.
+  """
+  total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
+  for j in range(rounds.shape[1]):
+    # Row j with all later ones; PRIVACY: pairs count twice. Guard:
+    # observed_test.test_observed_is_brute_force.
+    entries = gram(
+      np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape), rounds[:, j:]
+    )
+    total += 2 * np.abs(entries[:, 1:]).sum(1) + entries[:, 0]
+    least = np.minimum(least, entries.min(1))
+  worst = int(np.argmax(total))
+  return _Heaviest(
+    float(total[worst]),
+    bool(least[worst] < -_ROUNDING * total[worst]),
+    tuple(rounds[worst].tolist()),
+  )
