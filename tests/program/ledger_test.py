@@ -21,9 +21,8 @@ from cryptography.hazmat.primitives import ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms, modes
 
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import program
+from tff_bandmf import program, sensitivity
 from tff_bandmf.program import identifiers
-from tff_bandmf.program import observed as observed_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -109,7 +108,7 @@ def test_killed_writers_lose_no_round_and_let_nobody_in_early(place):
     for t, cohort in recorded.items():
       assert ledger.cohort(t).tolist() == cohort
     cohorts = {t: ledger.cohort(t).tolist() for t in range(observed.rounds)}
-  assert _brute_force(cohorts)['min_sep'] == observed.min_sep == 10
+  assert _brute_force(cohorts)['log'].min_sep == observed.min_sep == 10
 
 
 def test_every_start_is_synced_to_the_disk(ledger, place):
@@ -166,13 +165,19 @@ def _brute_force(cohorts):
     b - a for taken in rounds.values() for a in taken for b in taken if b > a
   ]
   sizes = [len(cohort) for cohort in cohorts.values()]
+  counts = [len(taken) for taken in rounds.values()]
+  log = sensitivity.Observed(
+    clients=len(rounds),
+    participations=sum(counts),
+    min_sep=min(gaps, default=None),
+    max_participations=max(counts, default=0),
+    histogram={count: counts.count(count) for count in sorted(set(counts))},
+  )
   return dict(
     rounds=len(cohorts),
-    clients=len(rounds),
+    log=log,
     min_cohort=min(sizes, default=0),
     max_cohort=max(sizes, default=0),
-    min_sep=min(gaps, default=None),
-    max_participations=max(map(len, rounds.values()), default=0),
     last_round=max(cohorts, default=-1),
     last_client=max(rounds, default=-1),
   )
@@ -567,24 +572,6 @@ def test_server_needs_a_key_file(place):
     with pytest.raises(ValueError, match='key_file=None'):
       ledger.start_round(0, [1])
     assert ledger.observed().rounds == 0
-
-
-@pytest.mark.parametrize('at_a_time', [1, 7, 100, 10**6])
-def test_patterns_in_parts_are_those_of_the_whole(at_a_time):
-  rng = np.random.default_rng(1)
-  everybody = rng.integers(-(2**63), 2**63 - 1, 60)
-  everybody[:2] = -(2**63), 2**63 - 1
-  cohorts = {
-    t: np.sort(rng.choice(everybody, rng.integers(0, 9), replace=False))
-    for t in range(0, 200, 9)
-  }
-  expected = _brute_force({t: c.tolist() for t, c in cohorts.items()})
-  found = observed_lib.patterns(
-    cohorts.items, sum(map(len, cohorts.values())), at_a_time
-  )
-  assert found == observed_lib.Patterns(
-    expected['clients'], expected['min_sep'], expected['max_participations']
-  )
 
 
 def test_missing_ledger_is_an_error_where_it_must_be_there(place, tmp_path):

@@ -20,7 +20,7 @@ from typing import Optional, Union
 import numpy as np
 import sqlalchemy as sa
 
-from tff_bandmf import errors
+from tff_bandmf import errors, sensitivity, strategies
 from tff_bandmf.program import chain, database, identifiers, records
 from tff_bandmf.program import history as history_lib
 from tff_bandmf.program import observed as observed_lib
@@ -512,19 +512,27 @@ class Ledger:
       np.int64,
     )
 
-  def observed(self) -> observed_lib.Observed:
+  def observed(
+    self, strategy: Optional[strategies.Strategy] = None
+  ) -> observed_lib.Observed:
     """Returns what really happened, from the rows alone.
 
+    Args:
+      strategy: C; its sensitivity for the clients' own rounds is then found.
+
     Raises:
-      ValueError: the ledger was changed or is damaged.
+      ValueError: the ledger was changed or is damaged, or has a round past the
+        last one of C.
     """
     with database.transaction(self._reader) as connection:
       contents = records.verify(connection)
-      patterns = observed_lib.patterns(
-        lambda: records.cohorts(connection), sum(contents.sizes.values())
+      found = sensitivity.observed(
+        lambda: records.cohorts(connection),
+        sum(contents.sizes.values()),
+        strategy,
       )
     return observed_lib.observed(
-      contents.sizes, contents.attempts, patterns, contents.last_client
+      contents.sizes, contents.attempts, found, contents.last_client
     )
 
   def _hash(self) -> identifiers.Identifiers:

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
 from typing import Optional
 
-import numpy as np
-
+from tff_bandmf import sensitivity
 from tff_bandmf.program import chain
-
-# Participations that are held in memory at a time: about 150 MB.
-_AT_A_TIME = 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +19,9 @@ class Observed:
     burnt: rounds abandoned, also after an attempt that finished.
     open: rounds that were started and neither finished nor abandoned.
     failed: attempts that failed.
-    clients: different clients that took part.
+    log: what its cohorts show, open and burnt rounds included.
     min_cohort: fewest clients in a round; 0 without rounds.
     max_cohort: most clients in a round; 0 without rounds.
-    min_sep: least r2 - r1 of two rounds of one client; None if no client took
-      part twice.
-    max_participations: most rounds of one client; 0 without rounds.
     last_round: highest round; -1 without rounds.
     last_client: highest client index; -1 without rounds or indices.
     z_stddev: least noise measured in a round; None if it was not recorded.
@@ -46,11 +38,9 @@ class Observed:
   burnt: int
   open: tuple[int, ...]
   failed: int
-  clients: int
+  log: sensitivity.Observed
   min_cohort: int
   max_cohort: int
-  min_sep: Optional[int]
-  max_participations: int
   last_round: int
   last_client: int
   z_stddev: Optional[float]
@@ -59,11 +49,26 @@ class Observed:
   unchecked: tuple[int, ...]
   finished_twice: tuple[int, ...]
 
+  @property
+  def clients(self) -> int:
+    """Different clients that took part."""
+    return self.log.clients
+
+  @property
+  def min_sep(self) -> Optional[int]:
+    """Least r2 - r1 of two rounds of one client; None if there are not two."""
+    return self.log.min_sep
+
+  @property
+  def max_participations(self) -> int:
+    """Most rounds of one client; 0 without rounds."""
+    return self.log.max_participations
+
 
 def observed(
   sizes: dict[int, int],
   attempts: dict[int, list[chain.Attempt]],
-  found: Patterns,
+  found: sensitivity.Observed,
   last_client: int,
 ) -> Observed:
   """Returns what the parts of a ledger show.
@@ -71,7 +76,7 @@ def observed(
   Args:
     sizes: clients of each round.
     attempts: at each round.
-    found: the patterns of its cohorts.
+    found: what its cohorts show.
     last_client: highest client index; -1 without one.
   """
   finishes = {
@@ -98,11 +103,9 @@ def observed(
       for tried in attempts.values()
       for attempt in tried
     ),
-    clients=found.clients,
+    log=found,
     min_cohort=min(sizes.values(), default=0),
     max_cohort=max(sizes.values(), default=0),
-    min_sep=found.min_sep,
-    max_participations=found.max_participations,
     last_round=max(sizes, default=-1),
     last_client=last_client,
     z_stddev=min(
@@ -127,72 +130,4 @@ def observed(
         )
       )
     ),
-  )
-
-
-@dataclasses.dataclass(frozen=True)
-class Patterns:
-  """How often and how close together the clients of some cohorts took part.
-
-  Attributes:
-    clients: different clients.
-    min_sep: as in `Observed`.
-    max_participations: as in `Observed`.
-  """
-
-  clients: int
-  min_sep: Optional[int]
-  max_participations: int
-
-
-def patterns(
-  cohorts: Callable[[], Iterable[tuple[int, np.ndarray]]],
-  participations: int,
-  at_a_time: int = _AT_A_TIME,
-) -> Patterns:
-  """Returns the patterns of cohorts that together need not fit in memory.
-
-  Identifiers are hashes, so a part of their range holds as large a part of the
-  participations: the cohorts are gone through once for every part.
-
-  Args:
-    cohorts: gives (round, [m] int64 identifiers ascending), rounds ascending;
-      the same at every call.
-    participations: the sum of m.
-    at_a_time: participations to hold in memory, about.
-  """
-  parts = -(-participations // at_a_time)
-  edges = [-(2**63) + part * 2**64 // max(parts, 1) for part in range(parts)]
-  found = []
-  for low, high in zip(edges, [*edges[1:], None]):
-    rounds, identifiers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    for round_index, cohort in cohorts():
-      start = np.searchsorted(cohort, low)
-      stop = None if high is None else np.searchsorted(cohort, high)
-      identifiers.append(cohort[start:stop].copy())
-      rounds.append(np.full(len(identifiers[-1]), round_index))
-    found.append(
-      _patterns_of(np.concatenate(rounds), np.concatenate(identifiers))
-    )
-  gaps = [part.min_sep for part in found if part.min_sep is not None]
-  return Patterns(
-    sum(part.clients for part in found),
-    min(gaps, default=None),
-    max((part.max_participations for part in found), default=0),
-  )
-
-
-def _patterns_of(rounds: np.ndarray, identifiers: np.ndarray) -> Patterns:
-  """Returns the patterns of participations in the order of their rounds."""
-  # Stable: the rounds of one client stay in order.
-  order = np.argsort(identifiers, kind='stable')
-  rounds, identifiers = rounds[order], identifiers[order]
-  same = identifiers[1:] == identifiers[:-1]
-  gaps = np.diff(rounds)[same]
-  firsts = np.flatnonzero(np.concatenate([[True], ~same]))
-  counts = np.diff(firsts, append=len(identifiers))
-  if not len(identifiers):
-    return Patterns(0, None, 0)
-  return Patterns(
-    len(firsts), int(gaps.min()) if len(gaps) else None, int(counts.max())
   )

@@ -124,10 +124,19 @@ class ParticipationLog:
       hashes, kind = self._hashes(column.dictionary)
       return hashes[column.indices.to_numpy(zero_copy_only=False)], kind
     if pa.types.is_integer(column.type):
-      values = column.cast(pa.int64()).to_numpy(zero_copy_only=False)
+      values = column.cast(pa.int64(), safe=False).to_numpy(
+        zero_copy_only=False
+      )
       return _mixed(values.view(np.uint64) * self._factor), 'integers'
-    if not (pa.types.is_string(column.type) or pa.types.is_binary(column.type)):
-      column = column.cast(pa.large_string())
+    if column.type not in (
+      pa.string(),
+      pa.large_string(),
+      pa.binary(),
+      pa.large_binary(),
+    ):
+      raise self._refused(
+        'client', f'are {column.type}', 'give strings or integers'
+      )
     column = column.cast(pa.large_binary())
     if not len(column):
       return np.empty(0, np.uint64), 'strings'

@@ -1,4 +1,5 @@
 """The sensitivity of a strategy under a participation schema."""
 
+from tff_bandmf.sensitivity.participations import Observed, observed, of_clients
 from tff_bandmf.sensitivity.result import EXACT, UPPER_BOUND, Sensitivity
 from tff_bandmf.sensitivity.sensitivity import sensitivity

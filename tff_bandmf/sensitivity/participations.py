@@ -216,7 +216,7 @@ class _Heaviest:
         )
       )
     # PRIVACY: contributions are vectors, so signs of X do not help. Guard:
-    # observed_test.test_signs_of_the_gram_matrix_do_not_help.
+    # participations_test.test_signs_of_the_gram_matrix_do_not_help.
     if self.signed:
       return result.bound(
         self.squared, 'sum of |X| over the rounds of a client'
@@ -282,7 +282,7 @@ def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
   total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
   for j in range(rounds.shape[1]):
     # Row j with all later ones; PRIVACY: pairs count twice. Guard:
-    # observed_test.test_observed_is_brute_force.
+    # participations_test.test_observed_is_brute_force.
     entries = gram(
       np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape), rounds[:, j:]
     )
