@@ -9,6 +9,7 @@ import setuptools
 # jaxlib that cannot be installed any more, and a pin cannot be overridden from
 # here. `make env` installs it from the locks in requirements/.
 
+_LOGS = ['pyarrow>=14']
 _PLOT = ['matplotlib>=3.7']
 _SIMULATIONS = [
   'dacite>=1.8',
@@ -79,10 +80,11 @@ setuptools.setup(
     'tqdm>=4.64',
   ],
   extras_require={
+    'logs': _LOGS,
     'plot': _PLOT,
     'simulations': _SIMULATIONS,
     'docs': _DOCS,
-    'dev': _DEV + _DOCS + _PLOT + _SIMULATIONS,
+    'dev': _DEV + _DOCS + _LOGS + _PLOT + _SIMULATIONS,
   },
   entry_points={
     'console_scripts': [

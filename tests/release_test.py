@@ -25,7 +25,7 @@ _FOLDERS = (
   *_PACKAGES,
 )
 # What only plots need.
-_OPTIONAL = {'matplotlib', 'psycopg2'}
+_OPTIONAL = {'pyarrow', 'matplotlib', 'psycopg2'}
 # Those that are not called as they are imported.
 _DISTRIBUTIONS = {'tree': 'dm-tree'}
 _NO_SOURCE = shutil.ignore_patterns('__pycache__', '_build')
