@@ -59,9 +59,7 @@ setuptools.setup(
     'Typing :: Typed',
   ],
   python_requires='>=3.9,<3.12',
-  packages=setuptools.find_packages(
-    include=['tff_bandmf', 'tff_bandmf.*', 'simulations', 'simulations.*']
-  ),
+  packages=setuptools.find_packages(include=['tff_bandmf', 'tff_bandmf.*']),
   package_data={'': ['*.j2', '*.json', 'py.typed']},
   install_requires=[
     'attrs>=22.2',
@@ -82,14 +80,12 @@ setuptools.setup(
   extras_require={
     'logs': _LOGS,
     'plot': _PLOT,
-    'simulations': _SIMULATIONS,
     'docs': _DOCS,
     'dev': _DEV + _DOCS + _LOGS + _PLOT + _SIMULATIONS,
   },
   entry_points={
     'console_scripts': [
       'bandmf = tff_bandmf.cli.main:main',
-      'bandmf-data = simulations.import_data:main',
     ]
   },
 )

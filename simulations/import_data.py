@@ -1,7 +1,7 @@
 """Makes a corpus of your own text, which `data.corpus` then names.
 
-    bandmf-data import posts.jsonl --out corpus.sqlite
-    bandmf-data import folder/ --out corpus.sqlite
+    python -m simulations.import_data posts.jsonl --out corpus.sqlite
+    python -m simulations.import_data folder/ --out corpus.sqlite
 
 A line of a JSON Lines file is an object with the strings `client_id` and
 `text`; a client may have many lines, in any order. Of a folder, each `.txt`
@@ -265,19 +265,14 @@ def import_text(
   return importer.sentences
 
 
-@click.group(help=__doc__.split('\n')[0])
-def main() -> None:
-  pass
-
-
-@main.command('import', help=__doc__.replace('\n\n ', '\n\n\b\n '))
+@click.command(help=__doc__.replace('\n\n ', '\n\n\b\n '))
 @click.argument('path', metavar='INPUT')
 @click.option('--out', 'output', required=True, metavar='FILE.sqlite')
 @click.option('--train', default=0.8, show_default=True, help='Of clients.')
 @click.option('--heldout', default=0.1, show_default=True, help='Validation.')
 @click.option('--test', default=0.1, show_default=True)
 @click.option('--words', is_flag=True, help='The text is in words already.')
-def import_command(
+def main(
   path: str,
   output: str,
   train: float,

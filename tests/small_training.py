@@ -2,6 +2,7 @@
 
 import numpy as np
 import tensorflow as tf
+import tensorflow_federated as tff
 
 from simulations import config as config_lib
 from simulations import models
@@ -37,3 +38,31 @@ MODEL = models.build(
   seed=1,
 )
 SPECS = tuple(tf.TensorSpec(w.shape, w.dtype) for w in MODEL.weights)
+
+
+def batches(clients, client, batch_size, **order):
+  """Returns one epoch of a client as a data set; `order` as `client_arrays`."""
+  arrays = clients.client_arrays(client, **order)
+  return tf.data.Dataset.from_tensor_slices(arrays).batch(batch_size)
+
+
+def functional_model(model, sequence_length):
+  """Returns a model in the form that TFF's own algorithms train."""
+  spec = tf.TensorSpec([None, sequence_length], tf.int32)
+
+  @tf.function(autograph=False)
+  def predict(model_weights, x, training):
+    del training
+    return model.logits(model_weights[0], x)
+
+  @tf.function(autograph=False)
+  def loss(output, label, sample_weight=None):
+    del sample_weight
+    return models.next_word_loss(output, label)
+
+  return tff.learning.models.FunctionalModel(
+    initial_weights=(tuple(model.weights), ()),
+    predict_on_batch_fn=predict,
+    loss_fn=loss,
+    input_spec=(spec, spec),
+  )

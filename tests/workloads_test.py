@@ -40,19 +40,6 @@ def test_inverse_rows_invert_the_matrix(beta, warmup, cooldown, n):
   np.testing.assert_allclose(inverse @ workload.matrix(n), np.eye(n), atol=1e-9)
 
 
-@pytest.mark.parametrize('beta', [0.0, 0.9])
-def test_first_column_is_that_of_the_matrix(beta):
-  workload = workloads.Workload(momentum=beta)
-  np.testing.assert_allclose(
-    workload.first_column(12), workload.matrix(12)[:, 0]
-  )
-
-
-def test_first_column_of_a_schedule_is_refused():
-  with pytest.raises(ValueError, match='inverse_rows'):
-    workloads.Workload(cooldown=0.25).first_column(5)
-
-
 def test_learning_rate_climbs_and_falls_by_equal_steps():
   rates = workloads.Workload(warmup=0.2, cooldown=0.25).learning_rates(100)
   assert rates[0] == 0.05

@@ -103,23 +103,6 @@ class Workload:
       rates[-falling:] = np.linspace(1, _LOWEST_RATE, falling + 1)[1:]
     return rates
 
-  def first_column(self, terms: int) -> np.ndarray:
-    """Returns the first column of A, [terms] float64, if A is Toeplitz.
-
-    Raises:
-      ValueError: the learning rate is not constant.
-    """
-    if not self.is_toeplitz:
-      raise ValueError(
-        errors.invalid(
-          'workload',
-          self,
-          'has no first column that says it all',
-          'use inverse_rows',
-        )
-      )
-    return np.cumsum(self.momentum ** np.arange(terms, dtype=float))
-
   def inverse_rows(self, rounds: int) -> np.ndarray:
     """Returns rows of A^-1 by their bands.
 

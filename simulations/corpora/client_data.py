@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from typing import Optional
 
 import numpy as np
-import tensorflow as tf
 import tqdm
 
 from simulations import files
@@ -57,12 +56,6 @@ class TokenizedClients:
   @property
   def sequence_length(self) -> int:
     return self.ids.shape[1] - 1
-
-  @property
-  def element_spec(self) -> tuple[tf.TensorSpec, tf.TensorSpec]:
-    """Returns the spec of a batch of `client_dataset`, for a TFF model."""
-    spec = tf.TensorSpec([None, self.sequence_length], tf.int32)
-    return spec, spec
 
   def digest(self) -> str:
     """Returns the SHA-256 of clients, sentences and vocabulary."""
@@ -178,22 +171,6 @@ class TokenizedClients:
       generator = np.random.default_rng([seed, round_index, client_index])
       rows = rows[generator.permutation(len(rows))]
     return rows[:, :-1], rows[:, 1:]
-
-  def client_dataset(
-    self,
-    client_index: int,
-    batch_size: int,
-    *,
-    seed: Optional[int] = None,
-    round_index: int = 0,
-  ) -> tf.data.Dataset:
-    """Returns one epoch of a client in batches; the last may be smaller.
-
-    The arguments and the contents are those of `client_arrays`. TFF serialises
-    the data set with the arrays in it.
-    """
-    x, y = self.client_arrays(client_index, seed=seed, round_index=round_index)
-    return tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size)
 
   def arrays(
     self, max_sentences: Optional[int] = None, progress: bool = False

@@ -55,10 +55,6 @@ class Vocabulary:
     return len(self.words)
 
   @property
-  def pad_id(self) -> int:
-    return 0
-
-  @property
   def out_of_vocabulary_id(self) -> int:
     return self.size + 1
 

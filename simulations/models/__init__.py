@@ -1,11 +1,9 @@
-"""Next-word models: pure functions of weights, in the form that TFF trains."""
+"""Next-word models: pure functions of weights."""
 
 from simulations.models import lstm, transformer
 from simulations.models.next_word import (
-  FINITE,
   Model,
   correct_words,
-  functional_model,
   ignored_targets,
   next_word_loss,
 )

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 from typing import Any, Callable
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -85,50 +83,3 @@ def ignored_targets(num_ids: int) -> dict[str, tuple[int, ...]]:
     'accuracy_with_end': (padding, unknown),
     'accuracy_with_end_and_unknown': (padding,),
   }
-
-
-# Metric: clients of a round whose update was finite.
-FINITE = 'finite_clients'
-
-
-def functional_model(
-  model: Model, sequence_length: int
-) -> tff.learning.models.FunctionalModel:
-  """Returns the model in the form that TFF trains.
-
-  Its one training metric, `FINITE`, is 1 for a client. TFF turns an update with
-  NaN or infinity into zero and such a client's metrics back to their initial
-  values, before any aggregator sees them: the sum counts the others.
-  """
-  spec = tf.TensorSpec([None, sequence_length], tf.int32)
-
-  @tf.function(autograph=False)
-  def predict(model_weights, x, training):
-    del training
-    return model.logits(model_weights[0], x)
-
-  @tf.function(autograph=False)
-  def loss(output, label, sample_weight=None):
-    del sample_weight
-    return next_word_loss(output, label)
-
-  @tf.function(autograph=False)
-  def initial_metrics():
-    return collections.OrderedDict({FINITE: 0.0})
-
-  @tf.function(autograph=False)
-  def update_metrics(state, labels, batch_output, sample_weight=None):
-    del state, labels, batch_output, sample_weight
-    return collections.OrderedDict({FINITE: 1.0})
-
-  @tf.function(autograph=False)
-  def finalize_metrics(state):
-    return state
-
-  return tff.learning.models.FunctionalModel(
-    initial_weights=(tuple(model.weights), ()),
-    predict_on_batch_fn=predict,
-    loss_fn=loss,
-    metrics_fns=(initial_metrics, update_metrics, finalize_metrics),
-    input_spec=(spec, spec),
-  )

@@ -116,18 +116,6 @@ def test_one_sum_is_released_by_all_shards(serve):
   served.close()
 
 
-def test_served_tape_says_what_is_waited_for(serve):
-  servers = [serve(str(i), i, 2) for i in range(2)]
-  served = _open(servers)
-  paths = [tapes.noise_file(server, 3) for server in servers]
-  assert served.waiting_for(3) is None
-  paths[1].unlink()
-  said = served.waiting_for(3)
-  assert str(paths[1]) in said and str(paths[0]) not in said
-  assert 'is it alive' in said
-  served.close()
-
-
 @pytest.mark.parametrize('start_round', [-1, _ROUNDS + 1])
 def test_start_out_of_range_is_refused(serve, start_round):
   said = f'start_round={start_round}: must be in'

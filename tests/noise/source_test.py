@@ -57,7 +57,8 @@ def _begun(source):
   state = source.begin(source.initial_state())
   if 'key' not in state:
     return state
-  return collections.OrderedDict(state, key=graph_generator.key_words(_KEY))
+  words = tf.io.decode_raw(_KEY.secret, tf.int32)
+  return collections.OrderedDict(state, key=words)
 
 
 def _rounds(source, rounds=_ROUNDS, state=None):

@@ -99,8 +99,6 @@ def test_full_disk_makes_the_round_wait_for_whole_noise(tmp_path, full_disk):
   tapes.release(tape, 0)
   tapes.release(tape, 1)
   tapes.wait_until(lambda: tape.is_full)
-  assert tape.waiting_for(1) is None
-  assert tape.waiting_for(2) == f'room for noise in {tape.directory}'
   with tapes.refused('room on its disk'):
     tapes.release(tape, 2, timeout=0.2)
   assert not (tape.directory / '00000002.noise').exists()
@@ -120,15 +118,6 @@ def test_tape_closes_while_the_disk_is_full(tmp_path, full_disk):
   tapes.wait_until(lambda: tape.is_full)
   tape.close()
   assert not list(tmp_path.iterdir())
-
-
-def test_tape_says_which_round_is_waited_for(tape):
-  path = tapes.noise_file(tape, 0)
-  assert tape.waiting_for(0) is None
-  path.unlink()
-  assert tape.waiting_for(0) == (
-    f'the noise producer, which has not written {path}'
-  )
 
 
 @pytest.mark.filterwarnings(
@@ -153,9 +142,6 @@ def test_failed_producer_fails_the_round_at_once(tmp_path, monkeypatch):
   assert time.monotonic() - began < 30
   assert 'secret' not in str(error.value)
   assert (tape.directory / 'failed').read_text() == 'MemoryError'
-  assert tape.waiting_for(16) == (
-    'the noise producer, which ended with MemoryError'
-  )
   tape.close()
 
 

@@ -58,7 +58,6 @@ def _check(path, key, expected):
   calls = (
     lambda ledger: ledger.observed(),
     lambda ledger: [ledger.attempts(t) for t in range(5)],
-    lambda ledger: ledger.rounds_of(1),
     lambda ledger: ledger.cohort(0),
     lambda ledger: ledger.history(10, 9),
     lambda ledger: ledger.start_round(4, [8]),

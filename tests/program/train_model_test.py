@@ -7,7 +7,6 @@ import pytest
 import small_training
 import tensorflow_federated as tff
 
-from simulations import models
 from tff_bandmf import aggregator, noise, participation, program, strategies
 from tff_bandmf.noise import placements
 from tff_bandmf.program import data_source
@@ -58,17 +57,19 @@ def _train(directory, rounds, discard=None):
     ) as factory,
   ):
     process = tff.learning.algorithms.build_unweighted_fed_avg(
-      models.functional_model(small_training.MODEL, small_training.LENGTH),
+      small_training.functional_model(
+        small_training.MODEL, small_training.LENGTH
+      ),
       tff.learning.optimizers.build_sgdm(0.5),
       tff.learning.optimizers.build_sgdm(1.0, 0.9),
       model_aggregator=factory,
     )
     clients = small_training.CLIENTS
     source = data_source.CohortDataSource(
-      lambda client, t: clients.client_dataset(
-        client, 3, seed=0, round_index=t
+      lambda client, t: small_training.batches(
+        clients, client, 3, seed=0, round_index=t
       ),
-      clients.element_spec,
+      small_training.batches(clients, 0, 3).element_spec,
       sampler,
       ledger,
     )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tff_bandmf import noise, strategies
 from tff_bandmf import query as query_lib
-from tff_bandmf.noise import generator, graph_generator
+from tff_bandmf.noise import generator
 from tff_bandmf.noise.producer import source as source_lib
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -69,7 +69,7 @@ def _begun(query, key=_KEY):
     return state
   return state._replace(
     noise=collections.OrderedDict(
-      state.noise, key=graph_generator.key_words(key)
+      state.noise, key=tf.io.decode_raw(key.secret, tf.int32)
     )
   )
 

@@ -5,6 +5,7 @@ import sqlite3
 
 import numpy as np
 import pytest
+import small_training
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -73,7 +74,7 @@ def test_vocabulary_numbers_its_ids_as_tff_does():
   vocabulary = vocabulary_lib.Vocabulary(('the', 'of', 'a'))
   special = tff.simulation.baselines.stackoverflow.word_prediction_preprocessing
   tokens = special.get_special_tokens(vocab_size=3)
-  assert vocabulary.pad_id == tokens.padding
+  assert tokens.padding == 0
   assert [vocabulary.out_of_vocabulary_id] == tokens.out_of_vocab
   assert vocabulary.beginning_id == tokens.beginning_of_sentence
   assert vocabulary.end_id == tokens.end_of_sentence
@@ -108,7 +109,7 @@ def test_arrays_are_those_of_tff_for_its_own_file(
   )
   for index, client_id in enumerate(clients.client_ids):
     theirs = list(preprocess(data.create_tf_dataset_for_client(client_id)))
-    ours = list(clients.client_dataset(index, 2))
+    ours = list(small_training.batches(clients, index, 2))
     assert len(ours) == len(theirs)
     for (x, y), (their_x, their_y) in zip(ours, theirs):
       np.testing.assert_array_equal(x, their_x)
@@ -168,16 +169,6 @@ def test_order_is_a_function_of_seed_round_and_client(train):
     other, _ = train.client_arrays(index, seed=seed, round_index=round_index)
     assert (other != first).any()
     assert sorted(map(tuple, other)) == sorted(map(tuple, plain))
-
-
-def test_client_dataset_has_the_element_spec_and_a_short_last_batch(train):
-  dataset = train.client_dataset(0, 4, seed=0, round_index=1)
-  assert dataset.element_spec == train.element_spec
-  x, y = train.client_arrays(0, seed=0, round_index=1)
-  batches = list(dataset)
-  np.testing.assert_array_equal(tf.concat([b[0] for b in batches], 0), x)
-  np.testing.assert_array_equal(tf.concat([b[1] for b in batches], 0), y)
-  assert all(len(batch[0]) == 4 for batch in batches[:-1])
 
 
 def test_arrays_are_all_clients_or_rows_at_even_distances(train):
@@ -307,7 +298,7 @@ def test_bad_arguments_raise_one_line(stackoverflow_path, vocabulary, train):
       )
   for index in (-1, train.num_clients):
     with pytest.raises(ValueError, match=f'client_index={index}: '):
-      train.client_dataset(index, 4)
+      train.client_arrays(index)
   for words in ((), ('a', 'a')):
     with pytest.raises(ValueError, match='words'):
       vocabulary_lib.Vocabulary(words)

@@ -111,7 +111,7 @@ def test_loss_of_a_batch_cut_short_is_that_of_all_of_it(config):
 
 def test_groups_sum_to_what_tff_gives(runtime):
   plain = tff.learning.algorithms.build_unweighted_fed_avg(
-    models.functional_model(MODEL, _LENGTH),
+    small_training.functional_model(MODEL, _LENGTH),
     *_optimizers(),
     model_aggregator=_aggregator(),
   )
@@ -120,7 +120,7 @@ def test_groups_sum_to_what_tff_gives(runtime):
     state = plain.next(
       state,
       [
-        CLIENTS.client_dataset(client, _BATCH, seed=0, round_index=t)
+        small_training.batches(CLIENTS, client, _BATCH, seed=0, round_index=t)
         for client in _COHORT
       ],
     ).state

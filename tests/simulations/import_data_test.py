@@ -258,7 +258,6 @@ def test_command_makes_a_corpus_that_loads(tmp_path):
   path = _write(tmp_path / 'a.jsonl', _records(12, 2))
   output = str(tmp_path / 'a.sqlite')
   arguments = [
-    'import',
     path,
     '--out',
     output,
@@ -287,7 +286,7 @@ def test_command_makes_a_corpus_that_loads(tmp_path):
   assert len(x) == 4 and (y > 0).any()
   # Nothing is replaced, and bad input is one line.
   before = pathlib.Path(output).read_bytes()
-  for bad in (arguments, ['import', str(tmp_path / 'x'), '--out', 'y.sqlite']):
+  for bad in (arguments, [str(tmp_path / 'x'), '--out', 'y.sqlite']):
     done = runner.invoke(import_data.main, bad)
     assert done.exit_code == 2
     assert done.output.count('\n') == 1

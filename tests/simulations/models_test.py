@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import small_training
 import tensorflow as tf
 import tensorflow_federated as tff
 from tensorflow_federated.python.simulation.baselines import keras_metrics
@@ -218,16 +219,14 @@ def test_sentence_of_padding_is_finite_and_has_no_gradient(name):
 def test_loss_falls_the_same_way_every_time(name):
   rows = _ids(rows=6, time=8)
   model = models.build(_SMALL[name], _NUM_IDS, seed=3)
-  functional = models.functional_model(model, sequence_length=7)
 
   @tf.function(autograph=False)
   def step(weights):
     with tf.GradientTape() as tape:
       tape.watch(weights)
-      output = functional.predict_on_batch(
-        (tuple(weights), ()), rows[:, :-1], training=True
+      loss = models.next_word_loss(
+        model.logits(weights, rows[:, :-1]), rows[:, 1:]
       )
-      loss = functional.loss(output, rows[:, 1:])
     gradients = tape.gradient(loss, weights)
     return loss, [
       w - 1.5 * tf.convert_to_tensor(g) for w, g in zip(weights, gradients)
@@ -258,7 +257,7 @@ def test_initial_weights_are_a_function_of_the_seed(name):
 def test_transformer_trains_in_tff(runtime):
   model = models.build(_SMALL['transformer'], _NUM_IDS, seed=0)
   process = tff.learning.algorithms.build_unweighted_fed_avg(
-    models.functional_model(model, sequence_length=7),
+    small_training.functional_model(model, sequence_length=7),
     tff.learning.optimizers.build_sgdm(0.5),
     loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
   )
@@ -270,7 +269,6 @@ def test_transformer_trains_in_tff(runtime):
   before = process.get_model_weights(state).trainable
   output = process.next(state, [data, data])
   after = process.get_model_weights(output.state).trainable
-  assert output.metrics['client_work']['train'][models.FINITE] == 2
   losses = [
     float(models.next_word_loss(model.logits(w, rows[:, :-1]), rows[:, 1:]))
     for w in (before, after)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tensorflow as tf
 
 from tff_bandmf.noise import generator
-from tff_bandmf.noise import key as key_lib
 
 # 32-bit words of a key; what a state holds.
 KEY_WORDS = 8
@@ -17,11 +16,6 @@ KEY_WORDS = 8
 # 'expand 32-byte k' [RFC 8439, 2.3].
 _CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 _DOUBLE_ROUNDS = 10
-
-
-def key_words(key: key_lib.Key) -> tf.Tensor:
-  """Returns the words of a key, [8] int32."""
-  return tf.io.decode_raw(tf.constant(key.secret), tf.int32)
 
 
 def fresh_key_words() -> tf.Tensor:

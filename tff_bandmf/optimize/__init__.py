@@ -17,13 +17,12 @@ if TYPE_CHECKING:
   from tff_bandmf.optimize.dense import optimize_dense
   from tff_bandmf.optimize.families import optimize, parameters_of
   from tff_bandmf.optimize.request import Request
-  from tff_bandmf.optimize.solver import MAX, MEAN, Minimum, Optimized
+  from tff_bandmf.optimize.solver import MAX, MEAN, Optimized
   from tff_bandmf.optimize.toeplitz import optimize_banded_toeplitz
 
 _MODULES = {
   'MAX': 'solver',
   'MEAN': 'solver',
-  'Minimum': 'solver',
   'Optimized': 'solver',
   'Request': 'request',
   'optimize': 'families',

@@ -500,18 +500,6 @@ class Ledger:
       history.record(round_index, order[identifiers.places(known, cohort)])
     return history
 
-  def rounds_of(self, client: identifiers.Client) -> np.ndarray:
-    """Returns the rounds that a client took part in, [m] int64 ascending."""
-    identifier = self._hash().of([client])
-    return np.array(
-      [
-        round_index
-        for round_index, cohort in self._cohorts()
-        if len(identifiers.places(cohort, identifier))
-      ],
-      np.int64,
-    )
-
   def observed(
     self, strategy: Optional[strategies.Strategy] = None
   ) -> observed_lib.Observed:

@@ -138,11 +138,6 @@ def _buffers(rounds: int) -> Callable[..., Any]:
   return advance
 
 
-def gpus() -> tuple[str, ...]:
-  """Returns the names of all GPUs that TensorFlow sees."""
-  return tuple(device.name for device in tf.config.list_logical_devices('GPU'))
-
-
 def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
   """Returns full names of devices, and what kind they are.
 

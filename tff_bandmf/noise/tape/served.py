@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Union
 
 import numpy as np
 
@@ -116,23 +116,6 @@ class ServedTape:
   def row_norms(self) -> np.ndarray:
     """|row t of C^-1|_2, [n] float64."""
     return self._recursion.row_norms
-
-  def waiting_for(self, round_index: int) -> Optional[str]:
-    """Returns what a round that does not end may wait for; None if nothing."""
-    missing = [
-      str(path)
-      for path in (
-        tape_folder.noise_path(shard.directory, round_index)
-        for shard in self.shards
-      )
-      if not path.exists()
-    ]
-    if not missing:
-      return None
-    return (
-      f'the noise-server of {", ".join(missing)}: is it alive, and is there '
-      'room on its disk?'
-    )
 
   def close(self) -> None:
     """Lets another reader in; may be called twice."""

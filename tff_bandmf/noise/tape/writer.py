@@ -180,17 +180,6 @@ class Tape:
     """|row t of C^-1|_2, [n] float64."""
     return self._recursion.row_norms
 
-  def waiting_for(self, round_index: int) -> Optional[str]:
-    """Returns what a round that does not end may wait for; None if nothing."""
-    path = tape_folder.noise_path(self.directory, round_index)
-    if path.exists():
-      return None
-    if self.error is not None:
-      return f'the noise producer, which ended with {type(self.error).__name__}'
-    if self.is_full:
-      return f'room for noise in {self.directory}'
-    return f'the noise producer, which has not written {path}'
-
   def close(self) -> None:
     """Stops the producer and removes its files; may be called twice."""
     if self._closed:
