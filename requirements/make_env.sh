@@ -68,10 +68,12 @@ echo "make env: building $VENV with Python $version ($python)" >&2
 rm -f "$STAMP"
 rm -rf "$VENV"
 "$python" -m venv "$VENV"
+# Not compiled: Python compiles what it imports, all of it takes a minute.
 if command -v uv >/dev/null; then
   install=(uv pip install --python "$VENV/bin/python")
 else
-  install=("$VENV/bin/python" -m pip install --disable-pip-version-check)
+  install=("$VENV/bin/python" -m pip install --disable-pip-version-check
+           --no-compile)
 fi
 "${install[@]}" --no-deps --only-binary :all: --require-hashes -r "$lock"
 "${install[@]}" --no-deps --no-build-isolation -e .

@@ -188,6 +188,7 @@ def test_test_reaches_what_it_imports(name):
   assert _imported_libraries(target.srcs) <= _reached(target.deps)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not shutil.which('bazel'), reason='bazel is not installed')
 def test_bazel_reads_the_same(tmp_path):
   bazel = ['bazel', '--nohome_rc', f'--output_user_root={tmp_path}', '--batch']

@@ -50,6 +50,7 @@ def test_choices_are_ranked_by_what_is_minimised(objective):
   assert len(set(values)) > 3
 
 
+@pytest.mark.slow
 def test_rmse_is_that_of_the_calibrated_run():
   for choice in _choose().choices:
     spec = accounting.calibrate(choice.strategy, _SCHEMA, 2.0, 1e-6)
@@ -59,6 +60,7 @@ def test_rmse_is_that_of_the_calibrated_run():
     assert choice.max_rmse == pytest.approx(spec.z_stddev * math.sqrt(largest))
 
 
+@pytest.mark.slow
 def test_more_memory_is_never_worse():
   best = [
     _choose(noise_copies=copies).choices[0].rmse for copies in (0, 2, 8, 200)
@@ -81,6 +83,7 @@ def test_nothing_that_fits_is_an_error():
     _choose(families=['lti'], noise_copies=3)
 
 
+@pytest.mark.slow
 def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
   ranking = choosing.choose_cyclic_poisson(
     64, 4, 2.0, 1e-6, families=['identity', 'banded-sqrt', 'blt']

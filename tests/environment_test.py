@@ -1,11 +1,14 @@
 """Tests of the locks, of setup.py and of the script that builds .venv."""
 
 import itertools
+import json
 import os
 import pathlib
 import re
 import runpy
+import shutil
 import subprocess
+import sys
 from unittest import mock
 
 import pytest
@@ -83,3 +86,55 @@ def test_make_env_refuses_a_python_that_does_not_run(tmp_path):
   assert result.returncode == 1
   assert f'PYTHON={shim}' in result.stderr
   assert 'Python 3.9, 3.10 or 3.11' in result.stderr
+
+
+_RECORD = """
+import json, sys
+with open({log!r}, 'a') as log:
+  log.write(json.dumps([{name!r}, *sys.argv[1:]]) + '\\n')
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('program', ['uv', 'pip'])
+def test_uv_and_pip_install_the_same(tmp_path, program):
+  tree, tools = tmp_path / 'tree', tmp_path / 'tools'
+  shutil.copytree(_ROOT / 'requirements', tree / 'requirements')
+  shutil.copy(_ROOT / 'setup.py', tree)
+  tools.mkdir()
+  for name in ('bash', 'cat', 'dirname', 'flock', 'rm', 'sha256sum', 'uname'):
+    (tools / name).symlink_to(shutil.which(name))
+  log = tmp_path / 'log'
+  record = _RECORD.format(log=str(log), name=program)
+  if program == 'uv':
+    (tools / 'uv').write_text(f'#!{sys.executable}\n{record}')
+    (tools / 'uv').chmod(0o755)
+  else:
+    # What `python -m pip` finds first.
+    (tmp_path / 'modules').mkdir()
+    (tmp_path / 'modules' / 'pip.py').write_text(record)
+  for _ in range(2):
+    # The second time, there is nothing to do.
+    subprocess.run(
+      [tree / 'requirements' / 'make_env.sh'],
+      env={
+        'PATH': str(tools),
+        'PYTHON': sys.executable,
+        'PYTHONPATH': str(tmp_path / 'modules'),
+      },
+      check=True,
+      capture_output=True,
+    )
+  version = f'py{sys.version_info[0]}{sys.version_info[1]}'
+  calls = [json.loads(line) for line in log.read_text().splitlines()]
+  how = {
+    'uv': ['uv', 'pip', 'install', '--python', '.venv/bin/python'],
+    'pip': ['pip', 'install', '--disable-pip-version-check', '--no-compile'],
+  }[program]
+  what = [
+    f'--no-deps --only-binary :all: --require-hashes -r '
+    f'requirements/{version}.lock',
+    '--no-deps --no-build-isolation -e .',
+  ]
+  # No index is named: it is that of whoever runs it.
+  assert calls == [[*how, *each.split()] for each in what]

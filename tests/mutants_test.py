@@ -125,6 +125,7 @@ tests = ['program_test.test_sum']
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('test', 'changes', 'status', 'said'),
   [

@@ -85,6 +85,7 @@ def test_bound_covers_the_true_delta(bins, noise_multiplier, epsilon):
   assert found.total <= accounting.gaussian_delta(noise_multiplier, epsilon)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('noise_multiplier', 'epsilon', 'low_estimates'),
   [(0.5, 3.0, 90), (1.0, 0.3, 30)],

@@ -136,6 +136,7 @@ def test_two_compositions_are_the_integral(epsilon):
   assert exact * (1 - 1e-4) <= found <= exact * (1 + 1e-3)
 
 
+@pytest.mark.slow
 @hypothesis.settings(deadline=None, max_examples=6)
 @hypothesis.given(
   entries=st.lists(st.floats(-1, 1), min_size=3, max_size=3),
@@ -215,6 +216,7 @@ def test_event_gives_the_same_epsilon():
   assert isinstance(spec.dp_event(), dp_accounting.SelfComposedDpEvent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('epsilon', 'delta', 'q', 'compositions'),
   [
@@ -338,6 +340,7 @@ def _toeplitz_rmse(rounds, bands):
 
 
 # [BIFR26, Table 7]: 2048 rounds, 8 epochs, delta = 1e-5.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('epsilon', 'bands', 'rmse'),
   [(1, 8, 24.45), (2, 16, 14.61), (4, 32, 9.19), (8, 64, 5.95)],
@@ -351,6 +354,7 @@ def test_amplified_rmse_is_the_published_one(epsilon, bands, rmse):
 
 
 # [BandMF23, Table 3]: 1024 rounds, delta = 1e-6.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('epsilon', 'epochs', 'bands'),
   [(1, 32, 2), (1, 64, 1), (1, 128, 1), (4, 32, 4), (4, 64, 2), (4, 128, 2)],

@@ -248,6 +248,7 @@ def test_calibrate_meets_epsilon_and_delta():
     assert found.sensitivity == spec.sensitivity
 
 
+@pytest.mark.slow
 @hypothesis.given(
   epsilon=st.floats(1e-3, 1e3), delta_exponent=st.floats(-20, -0.01)
 )

@@ -261,6 +261,7 @@ def _sampled(noise_multiplier=1.0, **options):
   )
 
 
+@pytest.mark.slow
 def test_amplified_epsilon_includes_the_arithmetic():
   spec = accounting.CyclicPoissonSpec(
     _STRATEGY, 3000, 10, 0.8, accounting.CYCLIC_POISSON

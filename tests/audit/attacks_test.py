@@ -168,6 +168,7 @@ def test_float32_normals_end():
   assert found.false_alarm <= 1e-6
 
 
+@pytest.mark.slow
 def test_tail_of_the_generator_is_that_of_normals():
   """2^30 draws, of which those with small words are made."""
   key = noise.Key.from_seed(3)
@@ -203,6 +204,7 @@ def test_last_bits_of_float32_releases_tell_sums_apart():
   assert found.false_alarm <= 1e-6
 
 
+@pytest.mark.slow
 def test_last_bits_of_integer_releases_tell_nothing():
   found = attacks.low_bits(
     functools.partial(_integer_release, itertools.count()), _EPSILON, _DELTA
@@ -300,6 +302,7 @@ _SPEC = accounting.PrivacySpec(
 )
 
 
+@pytest.mark.slow
 def test_attacks_of_an_audit_fail():
   found = arithmetic.attack(_SPEC)
   assert [each.name for each in found] == [
@@ -311,6 +314,7 @@ def test_attacks_of_an_audit_fail():
   assert all(' fails: ' in str(each) for each in found)
 
 
+@pytest.mark.slow
 def test_attack_of_an_audit_that_succeeds_is_told(monkeypatch):
   words = generator.Generator.words
   # No magnitude is small.

@@ -148,6 +148,7 @@ def test_bands_that_are_not_given_are_swept(run_json):
     assert run_json(*command, '--bands', bands)['loss'] >= swept['loss']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'family',
   ['banded', 'banded-toeplitz', 'blt', 'banded-inverse', 'dense', 'stamped'],
@@ -247,6 +248,7 @@ _SAMPLED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'flags', 'sensitivity'), _SAMPLED)
 def test_sampled_cohorts_need_less_noise(run_json, name, flags, sensitivity):
   run_json(

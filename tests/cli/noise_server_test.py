@@ -25,6 +25,8 @@ from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import private_files
 
+pytestmark = pytest.mark.slow
+
 # Random points at which the server is killed; 100 took 3 minutes.
 _KILLS = int(os.environ.get('BANDMF_KILLS', '10'))
 _ROUNDS = 40 + 3 * _KILLS

@@ -89,6 +89,7 @@ def _resident_bytes():
   return pages * os.sysconf('SC_PAGE_SIZE')
 
 
+@pytest.mark.slow
 def test_resident_memory_is_that_of_a_chunk(folder):
   strategy = strategies.BandedToeplitz(64, 0.9 ** np.arange(64))
   grown = {}
