@@ -49,6 +49,7 @@ html_copy_source = False
 smartquotes = False
 
 myst_heading_anchors = 3
+myst_enable_extensions = ['deflist']
 nb_execution_mode = 'force'
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True

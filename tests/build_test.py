@@ -12,7 +12,14 @@ from xml.etree import ElementTree
 import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
-_FOLDERS = ('benchmarks', 'docs', 'simulations', 'tests', 'tff_bandmf')
+_FOLDERS = (
+  'benchmarks',
+  'docs',
+  'examples',
+  'simulations',
+  'tests',
+  'tff_bandmf',
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ _SECONDS = 300
 _PROGRAM = re.compile(
   r'(\w+=\S+ )*(bandmf(-data)?|python[\d.]*|make|pip|srun|\.venv/\S+) '
 )
-_NO_PROGRAM = ('', 'text', 'diff', 'json', 'toml', 'csv')
+_NO_PROGRAM = ('', 'text', 'diff', 'json', 'toml', 'csv', 'bibtex')
 
 # Commands that do not run, by how they start.
 _NOT_RUN = {
@@ -57,7 +57,7 @@ _SHORTER = {
   # All tables take 4 minutes.
   'bandmf reproduce': 'bandmf reproduce gboard_report',
   # All families take minutes at so many rounds.
-  'bandmf choose --rounds 2052': (
+  'bandmf choose --rounds': (
     'bandmf choose --rounds 2052 --min-sep 342 --epsilon 8 --delta 1e-6 '
     '--memory-copies 8 --families identity,dp-cgd'
   ),
@@ -189,6 +189,7 @@ def _given():
       (tf.ones([3, 2]), tf.ones([3, 1]))
     ),
     'sampler': program.CohortSampler(8, 2, 4, spec.participation, seed=0),
+    'clients': 300,
     'outputs': tff.program.LoggingReleaseManager(),
   }
 

@@ -19,6 +19,7 @@ _FOLDERS = (
   'benchmarks',
   'configs',
   'docs',
+  'examples',
   'requirements',
   'simulations',
   'tests',

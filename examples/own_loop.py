@@ -1,0 +1,99 @@
+"""A federated averaging loop of one's own, with ledger, key and tape.
+
+Shows the parts without TFF's learning algorithms: clients train in NumPy, TFF
+runs the aggregation alone. The loop is ended in round 3, before its round is
+over, and goes on where it was: the same cohort meets the same noise. It prints
+
+  stopped in round 3
+  went on with round 3
+  slope 3, intercept -1, after 8 rounds
+  2 rounds of a client at most, 4 apart at least
+"""
+
+import pathlib
+import tempfile
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bandmf import (
+  accounting,
+  aggregator,
+  noise,
+  participation,
+  program,
+  strategies,
+)
+from tff_bandmf.noise import placements
+from tff_bandmf.program import runtime
+
+CLIENTS, COHORT, ROUNDS = 250, 50, 8
+SCHEMA = participation.MinSep(4)
+STRATEGY = strategies.BandedSqrt(ROUNDS, 4)
+SPEC = accounting.calibrate(STRATEGY, SCHEMA, epsilon=8.0, delta=1e-5)
+INPUTS = np.random.default_rng(0).normal(size=[CLIENTS, 10])
+TARGETS = 3 * INPUTS - 1
+
+
+def update_of(client, weights):
+  """Returns what one client adds: two steps of gradient descent."""
+  trained = np.array(weights)
+  for _ in range(2):
+    error = trained[0] * INPUTS[client] + trained[1] - TARGETS[client]
+    trained -= 0.5 * np.array([np.mean(error * INPUTS[client]), error.mean()])
+  return np.float32(trained - weights)
+
+
+def train(folder, stop=None):
+  """Trains from where `folder` is to round `stop`, of which nothing is kept."""
+  key = noise.Key.load_or_create(folder / 'noise.key')
+  states = sorted(folder.glob('*.npz'))  # state and weights before a round
+  start, weights = len(states), np.zeros(2)
+  sampler = program.CohortSampler(CLIENTS, COHORT, ROUNDS, SCHEMA, seed=1)
+  with (
+    program.Ledger(folder / 'ledger.sqlite') as ledger,
+    aggregator.dp_aggregator(
+      SPEC.noise_multiplier,
+      COHORT,
+      l2_norm_clip=1.0,
+      strategy=STRATEGY,
+      participation=SCHEMA,
+      noise=placements.Tape(key=key, start_round=start),
+    ) as factory,
+  ):
+    process = factory.create(tff.TensorType(np.float32, [2]))
+    state = process.initialize()
+    if start:
+      leaves = [*tf.nest.flatten(state), weights]
+      with np.load(states[-1]) as held:
+        *leaves, weights = (held[f'arr_{i}'] for i in range(len(leaves)))
+      state = tf.nest.pack_sequence_as(state, leaves)
+      print(f'went on with round {start}')
+    history = ledger.history(CLIENTS, before=start)
+    for t in range(start, ROUNDS):
+      cohort = sampler.sample(t, history)
+      history.record(t, cohort)
+      ledger.start_round(t, cohort)  # before anything of it is computed
+      if t == stop:
+        print(f'stopped in round {t}')
+        return
+      output = process.next(state, [update_of(i, weights) for i in cohort])
+      state, weights = output.state, weights + output.result
+      ledger.finish_round(t, rounds_done=t + 1)
+      np.savez(folder / f'{t + 1}.npz', *tf.nest.flatten(state), weights)
+    observed = ledger.observed()
+  print(f'slope {weights[0]:.0f}, intercept {weights[1]:.0f}, after', end=' ')
+  print(f'{ROUNDS} rounds')
+  print(f'{observed.max_participations} rounds of a client at most,', end=' ')
+  print(f'{observed.min_sep} apart at least')
+
+
+def main():
+  with tempfile.TemporaryDirectory() as folder, runtime.local_runtime():
+    train(pathlib.Path(folder), stop=3)
+    train(pathlib.Path(folder))
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,81 @@
+"""Pages say what the code says: links, messages, recipes, the citation."""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+_PAGES = sorted(
+  path.relative_to(_ROOT)
+  for pattern in ('*.md', 'docs/**/*.md')
+  for path in _ROOT.glob(pattern)
+)
+# What TFF, Python or pip say, and not this project.
+_OF_OTHERS = (
+  'TypeError: Expected tensorflow_federated',
+  'ValueError: clipped_count_stddev',
+  '\\| tail',
+  'pytest -s',
+  'worker_binary',
+  'Exception ignored in',
+  "'NoneType' object has no attribute",
+  'event loop is already running',
+  'No matching distribution found',
+)
+
+
+def _links(page):
+  return re.findall(r'\]\(([^)\s]+)\)', (_ROOT / page).read_text())
+
+
+@pytest.mark.parametrize('page', _PAGES, ids=str)
+def test_links_lead_somewhere(page):
+  for link in _links(page):
+    if re.match('[a-z]+:', link):
+      continue
+    target = (_ROOT / page).parent / link.split('#')[0]
+    assert target.exists() or target.with_suffix('.md').exists(), link
+
+
+def _texts():
+  """Returns what strings in the code say, and the fixed parts of f-strings."""
+  return '\n'.join(
+    re.sub(r'\s+', ' ', node.value)
+    for package in ('tff_bandmf', 'simulations')
+    for path in sorted((_ROOT / package).rglob('*.py'))
+    for node in ast.walk(ast.parse(path.read_text()))
+    if isinstance(node, ast.Constant) and isinstance(node.value, str)
+  )
+
+
+def test_messages_that_are_explained_are_those_of_the_code():
+  page = (_ROOT / 'docs' / 'troubleshooting.md').read_text()
+  rows = re.findall(r'^\| ((?:[^|\\]|\\.)*) \|', page, re.MULTILINE)
+  messages = [
+    message
+    for row in rows
+    for message in re.findall('`([^`]*)`', row)
+    if not message.startswith(_OF_OTHERS) and not message.endswith('=')
+  ]
+  assert len(messages) > 50
+  texts = _texts()
+  # A number in a message stands for any.
+  assert not [
+    message
+    for message in messages
+    if not all(part in texts for part in re.split(r'-?\b\d+\b', message))
+  ]
+
+
+def test_citation_is_the_same_in_both_places():
+  block = re.search(
+    '```bibtex\n(.*?)```', (_ROOT / 'README.md').read_text(), re.DOTALL
+  ).group(1)
+  cited = dict(re.findall(r'(\w+) += \{+(.*?)\}+,', block))
+  stated = (_ROOT / 'CITATION.cff').read_text()
+  assert set(cited) == {'author', 'title', 'version', 'license'}
+  for key, value in cited.items():
+    name = {'author': 'name'}.get(key, key)
+    assert re.search(f"^[ -]*{name}: '?{re.escape(value)}'?$", stated, re.M)
