@@ -10,6 +10,7 @@ import textwrap
 
 import pytest
 
+pytestmark = pytest.mark.slow
 _EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / 'examples'
 _NAMES = sorted(path.stem for path in _EXAMPLES.glob('*.py'))
 
