@@ -1,6 +1,7 @@
 """Tests of what the arithmetic adds to the claims of runs."""
 
 import dataclasses
+import fractions
 import math
 
 import numpy as np
@@ -249,6 +250,85 @@ def test_cut_weights_raise_epsilon(monkeypatch):
   assert sampled.moved(2.0) == pytest.approx(
     0.01 * 6 / sampled.sensitivity / 2.0
   )
+
+
+def test_rho_is_that_of_the_cut_weights():
+  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 2.0)
+  more = 1 + 6 * _STRATEGY.recursion().cut_norm / spec.sensitivity.value
+  assert (1 + 1e-9) / 8 < more**2 / 8 <= spec.rho < 1.001 / 8
+  assert spec.dp_event().noise_multiplier * more <= 2.0
+
+
+@pytest.mark.parametrize('strategy', [_STRATEGY, strategies.OnlineTree(64)])
+def test_claim_covers_smaller_models(strategy):
+  few = arithmetic.many_coordinates(strategy.rounds) - 1
+  costs = [
+    slack.Cost.of(strategy, 6, sampled=False, dimension=dimension)
+    for dimension in (few, few + 1)
+  ]
+  costs[1].check_dimension(few)
+  fewer, more = (cost.slack(4.0, 1e-8).epsilon for cost in costs)
+  assert fewer <= more * (1 + 1e-6)
+
+
+def _claimed(strategy, schema):
+  """Returns the sensitivity that claims of a strategy rest on, exactly."""
+  found = accounting.PrivacySpec(strategy, schema, 1.0)
+  value = found.sensitivity.value
+  return fractions.Fraction(value) * fractions.Fraction(
+    found.cost.more_noise(value)
+  )
+
+
+def test_sums_of_many_participations_are_rounded_up():
+  # Squares that are lost one by one beside a 1.
+  rows = np.full((10_000, 1), 1.05e-8)
+  rows[-1] = 1.0
+  exact = 1 + 4999 * fractions.Fraction(1.05e-8) ** 2
+  claimed = _claimed(strategies.Banded(rows), participation.MinSep(2))
+  assert exact <= claimed**2 <= exact * (1 + fractions.Fraction(1, 10**7))
+
+
+def _ill_conditioned(rounds, degree, decay):
+  coefficients = np.ones(1)
+  for _ in range(degree):
+    coefficients = np.convolve(coefficients, [1.0, -decay])
+  return strategies.BandedInverse(rounds, coefficients)
+
+
+@pytest.mark.parametrize(
+  ('rounds', 'degree', 'decay', 'min_sep'),
+  [(38, 4, 0.99636978, 35), (150, 3, 0.998, 90), (250, 2, 0.9999, 249)],
+)
+def test_sensitivity_of_an_inverse_is_rounded_up(
+  rounds, degree, decay, min_sep
+):
+  """The noise follows C^-1, and float64 gives another C."""
+  strategy = _ill_conditioned(rounds, degree, decay)
+  schema = participation.MinSep(min_sep)
+  inverse = [fractions.Fraction(r) for r in strategy.inverse_coefficients]
+  column = []
+  for t in range(rounds):
+    past = sum(r * c for r, c in zip(inverse[1:], column[::-1]))
+    column.append((int(t == 0) - past) / inverse[0])
+  moved = column[:min_sep] + [
+    c + earlier for c, earlier in zip(column[min_sep:], column)
+  ]
+  exact = sum(entry**2 for entry in moved)
+  assert exact <= _claimed(strategy, schema) ** 2 <= exact * (1 + 10**-6)
+  plain = accounting.PrivacySpec(strategy, schema, 1.0).cost.rounding
+  for other in (
+    strategies.ColumnNormalized(strategy),
+    strategies.Stamped(2 * rounds, strategy),
+  ):
+    assert slack.Cost.of(other, 2, sampled=False).rounding >= plain
+
+
+def test_inverse_that_float64_does_not_give_is_refused():
+  strategy = _ill_conditioned(2000, 8, 1.0)
+  spec = accounting.PrivacySpec(strategy, participation.Single(), 1.0)
+  with pytest.raises(ValueError, match='that float64 does not give; use fewer'):
+    spec.epsilon(1e-6)
 
 
 def _sampled(noise_multiplier=1.0, **options):

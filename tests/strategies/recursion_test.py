@@ -91,7 +91,7 @@ def test_noise_without_rounding_is_that_of_the_matrix(kind):
   y = _run(found, np.eye(_ROUNDS), 1.0, rounding=lambda v: v)
   expected = np.linalg.inv(_matrix(_KINDS[kind]))
   np.testing.assert_allclose(y, expected, rtol=0, atol=2e-5)
-  if not found.cut_norm:
+  if found.cut_norm < 1e-13:
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-12)
 
 
@@ -153,6 +153,23 @@ def test_cutting_changes_columns_by_at_most_its_bound(kind):
   moved = np.linalg.norm(change, axis=0).max()
   assert moved <= found.cut_norm * (1 + 1e-6) + 1e-12
   assert found.cut_norm < 1e-5
+
+
+def test_column_of_a_blt_is_within_its_bound():
+  # Two buffers that nearly cancel.
+  strategy = strategies.Blt(60, omega=[1e4, -0.999e4], theta=[0.9, 0.89])
+  omega, theta = (
+    [fractions.Fraction(each) for each in values]
+    for values in (strategy.omega, strategy.theta)
+  )
+  off = [
+    fractions.Fraction(found)
+    - sum(scale * decay ** (t - 1) for scale, decay in zip(omega, theta))
+    for t, found in enumerate(strategy.column(60))
+    if t
+  ]
+  squared = sum(each**2 for each in off)
+  assert 0 < squared <= fractions.Fraction(strategy.recursion().cut_norm) ** 2
 
 
 def test_sums_with_cut_weights_are_exact_in_any_order():

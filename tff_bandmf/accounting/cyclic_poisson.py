@@ -228,11 +228,12 @@ class CyclicPoissonSpec:
 
     It is that of real numbers: `slack` is not in it.
     """
+    sigma, prob, compositions = self._rounds
     return dp_accounting.SelfComposedDpEvent(
       dp_accounting.PoissonSampledDpEvent(
-        self.sampling_prob, dp_accounting.GaussianDpEvent(self.noise_multiplier)
+        prob, dp_accounting.GaussianDpEvent(sigma)
       ),
-      self.compositions,
+      compositions,
     )
 
   def to_dict(self) -> dict[str, Any]:

@@ -26,8 +26,9 @@ MAX_SLACK = 0.01
 
 # The part of delta that goes to beta where so little proves an alpha.
 _SHARE = 1e-4
-# What float64 loses in scales and in the noise multiplier; several times.
-_ROUNDING = 1e-14
+# What float64 loses in the factors of delta; several times.
+_ROUNDING = 1e-12
+_UNIT = 2.0**-53
 
 
 class Unproved(ValueError):
@@ -169,12 +170,14 @@ class Cost:
     arithmetics: those that a run may have.
     cut: bound of the L2 norm by which cut weights move a client's
       contributions through C, for clip = 1.
+    rounding: bound of the relative error of a sensitivity in float64.
     largest_dimension: d of the largest model that is covered.
     max_slack: that is not refused.
   """
 
   arithmetics: tuple[arithmetic.Arithmetic, ...]
   cut: float
+  rounding: float
   largest_dimension: int
   max_slack: float
 
@@ -232,25 +235,42 @@ class Cost:
 
     if dimension is not None:
       _checks.count('dimension', dimension, 'give that of the model')
-      cells = dimension * compared
-      found, largest = [make(dimension, cells)], dimension
+      coordinates, cells, largest = dimension, dimension * compared, dimension
     else:
-      # Few coordinates have no law of large numbers, but are few.
-      cells, many = CELLS, arithmetic.many_coordinates(strategy.rounds)
-      found = [make(max(1, cells // compared), cells)]
-      if many <= cells // compared:
-        found.append(make(many - 1, (many - 1) * compared))
+      coordinates, cells = max(1, CELLS // compared), CELLS
       # More participations, or sampled cohorts, may be claimed for its noise.
       largest = cells // strategy.rounds
+    found = [make(coordinates, cells)]
+    # PRIVACY: smaller models are covered too, and few coordinates have no law
+    # of large numbers. Guard: slack_test.test_claim_covers_smaller_models.
+    few = arithmetic.many_coordinates(strategy.rounds) - 1
+    if few < coordinates:
+      found.append(make(few, few * compared))
+    # PRIVACY: sums of as many terms. Guard:
+    # slack_test.test_sums_of_many_participations_are_rounded_up.
+    terms = (
+      8 * min(participations, strategy.bands) * strategy.rounds
+      + 1000 * participations
+    )
     return Cost(
-      tuple(found), participations * recursion.cut_norm, largest, max_slack
+      tuple(found),
+      participations * recursion.cut_norm,
+      terms * _UNIT + strategy.column_error(),
+      largest,
+      max_slack,
     )
 
   def more_noise(self, sensitivity: float) -> float:
-    """Returns how much more noise the C of cut weights needs, as a factor."""
+    """Returns how much more noise the C of the noise needs, as a factor.
+
+    Its weights are cut, and the sensitivity of C is rounded.
+
+    Args:
+      sensitivity: as float64 gives it.
+    """
     # PRIVACY: its sensitivity is that of the noise which is really added.
     # Guard: slack_test.test_cut_weights_raise_epsilon.
-    return (1 + self.cut / sensitivity) * (1 + _ROUNDING)
+    return (1 + self.cut / sensitivity) * (1 + self.rounding)
 
   def slack(self, epsilon: float, delta: float, moved: float = 0.0) -> Slack:
     """Returns the slack of a claim whose total delta is `delta`.

@@ -24,7 +24,7 @@ class PrivacySpec:
   """The guarantee of a whole run without amplification by sampling.
 
     z_stddev = noise_multiplier * sensitivity * clip
-    rho = 1 / (2 noise_multiplier^2)
+    rho = 1 / (2 noise_multiplier^2), but for what cut weights cost
 
   It holds for the release of every round's noised sum, for one client, under
   zero-out adjacency, if no client takes part in more rounds, or closer
@@ -78,7 +78,9 @@ class PrivacySpec:
     """rho of zero-concentrated DP; infinite without noise."""
     if not self.noise_multiplier:
       return float('inf')
-    return gaussian.zcdp_rho(self.noise_multiplier)
+    # PRIVACY: cut weights have another sensitivity, in real numbers too.
+    # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
+    return gaussian.zcdp_rho(self._exact_noise)
 
   @functools.cached_property
   def cost(self) -> slack_lib.Cost:
@@ -157,7 +159,7 @@ class PrivacySpec:
     """
     if not self.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
-    return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+    return dp_accounting.GaussianDpEvent(self._exact_noise)
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the claim under their JSON keys."""

@@ -161,6 +161,17 @@ class Strategy(abc.ABC):
       found[pairs] = gram[first[pairs] - start, second[pairs] - start]
     return found
 
+  def column_error(self) -> float:
+    """Returns a bound of the error of C as float64 gives it.
+
+    It is an e with |C P| <= (1 + e) |R P| for every P, where R is the matrix
+    that `band_rows` gives.
+
+    Raises:
+      ValueError: float64 does not give C.
+    """
+    return 0.0
+
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:

@@ -209,6 +209,11 @@ class BltBuffers(recursion_lib.Buffers):
       )
     return recursion_lib.UNIT * error
 
-  @property
+  @functools.cached_property
   def cut_norm(self) -> float:
-    return 0.0
+    # PRIVACY: no weight is cut, but each power of theta is a product, and what
+    # they add up to may be small. Guard:
+    # recursion_test.test_column_of_a_blt_is_within_its_bound.
+    sizes = np.abs(self._omega) / np.sqrt(1 - self._theta**2)
+    roundings = self._period + self.memory + 8
+    return float(recursion_lib.UNIT * roundings * np.sum(sizes))

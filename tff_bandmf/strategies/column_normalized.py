@@ -99,6 +99,9 @@ class ColumnNormalized(base.Strategy):
     # The norms cancel: column i is divided by its norm, and C^-1[i, i] has it.
     return self.toeplitz.column_sum()
 
+  def column_error(self) -> float:
+    return self.toeplitz.column_error()
+
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     column = np.arange(start, stop)[:, None] - np.arange(self.bands)
     return (

@@ -152,7 +152,10 @@ class Recursion(abc.ABC):
   @property
   @abc.abstractmethod
   def cut_norm(self) -> float:
-    """Bound of the L2 norm by which cut weights change a column of C."""
+    """Bound of the L2 norm by which C differs from the strategy's, a column.
+
+    Its weights are cut, or what float64 adds up to a column is rounded.
+    """
 
   @abc.abstractmethod
   def cells(self, participations: int) -> int:

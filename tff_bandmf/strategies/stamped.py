@@ -63,6 +63,9 @@ class Stamped(base.Strategy):
   def column_sum(self) -> float:
     return self.block.column_sum()
 
+  def column_error(self) -> float:
+    return self.block.column_error()
+
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     return self._tiled(self.block.band_rows, start, stop)[:, : self.bands]
 

@@ -194,6 +194,27 @@ class BandedInverseC(RationalToeplitz):
   def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
     return np.ones(1), self.inverse_coefficients
 
+  def column_error(self) -> float:
+    base.check_rounds(self.rounds)
+    with np.errstate(over='ignore', invalid='ignore'):
+      norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(
+        np.abs(self.column(self.rounds))
+      )
+    # PRIVACY: r c = 1 + f with |f|_1 <= off for the c of float64, so that of
+    # the noise is c / (1 + f). Guard:
+    # slack_test.test_sensitivity_of_an_inverse_is_rounded_up.
+    off = recursion_lib.UNIT * (self.inverse_bands + 8) * norms
+    if not off <= 0.5:
+      raise ValueError(
+        errors.invalid(
+          'inverse_coefficients',
+          f'{self.inverse_bands} bands',
+          'have an inverse that float64 does not give',
+          'use fewer rounds, or a series whose inverse is small',
+        )
+      )
+    return float(off / (1 - off))
+
 
 def scaled_errors(
   strategy: Toeplitz, scale: np.ndarray, workload: workloads.Workload
