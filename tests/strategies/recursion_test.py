@@ -95,6 +95,36 @@ def test_noise_without_rounding_is_that_of_the_matrix(kind):
     np.testing.assert_allclose(y, expected, rtol=0, atol=1e-12)
 
 
+def _decoder(strategy):
+  """Returns Honaker's sums as sums of nodes, in the order they finish in."""
+  v = strategy.node_variances()
+  nodes = iter(np.eye(2 * strategy.rounds))
+  pending, rows = [], []
+  for t in range(strategy.rounds):
+    estimate, height = next(nodes), 0
+    while (t >> height) & 1:
+      # (own / 1 + children / (2 v)) v of the node.
+      height += 1
+      children = (estimate + pending.pop()) / (2 * v[height - 1])
+      estimate = v[height] * (next(nodes) + children)
+    pending.append(estimate)
+    rows.append(sum(pending))
+  return np.array(rows)
+
+
+@pytest.mark.parametrize('rounds', [1, 2, 7, 23, 64])
+def test_sums_of_tree_noise_have_the_covariance_of_the_decoder(rounds):
+  strategy = strategies.OnlineTree(rounds)
+  sums = np.cumsum(np.linalg.inv(strategy.matrix()), axis=0)
+  decoder = _decoder(strategy)
+  np.testing.assert_allclose(
+    sums @ sums.T, decoder @ decoder.T, rtol=0, atol=1e-12
+  )
+  # What is released tells no more than the nodes do.
+  gram = strategy.matrix().T @ strategy.matrix()
+  assert np.linalg.eigvalsh(strategy.gram() - gram).min() > -1e-12
+
+
 @pytest.mark.parametrize('kind', _KINDS)
 def test_rounding_stays_in_its_round(kind):
   """C y is z but for the rounding of that very round: nothing adds up."""

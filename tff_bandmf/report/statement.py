@@ -17,9 +17,9 @@ NOT_STATED = 'not stated'
 
 ACCOUNTING = (
   'The run is one Gaussian release of sensitivity 1 and standard deviation '
-  'noise_multiplier, less what cut weights and rounding add to the sensitivity, '
-  'in real numbers: rho-zCDP with rho = 1 / (2 noise_multiplier^2), and '
-  '(epsilon, delta) from its exact privacy profile, '
+  'noise_multiplier, less what cut weights and rounding add to the '
+  'sensitivity, in real numbers: rho-zCDP with rho = 1 / (2 '
+  'noise_multiplier^2), and (epsilon, delta) from its exact privacy profile, '
   'rounded up; not converted from rho. What is released is integers on a '
   'lattice with noise from 64-bit words: slack_epsilon and slack_delta of '
   'epsilon and delta are what that costs at most.'

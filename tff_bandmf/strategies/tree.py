@@ -16,7 +16,6 @@ from typing import Any, ClassVar, Optional
 
 import attrs
 import numpy as np
-import scipy.linalg
 
 from tff_bandmf import _checks, errors, workloads
 from tff_bandmf.strategies import base, dense
@@ -148,52 +147,25 @@ class OnlineTree(base.Strategy):
     return _common_nodes(self.rounds, 2, first, second)
 
   def matrix(self) -> np.ndarray:
-    """Returns the C whose noise has the same distribution.
+    """Returns the C of the noise, as `TreeBuffers` makes it.
 
-    The noise of the prefix sums has covariance B B^T = L L^T, and so has that
-    of C = L^-1 A. Every column of C^T C is at most that of the encoder in the
-    sense of positive semi-definite matrices: what the decoder adds up tells
-    no more than the nodes do.
+    C^T C is at most that of the encoder in the sense of positive semi-definite
+    matrices: what the decoder adds up tells no more than the nodes do.
     """
     return self._dense.matrix()
 
   @functools.cached_property
   def _dense(self) -> dense.Dense:
-    decoder = self.prefix_decoder()
-    factor = np.linalg.cholesky(decoder @ decoder.T)
-    # Nodes share no rounds with later ones of their size: what is left beyond
-    # the largest is rounding.
-    values = np.tril(
-      scipy.linalg.solve_triangular(factor, np.tri(self.rounds), lower=True)
-    )
-    return dense.Dense(np.triu(values, 1 - self.bands))
-
-  def prefix_decoder(self) -> np.ndarray:
-    """Returns B, [n, nodes] float64; column 0 is the first node to finish.
-
-    Node h of round t, h < the number of trailing zeros of t + 1, finishes in
-    that round; nodes of a round are in the order of their heights.
-    """
     base.check_dense(self.rounds)
-    v = self.node_variances()
-    nodes = 2 * self.rounds - bin(self.rounds).count('1')
-    decoder = np.zeros((self.rounds, nodes))
-    pending: list[np.ndarray] = []
-    first = 0
-    for t in range(self.rounds):
-      estimate = np.zeros(nodes)
-      estimate[first] = 1.0
-      first += 1
-      j = 0
-      while (t >> j) & 1:
-        # (own / 1 + children / (2 v)) v_j
-        estimate = (estimate + pending.pop()) * (v[j + 1] / (2 * v[j]))
-        estimate[first] = v[j + 1]
-        first += 1
-        j += 1
-      pending.append(estimate)
-      decoder[t] = sum(pending)
-    return decoder
+    tree = TreeBuffers(self.rounds, self.node_variances(), self.rounds)
+    values = np.eye(self.rounds)
+    for t, row in enumerate(values):
+      height = tree.phase(t)
+      for h, weight in enumerate(tree.readout[height, :height]):
+        # The sibling of the node of height h that ends here.
+        row[t + 1 - 2 ** (h + 1) : t + 1 - 2**h] = -weight
+      row /= tree.scales[height]
+    return dense.Dense(values)
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     return dense.band_rows(self.matrix(), self.bands, start, stop)
@@ -264,7 +236,7 @@ class TreeBuffers(recursion_lib.Buffers):
     self._variances_of_nodes = variances
     self._period = period
     self._scales = np.empty(self.phases)
-    self._readout = np.zeros((self.phases, self.memory))
+    self.readout = np.zeros((self.phases, self.memory))
     for height in range(self.phases):
       own = np.zeros(height + 1)
       own[0] = 1.0
@@ -276,7 +248,7 @@ class TreeBuffers(recursion_lib.Buffers):
         siblings[h] = 1.0
         siblings *= ratio
       self._scales[height] = np.linalg.norm(own)
-      self._readout[height, :height] = siblings - 1.0
+      self.readout[height, :height] = siblings - 1.0
 
   def phase(self, t: Any) -> Any:
     local = t % self._period
@@ -292,7 +264,7 @@ class TreeBuffers(recursion_lib.Buffers):
 
   @property
   def _most(self) -> float:
-    return float(np.max(np.abs(self._readout).sum(1), initial=0.0))
+    return float(np.max(np.abs(self.readout).sum(1), initial=0.0))
 
   def step(self, phase: int) -> recursion_lib.Step:
     update = np.zeros((self.memory, self.memory))
@@ -303,13 +275,13 @@ class TreeBuffers(recursion_lib.Buffers):
     if phase < self.memory:
       update[phase, :phase] = 1.0
       gain[phase] = 1.0
-    readout = recursion_lib.cut(self._readout, self._most)[phase]
+    readout = recursion_lib.cut(self.readout, self._most)[phase]
     return recursion_lib.Step(float(self._scales[phase]), readout, update, gain)
 
   def _variances(self) -> np.ndarray:
     # Nodes share no z with their siblings.
     v = self._variances_of_nodes[: self.memory]
-    by_height = self._scales**2 + self._readout**2 @ v
+    by_height = self._scales**2 + self.readout**2 @ v
     return by_height[self.phase(np.arange(self.rounds))]
 
   @property
@@ -318,9 +290,7 @@ class TreeBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def cut_norm(self) -> float:
-    change = np.abs(
-      recursion_lib.cut(self._readout, self._most) - self._readout
-    )
+    change = np.abs(recursion_lib.cut(self.readout, self._most) - self.readout)
     # Column i of C meets a sibling once a height.
     return float(
       np.sqrt(np.sum(np.max(change, 0, initial=0.0) ** 2))
