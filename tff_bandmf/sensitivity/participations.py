@@ -281,7 +281,8 @@ def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
   """
   total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
   for j in range(rounds.shape[1]):
-    # Row j with all later ones; PRIVACY: pairs count twice. Guard:
+    # Row j with all later ones.
+    # PRIVACY: pairs count twice. Guard:
     # participations_test.test_observed_is_brute_force.
     entries = gram(
       np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape), rounds[:, j:]
