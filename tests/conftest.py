@@ -104,5 +104,5 @@ def postgresql():
 def place(request, tmp_path):
   """Gives the arguments of an empty ledger."""
   if request.param == 'sqlite':
-    return dict(place=str(tmp_path / 'ledger.sqlite'))
+    return dict(url=str(tmp_path / 'ledger.sqlite'))
   return databases.schema(request.getfixturevalue('postgresql'), tmp_path)

@@ -107,6 +107,6 @@ def schema(url, tmp_path):
   connection.cursor().execute(f'CREATE SCHEMA {name}')
   connection.close()
   return dict(
-    place=f'{url}&options=-csearch_path%3D{name}',
+    url=f'{url}&options=-csearch_path%3D{name}',
     key_file=tmp_path / 'private' / 'ledger.key',
   )

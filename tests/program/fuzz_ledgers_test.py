@@ -212,7 +212,7 @@ def test_computed_cohort_is_refused(path, content):
     'DROP TABLE bandmf_rounds; CREATE TABLE bandmf_rounds (round BIGINT, '
     'highest BIGINT, cohort BLOB AS (zeroblob(999999992))); '
     'INSERT INTO bandmf_rounds (round) VALUES (0)',
-    'no participation ledger',
+    'is not a participation ledger',
   )
 
 

@@ -117,7 +117,7 @@ def test_every_start_is_synced_to_the_disk(ledger, place):
     with ledger._writer.connect() as connection:
       return connection.exec_driver_sql(name).scalar()
 
-  if place['place'].startswith('postgresql'):
+  if place['url'].startswith('postgresql'):
     # The server's own setting is off.
     assert shown('SHOW synchronous_commit') == 'on'
   else:
@@ -562,11 +562,11 @@ def test_ledger_with_another_key_lets_nobody_in(place, tmp_path):
 
 def test_server_needs_a_key_file(place):
   if 'key_file' not in place:
-    place = dict(place=f'sqlite:///{place["place"]}')
+    place = dict(url=f'sqlite:///{place["url"]}')
     with program.Ledger(**place) as ledger:
       ledger.start_round(0, [1])  # Next to the file, as for a path.
     return
-  with program.Ledger(place['place']) as ledger:
+  with program.Ledger(place['url']) as ledger:
     with pytest.raises(ValueError, match='key_file=None'):
       ledger.start_round(0, [1])
     assert ledger.observed().rounds == 0
@@ -605,7 +605,7 @@ def test_database_of_something_else_is_refused(tmp_path):
   connection.execute('CREATE TABLE rounds (round INTEGER)')
   connection.close()
   for create in (True, False):
-    with pytest.raises(ValueError, match='no participation ledger'):
+    with pytest.raises(ValueError, match='is not a participation ledger'):
       program.Ledger(path, create=create)
 
 

@@ -21,11 +21,11 @@ from tff_bandmf import errors
 _SECONDS = 60
 
 
-def url_of(place: Union[str, os.PathLike]) -> sa.engine.URL:
-  """Returns the URL of a database: `place`, or that of SQLite in this file."""
-  if isinstance(place, str) and '://' in place:
-    return sa.engine.make_url(place)
-  return sa.engine.URL.create('sqlite', database=os.fspath(place))
+def url_of(url: Union[str, os.PathLike]) -> sa.engine.URL:
+  """Returns the URL of a database: `url`, or that of SQLite in this file."""
+  if isinstance(url, str) and '://' in url:
+    return sa.engine.make_url(url)
+  return sa.engine.URL.create('sqlite', database=os.fspath(url))
 
 
 def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
@@ -103,13 +103,13 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
     ) from None
 
 
-def unusable(place: object, error: sa.exc.SQLAlchemyError) -> ValueError:
-  """Returns what to raise for an error of the database at a place."""
+def unusable(url: object, error: sa.exc.SQLAlchemyError) -> ValueError:
+  """Returns what to raise for an error of the database at this URL."""
   # Never the statement, whose parameters are identifiers of clients.
   return ValueError(
     errors.invalid(
       'ledger',
-      place,
+      url,
       f'cannot be used ({getattr(error, "orig", None) or error})',
       'look at the space and the permissions of its disk, or the address '
       'of its server; do not touch the files of a run',

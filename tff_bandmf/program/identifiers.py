@@ -126,18 +126,18 @@ class Identifiers:
     keyed = hashlib.blake2b(
       key=self.secret, digest_size=8, person=b'bandmf client'
     )
-    found, places, indices = bytearray(), [], []
-    for place, client in enumerate(clients):
+    found, positions, indices = bytearray(), [], []
+    for position, client in enumerate(clients):
       hashed = keyed.copy()
       if isinstance(client, str):
         hashed.update(b'$' + client.encode())
       else:
-        places.append(place)
+        positions.append(position)
         indices.append(_index(client))
       found += hashed.digest()
     identifiers = np.frombuffer(found, '<i8').astype(np.int64)
     if indices:
-      identifiers[places] = self.of(np.array(indices, np.uint64))
+      identifiers[positions] = self.of(np.array(indices, np.uint64))
     return identifiers
 
   def indices(self, identifiers: np.ndarray) -> np.ndarray:
@@ -182,11 +182,11 @@ def _swapped(values: np.ndarray) -> np.ndarray:
   return values << np.uint64(32) | values >> np.uint64(32)
 
 
-def places(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-  """Returns all places in `known` of what is in `wanted`, ascending.
+def find(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+  """Returns where in `known` what is in `wanted` stands, ascending.
 
   Args:
-    known: [n] int64 ascending; what is there twice has two places.
+    known: [n] int64 ascending; what is there twice is found twice.
     wanted: [m] int64 ascending.
   """
   start = np.searchsorted(known, wanted)

@@ -1,0 +1,361 @@
+"""What a ledger says; see `ledger` for what it records."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Optional, TypeVar, Union
+
+import numpy as np
+import sqlalchemy as sa
+
+from tff_bandmf import errors, sensitivity, strategies
+from tff_bandmf.program import chain, database, identifiers, records
+from tff_bandmf.program import history as history_lib
+from tff_bandmf.program import observed as observed_lib
+
+_Self = TypeVar('_Self', bound='Reader')
+
+
+class Reader:
+  """An open ledger and what can be asked of it; `Ledger` adds to it."""
+
+  def __init__(
+    self,
+    url: Union[str, os.PathLike],
+    create: bool = True,
+    key_file: Optional[Union[str, os.PathLike]] = None,
+  ):
+    """Opens the ledger.
+
+    Args:
+      url: of SQLAlchemy, or the path of a SQLite file; a database, or the
+        schema that it leads to, holds one ledger.
+      create: whether to make a new one where there is none.
+      key_file: of the key of the hashes, which is made when the first round
+        starts. None takes private/ledger.key next to the SQLite file. What is
+        counted can be read without it.
+
+    Raises:
+      ValueError: there is nothing, and `create` is False; or what is there is
+        not a ledger, is of another version, or was changed.
+    """
+    address = database.url_of(url)
+    path = database.sqlite_path(address)
+    if path is not None:
+      key_file = key_file or path.parent / 'private' / 'ledger.key'
+      if not create and not (path.is_file() and path.stat().st_size):
+        raise _missing(path)
+    self._key_file = None if key_file is None else pathlib.Path(key_file)
+    self._identifiers: Optional[identifiers.Identifiers] = None
+    self._writer, self._reader = database.engines(address)
+    try:
+      self._open(path or address.render_as_string(hide_password=True), create)
+    except BaseException:
+      self.close()
+      raise
+
+  def _open(self, url: object, create: bool) -> None:
+    """Makes the tables, or checks that they are there."""
+    try:
+      tables = set(sa.inspect(self._reader).get_table_names())
+      missing = records.TABLES - tables
+      if 'bandmf_attempts' in tables:
+        raise records.other_format(1)
+      # PRIVACY: a ledger of another kind is not taken for an empty one.
+      # Guard: ledger_test.test_database_of_something_else_is_refused.
+      if missing and (
+        missing < records.TABLES or tables and isinstance(url, pathlib.Path)
+      ):
+        raise _not_a_ledger(url)
+      if missing and not create:
+        raise _missing(url)
+      for table in () if missing else records.TABLES:
+        # A column that is computed could hold more than the file.
+        columns = sa.inspect(self._reader).get_columns(table)
+        if any('computed' in column for column in columns):
+          raise _not_a_ledger(url)
+    except sa.exc.SQLAlchemyError as error:
+      raise database.unusable(url, error) from error
+    if missing:
+      with database.transaction(self._writer) as connection:
+        records.create(connection)
+    with database.transaction(self._reader) as connection:
+      # PRIVACY: what was changed claims nothing and goes on with nothing.
+      # Guard: chain_test.test_any_change_of_a_row_is_refused.
+      records.verify(connection)
+
+  def __enter__(self: _Self) -> _Self:
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Closes the connections."""
+    self._writer.dispose()
+
+  @contextlib.contextmanager
+  def _write(self) -> Iterator[sa.engine.Connection]:
+    """Yields a connection; what it sees stays so until it has written."""
+    with database.transaction(self._writer) as connection:
+      records.row(connection, lock=True)
+      yield connection
+
+  def bound(self) -> tuple[Optional[int], Optional[int]]:
+    """Returns what `bind` said, run and noise key; None if it never did."""
+    with database.transaction(self._reader) as connection:
+      row = records.row(connection)
+    return row.run, row.noise_key
+
+  def head(self, round_index: Optional[int] = None) -> str:
+    """Returns the head of the chain, in hexadecimal; see `chain`.
+
+    Args:
+      round_index: as it stood after the last event of this round, its row
+        included; None is now.
+
+    Raises:
+      ValueError: the round was not started.
+    """
+    if round_index is not None:
+      attempts = self.attempts(round_index)
+      if not attempts:
+        raise not_started(round_index)
+      return attempts[-1].head
+    with database.transaction(self._reader) as connection:
+      return records.row(connection).head.hex()
+
+  def last_round(self) -> int:
+    """Returns the highest round that was started; -1 without one."""
+    with database.transaction(self._reader) as connection:
+      return records.last_round(connection)
+
+  def next_round(self) -> int:
+    """Returns where a run goes on: the last started round, or the one after it.
+
+    A round that was started and has not ended, or whose attempts failed, is to
+    be replayed or abandoned.
+    """
+    with database.transaction(self._reader) as connection:
+      last = records.last_round(connection)
+      attempts = records.attempts(connection, last)
+    ended = any(
+      attempt.outcome in (chain.FINISHED, chain.ABANDONED)
+      for attempt in attempts
+    )
+    return last + 1 if ended or last < 0 else last
+
+  def attempts(self, round_index: int) -> list[chain.Attempt]:
+    """Returns the attempts at a round, in order; none if it was not started."""
+    with database.transaction(self._reader) as connection:
+      return records.attempts(connection, operator.index(round_index))
+
+  def all_attempts(self) -> dict[int, list[chain.Attempt]]:
+    """Returns the attempts at every started round, rounds ascending.
+
+    Raises:
+      ValueError: the ledger was changed or is damaged.
+    """
+    with database.transaction(self._reader) as connection:
+      return records.verify(connection).attempts
+
+  def cohort(
+    self,
+    round_index: int,
+    population: Optional[Sequence[identifiers.Client]] = None,
+  ) -> Optional[np.ndarray]:
+    """Returns the cohort of a round, [m], in order; None if it was not started.
+
+    Args:
+      round_index: the round.
+      population: among whom to look; None takes the indices up to the highest
+        one of the ledger, as int64. A `range` costs nothing, whatever its size.
+
+    Raises:
+      ValueError: a client of the cohort is not among them.
+    """
+    with database.transaction(self._reader) as connection:
+      recorded = records.cohort(connection, operator.index(round_index))
+    if recorded is None:
+      return None
+    if population is None:
+      population = range(self._last_client() + 1)
+    if isinstance(population, range):
+      found = np.sort(self._hash().indices(recorded))
+      wanted = population if population.step > 0 else population[::-1]
+      there = np.all(
+        (wanted.start <= found)
+        & (found < wanted.stop)
+        & ((found - wanted.start) % wanted.step == 0)
+      )
+    else:
+      hashes = self._hash().of(population)
+      there = np.isin(recorded, hashes).all()
+      found = np.unique(np.asarray(population)[np.isin(hashes, recorded)])
+    if not there:
+      raise ValueError(
+        errors.invalid(
+          'round',
+          round_index,
+          'has clients that are not among those looked at',
+          'give the population that the run started with',
+        )
+      )
+    return found
+
+  def history(self, clients: int, before: int) -> history_lib.History:
+    """Returns who of a population took part in the rounds below `before`.
+
+    Args:
+      clients: size of the population; clients are their indices.
+      before: a round.
+
+    Raises:
+      ValueError: the ledger holds clients beyond the population, or strings.
+    """
+    highest = self._last_client()
+    if highest >= clients:
+      raise ValueError(
+        errors.invalid(
+          'client',
+          highest,
+          f'is not among the {clients} clients',
+          'resume with the data that the run started with',
+        )
+      )
+    hashed = self._hash()
+    history = history_lib.History.empty(clients)
+    for round_index, cohort in self._cohorts(operator.index(before)):
+      found = hashed.indices(cohort)
+      # PRIVACY: whoever is not in the history may take part too early. Guard:
+      # ledger_test.test_clients_can_be_strings.
+      if len(found) and not (0 <= found.min() and found.max() < clients):
+        raise ValueError(
+          errors.invalid(
+            'round',
+            round_index,
+            f'has clients that are not among the {clients} indices',
+            'resume with the data that the run started with',
+          )
+        )
+      history.record(round_index, found)
+    return history
+
+  def past(
+    self, clients: Sequence[identifiers.Client], before: int
+  ) -> history_lib.History:
+    """Returns the rounds of some clients below `before`, in their order.
+
+    Goes through all cohorts: for a population, keep its `History` in memory and
+    `record` in it what is recorded here.
+    """
+    hashes = self._hash().of(clients)
+    order = np.argsort(hashes)
+    known = hashes[order]
+    history = history_lib.History.empty(len(known))
+    for round_index, cohort in self._cohorts(operator.index(before)):
+      history.record(round_index, order[identifiers.find(known, cohort)])
+    return history
+
+  def observed(
+    self, strategy: Optional[strategies.Strategy] = None
+  ) -> observed_lib.Observed:
+    """Returns what really happened, from the rows alone.
+
+    Args:
+      strategy: C; its sensitivity for the clients' own rounds is then found.
+
+    Raises:
+      ValueError: the ledger was changed or is damaged, or has a round past the
+        last one of C.
+    """
+    with database.transaction(self._reader) as connection:
+      contents = records.verify(connection)
+      found = sensitivity.observed(
+        lambda: records.cohorts(connection),
+        sum(contents.sizes.values()),
+        strategy,
+      )
+    return observed_lib.observed(
+      contents.sizes, contents.attempts, found, contents.last_client
+    )
+
+  def _hash(self) -> identifiers.Identifiers:
+    """Returns the hash function of this ledger, and makes it at first."""
+    if self._identifiers is None:
+      if self._key_file is None:
+        raise ValueError(
+          errors.invalid(
+            'key_file',
+            None,
+            'a ledger in a database server needs it',
+            'give a file next to the other secrets of the run',
+          )
+        )
+      with database.transaction(self._reader) as connection:
+        recorded = records.row(connection).key
+      # PRIVACY: with another key every client looks new. Guards:
+      # ledger_test.test_ledger_without_its_key_lets_nobody_in and
+      # test_ledger_with_another_key_lets_nobody_in.
+      if recorded is None:
+        found = identifiers.Identifiers.load_or_create(self._key_file)
+      else:
+        found = identifiers.Identifiers.load(self._key_file)
+      mine = found.fingerprint()
+      with self._write() as connection:
+        recorded = records.claim(connection, key=mine).key
+      if recorded != mine:
+        raise ValueError(
+          errors.invalid(
+            'ledger key',
+            self._key_file,
+            'is not that of this ledger',
+            'restore the file that it was started with',
+          )
+        )
+      self._identifiers = found
+    return self._identifiers
+
+  def _last_client(self) -> int:
+    with database.transaction(self._reader) as connection:
+      return records.last_client(connection)
+
+  def _cohorts(
+    self, before: Optional[int] = None
+  ) -> Iterator[tuple[int, np.ndarray]]:
+    with database.transaction(self._reader) as connection:
+      yield from records.cohorts(connection, before)
+
+
+def _missing(url: object) -> ValueError:
+  return ValueError(
+    errors.invalid(
+      'ledger',
+      url,
+      'does not exist or is empty',
+      'without it nobody knows who took part, and nothing is claimed',
+    )
+  )
+
+
+def _not_a_ledger(url: object) -> ValueError:
+  return ValueError(
+    errors.invalid(
+      'ledger',
+      url,
+      'is not a participation ledger, or cannot be opened',
+      'do not touch the files of a run; check the address of a server',
+    )
+  )
+
+
+def not_started(round_index: int) -> ValueError:
+  return ValueError(
+    errors.invalid(
+      'round', round_index, 'has no attempt that could end', 'start it first'
+    )
+  )
