@@ -1,6 +1,5 @@
 """Next-word models: pure functions of weights."""
 
-from simulations.models import lstm, transformer
 from simulations.models.next_word import (
   Model,
   correct_words,

@@ -11,7 +11,24 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from simulations.models import initial
+from simulations import config as config_lib
+from simulations.models import initial, next_word
+
+
+def build(config: config_lib.Model, num_ids: int, seed: int) -> next_word.Model:
+  """Returns the model of a configuration; see `registry.build`."""
+  return next_word.Model(
+    initial_weights(
+      num_ids,
+      config.embedding_size,
+      config.lstm_size,
+      config.tied,
+      config.skip,
+      config.embedding_scale,
+      seed,
+    ),
+    logits,
+  )
 
 
 def initial_weights(

@@ -16,10 +16,27 @@ from typing import Any, Optional
 import numpy as np
 import tensorflow as tf
 
-from simulations.models import initial
+from simulations import config as config_lib
+from simulations.models import initial, next_word
 
 _NORM_EPSILON = 1e-6
 _HIDDEN_SCORE = -1e9  # Not infinity: a row of padding alone sees nothing.
+
+
+def build(config: config_lib.Model, num_ids: int, seed: int) -> next_word.Model:
+  """Returns the model of a configuration; see `registry.build`."""
+  return next_word.Model(
+    initial_weights(
+      num_ids,
+      config.embedding_size,
+      config.layers,
+      config.heads,
+      config.feed_forward_size,
+      config.embedding_scale,
+      seed,
+    ),
+    logits,
+  )
 
 
 def initial_weights(
