@@ -79,3 +79,27 @@ def test_citation_is_the_same_in_both_places():
   for key, value in cited.items():
     name = {'author': 'name'}.get(key, key)
     assert re.search(f"^[ -]*{name}: '?{re.escape(value)}'?$", stated, re.M)
+
+
+def _recipes():
+  """Returns the recipes of CONTRIBUTING, numbered items by title."""
+  text = (_ROOT / 'CONTRIBUTING.md').read_text()
+  section = re.search('^## Recipes$(.*?)(?=^## |\\Z)', text, re.M | re.S)[1]
+  return {
+    title: re.findall(r'^\d+\. .*(?:\n(?!\d+\. |\S).*)*', body, re.M)
+    for title, body in re.findall(
+      r'^### (.*)$\n((?:(?!^### ).*\n?)*)', section, re.M
+    )
+  }
+
+
+def test_recipes_name_few_files_and_these_exist():
+  recipes = _recipes()
+  assert recipes
+  for title, items in recipes.items():
+    assert 1 <= len(items) <= (2 if title in ('A model', 'A workload') else 4)
+    for item in items:
+      for name in re.findall(r'`([\w./]+/[\w.]+\.\w+|[A-Z]+\.md)`', item):
+        # A new file is in a folder that is there.
+        path = _ROOT / name
+        assert (path.parent if path.stem == 'NAME' else path).exists(), name
