@@ -45,6 +45,7 @@ _NOT_RUN = {
   'bandmf report runs/demo': (
     'reads what make demo leaves; the tutorial on reports runs it'
   ),
+  'bandmf audit small.json': 'audit_test runs it on such a strategy',
   '. .venv/bin/activate': 'this environment is active',
   'TF_CPP_MIN_LOG_LEVEL=3 .venv/bin/python -m pytest': 'is what runs this',
   'python3.11 -m venv .venv-jax': 'installs another library',
