@@ -42,14 +42,15 @@ def pytest_configure(config):
 
 
 def pytest_collection_modifyitems(config, items):
-  slow = [item for item in items if item.get_closest_marker('slow')]
   if config.getoption('--quick'):
-    config.hook.pytest_deselected(items=slow)
-    items[:] = [item for item in items if item not in set(slow)]
+    parts = {True: [], False: []}
+    for item in items:
+      parts[item.get_closest_marker('slow') is None].append(item)
+    items[:] = parts[True]
+    config.hook.pytest_deselected(items=parts[False])
   else:
-    # Files with slow tests begin first, so that none is left alone at the end.
-    first = {item.path for item in slow}
-    items.sort(key=lambda item: item.path not in first)
+    # Files that are slow as a whole begin first: none is left alone at the end.
+    items.sort(key=lambda item: not hasattr(item.module, 'pytestmark'))
 
 
 @pytest.fixture(scope='session')

@@ -122,6 +122,7 @@ def test_rounded_runs_have_the_gaussian_guarantee(strategy, client, others):
       assert delta <= claimed + 1e-12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'strategy',
   [strategies.BandedToeplitz(2, [1.0, 0.5]), strategies.OnlineTree(2)],

@@ -66,6 +66,7 @@ def _expected():
   return tapes.expected(_STRATEGY, _DIMENSION, _KEY)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shards', [1, 2, 5])
 def test_shards_are_read_as_one_tape(serve, shards):
   servers = [serve(str(i), i, shards) for i in range(shards)]

@@ -94,6 +94,7 @@ def _reference(strategy, dimension):
   return np.stack(ys)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, placement', itertools.product(_STRATEGIES, ['state', 'tape'])
 )
@@ -162,6 +163,7 @@ def test_release_is_pure_in_its_state(tmp_path, name):
     assert np.array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_every_run_in_the_state_has_a_key_of_its_own(tmp_path):
   source = _source('state', _STRATEGIES['inverse'], 50, tmp_path)
   # As TFF does it: one traced computation, run twice.
@@ -273,6 +275,7 @@ def _p_value(y, matrix):
   return scipy.stats.chi2.sf(statistic, n * (n + 1) / 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, placement', itertools.product(_STRATEGIES, ['state', 'tape'])
 )

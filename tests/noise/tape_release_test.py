@@ -144,6 +144,7 @@ def test_highest_mark_counts_whatever_the_order(tape):
   assert all(name.startswith('00000002') for name in tapes.marks(tape))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('bit', [0, 7])
 def test_damaged_file_is_refused(tape, bit):
   path = tapes.noise_file(tape, 0)
@@ -347,6 +348,7 @@ def test_reader_waits_for_a_producer_that_is_behind(tape):
   assert np.any(tapes.release(tape, 0))
 
 
+@pytest.mark.slow
 def test_graph_reads_every_round_anew(tape):
   # Constant paths would be folded: one graph, several rounds.
   @tf.function

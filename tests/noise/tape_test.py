@@ -43,6 +43,7 @@ def test_noise_is_that_of_the_strategy(tmp_path, bands, rounds):
   assert np.max(np.abs(error)) <= np.max(strategy.matrix()) / 2 + 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('start_round', [1, 31, 32, 33, 39])
 def test_start_round_gives_the_same_bits(tmp_path, start_round):
   whole, tail = (

@@ -128,6 +128,7 @@ def test_optimum_is_the_known_one():
   assert found.loss == pytest.approx(12.8663406, rel=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('schema', 'equal_column_norms', 'workload', 'objective'),
   [
@@ -173,6 +174,7 @@ def test_loss_is_the_dense_one_and_a_minimum(
       assert loss(moved) >= found.loss * (1 - slack)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('workload', 'objective'), [(_SCHEDULED, 'mean'), (_PREFIX, 'max')]
 )
@@ -210,6 +212,7 @@ def test_mean_error_is_the_least_possible_one():
   assert found.loss <= bound * (1 + 1e-4)
 
 
+@pytest.mark.slow
 def test_max_error_is_the_least_possible_one():
   mean = banded.optimize_banded(128, 8, _SINGLE)
   found = banded.optimize_banded(128, 8, _SINGLE, objective='max')

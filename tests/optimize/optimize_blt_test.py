@@ -26,6 +26,7 @@ def _dense_loss(strategy, schema, workload, objective):
   return error * np.sum(leftmost**2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('buffers', 'objective', 'golden'),
   [
@@ -40,6 +41,7 @@ def test_optimum_is_the_best_known(buffers, objective, golden):
   assert golden * (1 - 1e-6) <= found.loss <= golden + 1e-6
 
 
+@pytest.mark.slow
 def test_loss_falls_with_more_buffers_at_another_setting():
   schema = participation.MinSep(40)
   losses = [
@@ -49,6 +51,7 @@ def test_loss_falls_with_more_buffers_at_another_setting():
   assert losses[1] < losses[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('workload', 'objective'),
   [

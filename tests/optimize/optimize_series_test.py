@@ -78,6 +78,7 @@ def test_a_late_rise_costs_sensitivity():
   assert _squared(c, schema) >= _brute_force_squared(c, schema)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('workload', _WORKLOADS, ids=str)
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_loss_and_gradient_against_dense(workload, objective):

@@ -33,6 +33,7 @@ def _loss(coefficients, rounds, objective):
   return error * np.sum(np.square(coefficients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(('rounds', 'bands', 'objective', 'golden'), _GOLDEN)
 def test_optimum_is_the_published_one(rounds, bands, objective, golden):
   found = optimize.optimize_banded_toeplitz(rounds, bands, objective)

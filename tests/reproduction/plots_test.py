@@ -1,8 +1,11 @@
 """Tests of the plots of `bandmf reproduce`."""
 
+import pytest
+
 from tff_bandmf.reproduction import plots
 
 
+@pytest.mark.slow
 def test_every_plot_is_drawn(tmp_path, monkeypatch):
   for name, value in (
     ('_PICTURE_ROUNDS', 16),

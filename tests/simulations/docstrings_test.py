@@ -12,6 +12,8 @@ import tensorflow_federated as tff
 from simulations import files
 from simulations.corpora import corpus_file, docstring_text, docstrings
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _SMALL = (('tensorflow-privacy', '0.9.0'), ('dp-accounting', '0.4.3'))
 _ELEMENT_SPEC = (

@@ -22,6 +22,8 @@ from simulations.sweeps import plots as sweep_plots
 from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import report
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TOML = """
 epsilons = [8]

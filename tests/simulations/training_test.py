@@ -25,6 +25,8 @@ from simulations.corpora import vocabulary as vocabulary_lib
 from simulations.sweeps import grid
 from tff_bandmf import accounting, noise, participation, report, strategies
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TOML = """
 [data]
