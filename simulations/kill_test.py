@@ -215,6 +215,7 @@ def run(
 ) -> dict[str, Any]:
   """Returns how many runs were killed, where, and what of them differs."""
   # Before the processes are forked, which then have it.
+  from simulations import training
   from simulations.corpora import docstrings
   from tff_bandmf import noise
   from tff_bandmf.program import runtime  # noqa: F401
@@ -228,6 +229,10 @@ def run(
     str(corpus),
   )
   config = experiment(corpus, rounds)
+  # Makes what is cached next to the corpus.
+  loaded = training.load_corpus(config.data)
+  for split in loaded.train, loaded.validation, loaded.test:
+    split.arrays()
   secret = noise.Key.from_entropy().secret
 
   def work(name):
@@ -235,12 +240,10 @@ def run(
       lambda: train(config, directory / name, secret), directory / f'{name}.log'
     )
 
-  # Twice: the first one also makes what is cached next to the corpus.
-  for name in 'first', 'whole':
-    began = time.time()
-    status, seconds = finish(work(name))
-    if status:
-      raise RuntimeError((directory / f'{name}.log').read_text())
+  began = time.time()
+  status, seconds = finish(work('whole'))
+  if status:
+    raise RuntimeError((directory / 'whole.log').read_text())
   # The key of the ledger is made when the first round starts.
   before_rounds = (
     directory / 'whole' / 'private' / 'ledger.key'

@@ -31,6 +31,7 @@ def _choose(**kwargs):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('copies', [0, 1, 7, 200])
 def test_every_choice_fits_in_memory(copies):
   ranking = _choose(noise_copies=copies)

@@ -51,7 +51,7 @@ def _started(programs, directory, data, user):
         stderr=output,
         **user,
       )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while process.poll() is None and time.monotonic() < deadline:
       ready = subprocess.run(
         [programs / 'pg_isready', '-h', directory],
@@ -93,7 +93,7 @@ def server(programs):
     finally:
       # Fast: does not wait for clients.
       process.send_signal(signal.SIGINT)
-      process.wait(60)
+      process.wait(180)
   finally:
     shutil.rmtree(directory)
 

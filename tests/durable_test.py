@@ -117,7 +117,7 @@ def test_first_of_two_that_make_a_secret_wins(tmp_path):
   ]
   for maker in makers:
     maker.start()
-  assert found.get(timeout=60) == found.get(timeout=60)
+  assert found.get(timeout=300) == found.get(timeout=300)
   for maker in makers:
     maker.join()
     assert maker.exitcode == 0

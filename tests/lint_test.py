@@ -24,6 +24,6 @@ def test_tree_is_clean(command):
     cwd=_ROOT,
     capture_output=True,
     text=True,
-    timeout=300,
+    timeout=900,
   )
   assert result.returncode == 0, result.stdout + result.stderr

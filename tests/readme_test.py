@@ -26,7 +26,7 @@ _FILES = sorted(
   for pattern in ('*.md', 'docs/**/*.md')
   for path in _ROOT.glob(pattern)
 )
-_SECONDS = 300
+_SECONDS = 900
 # Blocks without a language, or of text, that start so are of the shell too.
 _PROGRAM = re.compile(
   r'(\w+=\S+ )*(bandmf(-data)?|python[\d.]*|make|pip|srun|\.venv/\S+) '

@@ -69,7 +69,7 @@ def built(source, files, tmp_path_factory):
     ],
     check=True,
     capture_output=True,
-    timeout=300,
+    timeout=900,
   )
   (archive,), (wheel,) = folder.glob('*.tar.gz'), folder.glob('*.whl')
   return archive, wheel
@@ -142,7 +142,7 @@ def test_descriptions_render(built):
     [sys.executable, '-m', 'twine', 'check', '--strict', *built],
     capture_output=True,
     text=True,
-    timeout=100,
+    timeout=600,
   )
   assert result.returncode == 0, result.stdout
   assert result.stdout.count('PASSED') == 2

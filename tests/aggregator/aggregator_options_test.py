@@ -180,7 +180,7 @@ def _secure_runtime():
     for child in left:
       child.kill()
     tff.framework.set_default_context(context)
-    psutil.wait_procs(left, timeout=10)
+    psutil.wait_procs(left, timeout=60)
   assert not [child for child in left if child.is_running()]
 
 

@@ -378,6 +378,7 @@ def test_graph_reads_every_round_anew(tape):
     read(tf.constant(5, tf.int64), total)
 
 
+@pytest.mark.slow
 def test_marks_of_two_sums_at_once_let_none_through_in_a_graph(tape):
   """Threads release two sums of one round; at most one sum comes out."""
 

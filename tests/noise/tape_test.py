@@ -28,6 +28,7 @@ def tape(tmp_path):
   tape.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'bands, rounds', [(1, 5), (2, 33), (7, 40), (16, 40), (17, 40), (40, 40)]
 )

@@ -121,6 +121,7 @@ def test_optimum_is_the_published_matrix():
   np.testing.assert_allclose(found.strategy.matrix(), published, atol=6e-4)
 
 
+@pytest.mark.slow
 def test_optimum_is_the_known_one():
   # Found by other code than this, to 9 digits.
   found = banded.optimize_banded(256, 16, _SINGLE)
@@ -235,6 +236,7 @@ def test_max_error_is_the_least_possible_one():
   assert found.loss <= bound * (1 + 1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_scheduled_toeplitz_is_the_dense_minimum(objective):
   found = banded.optimize_banded_toeplitz_scheduled(
@@ -259,12 +261,14 @@ def test_scheduled_toeplitz_is_the_dense_minimum(objective):
       assert loss(moved) >= found.loss * (1 - slack)
 
 
+@pytest.mark.slow
 def test_scheduled_toeplitz_agrees_with_the_exact_one_for_prefix_sums():
   found = banded.optimize_banded_toeplitz_scheduled(1000, 16)
   assert found.loss == pytest.approx(39.4153173, rel=5e-9)
   assert banded.optimize_banded_toeplitz_scheduled(7, 1).loss == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_search_that_is_cut_short_says_so(objective):
   losses = []
@@ -282,6 +286,7 @@ def test_search_that_is_cut_short_says_so(objective):
   np.testing.assert_array_less(np.diff(losses), 1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_interrupted_search_returns_the_best_so_far(objective):
   losses = []

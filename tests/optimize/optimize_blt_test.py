@@ -118,6 +118,7 @@ def test_a_new_buffer_does_nearly_nothing(place, last):
   np.testing.assert_allclose(after, before, atol=0.03)
 
 
+@pytest.mark.slow
 def test_search_that_is_interrupted_returns_the_best_so_far():
   losses = []
 
@@ -133,6 +134,7 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
   assert found.loss == pytest.approx(min(losses), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_search_that_is_cut_short_says_so():
   found = optimize.optimize_blt(
     500, 1, participation.Single(), max_evaluations=3

@@ -103,6 +103,7 @@ def _settled(bands, rounds, objective, momentum):
   return toeplitz._Settled(rounds, bands, objective, momentum)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('momentum', [0.0, 0.8])
 @pytest.mark.parametrize(
@@ -129,6 +130,7 @@ def test_closed_form_is_infinite_where_a_root_is_in_the_unit_disc():
   assert value == np.inf and np.all(gradient == 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('rounds', [130, 3_000])
 def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(

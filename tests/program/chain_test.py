@@ -167,6 +167,7 @@ _VALUES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('table', ['ledger', 'rounds', 'events'])
 def test_any_change_of_a_row_is_refused(path, tmp_path, table):
   columns = [

@@ -61,9 +61,9 @@ def test_worker_that_dies_in_a_round_fails_it_and_is_left_out_after(two):
   killer.start()
   began = time.monotonic()
   with pytest.raises(RuntimeError, match='does not answer'):
-    workers.map(_map, 1, [1, 100 + 30_000])
+    workers.map(_map, 1, [1, 100 + 300_000])
   # It did not wait for what nobody computes.
-  assert time.monotonic() - began < 25
+  assert time.monotonic() - began < 200
   killer.join()
   victim.wait()
   assert workers.map(_map, 1, [1, 2, 3]) == [1001, 1002, 1003]

@@ -437,7 +437,7 @@ def test_cohort_that_cannot_be_filled_stops_before_training(
     cwd=_ROOT,
     capture_output=True,
     text=True,
-    timeout=120,
+    timeout=600,
   )
   assert done.returncode == 2
   assert 'cohort_size=100000' in done.stderr
