@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import durable, errors
-from tff_bandmf.noise.tape import private_files
+from tff_bandmf import _files, errors
 from tff_bandmf.report import sealed
 
 _KEPT = 2
@@ -65,11 +64,11 @@ class Checkpoints:
     content = io.BytesIO()
     np.savez(content, *map(np.asarray, tf.nest.flatten(state)))
     archive = content.getbuffer()
-    durable.write(
+    _files.write(
       self._path(round_index), archive, sealed.seal(archive, head), mode=0o600
     )
     for old in sorted(self._rounds())[:-_KEPT]:
-      private_files.wipe(self._path(old))
+      _files.wipe(self._path(old))
 
   def load(self, round_index: int, template: Any) -> tuple[Any, str]:
     """Returns the state before a round, and the head that led to it.

@@ -110,12 +110,12 @@ def train(
 ) -> None:
   """Trains, or goes on, and writes the report."""
   from simulations import run_directory, training
-  from tff_bandmf import durable, report
+  from tff_bandmf import _files, report
   from tff_bandmf.program import runtime
 
   # For comparison alone: a run of its own draws its key.
   if not (directory / report.RUN_FILE).exists():
-    durable.load_or_create_secret(
+    _files.load_or_create_secret(
       run_directory.new_key_path(directory),
       len(secret),
       'noise.key',

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tff_bandmf import durable, errors, program, report
+from tff_bandmf import _files, errors, program, report
 from tff_bandmf.report import files
 
 _COLUMNS = (
@@ -72,7 +72,7 @@ class Metrics:
             )
           )
         kept.append(line)
-    durable.write(self._path, *(line.encode() for line in kept))
+    _files.write(self._path, *(line.encode() for line in kept))
     self._stream = open(self._path, 'a', newline='')
     self._tensorboard = tf.summary.create_file_writer(
       str(directory / 'tensorboard')
@@ -84,7 +84,7 @@ class Metrics:
   def __exit__(self, *exc_info) -> None:
     try:
       # What is left of a row that could not be written fails here again.
-      with durable.named(self._path, 'written'):
+      with _files.naming(self._path, 'written'):
         self._stream.close()
     finally:
       self._tensorboard.close()
@@ -95,7 +95,7 @@ class Metrics:
     # PRIVACY: before the row, so that the ledger lacks nothing that the file
     # shows. Guard: evidence_test.test_flipped_bit_of_metrics_is_refused.
     self._ledger.record_row(row['round'], files.row_digest(self._header, line))
-    with durable.named(self._path, 'written'):
+    with _files.naming(self._path, 'written'):
       self._stream.write(line)
       self._stream.flush()
       os.fsync(self._stream.fileno())

@@ -35,8 +35,7 @@ from typing import Any
 from simulations import checkpoints
 from simulations import description as description_lib
 from tff_bandmf import (
-  documents,
-  durable,
+  _files,
   errors,
   noise,
   participation,
@@ -44,7 +43,6 @@ from tff_bandmf import (
   report,
   strategies,
 )
-from tff_bandmf.noise.tape import private_files
 
 _NOT_OTHERS = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')
@@ -68,7 +66,7 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
   os.umask(umask | _NOT_OTHERS)
   try:
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle = private_files.lock(private)
+    handle = _files.lock(private / 'lock')
     if handle is None:
       raise ValueError(
         errors.invalid(
@@ -80,8 +78,8 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
       )
     try:
       for folder in directory, private, private / 'checkpoints':
-        for path in folder.glob(f'*{durable.PART}'):
-          private_files.wipe(path)
+        for path in folder.glob(f'*{_files.PART}'):
+          _files.wipe(path)
       yield
     finally:
       os.close(handle)
@@ -144,7 +142,7 @@ def open_directory(
       strategy, directory / report.STRATEGY_FILE, participation=planned
     )
     # With it the directory holds a run; from the next step on, its key serves.
-    write_json(
+    _files.write_json(
       directory / report.RUN_FILE,
       {**description, **_identity(key, description)},
     )
@@ -218,10 +216,10 @@ def _key(
   if begins:
     os.rename(fresh, path)
   if moved or (not rounds and not place.exists()):
-    write_json(place, _place(path), mode=0o600)
+    _files.write_json(place, _place(path), mode=0o600)
   # PRIVACY: two directories with one key would each go on alone. Guard:
   # run_directory_test.test_copy_is_refused_until_it_is_said_to_move.
-  elif not place.exists() or documents.read(place) != _place(path):
+  elif not place.exists() or _files.read_json(place) != _place(path):
     raise ValueError(
       errors.invalid(
         'output_dir',
@@ -295,10 +293,3 @@ def check_checkpoint(
         'restore the files of this run, all of one time',
       )
     )
-
-
-def write_json(path: pathlib.Path, content: Any, mode: int = 0o644) -> None:
-  """Writes a JSON file, complete or not at all."""
-  durable.write(
-    path, (json.dumps(content, indent=1) + '\n').encode(), mode=mode
-  )

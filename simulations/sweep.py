@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -38,7 +37,7 @@ from simulations import run_stackoverflow
 from simulations.sweeps import cell as sweep_cell
 from simulations.sweeps import grid as grid_lib
 from simulations.sweeps import summary as sweep_summary
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 
 TUNING_SEED = 0
 # Rates tried beyond those of the grid.
@@ -202,19 +201,17 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
       )
     )
   directory.mkdir(parents=True, exist_ok=True)
-  with open(lock, 'ab') as stream:
-    try:
-      fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-      raise ValueError(
-        errors.invalid(
-          'output_dir',
-          directory,
-          'another sweep is at work in it',
-          'wait for it',
-        )
-      ) from error
+  handle = _files.lock(lock)
+  if handle is None:
+    raise ValueError(
+      errors.invalid(
+        'output_dir', directory, 'another sweep is at work in it', 'wait for it'
+      )
+    )
+  try:
     yield
+  finally:
+    os.close(handle)
 
 
 @click.command(help=__doc__.split('\n')[0])

@@ -13,7 +13,7 @@ from typing import Any, Optional, TypeVar
 
 import dacite
 
-from tff_bandmf import documents, errors
+from tff_bandmf import _files, errors
 
 if sys.version_info >= (3, 11):
   import tomllib
@@ -31,7 +31,7 @@ def read(path: str) -> dict[str, Any]:
     ValueError: it is no TOML.
     OSError: the file cannot be read.
   """
-  content = documents.content(pathlib.Path(path))
+  content = _files.read(pathlib.Path(path))
   try:
     return tomllib.loads(content.decode())
   # Bytes that are not UTF-8 raise these too, and so do endless nested tables.

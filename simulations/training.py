@@ -34,6 +34,7 @@ from simulations.corpora import (
 )
 from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import (
+  _files,
   accounting,
   aggregator,
   errors,
@@ -285,7 +286,7 @@ def _run(
   result = _test(process, model, state, corpus)
   with program.Ledger(directory / report.LEDGER_FILE) as ledger:
     result[report.LEDGER_HEAD] = ledger.head()
-  run_directory.write_json(directory / report.RESULT_FILE, result)
+  _files.write_json(directory / report.RESULT_FILE, result)
   return result
 
 

@@ -13,8 +13,7 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _ORDER = [
   'errors',
   '_checks',
-  'documents',
-  'durable',
+  '_files',
   'workloads',
   'participation',
   'strategies',
@@ -35,8 +34,7 @@ _ORDER = [
 _WITHOUT_TENSORFLOW = [
   'errors',
   '_checks',
-  'documents',
-  'durable',
+  '_files',
   'workloads',
   'participation',
   'strategies',

@@ -14,7 +14,7 @@ _EVERY_MARK = (
   'tff_bandmf/accounting/',
   'tff_bandmf/cli/',
   'tff_bandmf/optimize/',
-  'tff_bandmf/durable.py',
+  'tff_bandmf/_files.py',
   'tff_bandmf/participation/',
   'tff_bandmf/program/',
   'tff_bandmf/sensitivity/',

@@ -19,10 +19,9 @@ from typing import Optional
 import numpy as np
 import tqdm
 
-from simulations import files
 from simulations.corpora import corpus_file
 from simulations.corpora import vocabulary as vocabulary_lib
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks, _files, errors
 
 _CLIENTS_AT_ONCE = 4096
 
@@ -299,9 +298,9 @@ def load_clients(
 
     cached = corpus_file.cache_path(path, cache_directory, name)
     if not os.path.exists(cached):
-      with files.replacing(cached) as temporary:
+      with _files.replacing(cached) as temporary:
         # A hole: takes room on the disk as it is filled.
         os.truncate(temporary, shape[0] * shape[1] * np.dtype(dtype).itemsize)
         if not corpus_file.finds_clients(connection):
-          _tokenize_all(connection, clients(temporary), progress)
+          _tokenize_all(connection, clients(str(temporary)), progress)
     return clients(cached)

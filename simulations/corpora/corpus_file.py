@@ -23,8 +23,8 @@ from typing import Callable, Optional
 import tensorflow as tf
 import tqdm
 
-from simulations import files
-from tff_bandmf import errors
+from simulations.corpora import checksums
+from tff_bandmf import _files, errors
 
 # TFF's names; 'heldout' is the validation split.
 SPLIT_NAMES = ('train', 'heldout', 'test')
@@ -83,12 +83,12 @@ class Content:
       with open(kept) as file:
         content = cls(path=path, **json.load(file))
       if (content.size, content.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
-        files.require_published_sha256(path, content.digest)
+        checksums.require_published_sha256(path, content.digest)
         return content
     content = cls(
-      path, stat.st_size, stat.st_mtime_ns, files.sha256(path, progress)
+      path, stat.st_size, stat.st_mtime_ns, checksums.sha256(path, progress)
     )
-    files.require_published_sha256(path, content.digest)
+    checksums.require_published_sha256(path, content.digest)
     content.remember(cache_directory)
     return content
 
@@ -97,8 +97,7 @@ class Content:
     record = dataclasses.asdict(self)
     del record['path']
     kept = cache_path(self.path, cache_directory, 'sha256.json')
-    with files.replacing(kept) as temporary:
-      pathlib.Path(temporary).write_text(json.dumps(record) + '\n')
+    _files.write_json(pathlib.Path(kept), record)
 
   @contextlib.contextmanager
   def open(self) -> Iterator[sqlite3.Connection]:
@@ -168,12 +167,12 @@ def cache_path(path: str, cache_directory: Optional[str], name: str) -> str:
   Args:
     path: of the SQLite file.
     cache_directory: made if missing; None for the directory of `path` or, where
-      that cannot be written, `files.default_directory()`.
+      that cannot be written, `checksums.default_directory()`.
     name: of what is kept, unique among what is made of `path`.
   """
   directory = cache_directory or os.path.dirname(path) or '.'
   if cache_directory is None and not os.access(directory, os.W_OK):
-    directory = files.default_directory()
+    directory = checksums.default_directory()
   os.makedirs(directory, exist_ok=True)
   stem = os.path.splitext(os.path.basename(path))[0]
   return os.path.join(directory, f'{stem}-{_CACHE_VERSION}-{name}')
@@ -290,7 +289,7 @@ def write(
     checksum: called after the last row, gives what the table `corpus` holds;
       TFF ignores it.
   """
-  with files.replacing(path) as temporary:
+  with _files.replacing(path) as temporary:
     with contextlib.closing(sqlite3.connect(temporary)) as connection:
       connection.executescript(
         """

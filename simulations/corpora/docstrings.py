@@ -28,8 +28,7 @@ from typing import Optional, Union
 
 import tqdm
 
-from simulations import files
-from simulations.corpora import corpus_file, docstring_text
+from simulations.corpora import checksums, corpus_file, docstring_text
 from tff_bandmf import errors
 
 # Distribution and version. Each is pinned in every lock under requirements/,
@@ -277,7 +276,7 @@ def cached_corpus(
 
   Args:
     directory: Where `docstrings-<VERSION>.sqlite` is or will be; None for
-      `files.default_directory()`. Made if missing.
+      `checksums.default_directory()`. Made if missing.
     packages: See `read_clients`. Another choice needs another directory.
     expected_checksum: What `checksum` gives for `packages`.
     progress: Whether to draw progress bars on standard error while building.
@@ -286,7 +285,7 @@ def cached_corpus(
     ValueError: A package is missing or has another version, or the text is not
       the expected one. No file is written then.
   """
-  directory = files.default_directory() if directory is None else directory
+  directory = checksums.default_directory() if directory is None else directory
   path = os.path.join(directory, f'docstrings-{VERSION}.sqlite')
   if _has_checksum(path, expected_checksum):
     return path

@@ -12,10 +12,9 @@ import os
 import tempfile
 from typing import Optional
 
-from simulations import files
-from simulations.corpora import corpus_file
+from simulations.corpora import checksums, corpus_file
 from simulations.corpora import vocabulary as vocabulary_lib
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 
 FILE = 'stackoverflow.sqlite'
 COMPRESSED_FILE = 'stackoverflow.sqlite.lzma'
@@ -78,9 +77,9 @@ def decompress(compressed: str, progress: bool = True) -> str:
   decompressor = lzma.LZMADecompressor()
   packed, unpacked = hashlib.sha256(), hashlib.sha256()
   description = f'decompressing {os.path.basename(compressed)}'
-  with files.replacing(path) as temporary:
+  with _files.replacing(path) as temporary:
     with (
-      files.read_with_progress(compressed, description, progress) as blocks,
+      checksums.read_with_progress(compressed, description, progress) as blocks,
       open(temporary, 'wb') as output,
     ):
       try:
@@ -93,8 +92,8 @@ def decompress(compressed: str, progress: bool = True) -> str:
         raise _damaged(compressed, f'is no LZMA file: {error}') from error
     if not decompressor.eof:
       raise _damaged(compressed, 'ends too early')
-    files.require_published_sha256(compressed, packed.hexdigest())
-    files.require_published_sha256(path, unpacked.hexdigest())
+    checksums.require_published_sha256(compressed, packed.hexdigest())
+    checksums.require_published_sha256(path, unpacked.hexdigest())
   stat = os.stat(path)
   corpus_file.Content(
     path, stat.st_size, stat.st_mtime_ns, unpacked.hexdigest()

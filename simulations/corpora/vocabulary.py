@@ -16,9 +16,8 @@ import os
 import pathlib
 from typing import Optional
 
-from simulations import files
 from simulations.corpora import corpus_file
-from tff_bandmf import _checks, durable, errors
+from tff_bandmf import _checks, _files, errors
 
 _WORDS_CACHED = 200_000
 
@@ -98,7 +97,7 @@ class Vocabulary:
 
   def write(self, path: str) -> None:
     """Writes the file that `read` reads."""
-    durable.write(
+    _files.write(
       pathlib.Path(path),
       ''.join(f'{word}\n' for word in self.words).encode(),
     )
@@ -178,11 +177,10 @@ def count(
       ):
         counts.update(sentence.split())
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    with (
-      files.replacing(cached) as temporary,
-      open(temporary, 'w', encoding='utf-8') as file,
-    ):
-      file.writelines(f'{word} {n}\n' for word, n in ranked[:_WORDS_CACHED])
+    _files.write(
+      pathlib.Path(cached),
+      *(f'{word} {n}\n'.encode() for word, n in ranked[:_WORDS_CACHED]),
+    )
   with open(cached, encoding='utf-8') as file:
     words = tuple(
       line.rpartition(' ')[0] for line in itertools.islice(file, size)

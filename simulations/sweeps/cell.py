@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
-import fcntl
 import hashlib
 import json
 import os
 import pathlib
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Optional
 
 from simulations import config as config_lib
 from simulations.sweeps import grid as grid_lib
 from tff_bandmf import __version__ as version
-from tff_bandmf import errors, report, strategies
+from tff_bandmf import _files, errors, report, strategies
 from tff_bandmf.report import files as report_files
 
 _PR_SET_PDEATHSIG = 1
@@ -126,7 +123,7 @@ def run(cell: Cell, sweep: pathlib.Path, cores: frozenset[int]) -> None:
   directory = sweep / cell.name
   # PRIVACY: two processes in one run directory could give one noise to two
   # states. Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
-  with _locked(log.with_suffix('.lock')):
+  with _files.locked(log.with_suffix('.lock')):
     config = cell.config
     strategy = _cached_strategy(config, sweep / 'strategies')
     with runtime.local_runtime(len(cores)):
@@ -156,7 +153,7 @@ def _cached_strategy(
   digest = hashlib.sha256(key.encode()).hexdigest()[:16]
   folder.mkdir(parents=True, exist_ok=True)
   path = folder / f'{config.privacy.family}-{digest}.json'
-  with _locked(path.with_suffix('.lock')):
+  with _files.locked(path.with_suffix('.lock')):
     if not path.exists():
       strategies.save(
         training.find_strategy(config),
@@ -165,11 +162,3 @@ def _cached_strategy(
       )
   strategy, _ = strategies.load(path)
   return strategy
-
-
-@contextlib.contextmanager
-def _locked(path: pathlib.Path) -> Iterator[None]:
-  """Waits until no other process holds the lock, and holds it."""
-  with open(path, 'ab') as stream:
-    fcntl.flock(stream, fcntl.LOCK_EX)
-    yield

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import json
-import os
+import io
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import tabulate
 from simulations.sweeps import cell as sweep_cell
 from simulations.sweeps import grid as grid_lib
 from simulations.sweeps import plots as sweep_plots
+from tff_bandmf import _files
 
 NOTE = (
   'Each run has the guarantee of its own report and no more: runs compose, '
@@ -115,27 +115,26 @@ class Summary:
 
   def write(self, directory: pathlib.Path) -> None:
     """Writes `summary.md`, `summary.json`, `summary.csv` and the plots."""
-    _write(directory / 'summary.md', self.markdown().encode())
+    _files.write(directory / 'summary.md', self.markdown().encode())
     content = {
       'rows': self.rows,
       'tuning': self.tuning,
       'failed': self.failed,
       'note': ' '.join(self.notes),
     }
-    _write(
-      directory / 'summary.json',
-      (json.dumps(content, indent=1) + '\n').encode(),
-    )
-    with open(directory / 'summary.csv', 'w', newline='') as stream:
-      writer = csv.DictWriter(stream, list(_HEADERS))
-      writer.writeheader()
-      writer.writerows(self.rows)
+    _files.write_json(directory / 'summary.json', content)
+    table = io.StringIO(newline='')
+    writer = csv.DictWriter(table, list(_HEADERS))
+    writer.writeheader()
+    writer.writerows(self.rows)
+    _files.write(directory / 'summary.csv', table.getvalue().encode())
     for name, figure in (
       ('accuracy', sweep_plots.accuracy(self.rows)),
       ('convergence', sweep_plots.convergence(self.curves)),
     ):
       if figure is not None:
-        figure.savefig(directory / f'{name}.png', dpi=160)
+        with _files.replacing(directory / f'{name}.png') as part:
+          figure.savefig(part, format='png', dpi=160)
 
 
 def _row(
@@ -185,9 +184,3 @@ def _table(
     form,
     floatfmt='.4g',
   )
-
-
-def _write(path: pathlib.Path, content: bytes) -> None:
-  temporary = path.with_suffix('.part')
-  temporary.write_bytes(content)
-  os.replace(temporary, path)

@@ -18,12 +18,11 @@ import numpy as np
 import pytest
 import tapes
 
-from tff_bandmf import noise, strategies
+from tff_bandmf import _files, noise, strategies
 from tff_bandmf.cli import noise_server
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import private_files
 
 pytestmark = pytest.mark.slow
 
@@ -66,7 +65,7 @@ class _Server:
     self._out = folder / f'out-{index}'
     self.error = folder / f'error-{index}'
     strategies.save(_STRATEGY, folder / 'strategy.json')
-    private_files.write(folder / 'key', _KEY.secret)
+    _files.write(folder / 'key', _KEY.secret, mode=0o600)
     self.arguments = [
       'noise-server',
       str(folder / 'strategy.json'),
@@ -215,7 +214,7 @@ def test_killed_server_continues_from_the_highest_mark(server, expected):
   short = directory / '00000007.noise'
   short.write_bytes(short.read_bytes()[:-1])
   (directory / '00000008.noise').unlink()
-  (directory / '00000009.noise-part').write_bytes(b'part')
+  (directory / '00000009.noise.ab.part').write_bytes(b'part')
   (directory / 'failed').write_bytes(b'OSError')
   kept = directory / '00000010.noise'
   before = kept.stat().st_ino
@@ -309,7 +308,7 @@ def test_folder_of_another_tape_is_refused_in_one_line(server, run, tmp_path):
   assert 'another noise-server makes coordinates' in _refused(run, server)
   server.kill()
   left = _names(server.directory)
-  private_files.write(tmp_path / 'other-key', bytes(32))
+  _files.write(tmp_path / 'other-key', bytes(32), mode=0o600)
   other = f'--key-file={tmp_path / "other-key"}'
   for arguments, said in (
     ([], 'tape_id='),
@@ -529,7 +528,7 @@ def test_key_is_made_once_and_private(tmp_path, run):
 def test_default_folder_is_in_memory_and_of_one_noise(server, tmp_path):
   # Others may run this test on this machine.
   key = noise.Key.from_entropy()
-  private_files.write(tmp_path / 'key', key.secret)
+  _files.write(tmp_path / 'key', key.secret, mode=0o600)
   server.arguments.remove(f'--directory={server.directory}')
   server.start()
   directory = pathlib.Path(server.printed()['directory'])

@@ -16,11 +16,10 @@ import tapes
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tff_bandmf import errors, noise, strategies
+from tff_bandmf import _files, errors, noise, strategies
 from tff_bandmf.noise import key_use
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import private_files
 from tff_bandmf.program import identifiers
 
 _ROUNDS, _DIMENSION = 3, 5
@@ -137,7 +136,7 @@ def test_damaged_description_of_a_tape_is_read_or_refused(tmp_path):
     1, '00', _ROUNDS, _DIMENSION, 0, _DIMENSION, 9.5, 'host', True)  # fmt: skip
   description.write(tmp_path)
   path = tmp_path / tape_folder.DESCRIPTION
-  document = tape_folder.json.loads(path.read_bytes())
+  document = _files.read_json(path)
 
   @fuzzing.cases(100)
   @hypothesis.given(fuzzing.json_bytes([document]))
@@ -211,10 +210,13 @@ def test_private_files_do_not_follow_links(tmp_path):
   target.write_bytes(b'mine')
   link.symlink_to(target)
   with pytest.raises(OSError):
-    private_files.write(link, b'noise')
-  with pytest.raises(OSError):
-    private_files.lock(tmp_path, 'link')
-  private_files.wipe(link)
+    _files.lock(link)
+  with pytest.raises(OSError), _files.locked(link):
+    pass
+  _files.wipe(link)
+  assert not link.is_symlink()
+  link.symlink_to(target)
+  _files.write(link, b'noise')
   assert not link.is_symlink()
   assert target.read_bytes() == b'mine'
 

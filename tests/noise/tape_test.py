@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 import tapes
 
-from tff_bandmf import noise
+from tff_bandmf import _files, noise
 from tff_bandmf.noise import generator
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import private_files
 
 
 @pytest.fixture
@@ -82,15 +81,15 @@ def test_round_is_gone_after_the_next_one_was_released(tape):
 def full_disk(monkeypatch):
   """An event: while it is set, no whole file of noise fits on the disk."""
   full = threading.Event()
-  write = private_files.write
+  fill = _files._fill
 
-  def write_while_there_is_room(path, *contents):
-    if full.is_set() and path.suffix == '.noise-part':
-      write(path, bytes(40))
-      write(pathlib.Path('/dev/full'), *contents)
-    write(path, *contents)
+  def fill_while_there_is_room(path, contents):
+    if full.is_set() and '.noise.' in path.name:
+      path.write_bytes(bytes(40))
+      fill(pathlib.Path('/dev/full'), contents)
+    fill(path, contents)
 
-  monkeypatch.setattr(private_files, 'write', write_while_there_is_room)
+  monkeypatch.setattr(_files, '_fill', fill_while_there_is_room)
   return full
 
 
@@ -108,7 +107,7 @@ def test_full_disk_makes_the_round_wait_for_whole_noise(tmp_path, full_disk):
   assert np.array_equal(tapes.release(tape, 2), tapes.expected()[2])
   tapes.wait_until(lambda: not tape.is_full)
   assert tape.error is None
-  assert not list(tape.directory.glob('*.noise-part'))
+  assert not list(tape.directory.glob('*.part'))
   tape.close()
 
 
@@ -183,7 +182,7 @@ def test_unread_files_stay_within_the_bound(tmp_path, ahead_rounds, bound):
   for t in range(tapes.ROUNDS):
     tapes.release(tape, t)
     for _ in range(5):
-      numbers = [int(p.stem) for p in tape.directory.glob('*.noise*')]
+      numbers = [int(p.name[:8]) for p in tape.directory.glob('*.noise*')]
       # Those below t wait for their removal.
       assert len([n for n in numbers if n >= t]) <= bound
       time.sleep(0.005)

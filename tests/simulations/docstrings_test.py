@@ -9,8 +9,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulations import files
-from simulations.corpora import corpus_file, docstring_text, docstrings
+from simulations.corpora import (
+  checksums,
+  corpus_file,
+  docstring_text,
+  docstrings,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -181,10 +185,12 @@ def test_cached_corpus_raises_one_line_on_other_packages(
 
 def test_default_directory_follows_xdg(monkeypatch, tmp_path):
   monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  assert files.default_directory() == str(tmp_path / 'tff_bandmf')
+  assert checksums.default_directory() == str(tmp_path / 'tff_bandmf')
   monkeypatch.delenv('XDG_CACHE_HOME')
   monkeypatch.setenv('HOME', str(tmp_path))
-  assert files.default_directory() == str(tmp_path / '.cache' / 'tff_bandmf')
+  assert checksums.default_directory() == str(
+    tmp_path / '.cache' / 'tff_bandmf'
+  )
 
 
 def test_examples_have_the_columns_of_stackoverflow(small_clients, tmp_path):

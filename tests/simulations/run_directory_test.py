@@ -20,7 +20,7 @@ import pytest
 from simulations import config as config_lib
 from simulations import description, kill_test, metrics, run_directory, training
 from simulations.corpora import docstrings, vocabulary
-from tff_bandmf import durable, program, report
+from tff_bandmf import _files, program, report
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -162,7 +162,7 @@ def test_start_that_was_killed_begins_anew(described, tmp_path):
     pass
 
   steps = [
-    (durable, 'write'),
+    (_files, 'write'),
     (os, 'rename'),
     (os, 'link'),
     (program.Ledger, 'bind'),

@@ -13,12 +13,11 @@ from typing import Optional
 
 import click
 
-from tff_bandmf import errors, noise
+from tff_bandmf import _files, errors, noise
 from tff_bandmf.cli import options, output
 from tff_bandmf.noise import key_use
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import private_files
 from tff_bandmf.noise.tape import writer as tape_lib
 
 _PROGRESS_SECONDS = 1.0
@@ -164,7 +163,7 @@ def noise_server(
     tape_id = tape_folder.identify(key, recursion, parameters, z_steps)
     index, shards = shard
     if directory is None:
-      directory = private_files.memory() / (
+      directory = _files.memory() / (
         f'tff_bandmf-server-{tape_id}-{index}-{shards}'
       )
     coordinates = stream.shard(parameters, index - 1, shards)

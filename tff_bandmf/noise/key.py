@@ -9,7 +9,7 @@ import pathlib
 import secrets
 from typing import Union
 
-from tff_bandmf import durable, errors
+from tff_bandmf import _files, errors
 
 _BYTES = 32
 
@@ -80,7 +80,7 @@ class Key:
       OSError: it cannot be read or made.
     """
     return cls(
-      durable.load_or_create_secret(pathlib.Path(path), _BYTES, 'key file')
+      _files.load_or_create_secret(pathlib.Path(path), _BYTES, 'key file')
     )
 
   def identify(self, subject: bytes) -> int:

@@ -37,7 +37,7 @@ import numpy as np
 from cryptography.hazmat.primitives import ciphers
 from cryptography.hazmat.primitives.ciphers import algorithms, modes
 
-from tff_bandmf import durable, errors
+from tff_bandmf import _files, errors
 
 Client = Union[int, str]
 
@@ -79,7 +79,7 @@ class Identifiers:
       ValueError: there is no such file, or it is not its owner's alone.
     """
     try:
-      return cls(durable.load_secret(path, _BYTES, 'ledger key'))
+      return cls(_files.load_secret(path, _BYTES, 'ledger key'))
     except FileNotFoundError:
       raise ValueError(
         errors.invalid(
@@ -97,7 +97,7 @@ class Identifiers:
     Raises:
       ValueError: it is there and is not its owner's alone.
     """
-    return cls(durable.load_or_create_secret(path, _BYTES, 'ledger key'))
+    return cls(_files.load_or_create_secret(path, _BYTES, 'ledger key'))
 
   def fingerprint(self) -> int:
     """Returns 64 bits, signed, that name the key; one-way."""

@@ -48,7 +48,7 @@ import re
 import unicodedata
 from typing import Any, Optional
 
-from tff_bandmf import documents, errors
+from tff_bandmf import _files, errors
 
 RUN_FORMAT = 'tff_bandmf.run'
 RUN_VERSION = 2
@@ -118,7 +118,7 @@ def read_run(directory: pathlib.Path) -> dict[str, Any]:
   """
   path = directory / RUN_FILE
   try:
-    run = documents.read(path)
+    run = _files.read_json(path)
   except FileNotFoundError as error:
     raise ValueError(
       errors.invalid(
@@ -201,7 +201,7 @@ def _read_result(
   if not path.exists():
     return {}, None
   try:
-    result = documents.read(path)
+    result = _files.read_json(path)
     numbers = {key: float(result[key]) for key in RESULT_KEYS}
     if not all(map(math.isfinite, numbers.values())):
       raise ValueError('NaN or infinity')
@@ -269,7 +269,7 @@ def _read_metrics(
   if not path.exists():
     return [], []
   try:
-    lines = documents.content(path).decode().splitlines(keepends=True)
+    lines = _files.read(path).decode().splitlines(keepends=True)
     rows = list(csv.DictReader(lines, strict=True))
     for row in rows:
       int(row['round']), int(row.get('clients') or 0)

@@ -16,7 +16,7 @@ from typing import Any, Optional, Union
 import jinja2
 import numpy as np
 
-from tff_bandmf import accounting, durable
+from tff_bandmf import _files, accounting
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import files, plot, statement, transparency
 
@@ -167,9 +167,9 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
   # After the page, as drawing at another size moves the axes.
   images = {name: plot.png(figure) for name, figure in report.figures.items()}
   for name, image in images.items():
-    durable.write(directory / name, image)
+    _files.write(directory / name, image)
   for name, text in texts.items():
-    durable.write(directory / name, text.encode())
+    _files.write(directory / name, text.encode())
   return report.content
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import pathlib
 
-from tff_bandmf import documents, errors
+from tff_bandmf import _files, errors
 
 _BYTES = 32
 
@@ -42,7 +42,7 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
     ValueError: it is damaged; one line that names it.
     OSError: it cannot be read.
   """
-  found = documents.content(path)
+  found = _files.read(path)
   # Over the whole file: one bit that changed is seen, wherever it is.
   if (
     len(found) < 2 * _BYTES

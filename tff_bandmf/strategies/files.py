@@ -34,7 +34,6 @@ import keyword
 import math
 import os
 import pathlib
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from typing import IO, Any, Optional, Union
@@ -42,7 +41,7 @@ from typing import IO, Any, Optional, Union
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks, documents, errors
+from tff_bandmf import _checks, _files, errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.strategies import (
   banded,
@@ -126,24 +125,16 @@ def save(
     else (participation.to_dict()),
     'optimized': dict(optimized or {}),
   }
-  header_text = json.dumps(header, allow_nan=False)
-  handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-  try:
-    with os.fdopen(handle, 'wb') as stream:
-      if path.suffix == '.npz':
-        np.savez(stream, header=np.array(header_text), **strategy.arrays())
-      else:
-        header['arrays'] = {
-          name: array.tolist() for name, array in strategy.arrays().items()
-        }
-        stream.write(json.dumps(header, indent=1).encode() + b'\n')
-      stream.flush()
-      os.fsync(stream.fileno())
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
-    raise
+  if path.suffix == '.npz':
+    text = np.array(json.dumps(header, allow_nan=False))
+    with _files.naming(path, 'written'), _files.replacing(path) as part:
+      with open(part, 'wb') as stream:
+        np.savez(stream, header=text, **strategy.arrays())
+    return
+  header['arrays'] = {
+    name: array.tolist() for name, array in strategy.arrays().items()
+  }
+  _files.write_json(path, header)
 
 
 def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
@@ -187,7 +178,7 @@ def load(
         'write one with bandmf optimize --out FILE',
       )
     )
-  content = documents.content(path)
+  content = _files.read(path)
   try:
     header = (
       _parse_npz(content) if path.suffix == '.npz' else _parse_json(content)
@@ -211,7 +202,7 @@ def load(
 
 def _read_matrix(path: pathlib.Path) -> dense.Dense:
   """Returns the strategy whose matrix a `.npy` file holds."""
-  content = documents.content(path)
+  content = _files.read(path)
   try:
     values = _read_array(io.BytesIO(content), len(content))
   # As in `load`.
@@ -232,7 +223,7 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
 
 def _parse_json(content: bytes) -> Any:
   """Returns the header in a JSON file, the numbers of `arrays` as arrays."""
-  header = documents.parse(content)
+  header = _files.parse_json(content)
   header['arrays'] = {
     name: _to_array(values) for name, values in header['arrays'].items()
   }
@@ -261,7 +252,7 @@ def _parse_npz(content: bytes) -> dict[str, Any]:
         members[info.filename[: -len('.npy')]] = _read_array(
           stream, info.file_size
         )
-  header = documents.parse(str(members.pop('header')[()]).encode())
+  header = _files.parse_json(str(members.pop('header')[()]).encode())
   header['arrays'] = members
   return header
 

@@ -29,7 +29,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import os
 import pathlib
 import re
@@ -38,10 +37,9 @@ import struct
 import tempfile
 from typing import Optional
 
-from tff_bandmf import documents, durable, errors
+from tff_bandmf import _files, errors
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.tape import file as tape_file
-from tff_bandmf.noise.tape import private_files
 from tff_bandmf.strategies import recursion as recursion_lib
 
 POLL_SECONDS = 0.02
@@ -50,10 +48,10 @@ DESCRIPTION = 'tape.json'
 _FORMAT = 'tff_bandmf.tape'
 _READER = 'reader'
 _PREFIX = 'tff_bandmf-tape-'
-_MEMORY = private_files.MEMORY
+_MEMORY = _files.MEMORY
 _FILE = re.compile(
-  r'lock|failed|tape\.json(\.\w+\.part)?|\d{8,}\.(noise|noise-part)'
-  r'|\d{8,}(-\d+-\d+-\d+)?\.reached'
+  r'lock|(failed|tape\.json|\d{8,}\.(noise|reached))(\.\w+\.part)?'
+  r'|\d{8,}-\d+-\d+-\d+\.reached'
 )
 # What outlives the producer of a server.
 _KEPT = re.compile(r'lock|tape\.json|.*\.reached')
@@ -108,7 +106,7 @@ class Description:
     """
     path = directory / DESCRIPTION
     try:
-      found = documents.read(path)
+      found = _files.read_json(path)
       if (found.pop('format'), found.pop('version')) != (
         _FORMAT,
         tape_file.VERSION,
@@ -143,11 +141,7 @@ class Description:
       'version': tape_file.VERSION,
       **dataclasses.asdict(self),
     }
-    durable.write(
-      directory / DESCRIPTION,
-      json.dumps(content, indent=1).encode() + b'\n',
-      mode=0o600,
-    )
+    _files.write_json(directory / DESCRIPTION, content, mode=0o600)
 
   def difference(self, other: Description) -> str:
     """Returns what another one has and this has not; empty if equal."""
@@ -185,7 +179,7 @@ def marks(directory: pathlib.Path) -> list[int]:
 
 def mark(directory: pathlib.Path, round_index: int) -> None:
   """Says that rounds below this one were used."""
-  private_files.write(directory / f'{round_index:08d}.reached')
+  _files.write(directory / f'{round_index:08d}.reached', mode=0o600)
 
 
 def remove_marks(directory: pathlib.Path, below: int) -> None:
@@ -236,7 +230,7 @@ def prepare(directory: pathlib.Path) -> int:
       )
     )
   directory.chmod(0o700)
-  lock = private_files.lock(directory)
+  lock = _files.lock(directory / 'lock')
   if lock is None:
     raise ValueError(
       errors.invalid(
@@ -268,7 +262,7 @@ def lock_reader(directory: pathlib.Path) -> int:
   Raises:
     ValueError: there is another reader.
   """
-  lock = private_files.lock(directory, _READER)
+  lock = _files.lock(directory / _READER)
   if lock is None:
     raise ValueError(
       errors.invalid(
@@ -290,13 +284,13 @@ def wipe(directory: pathlib.Path, keep: bool = False) -> None:
   """
   for path in _tape_files(directory):
     if path.name != 'lock' and not (keep and _KEPT.fullmatch(path.name)):
-      private_files.wipe(path)
+      _files.wipe(path)
 
 
 def remove(directory: pathlib.Path) -> None:
   """Removes all files of a tape, and the folder if nothing else is in it."""
   for path in [*_tape_files(directory), directory / _READER]:
-    private_files.wipe(path)
+    _files.wipe(path)
   with contextlib.suppress(OSError):
     directory.rmdir()
 
@@ -320,7 +314,7 @@ def _remove_abandoned(directory: pathlib.Path) -> None:
     status = directory.lstat()
     # A mark is made under the lock: without one a producer may be starting.
     if status.st_uid == os.getuid() and any(directory.glob('*.reached')):
-      lock = private_files.lock(directory)
+      lock = _files.lock(directory / 'lock')
       if lock is not None:
         remove(directory)
         os.close(lock)

@@ -18,12 +18,11 @@ from typing import Optional, Union
 
 import numpy as np
 
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks, _files, errors
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import private_files
 from tff_bandmf.strategies import recursion as recursion_lib
 
 _AHEAD_BYTES = 512 * 2**20
@@ -251,9 +250,9 @@ class Tape:
       if int(path.stem) < start or not tape_file.is_whole(
         path, self.tape_id, shard.first, shard.count
       ):
-        private_files.wipe(path)
-    for path in [*directory.glob('*.noise-part'), directory / 'failed']:
-      private_files.wipe(path)
+        _files.wipe(path)
+    for path in [*directory.glob('*.noise.*.part'), directory / 'failed']:
+      _files.wipe(path)
     return start
 
   def _run(self) -> None:
@@ -263,8 +262,8 @@ class Tape:
       self.error = error
       with contextlib.suppress(OSError):
         # The type alone: a message could hold anything.
-        private_files.write(
-          self.directory / 'failed', type(error).__name__.encode()
+        _files.write(
+          self.directory / 'failed', type(error).__name__.encode(), mode=0o600
         )
       if not self._resume:
         raise
@@ -298,7 +297,7 @@ class Tape:
     """Removes the files below the round read last, and returns that round."""
     reached = max(tape_folder.marks(self.directory), default=self.reached)
     while self.reached < reached:
-      private_files.wipe(tape_folder.noise_path(self.directory, self.reached))
+      _files.wipe(tape_folder.noise_path(self.directory, self.reached))
       self.reached += 1
     tape_folder.remove_marks(self.directory, reached)
     return self.reached
@@ -306,16 +305,13 @@ class Tape:
   def _write(self, round_index: int, values: np.ndarray) -> None:
     """Writes y of a round that is not there yet, when the disk has room."""
     path = tape_folder.noise_path(self.directory, round_index)
-    part = path.with_suffix('.noise-part')
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values
     )
     while not path.exists():
       try:
-        private_files.write(part, *contents)
-        os.replace(part, path)
+        _files.write(path, *contents, mode=0o600)
       except OSError as error:
-        private_files.wipe(part)
         if error.errno not in _FULL:
           raise
         self.is_full = True

@@ -1,11 +1,10 @@
-"""Files that are written whole or not at all, and their checksums."""
+"""Checksums of the files of a corpus, and where files are cached."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
 
@@ -20,31 +19,6 @@ def default_directory() -> str:
   """Returns `$XDG_CACHE_HOME/tff_bandmf`, by default below `~/.cache`."""
   cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
   return os.path.join(cache, 'tff_bandmf')
-
-
-@contextlib.contextmanager
-def replacing(path: str) -> Iterator[str]:
-  """Yields a path to write to, whose file becomes `path` at the end.
-
-  What `path` held stays until then, also after a crash. On an exception the
-  new file is removed.
-
-  Args:
-    path: of the file to make or replace; its directory must exist.
-  """
-  handle, temporary = tempfile.mkstemp(
-    prefix=os.path.basename(path) + '.', dir=os.path.dirname(path) or '.'
-  )
-  os.close(handle)
-  try:
-    yield temporary
-    with open(temporary, 'rb') as file:
-      os.fsync(file.fileno())
-    os.chmod(temporary, 0o644)
-    os.replace(temporary, path)
-  except BaseException:
-    os.unlink(temporary)
-    raise
 
 
 @contextlib.contextmanager

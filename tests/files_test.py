@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from tff_bandmf import durable
+from tff_bandmf import _files
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def test_written_file_replaces_the_one_before_and_nobody_else_writes_it(
 ):
   path = tmp_path / 'run.json'
   for content in b'one', b'other':
-    durable.write(path, content[:1], content[1:])
+    _files.write(path, content[:1], content[1:])
     assert path.read_bytes() == content
   assert _mode(path) == 0o644
-  durable.write(path, b'x', mode=0o600)
+  _files.write(path, b'x', mode=0o600)
   assert _mode(path) == 0o600
   assert list(tmp_path.iterdir()) == [path]
 
@@ -47,18 +47,18 @@ def test_name_appears_after_the_content_is_on_the_disk(tmp_path):
     return None
 
   with mock.patch.object(os, 'fsync', synced):
-    durable.write(path, b'content')
+    _files.write(path, b'content')
     assert done == ['file', 'folder']
     path.unlink()
-    durable.load_or_create_secret(path, 8, 'key')
+    _files.load_or_create_secret(path, 8, 'key')
     assert done == ['file', 'folder'] * 2
 
 
 @pytest.mark.parametrize(
   'call',
   [
-    lambda path: durable.write(path, b'content'),
-    lambda path: durable.load_or_create_secret(path, 16, 'key'),
+    lambda path: _files.write(path, b'content'),
+    lambda path: _files.load_or_create_secret(path, 16, 'key'),
   ],
 )
 def test_full_disk_names_the_file_and_leaves_nothing(tmp_path, call):
@@ -74,27 +74,27 @@ def test_full_disk_names_the_file_and_leaves_nothing(tmp_path, call):
 
 def test_full_disk_leaves_the_file_before(tmp_path):
   path = tmp_path / 'some.file'
-  durable.write(path, b'before')
+  _files.write(path, b'before')
   with mock.patch.object(os, 'fsync', side_effect=OSError(errno.EIO, 'I/O')):
     with pytest.raises(OSError, match='cannot be written'):
-      durable.write(path, b'after')
+      _files.write(path, b'after')
   assert path.read_bytes() == b'before'
 
 
 def test_secret_is_its_owners_alone_and_stays(tmp_path, umask):
   path = tmp_path / 'deep' / 'private' / 'a.key'
-  first = durable.load_or_create_secret(path, 32, 'key')
+  first = _files.load_or_create_secret(path, 32, 'key')
   assert len(first) == 32 and first != bytes(32)
   assert _mode(path) == 0o600
   assert _mode(path.parent) == _mode(path.parent.parent) == 0o700
-  assert durable.load_or_create_secret(path, 32, 'key') == first
-  assert durable.load_secret(path, 32, 'key') == first
+  assert _files.load_or_create_secret(path, 32, 'key') == first
+  assert _files.load_secret(path, 32, 'key') == first
   assert list(path.parent.iterdir()) == [path]
 
 
 def _make(path, barrier, found):
   barrier.wait()
-  found.put(durable.load_or_create_secret(path, 16, 'key'))
+  found.put(_files.load_or_create_secret(path, 16, 'key'))
 
 
 def test_first_of_two_that_make_a_secret_wins(tmp_path):
@@ -106,7 +106,7 @@ def test_first_of_two_that_make_a_secret_wins(tmp_path):
     return b'2' * size
 
   assert (
-    durable.load_or_create_secret(path, 16, 'key', make=overtaken) == b'1' * 16
+    _files.load_or_create_secret(path, 16, 'key', make=overtaken) == b'1' * 16
   )
   # Processes without TensorFlow's threads.
   context = multiprocessing.get_context('spawn')
@@ -126,9 +126,9 @@ def test_first_of_two_that_make_a_secret_wins(tmp_path):
 @pytest.mark.parametrize('mode', [0o644, 0o640, 0o606, 0o610])
 def test_secret_that_others_can_use_is_refused(tmp_path, mode):
   path = tmp_path / 'a.key'
-  durable.load_or_create_secret(path, 16, 'key')
+  _files.load_or_create_secret(path, 16, 'key')
   path.chmod(mode)
-  for load in durable.load_secret, durable.load_or_create_secret:
+  for load in _files.load_secret, _files.load_or_create_secret:
     with pytest.raises(ValueError, match=f'key={path}: has mode {mode:04o}'):
       load(path, 16, 'key')
 
@@ -136,20 +136,20 @@ def test_secret_that_others_can_use_is_refused(tmp_path, mode):
 @pytest.mark.parametrize('size', [0, 15, 17, 1000])
 def test_secret_of_another_size_is_refused(tmp_path, size):
   path = tmp_path / 'a.key'
-  durable.write(path, bytes(size), mode=0o600)
+  _files.write(path, bytes(size), mode=0o600)
   with pytest.raises(ValueError, match=f'must be 16 bytes, and is {size}'):
-    durable.load_or_create_secret(path, 16, 'key')
+    _files.load_or_create_secret(path, 16, 'key')
 
 
 def test_secret_behind_a_link_or_a_pipe_is_refused(tmp_path):
   real = tmp_path / 'real.key'
-  durable.load_or_create_secret(real, 16, 'key')
+  _files.load_or_create_secret(real, 16, 'key')
   link, dangling, pipe = (tmp_path / name for name in ('l', 'd', 'p'))
   link.symlink_to(real)
   dangling.symlink_to(tmp_path / 'nowhere')
   os.mkfifo(pipe, 0o600)
   for path in (link, dangling, pipe, tmp_path):
-    for load in durable.load_secret, durable.load_or_create_secret:
+    for load in _files.load_secret, _files.load_or_create_secret:
       with pytest.raises(ValueError, match='is a link or no file'):
         load(path, 16, 'key')
   assert not (tmp_path / 'nowhere').exists()
@@ -157,5 +157,5 @@ def test_secret_behind_a_link_or_a_pipe_is_refused(tmp_path):
 
 def test_secret_that_is_gone_is_an_error_where_it_must_be_there(tmp_path):
   with pytest.raises(FileNotFoundError, match='cannot be read'):
-    durable.load_secret(tmp_path / 'a.key', 16, 'key')
+    _files.load_secret(tmp_path / 'a.key', 16, 'key')
   assert not list(tmp_path.iterdir())

@@ -1,0 +1,326 @@
+"""Files: whole or not there, locked, secret, read from anybody.
+
+A file is written under another name, synced to the disk and then given its own
+name; the folder is synced too. A process that is killed meanwhile leaves a file
+`*.part`, which nothing reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import pathlib
+import secrets
+import stat
+import tempfile
+from collections.abc import Iterator
+from typing import Any, Callable, Optional, Union
+
+from tff_bandmf import errors
+
+# A link or a pipe that somebody else may have made is never followed.
+_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+_ZEROS = memoryview(bytes(2**20))
+PART = '.part'
+# Folders that come and go with a process are made here where possible.
+MEMORY = pathlib.Path('/dev/shm')
+
+
+def write(path: pathlib.Path, *contents, mode: int = 0o644) -> None:
+  """Writes a file, or replaces it, whole or not at all.
+
+  Args:
+    path: of the file, in a folder that is there.
+    *contents: bytes, one after another.
+    mode: of the file, less what the umask takes.
+
+  Raises:
+    OSError: it cannot be written; one line that names the file.
+  """
+  with naming(path, 'written'), replacing(path, mode) as part:
+    _fill(part, contents)
+
+
+def write_json(path: pathlib.Path, content: Any, mode: int = 0o644) -> None:
+  """Writes a JSON file as `write` does; NaN and infinities are refused."""
+  text = json.dumps(content, indent=1, allow_nan=False) + '\n'
+  write(path, text.encode(), mode=mode)
+
+
+@contextlib.contextmanager
+def replacing(
+  path: Union[str, os.PathLike],
+  mode: int = 0o644,
+  take: Callable[[pathlib.Path, pathlib.Path], None] = os.replace,
+) -> Iterator[pathlib.Path]:
+  """Yields the path of an empty file that becomes `path` when the block ends.
+
+  What `path` held stays until then, also after a crash. On an exception the new
+  file is removed.
+
+  Args:
+    path: of the file to make or replace, in a folder that is there.
+    mode: of the file, less what the umask takes.
+    take: gives the new file its name.
+  """
+  path = pathlib.Path(path)
+  part = path.with_name(f'{path.name}.{secrets.token_hex(4)}{PART}')
+  os.close(os.open(part, _MAKE, mode))
+  try:
+    yield part
+    # PRIVACY: rounds that outlive their key could not be told from those of
+    # new clients. Guard:
+    # files_test.test_name_appears_after_the_content_is_on_the_disk.
+    _sync(part)
+    take(part, path)
+  except BaseException:
+    if not mode & 0o077:
+      wipe(part)
+    raise
+  finally:
+    part.unlink(missing_ok=True)
+  _sync(path.parent)
+
+
+def load_or_create_secret(
+  path: pathlib.Path,
+  size: int,
+  name: str,
+  make: Callable[[int], bytes] = secrets.token_bytes,
+) -> bytes:
+  """Returns what is in a file of a secret, which is made if it is missing.
+
+  It is made with mode 0600, in a folder of mode 0700 if that has to be made
+  too, and is on the disk when this returns. The first of two processes that
+  make it at once wins, and both return what it made.
+
+  Args:
+    path: of the file.
+    size: bytes in it.
+    name: what to call it in an error.
+    make: gives the secret, given `size`.
+
+  Raises:
+    ValueError: as `load_secret`.
+    OSError: it cannot be made or read; one line that names the file.
+  """
+  with naming(path, 'written'):
+    if not os.path.lexists(path):
+      _make_folder(path.parent)
+      # PRIVACY: never less than all of it. Guard:
+      # files_test.test_first_of_two_that_make_a_secret_wins.
+      with replacing(path, 0o600, take=_link) as part:
+        _fill(part, [make(size)])
+  return load_secret(path, size, name)
+
+
+def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
+  """Returns what is in a file of a secret.
+
+  Args:
+    path: of the file.
+    size: bytes in it.
+    name: what to call it in an error.
+
+  Raises:
+    FileNotFoundError: it is not there.
+    ValueError: it is not `size` bytes long, is a link or no file at all, or
+      others than its owner can use it.
+    OSError: it cannot be read; one line that names the file.
+  """
+  with naming(path, 'read'):
+    try:
+      handle = os.open(path, _READ)
+    except OSError as error:
+      if error.errno != errno.ELOOP:
+        raise
+      raise _not_a_file(path, name) from None
+    try:
+      found = os.fstat(handle)
+      if not stat.S_ISREG(found.st_mode):
+        raise _not_a_file(path, name)
+      # PRIVACY: who reads it can take the noise off, or name the clients.
+      # Guard: files_test.test_secret_that_others_can_use_is_refused.
+      mode = stat.S_IMODE(found.st_mode)
+      if mode & 0o077:
+        raise ValueError(
+          errors.invalid(
+            name,
+            path,
+            f'has mode {mode:04o}, so others can use it',
+            'chmod 600 it if nobody has, or start anew with another',
+          )
+        )
+      content = os.read(handle, size + 1)
+    finally:
+      os.close(handle)
+  if len(content) != size:
+    raise ValueError(
+      errors.invalid(
+        name,
+        path,
+        f'must be {size} bytes, and is {found.st_size}',
+        'restore the file that the run was started with',
+      )
+    )
+  return content
+
+
+def lock(path: pathlib.Path) -> Optional[int]:
+  """Returns an open file that nobody else locks, or None if another has it."""
+  handle = os.open(path, _LOCK, 0o600)
+  try:
+    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    # Who had it may have removed the file; a lock on that locks nothing.
+    if os.path.samestat(os.fstat(handle), path.stat()):
+      return handle
+  except (BlockingIOError, FileNotFoundError):
+    pass
+  os.close(handle)
+  return None
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+  """Waits until nobody else locks a file that stays, and locks it."""
+  with open(os.open(path, _LOCK, 0o600), 'wb') as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    yield
+
+
+def memory() -> pathlib.Path:
+  """Returns a folder in memory, else the folder for temporary files."""
+  return MEMORY if MEMORY.is_dir() else pathlib.Path(tempfile.gettempdir())
+
+
+def wipe(path: pathlib.Path) -> None:
+  """Overwrites a file with zeros and removes it, if it is there."""
+  with contextlib.suppress(FileNotFoundError):
+    if not path.is_symlink():
+      with open(path, 'r+b') as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(0)
+        for start in range(0, size, len(_ZEROS)):
+          file.write(_ZEROS[: size - start])
+    path.unlink()
+
+
+def read(path: pathlib.Path) -> bytes:
+  """Returns the bytes of a file; a pipe or a device would never end.
+
+  Raises:
+    ValueError: the path is there, and is not a regular file.
+    OSError: it cannot be read.
+  """
+  if path.exists() and not path.is_file():
+    raise ValueError(
+      errors.invalid('file', path, 'is not a regular file', 'give a file')
+    )
+  return path.read_bytes()
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """Returns what a JSON file says; see `read` and `parse_json`."""
+  return parse_json(read(path))
+
+
+def parse_json(text: bytes) -> Any:
+  """Returns what JSON says that may come from anybody.
+
+  What a reader could take for something else than a checker did is refused.
+
+  Args:
+    text: UTF-8.
+
+  Raises:
+    ValueError: it is not JSON, has a key twice, a NaN or an infinity, which
+      JSON does not have, or is nested as no document is.
+
+  >>> parse_json(b'{"rounds": 3, "bands": [1]}')
+  {'rounds': 3, 'bands': [1]}
+  """
+  try:
+    return json.loads(
+      text.decode(),
+      object_pairs_hook=_without_repetition,
+      parse_constant=_refuse,
+    )
+  except RecursionError as error:
+    raise ValueError('JSON nested too deeply') from error
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path, done: str) -> Iterator[None]:
+  """Raises an error of the system in the `with` block as one line.
+
+  Args:
+    path: of the file, which the line names.
+    done: what could not be done to it, a participle.
+
+  Raises:
+    OSError: the error, of the same class and number.
+  """
+  try:
+    yield
+  except OSError as error:
+    found = type(error)(
+      errors.invalid(
+        'file',
+        path,
+        f'cannot be {done} ({error.strerror or type(error).__name__})',
+        'look at the space, the permissions and the health of the disk',
+      )
+    )
+    found.errno = error.errno
+    raise found from None
+
+
+def _fill(path: pathlib.Path, contents) -> None:
+  with open(path, 'wb') as file:
+    for content in contents:
+      file.write(content)
+
+
+def _link(part: pathlib.Path, path: pathlib.Path) -> None:
+  with contextlib.suppress(FileExistsError):
+    os.link(part, path)
+
+
+def _sync(path: pathlib.Path) -> None:
+  """Returns when a file, or the names in a folder, are on the disk."""
+  handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+  try:
+    os.fsync(handle)
+  finally:
+    os.close(handle)
+
+
+def _make_folder(path: pathlib.Path) -> None:
+  """Makes a folder, and those above it that are missing, with mode 0700."""
+  if path.is_dir():
+    return
+  _make_folder(path.parent)
+  path.mkdir(mode=0o700, exist_ok=True)
+  _sync(path.parent)
+
+
+def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
+  return ValueError(
+    errors.invalid(name, path, 'is a link or no file', 'give the file itself')
+  )
+
+
+def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  found = dict(pairs)
+  if len(found) < len(pairs):
+    raise ValueError('a key of a JSON object twice')
+  return found
+
+
+def _refuse(constant: str) -> None:
+  raise ValueError(f'{constant} is not JSON')
