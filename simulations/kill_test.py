@@ -109,14 +109,14 @@ def train(
   config: config_lib.Config, directory: pathlib.Path, secret: bytes
 ) -> None:
   """Trains, or goes on, and writes the report."""
-  from simulations import run_directory, training
+  from simulations import training
   from tff_bandmf import _files, report
-  from tff_bandmf.program import runtime
+  from tff_bandmf.program import run_record, runtime
 
   # For comparison alone: a run of its own draws its key.
   if not (directory / report.RUN_FILE).exists():
     _files.load_or_create_secret(
-      run_directory.new_key_path(directory),
+      directory / run_record.NEW_NOISE_KEY,
       len(secret),
       'noise.key',
       lambda _: secret,
@@ -168,19 +168,19 @@ def _contents(directory: pathlib.Path, name: str) -> Any:
 
 def _result(directory: pathlib.Path) -> dict[str, Any]:
   """Returns the result without the head, in which failed attempts are too."""
-  from tff_bandmf import report
+  from tff_bandmf.program import run_record
 
-  content = _contents(directory, report.RESULT_FILE)
-  del content[report.LEDGER_HEAD]
+  content = _contents(directory, run_record.RESULT_FILE)
+  del content[run_record.LEDGER_HEAD]
   return content
 
 
 def _rows(directory: pathlib.Path) -> list[dict[str, str]]:
-  from tff_bandmf.report import files
+  from tff_bandmf.program import metrics
 
   return [
     {name: value for name, value in row.items() if name != 'seconds'}
-    for row in files.read_metrics(directory)
+    for row in metrics.rows(directory)
   ]
 
 

@@ -227,15 +227,15 @@ def train_all(
     RuntimeError: a worker does not answer, or not in time.
   """
   # TensorFlow Federated takes 10 s to import: bad input is told before.
-  from simulations import run_directory, training
+  from simulations import training
   from tff_bandmf import report
+  from tff_bandmf.program import folder, runtime
   from tff_bandmf.program import patience as patience_lib
-  from tff_bandmf.program import runtime
   from tff_bandmf.program import workers as workers_lib
 
   if not resume:
     for _, directory in runs.values():
-      run_directory.refuse_existing(directory)
+      folder.refuse_existing(directory)
   results = {}
   corpus = training.load_corpus(next(iter(runs.values()))[0].data)
   for config, _ in runs.values():
@@ -346,12 +346,12 @@ def main(
   train_all(runs, resume, workers, stop_after, round_timeout, moved)
   # Again, now that the runs it is compared with are there.
   from tff_bandmf import report
-  from tff_bandmf.report import files
+  from tff_bandmf.program import metrics
 
   written = report.write(directory)
   click.echo(written['summary'])
   for name, (_, folder) in runs.items():
-    seconds = [float(row['seconds']) for row in files.read_metrics(folder)]
+    seconds = [float(row['seconds']) for row in metrics.rows(folder)]
     click.echo(f'{name}: {statistics.median(seconds):.2f} seconds a round')
   for row in written['runs']:
     accuracy = 100 * row['test_accuracy']

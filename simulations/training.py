@@ -14,7 +14,6 @@ import numpy as np
 import tensorflow_federated as tff
 import tqdm
 
-from simulations import checkpoints as checkpoints_lib
 from simulations import config as config_lib
 from simulations import (
   description,
@@ -22,8 +21,6 @@ from simulations import (
   fed_avg,
   metrics,
   models,
-  rounds,
-  run_directory,
   server_optimizer,
 )
 from simulations.corpora import (
@@ -45,6 +42,8 @@ from tff_bandmf import (
 )
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.noise import placements
+from tff_bandmf.program import checkpoints as checkpoints_lib
+from tff_bandmf.program import folder, rounds, run_record
 from tff_bandmf.program import workers as workers_lib
 
 
@@ -201,8 +200,8 @@ def run(
   """
   sampler = make_sampler(config, corpus)
   if not resume:
-    run_directory.refuse_existing(directory)
-  with run_directory.locked(directory):
+    folder.refuse_existing(directory)
+  with folder.locked(directory):
     return _run(
       config,
       corpus,
@@ -225,21 +224,17 @@ def _run(
   elif strategy is None:
     strategy = find_strategy(config)
   spec, simulated = _specs(config, strategy, sampler.participation)
-  run_description = description.describe(config, corpus, spec, simulated)
+  record = description.describe(config, corpus, spec, simulated)
   if (directory / report.RESULT_FILE).exists():
-    run_directory.check_description(directory, run_description)
+    folder.check_record(directory, record)
     return json.loads((directory / report.RESULT_FILE).read_text())
 
-  key = run_directory.open_directory(
-    directory, run_description, strategy, spec.participation, moved
-  )
+  key = folder.open_run(directory, record, strategy, spec.participation, moved)
   corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
   model = models.build(
     config.model, corpus.train.vocabulary.num_ids, training.seed
   )
-  checkpoints = checkpoints_lib.Checkpoints(
-    directory / 'private' / 'checkpoints'
-  )
+  checkpoints = checkpoints_lib.Checkpoints(directory / run_record.CHECKPOINTS)
   start = checkpoints.latest()
   # PRIVACY: the noise is that of `spec`. Guard:
   # training_test.test_noise_is_that_of_the_claim.
@@ -266,7 +261,7 @@ def _run(
     state = process.initialize()
     if start:
       state, head = checkpoints.load(start, state)
-      run_directory.check_checkpoint(directory, start, state, head)
+      folder.check_checkpoint(directory, start, state, head)
     stop = min(training.rounds, start + (stop_after or training.rounds))
     state = _train(
       process,
@@ -285,7 +280,7 @@ def _run(
     return None
   result = _test(process, model, state, corpus)
   with program.Ledger(directory / report.LEDGER_FILE) as ledger:
-    result[report.LEDGER_HEAD] = ledger.head()
+    result[run_record.LEDGER_HEAD] = ledger.head()
   _files.write_json(directory / report.RESULT_FILE, result)
   return result
 

@@ -16,7 +16,7 @@ from simulations import config as config_lib
 from simulations.sweeps import grid as grid_lib
 from tff_bandmf import __version__ as version
 from tff_bandmf import _files, errors, report, strategies
-from tff_bandmf.report import files as report_files
+from tff_bandmf.program import metrics, run_record
 
 _PR_SET_PDEATHSIG = 1
 
@@ -76,10 +76,10 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
     for name in (report.RESULT_FILE, report.JSON_FILE)
   ):
     return None
-  run = report.read_run(directory)
+  run = run_record.RunRecord.read(directory)
   expected = dataclasses.asdict(cell.config)
   del expected['compare']
-  if run['config'] != json.loads(json.dumps(expected)):
+  if run.config != json.loads(json.dumps(expected)):
     raise ValueError(
       errors.invalid(
         'output_dir',
@@ -88,13 +88,13 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
         'give the grid and the --set of that sweep, or another directory',
       )
     )
-  claim = run['claim']
+  claim = run.claim
   strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
   mean_error, _ = strategy.errors()
   written = json.loads((directory / report.JSON_FILE).read_text())
   return Result(
-    report_files.read_result(directory)['test_accuracy'],
-    tuple(report_files.accuracy(report_files.read_metrics(directory))),
+    run_record.read_result(directory)['test_accuracy'],
+    tuple(metrics.accuracy(metrics.rows(directory))),
     written['epsilon'],
     claim['z_stddev_per_clip'] * mean_error**0.5 / claim['clients_per_round'],
   )

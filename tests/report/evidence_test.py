@@ -13,8 +13,7 @@ import pytest
 from report_test import KEPT, make_run
 
 from tff_bandmf import accounting, program, report
-from tff_bandmf.program import chain
-from tff_bandmf.report import sealed
+from tff_bandmf.program import chain, checkpoints, run_record
 
 
 def forge(directory, change):
@@ -169,7 +168,7 @@ def test_ended_run_with_a_round_that_did_not_end_is_refused(tmp_path):
         'test_accuracy': 0.1,
         'test_loss': 5.0,
         'parameters': 10,
-        report.LEDGER_HEAD: head,
+        run_record.LEDGER_HEAD: head,
       }
     )
   )
@@ -250,7 +249,7 @@ def test_checkpoint_of_another_ledger_is_refused(tmp_path):
     heads = [ledger.head(t) for t in range(6)]
   for t in 3, 6:
     (folder / f'{t:08d}.npz').write_bytes(
-      b'state' + sealed.seal(b'state', heads[t - 1])
+      b'state' + checkpoints.seal(b'state', heads[t - 1])
     )
   report.write(tmp_path)
   for path in tmp_path.glob('report.*'):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from report_test import KEPT, make_run
 
 from tff_bandmf import report
-from tff_bandmf.report import sealed
+from tff_bandmf.program import checkpoints
 
 _OPTIONAL = {
   'setting': 's', 'covered': 'c', 'noise_key': 'k', 'tuning': 'none',
@@ -123,5 +123,5 @@ def test_damaged_checkpoint_is_refused(content):
     path = pathlib.Path(folder) / '00000001.npz'
     path.write_bytes(content)
     with pytest.raises(ValueError, match='is damaged') as caught:
-      sealed.read(path)
+      checkpoints.read(path)
     fuzzing.check_message(str(caught.value))

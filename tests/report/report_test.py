@@ -11,6 +11,7 @@ import pytest
 
 from tff_bandmf import accounting, participation, program, report, strategies
 from tff_bandmf.cli import main
+from tff_bandmf.program import metrics, run_record
 
 _ROUNDS = 6
 
@@ -43,11 +44,11 @@ def make_run(
     for part in (b'run', b'key')
   ]
   run = {
-    'format': report.RUN_FORMAT,
-    'version': report.RUN_VERSION,
+    'format': run_record.RUN_FORMAT,
+    'version': run_record.RUN_VERSION,
     **{
       name: f'{value:016x}'
-      for name, value in zip(report.IDENTITY_KEYS, identity)
+      for name, value in zip(run_record.IDENTITY_KEYS, identity)
     },
     'config': {},
     'claim': {
@@ -85,7 +86,7 @@ def make_run(
       )
       if t in burnt:
         ledger.abandon_round(t)
-      ledger.record_row(t, report.row_digest(header, lines[t]))
+      ledger.record_row(t, metrics.row_digest(header, lines[t]))
     head = ledger.head()
   if ended:
     (directory / report.RESULT_FILE).write_text(
@@ -94,7 +95,7 @@ def make_run(
           'test_accuracy': 0.123,
           'test_loss': 5.0,
           'parameters': 10,
-          report.LEDGER_HEAD: head,
+          run_record.LEDGER_HEAD: head,
         }
       )
     )

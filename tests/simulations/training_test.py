@@ -16,7 +16,6 @@ from simulations import (
   evaluation,
   kill_test,
   models,
-  run_directory,
   run_stackoverflow,
   training,
 )
@@ -24,6 +23,7 @@ from simulations.corpora import client_data, docstrings
 from simulations.corpora import vocabulary as vocabulary_lib
 from simulations.sweeps import grid
 from tff_bandmf import accounting, noise, participation, report, strategies
+from tff_bandmf.program import folder
 
 pytestmark = pytest.mark.slow
 
@@ -296,7 +296,7 @@ def test_other_code_is_refused_where_rounds_are_left(small, run_copy):
 
 
 def test_directory_has_one_process_at_a_time(small, tmp_path):
-  with run_directory.locked(tmp_path / 'run'):
+  with folder.locked(tmp_path / 'run'):
     with pytest.raises(ValueError, match='in use by another process'):
       training.run(*small, tmp_path / 'run', resume=True)
 

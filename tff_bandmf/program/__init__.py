@@ -1,7 +1,7 @@
 """What a training program adds: cohorts, their ledger, the TFF runtime.
 
-`runtime` and `data_source` are imported by their own names, since they need
-TensorFlow Federated.
+`runtime`, `data_source`, `folder` and `rounds` are imported by their own names,
+since they need TensorFlow or TensorFlow Federated.
 """
 
 from tff_bandmf.program.admission import Admission, admit
@@ -11,3 +11,4 @@ from tff_bandmf.program.cohorts import CohortError, CohortSampler
 from tff_bandmf.program.history import History
 from tff_bandmf.program.ledger import Ledger
 from tff_bandmf.program.observed import Observed
+from tff_bandmf.program.run_record import RunRecord

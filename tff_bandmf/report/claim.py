@@ -21,7 +21,8 @@ from typing import Any, Optional
 
 from tff_bandmf import _checks, accounting, errors, program, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.report import evidence, files
+from tff_bandmf.program import run_record
+from tff_bandmf.report import evidence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,9 +142,11 @@ def established(directory: pathlib.Path) -> Claim:
     TypeError: a number of `run.json` is none.
     ValueError: a file is missing, damaged or contradicts another.
   """
-  run = files.read_run(directory)
-  claim = run['claim']
-  delta = _checks.positive('delta', claim['delta'], f'restore {files.RUN_FILE}')
+  run = run_record.RunRecord.read(directory)
+  claim = run.claim
+  delta = _checks.positive(
+    'delta', claim['delta'], f'restore {run_record.RUN_FILE}'
+  )
   if delta >= 1:
     raise ValueError(
       errors.invalid(
@@ -151,8 +154,8 @@ def established(directory: pathlib.Path) -> Claim:
       )
     )
   for name in ('l2_norm_clip', 'clients_per_round'):
-    _checks.positive(name, claim[name], f'restore {files.RUN_FILE}')
-  strategy, _ = strategies.load(directory / files.STRATEGY_FILE)
+    _checks.positive(name, claim[name], f'restore {run_record.RUN_FILE}')
+  strategy, _ = strategies.load(directory / run_record.STRATEGY_FILE)
   planned = _planned(strategy, claim)
   observed = evidence.observed(
     directory, run, strategy.rounds, planned.z_stddev * claim['l2_norm_clip']
@@ -247,8 +250,8 @@ def _planned(
       errors.invalid(
         'z_stddev_per_clip',
         claim['z_stddev_per_clip'],
-        f'{files.RUN_FILE} contradicts {files.STRATEGY_FILE}, which gives '
-        f'{spec.z_stddev}',
+        f'{run_record.RUN_FILE} contradicts {run_record.STRATEGY_FILE}, '
+        f'which gives {spec.z_stddev}',
         'nothing can be claimed for a changed run',
       )
     )

@@ -16,10 +16,9 @@ and so against whoever trains, there is no defence here.
 from __future__ import annotations
 
 import pathlib
-from typing import Any
 
 from tff_bandmf import errors, program
-from tff_bandmf.report import files, sealed
+from tff_bandmf.program import checkpoints, metrics, run_record
 
 # z is measured in float32.
 _MEASURED = 1e-6
@@ -27,7 +26,10 @@ _NOTHING = 'nothing can be claimed for such a run'
 
 
 def observed(
-  directory: pathlib.Path, run: dict[str, Any], rounds: int, z_stddev: float
+  directory: pathlib.Path,
+  run: run_record.RunRecord,
+  rounds: int,
+  z_stddev: float,
 ) -> program.Observed:
   """Returns what the ledger of a run shows, if it is the run's and whole.
 
@@ -41,16 +43,18 @@ def observed(
     ValueError: the ledger is missing, damaged, another run's, or contradicts
       another file.
   """
-  with program.Ledger(directory / files.LEDGER_FILE, create=False) as ledger:
+  with program.Ledger(
+    directory / run_record.LEDGER_FILE, create=False
+  ) as ledger:
     bound, head = ledger.bound(), ledger.head()
     attempts, found = ledger.all_attempts(), ledger.observed()
   # PRIVACY: another run's clients are not this one's. Guard:
   # evidence_test.test_ledger_of_another_run_is_refused.
   _require(
-    bound == tuple(int(run[name], 16) for name in files.IDENTITY_KEYS),
+    bound == run.bound(),
     'ledger',
-    directory / files.LEDGER_FILE,
-    f'is not that of the run and the key in {files.RUN_FILE}',
+    directory / run_record.LEDGER_FILE,
+    f'is not that of the run and the key in {run_record.RUN_FILE}',
   )
   _require(
     found.last_round < rounds,
@@ -60,10 +64,10 @@ def observed(
   )
   last_client = max(found.last_client, found.clients - 1)
   _require(
-    last_client < run['population'],
+    last_client < run.population,
     'client',
     last_client,
-    f'the ledger has clients beyond the population={run["population"]}',
+    f'the ledger has clients beyond the population={run.population}',
   )
   _check_noise(found, z_stddev)
   # PRIVACY: two sums that met one noise show their difference. Guard:
@@ -75,7 +79,7 @@ def observed(
     'was finished twice, and the ledger does not show that one result was '
     'released: its noise may have met two sums',
   )
-  ended = files.result_head(directory)
+  ended = run_record.result_head(directory)
   if ended is not None:
     _require(
       found.rounds == rounds,
@@ -94,8 +98,8 @@ def observed(
     _require(
       ended == head,
       'ledger',
-      directory / files.LEDGER_FILE,
-      f'is not the one that {files.RESULT_FILE} was written with',
+      directory / run_record.LEDGER_FILE,
+      f'is not the one that {run_record.RESULT_FILE} was written with',
     )
   _check_checkpoints(directory, attempts)
   _check_metrics(directory, found, attempts, ended is not None)
@@ -130,9 +134,9 @@ def _check_noise(found: program.Observed, z_stddev: float) -> None:
 
 
 def _check_checkpoints(directory: pathlib.Path, attempts) -> None:
-  folder = directory / files.CHECKPOINTS
+  folder = directory / run_record.CHECKPOINTS
   for path in sorted(folder.glob('*.npz')) if folder.is_dir() else ():
-    _, head = sealed.read(path)
+    _, head = checkpoints.read(path)
     before = int(path.stem) - 1 if path.stem.isdecimal() else -1
     # PRIVACY: what the ledger said then, it still says. Guard:
     # evidence_test.test_checkpoint_of_another_ledger_is_refused.
@@ -150,7 +154,7 @@ def _check_metrics(
   attempts,
   ended: bool,
 ) -> None:
-  digests = files.metrics_digests(directory)
+  digests = metrics.digests(directory)
   for t, digest in digests.items():
     # PRIVACY: whoever is not in the ledger is not in the sensitivity either.
     # Guards: evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused
@@ -159,22 +163,22 @@ def _check_metrics(
       t in attempts,
       'round',
       t,
-      f'{files.METRICS_FILE} has it, and the ledger lacks it',
+      f'{run_record.METRICS_FILE} has it, and the ledger lacks it',
     )
     _require(
       attempts[t][-1].row == digest,
       'round',
       t,
-      f'{files.METRICS_FILE} has another row than the one whose digest is in '
-      'the ledger',
+      f'{run_record.METRICS_FILE} has another row than the one whose digest '
+      'is in the ledger',
     )
-  for row in files.read_metrics(directory):
+  for row in metrics.rows(directory):
     t, clients = int(row['round']), row.get('clients')
     _require(
       not clients or int(clients) == found.cohort_sizes[t],
       'clients',
       clients,
-      f'{files.METRICS_FILE} has so many in round {t}, and the '
+      f'{run_record.METRICS_FILE} has so many in round {t}, and the '
       f'ledger {found.cohort_sizes[t]}',
     )
   if digests:
@@ -183,14 +187,14 @@ def _check_metrics(
       len(digests) == last - first + 1,
       'rounds',
       len(digests),
-      f'{files.METRICS_FILE} has so many between {first} and {last}',
+      f'{run_record.METRICS_FILE} has so many between {first} and {last}',
     )
     _require(
       not ended or last == found.last_round,
       'round',
       last,
-      f'is the last one of {files.METRICS_FILE}, and the run has ended with '
-      f'round {found.last_round}',
+      f'is the last one of {run_record.METRICS_FILE}, and the run has ended '
+      f'with round {found.last_round}',
     )
 
 

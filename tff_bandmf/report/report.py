@@ -17,11 +17,18 @@ import jinja2
 import numpy as np
 
 from tff_bandmf import _files, accounting
+from tff_bandmf.program import metrics as metrics_lib
+from tff_bandmf.program import run_record
 from tff_bandmf.report import claim as claim_lib
-from tff_bandmf.report import files, plot, statement, transparency
+from tff_bandmf.report import plot, statement, transparency
 
 FORMAT = 'tff_bandmf.report'
 VERSION = 1
+
+MARKDOWN_FILE = 'report.md'
+JSON_FILE = 'report.json'
+HTML_FILE = 'report.html'
+COMPARE_DIRECTORY = 'compare'
 
 # At which epsilon is given, next to the delta of the run.
 _DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
@@ -70,23 +77,23 @@ def build(directory: Union[str, os.PathLike]) -> Report:
     OSError: a file cannot be read.
   """
   directory = pathlib.Path(directory)
-  run = files.read_run(directory)
+  run = run_record.RunRecord.read(directory)
   claim = claim_lib.established(directory)
-  metrics = files.read_metrics(directory)
-  result = files.read_result(directory)
+  metrics = metrics_lib.rows(directory)
+  result = run_record.read_result(directory)
   numbers = claim.to_dict()
   rows = [_row(numbers['family'], numbers, result)]
-  accuracies = {numbers['family']: files.accuracy(metrics)}
-  for path in sorted((directory / files.COMPARE_DIRECTORY).glob('*')):
-    if (path / files.RESULT_FILE).exists():
+  accuracies = {numbers['family']: metrics_lib.accuracy(metrics)}
+  for path in sorted((directory / COMPARE_DIRECTORY).glob('*')):
+    if (path / run_record.RESULT_FILE).exists():
       rows.append(
         _row(
           path.name,
           claim_lib.established(path).to_dict(),
-          files.read_result(path),
+          run_record.read_result(path),
         )
       )
-      accuracies[path.name] = files.accuracy(files.read_metrics(path))
+      accuracies[path.name] = metrics_lib.accuracy(metrics_lib.rows(path))
   curve = _curve(claim.held, claim.delta)
   figures = {'accuracy.png': plot.accuracy(accuracies)}
   if curve:
@@ -103,7 +110,7 @@ def build(directory: Union[str, os.PathLike]) -> Report:
     'summary': _summary(numbers, run),
     'warnings': statement.warnings(claim, run, bool(result), code_sha256),
     'completed': bool(result),
-    'simulated': 'simulated' in run,
+    'simulated': run.simulated is not None,
     **numbers,
     'epsilons': [
       {
@@ -117,27 +124,27 @@ def build(directory: Union[str, os.PathLike]) -> Report:
     'accounting': statement.ACCOUNTING,
     'amplification': 'none',
     'setting': statement.setting(run),
-    'unit_of_privacy': run['unit_of_privacy'],
-    'released': run['released'],
+    'unit_of_privacy': run.unit_of_privacy,
+    'released': run.released,
     'covered': statement.covered(run),
-    'not_covered': run['not_covered'],
+    'not_covered': run.not_covered,
     'data_accesses': statement.data_accesses(run),
     'formal_statement': statement.formal(claim, numbers, run),
     'assumptions': statement.assumptions(claim, run),
     'side_releases': statement.side_releases(
       directory, run, list(metrics[0]) if metrics else []
     ),
-    'enforced': run.get('enforced'),
-    'population': run['population'],
-    'data': run['data'],
+    'enforced': run.enforced,
+    'population': run.population,
+    'data': run.data,
     'generator': statement.generator(run),
     'runs': rows if result else [],
     'plots': sorted(figures),
-    'versions': run.get('versions', {}),
+    'versions': run.versions or {},
     'report_versions': transparency.versions(),
-    'code_sha256': run.get('code_sha256'),
+    'code_sha256': run.code_sha256,
     'report_code_sha256': code_sha256,
-    'train_sha256': run.get('train_sha256'),
+    'train_sha256': run.train_sha256,
     'files_sha256': transparency.file_digests(directory),
   }
   return Report(content, figures)
@@ -160,9 +167,9 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
   directory = pathlib.Path(directory)
   report = build(directory)
   texts = {
-    files.MARKDOWN_FILE: report.markdown(),
-    files.HTML_FILE: report.html(),
-    files.JSON_FILE: report.json(),
+    MARKDOWN_FILE: report.markdown(),
+    HTML_FILE: report.html(),
+    JSON_FILE: report.json(),
   }
   # After the page, as drawing at another size moves the axes.
   images = {name: plot.png(figure) for name, figure in report.figures.items()}
@@ -248,7 +255,7 @@ def _row(
   }
 
 
-def _summary(numbers: dict[str, Any], run: dict[str, Any]) -> str:
+def _summary(numbers: dict[str, Any], run: run_record.RunRecord) -> str:
   """Returns the claim in one sentence."""
   if numbers['rho'] is None:
     return 'This run added no noise and guarantees nothing.'
@@ -258,11 +265,13 @@ def _summary(numbers: dict[str, Any], run: dict[str, Any]) -> str:
       'its arithmetic.'
     )
   simulated = (
-    'SIMULATED, no claim for a deployment: ' if 'simulated' in run else ''
+    'SIMULATED, no claim for a deployment: '
+    if run.simulated is not None
+    else ''
   )
   return (
     f'{simulated}({_number(numbers["epsilon"])}, {numbers["delta"]})-'
-    f'differential privacy for {run["unit_of_privacy"]}, '
+    f'differential privacy for {run.unit_of_privacy}, '
     f'{numbers["adjacency"]} '
     f'adjacency, {numbers["observed"]["rounds"]} rounds of '
     f'{numbers["clients_per_round"]} clients, {numbers["family"]} noise.'

@@ -10,8 +10,8 @@ import pathlib
 from typing import Any, Optional
 
 from tff_bandmf import errors
+from tff_bandmf.program import run_record
 from tff_bandmf.report import claim as claim_lib
-from tff_bandmf.report import files
 
 NOT_STATED = 'not stated'
 
@@ -64,21 +64,21 @@ _COLUMNS = {
 }
 
 
-def data_accesses(run: dict[str, Any]) -> dict[str, str]:
+def data_accesses(run: run_record.RunRecord) -> dict[str, str]:
   """Returns what `run.json` says of each use of data outside training."""
   return {
-    name: run.get(name, f'{NOT_STATED}: take it as not covered')
+    name: getattr(run, name) or f'{NOT_STATED}: take it as not covered'
     for name in ('tuning', 'model_selection', 'pre_training')
   }
 
 
-def generator(run: dict[str, Any]) -> dict[str, Any]:
+def generator(run: run_record.RunRecord) -> dict[str, Any]:
   """Returns what made the noise, and where its key came from.
 
   Raises:
     ValueError: the run names a generator of another release.
   """
-  name = run.get('noise_generator', GENERATOR)
+  name = run.noise_generator or GENERATOR
   # PRIVACY: the slack is that of this generator and of no other.
   # Guard: report_pages_test.test_other_generators_are_refused.
   if name != GENERATOR:
@@ -91,21 +91,21 @@ def generator(run: dict[str, Any]) -> dict[str, Any]:
         'use the release that trained the run',
       )
     )
-  return {**_GENERATOR, 'key_source': run.get('noise_key', NOT_STATED)}
+  return {**_GENERATOR, 'key_source': run.noise_key or NOT_STATED}
 
 
-def setting(run: dict[str, Any]) -> str:
+def setting(run: run_record.RunRecord) -> str:
   """Returns who is trusted, and against whom the guarantee protects."""
-  return run.get('setting', _SETTING)
+  return run.setting or _SETTING
 
 
-def covered(run: dict[str, Any]) -> str:
+def covered(run: run_record.RunRecord) -> str:
   """Returns the accesses to data that the guarantee counts."""
-  return run.get('covered', _COVERED)
+  return run.covered or _COVERED
 
 
 def formal(
-  claim: claim_lib.Claim, guarantee: dict[str, Any], run: dict[str, Any]
+  claim: claim_lib.Claim, guarantee: dict[str, Any], run: run_record.RunRecord
 ) -> str:
   """Returns the formal statement; its numbers are not rounded.
 
@@ -127,9 +127,9 @@ def formal(
   )
   return (
     f'Let M map a data set of clients to what the {rounds} rounds of this '
-    f"run release ({run['released']}). Let D and D' be neighbours: D' is D "
+    f"run release ({run.released}). Let D and D' be neighbours: D' is D "
     'with every contribution of one unit of privacy '
-    f'({run["unit_of_privacy"]}) set to zero. If each client contributes to '
+    f'({run.unit_of_privacy}) set to zero. If each client contributes to '
     f'at most {schema.participations(rounds)} rounds{together}, and the '
     "assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
     "delta, also with D and D' exchanged, for every set S of outputs, with "
@@ -140,10 +140,10 @@ def formal(
 
 
 def assumptions(
-  claim: claim_lib.Claim, run: dict[str, Any]
+  claim: claim_lib.Claim, run: run_record.RunRecord
 ) -> list[dict[str, str]]:
   """Returns what the claim rests on, who enforces it, who checked it."""
-  enforced = run.get('enforced', {}).get('by', NOT_STATED)
+  enforced = (run.enforced or {}).get('by', NOT_STATED)
   measured = (
     'not checked: the ledger has no measurement'
     if claim.observed.z_stddev is None
@@ -154,7 +154,7 @@ def assumptions(
     (
       'A client sends at most one update a round, and its L2 norm is clipped '
       f'to {claim.l2_norm_clip}.',
-      run.get('clipped_by', NOT_STATED),
+      run.clipped_by or NOT_STATED,
       'not checked here',
     ),
     (
@@ -166,7 +166,8 @@ def assumptions(
       'The ledger has every cohort that was used: it is written before its '
       'round.',
       'the training program',
-      f'compared with {files.METRICS_FILE} and {files.RESULT_FILE} here',
+      f'compared with {run_record.METRICS_FILE} and '
+      f'{run_record.RESULT_FILE} here',
     ),
     (
       'No round was released for two cohorts.',
@@ -210,7 +211,7 @@ def assumptions(
 
 
 def side_releases(
-  directory: pathlib.Path, run: dict[str, Any], columns: list[str]
+  directory: pathlib.Path, run: run_record.RunRecord, columns: list[str]
 ) -> list[dict[str, str]]:
   """Returns what is released without noise, one by one, and where it is.
 
@@ -219,29 +220,29 @@ def side_releases(
     run: what `run.json` says.
     columns: of `metrics.csv`; one that is not known is taken as not noised.
   """
-  rows = [(files.RUN_FILE, 'how many clients may be drawn, exact')]
-  if 'train_sha256' in run:
-    rows.append((files.RUN_FILE, 'a digest of the training data'))
+  rows = [(run_record.RUN_FILE, 'how many clients may be drawn, exact')]
+  if run.train_sha256:
+    rows.append((run_record.RUN_FILE, 'a digest of the training data'))
   rows += [
     (
-      f'{files.METRICS_FILE}, {column}',
+      f'{run_record.METRICS_FILE}, {column}',
       _COLUMNS.get(column, 'not known to this report'),
     )
     for column in columns
     if column != 'round'
   ]
   if (directory / 'tensorboard').exists():
-    rows.append(('tensorboard/', f'the same as {files.METRICS_FILE}'))
-  if (directory / files.RESULT_FILE).exists():
+    rows.append(('tensorboard/', f'the same as {run_record.METRICS_FILE}'))
+  if (directory / run_record.RESULT_FILE).exists():
     rows.append(
       (
-        files.RESULT_FILE,
+        run_record.RESULT_FILE,
         'accuracy and loss of the last model, on test clients',
       )
     )
   rows.append(
     (
-      files.LEDGER_FILE,
+      run_record.LEDGER_FILE,
       'who took part in which round; keep it, and do not publish it',
     )
   )
@@ -252,13 +253,13 @@ def side_releases(
       'how far apart, exact',
     )
   )
-  rows += [('stated by the run', item) for item in run['side_releases']]
+  rows += [('stated by the run', item) for item in run.side_releases]
   return [{'where': where, 'what': what} for where, what in rows]
 
 
 def warnings(
   claim: claim_lib.Claim,
-  run: dict[str, Any],
+  run: run_record.RunRecord,
   completed: bool,
   code_sha256: str,
 ) -> list[str]:
@@ -266,7 +267,7 @@ def warnings(
   found = []
   # PRIVACY: figures of a run that stands for another are not taken for a
   # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
-  if 'simulated' in run:
+  if run.simulated is not None:
     found.append(
       'SIMULATED: a small cohort stands for a larger one. No privacy claim '
       'is made for a deployment; what is claimed here is for the noise that '
@@ -295,14 +296,14 @@ def warnings(
       'started, and what they gave is not in the model. The claim counts '
       'them.'
     )
-  if claim.delta * run['population'] >= 1:
+  if claim.delta * run.population >= 1:
     found.append(
       f'delta = {claim.delta!r} is not below 1 / population = 1 / '
-      f'{run["population"]}: publishing all of one client may meet it.'
+      f'{run.population}: publishing all of one client may meet it.'
     )
   if claim.observed.z_stddev is None and claim.observed.finished:
     found.append('The ledger has no measurement of the noise that was added.')
-  if run.get('code_sha256', code_sha256) != code_sha256:
+  if (run.code_sha256 or code_sha256) != code_sha256:
     found.append(
       'The code that wrote this report is not the code that trained.'
     )

@@ -7,7 +7,7 @@ import importlib.metadata
 import pathlib
 import platform
 
-from tff_bandmf.report import files
+from tff_bandmf.program import run_record
 
 _PACKAGES = (
   'tff-bandmf',
@@ -22,11 +22,11 @@ _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _CODE = ('.py', '.j2', '.json')
 # By name: never a folder, which could hold the key.
 _HASHED = (
-  files.RUN_FILE,
-  files.STRATEGY_FILE,
-  files.LEDGER_FILE,
-  files.METRICS_FILE,
-  files.RESULT_FILE,
+  run_record.RUN_FILE,
+  run_record.STRATEGY_FILE,
+  run_record.LEDGER_FILE,
+  run_record.METRICS_FILE,
+  run_record.RESULT_FILE,
 )
 
 

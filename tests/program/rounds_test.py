@@ -8,7 +8,7 @@ import small_training
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from simulations import checkpoints, fed_avg, rounds
+from simulations import fed_avg
 from tff_bandmf import (
   aggregator,
   noise,
@@ -17,6 +17,7 @@ from tff_bandmf import (
   strategies,
 )
 from tff_bandmf.noise import placements
+from tff_bandmf.program import checkpoints, rounds
 
 _ROUNDS = 5
 _SCHEMA = participation.MinSep(2)

@@ -1,7 +1,9 @@
 """Checkpoints of a run: the state before a round, whole or not there.
 
-Each is an archive of NumPy, sealed with the head of the ledger's chain; see
-`report.sealed`.
+  content, 32 bytes: head of the ledger's chain, 32 bytes: SHA-256 of all before
+
+The content is an archive of NumPy. What is behind it does not keep a reader of
+ZIP archives from reading it.
 """
 
 from __future__ import annotations
@@ -12,12 +14,12 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
+import tree
 
 from tff_bandmf import _files, errors
-from tff_bandmf.report import sealed
 
 _KEPT = 2
+_BYTES = 32
 
 
 def digest(state: Any) -> bytes:
@@ -30,7 +32,7 @@ def digest(state: Any) -> bytes:
     state: `tff.learning.templates.LearningAlgorithmState`.
   """
   sha = hashlib.sha256()
-  for leaf in tf.nest.flatten((state.global_model_weights, state.finalizer)):
+  for leaf in tree.flatten((state.global_model_weights, state.finalizer)):
     leaf = np.asarray(leaf)
     sha.update(f'{leaf.dtype} {leaf.shape}\n'.encode())
     sha.update(leaf.tobytes())
@@ -62,10 +64,10 @@ class Checkpoints:
       head: of the ledger's chain, as it led to the state.
     """
     content = io.BytesIO()
-    np.savez(content, *map(np.asarray, tf.nest.flatten(state)))
+    np.savez(content, *map(np.asarray, tree.flatten(state)))
     archive = content.getbuffer()
     _files.write(
-      self._path(round_index), archive, sealed.seal(archive, head), mode=0o600
+      self._path(round_index), archive, seal(archive, head), mode=0o600
     )
     for old in sorted(self._rounds())[:-_KEPT]:
       _files.wipe(self._path(old))
@@ -81,8 +83,8 @@ class Checkpoints:
       ValueError: the file is damaged, or of another model or optimiser.
     """
     path = self._path(round_index)
-    leaves = [np.asarray(leaf) for leaf in tf.nest.flatten(template)]
-    archive, head = sealed.read(path)
+    leaves = [np.asarray(leaf) for leaf in tree.flatten(template)]
+    archive, head = read(path)
     with np.load(io.BytesIO(archive), allow_pickle=False) as content:
       found = [content[name] for name in content.files]
     if [(leaf.dtype, leaf.shape) for leaf in found] != [
@@ -96,7 +98,7 @@ class Checkpoints:
           'restore the files of this run',
         )
       )
-    return tf.nest.pack_sequence_as(template, found), head
+    return tree.unflatten_as(template, found), head
 
   def _rounds(self) -> list[int]:
     return [
@@ -107,3 +109,46 @@ class Checkpoints:
 
   def _path(self, round_index: int) -> pathlib.Path:
     return self._directory / f'{round_index:08d}.npz'
+
+
+def seal(content, head: str) -> bytes:
+  """Returns what goes behind a content.
+
+  Args:
+    content: bytes.
+    head: of the chain of the ledger, in hexadecimal.
+  """
+  sealed = bytes.fromhex(head)
+  if len(sealed) != _BYTES:
+    raise ValueError(
+      errors.invalid(
+        'head', head, f'must be {_BYTES} bytes', 'give Ledger.head()'
+      )
+    )
+  digest = hashlib.sha256(content)
+  digest.update(sealed)
+  return sealed + digest.digest()
+
+
+def read(path: pathlib.Path) -> tuple[bytes, str]:
+  """Returns the content of a file, and the head of its ledger's chain.
+
+  Raises:
+    ValueError: it is damaged; one line that names it.
+    OSError: it cannot be read.
+  """
+  found = _files.read(path)
+  # Over the whole file: one bit that changed is seen, wherever it is.
+  if (
+    len(found) < 2 * _BYTES
+    or hashlib.sha256(found[:-_BYTES]).digest() != found[-_BYTES:]
+  ):
+    raise ValueError(
+      errors.invalid(
+        'checkpoint',
+        path,
+        'is damaged',
+        'restore it, or remove it: the run goes on from the one before',
+      )
+    )
+  return found[: -2 * _BYTES], found[-2 * _BYTES : -_BYTES].hex()

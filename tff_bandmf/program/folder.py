@@ -1,20 +1,4 @@
-"""The directory of a run: what is in it, and whose it is.
-
-  run.json        the experiment, the claim, what is outside it, versions, and
-                  which run and which noise key it is of
-  strategy.json   C
-  vocabulary.txt  the words of the model, in the order of their ids
-  ledger.sqlite   who took part in which round, as keyed hashes, and the digests
-                  of what each round released and of its row of metrics
-  metrics.csv     a row a round
-  tensorboard/    the same numbers
-  result.json     test accuracy, and the head of the ledger's chain; written
-                  last
-  private/        mode 0700, never publish it:
-    noise.key       the key of the noise
-    place.json      which host and file system the key was made on
-    ledger.key      the key of the hashes
-    checkpoints/    states, which may hold noise
+"""The folder of a run: whose it is; `run_record` says what is in it.
 
 One process at a time has the directory; the lock in private/ says which. A copy
 is not taken for the original: the key of a copy is another file. Of two whole
@@ -25,24 +9,16 @@ the run.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pathlib
 import socket
 from collections.abc import Iterator
 from typing import Any
 
-from simulations import checkpoints
-from simulations import description as description_lib
-from tff_bandmf import (
-  _files,
-  errors,
-  noise,
-  participation,
-  program,
-  report,
-  strategies,
-)
+from tff_bandmf import _files, errors, participation, strategies
+from tff_bandmf.noise import key as key_lib
+from tff_bandmf.program import checkpoints, run_record
+from tff_bandmf.program import ledger as ledger_lib
 
 _NOT_OTHERS = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')
@@ -61,7 +37,7 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
   Raises:
     ValueError: another process has it.
   """
-  private = directory / 'private'
+  private = directory / run_record.PRIVATE
   umask = os.umask(_NOT_OTHERS)
   os.umask(umask | _NOT_OTHERS)
   try:
@@ -77,7 +53,7 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
         )
       )
     try:
-      for folder in directory, private, private / 'checkpoints':
+      for folder in directory, private, directory / run_record.CHECKPOINTS:
         for path in folder.glob(f'*{_files.PART}'):
           _files.wipe(path)
       yield
@@ -89,44 +65,40 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
 
 def refuse_existing(directory: pathlib.Path) -> None:
   """Raises ValueError if the directory holds a run, or what is left of one."""
-  remains = [
-    path
-    for path in (
-      directory / report.RUN_FILE,
-      directory / report.LEDGER_FILE,
-      _key_path(directory),
-      directory / 'private' / 'checkpoints',
-    )
-    if path.exists()
-  ]
-  if remains:
-    raise ValueError(
-      errors.invalid(
-        'output_dir',
-        directory,
-        f'holds a run ({remains[0].name})',
-        'continue it with --resume, or choose another directory',
+  for name in (
+    run_record.RUN_FILE,
+    run_record.LEDGER_FILE,
+    run_record.NOISE_KEY,
+    run_record.CHECKPOINTS,
+  ):
+    if (directory / name).exists():
+      raise ValueError(
+        errors.invalid(
+          'output_dir',
+          directory,
+          f'holds a run ({name})',
+          'continue it with --resume, or choose another directory',
+        )
       )
-    )
 
 
-def open_directory(
+def open_run(
   directory: pathlib.Path,
-  description: dict[str, Any],
+  record: run_record.RunRecord,
   strategy: strategies.Strategy,
   planned: participation.Participation,
   moved: bool = False,
-) -> noise.Key:
+) -> key_lib.Key:
   """Returns the noise key of a run, whose directory is made if it is new.
 
   PRIVACY: a key serves the run that it was drawn for, in the place where it was
   drawn. Guards: training_test.test_key_of_another_run_is_refused,
-  run_directory_test.test_copy_without_its_ledger_is_refused,
+  folder_test.test_copy_without_its_ledger_is_refused,
   test_edited_copy_is_refused and test_copy_is_refused_until_it_is_said_to_move.
 
   Args:
     directory: of the run; this process has its lock.
-    description: of the run; see `description.describe`.
+    record: of the run, as the program that goes on says it.
     strategy: C.
     planned: the schema of participation.
     moved: whether the directory was moved or restored, and is the only one.
@@ -134,44 +106,19 @@ def open_directory(
   Raises:
     ValueError: it holds another run, what is left of one, or a copy.
   """
-  if not (directory / report.RUN_FILE).exists():
+  fresh = directory / run_record.NEW_NOISE_KEY
+  if not (directory / run_record.RUN_FILE).exists():
     refuse_existing(directory)
     # A key that has served nothing yet, of a start that was killed, is as good.
-    key = noise.Key.load_or_create(new_key_path(directory))
+    key = key_lib.Key.load_or_create(fresh)
     strategies.save(
-      strategy, directory / report.STRATEGY_FILE, participation=planned
+      strategy, directory / run_record.STRATEGY_FILE, participation=planned
     )
     # With it the directory holds a run; from the next step on, its key serves.
-    _files.write_json(
-      directory / report.RUN_FILE,
-      {**description, **_identity(key, description)},
-    )
-  check_description(directory, description)
-  return _key(directory, description, moved)
-
-
-def check_description(
-  directory: pathlib.Path, description: dict[str, Any]
-) -> None:
-  """Raises ValueError unless a directory holds the run that is described."""
-  there = report.read_run(directory)
-  description_lib.check_same(
-    {
-      name: value
-      for name, value in there.items()
-      if name not in report.IDENTITY_KEYS
-    },
-    description,
-    (directory / report.RESULT_FILE).exists(),
-  )
-
-
-def _key(
-  directory: pathlib.Path, description: dict[str, Any], moved: bool
-) -> noise.Key:
-  """Returns the key of the run that is in the directory."""
-  path, fresh = _key_path(directory), new_key_path(directory)
-  place = directory / 'private' / 'place.json'
+    record.of_key(key).write(directory)
+  check_record(directory, record)
+  path = directory / run_record.NOISE_KEY
+  place = directory / run_record.PLACE
   begins = fresh.exists() and not (path.exists() or place.exists())
   if not (begins or path.exists()):
     raise ValueError(
@@ -183,42 +130,39 @@ def _key(
         'a new run',
       )
     )
-  key = noise.Key.load_or_create(fresh if begins else path)
-  identity = _identity(key, description)
-  run = report.read_run(directory)
-  if any(run[name] != value for name, value in identity.items()):
+  key = key_lib.Key.load_or_create(fresh if begins else path)
+  bound = record.of_key(key).bound()
+  if run_record.RunRecord.read(directory).bound() != bound:
     raise ValueError(
       errors.invalid(
         'noise.key',
         path,
-        f'is that of another run than {report.RUN_FILE} '
+        f'is that of another run than {run_record.RUN_FILE} '
         'says, or that file was edited',
         'restore the files of this run, or start a new one',
       )
     )
   # A key that serves is never without its ledger: what took part would be
   # forgotten.
-  with program.Ledger(directory / report.LEDGER_FILE, create=begins) as ledger:
-    rounds = ledger.all_attempts()
+  ledger_file = directory / run_record.LEDGER_FILE
+  with ledger_lib.Ledger(ledger_file, create=begins) as ledger:
+    begun = ledger.last_round() >= 0
     if not begins and ledger.bound() == (None, None):
       raise ValueError(
         errors.invalid(
           'ledger',
-          directory / report.LEDGER_FILE,
+          ledger_file,
           'is not the one that the key was used with',
           'restore the files of this run, or start a new one',
         )
       )
-    ledger.bind(
-      run=int(identity[report.RUN_ID], 16),
-      noise_key=int(identity[report.NOISE_KEY_ID], 16),
-    )
+    ledger.bind(run=bound[0], noise_key=bound[1])
   if begins:
     os.rename(fresh, path)
-  if moved or (not rounds and not place.exists()):
+  if moved or not (begun or place.exists()):
     _files.write_json(place, _place(path), mode=0o600)
   # PRIVACY: two directories with one key would each go on alone. Guard:
-  # run_directory_test.test_copy_is_refused_until_it_is_said_to_move.
+  # folder_test.test_copy_is_refused_until_it_is_said_to_move.
   elif not place.exists() or _files.read_json(place) != _place(path):
     raise ValueError(
       errors.invalid(
@@ -232,15 +176,10 @@ def _key(
   return key
 
 
-def _identity(key: noise.Key, description: dict[str, Any]) -> dict[str, str]:
-  """Returns what names the run and its key in `run.json`; one-way."""
-  content = json.dumps(description, sort_keys=True).encode()
-  return {
-    # PRIVACY: whoever edits the file cannot make the one that belongs to it.
-    # Guard: run_directory_test.test_edited_copy_is_refused.
-    report.RUN_ID: f'{key.identify(content):016x}',
-    report.NOISE_KEY_ID: f'{key.identify(b""):016x}',
-  }
+def check_record(directory: pathlib.Path, record: run_record.RunRecord) -> None:
+  """Raises ValueError unless a directory holds the run of the record."""
+  ended = (directory / run_record.RESULT_FILE).exists()
+  run_record.RunRecord.read(directory).check_same(record, ended)
 
 
 def _place(path: pathlib.Path) -> dict[str, Any]:
@@ -252,15 +191,6 @@ def _place(path: pathlib.Path) -> dict[str, Any]:
     'device': found.st_dev,
     'inode': found.st_ino,
   }
-
-
-def _key_path(directory: pathlib.Path) -> pathlib.Path:
-  return directory / 'private' / 'noise.key'
-
-
-def new_key_path(directory: pathlib.Path) -> pathlib.Path:
-  """Returns where the key of a run is before the run is there."""
-  return directory / 'private' / 'noise.key.new'
 
 
 def check_checkpoint(
@@ -278,7 +208,7 @@ def check_checkpoint(
     state: of the learning process.
     head: of the ledger's chain, as the checkpoint has it.
   """
-  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(directory / run_record.LEDGER_FILE) as ledger:
     attempts = ledger.attempts(round_index - 1)
   if (
     not attempts

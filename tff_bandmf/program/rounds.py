@@ -17,11 +17,10 @@ import dataclasses
 from typing import Any, Callable, Optional
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
-from simulations import checkpoints as checkpoints_lib
-from tff_bandmf import aggregator, program
+from tff_bandmf import aggregator
+from tff_bandmf.program import checkpoints, cohorts
+from tff_bandmf.program import ledger as ledger_lib
 
 # Fails only where something outside of the run keeps failing.
 _ATTEMPTS = 3
@@ -47,16 +46,16 @@ class Rounds:
 
   def __init__(
     self,
-    process: tff.learning.templates.LearningProcess,
-    sampler: program.CohortSampler,
-    datasets: Callable[[int, np.ndarray], list[tf.data.Dataset]],
-    ledger: program.Ledger,
+    process: Any,
+    sampler: cohorts.CohortSampler,
+    datasets: Callable[[int, np.ndarray], Any],
+    ledger: ledger_lib.Ledger,
     start: int = 0,
   ):
     """Prepares the first round.
 
     Args:
-      process: of the run.
+      process: `tff.learning.templates.LearningProcess` of the run.
       sampler: of the cohorts.
       datasets: gives the data of (round, cohort); called in another thread,
         one round ahead.
@@ -99,7 +98,7 @@ class Rounds:
     if any(attempt.outcome == 'abandoned' for attempt in past):
       return self._burn(t, state, cohort)
     output = self._attempt(t, state, cohort, data.result())
-    result = checkpoints_lib.digest(output.state)
+    result = checkpoints.digest(output.state)
     if any(attempt.result not in (None, result) for attempt in past):
       return self._burn(t, state, cohort)
     measured = output.metrics['aggregator']['free']

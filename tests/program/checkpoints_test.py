@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
-from simulations import checkpoints as checkpoints_lib
+from tff_bandmf.program import checkpoints as checkpoints_lib
 
 _HEAD = '0123456789abcdef' * 4
 

@@ -18,9 +18,10 @@ from unittest import mock
 import pytest
 
 from simulations import config as config_lib
-from simulations import description, kill_test, metrics, run_directory, training
+from simulations import description, kill_test, training
 from simulations.corpora import docstrings, vocabulary
 from tff_bandmf import _files, program, report
+from tff_bandmf.program import folder, metrics
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -77,8 +78,8 @@ def described(small):
 
 def _open(directory, described, moved=False):
   """What a run does before its first round."""
-  with run_directory.locked(directory):
-    return run_directory.open_directory(directory, *described, moved)
+  with folder.locked(directory):
+    return folder.open_run(directory, *described, moved)
 
 
 def test_copy_is_refused_until_it_is_said_to_move(small, described, run_copy):
@@ -100,7 +101,7 @@ def test_copy_is_refused_until_it_is_said_to_move(small, described, run_copy):
 @pytest.mark.parametrize('changed', ['host', 'device', 'inode'])
 def test_key_in_another_place_is_refused(described, run_copy, changed):
   path = run_copy / 'private' / 'place.json'
-  place = run_directory._place(run_copy / 'private' / 'noise.key')
+  place = folder._place(run_copy / 'private' / 'noise.key')
   path.write_text(json.dumps({**place, changed: 'another'}))
   with pytest.raises(ValueError, match='is a copy, or was moved'):
     _open(run_copy, described)
@@ -229,18 +230,18 @@ def test_what_a_killed_process_left_half_written_is_removed(
 def test_metrics_of_a_run_that_goes_on_are_checked(run_copy):
   path = run_copy / report.METRICS_FILE
   lines = path.read_text().splitlines(keepends=True)
+  columns = lines[0].strip().split(',')
   with program.Ledger(run_copy / report.LEDGER_FILE) as ledger:
     path.write_text(''.join([*lines[:2], '1,1,4,0,,,,\n', *lines[3:]]))
     with pytest.raises(
       ValueError, match='metrics.csv: has another row of round 1'
     ):
-      metrics.Metrics(run_copy, ledger, 3)
-    with metrics.Metrics(run_copy, ledger, 1):
-      assert path.read_text() == ''.join(lines[:2])
+      metrics.Metrics(run_copy, ledger, columns, 3)
+    metrics.Metrics(run_copy, ledger, columns, 1)
+    assert path.read_text() == ''.join(lines[:2])
     # Without them the report has no curve; the claim is the ledger's.
     path.unlink()
-    with metrics.Metrics(run_copy, ledger, 3):
-      pass
+    metrics.Metrics(run_copy, ledger, columns, 3)
   report.write(run_copy)
 
 
@@ -268,34 +269,30 @@ def test_ledger_that_was_rolled_back_is_refused(small, run_copy):
     path.with_name(path.name + end).unlink(missing_ok=True)
   lines = (run_copy / report.METRICS_FILE).read_text()
   header, *rows = lines.splitlines(keepends=True)
+  columns = header.strip().split(',')
   with program.Ledger(path) as ledger:
     for t in range(2):
       ledger.start_round(t, range(config.training.clients_per_round))
       ledger.finish_round(t)
-      ledger.record_row(t, report.row_digest(header, rows[t]))
+      ledger.record_row(t, metrics.row_digest(header, rows[t]))
     for start in range(3):
       with pytest.raises(
         ValueError, match='ledger.sqlite: lacks round 2, which'
       ) as caught:
-        metrics.Metrics(run_copy, ledger, start)
+        metrics.Metrics(run_copy, ledger, columns, start)
       assert '\n' not in str(caught.value)
   assert (run_copy / report.METRICS_FILE).read_text() == lines
 
 
-@pytest.mark.skipif(
-  not pathlib.Path('/dev/full').exists(), reason='has no /dev/full'
-)
 def test_full_disk_names_the_metrics_and_the_vocabulary(tmp_path):
+  full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
   with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
     ledger.start_round(0, [1])
     ledger.finish_round(0)
-    with pytest.raises(OSError, match='file=.*metrics.csv: .*No space'):
-      with metrics.Metrics(tmp_path, ledger, 0) as rows:
-        rows._stream.close()
-        rows._stream = open('/dev/full', 'a')
-        # What is left of the row is written again at the end.
+    rows = metrics.Metrics(tmp_path, ledger, ['round'], 0)
+    with mock.patch.object(os, 'fsync', side_effect=full):
+      with pytest.raises(OSError, match='file=.*metrics.csv: .*No space'):
         rows.write({'round': 0})
-  full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
   with mock.patch.object(os, 'fsync', side_effect=full):
     with pytest.raises(OSError, match='file=.*vocabulary.txt: .*No space'):
       vocabulary.Vocabulary(('a', 'b')).write(str(tmp_path / 'vocabulary.txt'))

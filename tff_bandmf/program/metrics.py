@@ -1,0 +1,174 @@
+"""The metrics of a run, a row a round, in `metrics.csv`."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from tff_bandmf import _files, errors
+from tff_bandmf.program import ledger as ledger_lib
+from tff_bandmf.program import run_record
+
+
+class Metrics:
+  """Writes rows whose digests the ledger has; continues a file at a round."""
+
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    ledger: ledger_lib.Ledger,
+    columns: Sequence[str],
+    start: int,
+  ):
+    """Writes the file anew, without the rows from a round on.
+
+    Args:
+      directory: of the run.
+      ledger: of the run, which gets the digest of every row.
+      columns: names; the first is 'round'.
+      start: the first round to write.
+
+    Raises:
+      ValueError: a row before that is not the one that was written, or the
+        ledger lacks the round of a row.
+      OSError: the file cannot be written; one line that names it.
+    """
+    self._path = directory / run_record.METRICS_FILE
+    self._ledger = ledger
+    self._columns = columns
+    self._lines = [_line(columns)]
+    for t, line in lines(directory).items():
+      attempts = ledger.attempts(t)
+      # PRIVACY: rounds that ran and are forgotten would run with other sums.
+      # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
+      if not attempts:
+        raise ValueError(
+          errors.invalid(
+            'ledger',
+            directory / run_record.LEDGER_FILE,
+            f'lacks round {t}, which {run_record.METRICS_FILE} has',
+            'it is that of an earlier moment: restore all files of one '
+            'time, the latest',
+          )
+        )
+      if t < start:
+        if attempts[-1].row != row_digest(self._lines[0], line):
+          raise ValueError(
+            errors.invalid(
+              'metrics',
+              self._path,
+              f'has another row of round {t} than the ledger',
+              'restore the file, or remove it',
+            )
+          )
+        self._lines.append(line)
+    self._write()
+
+  def write(self, row: dict[str, Any]) -> None:
+    """Writes the row of a round that ended; column to number."""
+    line = _line([row.get(name, '') for name in self._columns])
+    # PRIVACY: before the row, so that the ledger lacks nothing that the file
+    # shows. Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
+    self._ledger.record_row(row['round'], row_digest(self._lines[0], line))
+    self._lines.append(line)
+    self._write()
+
+  def _write(self) -> None:
+    _files.write(self._path, ''.join(self._lines).encode())
+
+
+def _line(cells) -> str:
+  stream = io.StringIO()
+  csv.writer(stream, lineterminator='\n').writerow(cells)
+  return stream.getvalue()
+
+
+def rows(directory: pathlib.Path) -> list[dict[str, str]]:
+  """Returns the rows of `metrics.csv`, column to text; [] without the file.
+
+  Raises:
+    ValueError: a row has no round, or other columns than the first.
+  """
+  return _read(directory)[1]
+
+
+def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
+  """Returns (rounds done, validation accuracy) wherever it was measured."""
+  return [
+    (int(row['round']) + 1, float(row['accuracy']))
+    for row in rows
+    if row.get('accuracy')
+  ]
+
+
+def lines(directory: pathlib.Path) -> dict[int, str]:
+  """Returns the rows of `metrics.csv` as they stand there: round to line.
+
+  Raises:
+    ValueError: as `rows`; or a round is there twice.
+  """
+  lines, rows = _read(directory)
+  found = {int(row['round']): line for row, line in zip(rows, lines[1:])}
+  if len(found) < len(rows):
+    raise _damaged(directory)
+  return found
+
+
+def digests(directory: pathlib.Path) -> dict[int, bytes]:
+  """Returns the digest of every row of `metrics.csv`: round to SHA-256.
+
+  Raises:
+    ValueError: as `lines`.
+  """
+  found = lines(directory)
+  if not found:
+    return {}
+  header = _read(directory)[0][0]
+  return {t: row_digest(header, line) for t, line in found.items()}
+
+
+def row_digest(header: str, line: str) -> bytes:
+  """Returns what the ledger keeps of a row of metrics; see `record_row`.
+
+  Args:
+    header: first line of the file.
+    line: of the row, with its end.
+  """
+  return hashlib.sha256((header + line).encode()).digest()
+
+
+def _read(
+  directory: pathlib.Path,
+) -> tuple[list[str], list[dict[str, str]]]:
+  """Returns the lines of the file and, of all but the first, the rows."""
+  path = directory / run_record.METRICS_FILE
+  if not path.exists():
+    return [], []
+  try:
+    lines = _files.read(path).decode().splitlines(keepends=True)
+    rows = list(csv.DictReader(lines, strict=True))
+    for row in rows:
+      int(row['round']), int(row.get('clients') or 0)
+      float(row.get('accuracy') or 0)
+      if None in row or None in row.values():
+        raise ValueError('a row of another length')
+    if len(rows) != max(len(lines) - 1, 0):
+      raise ValueError('a row of more than a line')
+  except (ValueError, TypeError, KeyError, csv.Error) as error:
+    raise _damaged(directory) from error
+  return lines, rows
+
+
+def _damaged(directory: pathlib.Path) -> ValueError:
+  return ValueError(
+    errors.invalid(
+      'metrics',
+      directory / run_record.METRICS_FILE,
+      'is damaged',
+      'restore the file, or remove it',
+    )
+  )

@@ -1,0 +1,320 @@
+"""The files of a run's folder by name, and what the first and the last say.
+
+run.json        what is going to be claimed, see `RunRecord`
+strategy.json   C
+ledger.sqlite   who took part in which round, as keyed hashes, and the digests
+                of what each round released and of its row of metrics
+metrics.csv     a row a round
+result.json     what the last model was measured to do, and the head of the
+                ledger's chain; written last
+private/        mode 0700, never publish it:
+  noise.key       the key of the noise
+  place.json      which host and file system the key was made on
+  ledger.key      the key of the hashes
+  checkpoints/    states, which may hold noise
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import re
+import unicodedata
+from typing import TYPE_CHECKING, Any, Optional
+
+import attrs
+
+from tff_bandmf import _files, errors
+
+if TYPE_CHECKING:
+  from tff_bandmf.noise import key as key_lib
+
+RUN_FORMAT = 'tff_bandmf.run'
+RUN_VERSION = 2
+
+RUN_FILE = 'run.json'
+STRATEGY_FILE = 'strategy.json'
+LEDGER_FILE = 'ledger.sqlite'
+METRICS_FILE = 'metrics.csv'
+RESULT_FILE = 'result.json'
+PRIVATE = 'private'
+NOISE_KEY = 'private/noise.key'
+# Where the key of a run is before the run is there.
+NEW_NOISE_KEY = 'private/noise.key.new'
+PLACE = 'private/place.json'
+CHECKPOINTS = 'private/checkpoints'
+
+RESULT_KEYS = ('test_accuracy', 'test_loss', 'parameters')
+LEDGER_HEAD = 'ledger_head'
+
+# What stands in `run.json` and follows from the rest and the key.
+IDENTITY_KEYS = ('run_id', 'noise_key_id')
+# Of a run that is over, these may be others: nothing of it is made again.
+_CODE_KEYS = ('versions', 'code_sha256')
+_PARTS = {
+  'claim': (
+    'noise_multiplier',
+    'z_stddev_per_clip',
+    'delta',
+    'l2_norm_clip',
+    'clients_per_round',
+  ),
+  'enforced': ('min_sep', 'max_participations', 'by'),
+}
+_IDENTITY = re.compile('[0-7][0-9a-f]{15}')
+_HEAD = re.compile('[0-9a-f]{64}')
+
+
+def _field(kind: type, default: Any = attrs.NOTHING) -> Any:
+  return attrs.field(default=default, metadata={'kind': kind})
+
+
+@attrs.frozen(kw_only=True)
+class RunRecord:
+  """What a run says of itself, in `run.json`, before its first round.
+
+  What is None the report calls 'not stated'.
+
+  Attributes:
+    claim: `PrivacySpec.to_dict()`, `delta`, `l2_norm_clip`,
+      `clients_per_round`.
+    unit_of_privacy: whose contributions become zero.
+    population: clients that may be drawn.
+    data: the corpus, in a few words.
+    released: what the guarantee is for.
+    not_covered: sentences.
+    side_releases: sentences.
+    config: the experiment; the report shows none.
+    setting: a sentence: who is trusted.
+    covered: a sentence: what data accesses the guarantee counts.
+    noise_key: a sentence: where the key came from.
+    noise_generator: 'chacha20'.
+    tuning: a sentence: what was tuned, and on which data.
+    model_selection: a sentence: how the released model was chosen.
+    pre_training: a sentence: what the initial weights come from.
+    enforced: `min_sep`, `max_participations`, `by`.
+    clipped_by: a sentence: who clips an update.
+    simulated: what a larger cohort, that the run's stands for, would have; the
+      report then claims nothing for a deployment.
+    versions: package to version.
+    code_sha256: digest of the code.
+    train_sha256: digest of the train data.
+    run_id: which run, 63 bits, as 16 hexadecimal digits; what the ledger is
+      bound to.
+    noise_key_id: which key, likewise.
+  """
+
+  claim: dict[str, Any] = _field(dict)
+  unit_of_privacy: str = _field(str)
+  population: int = _field(int)
+  data: str = _field(str)
+  released: str = _field(str)
+  not_covered: list[str] = _field(list)
+  side_releases: list[str] = _field(list)
+  config: dict[str, Any] = _field(dict, attrs.Factory(dict))
+  setting: Optional[str] = _field(str, None)
+  covered: Optional[str] = _field(str, None)
+  noise_key: Optional[str] = _field(str, None)
+  noise_generator: Optional[str] = _field(str, None)
+  tuning: Optional[str] = _field(str, None)
+  model_selection: Optional[str] = _field(str, None)
+  pre_training: Optional[str] = _field(str, None)
+  enforced: Optional[dict[str, Any]] = _field(dict, None)
+  clipped_by: Optional[str] = _field(str, None)
+  simulated: Optional[dict[str, Any]] = _field(dict, None)
+  versions: Optional[dict[str, str]] = _field(dict, None)
+  code_sha256: Optional[str] = _field(str, None)
+  train_sha256: Optional[str] = _field(str, None)
+  run_id: Optional[str] = _field(str, None)
+  noise_key_id: Optional[str] = _field(str, None)
+
+  def __attrs_post_init__(self):
+    wrong = [
+      field.name
+      for field in attrs.fields(RunRecord)
+      if not isinstance(
+        value := getattr(self, field.name), field.metadata['kind']
+      )
+      and not (value is None and field.default is None)
+      or not _is_printable(value)
+    ]
+    wrong += [
+      f'{part}.{name}'
+      for part, names in _PARTS.items()
+      for name in names
+      if part not in wrong and name not in (getattr(self, part) or names)
+    ]
+    wrong += [
+      name
+      for name in IDENTITY_KEYS
+      if name not in wrong
+      and not _IDENTITY.fullmatch(getattr(self, name) or '0' * 16)
+    ]
+    if wrong:
+      raise ValueError(f'lacks {", ".join(wrong)}, or holds another kind')
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns what stands in the file."""
+    said = attrs.asdict(self, recurse=False)
+    return {
+      'format': RUN_FORMAT,
+      'version': RUN_VERSION,
+      **{name: value for name, value in said.items() if value is not None},
+    }
+
+  def of_key(self, key: key_lib.Key) -> RunRecord:
+    """Returns the record with what names the run and its key; one-way."""
+    unnamed = attrs.evolve(self, run_id=None, noise_key_id=None)
+    content = json.dumps(unnamed.to_dict(), sort_keys=True).encode()
+    return attrs.evolve(
+      self,
+      # PRIVACY: whoever edits the file cannot make the one that belongs to it.
+      # Guard: folder_test.test_edited_copy_is_refused.
+      run_id=f'{key.identify(content):016x}',
+      noise_key_id=f'{key.identify(b""):016x}',
+    )
+
+  def bound(self) -> tuple[int, int]:
+    """Returns what the ledger is bound to: run and noise key."""
+    if self.run_id is None or self.noise_key_id is None:
+      raise ValueError(f'lacks {" or ".join(IDENTITY_KEYS)}')
+    return int(self.run_id, 16), int(self.noise_key_id, 16)
+
+  def write(self, directory: pathlib.Path) -> None:
+    """Writes `run.json`; see `of_key`."""
+    self.bound()
+    _files.write_json(directory / RUN_FILE, self.to_dict())
+
+  @classmethod
+  def read(cls, directory: pathlib.Path) -> RunRecord:
+    """Returns what `run.json` says.
+
+    Raises:
+      ValueError: there is none, or it is of another format or version.
+    """
+    path = directory / RUN_FILE
+    try:
+      found = _files.read_json(path)
+    except FileNotFoundError as error:
+      raise ValueError(
+        errors.invalid(
+          'run',
+          directory,
+          f'has no {RUN_FILE}',
+          'give the output directory of a training run',
+        )
+      ) from error
+    except ValueError as error:
+      raise ValueError(
+        errors.invalid('run', path, 'is damaged', 'train again')
+      ) from error
+    if not isinstance(found, dict) or (
+      found.pop('format', None),
+      found.pop('version', None),
+    ) != (RUN_FORMAT, RUN_VERSION):
+      raise ValueError(
+        errors.invalid(
+          'run',
+          path,
+          f'must be {RUN_FORMAT} version {RUN_VERSION}',
+          'end it with the release that began it, or train again',
+        )
+      )
+    try:
+      names = [field.name for field in attrs.fields(cls)]
+      record = cls(**{name: found.pop(name, None) for name in names})
+      record.bound()
+      if found:
+        raise ValueError(f'holds what is not known, {", ".join(found)}')
+      return record
+    except ValueError as error:
+      raise ValueError(
+        errors.invalid('run', path, str(error), 'restore the file')
+      ) from error
+
+  def check_same(self, wanted: RunRecord, ended: bool) -> None:
+    """Raises ValueError, naming what differs, unless this is the wanted run.
+
+    Args:
+      wanted: what the program that goes on says; it names no run and no key.
+      ended: whether the run has its result.
+    """
+    mine, wanted_here = (
+      _flat(json.loads(json.dumps(record.to_dict())))
+      for record in (self, wanted)
+    )
+    # The configuration first: the rest follows from it.
+    for name in sorted(
+      {*mine, *wanted_here} - {*IDENTITY_KEYS},
+      key=lambda name: (not name.startswith('config.'), name),
+    ):
+      if ended and name.split('.')[0] in _CODE_KEYS:
+        continue
+      if mine.get(name) != wanted_here.get(name):
+        raise ValueError(
+          errors.invalid(
+            name,
+            wanted_here.get(name),
+            'another configuration, corpus or version than the run started '
+            f'with, {mine.get(name)}',
+            'go back to that, or choose another directory',
+          )
+        )
+
+
+def read_result(directory: pathlib.Path) -> dict[str, float]:
+  """Returns what `result.json` measures; nothing for a run that goes on."""
+  return _read_result(directory)[0]
+
+
+def result_head(directory: pathlib.Path) -> Optional[str]:
+  """Returns the head of the ledger's chain when the run ended; None before."""
+  return _read_result(directory)[1]
+
+
+def _read_result(
+  directory: pathlib.Path,
+) -> tuple[dict[str, float], Optional[str]]:
+  path = directory / RESULT_FILE
+  if not path.exists():
+    return {}, None
+  try:
+    result = _files.read_json(path)
+    numbers = {key: float(result[key]) for key in RESULT_KEYS}
+    if not all(map(math.isfinite, numbers.values())):
+      raise ValueError('NaN or infinity')
+    if not _HEAD.fullmatch(result[LEDGER_HEAD]):
+      raise ValueError('no head')
+    return numbers, result[LEDGER_HEAD]
+  except (ValueError, TypeError, KeyError, OverflowError) as error:
+    raise ValueError(
+      errors.invalid(
+        'result', path, 'is damaged', 'remove it and resume the run'
+      )
+    ) from error
+
+
+def _is_printable(value: Any) -> bool:
+  """Returns whether no text in a JSON value has control characters.
+
+  They, and halves of characters, could make a report read as another one.
+  """
+  if isinstance(value, dict):
+    return all(map(_is_printable, (*value, *value.values())))
+  if isinstance(value, list):
+    return all(map(_is_printable, value))
+  return not isinstance(value, str) or not any(
+    unicodedata.category(character) in ('Cc', 'Cs') for character in value
+  )
+
+
+def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
+  """Returns dotted names to leaves."""
+  if not isinstance(tree, dict):
+    return {prefix: tree}
+  return {
+    name: leaf
+    for key, value in tree.items()
+    for name, leaf in _flat(value, f'{prefix}.{key}' if prefix else key).items()
+  }
