@@ -143,7 +143,7 @@ def test_edited_copy_is_refused(small, run_copy):
   other = _describe(
     config_lib.with_seed(config, config.training.seed + 1), corpus
   )
-  run['config'] = json.loads(json.dumps(other[0]['config']))
+  run['config'] = json.loads(json.dumps(other[0].config))
   path.write_text(json.dumps(run))
   for moved in (False, True):
     with pytest.raises(ValueError, match='run.json says, or that file was ed'):
