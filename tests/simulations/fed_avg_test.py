@@ -10,8 +10,8 @@ import tensorflow as tf
 import tensorflow_federated as tff
 from hypothesis import strategies as st
 
-from simulations import fed_avg, models
 from simulations import config as config_lib
+from simulations import fed_avg, models
 from tff_bandmf import aggregator, participation, query, strategies
 from tff_bandmf.program import checkpoints
 from tff_bandmf.program import runtime as runtime_lib
