@@ -18,6 +18,8 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 # Rounds whose weighted sums within a block are taken together.
 _TOGETHER = 16
+# Columns of a window that are float64 numbers at once: they stay in cache.
+_PIECE = 512
 # PRIVACY: past it y would wrap, and C y would no longer be z. Guard:
 # stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
@@ -57,14 +59,18 @@ class Block(abc.ABC):
 
   @abc.abstractmethod
   def advance(
-    self, z: np.ndarray, memory: np.ndarray, work: Workspace
-  ) -> np.ndarray:
-    """Returns y, [m, count] float64, and changes the memory in place.
+    self, z: np.ndarray, memory: np.ndarray, made: np.ndarray, work: Workspace
+  ) -> None:
+    """Makes y and changes the memory.
 
     Args:
       z: [m, count], times noise_scale; overwritten.
       memory: [memory rows, count].
+      made: [m, count] int32, y is written here; may be part of the memory.
       work: arrays to work in.
+
+    Raises:
+      OverflowError: noise left the range of 32 bits.
     """
 
 
@@ -119,15 +125,14 @@ class WindowBlock(Block):
     )
 
   def advance(
-    self, z: np.ndarray, memory: np.ndarray, work: Workspace
-  ) -> np.ndarray:
+    self, z: np.ndarray, memory: np.ndarray, made: np.ndarray, work: Workspace
+  ) -> None:
     y, ring = z, memory
     if not len(ring):
-      return np.rint(z, out=y)
-    past = work.array('past', ring.shape)
-    np.copyto(past, ring)
-    mean = np.matmul(self.far, past, out=work.array('mean', z.shape))
-    fed = work.array('fed', z.shape)
+      made[:] = checked(np.rint(z, out=y))
+      return
+    mean = self._mean_of_past(ring, work)
+    fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):
       stop = min(start + _TOGETHER, self.rounds)
       if start:
@@ -135,18 +140,26 @@ class WindowBlock(Block):
       for r in range(start, stop):
         if r > start:
           mean[r] += self.near[r, start:r] @ fed[start:r]
-        y[r] += mean[r]
-        np.rint(y[r], out=y[r])
         # PRIVACY: the y that is added is what feeds back. Guard:
         # stream_test.test_noise_is_that_of_the_recursion.
-        if self.feeds_y:
-          fed[r] = y[r]
-        else:
+        y[r] += mean[r]
+        np.rint(y[r], out=y[r])
+        if not self.feeds_y:
           np.subtract(y[r], mean[r], out=fed[r])
           fed[r] /= self.scale[r]
-    checked(y)
-    ring[self.row : self.row + self.rounds] = fed
-    return y
+      made[start:stop] = checked(y[start:stop])
+    if not self.feeds_y:
+      ring[self.row : self.row + self.rounds] = fed
+
+  def _mean_of_past(self, ring: np.ndarray, work: Workspace) -> np.ndarray:
+    """Returns far S, [m, count]."""
+    mean = work.array('mean', (self.rounds, ring.shape[1]))
+    for start in range(0, ring.shape[1], _PIECE):
+      piece = ring[:, start : start + _PIECE]
+      past = work.array('past', piece.shape)
+      np.copyto(past, piece)
+      np.matmul(self.far, past, out=mean[:, start : start + _PIECE])
+    return mean
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,11 +191,9 @@ class BufferBlock(Block):
     return list(map(_Step.of, self.steps))
 
   def advance(
-    self, z: np.ndarray, memory: np.ndarray, work: Workspace
-  ) -> np.ndarray:
+    self, z: np.ndarray, memory: np.ndarray, made: np.ndarray, work: Workspace
+  ) -> None:
     y = z
-    if not len(memory):
-      return np.rint(z, out=y)
     for r, step in enumerate(self._split_steps):
       y[r] += step.readout @ memory
       np.rint(y[r], out=y[r])
@@ -193,7 +204,7 @@ class BufferBlock(Block):
         memory[buffer] += step.gain[buffer] * y[r]
       if len(step.mixed):
         memory[step.mixed] += mixed
-    return y
+    made[:] = checked(y)
 
 
 class _Step(NamedTuple):
@@ -279,10 +290,10 @@ class Place(contextlib.AbstractContextManager):
     """Returns noise_scale * Z of a block and chunk, [m, count] float64."""
     layout = self._layout
     z = work.array('z', (block.rounds, layout.count(i)))
-    self._generator.fill(
-      z, block.first, layout.coordinates.start + layout.starts[i]
-    )
-    z *= block.noise_scale[:, np.newaxis]
+    start = layout.coordinates.start + layout.starts[i]
+    for r, scale in enumerate(block.noise_scale):
+      self._generator.fill(z[r : r + 1], block.first + r, start)
+      z[r] *= scale
     return z
 
   @abc.abstractmethod
@@ -340,16 +351,12 @@ class Host(Place):
   def advance(self, block: Block) -> Iterator[None]:
     first = block.row if self._in_ring else 0
     self._made = slice(first, first + block.rounds)
-    work = self._work
-    for i in range(len(self._layout.starts)):
-      memory = self._memory[i]
-      z = self._draw(i, block, work)
-      with self._threads.limit(limits=1, user_api='blas'):
-        y = block.advance(z, memory, work)
-      self._out[i][self._made] = checked(y)
-      # Mapped no longer than it is used.
-      del memory
-      yield
+    with self._threads.limit(limits=1, user_api='blas'):
+      for i in range(len(self._layout.starts)):
+        z = self._draw(i, block, self._work)
+        # Mapped no longer than they are used.
+        block.advance(z, self._memory[i], self._rows(i), self._work)
+        yield
 
   def _rows(self, i: int) -> np.ndarray:
     return self._out[i][self._made]

@@ -19,8 +19,8 @@ _GRID = 1 << 16
 _CHUNK = 1 << 13
 # Measured with `benchmarks.bench producer`: blocks of fewer rounds read a long
 # window too often, and those of more leave the cache.
-_BLOCK_ROUNDS = range(32, 65)
-_SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 8
+_BLOCK_ROUNDS = range(32, 129)
+_SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
 
 # Where a stream works that no device is given to.
 HOST = 'host'
