@@ -24,7 +24,7 @@ def test_cells_are_as_wide_as_claims_say(z, scale):
   width = scale / found.z_steps  # h C[t, t] / s
   assert width >= arithmetic.CELL_WIDTH
   # And no wider than they need to be.
-  assert found.clip_bits == 30 or width < 2 * arithmetic.CELL_WIDTH
+  assert found.clip_bits == 26 or width < 2 * arithmetic.CELL_WIDTH
 
 
 @pytest.mark.parametrize('cohort', [1, 100, 10**4, 10**6])

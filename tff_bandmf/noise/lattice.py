@@ -33,7 +33,8 @@ from tff_bandmf.strategies import recursion as recursion_lib
 # PRIVACY: a narrower cell has a larger slack than claims are made with. Guard:
 # lattice_test.test_cells_are_as_wide_as_claims_say.
 _CELL_WIDTH = arithmetic.CELL_WIDTH
-_MOST_CLIP_BITS = 30
+# Squares of so many steps are exact in float64.
+MOST_CLIP_BITS = 26
 _RANGE = 2**31 - 1
 
 
@@ -42,7 +43,7 @@ class Lattice:
   """A lattice for one run; make it with `of`.
 
   Attributes:
-    clip_bits: k, in [0, 30].
+    clip_bits: k, in [0, 26].
     largest_cohort: B, at least 1.
     z_steps: standard deviation of z in steps; 0 for a run without noise.
   """
@@ -84,9 +85,7 @@ class Lattice:
     sums = largest_cohort * (2 if secure_sum else 1)
     # |row D|_1 <= sqrt(n) |row|_2 max C[t, t].
     constant = 1 + math.sqrt(recursion.rounds) * norm / (2 * min_scale)
-    most = min(
-      _MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations))
-    )
+    most = min(MOST_CLIP_BITS, _bits((_RANGE - constant) / (sums + deviations)))
     if z_stddev_per_clip:
       most = min(
         most, _bits(1 / (_CELL_WIDTH * recursion.max_scale * z_stddev_per_clip))

@@ -35,8 +35,9 @@ def check(
   Raises:
     tf.errors.InvalidArgumentError: when run; the deviation is another one.
   """
-  low, high = interval(y.shape.num_elements(), rounds)
-  rms = tf.sqrt(tf.reduce_mean(tf.square(tf.cast(y, tf.float64))))
+  d = y.shape.num_elements()
+  low, high = interval(d, rounds)
+  rms = tf.sqrt(2.0 * tf.nn.l2_loss(tf.cast(y, tf.float64)) / d)
   sigma = z_steps * row_norm
   rounding = row_norm + 0.5
   # PRIVACY: noise of another deviation has another epsilon; what was measured

@@ -14,12 +14,10 @@ import tensorflow as tf
 import tree
 
 from tff_bandmf import _checks, errors
+from tff_bandmf.noise import lattice
 
 # Squares of what is clipped to less would leave float64.
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
-# Sums of squares below it, computed in float64, are below 2^63 in truth: their
-# relative error is at most d 2^-53.
-_INT64_SQUARES = 2.0**62
 
 
 def record_dimension(record_specs: Any) -> int:
@@ -76,7 +74,7 @@ class Clipping:
     r_g = clip_g - d_g h^2 / (24 clip_g) - 2 h,   h = l2_norm / 2^clip_bits
 
   in int32 multiples of the step h. The sum of their squares over a group is at
-  most (clip_g / h)^2, tested in int64 arithmetic, so the L2 norm of a record is
+  most (clip_g / h)^2, tested in exact arithmetic, so the L2 norm of a record is
   at most (sum_g clip_g^2)^(1/2) = 2^clip_bits steps exactly. Rounding makes a
   record longer, by about d_g h^2 / (24 clip_g); r_g leaves room for that, and
   where it is not enough the record is cut towards zero instead. Near the
@@ -105,6 +103,17 @@ class Clipping:
   zeroing_norm_order: float = math.inf
 
   def __post_init__(self):
+    # PRIVACY: above it sums of squares are rounded. Guard:
+    # query_test.test_norm_is_compared_exactly.
+    if self.clip_bits > lattice.MOST_CLIP_BITS:
+      raise ValueError(
+        errors.invalid(
+          'clip_bits',
+          self.clip_bits,
+          f'must be at most {lattice.MOST_CLIP_BITS}',
+          'give those of a noise.Lattice',
+        )
+      )
     for clip, dimension, bound in zip(
       self.clips, self.dimensions, self._squared_bounds
     ):
@@ -254,22 +263,20 @@ class Clipping:
   def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
     """Returns whether whole numbers in float64 have at most the norm of groups.
 
-    PRIVACY: squares are of integers, and their sums are exact: no rounding
-    takes part in the decision. Guard:
-    query_test.test_norm_that_int64_cannot_hold_is_too_large.
+    PRIVACY: a sum of squares, all 0 or more, that is computed as 2^53 or less
+    is exact: no partial sum exceeds it, and all are integers. Guard:
+    query_test.test_norm_is_compared_exactly.
     """
-
-    def sums(squares):
-      return tf.math.unsorted_segment_sum(
-        tf.stack([tf.reduce_sum(each) for each in squares]),
-        self.groups,
-        len(self.clips),
-      )
-
-    below = sums([tf.square(leaf) for leaf in leaves]) < _INT64_SQUARES
-    exact = sums([tf.square(tf.cast(leaf, tf.int64)) for leaf in leaves])
     return tf.reduce_all(
-      below & (exact <= tf.constant(self._squared_bounds, tf.int64))
+      self._squares(leaves) <= tf.constant(self._squared_bounds, tf.float64)
+    )
+
+  def _squares(self, leaves: list[tf.Tensor]) -> tf.Tensor:
+    """Returns |x_g|^2 of every group."""
+    # One pass, without an array of the squares; halves are exact.
+    halves = [tf.nn.l2_loss(leaf) for leaf in leaves]
+    return 2.0 * tf.math.unsorted_segment_sum(
+      tf.stack(halves), self.groups, len(self.clips)
     )
 
   def describe(self, record: Any) -> collections.OrderedDict[str, tf.Tensor]:
@@ -294,10 +301,8 @@ class Clipping:
     A record is also not finite if the sum of its squares overflows float64.
     """
     leaves = [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(record)]
-    squares = tf.stack([tf.reduce_sum(tf.square(leaf)) for leaf in leaves])
-    norms = tf.sqrt(
-      tf.math.unsorted_segment_sum(squares, self.groups, len(self.clips))
-    )
+    squares = self._squares(leaves)
+    norms = tf.sqrt(squares)
     finite = tf.reduce_all(tf.math.is_finite(norms))
     above = tf.constant(False)
     if self.zeroing_norm is not None:

@@ -218,11 +218,13 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       lambda: self._release(total, t, global_state.noise),
       lambda: (tf.zeros_like(total), QueryState(t, global_state.noise)),
     )
-    mean = tf.cast(released, tf.float64) * self._unit
     parts = [
-      tf.cast(tf.reshape(part, spec.shape), spec.dtype)
+      tf.cast(
+        self._unit * tf.cast(tf.reshape(part, spec.shape), tf.float64),
+        spec.dtype,
+      )
       for part, spec in zip(
-        tf.split(mean, self._sizes), tf.nest.flatten(self._record_specs)
+        tf.split(released, self._sizes), tf.nest.flatten(self._record_specs)
       )
     ]
     result = tf.nest.pack_sequence_as(self._record_specs, parts)

@@ -65,7 +65,7 @@ class Stream:
         It has no effect where devices remember.
       coordinates: those of y that are made, one of `shard`; None makes all.
       devices: names of TensorFlow's logical devices, all of one type, that
-        the chunks are dealt to and that remember their past rounds, up to 63
+        the chunks are dealt to and that remember their past rounds, up to 127
         rounds more than the recursion. Without any the host works.
 
     Raises:
