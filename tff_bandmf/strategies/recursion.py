@@ -47,7 +47,7 @@ _MANTISSA_BITS, _Y_BITS = 52, 31
 MOST_DEVIATIONS = 14.0
 UNIT = 2.0**-53
 # Most rounds that are added up at once; see `noise.stream`.
-_BLOCK = 128
+_BLOCK = 64
 # Rows of weights looked at together.
 _ROWS = 4096
 

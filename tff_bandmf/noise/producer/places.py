@@ -132,6 +132,8 @@ class WindowBlock(Block):
       made[:] = checked(np.rint(z, out=y))
       return
     mean = self._mean_of_past(ring, work)
+    # PRIVACY: the y that is added is what feeds back. Guard:
+    # stream_test.test_noise_is_that_of_the_recursion.
     fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):
       stop = min(start + _TOGETHER, self.rounds)
@@ -140,8 +142,6 @@ class WindowBlock(Block):
       for r in range(start, stop):
         if r > start:
           mean[r] += self.near[r, start:r] @ fed[start:r]
-        # PRIVACY: the y that is added is what feeds back. Guard:
-        # stream_test.test_noise_is_that_of_the_recursion.
         y[r] += mean[r]
         np.rint(y[r], out=y[r])
         if not self.feeds_y:

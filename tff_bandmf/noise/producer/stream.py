@@ -19,7 +19,7 @@ _GRID = 1 << 16
 _CHUNK = 1 << 13
 # Measured with `benchmarks.bench producer`: blocks of fewer rounds read a long
 # window too often, and those of more leave the cache.
-_BLOCK_ROUNDS = range(32, 129)
+_BLOCK_ROUNDS = range(32, 65)
 _SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
 
 # Where a stream works that no device is given to.
@@ -65,7 +65,7 @@ class Stream:
         It has no effect where devices remember.
       coordinates: those of y that are made, one of `shard`; None makes all.
       devices: names of TensorFlow's logical devices, all of one type, that
-        the chunks are dealt to and that remember their past rounds, up to 127
+        the chunks are dealt to and that remember their past rounds, up to 63
         rounds more than the recursion. Without any the host works.
 
     Raises:
