@@ -54,66 +54,74 @@ def optimisations() -> list[dict[str, Any]]:
   Each runs twice in this process, so that `cpu_seconds` is without what is
   compiled once a process; every optimisation still compiles its own loss.
   """
-  from tff_bandmf import optimize, participation
+  from tff_bandmf import participation
 
   single = participation.Single()
   six, five = participation.MinSep(342, 6), participation.MinSep(400, 5)
-  request = optimize.Request
   return [
-    _twice(each)
+    _twice(*each)
     for each in (
-      request('banded', 1024, single, bands=32),
-      request('banded', 1024, single, bands=32, objective='max'),
+      _case('banded', 1024, single, bands=32),
+      _case('banded', 1024, single, bands=32, objective='max'),
       *(
-        request(
-          'banded-toeplitz', rounds, single, bands=64, objective=objective
-        )
+        _case('banded-toeplitz', rounds, single, bands=64, objective=objective)
         for rounds in (10**3, 10**5, 10**7, 10**9)
         for objective in ('mean', 'max')
       ),
-      request('banded-toeplitz', 10**6, single, bands=16),
-      request('blt', 2052, six, buffers=4),
-      request('blt', 2052, six, buffers=4, objective='max'),
-      request('blt', 2000, five, buffers=4, objective='max'),
+      _case('banded-toeplitz', 10**6, single, bands=16),
+      _case('blt', 2052, six, buffers=4),
+      _case('blt', 2052, six, buffers=4, objective='max'),
+      _case('blt', 2000, five, buffers=4, objective='max'),
       *(
-        request('banded-inverse', 2052, six, bands=bands)
-        for bands in (4, 16, 64)
+        _case('banded-inverse', 2052, six, bands=bands) for bands in (4, 16, 64)
       ),
-      request('lti', 10**5, six),
-      request('dp-cgd', 10**5, six),
+      _case('lti', 10**5, six),
+      _case('dp-cgd', 10**5, six),
     )
   ]
 
 
 def large_optimisations() -> list[dict[str, Any]]:
   """Returns the same of optimisations that take minutes, run once."""
-  from tff_bandmf import optimize, participation
+  from tff_bandmf import participation
 
   return [
-    _once(each)
+    _once(*each)
     for each in (
-      optimize.Request('banded', 2052, participation.MinSep(342), bands=342),
-      optimize.Request('banded', 10**6, participation.Single(), bands=16),
+      _case('banded', 2052, participation.MinSep(342), bands=342),
+      _case('banded', 10**6, participation.Single(), bands=16),
     )
   ]
 
 
-def _twice(request: Any) -> dict[str, Any]:
-  first = _once(request)
-  return {**_once(request), 'first_cpu_seconds': first['cpu_seconds']}
+def _case(
+  family: str,
+  rounds: int,
+  schema: Any,
+  **options: Any,
+) -> tuple[str, int, Any, dict[str, Any]]:
+  """Returns the arguments of `_once`."""
+  return family, rounds, schema, options
 
 
-def _once(request: Any) -> dict[str, Any]:
+def _twice(*case: Any) -> dict[str, Any]:
+  first = _once(*case)
+  return {**_once(*case), 'first_cpu_seconds': first['cpu_seconds']}
+
+
+def _once(
+  family: str, rounds: int, schema: Any, options: dict[str, Any]
+) -> dict[str, Any]:
   from tff_bandmf import optimize
 
   began = time.process_time()
-  found = optimize.optimize(request)
+  found = optimize.optimize(family, rounds, schema, **options)
   return {
-    'family': request.family,
-    'rounds': request.rounds,
-    'bands': request.bands,
-    'buffers': request.buffers,
-    'objective': request.objective,
+    'family': family,
+    'rounds': rounds,
+    'bands': options.get('bands'),
+    'buffers': options.get('buffers'),
+    'objective': options.get('objective', optimize.MEAN),
     'cpu_seconds': time.process_time() - began,
     'loss': found.loss,
     'evaluations': found.evaluations,

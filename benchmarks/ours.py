@@ -26,8 +26,11 @@ def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   from tff_bandmf import optimize
 
   watch = clock.Clock()
-  found = optimize.optimize_banded(
-    task['rounds'], task['bands'], participation.MinSep(task['bands'])
+  found = optimize.optimize(
+    strategies.Banded.family,
+    task['rounds'],
+    participation.MinSep(task['bands']),
+    bands=task['bands'],
   )
   measured = watch.read()
   np.save(folder / 'found.npy', found.strategy.matrix())

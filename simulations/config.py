@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from simulations import tables
-from tff_bandmf import errors, strategies
+from tff_bandmf import errors, strategies, workloads
 
 _LIST_KEYS = 'python -m simulations.run_stackoverflow --list-keys'
 # Noise of a run that claims nothing; next to the strategy families.
@@ -20,6 +20,8 @@ NO_NOISE = 'none'
 FAMILIES = (NO_NOISE, *strategies.FAMILIES)
 DOCSTRINGS = 'docstrings'
 STACKOVERFLOW = 'stackoverflow'
+PREFIX = 'prefix'
+MOMENTUM = 'momentum'
 SGD = 'sgd'
 ADAM = 'adam'
 SERVER_OPTIMIZERS = (SGD, ADAM, 'yogi')
@@ -126,10 +128,9 @@ class Training:
     server_beta_2: in [0, 1), of an adaptive optimiser.
     server_epsilon: of an adaptive optimiser, what it adds to a divisor.
     server_warmup_rounds: first rounds, in which the server's learning rate
-      rises linearly.
+      rises linearly from 5 %.
     server_cooldown_rounds: last rounds, in which the server's learning rate
-      falls linearly.
-    server_cooldown_end: towards this fraction of it.
+      falls linearly back to 5 %.
     client_groups: clients of a round are dealt to this many groups; those of a
       group train one after the other, in one call of TFF. Memory and
       parallelism grow with it; a few times the cores is a good number.
@@ -150,11 +151,19 @@ class Training:
   server_epsilon: float = 1e-3
   server_warmup_rounds: int = 0
   server_cooldown_rounds: int = 0
-  server_cooldown_end: float = 0.0
   client_groups: int = 8
   evaluate_every: int = 10
   evaluation_sentences: int = 10_000
   seed: int = 0
+
+  @property
+  def server_schedule(self) -> workloads.Workload:
+    """What the model after each round is of the updates, for plain SGD."""
+    warmup = min(1.0, self.server_warmup_rounds / self.rounds)
+    cooldown = self.server_cooldown_rounds / self.rounds
+    return workloads.Workload(
+      self.server_momentum, warmup, min(1.0 - warmup, cooldown)
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,10 +172,11 @@ class Privacy:
 
   Attributes:
     family: strategy family, or 'none' for no noise and no claim.
-    bands: of a banded family; what it and the other parameters of a family
-      are when they are not given, `tff_bandmf.optimize.families` says.
-    buffers: of a BLT.
-    b0: of robust Toeplitz.
+    parameters: of the family; in a file each is a key of [privacy] itself, and
+      is optimised or swept where it is not given.
+    workload: what the errors are of: 'prefix' for sums of the updates, or
+      'momentum' for the models of the server's SGD, with its momentum and its
+      learning rates.
     objective: 'mean' or 'max' error.
     min_sep: b, r2 - r1 of two rounds of one client, enforced.
     max_participations: k, enforced; None leaves it to min_sep.
@@ -192,9 +202,8 @@ class Privacy:
   simulated_clients_per_round: Optional[int] = None
   max_memory_bytes: Optional[int] = None
   max_participations: Optional[int] = None
-  bands: Optional[int] = None
-  buffers: Optional[int] = None
-  b0: Optional[int] = None
+  parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
+  workload: str = PREFIX
   objective: str = 'mean'
 
 
@@ -220,7 +229,7 @@ class Config:
           f'{group}.{field.name}', getattr(getattr(self, group), field.name)
         )
     training, privacy = self.training, self.privacy
-    for name in ('server_momentum', 'server_beta_2', 'server_cooldown_end'):
+    for name in ('server_momentum', 'server_beta_2'):
       value = getattr(training, name)
       if value >= 1:
         raise ValueError(
@@ -254,15 +263,37 @@ class Config:
           'use less than 1 / population',
         )
       )
-    if (privacy.bands or 0) > training.rounds:
+    _check_one_of('privacy.workload', privacy.workload, (PREFIX, MOMENTUM))
+    if privacy.workload == MOMENTUM and training.server_optimizer != SGD:
+      raise ValueError(
+        errors.invalid(
+          'privacy.workload',
+          MOMENTUM,
+          'is that of SGD, not of training.server_optimizer='
+          f'{training.server_optimizer}',
+          f'use {PREFIX}',
+        )
+      )
+    self._check_parameters()
+    if privacy.parameters.get('bands', 0) > training.rounds:
       raise ValueError(
         errors.invalid(
           'privacy.bands',
-          privacy.bands,
+          privacy.parameters['bands'],
           f'must not exceed training.rounds={training.rounds}',
           'use fewer bands',
         )
       )
+
+  def _check_parameters(self) -> None:
+    """Raises ValueError unless the family takes the parameters."""
+    given = self.privacy.parameters
+    if self.privacy.family == NO_NOISE:
+      return
+    try:
+      strategies.families.get(self.privacy.family).checked(given)
+    except (TypeError, ValueError) as error:
+      raise ValueError(f'privacy.{error}') from None
 
 
 # The tables of an experiment that have keys of their own.
@@ -280,7 +311,6 @@ _MAY_BE_ZERO = (
   'training.server_beta_2',
   'training.server_warmup_rounds',
   'training.server_cooldown_rounds',
-  'training.server_cooldown_end',
 )
 
 
@@ -319,14 +349,25 @@ def _check_positive(name: str, value: Any) -> None:
 def changed(config: Config, changes: dict[str, Any]) -> Config:
   """Returns the experiment with some 'group.key' values replaced.
 
+  Another family has none of the parameters that only the old one takes.
+
   Raises:
     ValueError: an unknown key or a value out of range.
   """
-  tree = copy.deepcopy(dataclasses.asdict(config))
+  tree = to_tree(config)
   tree['compare'] = {}
+  family = _family(changes.get('privacy.family', config.privacy.family))
+  for name in config.privacy.parameters:
+    if family is None or not family.takes(name):
+      del tree['privacy'][name]
   for key, value in changes.items():
     tables.assign(tree, key, value)
   return from_tree(tree)
+
+
+def _family(name: Any) -> Optional[strategies.Family]:
+  """Returns the family of that name; None for no noise."""
+  return None if name == NO_NOISE else strategies.families.get(name)
 
 
 def with_seed(config: Config, seed: int) -> Config:
@@ -336,22 +377,33 @@ def with_seed(config: Config, seed: int) -> Config:
   )
 
 
+def to_tree(config: Config) -> dict[str, Any]:
+  """Returns the tables of a file with this experiment."""
+  tree = copy.deepcopy(dataclasses.asdict(config))
+  tree['privacy'].update(tree['privacy'].pop('parameters'))
+  return tree
+
+
 def from_tree(tree: dict[str, Any]) -> Config:
   """Returns the checked experiment of a parsed file.
 
   Raises:
     ValueError: an unknown or missing key, or a value out of range.
   """
-  offers = {
-    field.name: f'{group}.{field.name}'
-    for group, kind in GROUPS.items()
-    for field in dataclasses.fields(kind)
-  }
+  offers = {key: f'{group}.{key}' for group in GROUPS for key in _keys(group)}
   offers.update({group: group for group in GROUPS})
-  tables.check_keys('', tree, Config, _LIST_KEYS, offers)
-  for group, kind in GROUPS.items():
+  tables.check_keys('', tree, tables.names(Config), _LIST_KEYS, offers)
+  for group in GROUPS:
     if isinstance(tree.get(group), dict):
-      tables.check_keys(group, tree[group], kind, _LIST_KEYS, offers)
+      tables.check_keys(group, tree[group], _keys(group), _LIST_KEYS, offers)
+  if isinstance(tree.get('privacy'), dict):
+    privacy = dict(tree['privacy'])
+    privacy['parameters'] = {
+      name: privacy.pop(name)
+      for name in strategies.PARAMETERS
+      if name in privacy
+    }
+    tree = {**tree, 'privacy': privacy}
   config = tables.parse(Config, tree, 'config')
   for name, changes in config.compare.items():
     check_plain_name('compare', name)
@@ -369,6 +421,15 @@ def from_tree(tree: dict[str, Any]) -> Config:
   return config
 
 
+def _keys(group: str) -> list[str]:
+  """Returns the keys of a table; those of the parameters come last."""
+  keys = tables.names(GROUPS[group])
+  if group == 'privacy':
+    keys.remove('parameters')
+    keys += strategies.PARAMETERS
+  return keys
+
+
 def list_keys() -> str:
   """Returns a line a key: its name, what it is if not given, what it says."""
   lines = []
@@ -379,6 +440,12 @@ def list_keys() -> str:
       )
     )
     for field in dataclasses.fields(kind):
+      if field.name == 'parameters':
+        lines += [
+          f'privacy.{each.name} (may be left out): {each.about}'
+          for each in strategies.PARAMETERS.values()
+        ]
+        continue
       default = (
         'to be given'
         if field.default is dataclasses.MISSING

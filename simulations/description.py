@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import pathlib
 from typing import Any
@@ -30,7 +29,7 @@ def describe(
     simulated: spec of the cohort that the run stands for, if it does.
   """
   privacy = config.privacy
-  tree = dataclasses.asdict(config)
+  tree = config_lib.to_tree(config)
   del tree['compare']
   described = program.RunRecord(
     config=tree,

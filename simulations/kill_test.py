@@ -34,6 +34,7 @@ import click
 
 from simulations import config as config_lib
 from simulations import run_stackoverflow
+from tff_bandmf import strategies
 
 _PACKAGE = 'absl-py'
 
@@ -57,7 +58,7 @@ def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
         'server_cooldown_rounds': rounds // 2,
       },
       'privacy': {
-        'family': 'banded-toeplitz',
+        'family': strategies.BandedToeplitz.family,
         'min_sep': 4,
         'max_participations': 2,
         'epsilon': 8.0,

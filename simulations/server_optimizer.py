@@ -11,29 +11,13 @@ from simulations import config as config_lib
 def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
   """Returns the server's learning rate in round t, scalar float32.
 
-    rate * min(1, (t + 1) / warmup)
-         * (end + (1 - end) * min(1, (n - t) / cooldown))
-
-  A warm-up of 15% and a cool-down of 25% of the rounds to 0.05 is what the
-  experiments of the field use; the defaults are neither.
-
   Args:
-    training: `server_learning_rate` with `server_warmup_rounds`,
-      `server_cooldown_rounds` and `server_cooldown_end`.
+    training: gives the schedule, `workloads.Workload.learning_rates`.
     t: scalar integer.
   """
-
-  def ramp(rounds, length):
-    if not length:
-      return 1.0
-    return tf.minimum(1.0, tf.cast(rounds, tf.float32) / length)
-
-  end = training.server_cooldown_end
-  warm = ramp(t + 1, training.server_warmup_rounds)
-  cool = ramp(training.rounds - t, training.server_cooldown_rounds)
-  return tf.convert_to_tensor(
-    training.server_learning_rate * warm * (end + (1 - end) * cool), tf.float32
-  )
+  rates = training.server_schedule.learning_rates(training.rounds)
+  table = tf.constant(training.server_learning_rate * rates, tf.float32)
+  return tf.gather(table, tf.minimum(t, training.rounds - 1))
 
 
 def build(training: config_lib.Training) -> tff.learning.optimizers.Optimizer:

@@ -8,7 +8,7 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, TypeVar
 
 import dacite
@@ -83,25 +83,28 @@ def _to_float(value: Any) -> Any:
 def check_keys(
   name: str,
   table: Mapping[str, Any],
-  kind: Any,
+  known: Sequence[str],
   listing: str,
   offers: Optional[Mapping[str, str]] = None,
 ) -> None:
-  """Raises ValueError for a key of a table that its dataclass has not.
+  """Raises ValueError for a key of a table that is not known.
 
   Args:
     name: of the table; '' for the whole file.
     table: of a TOML file.
-    kind: the dataclass.
+    known: keys.
     listing: what lists the keys.
-    offers: as `unknown` takes them; the fields by default.
+    offers: as `unknown` takes them; the keys by default.
   """
-  known = {field.name: field.name for field in dataclasses.fields(kind)}
+  offers = offers or {key: key for key in known}
   for key in table:
     if key not in known:
-      raise unknown(
-        'key', key, offers or known, listing, f'{name}.' if name else ''
-      )
+      raise unknown('key', key, offers, listing, f'{name}.' if name else '')
+
+
+def names(kind: Any) -> list[str]:
+  """Returns the fields of a dataclass."""
+  return [field.name for field in dataclasses.fields(kind)]
 
 
 def unknown(

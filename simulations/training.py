@@ -39,6 +39,7 @@ from tff_bandmf import (
   program,
   report,
   strategies,
+  workloads,
 )
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.noise import placements
@@ -121,27 +122,20 @@ def make_sampler(
   return sampler
 
 
-def strategy_request(config: config_lib.Config) -> optimize.Request:
+def strategy_request(config: config_lib.Config) -> dict[str, Any]:
   """Returns all that the strategy of an experiment is a function of."""
-  privacy = config.privacy
-  family = (
-    strategies.Identity.family
-    if privacy.family == config_lib.NO_NOISE
-    else privacy.family
-  )
-  takes = optimize.parameters_of(family)
-  return optimize.Request(
-    family,
-    config.training.rounds,
-    planned_participation(privacy),
-    objective=privacy.objective,
-    # What a run is compared with may take fewer than the main run.
-    **{
-      name: value
-      for name, value in dataclasses.asdict(privacy).items()
-      if name in takes
-    },
-  )
+  privacy, training = config.privacy, config.training
+  without = privacy.family == config_lib.NO_NOISE
+  return {
+    'family': strategies.Identity.family if without else privacy.family,
+    'rounds': training.rounds,
+    'participation': planned_participation(privacy),
+    'workload': training.server_schedule
+    if privacy.workload == config_lib.MOMENTUM
+    else workloads.PREFIX,
+    'objective': privacy.objective,
+    **({} if without else privacy.parameters),
+  }
 
 
 def find_strategy(config: config_lib.Config) -> strategies.Strategy:
@@ -150,7 +144,7 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   Raises:
     ValueError: a parameter does not fit, or the optimiser did not converge.
   """
-  found = optimize.optimize(strategy_request(config))
+  found = optimize.optimize(**strategy_request(config))
   if not found.converged:
     raise ValueError(
       errors.invalid(

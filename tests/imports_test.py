@@ -5,8 +5,6 @@ import pathlib
 
 import pytest
 
-from tff_bandmf import optimize
-
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # Each imports only from those before it.
@@ -168,16 +166,6 @@ def test_tensorflow_is_not_imported_with_the_module(package):
         for file in (stem / '__init__.py', stem.with_suffix('.py')):
           if file in _FILES:
             todo.append(file)
-
-
-def test_type_checkers_see_what_is_imported_when_used():
-  path = _ROOT / 'tff_bandmf/optimize/__init__.py'
-  (seen,) = filter(_is_for_type_checkers, ast.parse(path.read_text()).body)
-  assert {
-    alias.name: node.module.split('.')[-1]
-    for node in seen.body
-    for alias in node.names
-  } == optimize._MODULES
 
 
 def test_checks_see_what_they_forbid(tmp_path):

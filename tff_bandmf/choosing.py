@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Callable, Optional
+from collections.abc import Iterable, Sequence
+from typing import Any, Optional
 
 from tff_bandmf import (
   accounting,
@@ -22,15 +22,6 @@ from tff_bandmf import (
 )
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-
-# Their columns are few bands long, as cyclic Poisson sampling needs.
-_BANDED_FAMILIES = (
-  'banded',
-  'banded-toeplitz',
-  'banded-sqrt',
-  'banded-fractional',
-  'inverse-plus-constant',
-)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -80,8 +71,7 @@ def choose(
   noise_copies: Optional[int] = None,
   objective: str = optimize.MEAN,
   workload: workloads.Workload = workloads.PREFIX,
-  families: Optional[Sequence[str]] = None,
-  progress: Optional[Callable[[str], None]] = None,
+  families: Optional[Iterable[str]] = None,
 ) -> Ranking:
   """Returns the families that fit, ranked, for the claim of a whole run.
 
@@ -94,7 +84,6 @@ def choose(
     objective: `MEAN` or `MAX`, what is minimised and ranked by.
     workload: A.
     families: to compare; None is all.
-    progress: called with every family before its turn.
 
   Raises:
     ValueError: a value out of range, or no family fits.
@@ -109,18 +98,14 @@ def choose(
   accounting.gaussian_noise_multiplier(epsilon, delta)
   choices, left_out = [], {}
   for family in families or strategies.FAMILIES:
-    if progress is not None:
-      progress(family)
     try:
       found = optimize.optimize(
-        optimize.Request(
-          family,
-          rounds,
-          participation,
-          workload,
-          objective,
-          noise_copies=noise_copies,
-        )
+        family,
+        rounds,
+        participation,
+        workload,
+        objective,
+        noise_copies=noise_copies,
       )
       spec = accounting.calibrate(found.strategy, participation, epsilon, delta)
     except ValueError as error:
@@ -140,8 +125,7 @@ def choose_cyclic_poisson(
   noise_copies: Optional[int] = None,
   objective: str = optimize.MEAN,
   workload: workloads.Workload = workloads.PREFIX,
-  families: Optional[Sequence[str]] = None,
-  progress: Optional[Callable[[str], None]] = None,
+  families: Optional[Iterable[str]] = None,
 ) -> Ranking:
   """Returns families and bands, ranked, under cyclic Poisson sampling.
 
@@ -159,7 +143,6 @@ def choose_cyclic_poisson(
     objective: `MEAN` or `MAX`, what is minimised and ranked by.
     workload: A.
     families: to compare; None is all. Those without few bands are left out.
-    progress: called with every family before its turn.
 
   Raises:
     ValueError: a value out of range, or no family fits.
@@ -176,7 +159,7 @@ def choose_cyclic_poisson(
   participation = participation_lib.Single()
   choices, left_out = [], {}
   for family in families or strategies.FAMILIES:
-    if family != 'identity' and family not in _BANDED_FAMILIES:
+    if not strategies.families.get(family).few_bands:
       left_out[family] = errors.invalid(
         'family',
         family,
@@ -184,21 +167,17 @@ def choose_cyclic_poisson(
         'compare it without amplification',
       )
       continue
-    if progress is not None:
-      progress(family)
-    found = _by_bands(
-      family,
-      rounds,
-      rounds // max_participations,
-      noise_copies,
-      participation,
-      objective,
-      workload,
-    )
-    for bands, each in found.items():
-      # Everyone together is rounds / max_participations cohorts.
-      if bands * max_participations > rounds:
-        continue
+    try:
+      found = [
+        optimize.optimize(
+          family, rounds, participation, workload, objective, **bands
+        )
+        for bands in _bands(family, rounds // max_participations, noise_copies)
+      ]
+    except ValueError as error:
+      left_out[family] = str(error)
+      continue
+    for each in found:
       spec = accounting.calibrate_cyclic_poisson(
         accounting.CyclicPoissonSpec(
           each.strategy,
@@ -219,25 +198,15 @@ def choose_cyclic_poisson(
   return _ranked(choices, left_out, objective)
 
 
-def _by_bands(
-  family: str,
-  rounds: int,
-  most: int,
-  noise_copies: Optional[int],
-  participation: participation_lib.Participation,
-  objective: str,
-  workload: workloads.Workload,
-) -> dict[int, optimize.Optimized]:
-  """Returns the strategies of a family with 1, 2, 4, ... bands."""
+def _bands(
+  family: str, most: int, noise_copies: Optional[int]
+) -> list[dict[str, Any]]:
+  """Returns 1, 2, 4, ... bands; everyone together is `most` cohorts."""
+  if not strategies.families.get(family).parameter('bands'):
+    return [{}]
   if noise_copies is not None:
     most = min(most, noise_copies + 1)
-  request = optimize.Request(family, rounds, participation, workload, objective)
-  if family == 'identity':
-    return {1: optimize.optimize(request)}
-  return {
-    bands: optimize.optimize(dataclasses.replace(request, bands=bands))
-    for bands in (1 << i for i in range(most.bit_length()))
-  }
+  return [{'bands': 1 << i} for i in range(most.bit_length())]
 
 
 def _choice(

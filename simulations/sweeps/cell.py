@@ -77,7 +77,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   ):
     return None
   run = run_record.RunRecord.read(directory)
-  expected = dataclasses.asdict(cell.config)
+  expected = config_lib.to_tree(cell.config)
   del expected['compare']
   if run.config != json.loads(json.dumps(expected)):
     raise ValueError(

@@ -248,7 +248,9 @@ def one(source: str, settings: tuple[str, ...] = ()) -> Row:
 def _parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
   """Returns a dataclass of a table; all its keys are checked."""
   if isinstance(table, dict):
-    tables.check_keys(name, table, kind, 'simulations/sweeps/grid.py')
+    tables.check_keys(
+      name, table, tables.names(kind), 'simulations/sweeps/grid.py'
+    )
   return tables.parse(kind, table, name or 'grid')
 
 

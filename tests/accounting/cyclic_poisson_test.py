@@ -334,9 +334,13 @@ def test_noise_multiplier_out_of_range_is_refused(noise_multiplier):
 def _toeplitz_rmse(rounds, bands):
   """Returns the rmse of the optimal banded Toeplitz strategy at sigma = 1."""
   pytest.importorskip('tensorflow')
-  from tff_bandmf import optimize
+  from tff_bandmf import optimize, participation
 
-  return math.sqrt(optimize.optimize_banded_toeplitz(rounds, bands).loss)
+  return math.sqrt(
+    optimize.optimize(
+      'banded-toeplitz', rounds, participation.Single(), bands=bands
+    ).loss
+  )
 
 
 # [BIFR26, Table 7]: 2048 rounds, 8 epochs, delta = 1e-5.

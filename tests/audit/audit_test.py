@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 
+import families
 import numpy as np
 import pytest
 import scipy.stats
@@ -193,42 +194,10 @@ def test_most_of_epsilon_is_shown_and_no_more(runtime, strategy):
 _SHARP = 0.25
 
 
-def _every_family():
-  rows = np.tril(np.ones((_ROUNDS, 3))) * [1.0, 0.5, 0.25]
-  rows *= np.linspace(1, 1.5, _ROUNDS)[:, None]
-  banded = strategies.Banded(rows)
-  return [
-    strategies.Identity(_ROUNDS),
-    banded,
-    _BANDED,
-    strategies.RobustToeplitz(_ROUNDS, strategies.taper([1.0, 0.5, 0.4], 2), 2),
-    strategies.BandedSqrt(_ROUNDS, 4),
-    strategies.BandedFractional(_ROUNDS, 5, 0.6),
-    strategies.InversePlusConstant(_ROUNDS, 4, 0.3),
-    strategies.SqrtToeplitz(_ROUNDS),
-    strategies.Lti(_ROUNDS, 0.05),
-    strategies.Blt(_ROUNDS, [0.3, 0.2], [0.9, 0.5]),
-    strategies.DpCgd(_ROUNDS, 0.8),
-    strategies.BandedInverse(_ROUNDS, [1.0, -0.5, -0.2]),
-    strategies.BandedInverseSqrt(_ROUNDS, 3),
-    strategies.BandedInverseFractional(_ROUNDS, 4, 0.4),
-    strategies.Dense(banded.matrix()),
-    strategies.Tree(_ROUNDS),
-    strategies.OnlineTree(_ROUNDS),
-    strategies.Stamped(_ROUNDS, strategies.BandedSqrt(6, 3)),
-    strategies.ColumnNormalized(_BANDED),
-  ]
-
-
-def test_every_family_is_audited():
-  assert {each.family for each in _every_family()} == set(strategies.FAMILIES)
-
-
-@pytest.mark.parametrize(
-  'strategy', _every_family(), ids=lambda strategy: strategy.family
-)
-def test_bound_is_below_the_claim_for_every_family(runtime, strategy):
+@pytest.mark.parametrize('name', families.made(_ROUNDS))
+def test_bound_is_below_the_claim_for_every_family(runtime, name):
   """False alarms: 0.1% for each family, if keys were not fixed."""
+  strategy = families.made(_ROUNDS)[name]
   spec = accounting.PrivacySpec(strategy, _SCHEMA, _SHARP)
   found = _audit(spec, _make(spec), canaries=200)
   assert found.holds

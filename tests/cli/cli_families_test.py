@@ -4,6 +4,7 @@ import json
 import math
 import os
 
+import families
 import pytest
 
 from tff_bandmf import reproduction, strategies
@@ -88,18 +89,9 @@ def test_interrupt_is_one_line_and_leaves_nothing(
 
 
 _BUILT = {
-  'identity': '',
-  'banded-sqrt': '--bands 4',
-  'banded-fractional': '--bands 4 --alpha 0.4',
-  'inverse-plus-constant': '--bands 4 --constant 0.2',
-  'sqrt-toeplitz': '',
-  'lti': '--nu 0.1',
-  'dp-cgd': '--lambda 0.9 --column-normalize',
-  'banded-inverse-sqrt': '--bands 4',
-  'banded-inverse-fractional': '--bands 4 --alpha 0.6',
-  'tree': '--arity 3',
-  'online-tree': '',
-  'stamped': '--block-family banded-sqrt --bands 4',
+  name: example.flags
+  for name, example in families.EXAMPLES.items()
+  if example.flags or not strategies.FAMILIES[name].optimizer
 }
 
 
@@ -124,15 +116,14 @@ def test_family_is_built_as_given_and_evaluates_the_same(
 @pytest.mark.parametrize(
   ('family', 'parameter'),
   [
-    ('banded-fractional', 'alpha'),
-    ('inverse-plus-constant', 'constant'),
-    ('lti', 'nu'),
-    ('dp-cgd', 'lambda'),
-    ('banded-inverse-fractional', 'alpha'),
+    (name, parameter.name)
+    for name, family in strategies.FAMILIES.items()
+    for parameter in family.parameters
+    if parameter.sweep
   ],
 )
 def test_parameter_that_is_not_given_is_swept(run_json, family, parameter):
-  bands = '' if parameter in ('nu', 'lambda') else '--bands 4'
+  bands = '--bands 4' if strategies.FAMILIES[family].takes('bands') else ''
   command = f'optimize --family {family} --rounds 60 --min-sep 8 {bands}'
   swept = run_json(*command.split())
   value = swept['parameters'][parameter]
@@ -151,10 +142,12 @@ def test_bands_that_are_not_given_are_swept(run_json):
 @pytest.mark.slow
 @pytest.mark.parametrize(
   'family',
-  ['banded', 'banded-toeplitz', 'blt', 'banded-inverse', 'dense', 'stamped'],
+  [name for name, each in strategies.FAMILIES.items() if each.optimizer],
 )
 def test_optimised_family_is_written_and_read_again(run_json, family):
   command = f'optimize --family {family} --rounds 12 --min-sep 4 --out x.json'
+  if strategies.FAMILIES[family].parameter('b0'):
+    command += ' --b0 3'
   found = run_json(*command.split())
   assert found['converged'] is True
   evaluated = run_json('evaluate', 'x.json', '--min-sep', 4)
@@ -167,7 +160,7 @@ def test_optimised_family_is_written_and_read_again(run_json, family):
 def test_interrupt_between_bands_ends_the_search(
   run, monkeypatch, family, calls
 ):
-  kind = strategies.FAMILIES[family]
+  kind = strategies.FAMILIES[family].kind
   errors, count = kind.errors, 0
 
   def interrupted(*args):

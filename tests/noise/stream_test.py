@@ -2,6 +2,7 @@
 
 import functools
 
+import families
 import numpy as np
 import pytest
 import scipy.stats
@@ -45,27 +46,15 @@ _TOEPLITZ = {
   'banded-inverse': strategies.BandedInverse(_ROUNDS, [0.8, -0.4, 0.1, -0.1]),
 }
 _FAMILIES = {
-  'identity': strategies.Identity(_ROUNDS),
+  **families.made(_ROUNDS),
   **_TOEPLITZ,
   **{
     f'{name} normalised': strategies.ColumnNormalized(strategy)
     for name, strategy in _TOEPLITZ.items()
   },
-  'robust-toeplitz': strategies.RobustToeplitz(
-    _ROUNDS, strategies.taper(_COEFFICIENTS, 4), 4
-  ),
-  'banded-fractional': strategies.BandedFractional(_ROUNDS, 5, 0.3),
-  'inverse-plus-constant': strategies.InversePlusConstant(_ROUNDS, 8, 0.1),
-  'lti': strategies.Lti(_ROUNDS, 0.05),
-  'banded-inverse-sqrt': strategies.BandedInverseSqrt(_ROUNDS, 9),
-  'banded-inverse-fractional': strategies.BandedInverseFractional(
-    _ROUNDS, 20, 0.7
-  ),
   'banded': strategies.Banded(_rows(9)),
   'dense': strategies.Dense(_dense()),
-  'tree': strategies.Tree(_ROUNDS),
   'ternary tree': strategies.Tree(_ROUNDS, arity=3),
-  'online-tree': strategies.OnlineTree(_ROUNDS),
   **{
     f'stamped {block.family} of {block.rounds}': strategies.Stamped(
       _ROUNDS, block
@@ -217,24 +206,9 @@ def _p_value(covariance, matrix):
   return scipy.stats.chi2.sf(statistic, n * (n + 1) / 2)
 
 
-# One of every family, and columns that are scaled.
-_EVERY_FAMILY = {
-  **{
-    strategy.family: name
-    for name, strategy in reversed(_FAMILIES.items())
-    if not isinstance(strategy, strategies.ColumnNormalized)
-  },
-  'normalised': 'blt normalised',
-}
-
-
-def test_every_family_is_tested():
-  assert set(_EVERY_FAMILY) == {*strategies.FAMILIES, 'normalised'}
-
-
-@pytest.mark.parametrize('family', _EVERY_FAMILY)
+@pytest.mark.parametrize('family', families.made(_ROUNDS))
 def test_covariance_over_100000_coordinates_is_that_of_the_family(family):
-  strategy = _FAMILIES[_EVERY_FAMILY[family]]
+  strategy = families.made(_ROUNDS)[family]
   y = _streamed(strategy, _WIDE) / _Z_STEPS
   covariance, matrix = y @ y.T / _WIDE, strategy.matrix()
   assert _p_value(covariance, matrix) > _FALSE_ALARM

@@ -10,6 +10,7 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
+from tff_bandmf.optimize import banded_inverse
 
 _SCHEMA = participation.MinSep(342, 6)
 
@@ -31,21 +32,23 @@ def _loss(strategy, schema, workload, objective):
   [(4, 137.28, 129.727525), (64, 84.16, 84.077943)],
 )
 def test_optimum_is_below_the_published_one(bands, published, best):
-  found = optimize.optimize_banded_inverse(2052, bands, _SCHEMA)
+  found = banded_inverse.optimize_banded_inverse(2052, bands, _SCHEMA)
   assert found.converged and found.strategy.inverse_bands == bands
   assert found.loss <= best * (1 + 1e-7) < published
 
 
 def test_two_bands_are_the_swept_dp_cgd():
-  found = optimize.optimize_banded_inverse(300, 2, participation.MinSep(60))
-  swept = optimize.optimize(
-    optimize.Request('dp-cgd', 300, participation.MinSep(60))
+  found = banded_inverse.optimize_banded_inverse(
+    300, 2, participation.MinSep(60)
   )
+  swept = optimize.optimize('dp-cgd', 300, participation.MinSep(60))
   assert found.loss == pytest.approx(swept.loss, rel=1e-8)
 
 
 def test_one_band_is_the_identity():
-  found = optimize.optimize_banded_inverse(30, 1, participation.MinSep(10))
+  found = banded_inverse.optimize_banded_inverse(
+    30, 1, participation.MinSep(10)
+  )
   assert found.converged and found.loss == pytest.approx(15.5 * 3)
 
 
@@ -62,7 +65,9 @@ def test_one_band_is_the_identity():
 )
 def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
   schema = participation.MinSep(20, 3)
-  found = optimize.optimize_banded_inverse(60, 4, schema, workload, objective)
+  found = banded_inverse.optimize_banded_inverse(
+    60, 4, schema, workload, objective
+  )
   assert found.converged
   assert found.loss == pytest.approx(
     _loss(found.strategy, schema, workload, objective), rel=1e-9
@@ -83,7 +88,7 @@ def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
 @pytest.mark.slow
 def test_optimum_at_many_rounds_is_below_the_closed_form():
   schema = participation.MinSep(4_000, 5)
-  found = optimize.optimize_banded_inverse(20_000, 8, schema)
+  found = banded_inverse.optimize_banded_inverse(20_000, 8, schema)
   root = strategies.BandedInverseSqrt(20_000, 8)
   mean, _ = root.errors()
   value = sensitivity.sensitivity(root, schema).value
@@ -98,7 +103,7 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
     if len(losses) == 3:
       raise KeyboardInterrupt
 
-  found = optimize.optimize_banded_inverse(
+  found = banded_inverse.optimize_banded_inverse(
     300, 4, participation.MinSep(60), callback=callback
   )
   assert len(losses) == 3 and not found.converged
@@ -121,13 +126,15 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
 )
 def test_bad_input_is_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
-    optimize.optimize_banded_inverse(*arguments)
+    banded_inverse.optimize_banded_inverse(*arguments)
 
 
 @pytest.mark.slow
 def test_more_bands_are_never_worse_with_little_separation():
   losses = [
-    optimize.optimize_banded_inverse(20, bands, participation.MinSep(1)).loss
+    banded_inverse.optimize_banded_inverse(
+      20, bands, participation.MinSep(1)
+    ).loss
     for bands in (1, 2, 4, 8)
   ]
   for fewer, more in zip(losses, losses[1:]):

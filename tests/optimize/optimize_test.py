@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from tff_bandmf import (
-  optimize,
   participation,
   sensitivity,
   strategies,
@@ -36,14 +35,14 @@ def _loss(coefficients, rounds, objective):
 @pytest.mark.slow
 @pytest.mark.parametrize(('rounds', 'bands', 'objective', 'golden'), _GOLDEN)
 def test_optimum_is_the_published_one(rounds, bands, objective, golden):
-  found = optimize.optimize_banded_toeplitz(rounds, bands, objective)
+  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
   assert found.converged
   # Not above it; and below it only by its rounding, or it is another loss.
   assert golden * (1 - 5e-9) <= found.loss <= golden * (1 + 5e-9)
 
 
 def test_published_setting():
-  found = optimize.optimize_banded_toeplitz(2052, 342)
+  found = toeplitz.optimize_banded_toeplitz(2052, 342)
   schema = participation.MinSep(342)
   norm = sensitivity.sensitivity(found.strategy, schema)
   assert norm.method == sensitivity.EXACT
@@ -58,7 +57,7 @@ def test_published_setting():
 def test_bands_past_the_separation_need_more_sensitivity():
   # Optimised for 400, columns normalised, separation 385 observed: sqrt(6) is
   # what ignoring the overlap would give.
-  found = optimize.optimize_banded_toeplitz(2000, 400)
+  found = toeplitz.optimize_banded_toeplitz(2000, 400)
   matrix = found.strategy.matrix()
   strategy = strategies.Dense(matrix / np.linalg.norm(matrix, axis=0))
   for min_sep, expected in ((400, np.sqrt(5)), (385, 2.5408)):
@@ -71,7 +70,7 @@ def test_bands_past_the_separation_need_more_sensitivity():
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize(('rounds', 'bands'), [(2, 2), (9, 3), (40, 40)])
 def test_loss_is_the_dense_one_and_a_minimum(rounds, bands, objective):
-  found = optimize.optimize_banded_toeplitz(rounds, bands, objective)
+  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
   coefficients = found.strategy.coefficients
   assert found.converged and found.strategy.rounds == rounds
   assert len(coefficients) == bands and coefficients[0] == 1
@@ -92,7 +91,7 @@ def test_loss_is_the_dense_one_and_a_minimum(rounds, bands, objective):
   [(1, 1), (3, 2), (100, 1), (5_000, 4)],
 )
 def test_loss_is_never_above_that_of_the_square_root(rounds, bands, objective):
-  found = optimize.optimize_banded_toeplitz(rounds, bands, objective)
+  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
   root = strategies.BandedSqrt(rounds, bands).coefficients
   errors = strategies.BandedToeplitz(rounds, root).errors()
   error = errors[objective == 'max']
@@ -140,7 +139,7 @@ def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(
   *_, build = toeplitz._losses(rounds, 2, objective, workloads.PREFIX)
   start = np.array([0.5])
   slow = series.minimize(build(), start, [(0, 1)])
-  found = optimize.optimize_banded_toeplitz(rounds, 2, objective)
+  found = toeplitz.optimize_banded_toeplitz(rounds, 2, objective)
   assert found.converged and slow.converged
   assert found.loss == pytest.approx(slow.value, rel=1e-9)
   norm = sensitivity.sensitivity(found.strategy, schema).value
@@ -162,7 +161,7 @@ def test_momentum_against_dense_and_a_minimum(
 ):
   # With momentum 0.999 nothing settles in 400 rounds.
   workload = workloads.Workload(momentum)
-  found = optimize.optimize_banded_toeplitz(rounds, bands, objective, workload)
+  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective, workload)
   assert found.converged
   dense = workload.matrix(rounds)
 
@@ -192,7 +191,7 @@ def test_momentum_against_dense_and_a_minimum(
   ],
 )
 def test_optimum_at_many_rounds(rounds, bands, objective, golden):
-  found = optimize.optimize_banded_toeplitz(rounds, bands, objective)
+  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
   assert found.converged
   # n / b is what the best strategy comes to, w settled from the start.
   ratio = rounds / bands * (0.5 if objective == 'mean' else 1.0)
@@ -201,7 +200,7 @@ def test_optimum_at_many_rounds(rounds, bands, objective, golden):
 
 def test_optimiser_that_is_cut_short_says_so():
   calls = []
-  found = optimize.optimize_banded_toeplitz(
+  found = toeplitz.optimize_banded_toeplitz(
     1000, 16, max_evaluations=2, callback=calls.append
   )
   assert not found.converged
@@ -226,4 +225,4 @@ def test_optimiser_that_is_cut_short_says_so():
 )
 def test_bad_input_is_refused(arguments, error, message):
   with pytest.raises(error, match=message):
-    optimize.optimize_banded_toeplitz(*arguments)
+    toeplitz.optimize_banded_toeplitz(*arguments)

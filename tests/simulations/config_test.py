@@ -2,6 +2,7 @@
 
 import pathlib
 
+import families
 import pytest
 
 from simulations import config
@@ -55,7 +56,7 @@ def test_set_takes_toml_values_and_bare_words():
     ('training.rounds=0', 'training.rounds=0'),
     ('training.server_momentum=1.0', 'training.server_momentum'),
     ('training.server_beta_2=1', 'training.server_beta_2'),
-    ('training.server_cooldown_end=1.5', 'training.server_cooldown_end'),
+    ('training.server_cooldown_end=1', 'server_cooldown_end: is not known'),
     ('training.server_optimizer=lamb', 'training.server_optimizer=lamb'),
     ('training.client_groups=0', 'training.client_groups'),
     ('privacy.zeroing_norm=0', 'privacy.zeroing_norm'),
@@ -67,6 +68,11 @@ def test_set_takes_toml_values_and_bare_words():
     ('privacy.min_sep=0', 'privacy.min_sep'),
     ('privacy.bands=10000', 'privacy.bands'),
     ('privacy.family=fourier', 'privacy.family'),
+    ('privacy.alpha=0.5', 'privacy.alpha=0.5: banded-toeplitz has no such'),
+    ('privacy.bands=1.5', 'privacy.bands=1.5: must be an integer'),
+    ('privacy.column_normalize=1', 'privacy.column_normalize=1: must be true'),
+    ('privacy.parameters={bands=3}', 'privacy.parameters: is not known'),
+    ('privacy.workload=sums', 'privacy.workload=sums'),
     # What earlier releases had.
     ('privacy.noise_placement=tape', 'noise_placement'),
     ('privacy.secure_noise=true', 'secure_noise'),
@@ -87,6 +93,37 @@ def test_bad_setting_is_named_in_one_line(setting, named):
     _load(_DEMO, (setting,))
   assert named in str(caught.value)
   assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('name', families.EXAMPLES)
+def test_every_parameter_is_a_key(name):
+  words = (
+    families.EXAMPLES[name].flags.replace('--column-normalize', '').split()
+  )
+  values = {
+    flag[2:].replace('-', '_'): value
+    for flag, value in zip(words[::2], words[1::2])
+  }
+  settings = [f'privacy.{key}={value}' for key, value in values.items()]
+  found = _load(_DEMO, (f'privacy.family={name}', *settings))
+  assert {
+    key: str(value) for key, value in found.privacy.parameters.items()
+  } == values
+  assert config.from_tree(config.to_tree(found)) == found
+  # What it is compared with takes none of them.
+  identity = config.changed(found, {'privacy.family': 'identity'})
+  assert not identity.privacy.parameters
+
+
+def test_momentum_is_that_of_the_run():
+  found = _load(_DEMO, ('privacy.workload=momentum',))
+  schedule = found.training.server_schedule
+  assert schedule.momentum == found.training.server_momentum == 0.9
+  falling = found.training.server_cooldown_rounds
+  rates = schedule.learning_rates(found.training.rounds)
+  assert (rates < 1).sum() == falling == 40
+  with pytest.raises(ValueError, match='privacy.workload=momentum: is that of'):
+    config.changed(found, {'training.server_optimizer': 'adam'})
 
 
 def test_file_that_is_no_toml_is_named(tmp_path):

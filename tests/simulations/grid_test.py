@@ -10,7 +10,13 @@ from click import testing
 from simulations import config as config_lib
 from simulations import run_stackoverflow
 from simulations.sweeps import grid
-from tff_bandmf import accounting, optimize, participation, program
+from tff_bandmf import (
+  accounting,
+  optimize,
+  participation,
+  program,
+  strategies,
+)
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 _BANDMF23 = grid.load(str(_CONFIGS / 'bandmf23.toml'))
@@ -112,8 +118,8 @@ def test_driver_lists_keys_with_what_they_say(driver):
   lines = listed.splitlines()
   assert 'training.rounds (to be given): n.' in lines
   assert "model.architecture (\"lstm\"): 'lstm' or 'transformer'." in lines
-  assert 'privacy.buffers (may be left out): of a BLT.' in lines
-  assert len(lines) == sum(
+  assert 'privacy.buffers (may be left out): Powers that are added up.' in lines
+  assert len(lines) == len(strategies.PARAMETERS) - 1 + sum(
     len(dataclasses.fields(kind)) for kind in config_lib.GROUPS.values()
   )
 
@@ -224,27 +230,21 @@ def test_every_row_has_cohorts():
 
 
 def test_every_row_on_docstrings_is_calibrated_at_its_schema():
-  strategies = {}
+  found_for = {}
   for row in _ROWS:
     config = row.config()
     if config.data.corpus != 'docstrings':
       continue
     privacy, rounds = config.privacy, config.training.rounds
-    key = privacy.family, privacy.bands, rounds, _schema(config)
-    if key not in strategies:
+    key = privacy.family, str(privacy.parameters), rounds, _schema(config)
+    if key not in found_for:
       found = optimize.optimize(
-        optimize.Request(
-          privacy.family,
-          rounds,
-          _schema(config),
-          bands=privacy.bands,
-          buffers=privacy.buffers,
-        )
+        privacy.family, rounds, _schema(config), **privacy.parameters
       )
       assert found.converged, row.name
-      strategies[key] = found.strategy
+      found_for[key] = found.strategy
     spec = accounting.calibrate(
-      strategies[key], _schema(config), privacy.epsilon, privacy.delta
+      found_for[key], _schema(config), privacy.epsilon, privacy.delta
     )
     assert spec.epsilon(privacy.delta) <= privacy.epsilon == row.epsilon
     assert spec.z_stddev > 0
@@ -274,8 +274,8 @@ def test_values_are_looked_up_by_epsilon(tmp_path):
     'banded_epsilon2',
     'banded_epsilon8',
   ]
-  assert rows['banded_epsilon2'].config().privacy.bands == 3
-  assert rows['banded_epsilon8'].config().privacy.bands == 4
+  assert rows['banded_epsilon2'].config().privacy.parameters['bands'] == 3
+  assert rows['banded_epsilon8'].config().privacy.parameters['bands'] == 4
   assert rows['dp-sgd_epsilon2'].exponents == (-1,)
   wide = rows['dp-sgd_epsilon8']
   assert wide.exponents == (1, 2, 3)

@@ -23,20 +23,23 @@ def test_learning_rate_is_constant_by_default():
   assert _rates(_training(server_learning_rate=0.5)) == [0.5] * 20
 
 
-def test_learning_rate_rises_and_falls_linearly():
-  rates = _rates(
-    _training(
-      server_learning_rate=2.0,
-      server_warmup_rounds=4,
-      server_cooldown_rounds=5,
-      server_cooldown_end=0.1,
-    )
+def test_learning_rate_is_that_of_the_workload():
+  training = _training(
+    server_learning_rate=2.0, server_warmup_rounds=4, server_cooldown_rounds=5
   )
-  np.testing.assert_allclose(rates[:5], [0.5, 1.0, 1.5, 2.0, 2.0])
-  np.testing.assert_allclose(rates[4:16], 2.0)
-  np.testing.assert_allclose(
-    rates[15:], [2.0, 1.64, 1.28, 0.92, 0.56], rtol=1e-6
-  )
+  rates = _rates(training)
+  np.testing.assert_allclose(rates[:5], [0.1, 0.575, 1.05, 1.525, 2.0])
+  np.testing.assert_allclose(rates[4:15], 2.0)
+  np.testing.assert_allclose(rates[15:], [1.62, 1.24, 0.86, 0.48, 0.1])
+  workload = training.server_schedule
+  assert (workload.momentum, workload.is_toeplitz) == (0.9, False)
+  np.testing.assert_allclose(rates, 2 * workload.learning_rates(20), rtol=1e-6)
+
+
+def test_schedule_of_fewer_rounds_than_it_has_is_cut():
+  training = _training(server_warmup_rounds=15, server_cooldown_rounds=30)
+  rates = _rates(training)
+  assert rates[15] == 1 and rates[-1] == pytest.approx(0.05)
 
 
 @pytest.mark.parametrize('name', config_lib.SERVER_OPTIMIZERS)

@@ -133,8 +133,8 @@ def test_interrupted_search_returns_the_best_so_far():
 def test_tensorflow_is_not_imported():
   code = (
     'import sys; from tff_bandmf import optimize; '
-    'optimize.optimize(optimize.Request("identity", 3, '
-    '__import__("tff_bandmf.participation").participation.Single())); '
+    'optimize.optimize("identity", 3, '
+    '__import__("tff_bandmf.participation").participation.Single()); '
     'sys.exit("tensorflow" in sys.modules)'
   )
   subprocess.run([sys.executable, '-c', code], check=True, timeout=300)

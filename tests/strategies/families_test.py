@@ -8,6 +8,7 @@ import pathlib
 import tempfile
 from unittest import mock
 
+import families
 import hypothesis
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tff_bandmf import participation, sensitivity, strategies, workloads
 from tff_bandmf.sensitivity import gram, toeplitz, tree
+from tff_bandmf.strategies import base
 
 _CLOSE = 1 + 1e-11
 _MOST_ROUNDS = 8
@@ -25,118 +27,6 @@ _WORKLOADS = (
   workloads.Workload(0.95, 0.15, 0.25),
 )
 
-
-def _fraction(low=0.0, high=1.0):
-  return st.floats(low, high, allow_subnormal=False)
-
-
-@st.composite
-def _series(draw, rounds, low=-1.0):
-  """Draws the start of a series with a bounded inverse."""
-  tail = np.array(
-    draw(st.lists(_fraction(low), max_size=rounds - 1)), np.float64
-  )
-  # Not falling, signed unless `low` is 0, and far from a root in the disc.
-  tail *= 0.9 / max(1.0, np.abs(tail).sum())
-  return draw(_fraction(0.5, 2)) * np.concatenate([[1.0], tail])
-
-
-@st.composite
-def _robust(draw, rounds):
-  series = draw(_series(rounds, low=0.0))
-  b0 = draw(st.integers(1, len(series)))
-  return strategies.RobustToeplitz(rounds, strategies.taper(series, b0), b0)
-
-
-@st.composite
-def _blt(draw, rounds):
-  buffers = draw(st.integers(1, 3))
-  theta = draw(
-    st.lists(
-      _fraction(0, 0.95), min_size=buffers, max_size=buffers, unique=True
-    )
-  )
-  omega = [draw(_fraction(-0.2, 0.3)) * (1 - t) for t in theta]
-  return strategies.Blt(rounds, omega, theta)
-
-
-@st.composite
-def _lower(draw, rounds, bands):
-  """Draws rows of a banded matrix that its diagonal dominates."""
-  entry = _fraction(draw(st.sampled_from([0.0, -1.0])))
-  rows = np.array(
-    draw(st.lists(entry, min_size=rounds * bands, max_size=rounds * bands))
-  ).reshape(rounds, bands)
-  rows *= 0.9 / bands
-  rows[:, 0] = 0.5 + np.abs(rows[:, 0])
-  return np.where(np.arange(rounds)[:, None] >= np.arange(bands), rows, 0.0)
-
-
-@st.composite
-def _banded(draw, rounds):
-  bands = draw(st.integers(1, min(rounds, 4)))
-  return strategies.Banded(draw(_lower(rounds, bands)))
-
-
-@st.composite
-def _dense(draw, rounds):
-  # Banded at times.
-  return strategies.Dense(draw(_banded(rounds)).matrix())
-
-
-@st.composite
-def _stamped(draw, rounds):
-  block = draw(st.integers(1, rounds + 1))
-  name = draw(st.sampled_from(sorted(set(_FAMILIES) - {'stamped'})))
-  return strategies.Stamped(rounds, draw(_FAMILIES[name](block)))
-
-
-def _with_bands(family, *others):
-  return lambda rounds: st.builds(
-    family, st.just(rounds), st.integers(1, rounds), *others
-  )
-
-
-# Rounds -> strategies of a family.
-_TOEPLITZ = {
-  'identity': lambda n: st.just(strategies.Identity(n)),
-  'banded-toeplitz': lambda n: st.builds(
-    strategies.BandedToeplitz, st.just(n), _series(n)
-  ),
-  'robust-toeplitz': _robust,
-  'banded-sqrt': _with_bands(strategies.BandedSqrt),
-  'banded-fractional': _with_bands(strategies.BandedFractional, _fraction()),
-  'inverse-plus-constant': _with_bands(
-    strategies.InversePlusConstant, _fraction(0, 3)
-  ),
-  'sqrt-toeplitz': lambda n: st.just(strategies.SqrtToeplitz(n)),
-  'lti': lambda n: st.builds(strategies.Lti, st.just(n), _fraction()),
-  'blt': _blt,
-  'dp-cgd': lambda n: st.builds(strategies.DpCgd, st.just(n), _fraction()),
-  'banded-inverse': lambda n: st.builds(
-    strategies.BandedInverse, st.just(n), _series(n)
-  ),
-  'banded-inverse-sqrt': _with_bands(strategies.BandedInverseSqrt),
-  'banded-inverse-fractional': _with_bands(
-    strategies.BandedInverseFractional, _fraction()
-  ),
-}
-_FAMILIES = {
-  **_TOEPLITZ,
-  **{
-    f'{name}, columns normalised': (
-      lambda n, make=make: make(n).map(strategies.ColumnNormalized)
-    )
-    for name, make in _TOEPLITZ.items()
-  },
-  'banded': _banded,
-  'dense': _dense,
-  'tree': lambda n: st.builds(
-    strategies.Tree, st.just(n), st.sampled_from([2, 3])
-  ),
-  'online-tree': lambda n: st.just(strategies.OnlineTree(n)),
-  'stamped': _stamped,
-}
 
 # Under every schema.
 _EXACT = (
@@ -151,7 +41,7 @@ _EXACT = (
   'tree',
 )
 
-_each_family = pytest.mark.parametrize('name', _FAMILIES)
+_each_family = pytest.mark.parametrize('name', families.DRAWN)
 
 
 _separated = st.tuples(
@@ -207,7 +97,7 @@ def _check_sensitivity(strategy, schema):
 
 
 def test_every_family_is_here():
-  assert {name.split(',')[0] for name in _FAMILIES} == set(strategies.FAMILIES)
+  assert set(families.EXAMPLES) == set(strategies.FAMILIES)
 
 
 @_each_family
@@ -215,7 +105,7 @@ def test_every_family_is_here():
 @hypothesis.given(data=st.data())
 def test_errors_equal_the_dense_ones(name, data):
   rounds = data.draw(st.integers(1, 40))
-  strategy = data.draw(_FAMILIES[name](rounds))
+  strategy = data.draw(families.DRAWN[name](rounds))
   matrix = strategy.matrix()
   assert matrix.shape == (rounds, rounds)
   assert not np.any(np.triu(matrix, 1))
@@ -235,7 +125,9 @@ def test_errors_equal_the_dense_ones(name, data):
 @hypothesis.given(data=st.data())
 def test_sensitivity_is_safe(name, data):
   rounds = data.draw(st.integers(1, _MOST_ROUNDS))
-  _check_sensitivity(data.draw(_FAMILIES[name](rounds)), data.draw(_schemas))
+  _check_sensitivity(
+    data.draw(families.DRAWN[name](rounds)), data.draw(_schemas)
+  )
 
 
 @_each_family
@@ -243,12 +135,12 @@ def test_sensitivity_is_safe(name, data):
 @hypothesis.given(data=st.data())
 def test_sensitivity_is_safe_where_rounds_are_many(name, data):
   rounds = data.draw(st.integers(1, _MOST_ROUNDS))
-  strategy = data.draw(_FAMILIES[name](rounds))
+  strategy = data.draw(families.DRAWN[name](rounds))
   schema = data.draw(_schemas)
   with contextlib.ExitStack() as patches:
     # Nothing is quick, and blocks are as short as they can be.
     for module, limit in (
-      (gram, '_ENTRIES'),
+      (base, '_ENTRIES'),
       (gram, '_LEAST_ROWS'),
       (toeplitz, '_QUICK_GRAM'),
       (toeplitz, '_QUICK_LAGS'),
@@ -273,7 +165,9 @@ def test_stamped_banded_inverse_overlaps(make):
 @hypothesis.settings(max_examples=10, deadline=None)
 @hypothesis.given(data=st.data())
 def test_sensitivity_is_exact_where_theory_says_so(name, data):
-  strategy = data.draw(_FAMILIES[name](data.draw(st.integers(1, _MOST_ROUNDS))))
+  strategy = data.draw(
+    families.DRAWN[name](data.draw(st.integers(1, _MOST_ROUNDS)))
+  )
   schema = data.draw(_schemas)
   if name == 'online-tree':
     found = _check_sensitivity(strategy, schema)
@@ -292,7 +186,7 @@ def test_sensitivity_is_exact_where_theory_says_so(name, data):
 @hypothesis.settings(max_examples=10, deadline=None)
 @hypothesis.given(data=st.data())
 def test_file_keeps_the_strategy(name, data):
-  strategy = data.draw(_FAMILIES[name](data.draw(st.integers(1, 9))))
+  strategy = data.draw(families.DRAWN[name](data.draw(st.integers(1, 9))))
   with tempfile.TemporaryDirectory() as folder:
     for suffix in ('.json', '.npz'):
       path = pathlib.Path(folder, f'strategy{suffix}')
@@ -308,7 +202,9 @@ def test_file_keeps_the_strategy(name, data):
 @hypothesis.given(data=st.data())
 def test_digest_tells_matrices_apart(name, data):
   rounds = st.integers(1, 4)
-  first, second = (data.draw(_FAMILIES[name](data.draw(rounds))) for _ in '12')
+  first, second = (
+    data.draw(families.DRAWN[name](data.draw(rounds))) for _ in '12'
+  )
   same = first.rounds == second.rounds and np.array_equal(
     first.matrix(), second.matrix()
   )

@@ -6,6 +6,7 @@ import json
 import os
 import zipfile
 
+import families
 import fuzzing
 import hypothesis
 import numpy as np
@@ -13,27 +14,6 @@ import pytest
 from hypothesis import strategies as st
 
 from tff_bandmf import participation, strategies
-
-_CASES = {
-  'identity': strategies.Identity(9),
-  'banded': strategies.Banded([[1.0, 0.0], [0.9, 0.5], [0.8, 0.4]]),
-  'banded-toeplitz': strategies.BandedToeplitz(9, [1.0, 0.5, 0.25]),
-  'robust-toeplitz': strategies.RobustToeplitz(9, [1.0, 0.5, 0.25], 2),
-  'normalized': strategies.ColumnNormalized(
-    strategies.BandedToeplitz(9, [1.0, 0.5])
-  ),
-  'inverse-plus-constant': strategies.InversePlusConstant(9, 3, 0.5),
-  'lti': strategies.Lti(9, 0.25),
-  'blt': strategies.Blt(9, [0.25, 0.125], [0.9, 0.5]),
-  'dp-cgd': strategies.DpCgd(9, 0.5),
-  'banded-inverse': strategies.BandedInverse(9, [1.0, -0.5]),
-  'banded-inverse-fractional': strategies.BandedInverseFractional(9, 3, 0.5),
-  'dense': strategies.Dense([[1.0, 0.0], [0.5, 2.0]]),
-  'tree': strategies.Tree(9, 3),
-  'online-tree': strategies.OnlineTree(9),
-  'stamped': strategies.Stamped(9, strategies.BandedToeplitz(4, [1.0, 0.5])),
-}
-
 
 _SCHEMAS = (
   None,
@@ -47,7 +27,9 @@ def _written(folder, suffix):
   """Returns the content of valid files, one a family."""
   path = folder / f'valid{suffix}'
   found = []
-  for strategy, schema in zip(_CASES.values(), itertools.cycle(_SCHEMAS)):
+  for strategy, schema in zip(
+    families.made(9).values(), itertools.cycle(_SCHEMAS)
+  ):
     strategies.save(strategy, path, participation=schema)
     found.append(path.read_bytes())
   return found

@@ -10,7 +10,7 @@ import click
 import tabulate
 import tqdm
 
-from tff_bandmf import accounting, choosing, errors, strategies, workloads
+from tff_bandmf import accounting, choosing, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cli import options, output
 
@@ -48,20 +48,13 @@ _COLUMNS = (
 @options.as_json
 def choose(
   rounds,
-  participation,
-  min_sep,
-  max_participations,
-  epsilon,
-  delta,
   memory_copies,
   amplification,
   workload,
-  momentum,
-  warmup,
-  cooldown,
   objective,
   families,
   as_json,
+  **flags,
 ):
   """Ranks the families that fit in memory by their error at epsilon.
 
@@ -71,33 +64,31 @@ def choose(
   the bands are powers of two.
   """
   started = time.perf_counter()
-  workload = workloads.from_name(workload, momentum, warmup, cooldown)
+  who = [
+    flags.pop(name)
+    for name in ('participation', 'min_sep', 'max_participations')
+  ]
   families = families or tuple(strategies.FAMILIES)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   with tqdm.tqdm(
-    total=len(families),
-    unit=' families',
-    leave=False,
-    disable=None,
-    file=sys.stderr,
+    families, unit=' families', leave=False, disable=None, file=sys.stderr
   ) as bar:
 
-    def progress(family):
-      bar.set_description(family)
-      bar.update()
+    def shown():
+      for family in bar:
+        bar.set_description(family)
+        yield family
 
-    shared = (
-      epsilon,
-      delta,
-      memory_copies,
-      objective,
-      workload,
-      families,
-      progress,
-    )
+    shared = {
+      **flags,
+      'noise_copies': memory_copies,
+      'objective': objective,
+      'workload': workload,
+      'families': shown(),
+    }
     if amplification == 'none':
-      schema = options.schema(participation, min_sep, max_participations)
-      ranking = choosing.choose(rounds, schema, *shared)
+      schema = options.schema(*who)
+      ranking = choosing.choose(rounds, schema, **shared)
     elif amplification != accounting.CYCLIC_POISSON:
       raise ValueError(
         errors.invalid(
@@ -108,15 +99,12 @@ def choose(
         )
       )
     else:
-      _check_sampled(participation, min_sep, max_participations)
+      _check_sampled(*who)
       schema = participation_lib.Single()
-      ranking = choosing.choose_cyclic_poisson(
-        rounds, max_participations, *shared
-      )
-  output.warn_of_weak(epsilon, delta)
+      ranking = choosing.choose_cyclic_poisson(rounds, who[-1], **shared)
+  output.warn_of_weak(**flags)
   records = [
-    _record(choice, schema, workload, epsilon, delta)
-    for choice in ranking.choices
+    _record(choice, schema, workload, **flags) for choice in ranking.choices
   ]
   if as_json:
     output.show(

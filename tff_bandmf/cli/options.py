@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Callable, Optional
 
 import click
 
-from tff_bandmf import _checks, accounting, errors, strategies
+from tff_bandmf import _checks, accounting, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
 
@@ -99,6 +100,27 @@ class _Families(click.ParamType):
     return names
 
 
+class _Parameter(click.ParamType):
+  """A number that a family takes."""
+
+  def __init__(self, parameter: strategies.Parameter):
+    """Takes the parameter."""
+    self._parameter = parameter
+    self.name = 'integer' if parameter.kind is int else 'number'
+
+  def convert(self, value, param, ctx):
+    try:
+      number = self._parameter.kind(value)
+    except ValueError:
+      rule = f'must be {"an" if self.name == "integer" else "a"} {self.name}'
+      raise ValueError(
+        errors.invalid(self._parameter.name, value, rule, 'correct it')
+      ) from None
+    return self._parameter.check(number)
+
+
+# Of as many families --help gives the names, for a parameter of theirs.
+_FEW_FAMILIES = 3
 _FAMILY = _OneOf(tuple(strategies.FAMILIES))
 FAMILIES = _Families()
 INTEGER = _Integer()
@@ -211,73 +233,68 @@ participation = _together(
     help='Rounds of one client, at most, on top of --min-sep.',
   ),
 )
-workload = _together(
-  click.option(
-    '--workload',
-    default='prefix',
-    show_default=True,
-    type=_OneOf(('prefix', 'momentum')),
-    help='What the errors are of: prefix sums, or the models of SGD with '
-    'momentum and learning rates.',
-  ),
-  click.option(
-    '--momentum', type=NUMBER_OR_ZERO, help='Of the server, in [0, 1).'
-  ),
-  click.option(
-    '--warmup',
-    type=NUMBER_OR_ZERO,
-    help='Fraction of the rounds in which the learning rate climbs from 5%.',
-  ),
-  click.option(
-    '--cooldown',
-    type=NUMBER_OR_ZERO,
-    help='Fraction of the rounds in which it falls back to 5%, at the end.',
-  ),
-)
+
+
+def workload(command: Callable) -> Callable:
+  """Returns a command that takes the flags of a workload as the workload."""
+
+  @functools.wraps(command)
+  def wrapped(workload, momentum, warmup, cooldown, **others):
+    found = workloads.from_name(workload, momentum, warmup, cooldown)
+    return command(workload=found, **others)
+
+  return _together(
+    click.option(
+      '--workload',
+      default='prefix',
+      show_default=True,
+      type=_OneOf(('prefix', 'momentum')),
+      help='What the errors are of: prefix sums, or the models of SGD with '
+      'momentum and learning rates.',
+    ),
+    click.option(
+      '--momentum', type=NUMBER_OR_ZERO, help='Of the server, in [0, 1).'
+    ),
+    click.option(
+      '--warmup',
+      type=NUMBER_OR_ZERO,
+      help='Fraction of the rounds in which the learning rate climbs from 5%.',
+    ),
+    click.option(
+      '--cooldown',
+      type=NUMBER_OR_ZERO,
+      help='Fraction of the rounds in which it falls back to 5%, at the end.',
+    ),
+  )(wrapped)
+
+
+def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
+  """Returns the option of a family's parameter."""
+  flag = f'--{parameter.name.replace("_", "-")}'
+  takers = [
+    name
+    for name, family in strategies.FAMILIES.items()
+    if family.parameter(parameter.name)
+  ]
+  about = parameter.about
+  if len(takers) <= _FEW_FAMILIES:
+    about = f'For {" and ".join(takers)}: {about[0].lower()}{about[1:]}'
+  if parameter.kind is bool:
+    negated = f'--no-{flag[2:]}'
+    return click.option(f'{flag}/{negated}', default=None, help=about)
+  return click.option(
+    flag,
+    parameter.name,
+    type=_FAMILY
+    if parameter.kind is strategies.Family
+    else _Parameter(parameter),
+    help=about,
+  )
+
+
 # What a family does not take is refused, and what it needs is chosen if it is
 # not given.
-parameters = _together(
-  click.option(
-    '--bands',
-    type=INTEGER,
-    help='Non-zero diagonals of C, or of its inverse for the banded-inverse '
-    'families.',
-  ),
-  click.option('--buffers', type=INTEGER, help='Of a BLT.'),
-  click.option(
-    '--lambda', 'lambda_', type=NUMBER_OR_ZERO, help='Of dp-cgd, in [0, 1].'
-  ),
-  click.option(
-    '--alpha',
-    type=NUMBER_OR_ZERO,
-    help='Exponent of a fractional family, in [0, 1].',
-  ),
-  click.option('--nu', type=NUMBER_OR_ZERO, help='Decay of lti, in [0, 1].'),
-  click.option(
-    '--constant', type=NUMBER_OR_ZERO, help='Of inverse-plus-constant.'
-  ),
-  click.option(
-    '--b0',
-    type=INTEGER,
-    help='Least min-sep that robust-toeplitz shall expect.',
-  ),
-  click.option('--arity', type=INTEGER, help='Of tree.  [default: 2]'),
-  click.option(
-    '--block-rounds',
-    type=INTEGER,
-    help='Rounds of a block of stamped.  [default: --min-sep]',
-  ),
-  click.option(
-    '--block-family',
-    type=_FAMILY,
-    help='Family of a block of stamped.  [default: dense]',
-  ),
-  click.option(
-    '--column-normalize/--no-column-normalize',
-    default=None,
-    help='Columns of unit norm.  [default: only for banded]',
-  ),
-)
+parameters = _together(*map(_flag, strategies.PARAMETERS.values()))
 
 
 def schema(

@@ -71,12 +71,8 @@ def describe(
     'adjacency': accounting.ADJACENCY,
   }
   if with_coefficients:
-    inner = getattr(strategy, 'toeplitz', strategy)
-    record['coefficients'] = (
-      inner.column(inner.bands).tolist()
-      if isinstance(inner, strategies.Toeplitz)
-      else None
-    )
+    column = strategy.first_column()
+    record['coefficients'] = None if column is None else column.tolist()
   return record
 
 

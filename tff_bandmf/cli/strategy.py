@@ -10,7 +10,7 @@ import time
 import click
 import tqdm
 
-from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import errors, strategies
 from tff_bandmf import optimize as optimize_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.cli import options, output
@@ -33,21 +33,7 @@ from tff_bandmf.cli import options, output
 @options.coefficients
 @options.as_json
 def optimize(
-  family,
-  rounds,
-  participation,
-  min_sep,
-  max_participations,
-  workload,
-  momentum,
-  warmup,
-  cooldown,
-  objective,
-  out,
-  force,
-  with_coefficients,
-  as_json,
-  **parameters,
+  family, rounds, workload, objective, out, with_coefficients, as_json, **flags
 ):
   """Optimises (or builds) a strategy.
 
@@ -58,8 +44,10 @@ def optimize(
   written all the same.
   """
   started = time.perf_counter()
-  schema = options.schema(participation, min_sep, max_participations)
-  workload = workloads.from_name(workload, momentum, warmup, cooldown)
+  schema = options.schema(
+    *map(flags.pop, ('participation', 'min_sep', 'max_participations'))
+  )
+  force = flags.pop('force')
   if out is not None:
     _check_out(pathlib.Path(out), force)
   # TensorFlow, where it is needed, without its remarks about the machine.
@@ -78,15 +66,7 @@ def optimize(
       bar.update()
 
     found = optimize_lib.optimize(
-      optimize_lib.Request(
-        family,
-        rounds,
-        schema,
-        workload,
-        objective,
-        callback=progress,
-        **parameters,
-      )
+      family, rounds, schema, workload, objective, callback=progress, **flags
     )
   strategy = found.strategy
   optimized = {
@@ -138,9 +118,6 @@ def evaluate(
   min_sep,
   max_participations,
   workload,
-  momentum,
-  warmup,
-  cooldown,
   with_coefficients,
   as_json,
 ):
@@ -149,7 +126,6 @@ def evaluate(
   FILE is a strategy file or a .npy file of the matrix C.
   """
   started = time.perf_counter()
-  workload = workloads.from_name(workload, momentum, warmup, cooldown)
   strategy, kept = output.load(file)
   schema = options.schema(participation, min_sep, max_participations, kept)
   record = output.describe(

@@ -3,71 +3,137 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
+from collections.abc import Mapping
+from typing import Any, Optional
 
+from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf import workloads
 from tff_bandmf.optimize import solver
 
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-  """What to optimise, for whom; None where it is to be chosen.
+  """What to optimise, for whom.
 
   Attributes:
-    family: a name of `strategies.FAMILIES`.
+    family: of the strategy.
     rounds: n.
     participation: the schema whose sensitivity counts.
     workload: A.
     objective: `MEAN` or `MAX` over the per-query errors.
-    bands: diagonals of C; of C^-1 for a banded-inverse family.
-    buffers: of a BLT.
-    alpha: of a fractional family.
-    lambda_: of DP-CGD.
-    nu: of LTI.
-    constant: of inverse-plus-constant.
-    b0: of robust Toeplitz, the least min_sep expected.
-    arity: of a tree.
-    block_rounds: of a stamped strategy.
-    block_family: of the block of a stamped strategy.
-    column_normalize: columns of unit norm; None is yes for `banded`, else no.
+    parameters: of the family, checked; what is not in it is to be chosen.
     noise_copies: model copies that the noise may keep; None is any number.
-    max_evaluations: of an optimiser.
     callback: called with the loss reached, now and then.
   """
 
-  family: str
+  family: strategies.Family
   rounds: int
   participation: participation_lib.Participation
-  workload: workloads.Workload = workloads.PREFIX
-  objective: str = solver.MEAN
-  bands: Optional[int] = None
-  buffers: Optional[int] = None
-  alpha: Optional[float] = None
-  lambda_: Optional[float] = None
-  nu: Optional[float] = None
-  constant: Optional[float] = None
-  b0: Optional[int] = None
-  arity: Optional[int] = None
-  block_rounds: Optional[int] = None
-  block_family: Optional[str] = None
-  column_normalize: Optional[bool] = None
+  workload: workloads.Workload
+  objective: str
+  parameters: Mapping[str, Any]
   noise_copies: Optional[int] = None
-  max_evaluations: int = solver.MAX_EVALUATIONS
   callback: Optional[solver.Callback] = None
 
+  def __getitem__(self, name: str) -> Any:
+    """Returns a parameter as given, or its default; None if it has none."""
+    parameter = self.family.parameter(name)
+    default = None if parameter is None else parameter.default
+    return self.parameters.get(name, default)
 
-def evaluated(
-  strategy: solver.StrategyT,
-  request: Request,
-  evaluations: int = 0,
-  converged: bool = True,
-) -> solver.Optimized[solver.StrategyT]:
-  """Returns `strategy` with its loss for what `request` asks."""
-  mean, largest = strategy.errors(request.workload)
-  sensitivity = sensitivity_lib.sensitivity(strategy, request.participation)
-  error = mean if request.objective == solver.MEAN else largest
-  return solver.Optimized(
-    strategy, error * sensitivity.value**2, evaluations, converged
-  )
+  def needed(self, name: str, otherwise: Any = None, source: str = '') -> Any:
+    """Returns a parameter as given, or else `otherwise`.
+
+    Args:
+      name: of the parameter.
+      otherwise: None raises.
+      source: of `otherwise`, for the message.
+
+    Raises:
+      ValueError: nothing gives it.
+    """
+    found = self[name] if self[name] is not None else otherwise
+    if found is None:
+      where = f' where {source} does not give it' if source else ''
+      raise ValueError(
+        errors.invalid(
+          name,
+          None,
+          f'{self.family.name} needs it{where}',
+          f'give {name}' + (f' or {source}' if source else ''),
+        )
+      )
+    return found
+
+  @property
+  def bands(self) -> int:
+    """Returns the bands asked for, or else min_sep.
+
+    With more, columns of one client overlap and its sensitivity grows; up to
+    there more bands never cost error.
+
+    Raises:
+      ValueError: neither is given, or bands exceed the rounds.
+    """
+    bands = self.needed('bands', self.participation.min_sep, 'min_sep')
+    if 'bands' not in self.parameters:
+      return min(bands, self.most_bands())
+    if bands > self.rounds:
+      raise ValueError(
+        errors.invalid(
+          'bands',
+          bands,
+          f'must not exceed rounds={self.rounds}',
+          f'use {self.rounds} or fewer',
+        )
+      )
+    return bands
+
+  @property
+  def separated_bands(self) -> int:
+    """Returns `bands` for a search that takes columns not to overlap.
+
+    Raises:
+      ValueError: as `bands`, and for more of them than min_sep.
+    """
+    bands, min_sep = self.bands, self.participation.min_sep
+    if min_sep is not None and bands > min_sep:
+      raise ValueError(
+        errors.invalid(
+          'bands',
+          bands,
+          f'must not exceed min_sep={min_sep}, or columns of one client '
+          'overlap and sensitivity grows',
+          f'use {min_sep} or fewer',
+        )
+      )
+    return bands
+
+  def most_bands(self) -> int:
+    """Returns the bands whose noise is remembered in the memory there is."""
+    if self.noise_copies is None:
+      return self.rounds
+    return min(self.rounds, self.noise_copies + 1)
+
+  def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:
+    """Returns the strategy, its columns scaled if that is asked for."""
+    if self['column_normalize']:
+      return strategies.ColumnNormalized(strategy)
+    return strategy
+
+  def evaluated(
+    self,
+    strategy: strategies.Strategy,
+    found: Optional[solver.Optimized] = None,
+  ) -> solver.Optimized:
+    """Returns `strategy` with its loss, made from what a search has found."""
+    mean, largest = strategy.errors(self.workload)
+    sensitivity = sensitivity_lib.sensitivity(strategy, self.participation)
+    error = mean if self.objective == solver.MEAN else largest
+    return solver.Optimized(
+      strategy,
+      error * sensitivity.value**2,
+      found.evaluations if found else 0,
+      found.converged if found else True,
+    )

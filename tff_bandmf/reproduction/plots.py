@@ -31,19 +31,26 @@ def draw(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   pictures = _optimized(
     _PICTURE_ROUNDS,
     _PICTURE_MIN_SEP,
-    ('banded', 'banded-toeplitz', 'blt', 'banded-inverse', 'dp-cgd', 'tree'),
+    (
+      strategies.Banded,
+      strategies.BandedToeplitz,
+      strategies.Blt,
+      strategies.BandedInverse,
+      strategies.DpCgd,
+      strategies.Tree,
+    ),
   )
   large = _optimized(
     _ROUNDS,
     _MIN_SEP,
     (
-      'identity',
-      'banded-toeplitz',
-      'banded-sqrt',
-      'blt',
-      'dp-cgd',
-      'banded-inverse',
-      'online-tree',
+      strategies.Identity,
+      strategies.BandedToeplitz,
+      strategies.BandedSqrt,
+      strategies.Blt,
+      strategies.DpCgd,
+      strategies.BandedInverse,
+      strategies.OnlineTree,
     ),
   )
   for name, figure in (
@@ -58,11 +65,11 @@ def draw(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     yield path
 
 
-def _optimized(rounds, min_sep, families) -> dict[str, strategies.Strategy]:
+def _optimized(rounds, min_sep, kinds) -> dict[str, strategies.Strategy]:
   schema = participation_lib.MinSep(min_sep)
   return {
-    family: optimize.optimize(optimize.Request(family, rounds, schema)).strategy
-    for family in families
+    kind.family: optimize.optimize(kind.family, rounds, schema).strategy
+    for kind in kinds
   }
 
 
@@ -89,10 +96,9 @@ def _matrices(found) -> matplotlib.figure.Figure:
 def _coefficients(found) -> matplotlib.figure.Figure:
   figure, axes = _axes('lag', 'first column of C')
   for family, strategy in found.items():
-    if isinstance(strategy, strategies.Toeplitz):
-      axes.loglog(
-        np.arange(1, _ROUNDS + 1), strategy.column(_ROUNDS), label=family
-      )
+    column = strategy.first_column()
+    if column is not None:
+      axes.loglog(np.arange(1, len(column) + 1), column, label=family)
   return _with_legend(figure, axes)
 
 
@@ -114,13 +120,11 @@ def _rmse_by_min_sep() -> matplotlib.figure.Figure:
   planned = participation_lib.MinSep(_UNKNOWN['bands'], k)
   min_seps = np.arange(100, 501, 25)
   for family, b0 in (
-    ('banded-toeplitz', None),
-    ('robust-toeplitz', _UNKNOWN['b0']),
-    ('blt', None),
+    (strategies.BandedToeplitz.family, None),
+    (strategies.RobustToeplitz.family, _UNKNOWN['b0']),
+    (strategies.Blt.family, None),
   ):
-    strategy = optimize.optimize(
-      optimize.Request(family, rounds, planned, b0=b0)
-    ).strategy
+    strategy = optimize.optimize(family, rounds, planned, b0=b0).strategy
     root = math.sqrt(strategy.errors()[0])
     axes.plot(
       min_seps,

@@ -99,9 +99,10 @@ def _schema(table: Mapping[str, Any]) -> participation_lib.MinSep:
 def _example_b1(table) -> Iterator[Row]:
   rounds = table['rounds']
   found = optimize.optimize(
-    optimize.Request(
-      'banded', rounds, participation_lib.Single(), bands=table['bands']
-    )
+    strategies.Banded.family,
+    rounds,
+    participation_lib.Single(),
+    bands=table['bands'],
   )
   tolerance = table['abs_tol']
   yield Row(
@@ -138,7 +139,7 @@ def _gaussian_sigma(table) -> Iterator[Row]:
 def _amplified_sigma(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   rows = [(epsilon, 1, sigma) for epsilon, sigma in table['dp_sgd']]
-  for epsilon, bands, published in rows + table['banded']:
+  for epsilon, bands, published in rows + table['banded_rows']:
     ours = accounting.cyclic_poisson_noise_multiplier(
       epsilon,
       table['delta'],
@@ -177,7 +178,7 @@ def _banded_rmse(table) -> Iterator[Row]:
   )
   for row in table['rows']:
     found = optimize.optimize(
-      optimize.Request(row['family'], rounds, schema, bands=row.get('bands'))
+      row['family'], rounds, schema, bands=row.get('bands')
     )
     yield Row(
       '',
@@ -193,14 +194,14 @@ def _optimal_bands(table) -> Iterator[Row]:
   rounds, schema = table['rounds'], participation_lib.Single()
   # Where optimising C is slow, the optimum without bands stands for it: no
   # banded C has less error, so if it is not chosen, they are not.
-  dense = optimize.optimize(optimize.Request('dense', rounds, schema))
+  dense = optimize.optimize(strategies.Dense.family, rounds, schema)
   rmse = {}
   for bands in (1 << i for i in range(rounds.bit_length())):
     found = (
       dense
       if bands > _MOST_BANDS
       else optimize.optimize(
-        optimize.Request('banded', rounds, schema, bands=bands)
+        strategies.Banded.family, rounds, schema, bands=bands
       )
     )
     rmse[bands] = math.sqrt(found.loss)
@@ -220,7 +221,7 @@ def _optimal_bands(table) -> Iterator[Row]:
 def _calibrated_rmse(table) -> Iterator[Row]:
   sigma = accounting.gaussian_noise_multiplier(table['epsilon'], table['delta'])
   for row in table['rows']:
-    request = optimize.Request(
+    found = optimize.optimize(
       row['family'],
       table['rounds'],
       _schema(table),
@@ -228,7 +229,6 @@ def _calibrated_rmse(table) -> Iterator[Row]:
       bands=row.get('bands'),
       lambda_=row.get('lambda'),
     )
-    found = optimize.optimize(request)
     yield Row(
       '', _label(row), row['value'], sigma * math.sqrt(found.loss), table['tol']
     )
@@ -244,9 +244,10 @@ def _cyclic_poisson_rmse(table) -> Iterator[Row]:
       -(-rounds // bands),
     )
     found = optimize.optimize(
-      optimize.Request(
-        'banded-toeplitz', rounds, participation_lib.Single(), bands=bands
-      )
+      strategies.BandedToeplitz.family,
+      rounds,
+      participation_lib.Single(),
+      bands=bands,
     )
     yield Row(
       '',
@@ -262,14 +263,12 @@ def _unknown_min_sep(table) -> Iterator[Row]:
   planned = participation_lib.MinSep(table['optimized_min_sep'], k)
   for row in table['rows']:
     found = optimize.optimize(
-      optimize.Request(
-        row['family'],
-        rounds,
-        planned,
-        bands=row.get('bands'),
-        buffers=row.get('buffers'),
-        b0=row.get('b0'),
-      )
+      row['family'],
+      rounds,
+      planned,
+      bands=row.get('bands'),
+      buffers=row.get('buffers'),
+      b0=row.get('b0'),
     )
     strategy = found.strategy
     for min_sep, published in zip(table['min_sep'], row['value']):

@@ -15,7 +15,7 @@ bands.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Callable, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -26,8 +26,6 @@ from tff_bandmf.sensitivity import patterns, result
 # Matrix products need so many rows to be quick, and pay for more of them than
 # a quarter of the bands.
 _LEAST_ROWS = 64
-# Entries of C held at once.
-_ENTRIES = 2**22
 # Entries of X so small next to its diagonal are zeros.
 _ROUNDING = 1e-13
 
@@ -53,7 +51,7 @@ def sensitivity(
   k = participation.participations(rounds)
   if k == 1:
     return result.exact(
-      float(column_norms_squared(strategy).max()),
+      float(strategy.column_norms_squared().max()),
       'largest column norm (one participation)',
     )
   min_sep = participation.separation(rounds)
@@ -61,7 +59,7 @@ def sensitivity(
   # PRIVACY: bands of C, never those of C^-1.
   # Guard: families_test.test_stamped_banded_inverse_overlaps.
   if bands <= min_sep:
-    norms = column_norms_squared(strategy)
+    norms = strategy.column_norms_squared()
     squared = (
       patterns.heaviest_fixed([norms], rounds, min_sep, k)
       if fixed
@@ -71,7 +69,7 @@ def sensitivity(
       squared, 'columns of one client do not overlap (bands <= min_sep)'
     )
   chained = bands <= 2 * min_sep
-  if chained and not fixed and not isinstance(strategy, strategies.Stamped):
+  if chained and not fixed and strategy.tiles() == [(strategy, 1)]:
     return result.exact(
       _heaviest_chain(strategy, min_sep, k),
       'heaviest chain of columns of which only neighbours overlap '
@@ -99,30 +97,6 @@ def sensitivity(
   )
 
 
-def column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
-  """Returns the diagonal of X, [n] float64."""
-  if isinstance(strategy, strategies.ColumnNormalized):
-    return np.ones(strategy.rounds)
-  if isinstance(strategy, strategies.Stamped) and _is_tiled(strategy):
-    return _tiled(strategy, column_norms_squared)
-  rounds, bands = strategy.rounds, strategy.bands
-  first = (
-    strategy.block if isinstance(strategy, strategies.Stamped) else strategy
-  )
-  if isinstance(first, strategies.Toeplitz):
-    return np.cumsum(first.column(rounds) ** 2)[::-1]
-  norms = np.zeros(rounds)
-  step = max(1, _ENTRIES // bands)
-  for start in range(0, rounds, step):
-    stop = min(start + step, rounds)
-    squares = strategy.band_rows(start, stop) ** 2
-    for s in range(min(bands, stop)):
-      # C[t, t - s] is of column t - s; before column 0 there is none.
-      skip = max(s - start, 0)
-      norms[start + skip - s : stop - s] += squares[skip:, s]
-  return norms
-
-
 def _row_weights(
   strategy: strategies.Strategy, min_sep: int, k: int, lag_count: int
 ) -> np.ndarray:
@@ -137,9 +111,14 @@ def _row_weights(
   Returns:
     [2 + lag_count, n] float64, w first; X is 0 past round n.
   """
-  if isinstance(strategy, strategies.Stamped) and _is_tiled(strategy):
-    return _tiled(
-      strategy, lambda part: _row_weights(part, min_sep, k, lag_count)
+  tiles = strategy.tiles()
+  if tiles != [(strategy, 1)]:
+    return np.concatenate(
+      [
+        np.tile(_row_weights(tile, min_sep, k, lag_count), copies)
+        for tile, copies in tiles
+      ],
+      axis=-1,
     )
   rows = np.zeros((2 + lag_count, strategy.rounds))
   for start, stop, first, gram in _gram_rows(strategy):
@@ -215,44 +194,5 @@ def _gram_rows(
   for start in starts:
     stop = min(start + step, rounds)
     first, last = max(start - bands + 1, 0), min(stop + bands - 1, rounds)
-    # Of C, rows start .. last and columns first .. last.
-    if isinstance(strategy, strategies.Dense):
-      below = strategy.values[start:last, first:last]
-    else:
-      below = _unskewed(strategy.band_rows(start, last))
-      below = below[:, first - (start - bands + 1) :]
+    below = strategy.part(start, last, first)
     yield start, stop, first, (below[:, start - first : stop - first].T @ below)
-
-
-def _unskewed(rows: np.ndarray) -> np.ndarray:
-  """Returns D with D[t, t + bands - 1 - s] = rows[t, s], 0 elsewhere.
-
-  Args:
-    rows: [count, bands] float64.
-
-  Returns:
-    [count, count + bands - 1] float64.
-  """
-  count, bands = rows.shape
-  padded = np.zeros((count, count + bands))
-  padded[:, :bands] = rows[:, ::-1]
-  # Rows one shorter than they were move by one more each.
-  return padded.reshape(-1)[:-count].reshape(count, count + bands - 1)
-
-
-def _is_tiled(strategy: strategies.Stamped) -> bool:
-  return strategy.rounds > strategy.block.rounds
-
-
-def _tiled(
-  strategy: strategies.Stamped,
-  function: Callable[[strategies.Strategy], np.ndarray],
-) -> np.ndarray:
-  """Returns `function`, [..., columns], of block after block."""
-  block = strategy.block
-  copies, rest = divmod(strategy.rounds, block.rounds)
-  parts = [function(block)] * copies
-  if rest:
-    # Stamped less than once, a block is cut.
-    parts.append(function(strategies.Stamped(rest, block)))
-  return np.concatenate(parts, axis=-1)

@@ -12,12 +12,14 @@ negative X_ij does not help: only |X_ij| is ever used.
 from __future__ import annotations
 
 import math
+from typing import Any, Callable
 
 import numpy as np
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram, result, toeplitz, tree
+from tff_bandmf.strategies import base
 
 
 def sensitivity(
@@ -51,7 +53,7 @@ one client do not overlap (bands <= min_sep)')
     )
   # What overflows is refused below.
   with np.errstate(over='ignore', invalid='ignore'):
-    found = _dispatch(strategy, participation)
+    found = _THEOREMS[strategy.structure](strategy, participation)
   if not math.isfinite(found.value):
     raise ValueError(
       errors.invalid(
@@ -64,25 +66,31 @@ one client do not overlap (bands <= min_sep)')
   return found
 
 
-def _dispatch(
-  strategy: strategies.Strategy,
-  participation: participation_lib.Participation,
+def _of_nodes(
+  strategy: Any, participation: participation_lib.Participation
 ) -> result.Sensitivity:
-  """Returns the sensitivity by what is known of the family."""
-  if isinstance(strategy, strategies.Toeplitz):
-    return toeplitz.sensitivity(strategy, participation)
-  if isinstance(strategy, strategies.ColumnNormalized):
-    return toeplitz.normalized_sensitivity(strategy, participation)
-  if isinstance(strategy, strategies.Tree):
-    return tree.sensitivity(strategy.rounds, strategy.arity, participation)
-  if isinstance(strategy, strategies.OnlineTree):
-    # What is released are sums of the noisy nodes: X of `matrix` is at most
-    # that of the encoder, as positive semi-definite matrices.
-    encoder = tree.sensitivity(strategy.rounds, 2, participation)
-    return result.Sensitivity(
-      encoder.value,
-      result.UPPER_BOUND,
-      f'{encoder.method} for the nodes that the release is made from: '
-      f'{encoder.reason}',
-    )
-  return gram.sensitivity(strategy, participation)
+  """Returns the sensitivity of a tree whose noisy nodes are released."""
+  return tree.sensitivity(strategy.rounds, strategy.arity, participation)
+
+
+def _of_decoded_nodes(
+  strategy: Any, participation: participation_lib.Participation
+) -> result.Sensitivity:
+  """Returns a bound for sums of the noisy nodes: X of C is at most theirs."""
+  nodes = _of_nodes(strategy, participation)
+  return result.Sensitivity(
+    nodes.value,
+    result.UPPER_BOUND,
+    f'{nodes.method} for the nodes that the release is made from: '
+    f'{nodes.reason}',
+  )
+
+
+# By what is known of C.
+_THEOREMS: dict[str, Callable[..., result.Sensitivity]] = {
+  base.ANY: gram.sensitivity,
+  base.TOEPLITZ: toeplitz.sensitivity,
+  base.NORMALIZED_TOEPLITZ: toeplitz.normalized_sensitivity,
+  base.TREE: _of_nodes,
+  base.DECODED_TREE: _of_decoded_nodes,
+}

@@ -157,9 +157,9 @@ def normalized_sensitivity(
     )
   # PRIVACY: of DP-CGD alone the leftmost pattern is known to be the worst.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
-  if isinstance(toeplitz, strategies.DpCgd):
+  if toeplitz.is_geometric:
     return result.exact(
-      _leftmost_cgd_squared(toeplitz, strategy.column_norms, min_sep, k),
+      _leftmost_geometric_squared(strategy, min_sep, k),
       'column-normalised DP-CGD, leftmost pattern [DPCGD26]',
     )
   fixed = isinstance(participation, participation_lib.FixedEpoch)
@@ -267,21 +267,21 @@ def _row_weight(column: np.ndarray, min_sep: int, k: int) -> float:
   return float(own + patterns.heaviest(row, min_sep, k - 1))
 
 
-def _leftmost_cgd_squared(
-  strategy: strategies.DpCgd, norms: np.ndarray, min_sep: int, k: int
+def _leftmost_geometric_squared(
+  strategy: strategies.ColumnNormalized, min_sep: int, k: int
 ) -> float:
-  """Returns || sum_{j<k} (C D^-1)[:, j b] ||^2 for DP-CGD, in O(n).
+  """Returns || sum_{j<k} (C D^-1)[:, j b] ||^2 for c_j = lambda^j, in O(n).
 
   Args:
-    strategy: C.
-    norms: the diagonal of D, [n] float64.
+    strategy: C D^-1.
     min_sep: b.
     k: participations.
   """
   impulses = np.zeros(strategy.rounds)
   taken = np.arange(k) * min_sep
-  impulses[taken] = 1 / norms[taken]
-  summed = scipy.signal.lfilter([1.0], strategy.inverse_coefficients, impulses)
+  impulses[taken] = 1 / strategy.column_norms[taken]
+  inverse = strategy.toeplitz.inverse_column(2)
+  summed = scipy.signal.lfilter([1.0], inverse, impulses)
   return float(summed @ summed)
 
 

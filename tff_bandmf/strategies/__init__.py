@@ -1,5 +1,6 @@
 """Strategy matrices C: one file a kind of matrix."""
 
+from tff_bandmf.strategies import families
 from tff_bandmf.strategies.banded import Banded
 from tff_bandmf.strategies.banded_inverse import BandedInverse
 from tff_bandmf.strategies.banded_toeplitz import (
@@ -11,7 +12,8 @@ from tff_bandmf.strategies.base import Strategy
 from tff_bandmf.strategies.blt import Blt
 from tff_bandmf.strategies.column_normalized import ColumnNormalized
 from tff_bandmf.strategies.dense import Dense, lower_factor
-from tff_bandmf.strategies.files import FAMILIES, check_path, load, save
+from tff_bandmf.strategies.families import Family, Parameter
+from tff_bandmf.strategies.files import check_path, load, save
 from tff_bandmf.strategies.fractional import (
   BandedFractional,
   BandedInverseFractional,
@@ -31,3 +33,7 @@ from tff_bandmf.strategies.toeplitz import (
   fractional_coefficients,
 )
 from tff_bandmf.strategies.tree import OnlineTree, Tree
+
+# All families, and the parameters of all of them, by their names.
+FAMILIES = families.known()
+PARAMETERS = families.parameters()

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import _checks, errors
-from tff_bandmf.strategies import base
+from tff_bandmf.strategies import base, families
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -68,3 +68,18 @@ class Banded(base.Strategy):
 
   def arrays(self) -> dict[str, np.ndarray]:
     return {'rows': self.rows}
+
+
+FAMILIES = (
+  families.Family(
+    Banded,
+    'few bands, optimised',
+    'bands - 1',
+    'BandMF23, BandMF24',
+    (
+      families.BANDS,
+      attrs.evolve(families.COLUMN_NORMALIZE, default=True),
+    ),
+    optimizer='tff_bandmf.optimize.searches:banded',
+  ),
+)

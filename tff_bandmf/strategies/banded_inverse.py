@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import base, families, toeplitz
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -38,3 +38,14 @@ class BandedInverse(toeplitz.BandedInverseC):
 
   def arrays(self) -> dict[str, np.ndarray]:
     return {'inverse_coefficients': self.inverse_coefficients}
+
+
+FAMILIES = (
+  families.Family(
+    BandedInverse,
+    'few coefficients of C^-1, optimised',
+    'bands - 1',
+    parameters=(families.INVERSE_BANDS, families.COLUMN_NORMALIZE),
+    optimizer='tff_bandmf.optimize.searches:banded_inverse',
+  ),
+)

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import _checks, errors
-from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import base, families, toeplitz
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -98,3 +98,27 @@ def taper(coefficients: np.ndarray, b0: int) -> np.ndarray:
   if b0 == b:
     return coefficients
   return coefficients * np.where(i < b0, 1.0, (b - i) / (b - b0))
+
+
+FAMILIES = (
+  families.Family(
+    BandedToeplitz,
+    'few coefficients, optimised',
+    'bands - 1',
+    'BandMF24',
+    (families.BANDS, families.COLUMN_NORMALIZE),
+    optimizer='tff_bandmf.optimize.searches:banded_toeplitz',
+  ),
+  families.Family(
+    RobustToeplitz,
+    'the same, for a min_sep in [b0, bands]',
+    'bands - 1',
+    'BandMF24',
+    (
+      families.BANDS,
+      families.Parameter('b0', int, 'Least min_sep that is expected.'),
+      families.COLUMN_NORMALIZE,
+    ),
+    optimizer='tff_bandmf.optimize.searches:robust_toeplitz',
+  ),
+)

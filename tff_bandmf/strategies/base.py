@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import numpy as np
 
@@ -24,6 +24,16 @@ _SMALLEST_DIAGONAL = 1e-30
 _LARGEST_ENTRY = 1e30
 # Matrix products need so many columns to be quick.
 _LEAST_COLUMNS = 64
+
+
+# What is known of a matrix; see `Strategy.structure`.
+ANY = 'any'
+TOEPLITZ = 'toeplitz'
+NORMALIZED_TOEPLITZ = 'normalized-toeplitz'
+TREE = 'tree-nodes'
+DECODED_TREE = 'decoded-tree-nodes'
+# Entries of C held at once.
+_ENTRIES = 2**22
 
 
 class Strategy(abc.ABC):
@@ -46,6 +56,8 @@ class Strategy(abc.ABC):
     bands: b_hat, the main diagonal included.
     inverse_bands: p, or None where the family bounds it by n only.
     buffers: d, or None where the family is no BLT.
+    structure: what theorems about the sensitivity may use: one of the
+      constants of this module.
   """
 
   if TYPE_CHECKING:
@@ -68,6 +80,8 @@ class Strategy(abc.ABC):
   else:
     inverse_bands = None
     buffers = None
+
+  structure: ClassVar[str] = ANY
 
   @abc.abstractmethod
   def band_rows(self, start: int, stop: int) -> np.ndarray:
@@ -199,6 +213,37 @@ class Strategy(abc.ABC):
     per_query_errors = self.per_query_errors(workload)
     return float(per_query_errors.mean()), float(per_query_errors.max())
 
+  def first_column(self) -> Optional[np.ndarray]:
+    """Returns the first column of C, [bands] float64, if it says it all."""
+    return None
+
+  def tiles(self) -> list[tuple[Strategy, int]]:
+    """Returns blocks down the diagonal of C, each with how often it stands."""
+    return [(self, 1)]
+
+  def column_norms_squared(self) -> np.ndarray:
+    """Returns the squared norms of the columns of C, [n] float64."""
+    norms = np.zeros(self.rounds)
+    step = max(1, _ENTRIES // self.bands)
+    for start in range(0, self.rounds, step):
+      stop = min(start + step, self.rounds)
+      squares = self.band_rows(start, stop) ** 2
+      for s in range(min(self.bands, stop)):
+        # C[t, t - s] is of column t - s; before column 0 there is none.
+        skip = max(s - start, 0)
+        norms[start + skip - s : stop - s] += squares[skip:, s]
+    return norms
+
+  def part(self, start: int, stop: int, first: int) -> np.ndarray:
+    """Returns C[start:stop, first:stop], float64; left of it C is 0."""
+    rows, bands = self.band_rows(start, stop), self.bands
+    count = stop - start
+    padded = np.zeros((count, count + bands))
+    padded[:, :bands] = rows[:, ::-1]
+    # Rows one shorter than they were move by one more each.
+    skewed = padded.reshape(-1)[:-count].reshape(count, count + bands - 1)
+    return skewed[:, first - (start - bands + 1) :]
+
   def parameters(self) -> dict[str, Any]:
     """Returns what defines C besides `rounds` and `arrays`, JSON values."""
     return {}
@@ -214,12 +259,7 @@ class Strategy(abc.ABC):
       ValueError: n is so large that the matrix would not fit in memory.
     """
     check_dense(self.rounds)
-    dense = np.zeros((self.rounds, self.rounds))
-    rows = self.band_rows(0, self.rounds)
-    for s in range(self.bands):
-      t = np.arange(s, self.rounds)
-      dense[t, t - s] = rows[t, s]
-    return dense
+    return self.part(0, self.rounds, 0)
 
   def digest(self) -> str:
     """Returns the SHA-256 of what defines C, 64 hexadecimal digits."""

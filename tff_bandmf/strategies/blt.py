@@ -10,7 +10,7 @@ import numpy as np
 import scipy.signal
 
 from tff_bandmf import _checks, errors
-from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import base, families, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Coefficients of C^-1 made at once.
@@ -217,3 +217,18 @@ class BltBuffers(recursion_lib.Buffers):
     sizes = np.abs(self._omega) / np.sqrt(1 - self._theta**2)
     roundings = self._period + self.memory + 8
     return float(recursion_lib.UNIT * roundings * np.sum(sizes))
+
+
+FAMILIES = (
+  families.Family(
+    Blt,
+    'sum of powers, optimised',
+    'buffers',
+    'BLT24, UseBLTs24',
+    (
+      families.Parameter('buffers', int, 'Powers that are added up.'),
+      families.COLUMN_NORMALIZE,
+    ),
+    optimizer='tff_bandmf.optimize.searches:blt',
+  ),
+)

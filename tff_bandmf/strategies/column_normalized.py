@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -32,6 +32,7 @@ class ColumnNormalized(base.Strategy):
          [0.8, 1. ]])
   """
 
+  structure: ClassVar[str] = base.NORMALIZED_TOEPLITZ
   toeplitz: toeplitz.Toeplitz
 
   def __attrs_post_init__(self):
@@ -85,6 +86,13 @@ class ColumnNormalized(base.Strategy):
       )
     norms.flags.writeable = False
     return norms
+
+  def first_column(self) -> np.ndarray:
+    """Returns that of the Toeplitz matrix whose columns are scaled."""
+    return self.toeplitz.first_column()
+
+  def column_norms_squared(self) -> np.ndarray:
+    return np.ones(self.rounds)
 
   @property
   def noise_copies(self) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.linalg
 
 from tff_bandmf import _checks, errors, workloads
-from tff_bandmf.strategies import base
+from tff_bandmf.strategies import base, families
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -89,8 +89,8 @@ class Dense(base.Strategy):
   def arrays(self) -> dict[str, np.ndarray]:
     return {'values': self.values}
 
-  def matrix(self) -> np.ndarray:
-    return self.values
+  def part(self, start: int, stop: int, first: int) -> np.ndarray:
+    return self.values[start:stop, first:stop]
 
 
 def band_rows(
@@ -123,3 +123,15 @@ def lower_factor(gram: np.ndarray) -> np.ndarray:
          [1., 2.]])
   """
   return np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T.copy()
+
+
+FAMILIES = (
+  families.Family(
+    Dense,
+    'the optimum',
+    'rounds - 1',
+    'SingleEpoch22, MultiEpoch23',
+    least_copies=lambda rounds: rounds - 1,
+    optimizer='tff_bandmf.optimize.searches:dense',
+  ),
+)

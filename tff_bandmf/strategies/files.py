@@ -44,42 +44,12 @@ import numpy as np
 from tff_bandmf import _checks, _files, errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.strategies import (
-  banded,
-  banded_inverse,
-  banded_toeplitz,
   base,
-  blt,
   column_normalized,
   dense,
-  fractional,
-  identity,
-  inverse_plus_constant,
+  families,
   stamped,
-  tree,
 )
-
-_KINDS: tuple[type[Any], ...] = (
-  identity.Identity,
-  banded.Banded,
-  banded_toeplitz.BandedToeplitz,
-  banded_toeplitz.RobustToeplitz,
-  fractional.BandedSqrt,
-  fractional.BandedFractional,
-  inverse_plus_constant.InversePlusConstant,
-  fractional.SqrtToeplitz,
-  fractional.Lti,
-  blt.Blt,
-  fractional.DpCgd,
-  banded_inverse.BandedInverse,
-  fractional.BandedInverseSqrt,
-  fractional.BandedInverseFractional,
-  dense.Dense,
-  tree.Tree,
-  tree.OnlineTree,
-  stamped.Stamped,
-)
-# Every family, by its name.
-FAMILIES = {kind.family: kind for kind in _KINDS}
 
 _SUFFIXES = ('.json', '.npz')
 
@@ -273,7 +243,7 @@ def _from_header(
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
   """Returns the strategy and the schema that header and arrays describe."""
   family = header.get('family')
-  if not isinstance(family, str) or family not in FAMILIES:
+  if not isinstance(family, str) or family not in families.known():
     raise ValueError(
       errors.invalid(
         'family',
@@ -350,7 +320,7 @@ def _build(
   normalize = fields.pop('column_normalize', False)
   if not isinstance(normalize, bool):
     raise TypeError('column_normalize is true or false')
-  kind = FAMILIES[family]
+  kind = families.known()[family].kind
   if 'rounds' in attrs.fields_dict(kind):
     fields['rounds'] = rounds
   strategy = kind(**fields, **arrays)

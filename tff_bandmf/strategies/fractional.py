@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import _checks
-from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import base, families, toeplitz
 
 
 def _alpha(alpha: Any) -> float:
@@ -171,6 +171,7 @@ class DpCgd(toeplitz.BandedInverseC):
   """
 
   family: ClassVar[str] = 'dp-cgd'
+  is_geometric: ClassVar[bool] = True
   inverse_bands: ClassVar[int] = 2
   rounds: int = attrs.field(converter=base.count_rounds)
   lambda_: float = attrs.field(
@@ -185,3 +186,73 @@ class DpCgd(toeplitz.BandedInverseC):
 
   def parameters(self) -> dict[str, Any]:
     return {'lambda': self.lambda_}
+
+
+_ALPHA = families.Parameter(
+  'alpha', float, 'Exponent, 1/2 is the square root.', sweep=(0.0, 1.0)
+)
+
+FAMILIES = (
+  families.Family(
+    BandedSqrt,
+    '(1-x)^-1/2, cut',
+    'bands - 1',
+    'BSR24',
+    (families.BANDS, families.COLUMN_NORMALIZE),
+  ),
+  families.Family(
+    BandedFractional,
+    '(1-x)^-alpha, cut',
+    'bands - 1',
+    'BIFR26',
+    (families.BANDS, _ALPHA, families.COLUMN_NORMALIZE),
+  ),
+  families.Family(
+    SqrtToeplitz,
+    '(1-x)^-1/2',
+    'rounds - 1',
+    'FHU23',
+    (families.COLUMN_NORMALIZE,),
+    least_copies=lambda rounds: rounds - 1,
+  ),
+  families.Family(
+    Lti,
+    '(1-x)^-1/2 with decay',
+    'rounds - 1',
+    'LTI24',
+    (
+      families.Parameter('nu', float, 'Decay, 0 is none.', sweep=(0.0, 1.0)),
+      families.COLUMN_NORMALIZE,
+    ),
+    least_copies=lambda rounds: rounds - 1,
+  ),
+  families.Family(
+    DpCgd,
+    'C^-1 = I - lambda shift',
+    '1',
+    'DPCGD26',
+    (
+      families.Parameter(
+        'lambda',
+        float,
+        'Part of the noise that the next round takes away.',
+        sweep=(0.0, 1.0),
+      ),
+      families.COLUMN_NORMALIZE,
+    ),
+  ),
+  families.Family(
+    BandedInverseSqrt,
+    'C^-1 = (1-x)^1/2, cut',
+    'bands - 1',
+    'BISR25',
+    (families.INVERSE_BANDS, families.COLUMN_NORMALIZE),
+  ),
+  families.Family(
+    BandedInverseFractional,
+    'C^-1 = (1-x)^alpha, cut',
+    'bands - 1',
+    'BIFR26',
+    (families.INVERSE_BANDS, _ALPHA, families.COLUMN_NORMALIZE),
+  ),
+)

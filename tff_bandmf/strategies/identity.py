@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import workloads
-from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import base, families, toeplitz
 
 
 @attrs.frozen(slots=False)
@@ -33,3 +33,8 @@ class Identity(toeplitz.BandedC):
     if workload != workloads.PREFIX:
       return super().errors(workload)
     return (self.rounds + 1) / 2, float(self.rounds)
+
+
+FAMILIES = (
+  families.Family(Identity, 'I, DP-FedAvg', '0', least_copies=lambda rounds: 0),
+)

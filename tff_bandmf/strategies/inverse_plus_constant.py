@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import _checks
-from tff_bandmf.strategies import base, toeplitz
+from tff_bandmf.strategies import base, families, toeplitz
 
 _LARGEST_CONSTANT = 1e6
 
@@ -45,3 +45,24 @@ class InversePlusConstant(toeplitz.BandedC):
 
   def parameters(self) -> dict[str, Any]:
     return {'bands': self.bands, 'constant': self.constant}
+
+
+FAMILIES = (
+  families.Family(
+    InversePlusConstant,
+    '1/(j+1) + constant, cut',
+    'bands - 1',
+    parameters=(
+      families.BANDS,
+      families.Parameter(
+        'constant',
+        float,
+        'What is added to each 1/(j+1).',
+        high=_LARGEST_CONSTANT,
+        # From there on C is all constant.
+        sweep=(0.0, 100.0),
+      ),
+      families.COLUMN_NORMALIZE,
+    ),
+  ),
+)

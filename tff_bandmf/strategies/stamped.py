@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import errors, workloads
-from tff_bandmf.strategies import base
+from tff_bandmf.strategies import base, dense, families, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
@@ -60,6 +60,26 @@ class Stamped(base.Strategy):
   def _recursion(self) -> recursion_lib.Recursion:
     return self.block.buffered(self.rounds) or self._window(self.block.rounds)
 
+  def tiles(self) -> list[tuple[base.Strategy, int]]:
+    if self.rounds <= self.block.rounds:
+      return super().tiles()
+    copies, rest = divmod(self.rounds, self.block.rounds)
+    # Stamped less than once, a block is cut.
+    cut = [(Stamped(rest, self.block), 1)] if rest else []
+    return [(self.block, copies), *cut]
+
+  def column_norms_squared(self) -> np.ndarray:
+    if self.rounds > self.block.rounds:
+      return np.concatenate(
+        [
+          np.tile(block.column_norms_squared(), copies)
+          for block, copies in self.tiles()
+        ]
+      )
+    if isinstance(self.block, toeplitz.Toeplitz):
+      return np.cumsum(self.block.column(self.rounds) ** 2)[::-1]
+    return super().column_norms_squared()
+
   def column_sum(self) -> float:
     return self.block.column_sum()
 
@@ -101,3 +121,27 @@ class Stamped(base.Strategy):
     return {
       f'block.{name}': array for name, array in self.block.arrays().items()
     }
+
+
+FAMILIES = (
+  families.Family(
+    Stamped,
+    'blocks of any of these',
+    'that of the block',
+    'SingleEpoch22',
+    (
+      families.Parameter(
+        'block_rounds', int, 'Rounds of a block.  [default: min_sep]'
+      ),
+      families.Parameter(
+        'block_family',
+        families.Family,
+        'Family of a block.  [default: dense]',
+        default=dense.Dense.family,
+      ),
+    ),
+    least_copies=lambda rounds: 0,
+    optimizer='tff_bandmf.optimize.families:stamped',
+    passes_on=True,
+  ),
+)

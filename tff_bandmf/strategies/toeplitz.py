@@ -16,7 +16,7 @@ over a polynomial for a banded C^-1, a proper rational function for a BLT.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import scipy.signal
@@ -34,7 +34,14 @@ _MAX_QUADRATIC_ROUNDS = 200_000
 
 
 class Toeplitz(base.Strategy):
-  """A strategy with constant diagonals."""
+  """A strategy with constant diagonals.
+
+  Attributes:
+    is_geometric: whether c_j is the j-th power of one number.
+  """
+
+  structure: ClassVar[str] = base.TOEPLITZ
+  is_geometric: ClassVar[bool] = False
 
   @abc.abstractmethod
   def column(self, terms: int) -> np.ndarray:
@@ -43,6 +50,12 @@ class Toeplitz(base.Strategy):
   @abc.abstractmethod
   def inverse_column(self, terms: int) -> np.ndarray:
     """Returns r, [terms] float64."""
+
+  def first_column(self) -> np.ndarray:
+    return self.column(self.bands)
+
+  def column_norms_squared(self) -> np.ndarray:
+    return np.cumsum(self.column(self.rounds) ** 2)[::-1]
 
   def column_sum(self) -> float:
     base.check_rounds(self.rounds)

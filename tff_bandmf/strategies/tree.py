@@ -18,7 +18,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import _checks, errors, workloads
-from tff_bandmf.strategies import base, dense
+from tff_bandmf.strategies import base, dense, families
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
@@ -39,6 +39,7 @@ class Tree(base.Strategy):
   """
 
   family: ClassVar[str] = 'tree'
+  structure: ClassVar[str] = base.TREE
   rounds: int = attrs.field(converter=base.count_rounds)
   arity: int = attrs.field(
     default=2,
@@ -110,6 +111,8 @@ class OnlineTree(base.Strategy):
   """
 
   family: ClassVar[str] = 'online-tree'
+  structure: ClassVar[str] = base.DECODED_TREE
+  arity: ClassVar[int] = 2
   rounds: int = attrs.field(converter=base.count_rounds)
 
   @property
@@ -296,3 +299,26 @@ class TreeBuffers(recursion_lib.Buffers):
       np.sqrt(np.sum(np.max(change, 0, initial=0.0) ** 2))
       / np.min(self._scales)
     )
+
+
+FAMILIES = (
+  families.Family(
+    Tree,
+    'nodes of a tree, optimal decoder',
+    'rounds - 1',
+    'DPFTRL21',
+    (
+      families.Parameter(
+        'arity', int, 'Children of a node.  [default: 2]', default=2
+      ),
+    ),
+    least_copies=lambda rounds: rounds - 1,
+  ),
+  families.Family(
+    OnlineTree,
+    "nodes of a binary tree, Honaker's decoder",
+    'log2(rounds)',
+    'DPFTRL21',
+    least_copies=int.bit_length,
+  ),
+)

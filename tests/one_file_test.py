@@ -1,0 +1,174 @@
+"""A family in one new file is found everywhere; no list elsewhere names one."""
+
+import ast
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import attrs
+import pytest
+
+from tff_bandmf import strategies
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+_FILE = """
+from typing import Any, ClassVar
+
+import attrs
+import numpy as np
+
+from tff_bandmf.strategies import families, toeplitz
+
+
+@attrs.frozen(slots=False)
+class Example(toeplitz.BandedC):
+  family: ClassVar[str] = 'example'
+  bands: ClassVar[int] = 2
+  rounds: int
+  own_part: float
+
+  @property
+  def coefficients(self) -> np.ndarray:
+    return np.array([1.0, self.own_part])
+
+  def parameters(self) -> dict[str, Any]:
+    return {'own_part': self.own_part}
+
+
+FAMILIES = (
+  families.Family(
+    Example,
+    'two bands',
+    '1',
+    parameters=(
+      families.Parameter(
+        'own_part', float, 'Part of its own.', sweep=(0.0, 1.0)
+      ),
+      families.COLUMN_NORMALIZE,
+    ),
+  ),
+)
+"""
+
+_USE = """
+import contextlib, io, json, pathlib
+
+import report_test
+from simulations import config as config_lib
+from simulations import training
+from tff_bandmf import report, strategies
+from tff_bandmf.cli import main
+
+def bandmf(command):
+  out = io.StringIO()
+  with contextlib.redirect_stdout(out):
+    assert main.main(command.split()) == 0, command
+  return out.getvalue()
+
+shown = bandmf('optimize --help')
+assert '|example|' in shown and 'For example: part' in shown
+assert '--own-part' in shown
+
+schema = '--rounds 6 --min-sep 2 --json'
+swept = json.loads(bandmf(f'optimize --family example {schema}'))
+given = json.loads(
+  bandmf(f'optimize --family example --own-part 0.3 {schema} --out x.json'))
+assert swept['parameters']['own_part'] not in (0.0, 0.3, 1.0)
+assert swept['loss'] < given['loss']
+assert json.loads(bandmf('evaluate x.json --json'))['parameters'] == {
+  'own_part': 0.3}
+
+ranked = json.loads(bandmf(
+  f'choose {schema} --epsilon 2 --delta 1e-6 --families example,identity'))
+assert {each['family'] for each in ranked['choices']} == {'example', 'identity'}
+
+tree = {
+  'data': {}, 'model': {}, 'training': {'rounds': 6, 'clients_per_round': 2},
+  'privacy': {'family': 'example', 'own_part': 0.3, 'min_sep': 2,
+              'epsilon': 2.0, 'delta': 1e-6, 'l2_norm_clip': 1.0}}
+config = config_lib.from_tree(tree)
+assert config_lib.to_tree(config)['privacy']['own_part'] == 0.3
+assert 'privacy.own_part (may be left out): Part of' in config_lib.list_keys()
+strategy = training.find_strategy(config)
+assert strategy == strategies.load('x.json')[0]
+
+report_test.make_run(pathlib.Path('run'), report_test.KEPT, strategy=strategy)
+report.write('run')
+assert 'example' in pathlib.Path('run', report.MARKDOWN_FILE).read_text()
+
+audited = json.loads(bandmf(
+  'audit x.json --noise-multiplier 1 --delta 1e-5 --canaries 20 --json'))
+assert audited['family'] == 'example' and audited['holds']
+"""
+
+
+def test_family_in_one_new_file_is_found_everywhere(tmp_path):
+  shutil.copytree(_ROOT / 'tff_bandmf', tmp_path / 'tff_bandmf')
+  (tmp_path / 'tff_bandmf/strategies/example.py').write_text(_FILE)
+  folders = (tmp_path, _ROOT, _ROOT / 'tests', _ROOT / 'tests/report')
+  done = subprocess.run(
+    [sys.executable, '-c', _USE],
+    cwd=tmp_path,
+    env={**os.environ, 'PYTHONPATH': os.pathsep.join(map(str, folders))},
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert done.returncode == 0, done.stderr[-3000:]
+
+
+def _sources():
+  """Yields the files outside of `strategies`, parsed."""
+  for package in ('tff_bandmf', 'simulations'):
+    for path in sorted((_ROOT / package).rglob('*.py')):
+      if _ROOT / 'tff_bandmf/strategies' not in path.parents:
+        yield path, ast.parse(path.read_text())
+
+
+def test_no_name_of_a_family_stands_elsewhere():
+  found = [
+    f'{path.relative_to(_ROOT)}:{node.lineno} {node.value}'
+    for path, tree in _sources()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Constant) and node.value in strategies.FAMILIES
+  ]
+  assert not found
+
+
+def test_no_kind_of_strategy_is_asked_for_elsewhere():
+  kinds = {
+    name
+    for name, each in vars(strategies).items()
+    if isinstance(each, type)
+    and issubclass(each, strategies.Strategy)
+    and each is not strategies.Strategy
+  }
+  found = [
+    f'{path.relative_to(_ROOT)}:{node.lineno}'
+    for path, tree in _sources()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.Call)
+    and ast.unparse(node.func) in ('isinstance', 'issubclass', 'type')
+    and {
+      each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)
+    }
+    & kinds
+  ]
+  assert not found
+
+
+@pytest.mark.parametrize('name', strategies.FAMILIES)
+def test_declaration_is_whole(name):
+  family = strategies.FAMILIES[name]
+  fields = {field.rstrip('_') for field in attrs.fields_dict(family.kind)}
+  assert family.about and family.keeps
+  assert sum(each.sweep is not None for each in family.parameters) <= 1
+  for each in family.parameters:
+    assert strategies.PARAMETERS[each.name].kind is each.kind
+    if not family.optimizer and each.kind is not bool:
+      assert each.field.rstrip('_') in fields
+    for value in (each.default, *(each.sweep or ())):
+      assert value is None or each.check(value) == value

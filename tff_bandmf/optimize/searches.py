@@ -1,0 +1,150 @@
+"""The searches that families name as their optimisers, in TensorFlow."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Callable
+
+from tff_bandmf import errors, strategies
+from tff_bandmf.optimize import banded as banded_lib
+from tff_bandmf.optimize import banded_inverse as banded_inverse_lib
+from tff_bandmf.optimize import blt as blt_lib
+from tff_bandmf.optimize import dense as dense_lib
+from tff_bandmf.optimize import request as request_lib
+from tff_bandmf.optimize import solver
+from tff_bandmf.optimize import toeplitz as toeplitz_lib
+
+# More bands or buffers must lower the loss by this much to be worth it.
+_WORTH = 1e-3
+_MOST_BUFFERS = 10
+_MOST_INVERSE_BANDS = 64
+
+_Request = request_lib.Request
+
+
+def banded(request: _Request) -> solver.Optimized:
+  """Returns the best C with few bands."""
+  return banded_lib.optimize_banded(
+    request.rounds,
+    request.separated_bands,
+    request.participation,
+    request.workload,
+    request.objective,
+    equal_column_norms=request['column_normalize'],
+    callback=request.callback,
+  )
+
+
+def banded_toeplitz(request: _Request) -> solver.Optimized:
+  """Returns the best Toeplitz C with few bands."""
+  found = _toeplitz(request, request.separated_bands)
+  return request.evaluated(request.normalized(found.strategy), found)
+
+
+def robust_toeplitz(request: _Request) -> solver.Optimized:
+  """Returns the best Toeplitz C with few bands, tapered from b0 on."""
+  b0, bands = request.needed('b0'), request.bands
+  if b0 > bands:
+    raise ValueError(
+      errors.invalid(
+        'b0',
+        b0,
+        f'must not exceed bands={bands}',
+        'min_sep is expected in [b0, bands]',
+      )
+    )
+  found = _toeplitz(request, bands)
+  coefficients = strategies.taper(found.strategy.coefficients, b0)
+  strategy = strategies.RobustToeplitz(request.rounds, coefficients, b0)
+  return request.evaluated(request.normalized(strategy), found)
+
+
+def blt(request: _Request) -> solver.Optimized:
+  """Returns the best BLT, of more buffers while they help."""
+  most = _MOST_BUFFERS
+  if request.noise_copies is not None:
+    most = min(most, request.noise_copies)
+  given = request['buffers']
+  found = _growing(
+    range(1, most + 1) if given is None else [given],
+    lambda buffers: blt_lib.optimize_blt(
+      request.rounds,
+      buffers,
+      request.participation,
+      request.workload,
+      request.objective,
+      callback=request.callback,
+    ),
+  )
+  return request.evaluated(request.normalized(found.strategy), found)
+
+
+def banded_inverse(request: _Request) -> solver.Optimized:
+  """Returns the best Toeplitz C^-1, of more bands while they help."""
+  most = min(_MOST_INVERSE_BANDS, request.most_bands())
+  found = _growing(
+    [request.bands]
+    if 'bands' in request.parameters
+    else (1 << i for i in range(most.bit_length())),
+    lambda bands: banded_inverse_lib.optimize_banded_inverse(
+      request.rounds,
+      bands,
+      request.participation,
+      request.workload,
+      request.objective,
+      callback=request.callback,
+    ),
+  )
+  return request.evaluated(request.normalized(found.strategy), found)
+
+
+def dense(request: _Request) -> solver.Optimized:
+  """Returns the best C of all."""
+  return dense_lib.optimize_dense(
+    request.rounds,
+    request.participation,
+    request.workload,
+    request.objective,
+    callback=request.callback,
+  )
+
+
+def _toeplitz(
+  request: _Request, bands: int
+) -> solver.Optimized[strategies.BandedToeplitz]:
+  """Returns an optimised banded Toeplitz strategy."""
+  search = (
+    toeplitz_lib.optimize_banded_toeplitz
+    if request.workload.is_toeplitz
+    else banded_lib.optimize_banded_toeplitz_scheduled
+  )
+  return search(
+    request.rounds,
+    bands,
+    request.objective,
+    request.workload,
+    callback=request.callback,
+  )
+
+
+def _growing(
+  sizes: Iterable[int], find: Callable[[int], solver.Optimized]
+) -> solver.Optimized:
+  """Returns the first of growing strategies that the next hardly improves."""
+  sizes = iter(sizes)
+  best = find(next(sizes))
+  evaluations = best.evaluations
+  for size in sizes:
+    if not best.converged:
+      break
+    found = find(size)
+    evaluations += found.evaluations
+    if not found.converged:
+      best = min(best, found, key=lambda each: each.loss)
+      best = dataclasses.replace(best, converged=False)
+    elif found.loss > best.loss * (1 - _WORTH):
+      break
+    else:
+      best = found
+  return dataclasses.replace(best, evaluations=evaluations)

@@ -1,0 +1,192 @@
+"""What a family of strategies is: its parameters, declared once.
+
+A file of this package declares its families as `FAMILIES`, next to their
+classes, and `known` finds them there. Strategy files, the search for the best
+parameters, the ranking, command-line flags, keys of configurations and the
+tables of the documentation are made from these declarations.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import keyword
+import pkgutil
+import sys
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
+
+import attrs
+
+from tff_bandmf import _checks, errors
+
+_PACKAGE = __name__.rpartition('.')[0]
+
+
+@attrs.frozen
+class Parameter:
+  """A parameter of one family or of several.
+
+  Attributes:
+    name: as in JSON and in configurations; its flag has dashes for underscores.
+    kind: int, at least 1; float, in [low, high]; bool; or `Family`, a name.
+    about: what it is, for --help.
+    low: least number.
+    high: largest number.
+    sweep: between what it is searched for where it is not given; None where it
+      is not.
+    default: where it is neither given nor swept; None where the optimiser of
+      the family knows, or else it has to be given.
+    field: of the family's class; by default the name, and an underscore behind
+      a word of Python.
+  """
+
+  name: str
+  kind: type
+  about: str
+  low: float = 0.0
+  high: float = 1.0
+  sweep: Optional[tuple[float, float]] = None
+  default: Any = None
+  field: str = attrs.field()
+
+  @field.default
+  def _field(self) -> str:
+    return self.name + '_' * keyword.iskeyword(self.name)
+
+  def check(self, value: Any) -> Any:
+    """Returns `value` as the parameter takes it.
+
+    Raises:
+      TypeError: it is of another kind.
+      ValueError: it is out of range.
+    """
+    about = self.about.split('  ')[0].rstrip('.')
+    remedy = f'it is {about[0].lower()}{about[1:]}'
+    if self.kind is Family:
+      return get(value).name
+    if self.kind is int:
+      return _checks.count(self.name, value, remedy)
+    if self.kind is float:
+      return _checks.between(self.name, value, self.low, self.high, remedy)
+    if not isinstance(value, bool):
+      raise TypeError(
+        errors.invalid(self.name, value, 'must be true or false', remedy)
+      )
+    return value
+
+
+@attrs.frozen
+class Family:
+  """A family of strategies.
+
+  Attributes:
+    kind: class of its strategies, whose `family` is the name.
+    about: C, or C^-1, in a few words.
+    keeps: model copies that its noise keeps, in words.
+    source: keys of the literature.
+    parameters: that it takes; at most one of them is swept.
+    least_copies: n to the fewest model copies that its noise keeps.
+    optimizer: 'module:function' that finds the best strategy for a
+      `tff_bandmf.optimize.request.Request`; '' where the parameters say it all.
+      It is imported when it is called, as TensorFlow takes long to import.
+    passes_on: whether it takes all other parameters, for a family within.
+  """
+
+  kind: type[Any]
+  about: str
+  keeps: str
+  source: str = ''
+  parameters: tuple[Parameter, ...] = ()
+  least_copies: Callable[[int], int] = lambda rounds: 1
+  optimizer: str = ''
+  passes_on: bool = False
+
+  @property
+  def name(self) -> str:
+    return self.kind.family
+
+  def parameter(self, name: str) -> Optional[Parameter]:
+    """Returns the parameter of that name, or None."""
+    return next((each for each in self.parameters if each.name == name), None)
+
+  def takes(self, name: str) -> bool:
+    """Returns whether the family has a parameter of that name."""
+    return self.passes_on or self.parameter(name) is not None
+
+  @property
+  def few_bands(self) -> bool:
+    """Whether the columns of C are as short as one asks, or always short."""
+    return BANDS in self.parameters or getattr(self.kind, 'bands', 0) == 1
+
+  def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the parameters that are not None, checked, by their names.
+
+    Raises:
+      TypeError: a value of another kind.
+      ValueError: a parameter that the family does not take, or a value out of
+        range.
+    """
+    found = {}
+    for field, value in given.items():
+      name = field.rstrip('_')
+      own = self.parameter(name)
+      if own is None and self.passes_on:
+        own = parameters().get(name)
+      if own is None and value is not None:
+        raise ValueError(
+          errors.invalid(
+            name, value, f'{self.name} has no such parameter', 'leave it out'
+          )
+        )
+      if own is not None and value is not None:
+        found[name] = own.check(value)
+    return found
+
+
+# Parameters of families in several files.
+BANDS = Parameter(
+  'bands',
+  int,
+  'Non-zero diagonals of C, or of its inverse for the banded-inverse families.',
+)
+INVERSE_BANDS = attrs.evolve(BANDS, field='inverse_bands')
+COLUMN_NORMALIZE = Parameter(
+  'column_normalize',
+  bool,
+  'Columns of unit norm.  [default: only for banded]',
+  default=False,
+)
+
+
+@functools.cache
+def known() -> Mapping[str, Family]:
+  """Returns all families by their names."""
+  found = {}
+  for module in pkgutil.iter_modules(sys.modules[_PACKAGE].__path__):
+    file = importlib.import_module(f'{_PACKAGE}.{module.name}')
+    found.update({each.name: each for each in getattr(file, 'FAMILIES', ())})
+  return found
+
+
+@functools.cache
+def parameters() -> Mapping[str, Parameter]:
+  """Returns the parameters of all families by their names."""
+  return {
+    each.name: each for family in known().values() for each in family.parameters
+  }
+
+
+def get(name: Any) -> Family:
+  """Returns the family of that name.
+
+  Raises:
+    ValueError: there is none.
+  """
+  if not isinstance(name, str) or name not in known():
+    raise ValueError(
+      errors.invalid(
+        'family', name, 'is not known', f'use one of {", ".join(known())}'
+      )
+    )
+  return known()[name]
