@@ -43,7 +43,7 @@ bench: env  ## runs the benchmarks; one JSON line a case
 
 seeds: env  ## repeats the demo over several seeds
 	$(PYTHON_OF_ENV) -m simulations.sweep --grid=configs/demo_seeds.toml \
-	  --output_dir=runs/seeds --resume
+	  --out=runs/seeds --resume
 
 lint: env  ## checks format, style and types
 	$(PYTHON_OF_ENV) -m ruff format --check .

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-# Of the train split of TFF's StackOverflow.
+# The train split of TFF's StackOverflow.
 _CLIENTS = 342_477
 
 
@@ -20,7 +20,7 @@ def client_ids(
 ) -> list[dict[str, Any]]:
   """Returns what it takes to know all clients' ids, and to read a cohort.
 
-  Of `load_clients` and of TFF's `SqlClientData` next to it, each in a process
+  Measured for `load_clients` and for TFF's `SqlClientData`, each in a process
   of its own: seconds, and the megabytes by which the process grows at most.
   """
   from simulations.corpora import corpus_file

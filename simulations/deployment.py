@@ -117,11 +117,11 @@ def agrees(result: dict[str, Any]) -> bool:
 @click.command(help=__doc__.split('\n')[0])
 @click.option('--rounds', default=2000, show_default=True)
 @click.option('--clients', default=10**6, show_default=True)
-@click.option('--cohort_size', default=6500, show_default=True)
-@click.option('--min_sep', default=100, show_default=True)
-@click.option('--drop_out', default=0.2, show_default=True)
+@click.option('--cohort-size', default=6500, show_default=True)
+@click.option('--min-sep', default=100, show_default=True)
+@click.option('--drop-out', default=0.2, show_default=True)
 @click.option('--seed', default=0, show_default=True)
-@click.option('--output_dir', help='Keeps the ledger and the raw log here.')
+@click.option('--out', metavar='DIR', help='Keeps ledger and raw log here.')
 @run_stackoverflow.one_line_errors
 def main(
   rounds: int,
@@ -130,7 +130,7 @@ def main(
   min_sep: int,
   drop_out: float,
   seed: int,
-  output_dir: Optional[str],
+  out: Optional[str],
 ) -> None:
   sampler = program.CohortSampler(
     clients,
@@ -141,7 +141,7 @@ def main(
     availability=program.Diurnal(seed, drop_out=drop_out),
   )
   with tempfile.TemporaryDirectory() as temporary:
-    directory = pathlib.Path(output_dir or temporary)
+    directory = pathlib.Path(out or temporary)
     directory.mkdir(parents=True, exist_ok=True)
     result = simulate(sampler, directory)
   click.echo(json.dumps(result))

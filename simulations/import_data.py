@@ -4,7 +4,7 @@
     python -m simulations.import_data folder/ --out corpus.sqlite
 
 A line of a JSON Lines file is an object with the strings `client_id` and
-`text`; a client may have many lines, in any order. Of a folder, each `.txt`
+`text`; a client may have many lines, in any order. In a folder, each `.txt`
 file below it is a client, whose id is the path in the folder without `.txt`.
 Text is UTF-8. What is one client is the unit of privacy of a training run: put
 all that one person wrote into one client. Ids are compared character by
@@ -125,7 +125,7 @@ class _Importer:
         try:
           record = json.loads(line)
         except (ValueError, RecursionError) as error:
-          raise _bad_input(place, f'is no JSON: {error}') from error
+          raise _bad_input(place, f'is not JSON: {error}') from error
         client_id, text = (
           record.get(name) if isinstance(record, dict) else None
           for name in ('client_id', 'text')
@@ -195,7 +195,7 @@ def _encodable(place: str, text: str) -> str:
   try:
     text.encode('utf-8')
   except UnicodeEncodeError as error:
-    raise _bad_input(place, f'is no Unicode text: {error}') from error
+    raise _bad_input(place, f'is not Unicode text: {error}') from error
   return text
 
 
@@ -268,7 +268,7 @@ def import_text(
 @click.command(help=__doc__.replace('\n\n ', '\n\n\b\n '))
 @click.argument('path', metavar='INPUT')
 @click.option('--out', 'output', required=True, metavar='FILE.sqlite')
-@click.option('--train', default=0.8, show_default=True, help='Of clients.')
+@click.option('--train', default=0.8, show_default=True, help='Fraction.')
 @click.option('--heldout', default=0.1, show_default=True, help='Validation.')
 @click.option('--test', default=0.1, show_default=True)
 @click.option('--words', is_flag=True, help='The text is in words already.')

@@ -200,12 +200,12 @@ def _report(directory: pathlib.Path) -> dict[str, Any]:
 @click.option('--kills', default=50, show_default=True)
 @click.option('--rounds', default=30, show_default=True)
 @click.option('--seed', default=0, show_default=True)
-@click.option('--output_dir', help='Keeps the runs here.')
+@click.option('--out', metavar='DIR', help='Keeps the runs here.')
 @run_stackoverflow.one_line_errors
-def main(kills: int, rounds: int, seed: int, output_dir: Optional[str]) -> None:
+def main(kills: int, rounds: int, seed: int, out: Optional[str]) -> None:
   with tempfile.TemporaryDirectory() as temporary:
     result = run(
-      pathlib.Path(output_dir or temporary), kills, rounds, random.Random(seed)
+      pathlib.Path(out or temporary), kills, rounds, random.Random(seed)
     )
   click.echo(json.dumps(result))
   sys.exit(1 if result['failed'] else 0)

@@ -71,7 +71,12 @@ _EXPERIMENT_OPTIONS = (
     help='Prints what --set changes, and trains nothing.',
   ),
   click.option(
-    '--output_dir', default='', metavar='DIR', help='Where the output goes.'
+    '--out',
+    '--output_dir',
+    'output_dir',
+    default='',
+    metavar='DIR',
+    help='Where the output goes.',
   ),
 )
 
@@ -273,14 +278,14 @@ def train_all(
 
 @click.command(
   help=__doc__.split('\n')[0],
-  # --round-timeout and --round_timeout are one option.
+  # --output-dir and --output_dir are one option.
   context_settings={
     'token_normalize_func': lambda name: name.replace('-', '_')
   },
 )
 @experiment_options
 @click.option(
-  '--data_dir',
+  '--data-dir',
   metavar='DIR',
   help='Holds stackoverflow.sqlite or stackoverflow.sqlite.lzma.',
 )
@@ -290,13 +295,13 @@ def train_all(
   help='TFF workers on which the clients of a round train.',
 )
 @click.option(
-  '--stop_after',
+  '--stop-after',
   type=click.IntRange(min=1),
   metavar='ROUNDS',
   help='Leaves every run after so many rounds, to be resumed.',
 )
 @click.option(
-  '--round_timeout',
+  '--round-timeout',
   type=click.FloatRange(min=0, min_open=True),
   metavar='SECONDS',
   default=_ROUND_SECONDS,

@@ -1,6 +1,6 @@
 """Runs a grid of experiments over local processes, and compares them.
 
-  python -m simulations.sweep --grid=FILE --output_dir=DIR [--processes=2]
+  python -m simulations.sweep --grid=FILE --out=DIR [--processes=2]
 
 `simulations/sweeps/grid.py` says what a grid is. Every row runs
 
@@ -194,7 +194,7 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
   if lock.exists() and not resume:
     raise ValueError(
       errors.invalid(
-        'output_dir',
+        'out',
         directory,
         'holds a sweep',
         'continue it with --resume, or choose another directory',
@@ -205,7 +205,7 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
   if handle is None:
     raise ValueError(
       errors.invalid(
-        'output_dir', directory, 'another sweep is at work in it', 'wait for it'
+        'out', directory, 'another sweep is at work in it', 'wait for it'
       )
     )
   try:
@@ -248,7 +248,7 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
   help='Runs at the same time.',
 )
 @click.option(
-  '--output_dir', required=True, metavar='DIR', help='Where the output goes.'
+  '--out', required=True, metavar='DIR', help='Where the output goes.'
 )
 @click.option('--resume', is_flag=True, help='Continue the sweep in DIR.')
 @run_stackoverflow.one_line_errors
@@ -258,12 +258,12 @@ def main(
   only: tuple[str, ...],
   seeds: Optional[int],
   processes: int,
-  output_dir: str,
+  out: str,
   resume: bool,
 ) -> None:
   grid = grid_lib.load(grid_path, settings, only)
   grid = dataclasses.replace(grid, seeds=seeds or grid.seeds)
-  directory = pathlib.Path(output_dir)
+  directory = pathlib.Path(out)
   with _only_sweep(directory, resume):
     ended = run(grid, directory, processes)
     summary = sweep_summary.Summary.of(

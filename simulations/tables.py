@@ -28,7 +28,7 @@ def read(path: str) -> dict[str, Any]:
   """Returns the content of a TOML file.
 
   Raises:
-    ValueError: it is no TOML.
+    ValueError: it is not TOML.
     OSError: the file cannot be read.
   """
   content = _files.read(pathlib.Path(path))
@@ -37,7 +37,7 @@ def read(path: str) -> dict[str, Any]:
   # Bytes that are not UTF-8 raise these too, and so do endless nested tables.
   except (RecursionError, ValueError) as error:
     raise ValueError(
-      errors.invalid('config', path, f'is no TOML: {error}', 'correct it')
+      errors.invalid('config', path, f'is not TOML: {error}', 'correct it')
     ) from error
 
 

@@ -13,7 +13,7 @@ def invalid(name: str, value: object, rule: str, remedy: str) -> str:
   'rounds=0: must be at least 1; pass the number of rounds.'
 
   What a file or a command line holds may stand in it: parts are cut in the
-  middle where they are long, and what is no printable character is escaped.
+  middle where they are long, and characters that do not print are escaped.
 
   >>> invalid('family', 'x\\x1b[2J', 'is not known', 'use banded')
   'family=x\\\\x1b[2J: is not known; use banded.'

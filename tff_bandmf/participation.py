@@ -141,7 +141,7 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
     rounds_between: r2 - r1 - 1, at least 0.
 
   Raises:
-    TypeError: `rounds_between` is no integer.
+    TypeError: `rounds_between` is not an integer.
     ValueError: it is negative.
 
   >>> min_sep_from_rounds_between(484)
@@ -177,7 +177,7 @@ def rounds_between_from_min_sep(min_sep: int) -> int:
     min_sep: r2 - r1, at least 1.
 
   Raises:
-    TypeError: `min_sep` is no integer.
+    TypeError: `min_sep` is not an integer.
     ValueError: it is below 1.
 
   >>> rounds_between_from_min_sep(485)

@@ -47,7 +47,7 @@ class Workload:
     cooldown: fraction of the rounds, in [0, 1 - warmup].
 
   Raises:
-    TypeError: a value that is no number.
+    TypeError: a value that is not a number.
     ValueError: a value out of range.
 
   >>> Workload(momentum=0.5).matrix(3)

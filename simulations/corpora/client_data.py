@@ -31,8 +31,8 @@ class TokenizedClients:
   """The clients of one split.
 
   Attributes:
-    split_name: Of the SQLite file.
-    client_ids: Sorted; a client's index is its place here.
+    split_name: In the SQLite file.
+    client_ids: Sorted; a client's index is its position here.
     offsets: [num_clients + 1] int64; the rows of client `i` are `offsets[i]` to
       `offsets[i + 1]`.
     ids: [num_sentences, sequence_length + 1] int16 or int32, the rows of
@@ -145,7 +145,7 @@ class TokenizedClients:
       client_index: Place in `client_ids`.
       seed: The order of the sentences is a function of (seed, round_index,
         client_index), non-negative integers; None keeps that of the file.
-      round_index: Of the training round.
+      round_index: The training round.
 
     Returns:
       x and y, each [num_sentences, sequence_length] int32: y is the word that
@@ -262,7 +262,7 @@ def load_clients(
   Args:
     path: A SQLite file of TFF's form.
     split_name: 'train', 'heldout' (for validation) or 'test'.
-    vocabulary: Of the train split, whatever `split_name`.
+    vocabulary: That of the train split, whatever `split_name`.
     sequence_length: Words after this many are cut.
     max_sentences_per_client: A client's further sentences are left out.
     cache_directory: For the file of ids; None as for `corpus_file.cache_path`.

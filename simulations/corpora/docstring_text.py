@@ -11,7 +11,7 @@ from typing import Optional
 
 MAX_WORDS = 20  # A sentence is cut here, as TFF cuts StackOverflow's.
 _MIN_WORDS = 3
-_MIN_LETTER_SHARE = 0.7  # Of what is not space; less is code or a table.
+_MIN_LETTER_SHARE = 0.7  # Less is code or a table; spaces are not counted.
 
 _PROSE_DIRECTIVES = (
   'deprecated|important|note|seealso|tip|versionadded|versionchanged|warning'

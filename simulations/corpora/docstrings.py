@@ -181,8 +181,8 @@ def read_clients(
   """Returns the clients of the installed packages.
 
   Args:
-    packages: Pairs of a distribution's name and the version it must have. Of
-      clients with the same text, the first in this order stays.
+    packages: Pairs of a distribution's name and the version it must have. The
+      first of the clients with the same text stays.
     progress: Whether to draw a progress bar on standard error.
 
   Raises:

@@ -89,7 +89,7 @@ def decompress(compressed: str, progress: bool = True) -> str:
           unpacked.update(content)
           output.write(content)
       except (lzma.LZMAError, EOFError) as error:
-        raise _damaged(compressed, f'is no LZMA file: {error}') from error
+        raise _damaged(compressed, f'is not an LZMA file: {error}') from error
     if not decompressor.eof:
       raise _damaged(compressed, 'ends too early')
     checksums.require_published_sha256(compressed, packed.hexdigest())
@@ -122,7 +122,7 @@ def _download(path: str) -> None:
           'data.corpus',
           'stackoverflow',
           f'cannot be downloaded: {error}',
-          f'give --data_dir with {FILE} or {COMPRESSED_FILE}, or '
+          f'give --data-dir with {FILE} or {COMPRESSED_FILE}, or '
           "data.corpus='docstrings', which needs no network",
         )
       ) from error

@@ -82,7 +82,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   if run.config != json.loads(json.dumps(expected)):
     raise ValueError(
       errors.invalid(
-        'output_dir',
+        'out',
         directory,
         'holds a run with another configuration',
         'give the grid and the --set of that sweep, or another directory',

@@ -145,7 +145,7 @@ def _row(
   return {
     'mechanism': cell.row.series,
     'epsilon': cell.row.epsilon,
-    # Of a run without noise nothing is claimed.
+    # A run without noise claims nothing.
     'claimed_epsilon': (max(claims) if len(claims) == len(results) else None),
     'server_learning_rate': cell.config.training.server_learning_rate,
     'seeds': len(results),

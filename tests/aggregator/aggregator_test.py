@@ -657,8 +657,8 @@ def test_adaptive_clip_is_refused(clip):
 @pytest.mark.parametrize(
   'kwargs, error, match',
   [
-    ({'noise': 'tape'}, TypeError, 'noise=str: is no placement'),
-    ({'noise': _KEY}, TypeError, 'noise=Key: is no placement'),
+    ({'noise': 'tape'}, TypeError, 'noise=str: is not a placement'),
+    ({'noise': _KEY}, TypeError, 'noise=Key: is not a placement'),
     ({'l2_norm_clip': 0.0}, ValueError, 'l2_norm_clip=0.0'),
     ({'l2_norm_clip': -1.0}, ValueError, 'l2_norm_clip=-1.0'),
     ({'l2_norm_clip': True}, TypeError, 'l2_norm_clip=True'),

@@ -219,7 +219,7 @@ def test_folder_without_server_is_refused(tmp_path):
 
 def test_tape_of_a_training_process_is_not_served(tmp_path):
   own = tapes.make(tmp_path / 'own', _STRATEGY, dimension=_DIMENSION)
-  with pytest.raises(ValueError, match='is no folder of a noise-server'):
+  with pytest.raises(ValueError, match='is not the folder of a noise-server'):
     _open([own])
   own.close()
 
@@ -244,7 +244,7 @@ def test_description_of_another_release_is_refused(serve, change):
       {name: value for name, value in content.items() if value is not None}
     )
   )
-  with pytest.raises(ValueError, match='tape.json: is no tff_bandmf.tape'):
+  with pytest.raises(ValueError, match='tape.json: is not tff_bandmf.tape'):
     _open([tape])
 
 
@@ -252,7 +252,7 @@ def test_description_of_another_release_is_refused(serve, change):
 def test_damaged_description_is_refused(serve, content):
   tape = serve('0', 0, 1)
   (tape.directory / 'tape.json').write_text(content)
-  with pytest.raises(ValueError, match='tape.json: is no tff_bandmf.tape'):
+  with pytest.raises(ValueError, match='tape.json: is not tff_bandmf.tape'):
     _open([tape])
 
 

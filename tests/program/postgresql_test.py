@@ -119,5 +119,5 @@ def test_lock_that_another_process_keeps_is_an_error(place):
 
 def test_other_databases_are_refused():
   for url in 'mysql://me@x/y', 'postgresql+psycopg://me@x/y':
-    with pytest.raises(ValueError, match='is no database that a ledger'):
+    with pytest.raises(ValueError, match='is not a database that a ledger'):
       program.Ledger(url)

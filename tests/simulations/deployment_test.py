@@ -27,9 +27,9 @@ def test_small_deployment_agrees_with_its_raw_log(tmp_path):
   done = _run(
     '--rounds=200',
     '--clients=5000',
-    '--cohort_size=60',
-    '--min_sep=20',
-    f'--output_dir={tmp_path}',
+    '--cohort-size=60',
+    '--min-sep=20',
+    f'--out={tmp_path}',
   )
   assert done.returncode == 0, done.stderr
   result = json.loads(done.stdout)
@@ -53,7 +53,7 @@ def test_small_deployment_agrees_with_its_raw_log(tmp_path):
 
 
 def test_deployment_without_enough_devices_is_told_in_one_line():
-  done = _run('--rounds=9', '--clients=100', '--cohort_size=60', '--min_sep=3')
+  done = _run('--rounds=9', '--clients=100', '--cohort-size=60', '--min-sep=3')
   assert done.returncode == 2
   assert done.stdout == ''
   assert 'cannot be filled from 100 clients' in done.stderr

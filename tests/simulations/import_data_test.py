@@ -170,7 +170,7 @@ _GOOD = b'{"client_id": "a", "text": "It is so."}\n'
 @pytest.mark.parametrize(
   'line, message',
   [
-    (b'{"client_id": "a"', 'is no JSON'),
+    (b'{"client_id": "a"', 'is not JSON'),
     (b'["a", "b"]', 'strings client_id and text'),
     (b'{"client_id": "a"}', 'strings client_id and text'),
     (b'{"client_id": 3, "text": "b"}', 'strings client_id and text'),
@@ -178,9 +178,9 @@ _GOOD = b'{"client_id": "a", "text": "It is so."}\n'
     (b'{"client_id": "a\'b", "text": "b"}', 'without single quotes'),
     (b'{"client_id": "a\\nb", "text": "b"}', 'must be printable'),
     (b'{"client_id": "\\ud800", "text": "b"}', 'must be printable'),
-    (b'{"client_id": "a", "text": "\\ud800"}', 'is no Unicode text'),
+    (b'{"client_id": "a", "text": "\\ud800"}', 'is not Unicode text'),
     (b'{"client_id": "a", "text": "\xff"}', 'is not UTF-8'),
-    (b'[' * 100_000, 'is no JSON'),
+    (b'[' * 100_000, 'is not JSON'),
   ],
 )
 def test_bad_line_is_named_and_leaves_nothing(tmp_path, line, message):

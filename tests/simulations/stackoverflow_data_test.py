@@ -78,7 +78,7 @@ def test_compressed_file_is_decompressed_once(data_dir, content, monkeypatch):
   [
     (lambda packed: packed[: len(packed) // 2], 'ends too early'),
     (lambda packed: b'', 'ends too early'),
-    (lambda packed: b'not compressed at all', 'is no LZMA file'),
+    (lambda packed: b'not compressed at all', 'is not an LZMA file'),
   ],
 )
 def test_damaged_file_leaves_nothing(data_dir, damage, message):
@@ -165,7 +165,7 @@ def test_driver_takes_the_folder(tmp_path, arguments, message):
     [
       f'--config={_DEMO}',
       f'--output_dir={tmp_path / "run"}',
-      f'--data_dir={tmp_path}',
+      f'--data-dir={tmp_path}',
       *arguments,
     ],
   )

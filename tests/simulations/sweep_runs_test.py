@@ -259,7 +259,7 @@ def _command(grid_path, directory, *more):
     '-m',
     'simulations.sweep',
     f'--grid={grid_path}',
-    f'--output_dir={directory}',
+    f'--out={directory}',
     *more,
   ]
 

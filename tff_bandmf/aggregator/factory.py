@@ -97,7 +97,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     """Returns the process for updates of `value_type`, float leaves.
 
     Raises:
-      TypeError: a leaf of an update is no float.
+      TypeError: a leaf of an update is not a float.
       ValueError: a process was made before, or updates, cohort and noise do
         not fit together; the message says how.
     """
@@ -157,7 +157,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         )
       )
     spec = self.spec
-    # PRIVACY: the slack of fewer coordinates is no bound for more. Guard:
+    # PRIVACY: more coordinates have more slack than fewer. Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
     if spec.noise_multiplier:
       spec.cost.check_dimension(dimension)
@@ -420,7 +420,7 @@ def dp_aggregator(
       errors.invalid(
         'noise',
         type(placement).__name__,
-        'is no placement',
+        'is not a placement',
         'use Tape(), Served(folders) or InState() of noise.placements',
       )
     )

@@ -17,7 +17,7 @@ from tff_bandmf.noise.producer import source as source_lib
 _CLIENTS = 1000
 # Coordinates whose noise is compared with their z.
 _COMPARED = 64
-# Of a round that float32 lets be told apart by its last bits.
+# A round whose float32 sums are told apart by their last bits.
 _EPSILON, _DELTA = 2.0, 1e-6
 
 

@@ -34,7 +34,7 @@ FALSE_ALARM = 1e-6
 TAIL = 5.678
 # About 15 of them are beyond TAIL; none are with probability 4e-7.
 TAIL_DRAWS = 2**30
-# Of one round that is told apart at (2, 1e-6) by its last bits.
+# One round that is told apart at (2, 1e-6) by its last bits.
 LOW_BITS_DIMENSION = 20_000
 LOW_BITS_TRIALS = 200
 # Off by so much, in standard deviations of z, noise costs next to nothing.

@@ -45,8 +45,7 @@ class Audit:
   def holds(self) -> bool:
     """Whether no bound is above the claim.
 
-    Of a claim that is true this is False with probability 1 - `confidence` at
-    most.
+    A true claim gives False with probability 1 - `confidence` at most.
     """
     return self.claimed_epsilon >= max(
       self.gaussian_bound, self.clopper_pearson_bound
@@ -107,7 +106,7 @@ def audit(
       its own. None makes the one that the claim is for:
       `aggregator.dp_aggregator` with what `spec` says and a key from the
       operating system.
-    seed: of what is no noise. None draws one.
+    seed: of all that is random beside the noise. None draws one.
     on_round: is called after every round.
 
   Raises:

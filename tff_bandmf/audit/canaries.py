@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from tff_bandmf import aggregator
 from tff_bandmf.audit import pattern as pattern_lib
 
-# Of what canaries send, in clipping norms: what is not clipped shows.
+# Norm of what canaries send, in clipping norms: what is not clipped shows.
 _SIZE = 16.0
 _CLIENTS_PER_ROUND = 10.0
 _CLIP = 0.5

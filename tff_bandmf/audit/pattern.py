@@ -63,8 +63,8 @@ def worst(
   if not isinstance(participation, participation_lib.FixedEpoch):
     _move_each(weights, chosen, min_sep)
   inner = gram[np.ix_(chosen, chosen)]
-  # Of equal ones that which contributions of one sign do not resemble: noise
-  # that is the same in several rounds hides those.
+  # Where both are equal, alternating signs win: noise that is the same in
+  # several rounds hides contributions of one sign.
   alternating = (-1.0) ** np.arange(len(chosen))
   signs = max(
     (_signs(inner, start) for start in (alternating, alternating**2)),

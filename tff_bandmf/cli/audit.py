@@ -96,7 +96,7 @@ def audit(
   output.warn_of_weak(spec.epsilon(delta), delta)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   with warnings.catch_warnings():
-    # Of what TensorFlow Federated imports.
+    # What TensorFlow Federated imports warns.
     warnings.simplefilter('ignore')
     from tff_bandmf import aggregator
     from tff_bandmf import audit as audit_lib

@@ -66,7 +66,7 @@ def _usage(error: click.UsageError) -> str:
     return errors.invalid(
       'option',
       error.option_name,
-      f'is no option of {name}',
+      f'is not an option of {name}',
       f'did you mean {near}? {see_help}' if near else see_help,
     )
   if isinstance(error, click.MissingParameter) and error.param is not None:

@@ -56,7 +56,7 @@ class _Shard(click.ParamType):
   '--parameters',
   required=True,
   type=options.INTEGER,
-  help='Of the model: how many numbers an update has.',
+  help='Numbers that an update of the model has.',
 )
 @click.option(
   '--z-stddev-per-clip',
@@ -86,8 +86,8 @@ class _Shard(click.ParamType):
 @click.option(
   '--directory',
   type=click.Path(),
-  help='Of the noise, seen by the process that runs the rounds.  [default: one '
-  'in memory, printed]',
+  help='Folder that the process of the rounds sees too.  [default: one in '
+  'memory, printed]',
 )
 @click.option(
   '--shard',
@@ -121,7 +121,7 @@ class _Shard(click.ParamType):
   '--device',
   'devices',
   multiple=True,
-  help='Of TensorFlow, like GPU:0, once for each.  [default: the host]',
+  help='Device of TensorFlow, like GPU:0, once for each.  [default: the host]',
 )
 @options.as_json
 def noise_server(
@@ -257,7 +257,7 @@ def _trouble(tape: tape_lib.Tape, silent: float) -> Optional[str]:
   """Returns what somebody should look at, or None."""
   if tape.is_full:
     return f'no room in {tape.directory}: rounds wait until there is'
-  # Of the last round nobody tells that it was read.
+  # Nobody tells that the last round was read.
   last = tape.description.rounds - 1
   if silent > _SILENT_SECONDS and tape.reached < min(tape.written, last):
     return (

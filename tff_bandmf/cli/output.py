@@ -44,7 +44,7 @@ def describe(
   record = {
     'family': strategy.family,
     'rounds': strategy.rounds,
-    # Of C^-1 for the families that are named after it.
+    # Those of C^-1 for the families that are named after it.
     'bands': parameters.pop('inverse_bands', parameters.pop('bands', None))
     or strategy.inverse_bands
     or strategy.bands,
@@ -116,7 +116,7 @@ def _warn(name: str, value: float, rule: str, remedy: str) -> None:
 def text(value: Any) -> str:
   """Returns a value as the table shows it."""
   if isinstance(value, float):
-    # Of the digits that float64 is sure of, so that 0.1 stays 0.1.
+    # The digits that float64 is sure of, so that 0.1 stays 0.1.
     return f'{float(_ROUND_UP.create_decimal(format(value, ".14g"))):.8g}'
   if isinstance(value, list):
     return '\n'.join(map(text, value))
@@ -136,7 +136,7 @@ def load(
       errors.invalid(
         'file',
         file,
-        'is no file',
+        'is not a file',
         'write one with bandmf optimize --out FILE',
       )
     )

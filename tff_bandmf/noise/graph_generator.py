@@ -98,7 +98,7 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   e_low, e_high = _words(
     key, round_index, coordinate // generator.GROUP, generator.EXTENSIONS
   )
-  # Of every block the one word that is needed.
+  # The one word of every block that is needed.
   rows = tf.range(tf.size(coordinate), dtype=tf.int64)
   at = rows * generator.GROUP + coordinate % generator.GROUP
   e = tf.cast(tf.gather(e_high, at), tf.float64) * 2.0**32 + tf.cast(

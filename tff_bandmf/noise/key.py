@@ -54,7 +54,7 @@ class Key:
     nobody.
 
     Raises:
-      TypeError: `seed` is no integer.
+      TypeError: `seed` is not an integer.
     """
     if isinstance(seed, bool) or not hasattr(seed, '__index__'):
       raise TypeError(

@@ -49,7 +49,7 @@ class CohortError(ValueError):
 class CohortSampler:
   """Random cohorts among the clients that `participation` lets in.
 
-  Sampling is no part of the guarantee: the accounting is unamplified, so the
+  The guarantee does not rest on sampling: the accounting is unamplified, so the
   draws need not be secret and a seed is enough.
 
   Attributes:

@@ -69,7 +69,7 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
       errors.invalid(
         'ledger',
         url.drivername,
-        'is no database that a ledger can be in',
+        'is not a database that a ledger can be in',
         'use a SQLite file or postgresql+psycopg2://',
       )
     )

@@ -156,7 +156,7 @@ class Ledger(ledger_reader.Reader):
 
     Raises:
       ValueError: there is no attempt that was started and has no outcome yet,
-        or another result was recorded; `z_stddev` is no standard deviation; the
+        or another result was recorded; `z_stddev` is not one; the
         aggregator did another round.
     """
     # PRIVACY: the noise of another round met this cohort. Guard:

@@ -27,7 +27,7 @@ def record_dimension(record_specs: Any) -> int:
     record_specs: nested structure of `tf.TensorSpec`, static shapes, floats.
 
   Raises:
-    TypeError: a leaf is no float; the message names it.
+    TypeError: a leaf is not a float; the message names it.
     ValueError: a leaf has no static shape, or there is no coordinate.
   """
   dimension = 0
@@ -153,7 +153,7 @@ class Clipping:
       zeroing_norm_order: as above.
 
     Raises:
-      TypeError: a bound is no number, as an adaptive one is none.
+      TypeError: a bound is not a number: an adaptive one is not.
       ValueError: a bound is out of range, `l2_norm_clip` does not fit, or a
         group has so small a clip that rounding would empty it.
     """
@@ -341,7 +341,7 @@ def check_bounds(
   """Raises if a bound of `Clipping.of` could not serve any record.
 
   Raises:
-    TypeError: a bound is no number.
+    TypeError: a bound is not a number.
     ValueError: a bound is out of range.
   """
   for clip in tf.nest.flatten(l2_norm_clip):

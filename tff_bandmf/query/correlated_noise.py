@@ -77,7 +77,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         clients in it, int32), and not what is to be clipped.
 
     Raises:
-      TypeError: a leaf of the record is no float.
+      TypeError: a leaf of the record is not a float.
       ValueError: a value out of range.
     """
     self._clip = clip

@@ -188,7 +188,7 @@ def what_if(
       as many as min_sep allows.
 
   Raises:
-    TypeError: b or k is no integer.
+    TypeError: b or k is not an integer.
     ValueError: neither is given, one is out of range, or the files do not
       support a claim.
   """

@@ -44,9 +44,9 @@ def versions() -> dict[str, str]:
 def code_digest(root: pathlib.Path = _ROOT) -> str:
   """Returns the SHA-256 of a package's code, for `run.json`.
 
-  Of the paths below the package and the bytes of its Python files, templates
-  and JSON files, in the order of the paths: the same for the same code,
-  wherever it is installed.
+  It covers the paths below the package and the bytes of its Python files,
+  templates and JSON files, in the order of the paths. The same code has the
+  same digest, wherever it is installed.
 
   Args:
     root: folder of the package.

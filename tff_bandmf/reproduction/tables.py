@@ -57,7 +57,7 @@ class Row:
 
   @property
   def passed(self) -> bool:
-    # Not `<` of a NaN's negation: what is no number does not pass.
+    # Not `<` of a NaN's negation: a NaN does not pass.
     return bool(abs(self.difference) <= self.tolerance)
 
 
@@ -65,7 +65,7 @@ def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:
   """Returns the rows of the tables called `names`, or of all, one by one.
 
   Raises:
-    ValueError: a name that is no table.
+    ValueError: a name that is not one of a table.
 
   >>> [row.passed for row in reproduce(['gboard_report'])]
   [True, True]
@@ -74,7 +74,7 @@ def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:
     if name not in TABLES:
       raise ValueError(
         errors.invalid(
-          'name', name, 'is no table', f'use one of {", ".join(TABLES)}'
+          'name', name, 'is not a table', f'use one of {", ".join(TABLES)}'
         )
       )
   return (

@@ -34,7 +34,7 @@ def sensitivity(
       the assumption that every privacy claim rests on.
 
   Raises:
-    TypeError: `participation` is no schema.
+    TypeError: `participation` is not a schema.
     ValueError: the sensitivity overflows, or n is too large for the family.
 
   >>> from tff_bandmf import participation

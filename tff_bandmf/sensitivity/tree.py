@@ -81,10 +81,10 @@ def _heaviest(
 ) -> Optional[float]:
   """Returns the largest sum of squared counts, or None if it takes too long.
 
-  Of a node it matters from which round on a client may take part again, when
-  the node begins and when it ends. A table has, for each count of rounds of
-  the client and each sum of squares in the node, the earliest end for each
-  beginning; b stands for impossible.
+  A node is described by two numbers: from which round on a client may take part
+  again, when the node begins and when it ends. A table has, for each count of
+  rounds of the client and each sum of squares in the node, the earliest end for
+  each beginning; b stands for impossible.
   """
   beginning = np.arange(min_sep + 1)
   never = np.full_like(beginning, min_sep)

@@ -20,8 +20,8 @@ class Banded(base.Strategy):
       Copied; read-only.
 
   Raises:
-    TypeError: the entries are no real numbers.
-    ValueError: they are no such matrix.
+    TypeError: an entry is not a real number.
+    ValueError: they are not such a matrix.
 
   >>> Banded([[1.0, 0.0], [2.0, 0.5]]).matrix()
   array([[1. , 0. ],

@@ -21,8 +21,8 @@ class BandedToeplitz(toeplitz.BandedC):
       Copied; read-only.
 
   Raises:
-    TypeError: coefficients that are no real numbers.
-    ValueError: more bands than rounds, or coefficients that are no series.
+    TypeError: a coefficient is not a real number.
+    ValueError: there are more bands than rounds, or they are not a series.
 
   >>> c = BandedToeplitz(rounds=3, coefficients=[1.0, 0.5])
   >>> c.matrix()

@@ -55,7 +55,7 @@ class Strategy(abc.ABC):
     rounds: n.
     bands: b_hat, the main diagonal included.
     inverse_bands: p, or None where the family bounds it by n only.
-    buffers: d, or None where the family is no BLT.
+    buffers: d, or None where the family is not a BLT.
     structure: what theorems about the sensitivity may use: one of the
       constants of this module.
   """

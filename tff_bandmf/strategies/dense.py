@@ -22,7 +22,7 @@ class Dense(base.Strategy):
       Copied; read-only.
 
   Raises:
-    TypeError: the entries are no real numbers.
+    TypeError: an entry is not a real number.
     ValueError: the matrix is not of that form.
   """
 

@@ -133,7 +133,7 @@ def load(
     none, as no `.npy` file does.
 
   Raises:
-    ValueError: the file is no strategy file, or of another version.
+    ValueError: the file is not a strategy file, or of another version.
     OSError: it cannot be read.
   """
   path = pathlib.Path(path)

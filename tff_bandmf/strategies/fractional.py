@@ -40,7 +40,7 @@ class Lti(toeplitz.Toeplitz):
   family: ClassVar[str] = 'lti'
   rounds: int = attrs.field(converter=base.count_rounds)
   nu: float = attrs.field(
-    converter=lambda nu: _checks.between('nu', nu, 0, 1, '0 is no decay')
+    converter=lambda nu: _checks.between('nu', nu, 0, 1, '0 does not decay')
   )
 
   @property

@@ -2,7 +2,7 @@
 
 A complete tree of the given arity is laid over rounds 0, 1, 2, ...; the
 encoder has one row a node whose rounds all exist (a node that would end past
-round n is no node), with ones at its rounds. X[i, j] is the number of nodes
+round n is left out), with ones at its rounds. X[i, j] is the number of nodes
 over both i and j.
 
 Neither mechanism has a square encoder, but each has the noise of one: Gaussian

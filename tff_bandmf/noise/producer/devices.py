@@ -156,7 +156,7 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
         errors.invalid(
           'devices',
           name,
-          'is no device that TensorFlow sees',
+          'is not a device that TensorFlow sees',
           f'use {" ".join(device.name for device in logical)}',
         )
       )

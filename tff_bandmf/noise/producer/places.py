@@ -271,7 +271,7 @@ class Layout:
 
   @property
   def dtype(self) -> type:
-    """Of the memory: y is of integers."""
+    """Type of the memory; y holds integers."""
     return np.int32 if self.keeps == recursion_lib.PAST_Y else np.float64
 
 

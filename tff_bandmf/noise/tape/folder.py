@@ -122,7 +122,7 @@ class Description:
         errors.invalid(
           'file',
           path,
-          f'is no {_FORMAT} of version {tape_file.VERSION}',
+          f'is not {_FORMAT} of version {tape_file.VERSION}',
           'use one release for the server and for training, a new folder '
           'and a new key',
         )

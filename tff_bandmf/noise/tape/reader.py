@@ -66,8 +66,8 @@ def release(
     y, z_steps=tape.z_steps, row_norm=row_norm, rounds=len(tape.row_norms)
   )
   released = total + y
-  # PRIVACY: of two sums with one y the difference has no noise; so a sum is
-  # marked before it leaves, and no other one does. Of two that are marked at
+  # PRIVACY: the difference of two sums with one y has no noise; so a sum is
+  # marked before it leaves, and no other one leaves. Where two are marked at
   # once, at least one sees the other. Guard:
   # tape_release_test.test_round_releases_one_sum.
   high, low = tf.unstack(fingerprint(released))

@@ -75,7 +75,7 @@ class ServedTape:
           errors.invalid(
             'noise_server',
             path,
-            'is no folder of a noise-server',
+            'is not the folder of a noise-server',
             'start bandmf noise-server with this --directory first',
           )
         )
