@@ -154,7 +154,7 @@ def test_account_takes_either_noise_multiplier(run_json, clip):
     *('--clip', clip, '--delta', 1e-10),
   ]
   first = run_json('account', _toeplitz(), '--noise-multiplier', 2, *flags)
-  assert first['rho'] == 0.125
+  assert first['rho'] == pytest.approx(0.125, rel=1e-9)
   assert first['max_participations'] == first['participations'] == 3
   second = run_json(
     *('account', 'toeplitz.json', '--z-stddev', first['z_stddev'], *flags)
