@@ -6,6 +6,11 @@ import re
 
 import pytest
 
+from tff_bandmf import report
+from tff_bandmf.noise.tape import file as tape_file
+from tff_bandmf.program import chain, run_record
+from tff_bandmf.strategies import files
+
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _PAGES = sorted(
   path.relative_to(_ROOT)
@@ -79,6 +84,18 @@ def test_citation_is_the_same_in_both_places():
   for key, value in cited.items():
     name = {'author': 'name'}.get(key, key)
     assert re.search(f"^[ -]*{name}: '?{re.escape(value)}'?$", stated, re.M)
+
+
+def test_versions_of_files_are_those_of_the_code():
+  page = (_ROOT / 'docs' / 'reference' / 'versioning.md').read_text()
+  stated = re.findall(r'^\| .*? \| (?:`([\w. ]+)` |)(\d+)', page, re.M)
+  assert stated == [
+    ('tff_bandmf.strategy', str(files.VERSION)),
+    (run_record.RUN_FORMAT, str(run_record.RUN_VERSION)),
+    ('', str(chain.FORMAT)),
+    ('tff_bandmf.tape', str(tape_file.VERSION)),
+    ('report.schema.json', str(report.VERSION)),
+  ]
 
 
 def _recipes():
