@@ -12,6 +12,8 @@ from tff_bandmf import (
   workloads,
 )
 
+pytestmark = pytest.mark.slow
+
 _ROUNDS = 96
 _SCHEMA = participation.MinSep(24, 3)
 _FAST = (
@@ -31,7 +33,6 @@ def _choose(**kwargs):
   )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('copies', [0, 1, 7, 200])
 def test_every_choice_fits_in_memory(copies):
   ranking = _choose(noise_copies=copies)
@@ -51,7 +52,6 @@ def test_choices_are_ranked_by_what_is_minimised(objective):
   assert len(set(values)) > 3
 
 
-@pytest.mark.slow
 def test_rmse_is_that_of_the_calibrated_run():
   for choice in _choose().choices:
     spec = accounting.calibrate(choice.strategy, _SCHEMA, 2.0, 1e-6)
@@ -61,7 +61,6 @@ def test_rmse_is_that_of_the_calibrated_run():
     assert choice.max_rmse == pytest.approx(spec.z_stddev * math.sqrt(largest))
 
 
-@pytest.mark.slow
 def test_more_memory_is_never_worse():
   best = [
     _choose(noise_copies=copies).choices[0].rmse for copies in (0, 2, 8, 200)
@@ -84,7 +83,6 @@ def test_nothing_that_fits_is_an_error():
     _choose(families=['lti'], noise_copies=3)
 
 
-@pytest.mark.slow
 def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
   ranking = choosing.choose_cyclic_poisson(
     64, 4, 2.0, 1e-6, families=['identity', 'banded-sqrt', 'blt']

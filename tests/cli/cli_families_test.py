@@ -10,6 +10,8 @@ import pytest
 from tff_bandmf import reproduction, strategies
 from tff_bandmf.optimize import solver
 
+pytestmark = pytest.mark.slow
+
 _MINIMIZE = solver.minimize
 
 
@@ -139,7 +141,6 @@ def test_bands_that_are_not_given_are_swept(run_json):
     assert run_json(*command, '--bands', bands)['loss'] >= swept['loss']
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   'family',
   [name for name, each in strategies.FAMILIES.items() if each.optimizer],
@@ -241,7 +242,6 @@ _SAMPLED = [
 ]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(('name', 'flags', 'sensitivity'), _SAMPLED)
 def test_sampled_cohorts_need_less_noise(run_json, name, flags, sensitivity):
   run_json(

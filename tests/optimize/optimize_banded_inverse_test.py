@@ -12,6 +12,8 @@ from tff_bandmf import (
 )
 from tff_bandmf.optimize import banded_inverse
 
+pytestmark = pytest.mark.slow
+
 _SCHEMA = participation.MinSep(342, 6)
 
 
@@ -26,7 +28,6 @@ def _loss(strategy, schema, workload, objective):
 
 # Published optimisers reach 137.28, 95.12 and 84.16 with the sensitivity of
 # coefficients that fall from the first on.
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('bands', 'published', 'best'),
   [(4, 137.28, 129.727525), (64, 84.16, 84.077943)],
@@ -52,7 +53,6 @@ def test_one_band_is_the_identity():
   assert found.converged and found.loss == pytest.approx(15.5 * 3)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('workload', 'objective'),
   [
@@ -85,7 +85,6 @@ def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
       assert loss >= found.loss * (1 - slack)
 
 
-@pytest.mark.slow
 def test_optimum_at_many_rounds_is_below_the_closed_form():
   schema = participation.MinSep(4_000, 5)
   found = banded_inverse.optimize_banded_inverse(20_000, 8, schema)
@@ -129,7 +128,6 @@ def test_bad_input_is_refused(arguments, message):
     banded_inverse.optimize_banded_inverse(*arguments)
 
 
-@pytest.mark.slow
 def test_more_bands_are_never_worse_with_little_separation():
   losses = [
     banded_inverse.optimize_banded_inverse(

@@ -11,6 +11,8 @@ import tensorflow as tf
 from tff_bandmf import participation, sensitivity, workloads
 from tff_bandmf.optimize import banded, covariance
 
+pytestmark = pytest.mark.slow
+
 _PREFIX = workloads.PREFIX
 _SCHEDULED = workloads.Workload(momentum=0.9, warmup=0.1, cooldown=0.3)
 _SINGLE = participation.Single()
@@ -121,7 +123,6 @@ def test_optimum_is_the_published_matrix():
   np.testing.assert_allclose(found.strategy.matrix(), published, atol=6e-4)
 
 
-@pytest.mark.slow
 def test_optimum_is_the_known_one():
   # Found by other code than this, to 9 digits.
   found = banded.optimize_banded(256, 16, _SINGLE)
@@ -129,7 +130,6 @@ def test_optimum_is_the_known_one():
   assert found.loss == pytest.approx(12.8663406, rel=1e-8)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('schema', 'equal_column_norms', 'workload', 'objective'),
   [
@@ -175,7 +175,6 @@ def test_loss_is_the_dense_one_and_a_minimum(
       assert loss(moved) >= found.loss * (1 - slack)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('workload', 'objective'), [(_SCHEDULED, 'mean'), (_PREFIX, 'max')]
 )
@@ -213,7 +212,6 @@ def test_mean_error_is_the_least_possible_one():
   assert found.loss <= bound * (1 + 1e-4)
 
 
-@pytest.mark.slow
 def test_max_error_is_the_least_possible_one():
   mean = banded.optimize_banded(128, 8, _SINGLE)
   found = banded.optimize_banded(128, 8, _SINGLE, objective='max')
@@ -236,7 +234,6 @@ def test_max_error_is_the_least_possible_one():
   assert found.loss <= bound * (1 + 1e-2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_scheduled_toeplitz_is_the_dense_minimum(objective):
   found = banded.optimize_banded_toeplitz_scheduled(
@@ -261,14 +258,12 @@ def test_scheduled_toeplitz_is_the_dense_minimum(objective):
       assert loss(moved) >= found.loss * (1 - slack)
 
 
-@pytest.mark.slow
 def test_scheduled_toeplitz_agrees_with_the_exact_one_for_prefix_sums():
   found = banded.optimize_banded_toeplitz_scheduled(1000, 16)
   assert found.loss == pytest.approx(39.4153173, rel=5e-9)
   assert banded.optimize_banded_toeplitz_scheduled(7, 1).loss == 4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_search_that_is_cut_short_says_so(objective):
   losses = []
@@ -286,7 +281,6 @@ def test_search_that_is_cut_short_says_so(objective):
   np.testing.assert_array_less(np.diff(losses), 1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_interrupted_search_returns_the_best_so_far(objective):
   losses = []

@@ -7,6 +7,8 @@ import tensorflow as tf
 from tff_bandmf import participation, sensitivity, workloads
 from tff_bandmf.optimize import blt
 
+pytestmark = pytest.mark.slow
+
 _SCHEMA = participation.MinSep(342, 6)
 
 
@@ -26,7 +28,6 @@ def _dense_loss(strategy, schema, workload, objective):
   return error * np.sum(leftmost**2)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('buffers', 'objective', 'golden'),
   [
@@ -41,7 +42,6 @@ def test_optimum_is_the_best_known(buffers, objective, golden):
   assert golden * (1 - 1e-6) <= found.loss <= golden + 1e-6
 
 
-@pytest.mark.slow
 def test_loss_falls_with_more_buffers_at_another_setting():
   schema = participation.MinSep(40)
   losses = [
@@ -51,7 +51,6 @@ def test_loss_falls_with_more_buffers_at_another_setting():
   assert losses[1] < losses[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   ('workload', 'objective'),
   [
@@ -118,7 +117,6 @@ def test_a_new_buffer_does_nearly_nothing(place, last):
   np.testing.assert_allclose(after, before, atol=0.03)
 
 
-@pytest.mark.slow
 def test_search_that_is_interrupted_returns_the_best_so_far():
   losses = []
 
@@ -132,7 +130,6 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
   assert found.loss == pytest.approx(min(losses), rel=1e-6)
 
 
-@pytest.mark.slow
 def test_search_that_is_cut_short_says_so():
   found = blt.optimize_blt(500, 1, participation.Single(), max_evaluations=3)
   assert not found.converged

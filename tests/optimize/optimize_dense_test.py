@@ -9,6 +9,8 @@ import scipy.optimize
 from tff_bandmf import participation, sensitivity, strategies, workloads
 from tff_bandmf.optimize import dense, solver
 
+pytestmark = pytest.mark.slow
+
 _SCHEMAS = [
   participation.Single(),
   participation.FixedEpoch(3),

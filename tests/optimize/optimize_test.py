@@ -11,6 +11,8 @@ from tff_bandmf import (
 )
 from tff_bandmf.optimize import series, toeplitz
 
+pytestmark = pytest.mark.slow
+
 # Squared loss, error times squared sensitivity, single participation; found by
 # other code than this, to 9 digits.
 _GOLDEN = [
@@ -32,7 +34,6 @@ def _loss(coefficients, rounds, objective):
   return error * np.sum(np.square(coefficients))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(('rounds', 'bands', 'objective', 'golden'), _GOLDEN)
 def test_optimum_is_the_published_one(rounds, bands, objective, golden):
   found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
@@ -102,7 +103,6 @@ def _settled(bands, rounds, objective, momentum):
   return toeplitz._Settled(rounds, bands, objective, momentum)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('momentum', [0.0, 0.8])
 @pytest.mark.parametrize(
@@ -129,7 +129,6 @@ def test_closed_form_is_infinite_where_a_root_is_in_the_unit_disc():
   assert value == np.inf and np.all(gradient == 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('rounds', [130, 3_000])
 def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(
