@@ -162,6 +162,7 @@ def _statement(draw):
   )
 
 
+@pytest.mark.slow
 def test_rows_and_tables_changed_are_refused(path, key, content, expected):
   @fuzzing.cases(180)
   @hypothesis.given(st.lists(_statement(), min_size=1, max_size=2))

@@ -14,6 +14,8 @@ import pytest
 
 from tff_bandmf import program
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TRIES = int(os.environ.get('LEDGER_RACES', 8))
 

@@ -84,6 +84,7 @@ def _kill_writers(place, kills):
           print(line, end='')
 
 
+@pytest.mark.slow
 def test_killed_writers_lose_no_round_and_let_nobody_in_early(place):
   kills = int(os.environ.get('LEDGER_KILLS', 20))
   # In a process without TensorFlow's threads, which a fork does not survive.

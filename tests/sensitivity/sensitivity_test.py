@@ -1,5 +1,6 @@
 """Tests of sensitivity against brute force over all participation patterns."""
 
+import functools
 import itertools
 import math
 
@@ -36,6 +37,7 @@ def _allowed(pattern, schema):
   return all(gap >= schema.min_sep for gap in gaps)
 
 
+@functools.cache
 def _patterns(rounds, schema):
   """Returns every allowed pattern, [patterns, rounds] of 0 and 1."""
   rows = [
@@ -52,10 +54,11 @@ def _largest(gram, vectors):
   return math.sqrt(np.einsum('pi,pi->p', vectors @ gram, vectors).max())
 
 
-def _with_signs(chosen):
+@functools.cache
+def _with_signs(rounds, schema):
   """Returns every pattern with every contribution +1 or -1, once a pair."""
   rows = []
-  for pattern in chosen:
+  for pattern in _patterns(rounds, schema):
     taken = np.flatnonzero(pattern)
     for signs in itertools.product((1, -1), repeat=len(taken) - 1):
       rows.append(np.zeros(len(pattern)))
@@ -166,7 +169,7 @@ def test_sensitivity_against_brute_force(kind, make):
     for most in (None, 1, 2, 3):
       schema = make(min_sep, most)
       chosen = _patterns(rounds, schema)
-      signed = _with_signs(chosen)
+      signed = _with_signs(rounds, schema)
       for strategy in _strategies_of(kind, rounds, min_sep, rng):
         found = sensitivity.sensitivity(strategy, schema)
         matrix = strategy.matrix()
