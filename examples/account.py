@@ -23,19 +23,23 @@ def main():
     strategies.Identity(ROUNDS),  # DP-FedAvg: independent noise
     strategies.BandedSqrt(ROUNDS, 400),
   ):
-    spec = accounting.calibrate(strategy, planned, epsilon=4.0, delta=DELTA)
+    guarantee = accounting.calibrate(
+      strategy, planned, epsilon=4.0, delta=DELTA
+    )
     mean_error, _ = strategy.errors()
     print(
-      f'{strategy.family}: noise {spec.z_stddev:.2f} clips, '
-      f'rmse {spec.z_stddev * mean_error**0.5:.2f}'
+      f'{strategy.family}: noise {guarantee.z_stddev_per_clip:.2f} clips, '
+      f'rmse {guarantee.z_stddev_per_clip * mean_error**0.5:.2f}'
     )
 
   # The last one. The noise stays what it was, and clients came more often.
   was = participation.MinSep(250)
   largest = sensitivity.sensitivity(strategy, was).value
-  seen = accounting.PrivacySpec(strategy, was, spec.z_stddev / largest)
+  seen = accounting.Guarantee(
+    strategy, was, guarantee.z_stddev_per_clip / largest
+  )
   for name, schema, epsilon in (
-    ('planned', planned, spec.epsilon(DELTA)),
+    ('planned', planned, guarantee.epsilon(DELTA)),
     ('as it was', was, seen.epsilon(DELTA)),
   ):
     print(

@@ -31,7 +31,7 @@ from tff_bandmf.program import runtime
 CLIENTS, COHORT, ROUNDS = 250, 50, 8
 SCHEMA = participation.MinSep(4)
 STRATEGY = strategies.BandedSqrt(ROUNDS, 4)
-SPEC = accounting.calibrate(STRATEGY, SCHEMA, epsilon=8.0, delta=1e-5)
+GUARANTEE = accounting.calibrate(STRATEGY, SCHEMA, epsilon=8.0, delta=1e-5)
 INPUTS = np.random.default_rng(0).normal(size=[CLIENTS, 10])
 TARGETS = 3 * INPUTS - 1
 
@@ -54,7 +54,7 @@ def train(folder, stop=None):
   with (
     program.Ledger(folder / 'ledger.sqlite') as ledger,
     aggregator.dp_aggregator(
-      SPEC.noise_multiplier,
+      GUARANTEE.noise_multiplier,
       COHORT,
       l2_norm_clip=1.0,
       strategy=STRATEGY,

@@ -51,7 +51,7 @@ def accuracy(weights):
 
 SCHEMA = participation.MinSep(8)
 STRATEGY = strategies.BandedSqrt(ROUNDS, 8)
-SPEC = accounting.calibrate(STRATEGY, SCHEMA, epsilon=8.0, delta=1e-4)
+GUARANTEE = accounting.calibrate(STRATEGY, SCHEMA, epsilon=8.0, delta=1e-4)
 PLAN = {'l2_norm_clip': 0.5, 'strategy': STRATEGY, 'participation': SCHEMA}
 FOLDER = tempfile.TemporaryDirectory()  # a real run keeps its ledger
 LEDGER = program.Ledger(f'{FOLDER.name}/ledger.sqlite')
@@ -60,12 +60,12 @@ COHORTS = data_source.CohortDataSource(
   dataset(0).element_spec,
   program.CohortSampler(CLIENTS, COHORT, ROUNDS, SCHEMA, seed=1),
   LEDGER,
-  spec=SPEC,
+  guarantee=GUARANTEE,
 ).iterator()
 
 
 def train():
-  aggregator = bandmf.dp_aggregator(SPEC.noise_multiplier, COHORT, **PLAN)
+  aggregator = bandmf.dp_aggregator(GUARANTEE.noise_multiplier, COHORT, **PLAN)
   process = tff.learning.algorithms.build_unweighted_fed_avg(
     model(),
     tff.learning.optimizers.build_sgdm(0.5),
@@ -83,6 +83,6 @@ if __name__ == '__main__':
     print(f'accuracy {accuracy(train()):.1f}')
   seen = LEDGER.observed()
   print(
-    f'epsilon {SPEC.epsilon(1e-4):.1f} for {seen.max_participations} rounds of '
-    f'a client, {seen.min_sep} apart at least'
+    f'epsilon {GUARANTEE.epsilon(1e-4):.1f} for {seen.max_participations} '
+    f'rounds of a client, {seen.min_sep} apart at least'
   )

@@ -17,7 +17,7 @@ _CODE = pathlib.Path(__file__).resolve().parent
 def describe(
   config: config_lib.Config,
   corpus: Any,
-  spec: accounting.PrivacySpec,
+  guarantee: accounting.Guarantee,
   simulated: Any = None,
 ) -> program.RunRecord:
   """Returns what the run says of itself.
@@ -25,8 +25,8 @@ def describe(
   Args:
     config: the experiment.
     corpus: `training.Corpus`.
-    spec: of the noise of the run itself.
-    simulated: spec of the cohort that the run stands for, if it does.
+    guarantee: of the noise of the run itself.
+    simulated: guarantee of the cohort that the run stands for, if it does.
   """
   privacy = config.privacy
   tree = config_lib.to_tree(config)
@@ -37,7 +37,7 @@ def describe(
     code_sha256=report.code_digest(),
     train_sha256=corpus.train.digest(),
     claim={
-      **spec.to_dict(),
+      **guarantee.to_dict(),
       'delta': privacy.delta,
       'l2_norm_clip': privacy.l2_norm_clip,
       'clients_per_round': config.training.clients_per_round,

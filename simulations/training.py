@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any, Optional
 
+import attrs
 import numpy as np
 import tensorflow_federated as tff
 import tqdm
@@ -217,27 +218,29 @@ def _run(
     strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
   elif strategy is None:
     strategy = find_strategy(config)
-  spec, simulated = _specs(config, strategy, sampler.participation)
-  record = description.describe(config, corpus, spec, simulated)
+  guarantee, simulated = _guarantees(config, strategy, sampler.participation)
+  record = description.describe(config, corpus, guarantee, simulated)
   if (directory / report.RESULT_FILE).exists():
     folder.check_record(directory, record)
     return json.loads((directory / report.RESULT_FILE).read_text())
 
-  key = folder.open_run(directory, record, strategy, spec.participation, moved)
+  key = folder.open_run(
+    directory, record, strategy, sampler.participation, moved
+  )
   corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
   model = models.build(
     config.model, corpus.train.vocabulary.num_ids, training.seed
   )
   checkpoints = checkpoints_lib.Checkpoints(directory / run_record.CHECKPOINTS)
   start = checkpoints.latest()
-  # PRIVACY: the noise is that of `spec`. Guard:
+  # PRIVACY: the noise is that of `guarantee`. Guard:
   # training_test.test_noise_is_that_of_the_claim.
   with aggregator.dp_aggregator(
-    spec.noise_multiplier,
+    guarantee.noise_multiplier,
     training.clients_per_round,
     l2_norm_clip=privacy.l2_norm_clip,
     strategy=strategy,
-    participation=spec.participation,
+    participation=sampler.participation,
     zeroing_norm=privacy.zeroing_norm,
     noise=placements.Tape(
       key=key, start_round=start, max_memory_bytes=privacy.max_memory_bytes
@@ -279,28 +282,28 @@ def _run(
   return result
 
 
-def _specs(
+def _guarantees(
   config: config_lib.Config,
   strategy: strategies.Strategy,
   participation: participation_lib.Participation,
-) -> tuple[accounting.PrivacySpec, Optional[accounting.PrivacySpec]]:
-  """Returns the spec of the run's noise, and of what it stands for, if so."""
+) -> tuple[accounting.Guarantee, Optional[accounting.Guarantee]]:
+  """Returns that of the run's noise, and of what it stands for, if so."""
   privacy = config.privacy
   if privacy.family == config_lib.NO_NOISE:
-    return accounting.PrivacySpec(strategy, participation, 0.0), None
-  spec = accounting.calibrate(
-    strategy, participation, privacy.epsilon, privacy.delta
+    return accounting.Guarantee(strategy, participation, 0.0), None
+  guarantee = accounting.calibrate(
+    strategy, participation, epsilon=privacy.epsilon, delta=privacy.delta
   )
   if privacy.simulated_clients_per_round is None:
-    return spec, None
+    return guarantee, None
   # PRIVACY: the claim of the run is about the noise that it gets. Guard:
   # training_test.test_simulated_run_says_that_it_is_one.
   scale = (
     config.training.clients_per_round / privacy.simulated_clients_per_round
   )
-  return dataclasses.replace(
-    spec, noise_multiplier=scale * spec.noise_multiplier
-  ), spec
+  return attrs.evolve(
+    guarantee, noise_multiplier=scale * guarantee.noise_multiplier
+  ), guarantee
 
 
 def _train(

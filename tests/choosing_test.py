@@ -54,11 +54,17 @@ def test_choices_are_ranked_by_what_is_minimised(objective):
 
 def test_rmse_is_that_of_the_calibrated_run():
   for choice in _choose().choices:
-    spec = accounting.calibrate(choice.strategy, _SCHEMA, 2.0, 1e-6)
+    spec = accounting.calibrate(
+      choice.strategy, _SCHEMA, epsilon=2.0, delta=1e-6
+    )
     mean, largest = choice.strategy.errors()
     assert choice.noise_multiplier == spec.noise_multiplier
-    assert choice.rmse == pytest.approx(spec.z_stddev * math.sqrt(mean))
-    assert choice.max_rmse == pytest.approx(spec.z_stddev * math.sqrt(largest))
+    assert choice.rmse == pytest.approx(
+      spec.z_stddev_per_clip * math.sqrt(mean)
+    )
+    assert choice.max_rmse == pytest.approx(
+      spec.z_stddev_per_clip * math.sqrt(largest)
+    )
 
 
 def test_more_memory_is_never_worse():
@@ -98,12 +104,14 @@ def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
     strategy = choice.strategy
     assert choice.sampling_prob == strategy.bands * 4 / 64
     # Twice the population: the same rounds of a client, so the same claim.
-    spec = accounting.CyclicPoissonSpec(
-      strategy, 128, 8, choice.noise_multiplier, 'cyclic-poisson'
+    spec = accounting.Guarantee(
+      strategy,
+      accounting.CyclicPoisson.of_population(128, 8, strategy.bands),
+      choice.noise_multiplier,
     )
     assert 1.9 < spec.epsilon(1e-6) <= 2.0
     assert choice.rmse == pytest.approx(
-      spec.z_stddev * math.sqrt(strategy.errors()[0])
+      spec.z_stddev_per_clip * math.sqrt(strategy.errors()[0])
     )
 
 

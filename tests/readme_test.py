@@ -168,7 +168,7 @@ def _given():
   from tff_bandmf import accounting, participation, program, strategies
 
   element_spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))
-  spec = accounting.PrivacySpec(
+  guarantee = accounting.Guarantee(
     strategies.BandedToeplitz(4, [1.0, 0.5]), participation.MinSep(2), 0.7
   )
   return {
@@ -182,14 +182,14 @@ def _given():
     ),
     'client_optimizer': tff.learning.optimizers.build_sgdm(0.1),
     'server_optimizer': tff.learning.optimizers.build_sgdm(1.0),
-    'spec': spec,
+    'guarantee': guarantee,
     'clients_per_round': 2,
     'l2_norm_clip': 1.0,
     'element_spec': element_spec,
     'dataset': lambda client, round_index: tf.data.Dataset.from_tensors(
       (tf.ones([3, 2]), tf.ones([3, 1]))
     ),
-    'sampler': program.CohortSampler(8, 2, 4, spec.participation, seed=0),
+    'sampler': program.CohortSampler(8, 2, 4, guarantee.cohorts, seed=0),
     'clients': 300,
     'outputs': tff.program.LoggingReleaseManager(),
   }

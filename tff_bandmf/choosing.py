@@ -107,12 +107,14 @@ def choose(
         objective,
         noise_copies=noise_copies,
       )
-      spec = accounting.calibrate(found.strategy, participation, epsilon, delta)
+      guarantee = accounting.calibrate(
+        found.strategy, participation, epsilon=epsilon, delta=delta
+      )
     except ValueError as error:
       left_out[family] = str(error)
       continue
     choices.append(
-      _choice(found, participation, workload, spec.noise_multiplier)
+      _choice(found, participation, workload, guarantee.noise_multiplier)
     )
   return _ranked(choices, left_out, objective)
 
@@ -178,21 +180,16 @@ def choose_cyclic_poisson(
       left_out[family] = str(error)
       continue
     for each in found:
-      spec = accounting.calibrate_cyclic_poisson(
-        accounting.CyclicPoissonSpec(
-          each.strategy,
-          population=rounds,
-          cohort_size=max_participations,
-          noise_multiplier=1.0,
-          sampling=accounting.CYCLIC_POISSON,
-        ),
-        epsilon,
-        delta,
+      cohorts = accounting.CyclicPoisson.of_population(
+        rounds, max_participations, each.strategy.bands
+      )
+      guarantee = accounting.calibrate(
+        each.strategy, cohorts, epsilon=epsilon, delta=delta
       )
       choices.append(
         dataclasses.replace(
-          _choice(each, participation, workload, spec.noise_multiplier),
-          sampling_prob=spec.sampling_prob,
+          _choice(each, participation, workload, guarantee.noise_multiplier),
+          sampling_prob=cohorts.sampling_prob,
         )
       )
   return _ranked(choices, left_out, objective)

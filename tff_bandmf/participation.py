@@ -21,12 +21,23 @@ import attrs
 
 from tff_bandmf import _checks, errors
 
+# Two data sets are neighbours if one client's contributions are zero in one.
+ZERO_OUT = 'zero-out'
+
 
 @attrs.frozen
 class Participation(abc.ABC):
-  """A set of participation patterns; each is a set of rounds of one client."""
+  """A set of participation patterns; each is a set of rounds of one client.
+
+  Attributes:
+    name: of the kind.
+    evenly_spaced: whether rounds of a client are exactly `min_sep` apart.
+    adjacency: which data sets are neighbours.
+  """
 
   name: ClassVar[str]
+  evenly_spaced: ClassVar[bool] = False
+  adjacency: ClassVar[str] = ZERO_OUT
 
   if TYPE_CHECKING:
     # A field where there is one; a property while the program runs would be
@@ -47,6 +58,11 @@ class Participation(abc.ABC):
 
     It is `min_sep`; where a client takes part once, all of the run.
     """
+
+  @property
+  def schema(self) -> Participation:
+    """What a client can do at worst: these patterns, which are enforced."""
+    return self
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the schema as a JSON object; `from_name` reads it back."""
@@ -127,6 +143,20 @@ class FixedEpoch(_Separated):
   """
 
   name: ClassVar[str] = 'fixed-epoch'
+  evenly_spaced: ClassVar[bool] = True
+
+
+def check(participation: object) -> None:
+  """Raises TypeError for what is not a schema."""
+  if not isinstance(participation, Participation):
+    raise TypeError(
+      errors.invalid(
+        'participation',
+        participation,
+        'must be a participation schema',
+        'use tff_bandmf.participation.MinSep(min_sep)',
+      )
+    )
 
 
 def min_sep_from_rounds_between(rounds_between: int) -> int:

@@ -57,22 +57,25 @@ def _strategy(rounds=7):
 
 
 def _spec(
-  noise_multiplier=1.0, min_sep=3, sampling_prob=0.3, rounds=7, **kwargs
+  noise_multiplier=1.0, min_sep=3, sampling_prob=0.3, rounds=7, samples=None
 ):
-  return accounting.BMinSepSpec(
+  return accounting.Guarantee(
     _strategy(rounds),
-    min_sep,
-    sampling_prob,
+    accounting.BMinSep(min_sep, sampling_prob),
     noise_multiplier,
-    **{'sampling': accounting.B_MIN_SEP, **kwargs},
+    samples=samples or _samples(0),
   )
+
+
+def _samples(seed, count=_SAMPLES, failure_probability=1e-6):
+  return accounting.Samples(count, failure_probability, seed)
 
 
 def test_recursions_are_the_sums_over_patterns():
   spec = _spec(0.7)
-  mixture = spec.mixture(0.7)
+  mixture = spec.accountant.mixture(0.7)
   patterns, odds = _patterns(7, 3, 0.3)
-  means = patterns @ spec.strategy.matrix().T / spec.z_stddev
+  means = patterns @ spec.strategy.matrix().T / spec.z_stddev_per_clip
   squares = (means**2).sum(1)
   assert mixture.mean_square == pytest.approx(odds @ squares)
   center = odds @ means
@@ -94,7 +97,7 @@ def test_recursions_are_the_sums_over_patterns():
 
 def test_rounds_are_drawn_with_the_tilted_odds():
   """Chi-squared over all patterns; one false alarm in a million."""
-  mixture = _spec(0.7).mixture(0.7)
+  mixture = _spec(0.7).accountant.mixture(0.7)
   gains = np.linspace(-0.5, 1.0, 7)
   patterns, odds = _patterns(7, 3, 0.3)
   tilted = odds * np.exp(patterns @ gains)
@@ -114,49 +117,50 @@ def test_rounds_are_drawn_with_the_tilted_odds():
 )
 @pytest.mark.parametrize('sampling_prob', [0.1, 0.6])
 def test_bound_covers_the_true_delta(noise_multiplier, epsilon, sampling_prob):
-  spec = _spec(noise_multiplier, 2, sampling_prob, rounds=3)
+  spec = _spec(noise_multiplier, 2, sampling_prob, 3, _samples(2))
   patterns, odds = _patterns(3, 2, sampling_prob)
   means = patterns @ spec.strategy.matrix().T
-  exact = _exact_delta(means, odds, spec.z_stddev, epsilon)
-  found = spec.delta(epsilon, _SAMPLES, 1e-6, seed=2)
+  exact = _exact_delta(means, odds, spec.z_stddev_per_clip, epsilon)
+  found = spec.claim_at(epsilon)
   assert exact * 0.999 <= found.upper <= 1.4 * exact + 1e-3
   assert found.estimate == pytest.approx(exact, rel=0.25, abs=5e-5)
 
 
 def test_separation_of_one_is_poisson_sampling():
   rounds, q = 20, 0.2
-  spec = accounting.BMinSepSpec(
-    strategies.Identity(rounds), 1, q, 0.5, accounting.B_MIN_SEP
+  spec = accounting.Guarantee(
+    strategies.Identity(rounds),
+    accounting.BMinSep(1, q),
+    0.5,
+    samples=_samples(3),
   )
-  exact = accounting.poisson_delta(spec.z_stddev, q, rounds, 1.0)
-  found = spec.delta(1.0, _SAMPLES, 1e-6, seed=3)
+  exact = accounting.poisson_delta(spec.z_stddev_per_clip, q, rounds, 1.0)
+  found = spec.claim_at(1.0)
   assert exact * 0.99 <= found.upper <= 1.4 * exact
   assert found.estimate == pytest.approx(exact, rel=0.1)
 
 
 def test_sensitivity_is_that_without_amplification():
-  spec = _spec(2.0)
+  spec = _spec(2.0, samples=_samples(4, 2000, None))
   worst = sensitivity.sensitivity(spec.strategy, participation.MinSep(3))
-  assert spec.sensitivity == worst.value
+  assert spec.sensitivity.value == worst.value
   assert worst.method == 'exact'
-  assert spec.delta(1.0, 2000, seed=4).total <= accounting.gaussian_delta(
-    2.0, 1.0
-  )
+  assert spec.delta(1.0) <= accounting.gaussian_delta(2.0, 1.0)
 
 
 def test_calibrated_noise_meets_the_true_delta():
   patterns, odds = _patterns(3, 2, 0.2)
-  spec, bound = accounting.calibrate_sampled(
-    accounting.BMinSepSpec(_strategy(3), 2, 0.2, 1.0, accounting.B_MIN_SEP),
-    1.0,
-    1e-2,
-    _SAMPLES,
-    1e-6,
-    5,
+  spec = accounting.calibrate(
+    _strategy(3),
+    accounting.BMinSep(2, 0.2),
+    epsilon=1.0,
+    delta=1e-2,
+    samples=_samples(5),
   )
-  assert bound.total <= 1e-2
+  assert spec.claim(1e-2).total <= 1e-2
+  assert spec.epsilon(1e-2) == 1.0
   exact = _exact_delta(
-    patterns @ spec.strategy.matrix().T, odds, spec.z_stddev, 1.0
+    patterns @ spec.strategy.matrix().T, odds, spec.z_stddev_per_clip, 1.0
   )
   assert 0.5e-2 <= exact <= 1e-2
   assert spec.noise_multiplier < 0.9 * accounting.gaussian_noise_multiplier(
@@ -172,24 +176,11 @@ def test_more_bands_than_min_sep_are_refused():
 def test_negative_entries_are_refused():
   rows = np.array([[1.0, 0.0], [1.0, -0.5]])
   with pytest.raises(ValueError, match='entry -0.5'):
-    accounting.BMinSepSpec(
-      strategies.Banded(rows), 2, 0.5, 1.0, accounting.B_MIN_SEP
+    accounting.Guarantee(
+      strategies.Banded(rows), accounting.BMinSep(2, 0.5), 1.0
     )
 
 
-def test_what_is_not_proved_is_refused():
-  with pytest.raises(ValueError, match='sampling=enforced'):
-    _spec(sampling='enforced')
-  with pytest.raises(ValueError, match='adjacency=replace-one'):
-    _spec(adjacency='replace-one')
-  with pytest.raises(ValueError, match='sampling_prob=1: must be below 1'):
+def test_certain_participation_is_refused():
+  with pytest.raises(ValueError, match='sampling_prob=1.0: must be below 1'):
     _spec(sampling_prob=1)
-  with pytest.raises(ValueError, match='noise_multiplier=0'):
-    _spec(0)
-
-
-def test_claim_is_a_json_object():
-  claim = _spec(2.0).to_dict()
-  assert claim['amplification'] == 'b-min-sep'
-  assert claim['sampling_prob'] == 0.3
-  assert claim['z_stddev_per_clip'] == 2.0 * claim['sensitivity']

@@ -2,6 +2,7 @@
 
 import math
 
+import attrs
 import numpy as np
 import pytest
 
@@ -44,23 +45,29 @@ def _exact_delta(gram, z_stddev, epsilon, points=91):
   )
 
 
-def _spec(noise_multiplier=1.0, bins=3, matrix=_MATRIX, **kwargs):
-  return accounting.BallsInBinsSpec(
+def _spec(noise_multiplier=1.0, bins=3, matrix=_MATRIX, samples=None):
+  return accounting.Guarantee(
     strategies.Dense(matrix),
-    bins,
+    accounting.BallsInBins(bins),
     noise_multiplier,
-    **{'sampling': accounting.BALLS_IN_BINS, **kwargs},
+    samples=samples or _samples(0),
   )
+
+
+def _samples(seed, count=_SAMPLES, failure_probability=1e-6):
+  return accounting.Samples(count, failure_probability, seed)
 
 
 @pytest.mark.parametrize('bins', [1, 2, 3, 5])
 def test_gram_is_that_of_the_bins(bins):
   sums = np.stack([_MATRIX[:, j::bins].sum(1) for j in range(bins)], 1)
   spec = _spec(bins=bins)
-  np.testing.assert_allclose(spec.gram, sums.T @ sums, rtol=1e-14)
+  np.testing.assert_allclose(spec.accountant.gram, sums.T @ sums, rtol=1e-14)
   worst = sensitivity.sensitivity(spec.strategy, participation.FixedEpoch(bins))
-  assert spec.sensitivity == pytest.approx(worst.value, rel=1e-12)
-  assert spec.z_stddev == spec.noise_multiplier * spec.sensitivity
+  assert spec.sensitivity.value == pytest.approx(worst.value, rel=1e-12)
+  assert spec.z_stddev_per_clip == (
+    spec.noise_multiplier * spec.sensitivity.value
+  )
 
 
 def test_gram_is_added_up_in_blocks(monkeypatch):
@@ -76,10 +83,10 @@ def test_gram_is_added_up_in_blocks(monkeypatch):
   [(0.4, 4.0), (1.0, 0.5), (1.0, 2.0), (3.0, 0.2), (3.0, 0.0)],
 )
 def test_bound_covers_the_true_delta(bins, noise_multiplier, epsilon):
-  spec = _spec(noise_multiplier, bins)
-  exact = _exact_delta(spec.gram, spec.z_stddev, epsilon)
   # 1e-6: one false alarm in a million runs, each.
-  found = spec.delta(epsilon, _SAMPLES, 1e-6, seed=1)
+  spec = _spec(noise_multiplier, bins, samples=_samples(1))
+  exact = _exact_delta(spec.accountant.gram, spec.z_stddev_per_clip, epsilon)
+  found = spec.claim_at(epsilon)
   assert exact * 0.999 <= found.upper <= 1.35 * exact + 3e-4
   assert found.estimate == pytest.approx(exact, rel=0.25, abs=2e-5)
   assert found.total <= accounting.gaussian_delta(noise_multiplier, epsilon)
@@ -99,8 +106,10 @@ def test_bound_fails_as_rarely_as_stated(
   are few enough for an average alone to fail more often is seen, too.
   """
   spec = _spec(noise_multiplier, 2)
-  mixture = spec.mixture(noise_multiplier)
-  exact = _exact_delta(spec.gram, spec.z_stddev, epsilon, points=801)
+  mixture = spec.accountant.mixture(noise_multiplier)
+  exact = _exact_delta(
+    spec.accountant.gram, spec.z_stddev_per_clip, epsilon, points=801
+  )
   found = [
     monte_carlo.delta_bound(mixture, epsilon, 500, 0.2, seed)
     for seed in range(300)
@@ -112,8 +121,8 @@ def test_bound_fails_as_rarely_as_stated(
 def test_weights_do_not_change_the_mean():
   """The values of any gamma average to one delta, and respect their bound."""
   spec = _spec(0.6, 3)
-  mixture = spec.mixture(0.6)
-  exact = _exact_delta(spec.gram, spec.z_stddev, 1.5)
+  mixture = spec.accountant.mixture(0.6)
+  exact = _exact_delta(spec.accountant.gram, spec.z_stddev_per_clip, 1.5)
   rng = np.random.default_rng(0)
   directions = monte_carlo._removes(mixture, 1.5)
   assert len(directions) >= 3
@@ -139,60 +148,75 @@ def test_added_client_is_sampled_where_it_matters():
 
 
 def test_one_bin_is_the_run_without_amplification():
-  found = _spec(2.0, bins=1).delta(1.0, _SAMPLES, 1e-6, seed=3)
+  found = _spec(2.0, bins=1, samples=_samples(3)).claim_at(1.0)
   exact = accounting.gaussian_delta(2.0, 1.0)
   assert exact < found.total < 1.01 * exact
   assert found.failure_probability == 0
   sampled = monte_carlo.delta_bound(
-    _spec(2.0, bins=1).mixture(2.0), 1.0, _SAMPLES, 1e-6, 3
+    _spec(2.0, bins=1).accountant.mixture(2.0), 1.0, _SAMPLES, 1e-6, 3
   )
   assert sampled.estimate == pytest.approx(exact, rel=0.05)
   assert sampled.upper > exact
 
 
 def test_total_counts_the_failure_probability():
-  found = _spec(1.0).delta(1.0, 10_000, 1e-4, seed=4)
+  spec = _spec(1.0, samples=_samples(4, 10_000, 1e-4))
+  found = spec.claim_at(1.0)
   assert found.failure_probability == 1e-4
   assert found.total == found.upper + 1e-4 + found.slack_delta
-  _, bound = accounting.calibrate_sampled(
-    _spec(1.0), 1.0, 1e-2, _SAMPLES, 1e-4, seed=4
-  )
+  bound = _calibrated(1.0, 1e-2, _samples(4, _SAMPLES, 1e-4)).claim(1e-2)
   assert bound.failure_probability == 1e-4
   assert bound.upper + 1e-4 <= 1e-2
   with pytest.raises(ValueError, match='at most half of delta='):
-    _spec(1.0).epsilon(1e-2, 10_000, 0.006)
+    _spec(1.0, samples=_samples(4, 10_000, 0.006)).epsilon(1e-2)
+
+
+def _calibrated(epsilon, delta, samples):
+  return accounting.calibrate(
+    strategies.Dense(_MATRIX),
+    accounting.BallsInBins(3),
+    epsilon=epsilon,
+    delta=delta,
+    samples=samples,
+  )
 
 
 @pytest.mark.parametrize(('epsilon', 'delta'), [(1.0, 1e-2), (4.0, 1e-3)])
 def test_calibrated_noise_meets_the_true_delta(epsilon, delta):
-  spec, bound = accounting.calibrate_sampled(
-    _spec(1.0), epsilon, delta, _SAMPLES, 1e-6, seed=5
-  )
-  assert bound.total <= delta
-  assert bound.epsilon == epsilon
-  exact = _exact_delta(spec.gram, spec.z_stddev, epsilon)
+  spec = _calibrated(epsilon, delta, _samples(5))
+  assert spec.claim(delta).total <= delta
+  assert spec.epsilon(delta) == epsilon
+  exact = _exact_delta(spec.accountant.gram, spec.z_stddev_per_clip, epsilon)
   assert 0.5 * delta <= exact <= delta
   assert spec.noise_multiplier < accounting.gaussian_noise_multiplier(
     epsilon, delta
   )
+  # Other noise is another claim.
+  less = attrs.evolve(spec, noise_multiplier=0.9 * spec.noise_multiplier)
+  assert less.epsilon(delta) > epsilon
 
 
 def test_epsilon_meets_the_true_delta():
-  spec = _spec(1.0)
-  found = spec.epsilon(1e-2, _SAMPLES, 1e-6, seed=6)
+  spec = _spec(1.0, samples=_samples(6))
+  found = spec.claim(1e-2)
   assert found.total <= 1e-2
-  exact = _exact_delta(spec.gram, spec.z_stddev, found.epsilon)
+  exact = _exact_delta(
+    spec.accountant.gram, spec.z_stddev_per_clip, found.epsilon
+  )
   assert 0.5e-2 <= exact <= 1e-2
   assert found.epsilon < accounting.gaussian_epsilon(1.0, 1e-2)
 
 
 def test_seed_repeats_the_bound():
-  spec = _spec(1.0)
-  first = spec.delta(1.0, 5000, seed=7)
-  assert first == spec.delta(1.0, 5000, seed=7)
-  assert first != spec.delta(1.0, 5000, seed=8)
-  drawn = spec.delta(1.0, 5000)
-  assert drawn == spec.delta(1.0, 5000, seed=drawn.seed)
+  def found(seed):
+    return _spec(1.0, samples=_samples(seed, 5000)).claim_at(1.0)
+
+  assert found(7) == found(7) != found(8)
+  drawn = found(None)
+  assert drawn == found(drawn.seed)
+  # Of one guarantee a claim is sampled once.
+  spec = _spec(1.0, samples=_samples(None, 5000))
+  assert spec.claim(1e-2) is spec.claim(1e-2)
 
 
 @pytest.mark.parametrize(
@@ -229,24 +253,19 @@ def test_negative_entries_are_refused():
     _spec(matrix=matrix)
 
 
-def test_what_is_not_proved_is_refused():
-  with pytest.raises(ValueError, match='sampling=shuffled'):
-    _spec(sampling='shuffled')
-  with pytest.raises(ValueError, match='adjacency=replace-one'):
-    _spec(adjacency='replace-one')
+def test_more_bins_than_rounds_are_refused():
   with pytest.raises(ValueError, match='bins=6: must not exceed'):
     _spec(bins=6)
-  with pytest.raises(ValueError, match='noise_multiplier=0'):
-    _spec(0)
-  with pytest.raises(ValueError, match='failure_probability=1: must be below'):
-    _spec().delta(1.0, 100, 1)
-  with pytest.raises(ValueError, match='epsilon=-1'):
-    _spec().delta(-1, 100)
 
 
-def test_claim_is_a_json_object():
-  claim = _spec(2.0).to_dict()
-  assert claim['amplification'] == 'balls-in-bins'
-  assert claim['bins'] == 3
-  assert claim['participations'] == 2
-  assert claim['z_stddev_per_clip'] == 2.0 * claim['sensitivity']
+@pytest.mark.parametrize(
+  ('options', 'message'),
+  [
+    ((10, 1.0), 'failure_probability=1.0: must be below 1'),
+    ((10, 0.0), 'failure_probability=0.0: must be positive'),
+    ((0, 0.5), 'samples=0: must be at least 1'),
+  ],
+)
+def test_samples_out_of_range_are_refused(options, message):
+  with pytest.raises(ValueError, match=message):
+    accounting.Samples(*options)

@@ -88,7 +88,7 @@ def _hockey_stick(means, weights, sigma, epsilon, points=61):
 
 @pytest.mark.parametrize(('epsilon', 'bands', 'sigma'), _PRINTED)
 def test_epsilon_is_the_published_one(epsilon, bands, sigma):
-  q = accounting.cyclic_sampling_prob(2052, 6, bands)
+  q = accounting.CyclicPoisson.of_population(2052, 6, bands).sampling_prob
   found = accounting.poisson_epsilon(
     sigma * math.sqrt(6), q, -(-2052 // bands), _PRINTED_DELTA
   )
@@ -99,8 +99,8 @@ def test_epsilon_is_the_published_one(epsilon, bands, sigma):
   ('epsilon', 'bands', 'sigma'), [row for row in _PRINTED if row[1] > 1]
 )
 def test_noise_multiplier_is_the_published_one(epsilon, bands, sigma):
-  q = accounting.cyclic_sampling_prob(2052, 6, bands)
-  found = accounting.cyclic_poisson_noise_multiplier(
+  q = accounting.CyclicPoisson.of_population(2052, 6, bands).sampling_prob
+  found = accounting.poisson_noise_multiplier(
     epsilon, _PRINTED_DELTA, q, -(-2052 // bands)
   )
   assert found / math.sqrt(6) == pytest.approx(sigma, rel=1e-3)
@@ -171,7 +171,7 @@ def test_certain_participation_is_the_gaussian(compositions):
   )
   nearly = accounting.poisson_epsilon(3.0, 1 - 1e-9, compositions, 1e-6)
   assert nearly == pytest.approx(found, rel=3e-4)
-  assert accounting.cyclic_poisson_noise_multiplier(
+  assert accounting.poisson_noise_multiplier(
     1.0, 1e-6, 1.0, compositions
   ) == pytest.approx(
     accounting.gaussian_noise_multiplier(1.0, 1e-6) * math.sqrt(compositions)
@@ -201,12 +201,10 @@ def test_epsilon_is_an_accurate_upper_bound(sigma, q, compositions, delta):
 
 
 def test_event_gives_the_same_epsilon():
-  spec = accounting.CyclicPoissonSpec(
+  spec = accounting.Guarantee(
     strategies.BandedToeplitz(100, np.array([1.0, 0.5])),
-    population=1000,
-    cohort_size=10,
-    noise_multiplier=1.0,
-    sampling='cyclic-poisson',
+    accounting.CyclicPoisson(0.02),
+    1.0,
   )
   accountant = pld_privacy_accountant.PLDAccountant()
   accountant.compose(spec.dp_event())
@@ -227,9 +225,7 @@ def test_event_gives_the_same_epsilon():
   ],
 )
 def test_calibration_rounds_up(epsilon, delta, q, compositions):
-  found = accounting.cyclic_poisson_noise_multiplier(
-    epsilon, delta, q, compositions
-  )
+  found = accounting.poisson_noise_multiplier(epsilon, delta, q, compositions)
   reached = accounting.poisson_epsilon(found, q, compositions, delta)
   assert epsilon * (1 - 1e-4) <= reached <= epsilon
   less = accounting.poisson_epsilon(found * 0.999, q, compositions, delta)
@@ -260,59 +256,46 @@ def test_epsilon_grows_with_sampling_and_rounds():
 
 def test_sampling_prob_is_that_within_the_group():
   strategy = strategies.BandedToeplitz(100, np.array([1.0, 0.5, 0.2]))
-  spec = accounting.CyclicPoissonSpec(
-    strategy, 3000, 10, 1.5, accounting.CYCLIC_POISSON
-  )
-  assert spec.sampling_prob == pytest.approx(3 * 10 / 3000)
-  assert spec.compositions == 34
-  assert spec.column_norm == pytest.approx(math.sqrt(1 + 0.25 + 0.04))
-  assert spec.z_stddev == pytest.approx(1.5 * spec.column_norm)
+  cohorts = accounting.CyclicPoisson.of_population(3000, 10, groups=3)
+  assert cohorts.sampling_prob == pytest.approx(3 * 10 / 3000)
+  spec = accounting.Guarantee(strategy, cohorts, 1.5)
+  assert spec.accountant.compositions == 34
+  norm = math.sqrt(1 + 0.25 + 0.04)
+  assert spec.sensitivity.value == pytest.approx(norm)
+  assert spec.z_stddev_per_clip == pytest.approx(1.5 * norm)
   exact = accounting.poisson_epsilon(1.5, 0.01, 34, 1e-6)
   assert exact < spec.epsilon(1e-6) < exact + 1e-3
   exact = accounting.poisson_delta(1.5, 0.01, 34, 0.5)
   assert exact < spec.delta(0.5) < 1.02 * exact
-  assert spec.to_dict()['sampling_prob'] == spec.sampling_prob
-  more = accounting.CyclicPoissonSpec(
-    strategy, 3000, 10, 1.5, accounting.CYCLIC_POISSON, groups=5
+  assert spec.to_dict()['sampling_prob'] == cohorts.sampling_prob
+  # As many groups as bands where nothing is said.
+  same = accounting.Guarantee(strategy, accounting.CyclicPoisson(0.01), 1.5)
+  assert same.epsilon(1e-6) == spec.epsilon(1e-6)
+  more = accounting.Guarantee(
+    strategy, accounting.CyclicPoisson(0.01, groups=5), 1.5
   )
-  assert (more.sampling_prob, more.compositions) == (5 * 10 / 3000, 20)
+  assert more.accountant.compositions == 20
 
 
 def test_group_smaller_than_a_cohort_is_refused():
   with pytest.raises(ValueError, match='groups=9: a group has 10 clients'):
-    accounting.cyclic_sampling_prob(90, 11, 9)
-  with pytest.raises(ValueError, match='sampling_prob=1.5: must be at most 1'):
-    accounting.poisson_epsilon(1.0, 1.5, 3, 1e-6)
+    accounting.CyclicPoisson.of_population(90, 11, 9)
+  for make in (
+    accounting.CyclicPoisson,
+    lambda q: accounting.poisson_epsilon(1.0, q, 3, 1e-6),
+  ):
+    with pytest.raises(ValueError, match='sampling_prob=1.5: must be at most'):
+      make(1.5)
 
 
 def test_more_bands_than_groups_are_refused():
   strategy = strategies.BandedToeplitz(10, np.array([1.0, 0.5, 0.2]))
-  with pytest.raises(ValueError, match='groups=2: must be at least the bands'):
-    accounting.CyclicPoissonSpec(
-      strategy, 100, 1, 1.0, accounting.CYCLIC_POISSON, groups=2
-    )
-  with pytest.raises(ValueError, match='groups=11: must not exceed'):
-    accounting.CyclicPoissonSpec(
-      strategy, 100, 1, 1.0, accounting.CYCLIC_POISSON, groups=11
-    )
-
-
-@pytest.mark.parametrize('sampling', ['enforced', 'shuffled', 'balls-in-bins'])
-def test_other_sampling_is_refused(sampling):
-  with pytest.raises(ValueError, match=f'sampling={sampling}'):
-    accounting.CyclicPoissonSpec(strategies.Identity(10), 100, 1, 1.0, sampling)
-
-
-def test_replace_one_is_refused():
-  with pytest.raises(ValueError, match='adjacency=replace-one'):
-    accounting.CyclicPoissonSpec(
-      strategies.Identity(10),
-      100,
-      1,
-      1.0,
-      accounting.CYCLIC_POISSON,
-      adjacency='replace-one',
-    )
+  for groups, message in (
+    (2, 'groups=2: must be at least the bands'),
+    (11, 'groups=11: must not exceed'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      accounting.Guarantee(strategy, accounting.CyclicPoisson(0.1, groups), 1.0)
 
 
 def test_delta_below_rounding_is_refused():
@@ -320,14 +303,6 @@ def test_delta_below_rounding_is_refused():
     accounting.poisson_epsilon(1.0, 0.1, 100, 1e-14)
   # What FFTs lose is counted at an epsilon that is never reached.
   assert accounting.poisson_delta(1.0, 0.1, 100, 50.0) >= 4e-14
-
-
-@pytest.mark.parametrize('noise_multiplier', [0, -1, math.nan, math.inf])
-def test_noise_multiplier_out_of_range_is_refused(noise_multiplier):
-  with pytest.raises(ValueError, match='noise_multiplier='):
-    accounting.CyclicPoissonSpec(
-      strategies.Identity(10), 100, 1, noise_multiplier, 'cyclic-poisson'
-    )
 
 
 @functools.cache
@@ -350,11 +325,18 @@ def _toeplitz_rmse(rounds, bands):
   [(1, 8, 24.45), (2, 16, 14.61), (4, 32, 9.19), (8, 64, 5.95)],
 )
 def test_amplified_rmse_is_the_published_one(epsilon, bands, rmse):
-  (choice,) = accounting.choose_bands(
-    {bands: _toeplitz_rmse(2048, bands)}, 2048, 2048, 8, epsilon, 1e-5
+  found = _rmse(2048, 8, epsilon, bands, 1e-5)
+  assert found == pytest.approx(rmse, rel=2e-3)
+
+
+def _rmse(rounds, epochs, epsilon, bands, delta):
+  q = accounting.CyclicPoisson.of_population(
+    rounds, epochs, bands
+  ).sampling_prob
+  sigma = accounting.poisson_noise_multiplier(
+    epsilon, delta, q, -(-rounds // bands)
   )
-  assert choice.compositions == 2048 // bands
-  assert choice.rmse == pytest.approx(rmse, rel=2e-3)
+  return sigma * _toeplitz_rmse(rounds, bands)
 
 
 # [BandMF23, Table 3]: 1024 rounds, delta = 1e-6.
@@ -363,15 +345,6 @@ def test_amplified_rmse_is_the_published_one(epsilon, bands, rmse):
   ('epsilon', 'epochs', 'bands'),
   [(1, 32, 2), (1, 64, 1), (1, 128, 1), (4, 32, 4), (4, 64, 2), (4, 128, 2)],
 )
-def test_chosen_bands_are_the_published_ones(epsilon, epochs, bands):
-  rmse = {b: _toeplitz_rmse(1024, b) for b in (1, 2, 4, 8)}
-  choices = accounting.choose_bands(rmse, 1024, 1024, epochs, epsilon, 1e-6)
-  assert choices[0].bands == bands
-  assert [c.rmse for c in choices] == sorted(c.rmse for c in choices)
-
-
-def test_bands_that_leave_too_few_clients_are_left_out():
-  choices = accounting.choose_bands({1: 3.0, 4: 1.0}, 8, 8, 4, 1.0, 1e-6)
-  assert [choice.bands for choice in choices] == [1]
-  with pytest.raises(ValueError, match='every group is smaller'):
-    accounting.choose_bands({4: 1.0}, 8, 8, 4, 1.0, 1e-6)
+def test_best_bands_are_the_published_ones(epsilon, epochs, bands):
+  rmse = {b: _rmse(1024, epochs, epsilon, b, 1e-6) for b in (1, 2, 4, 8)}
+  assert min(rmse, key=rmse.get) == bands

@@ -1,6 +1,5 @@
-"""Tests of the accounting of one Gaussian release, and of PrivacySpec."""
+"""Tests of the accounting of one Gaussian release."""
 
-import dataclasses
 import math
 
 import dp_accounting
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tff_bandmf import accounting, participation, strategies
+from tff_bandmf import accounting
 
 # [BandMF23, Table 4] (zero-out, sensitivity 1): epsilon and sigma at
 # delta = 1e-6.
@@ -186,66 +185,6 @@ def test_what_is_no_number_is_refused(value):
 def test_too_little_noise_is_refused():
   with pytest.raises(ValueError, match='epsilon would exceed 1e.06'):
     accounting.gaussian_epsilon(1e-4, 1e-6)
-
-
-def _spec(noise_multiplier):
-  return accounting.PrivacySpec(
-    strategies.BandedToeplitz(100, [1.0, 0.5]),
-    participation.MinSep(10, 4),
-    noise_multiplier,
-  )
-
-
-def test_spec_names_both_noise_multipliers():
-  spec = _spec(2.0)
-  assert spec.sensitivity.value == pytest.approx(math.sqrt(4 * 1.25))
-  assert spec.z_stddev == pytest.approx(2 * math.sqrt(5), rel=1e-14)
-  assert 1 / 8 <= spec.rho == pytest.approx(1 / 8, rel=1e-9)
-  assert spec.epsilon(1e-6) == pytest.approx(
-    accounting.gaussian_epsilon(2.0, 1e-6), rel=1e-3
-  )
-  assert spec.dp_event().noise_multiplier == pytest.approx(2.0, rel=1e-9)
-  described = spec.to_dict()
-  assert described['z_stddev_per_clip'] == spec.z_stddev
-  assert described['participations'] == 4
-  assert described['adjacency'] == 'zero-out'
-
-
-def test_spec_without_noise_guarantees_nothing():
-  spec = _spec(0)
-  assert spec.z_stddev == 0
-  assert spec.rho == spec.epsilon(1e-6) == math.inf
-  assert spec.dp_event() == dp_accounting.NonPrivateDpEvent()
-
-
-@pytest.mark.parametrize('noise_multiplier', [-1, math.nan, math.inf])
-def test_spec_refuses_noise_that_is_none(noise_multiplier):
-  with pytest.raises(ValueError, match='noise_multiplier='):
-    _spec(noise_multiplier)
-
-
-def test_spec_takes_no_sensitivity():
-  spec = _spec(1.0)
-  with pytest.raises(TypeError):
-    accounting.PrivacySpec(
-      spec.strategy,
-      spec.participation,
-      1.0,
-      sensitivity=spec.sensitivity,
-    )
-  replaced = dataclasses.replace(spec, participation=participation.MinSep(1))
-  assert replaced.sensitivity.value > spec.sensitivity.value
-
-
-def test_calibrate_meets_epsilon_and_delta():
-  spec = _spec(1.0)
-  for epsilon in (0.5, 8, 20):
-    found = accounting.calibrate(
-      spec.strategy, spec.participation, epsilon, 1e-6
-    )
-    assert _true_delta(found.noise_multiplier, epsilon) <= 1e-6
-    assert found.epsilon(1e-6) == pytest.approx(epsilon, rel=1e-7)
-    assert found.sensitivity == spec.sensitivity
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from tff_bandmf.accounting import balls_in_bins, monte_carlo, sampled
+from tff_bandmf.accounting import balls_in_bins, monte_carlo, search
 
 _BETA = 1e-3
 _GRAM = np.array([[2.0, 0.5], [0.5, 1.0]])
@@ -93,10 +93,10 @@ def test_attempts_share_the_failure_probability(monkeypatch, beta):
 
   monkeypatch.setattr(monte_carlo, 'delta_bound', never_confirmed)
   mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
-  found = sampled.least(
+  found = search.least(
     lambda epsilon: (mixture, epsilon), 50.0, 0.01, 1000, beta, seed=3
   )
   assert found is None
-  assert len(shares) == sampled._ATTEMPTS > 1
+  assert len(shares) == search._ATTEMPTS > 1
   assert math.fsum(shares) <= beta * (1 + 1e-12)
   assert len(set(seeds)) == len(seeds)

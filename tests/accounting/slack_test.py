@@ -4,12 +4,13 @@ import dataclasses
 import fractions
 import math
 
+import attrs
 import numpy as np
 import pytest
 import scipy.special
 
 from tff_bandmf import accounting, participation, strategies
-from tff_bandmf.accounting import arithmetic, sampled, slack
+from tff_bandmf.accounting import accountants, arithmetic, slack
 
 _ndtr = scipy.special.ndtr
 
@@ -147,22 +148,26 @@ _SCHEMA = participation.MinSep(342)
 
 
 def test_epsilon_includes_the_arithmetic():
-  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 0.8)
+  spec = accounting.Guarantee(_STRATEGY, _SCHEMA, 0.8)
   exact = accounting.gaussian_epsilon(0.8, 1e-10)
-  cost = spec.slack(1e-10)
-  assert 5e-4 < cost.epsilon < 1e-3
-  assert 0 < cost.delta < 1e-13
-  assert spec.epsilon(1e-10) >= exact + cost.epsilon
-  assert spec.epsilon(1e-10) == pytest.approx(exact + cost.epsilon, abs=2e-4)
-  (delta,) = spec.profile([spec.epsilon(1e-10)], 1e-10)
-  assert delta == pytest.approx(1e-10, rel=1e-6)
-  assert spec.profile([0.0], 1e-10)[0] > accounting.gaussian_delta(0.8, 0.0)
+  cost = spec.claim(1e-10)
+  assert 5e-4 < cost.slack_epsilon < 1e-3
+  assert 0 < cost.slack_delta < 1e-13
+  assert spec.epsilon(1e-10) >= exact + cost.slack_epsilon
+  assert spec.epsilon(1e-10) == pytest.approx(
+    exact + cost.slack_epsilon, abs=2e-4
+  )
+  delta = spec.delta(spec.epsilon(1e-10))
+  assert delta == pytest.approx(1e-10, rel=1e-3)
+  assert spec.delta(0.0) > accounting.gaussian_delta(0.8, 0.0)
 
 
 @pytest.mark.parametrize('dimension', [None, 10, 4_000_000])
 @pytest.mark.parametrize('epsilon', [0.1, 1.0, 8.0, 16.0])
 def test_calibrate_meets_epsilon(epsilon, dimension):
-  spec = accounting.calibrate(_STRATEGY, _SCHEMA, epsilon, 1e-8, dimension)
+  spec = accounting.calibrate(
+    _STRATEGY, _SCHEMA, epsilon=epsilon, delta=1e-8, dimension=dimension
+  )
   assert epsilon * (1 - 1e-6) <= spec.epsilon(1e-8) <= epsilon
   assert spec.dimension == dimension
   assert spec.noise_multiplier > accounting.gaussian_noise_multiplier(
@@ -172,18 +177,18 @@ def test_calibrate_meets_epsilon(epsilon, dimension):
 
 def test_calibrate_needs_more_than_the_slack():
   with pytest.raises(ValueError, match='epsilon=0.0001: must exceed what the'):
-    accounting.calibrate(_STRATEGY, _SCHEMA, 1e-4, 1e-8)
+    accounting.calibrate(_STRATEGY, _SCHEMA, epsilon=1e-4, delta=1e-8)
 
 
 def test_cells_are_the_compared_ones():
   # 6 rounds of a client, each seen in 3; a mixture has all of them.
-  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 1.0, dimension=1000)
+  spec = accounting.Guarantee(_STRATEGY, _SCHEMA, 1.0, dimension=1000)
   assert spec.cost.arithmetics[0].cells == 1000 * 18
-  sampled = accounting.CyclicPoissonSpec(
-    _STRATEGY, 3000, 10, 1.0, accounting.CYCLIC_POISSON, dimension=1000
+  sampled = accounting.Guarantee(
+    _STRATEGY, accounting.CyclicPoisson(0.01), 1.0, dimension=1000
   )
   assert sampled.cost.arithmetics[0].cells == 1000 * 2052
-  inverse = accounting.PrivacySpec(
+  inverse = accounting.Guarantee(
     strategies.BandedInverse(100, [1.0, -0.5]),
     participation.Single(),
     1.0,
@@ -193,7 +198,7 @@ def test_cells_are_the_compared_ones():
 
 
 def test_larger_models_have_to_be_named():
-  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 1.0)
+  spec = accounting.Guarantee(_STRATEGY, _SCHEMA, 1.0)
   # All rounds count: this noise may be claimed for sampled cohorts too.
   most = accounting.CELLS // _STRATEGY.rounds
   spec.cost.check_dimension(most)
@@ -202,16 +207,16 @@ def test_larger_models_have_to_be_named():
   ):
     spec.cost.check_dimension(most + 1)
   for cost in (
-    dataclasses.replace(spec, participation=participation.MinSep(1)).cost,
+    attrs.evolve(spec, cohorts=participation.MinSep(1)).cost,
     slack.Cost.of(_STRATEGY, 1, sampled=True),
   ):
     cost.check_dimension(most)
-  named = dataclasses.replace(spec, dimension=4 * most)
+  named = attrs.evolve(spec, dimension=4 * most)
   named.cost.check_dimension(4 * most)
   with pytest.raises(ValueError, match='^dimension='):
     named.cost.check_dimension(4 * most + 1)
-  large = dataclasses.replace(spec, dimension=accounting.CELLS)
-  assert large.slack(1e-8).epsilon > spec.slack(1e-8).epsilon
+  large = attrs.evolve(spec, dimension=accounting.CELLS)
+  assert large.claim(1e-8).slack_epsilon > spec.claim(1e-8).slack_epsilon
 
 
 @pytest.mark.parametrize('dimension', [1, 100, 418, 419, 10**4, 10**8])
@@ -220,15 +225,17 @@ def test_larger_models_have_to_be_named():
   ids=lambda each: each.family,
 )  # fmt: skip
 def test_unknown_models_have_the_largest_slack(strategy, dimension):
-  spec = accounting.PrivacySpec(strategy, participation.Single(), 1.0)
-  known = dataclasses.replace(spec, dimension=dimension)
-  assert known.slack(1e-10).epsilon <= spec.slack(1e-10).epsilon * (1 + 1e-6)
+  spec = accounting.Guarantee(strategy, participation.Single(), 1.0)
+  known = attrs.evolve(spec, dimension=dimension)
+  assert known.claim(1e-10).slack_epsilon <= (
+    spec.claim(1e-10).slack_epsilon * (1 + 1e-6)
+  )
 
 
 def test_cut_weights_raise_epsilon(monkeypatch):
   cut = _STRATEGY.recursion().cut_norm
   assert cut > 0
-  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 1.0)
+  spec = accounting.Guarantee(_STRATEGY, _SCHEMA, 1.0)
   assert spec.cost.cut == 6 * cut
   more = 1 + 6 * cut / spec.sensitivity.value
   assert spec.cost.more_noise(spec.sensitivity.value) >= more
@@ -239,21 +246,21 @@ def test_cut_weights_raise_epsilon(monkeypatch):
   assert math.sqrt(6) * np.linalg.norm(column) <= spec.sensitivity.value * more
   # Weights that are cut more.
   monkeypatch.setattr(type(recursion), 'cut_norm', property(lambda self: 0.01))
-  other = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 1.0)
+  other = accounting.Guarantee(_STRATEGY, _SCHEMA, 1.0)
   assert other.epsilon(1e-8) > 1.01 * spec.epsilon(1e-8)
-  calibrated = accounting.calibrate(_STRATEGY, _SCHEMA, 2.0, 1e-8)
+  calibrated = accounting.calibrate(_STRATEGY, _SCHEMA, epsilon=2.0, delta=1e-8)
   assert 2.0 * (1 - 1e-6) <= calibrated.epsilon(1e-8) <= 2.0
-  sampled = accounting.BallsInBinsSpec(
-    _STRATEGY, 342, 1.0, accounting.BALLS_IN_BINS, max_slack=0.9
+  sampled = accounting.Guarantee(
+    _STRATEGY, accounting.BallsInBins(342), 1.0, max_slack=0.9
   )
   # C is in the mixture, so its means are moved instead.
-  assert sampled.moved(2.0) == pytest.approx(
-    0.01 * 6 / sampled.sensitivity / 2.0
+  assert sampled.accountant.moved(sampled.cost, 2.0) == pytest.approx(
+    0.01 * 6 / sampled.sensitivity.value / 2.0
   )
 
 
 def test_rho_is_that_of_the_cut_weights():
-  spec = accounting.PrivacySpec(_STRATEGY, _SCHEMA, 2.0)
+  spec = accounting.Guarantee(_STRATEGY, _SCHEMA, 2.0)
   more = 1 + 6 * _STRATEGY.recursion().cut_norm / spec.sensitivity.value
   assert (1 + 1e-9) / 8 < more**2 / 8 <= spec.rho < 1.001 / 8
   assert spec.dp_event().noise_multiplier * more <= 2.0
@@ -273,7 +280,7 @@ def test_claim_covers_smaller_models(strategy):
 
 def _claimed(strategy, schema):
   """Returns the sensitivity that claims of a strategy rest on, exactly."""
-  found = accounting.PrivacySpec(strategy, schema, 1.0)
+  found = accounting.Guarantee(strategy, schema, 1.0)
   value = found.sensitivity.value
   return fractions.Fraction(value) * fractions.Fraction(
     found.cost.more_noise(value)
@@ -316,7 +323,7 @@ def test_sensitivity_of_an_inverse_is_rounded_up(
   ]
   exact = sum(entry**2 for entry in moved)
   assert exact <= _claimed(strategy, schema) ** 2 <= exact * (1 + 1e-4)
-  plain = accounting.PrivacySpec(strategy, schema, 1.0).cost.rounding
+  plain = accounting.Guarantee(strategy, schema, 1.0).cost.rounding
   for other in (
     strategies.ColumnNormalized(strategy),
     strategies.Stamped(2 * rounds, strategy),
@@ -326,42 +333,47 @@ def test_sensitivity_of_an_inverse_is_rounded_up(
 
 def test_inverse_that_float64_does_not_give_is_refused():
   strategy = _ill_conditioned(2000, 8, 1.0)
-  spec = accounting.PrivacySpec(strategy, participation.Single(), 1.0)
+  spec = accounting.Guarantee(strategy, participation.Single(), 1.0)
   with pytest.raises(ValueError, match='that float64 does not give; use fewer'):
     spec.epsilon(1e-6)
 
 
-def _sampled(noise_multiplier=1.0, **options):
-  return accounting.BallsInBinsSpec(
-    strategies.BandedToeplitz(12, [1.0, 1 / 3]),
-    3,
-    noise_multiplier,
-    accounting.BALLS_IN_BINS,
-    **options,
+_SAMPLED = strategies.BandedToeplitz(12, [1.0, 1 / 3])
+_BINS = accounting.BallsInBins(3)
+_SAMPLES = accounting.Samples(20_000, 1e-6, seed=1)
+
+
+def _sampled(**options):
+  return accounting.Guarantee(_SAMPLED, _BINS, 1.0, samples=_SAMPLES, **options)
+
+
+def _calibrate_sampled():
+  return accounting.calibrate(
+    _SAMPLED, _BINS, epsilon=2.0, delta=1e-3, max_slack=0.5, samples=_SAMPLES
   )
 
 
 @pytest.mark.slow
 def test_amplified_epsilon_includes_the_arithmetic():
-  spec = accounting.CyclicPoissonSpec(
-    _STRATEGY, 3000, 10, 0.8, accounting.CYCLIC_POISSON
-  )
+  spec = accounting.Guarantee(_STRATEGY, accounting.CyclicPoisson(0.01), 0.8)
   exact = accounting.poisson_epsilon(0.8, 0.01, 684, 1e-6)
-  cost = spec.slack(1e-6)
-  assert exact + cost.epsilon <= spec.epsilon(1e-6) < exact + 2e-3
+  cost = spec.claim(1e-6)
+  assert exact + cost.slack_epsilon <= spec.epsilon(1e-6) < exact + 2e-3
   exact = accounting.poisson_delta(0.8, 0.01, 684, 3.0)
   assert exact < spec.delta(3.0)
-  calibrated = accounting.calibrate_cyclic_poisson(spec, 2.0, 1e-6)
+  calibrated = accounting.calibrate(
+    _STRATEGY, accounting.CyclicPoisson(0.01), epsilon=2.0, delta=1e-6
+  )
   assert 2.0 * (1 - 1e-3) < calibrated.epsilon(1e-6) <= 2.0
 
-  found = _sampled().epsilon(1e-3, 20_000, 1e-6, seed=1)
+  found = _sampled().claim(1e-3)
   assert found.total <= 1e-3
   assert 0 < found.slack_epsilon < 1e-3
   assert 0 < found.slack_delta < 1e-5
   # As much less for the exact run.
   bare = _sampled(max_slack=0.5).cost.slack(found.epsilon, 1e-3)
   assert found.slack_epsilon == pytest.approx(bare.epsilon, rel=0.05)
-  at = _sampled().delta(found.epsilon, 20_000, 1e-6, seed=1)
+  at = _sampled().claim_at(found.epsilon)
   assert at.epsilon == found.epsilon
   assert at.slack_delta > 0
   assert at.total == pytest.approx(found.total, rel=0.1)
@@ -369,20 +381,22 @@ def test_amplified_epsilon_includes_the_arithmetic():
 
 def test_calibrated_noise_covers_its_own_slack(monkeypatch):
   monkeypatch.setattr(
-    type(_sampled().strategy.recursion()),
-    'cut_norm',
-    property(lambda self: 1e-4),
+    type(_SAMPLED.recursion()), 'cut_norm', property(lambda self: 1e-4)
   )
-  spec, bound = accounting.calibrate_sampled(
-    _sampled(max_slack=0.5), 2.0, 1e-3, 20_000, 1e-6, seed=1
-  )
+
+  def own(spec):
+    moved = spec.accountant.moved(spec.cost, spec.noise_multiplier)
+    return spec.cost.slack(2.0, 1e-3, moved).epsilon
+
+  spec = _calibrate_sampled()
+  bound = spec.claim(1e-3)
   assert bound.epsilon == 2.0
   assert bound.total <= 1e-3
-  own = spec.cost.slack(2.0, 1e-3, spec.moved(spec.noise_multiplier))
-  assert own.epsilon <= bound.slack_epsilon * (1 + 1e-9)
+  assert own(spec) <= bound.slack_epsilon * (1 + 1e-9)
   # Amplification may need far less noise than the slack was taken for.
   little = spec.noise_multiplier / 50
-  monkeypatch.setattr(sampled, '_least_noise', lambda *_: (little, bound))
-  spec, bound = accounting.calibrate_sampled(_sampled(max_slack=0.5), 2.0, 1e-3)
-  own = spec.cost.slack(2.0, 1e-3, spec.moved(little))
-  assert own.epsilon <= bound.slack_epsilon * (1 + 1e-9)
+  monkeypatch.setattr(
+    accountants.Sampled, '_least_noise', lambda *_: (little, bound)
+  )
+  spec = _calibrate_sampled()
+  assert own(spec) <= spec.claim(1e-3).slack_epsilon * (1 + 1e-9)

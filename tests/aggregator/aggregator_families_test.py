@@ -54,7 +54,7 @@ def test_sums_of_nothing_are_the_noise(runtime, name, placement):
       sums.append(2 * output.result)
     with pytest.raises(Exception, match='all are done'):
       process.next(state, [np.zeros(_DIMENSION, np.float32)])
-    stddev = factory.spec.z_stddev
+    stddev = factory.guarantee.z_stddev_per_clip
   z = generator.Generator(_KEY).rows(0, _ROUNDS, 0, _DIMENSION)
   np.testing.assert_allclose(
     sums,

@@ -92,7 +92,9 @@ def test_clips_by_layer_bound_the_layers_and_scale_the_noise(runtime):
     process = _process(factory)
     output = process.next(_start(process), [_FINE, _LARGE])
     assert factory.l2_norm_clip == 5.0
-    assert factory.spec.z_stddev == pytest.approx(_MULTIPLIER * _SENSITIVITY)
+    assert factory.guarantee.z_stddev_per_clip == pytest.approx(
+      _MULTIPLIER * _SENSITIVITY
+    )
   z_stddev = _MULTIPLIER * _SENSITIVITY * 5.0
   assert output.measurements['free']['z_stddev'] == pytest.approx(z_stddev)
   clipped = np.array([3.0, 0.0, 0.0, 0.0, 4.0])

@@ -531,10 +531,10 @@ def test_noise_is_on_a_tape_unless_the_state_is_asked_for():
 
 def test_spec_is_the_claim():
   with _factory('state') as factory:
-    spec = factory.spec
+    spec = factory.guarantee
   assert spec.noise_multiplier == _MULTIPLIER
   assert spec.sensitivity.value == pytest.approx(_SENSITIVITY)
-  assert spec.participation == _PARTICIPATION
+  assert spec.cohorts == _PARTICIPATION
 
 
 _X, _Y = tf.TensorSpec([None, 3], tf.float32), tf.TensorSpec([None], tf.float32)

@@ -297,7 +297,7 @@ def test_noise_is_that_of_its_own_c(strategy):
 # All of them, as an audit makes them.
 
 
-_SPEC = accounting.PrivacySpec(
+_SPEC = accounting.Guarantee(
   strategies.BandedToeplitz(30, [1.0, 0.5]), participation.MinSep(5), 1.0
 )
 

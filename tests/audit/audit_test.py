@@ -152,7 +152,7 @@ def _make(spec, noise_multiplier=None, schema=None, seed=1):
     noise_multiplier or spec.noise_multiplier,
     noise=placements.Tape(key=noise.Key.from_seed(seed)),
     strategy=spec.strategy,
-    participation=schema or spec.participation,
+    participation=schema or spec.cohorts,
   )
 
 
@@ -180,7 +180,7 @@ def _audit(spec, make_factory, canaries, confidence=0.999):
 )
 def test_most_of_epsilon_is_shown_and_no_more(runtime, strategy):
   """False alarms: 5% for each family, if keys were not fixed."""
-  spec = accounting.calibrate(strategy, _SCHEMA, 4.0, _DELTA)
+  spec = accounting.calibrate(strategy, _SCHEMA, epsilon=4.0, delta=_DELTA)
   found = _audit(spec, _make(spec), 1200, confidence=0.95)
   assert found.holds
   assert found.claimed_epsilon == pytest.approx(4.0)
@@ -198,7 +198,7 @@ _SHARP = 0.25
 def test_bound_is_below_the_claim_for_every_family(runtime, name):
   """False alarms: 0.1% for each family, if keys were not fixed."""
   strategy = families.made(_ROUNDS)[name]
-  spec = accounting.PrivacySpec(strategy, _SCHEMA, _SHARP)
+  spec = accounting.Guarantee(strategy, _SCHEMA, _SHARP)
   found = _audit(spec, _make(spec), canaries=200)
   assert found.holds
   assert found.gaussian_bound > 0.4 * found.claimed_epsilon
@@ -244,7 +244,7 @@ def _sabotage(spec, name, monkeypatch):
 )
 def test_sabotaged_noise_is_caught(runtime, monkeypatch, strategy, name):
   """At 99.9% confidence, so one of 1000 honest runs would look like these."""
-  spec = accounting.PrivacySpec(strategy, _SCHEMA, _SHARP)
+  spec = accounting.Guarantee(strategy, _SCHEMA, _SHARP)
   found = _audit(
     spec, _sabotage(spec, name, monkeypatch), 1200 if name == 'scale' else 400
   )
@@ -253,7 +253,7 @@ def test_sabotaged_noise_is_caught(runtime, monkeypatch, strategy, name):
 
 
 def test_update_that_is_not_clipped_is_caught(runtime, monkeypatch):
-  spec = accounting.PrivacySpec(_BANDED, _SCHEMA, _SHARP)
+  spec = accounting.Guarantee(_BANDED, _SCHEMA, _SHARP)
   monkeypatch.setattr(
     query.Clipping,
     'clip',
@@ -274,12 +274,12 @@ def test_noise_shared_by_coordinates_is_caught(runtime, monkeypatch):
 
   _without_self_test(monkeypatch)
   monkeypatch.setattr(generator.Generator, '_fill', shared)
-  spec = accounting.PrivacySpec(_BANDED, _SCHEMA, 1.0)
+  spec = accounting.Guarantee(_BANDED, _SCHEMA, 1.0)
   assert not _audit(spec, _make(spec), canaries=100).holds
 
 
 def test_runs_have_noise_of_their_own_and_add_up(runtime):
-  spec = accounting.PrivacySpec(_BANDED, _SCHEMA, 1.0)
+  spec = accounting.Guarantee(_BANDED, _SCHEMA, 1.0)
   rounds = []
   found = audit.audit(
     spec,
@@ -306,13 +306,13 @@ def test_runs_have_noise_of_their_own_and_add_up(runtime):
   ],
 )
 def test_bad_argument_is_refused(kwargs, error, match):
-  spec = accounting.PrivacySpec(_BANDED, _SCHEMA, 1.0)
+  spec = accounting.Guarantee(_BANDED, _SCHEMA, 1.0)
   with pytest.raises(error, match=match):
     audit.audit(spec, _DELTA, **kwargs)
 
 
 def test_claim_of_nothing_is_refused():
-  spec = accounting.PrivacySpec(_BANDED, _SCHEMA, 0.0)
+  spec = accounting.Guarantee(_BANDED, _SCHEMA, 0.0)
   with pytest.raises(ValueError, match='nothing to audit'):
     audit.audit(spec, _DELTA)
 

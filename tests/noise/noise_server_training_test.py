@@ -25,9 +25,9 @@ def _small_chunks(monkeypatch):
 def servers(tmp_path):
   """What two servers run, each a shard."""
   recursion = _STRATEGY.recursion()
-  spec = _factory(placements.Tape()).spec
+  spec = _factory(placements.Tape()).guarantee
   z_steps = noise.Lattice.of(
-    recursion, spec.z_stddev, largest_cohort=2, dimension=_SIZE
+    recursion, spec.z_stddev_per_clip, largest_cohort=2, dimension=_SIZE
   ).z_steps
   tapes = [
     tape_lib.Tape(

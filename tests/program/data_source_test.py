@@ -203,7 +203,7 @@ def test_iterator_that_another_has_overtaken_is_refused(ledger):
 
 
 def test_sampler_of_another_plan_is_refused(ledger):
-  spec = lambda rounds, schema: accounting.PrivacySpec(  # noqa: E731
+  spec = lambda rounds, schema: accounting.Guarantee(  # noqa: E731
     strategies.Identity(rounds), schema, 1.0
   )
   for plan, match in (
@@ -212,5 +212,5 @@ def test_sampler_of_another_plan_is_refused(ledger):
     (spec(11, participation_lib.MinSep(4)), '12 rounds: are more than'),
   ):
     with pytest.raises(ValueError, match=match):
-      _source(ledger, spec=plan)
-  _source(ledger, spec=spec(12, participation_lib.MinSep(4)))
+      _source(ledger, guarantee=plan)
+  _source(ledger, guarantee=spec(12, participation_lib.MinSep(4)))

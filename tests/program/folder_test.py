@@ -63,7 +63,7 @@ def _describe(config, corpus):
   """What a run says of itself, its strategy and its schema."""
   strategy = training.find_strategy(config)
   planned = training.make_sampler(config, corpus).participation
-  spec, simulated = training._specs(config, strategy, planned)
+  spec, simulated = training._guarantees(config, strategy, planned)
   return (
     description.describe(config, corpus, spec, simulated),
     strategy,

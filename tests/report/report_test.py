@@ -38,7 +38,7 @@ def make_run(
   """
   strategy = strategy or strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5, 0.4])
   schema = schema or participation.MinSep(min_sep, k)
-  spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
+  spec = accounting.Guarantee(strategy, schema, noise_multiplier)
   identity = [
     int.from_bytes(hashlib.sha256(key + part).digest()[:8], 'big') >> 1
     for part in (b'run', b'key')
@@ -80,7 +80,7 @@ def make_run(
       ledger.start_round(t, np.array(cohort))
       ledger.finish_round(
         t,
-        spec.z_stddev * 0.5 if measured else None,
+        spec.z_stddev_per_clip * 0.5 if measured else None,
         bytes([t]) * 32,
         noise_checked=verified is None or t in verified,
       )
@@ -170,7 +170,7 @@ def test_closer_participation_leads_and_raises_epsilon(tmp_path):
   written = report.write(tmp_path)
   assert written['violated']
   assert written['observed']['min_sep'] == 2
-  worse = accounting.PrivacySpec(
+  worse = accounting.Guarantee(
     strategies.BandedToeplitz(6, [1.0, 0.5, 0.4]),
     participation.MinSep(2, 2),
     1.0,
@@ -221,7 +221,7 @@ def test_edited_claim_is_refused(tmp_path, key, value):
 def test_claim_that_is_hardly_edited_is_refused(tmp_path, factor):
   spec = make_run(tmp_path, KEPT)
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
-  run['claim']['z_stddev_per_clip'] = factor * spec.z_stddev
+  run['claim']['z_stddev_per_clip'] = factor * spec.z_stddev_per_clip
   (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
   with pytest.raises(ValueError, match='contradicts'):
     report.write(tmp_path)
@@ -270,7 +270,9 @@ def test_more_noise_measured_than_claimed_is_refused(tmp_path):
   # A smaller clip would make a smaller z of the same epsilon.
   run['claim']['l2_norm_clip'] /= 2
   (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
-  with pytest.raises(ValueError, match=f'{spec.z_stddev / 2}.*more noise'):
+  with pytest.raises(
+    ValueError, match=f'{spec.z_stddev_per_clip / 2}.*more noise'
+  ):
     report.write(tmp_path)
 
 
@@ -413,7 +415,8 @@ def test_what_if_is_the_epsilon_of_every_pattern(tmp_path, min_sep, k):
   sensitivity = _brute_force(spec.strategy.matrix(), min_sep, k)
   assert found['sensitivity_method'] == 'exact'
   assert found['epsilon'] == pytest.approx(
-    accounting.gaussian_epsilon(spec.z_stddev / sensitivity, 1e-5), rel=1e-3
+    accounting.gaussian_epsilon(spec.z_stddev_per_clip / sensitivity, 1e-5),
+    rel=1e-3,
   )
   assert (found['min_sep'], found['participations']) == (min_sep, k)
   assert found['observed_is_worse'] == (min_sep > 3 or k < 2)
@@ -462,7 +465,7 @@ def test_fixed_epochs_get_the_bound_of_all_patterns(tmp_path):
   assert spec.sensitivity.value < 0.99 * all_patterns
   assert written['sensitivity'] >= all_patterns * (1 - 1e-12)
   assert written['epsilon'] > spec.epsilon(1e-5)
-  assert written['z_stddev_per_clip'] == pytest.approx(spec.z_stddev)
+  assert written['z_stddev_per_clip'] == pytest.approx(spec.z_stddev_per_clip)
   assert not written['violated']
 
 
@@ -507,6 +510,8 @@ def test_every_family_gets_its_sensitivity_after_the_run(tmp_path, strategy):
   # At least what two rounds next to each other give.
   assert written['sensitivity'] >= _brute_force(matrix, 1, 2) * (1 - 1e-9)
   assert written['epsilon'] == pytest.approx(
-    accounting.gaussian_epsilon(spec.z_stddev / written['sensitivity'], 1e-5),
+    accounting.gaussian_epsilon(
+      spec.z_stddev_per_clip / written['sensitivity'], 1e-5
+    ),
     rel=1e-3,
   )

@@ -244,10 +244,13 @@ def test_every_row_on_docstrings_is_calibrated_at_its_schema():
       assert found.converged, row.name
       found_for[key] = found.strategy
     spec = accounting.calibrate(
-      found_for[key], _schema(config), privacy.epsilon, privacy.delta
+      found_for[key],
+      _schema(config),
+      epsilon=privacy.epsilon,
+      delta=privacy.delta,
     )
     assert spec.epsilon(privacy.delta) <= privacy.epsilon == row.epsilon
-    assert spec.z_stddev > 0
+    assert spec.z_stddev_per_clip > 0
 
 
 def test_amplified_rows_claim_what_holds_without_sampling():

@@ -197,10 +197,10 @@ def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
     5 * written['z_stddev'] / np.sqrt(moved.size)
   )
   spec = accounting.calibrate(
-    strategies.Identity(1), participation.MinSep(4, 2), 8.0, 1e-5
+    strategies.Identity(1), participation.MinSep(4, 2), epsilon=8.0, delta=1e-5
   )
   assert written['z_stddev'] == pytest.approx(
-    0.5 * spec.z_stddev * (4 / simulated if simulated else 1)
+    0.5 * spec.z_stddev_per_clip * (4 / simulated if simulated else 1)
   )
   assert written['measured_z_stddev'] == pytest.approx(
     written['z_stddev'], rel=1e-6

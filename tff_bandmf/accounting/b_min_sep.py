@@ -28,17 +28,11 @@ needs (`monte_carlo`).
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any, ClassVar, Optional
-
 import numpy as np
 
-from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting import monte_carlo, sampled
-from tff_bandmf.accounting import sampling as sampling_lib
-from tff_bandmf.accounting import slack as slack_lib
+from tff_bandmf.accounting import accountants, monte_carlo
 
 _SMALLEST_BLOCK = 32
 
@@ -147,109 +141,46 @@ class BMinSepMixture(monte_carlo.Mixture):
     return self._log_ratios(self._losses(y))[0], self._mean @ y
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class BMinSepSpec(sampled.SampledSpec):
-  """The guarantee of a run whose cohorts are drawn by b-min-sep sampling.
-
-    z_stddev = noise_multiplier * sensitivity * clip
-
-  It holds for the release of every round's noised sum, for one client, if its
-  contribution to a round has L2 norm at most the clipping norm, and if cohorts
-  are drawn as the module says, by secret randomness.
+class BMinSep(accountants.Sampled):
+  """Patterns that are at least b apart, of a strategy.
 
   Attributes:
-    strategy: C, with no negative entry and at most `min_sep` bands.
-    min_sep: b.
-    sampling_prob: p, of an eligible client in a round.
-    noise_multiplier: standard deviation of z over clip times sensitivity.
-    sampling: how cohorts really come about; must be `b-min-sep`.
-    adjacency: `zero-out` or `add-remove`.
-    dimension: as in `PrivacySpec`.
-    max_slack: as in `PrivacySpec`.
-    sensitivity: that of the run without amplification.
     rows: [n, bands] float64, rows[t, s] = C[t, t - s].
-
-  Raises:
-    ValueError: a value out of range, a negative entry of C, too many bands,
-      another sampling, or another adjacency.
   """
 
-  default_samples: ClassVar[int] = 500_000
-  strategy: strategies.Strategy
-  min_sep: int
-  sampling_prob: float
-  noise_multiplier: float
-  sampling: str
-  adjacency: str = sampling_lib.ZERO_OUT
-  dimension: Optional[int] = None
-  max_slack: float = slack_lib.MAX_SLACK
-  sensitivity: float = dataclasses.field(init=False)
-  rows: np.ndarray = dataclasses.field(init=False, repr=False)
+  default_samples = 500_000
 
-  def __post_init__(self):
-    sampling_lib.check_sampling(self.sampling, sampling_lib.B_MIN_SEP)
-    sampling_lib.check_adjacency(self.adjacency)
-    _checks.count('min_sep', self.min_sep, 'at least the bands of C')
-    for name in ('noise_multiplier', 'sampling_prob'):
-      _checks.positive(name, getattr(self, name), 'see BMinSepSpec')
-    if self.sampling_prob >= 1:
-      raise ValueError(
-        errors.invalid(
-          'sampling_prob',
-          self.sampling_prob,
-          'must be below 1',
-          'who takes part for sure is not sampled',
-        )
-      )
+  def __init__(
+    self,
+    strategy: strategies.Strategy,
+    schema: participation_lib.Participation,
+    min_sep: int,
+    sampling_prob: float,
+  ):
     # PRIVACY: where columns of a client's rounds share rows, the likelihood
     # ratio is no product over rounds.
     # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
-    if self.strategy.bands > self.min_sep:
+    if strategy.bands > min_sep:
       raise ValueError(
         errors.invalid(
           'min_sep',
-          self.min_sep,
-          f'must be at least the bands={self.strategy.bands} of C',
+          min_sep,
+          f'must be at least the bands={strategy.bands} of C',
           'use a strategy with fewer bands',
         )
       )
-    rounds = self.strategy.rounds
-    rows = self.strategy.band_rows(0, rounds)
-    sampling_lib.check_nonnegative(rows)
-    object.__setattr__(self, 'rows', rows)
-    worst = participation_lib.MinSep(self.min_sep, -(-rounds // self.min_sep))
-    object.__setattr__(
-      self,
-      'sensitivity',
-      sensitivity_lib.sensitivity(self.strategy, worst).value,
-    )
-
-  @property
-  def participations(self) -> int:
-    return -(-self.strategy.rounds // self.min_sep)
+    self.rows = strategy.band_rows(0, strategy.rounds)
+    accountants.check_nonnegative(np.min(self.rows))
+    super().__init__(strategy, schema)
+    self._min_sep, self._sampling_prob = min_sep, sampling_prob
 
   def mixture(self, noise_multiplier: float) -> BMinSepMixture:
     return BMinSepMixture(
       self.rows,
-      noise_multiplier * self.sensitivity,
-      self.min_sep,
-      self.sampling_prob,
+      noise_multiplier * self.sensitivity.value,
+      self._min_sep,
+      self._sampling_prob,
     )
-
-  def to_dict(self) -> dict[str, Any]:
-    """Returns the numbers of the claim under their JSON keys."""
-    return {
-      'family': self.strategy.family,
-      'rounds': self.strategy.rounds,
-      'bands': self.strategy.bands,
-      'amplification': self.sampling,
-      'min_sep': self.min_sep,
-      'sampling_prob': self.sampling_prob,
-      'sensitivity': self.sensitivity,
-      'noise_multiplier': self.noise_multiplier,
-      'z_stddev_per_clip': self.z_stddev,
-      'adjacency': self.adjacency,
-    }
 
 
 def _blocks(rows: np.ndarray) -> list[tuple[slice, slice, np.ndarray]]:

@@ -27,18 +27,15 @@ without amplification, whose sensitivity is max_j |m_j|.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import Any, ClassVar, Optional
 
 import numpy as np
 import scipy.special
 from scipy.linalg import blas
 
 from tff_bandmf import _checks, errors, strategies
-from tff_bandmf.accounting import monte_carlo, sampled
-from tff_bandmf.accounting import sampling as sampling_lib
-from tff_bandmf.accounting import slack as slack_lib
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting import accountants, monte_carlo
 
 _BLOCK_ENTRIES = 2**22
 
@@ -122,7 +119,7 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   block = max(1, _BLOCK_ENTRIES // max(bands, bins))
   for start in range(0, rounds, block):
     rows = strategy.band_rows(start, min(start + block, rounds))
-    sampling_lib.check_nonnegative(rows)
+    accountants.check_nonnegative(np.min(rows))
     # Column t - s belongs to bin (t - s) mod b; no column is left of the first,
     # and the entries there are 0.
     sums = np.stack(
@@ -135,72 +132,25 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   return gram
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class BallsInBinsSpec(sampled.SampledSpec):
-  """The guarantee of a run whose cohorts are drawn by balls-in-bins sampling.
-
-    z_stddev = noise_multiplier * sensitivity * clip
-
-  It holds for the release of every round's noised sum, for one client, if its
-  contribution to a round has L2 norm at most the clipping norm, and if every
-  client's bin is drawn as the module says, by secret randomness.
+class BallsInBins(accountants.Sampled):
+  """Bins of a strategy.
 
   Attributes:
-    strategy: C, with no negative entry.
-    bins: b, rounds of an epoch, at most `strategy.rounds`.
-    noise_multiplier: standard deviation of z over clip times sensitivity.
-    sampling: how cohorts really come about; must be `balls-in-bins`.
-    adjacency: `zero-out` or `add-remove`.
-    dimension: as in `PrivacySpec`.
-    max_slack: as in `PrivacySpec`.
-    sensitivity: max_j |m_j|, that of the run without amplification.
     gram: [b, b] float64, G.
-
-  Raises:
-    ValueError: a value out of range, a negative entry of C, another sampling,
-      or another adjacency.
   """
 
-  default_samples: ClassVar[int] = 4_000_000
-  strategy: strategies.Strategy
-  bins: int
-  noise_multiplier: float
-  sampling: str
-  adjacency: str = sampling_lib.ZERO_OUT
-  dimension: Optional[int] = None
-  max_slack: float = slack_lib.MAX_SLACK
-  sensitivity: float = dataclasses.field(init=False)
-  gram: np.ndarray = dataclasses.field(init=False, repr=False)
+  default_samples = 4_000_000
 
-  def __post_init__(self):
-    sampling_lib.check_sampling(self.sampling, sampling_lib.BALLS_IN_BINS)
-    sampling_lib.check_adjacency(self.adjacency)
-    _checks.positive(
-      'noise_multiplier',
-      self.noise_multiplier,
-      'it is stddev(z) / (clip * sensitivity)',
-    )
-    object.__setattr__(self, 'gram', bin_gram(self.strategy, self.bins))
-    object.__setattr__(self, 'sensitivity', math.sqrt(np.diag(self.gram).max()))
-
-  @property
-  def participations(self) -> int:
-    return -(-self.strategy.rounds // self.bins)
+  def __init__(
+    self,
+    strategy: strategies.Strategy,
+    schema: participation_lib.Participation,
+    bins: int,
+  ):
+    self.gram = bin_gram(strategy, bins)
+    super().__init__(strategy, schema)
 
   def mixture(self, noise_multiplier: float) -> BallsInBinsMixture:
-    return BallsInBinsMixture(self.gram, noise_multiplier * self.sensitivity)
-
-  def to_dict(self) -> dict[str, Any]:
-    """Returns the numbers of the claim under their JSON keys."""
-    return {
-      'family': self.strategy.family,
-      'rounds': self.strategy.rounds,
-      'bands': self.strategy.bands,
-      'amplification': self.sampling,
-      'bins': self.bins,
-      'participations': self.participations,
-      'sensitivity': self.sensitivity,
-      'noise_multiplier': self.noise_multiplier,
-      'z_stddev_per_clip': self.z_stddev,
-      'adjacency': self.adjacency,
-    }
+    return BallsInBinsMixture(
+      self.gram, noise_multiplier * self.sensitivity.value
+    )

@@ -114,16 +114,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   >>> round(gaussian_noise_multiplier(epsilon=1.0, delta=1e-6), 5)
   4.22468
   """
-  _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
-  if epsilon > _LARGEST_EPSILON:
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        f'must be at most {_LARGEST_EPSILON:g}',
-        'train without noise if no guarantee is wanted',
-      )
-    )
+  check_epsilon(epsilon)
   check_delta(delta)
 
   # A hair less, so that `gaussian_epsilon` of the result, which rounds up
@@ -175,6 +166,20 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
     noise_multiplier,
     'it is stddev(z) / (clip * sensitivity)',
   )
+
+
+def check_epsilon(epsilon: float) -> None:
+  """Raises ValueError unless epsilon can be calibrated to: in (0, 1e6]."""
+  _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
+  if epsilon > _LARGEST_EPSILON:
+    raise ValueError(
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        f'must be at most {_LARGEST_EPSILON:g}',
+        'train without noise if no guarantee is wanted',
+      )
+    )
 
 
 def check_delta(delta: float) -> None:

@@ -50,7 +50,7 @@ import abc
 import dataclasses
 import math
 import secrets
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
 import numpy as np
 import scipy.optimize
@@ -99,17 +99,80 @@ class Mixture(abc.ABC):
 
 
 @dataclasses.dataclass(frozen=True)
-class DeltaBound:
-  """An upper bound of delta that holds but for a stated probability.
+class Samples:
+  """How a bound is sampled.
+
+  Attributes:
+    count: N, for each direction; None for what the mixture needs.
+    failure_probability: of all samples together; None for 1e-8 or, if that is
+      less, one percent of the delta to claim.
+    seed: for reproducible samples; None draws one. A bound holds for a seed
+      that was not chosen for what it gave.
+
+  Raises:
+    TypeError: `count` is not an integer.
+    ValueError: a value out of range.
+  """
+
+  count: Optional[int] = None
+  failure_probability: Optional[float] = None
+  seed: Optional[int] = None
+
+  def __post_init__(self):
+    if self.count is not None:
+      _checks.count('samples', self.count, 'a million is usual')
+    if self.failure_probability is None:
+      return
+    _checks.positive(
+      'failure_probability', self.failure_probability, '1e-8 is usual'
+    )
+    if self.failure_probability >= 1:
+      raise ValueError(
+        errors.invalid(
+          'failure_probability',
+          self.failure_probability,
+          'must be below 1',
+          '1e-8 is usual',
+        )
+      )
+
+  def completed(self, count: int, delta: float = 1.0) -> tuple[int, float, int]:
+    """Returns (N, failure probability, seed), with a value for what is None.
+
+    Args:
+      count: N where none is given.
+      delta: to be claimed.
+
+    Raises:
+      ValueError: the failure probability takes more than half of `delta`.
+    """
+    failure = self.failure_probability
+    if failure is None:
+      failure = min(FAILURE_PROBABILITY, delta / 100)
+    if 2 * failure > delta:
+      raise ValueError(
+        errors.invalid(
+          'failure_probability',
+          failure,
+          f'must be at most half of delta={delta}',
+          'it is part of the delta to claim',
+        )
+      )
+    seed = secrets.randbits(128) if self.seed is None else self.seed
+    return self.count or count, failure, seed
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+  """A claim (epsilon, `total`), and what it is made of.
 
   Attributes:
     epsilon: of the claim, `slack_epsilon` included.
-    estimate: of delta, the larger direction; no bound.
+    estimate: of delta, the larger direction; not a bound.
     upper: bound of delta in both directions, of the run in real numbers.
     failure_probability: of `upper`, over the samples; 0 if none were needed.
     samples: N, in each direction.
-    seed: of the samples. The bound is one for a seed that was not chosen for
-      what it gave.
+    seed: of the samples.
     slack_epsilon: what the arithmetic of the noise adds to epsilon.
     slack_delta: what it adds to delta.
   """
@@ -117,9 +180,9 @@ class DeltaBound:
   epsilon: float
   estimate: float
   upper: float
-  failure_probability: float
-  samples: int
-  seed: Optional[int]
+  failure_probability: float = 0.0
+  samples: int = 0
+  seed: Optional[int] = None
   slack_epsilon: float = 0.0
   slack_delta: float = 0.0
 
@@ -132,6 +195,23 @@ class DeltaBound:
     # PRIVACY: the accountant's own failure is part of the claim.
     # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
     return min(1.0, self.upper + self.failure_probability + self.slack_delta)
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the numbers of the claim under their JSON keys."""
+    found = {
+      'epsilon': self.epsilon,
+      'slack_epsilon': self.slack_epsilon,
+      'slack_delta': self.slack_delta,
+    }
+    if self.seed is None:
+      return found
+    return {
+      **found,
+      'delta_bound': self.total,
+      'failure_probability': self.failure_probability,
+      'samples': self.samples,
+      'seed': self.seed,
+    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,9 +246,9 @@ def delta_bound(
   mixture: Mixture,
   epsilon: float,
   samples: int,
-  failure_probability: float = FAILURE_PROBABILITY,
-  seed: Optional[int] = None,
-) -> DeltaBound:
+  failure_probability: float,
+  seed: int,
+) -> Bound:
   """Returns a bound of the larger of both directions' delta at `epsilon`.
 
   Args:
@@ -176,12 +256,11 @@ def delta_bound(
     epsilon: at least 0, finite.
     samples: N, for each direction.
     failure_probability: beta, over the samples.
-    seed: for reproducible samples; None draws one.
+    seed: of the samples.
 
   Raises:
     ValueError: a value out of range.
   """
-  check_options(samples, failure_probability)
   if not 0 <= epsilon < math.inf:
     raise ValueError(
       errors.invalid(
@@ -191,13 +270,11 @@ def delta_bound(
         'typical values are 0.1 to 20',
       )
     )
-  if seed is None:
-    seed = secrets.randbits(128)
-  sequence = np.random.SeedSequence(seed)
   # PRIVACY: the samples are others than those that chose gamma and eta, and
   # each direction may fail with half of the probability.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
   # test_bound_without_a_hit_is_the_exact_one.
+  sequence = np.random.SeedSequence(seed)
   pilot, final = (np.random.default_rng(child) for child in sequence.spawn(2))
   log_term = math.log(2 / failure_probability)
   estimate = upper = 0.0
@@ -209,24 +286,7 @@ def delta_bound(
     average = _average(direction, samples, mixture.entries, final)
     estimate = max(estimate, average.mean)
     upper = max(upper, _upper(direction, average.log, samples, log_term))
-  return DeltaBound(
-    epsilon, estimate, upper, failure_probability, samples, seed
-  )
-
-
-def check_options(samples: int, failure_probability: float) -> None:
-  """Raises TypeError or ValueError if a bound cannot be had with these."""
-  _checks.count('samples', samples, 'a million is usual')
-  _checks.positive('failure_probability', failure_probability, '1e-8 is usual')
-  if failure_probability >= 1:
-    raise ValueError(
-      errors.invalid(
-        'failure_probability',
-        failure_probability,
-        'must be below 1',
-        '1e-8 is usual',
-      )
-    )
+  return Bound(epsilon, estimate, upper, failure_probability, samples, seed)
 
 
 def plans(

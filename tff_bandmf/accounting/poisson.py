@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Optional
+from typing import Any, Optional
 
+import dp_accounting
 from dp_accounting.pld import privacy_loss_distribution
 
-from tff_bandmf import _checks, errors
-from tff_bandmf.accounting import gaussian
+from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting import accountants, gaussian
 
 # Of epsilon, what the discretization of the losses may add.
 _ACCURACY = 1e-4
@@ -35,6 +37,49 @@ _TAIL_MASS = 1e-15
 _CALIBRATION_WIDTH = 1e-5
 # Losses at less noise are too many for a grid.
 _LEAST_NOISE = 0.01
+
+
+class Poisson(accountants.Exact):
+  """T Poisson-sampled Gaussians.
+
+  Attributes:
+    sampling_prob: q.
+    compositions: T.
+  """
+
+  def __init__(
+    self,
+    strategy: strategies.Strategy,
+    schema: participation_lib.Participation,
+    sampling_prob: float,
+    compositions: int,
+  ):
+    super().__init__(strategy, schema)
+    self.sampling_prob = sampling_prob
+    self.compositions = compositions
+
+  def epsilon(self, noise_multiplier, delta):
+    return poisson_epsilon(
+      noise_multiplier, self.sampling_prob, self.compositions, delta
+    )
+
+  def delta(self, noise_multiplier, epsilon):
+    return poisson_delta(
+      noise_multiplier, self.sampling_prob, self.compositions, epsilon
+    )
+
+  def noise_multiplier(self, epsilon, delta):
+    return poisson_noise_multiplier(
+      epsilon, delta, self.sampling_prob, self.compositions
+    )
+
+  def dp_event(self, noise_multiplier):
+    return dp_accounting.SelfComposedDpEvent(
+      dp_accounting.PoissonSampledDpEvent(
+        self.sampling_prob, dp_accounting.GaussianDpEvent(noise_multiplier)
+      ),
+      self.compositions,
+    )
 
 
 def poisson_epsilon(
@@ -122,7 +167,7 @@ def poisson_delta(
   )
 
 
-def cyclic_poisson_noise_multiplier(
+def poisson_noise_multiplier(
   epsilon: float, delta: float, sampling_prob: float, compositions: int
 ) -> float:
   """Returns the least sigma for (epsilon, delta), rounded up.
@@ -132,15 +177,14 @@ def cyclic_poisson_noise_multiplier(
   Args:
     epsilon: positive.
     delta: above what rounding may lose, about 4e-16 T.
-    sampling_prob: q, of a client in a round of its group; see
-      `cyclic_sampling_prob`.
+    sampling_prob: q, of a client in a round of its group.
     compositions: T, rounds of a group, ceil(rounds / groups).
 
   Raises:
     ValueError: a value out of range.
     RuntimeError: the search did not converge.
 
-  >>> round(cyclic_poisson_noise_multiplier(1, 1e-6, 9 * 6 / 2052, 228), 3)
+  >>> round(poisson_noise_multiplier(1, 1e-6, 9 * 6 / 2052, 228), 3)
   1.939
   """
   _check(1.0, sampling_prob, compositions)
@@ -217,6 +261,23 @@ def _solve(
   )
 
 
+def check_sampling_prob(sampling_prob: Any) -> float:
+  """Returns q; raises ValueError unless it is in (0, 1]."""
+  _checks.positive(
+    'sampling_prob', sampling_prob, 'it is groups * cohort / population'
+  )
+  if sampling_prob > 1:
+    raise ValueError(
+      errors.invalid(
+        'sampling_prob',
+        sampling_prob,
+        'must be at most 1',
+        'it is groups * cohort / population',
+      )
+    )
+  return float(sampling_prob)
+
+
 def _check(
   noise_multiplier: float, sampling_prob: float, compositions: int
 ) -> None:
@@ -234,18 +295,7 @@ def _check(
         'use more noise',
       )
     )
-  _checks.positive(
-    'sampling_prob', sampling_prob, 'it is groups * cohort / population'
-  )
-  if sampling_prob > 1:
-    raise ValueError(
-      errors.invalid(
-        'sampling_prob',
-        sampling_prob,
-        'must be at most 1',
-        'it is groups * cohort / population',
-      )
-    )
+  check_sampling_prob(sampling_prob)
   _checks.count('compositions', compositions, 'it is ceil(rounds / groups)')
 
 

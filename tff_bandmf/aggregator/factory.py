@@ -54,7 +54,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     they get here.
 
   Attributes:
-    spec: the claim of a run with this aggregator, in units of `l2_norm_clip`.
+    guarantee: that of a run with this aggregator, for a clip of 1.
     l2_norm_clip: the norm that bounds one client's contribution to a round;
       of clips by layer, (sum_g clip_g^2)^(1/2).
     noise: the placement of the noise.
@@ -63,7 +63,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
   def __init__(
     self,
-    spec: accounting.PrivacySpec,
+    guarantee: accounting.Guarantee,
     clients_per_round: float,
     l2_norm_clip: Any,
     zeroing: tuple[Optional[float], float],
@@ -71,7 +71,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     sums: Sums,
   ):
     """Takes values that `dp_aggregator` checked; `zeroing` is (norm, order)."""
-    self.spec = spec
+    self.guarantee = guarantee
     self.l2_norm_clip = query_lib.norm_of_clips(l2_norm_clip)
     self.noise = placement
     self.lattice: Optional[noise.Lattice] = None
@@ -156,15 +156,15 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
           'call dp_aggregator for every learning process',
         )
       )
-    spec = self.spec
+    guarantee = self.guarantee
     # PRIVACY: more coordinates have more slack than fewer. Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
-    if spec.noise_multiplier:
-      spec.cost.check_dimension(dimension)
-    recursion = spec.strategy.recursion()
+    if guarantee.noise_multiplier:
+      guarantee.cost.check_dimension(dimension)
+    recursion = guarantee.strategy.recursion()
     self.lattice = noise.Lattice.of(
       recursion,
-      spec.z_stddev,
+      guarantee.z_stddev_per_clip,
       largest_cohort=self._sums.largest_cohort,
       dimension=dimension,
       secure_sum=self._sums.secure,
@@ -180,7 +180,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       self.lattice,
       self._clients_per_round,
       specs,
-      spec.strategy.rounds,
+      guarantee.strategy.rounds,
       self._source,
       sums,
     )
@@ -330,8 +330,8 @@ def dp_aggregator(
   * The bound of zeroing is a constant. TFF's follows the updates, starts at
     21, and is estimated from them without noise.
 
-  The guarantee, `factory.spec`, rests on `participation` being enforced, on
-  one record a client and round, and on no round being released for two
+  The guarantee, `factory.guarantee`, rests on `participation` being enforced,
+  on one record a client and round, and on no round being released for two
   cohorts: what draws the cohorts of the program must be changed with it. Look
   at the process with `check_process`: some of TFF's algorithms send what
   clients computed past their aggregator.
@@ -443,7 +443,7 @@ def dp_aggregator(
       )
     )
   return CorrelatedNoiseFactory(
-    accounting.PrivacySpec(
+    accounting.Guarantee(
       strategy, participation, noise_multiplier, dimension=dimension
     ),
     clients_per_round,

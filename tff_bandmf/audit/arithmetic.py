@@ -21,7 +21,7 @@ _COMPARED = 64
 _EPSILON, _DELTA = 2.0, 1e-6
 
 
-def attack(spec: accounting.PrivacySpec) -> tuple[attacks.Attack, ...]:
+def attack(guarantee: accounting.Guarantee) -> tuple[attacks.Attack, ...]:
   """Returns what the attacks on the arithmetic of a run found.
 
   Sums of 1,000 records are on the lattice of the claim and its C gives the
@@ -29,14 +29,14 @@ def attack(spec: accounting.PrivacySpec) -> tuple[attacks.Attack, ...]:
   one round at (2, 1e-6), the same for every claim.
 
   Args:
-    spec: the claim, with noise.
+    guarantee: the claim, with noise.
 
   Raises:
     ValueError: no lattice holds 1,000 clients of this claim.
   """
   lattice = noise.Lattice.of(
-    spec.strategy.recursion(),
-    spec.z_stddev,
+    guarantee.strategy.recursion(),
+    guarantee.z_stddev_per_clip,
     largest_cohort=_CLIENTS,
     dimension=_COMPARED,
   )
@@ -47,7 +47,7 @@ def attack(spec: accounting.PrivacySpec) -> tuple[attacks.Attack, ...]:
       attacks.TAIL_DRAWS,
     ),
     _low_bits(),
-    _inverse(spec.strategy, lattice.z_steps),
+    _inverse(guarantee.strategy, lattice.z_steps),
   )
 
 

@@ -61,7 +61,7 @@ class Audit:
 
 
 def audit(
-  spec: accounting.PrivacySpec,
+  guarantee: accounting.Guarantee,
   delta: float,
   canaries: int = 2000,
   runs: int = 2,
@@ -95,7 +95,7 @@ def audit(
   TFF's execution context has to be set; see `program.runtime.local_runtime`.
 
   Args:
-    spec: the claim.
+    guarantee: the claim.
     delta: of (epsilon, delta).
     canaries: clients of a run, each of them a trial, half of which give S; as
       many coordinates are without.
@@ -104,7 +104,7 @@ def audit(
     make_factory: of the aggregator, called with `clients_per_round`,
       `l2_norm_clip` and `largest_cohort` for each run, which must have noise of
       its own. None makes the one that the claim is for:
-      `aggregator.dp_aggregator` with what `spec` says and a key from the
+      `aggregator.dp_aggregator` with what `guarantee` says and a key from the
       operating system.
     seed: of all that is random beside the noise. None draws one.
     on_round: is called after every round.
@@ -131,29 +131,29 @@ def audit(
     raise ValueError(
       errors.invalid('confidence', confidence, 'must be in (0, 1)', 'give 0.95')
     )
-  if not spec.noise_multiplier:
+  if not guarantee.noise_multiplier:
     raise ValueError(
       errors.invalid(
         'noise_multiplier', 0, 'guarantees nothing to audit', 'add noise'
       )
     )
-  claimed = spec.epsilon(delta)
+  claimed = guarantee.epsilon(delta)
   if make_factory is None:
     make_factory = functools.partial(
       aggregator.dp_aggregator,
-      spec.noise_multiplier,
-      strategy=spec.strategy,
-      participation=spec.participation,
+      guarantee.noise_multiplier,
+      strategy=guarantee.strategy,
+      participation=guarantee.cohorts.schema,
     )
-  matrix = spec.strategy.matrix()
-  worst = pattern.worst(matrix, spec.participation)
+  matrix = guarantee.strategy.matrix()
+  worst = pattern.worst(matrix, guarantee.cohorts.schema)
   moved = matrix[:, worst.rounds] @ worst.signs
   generator = np.random.default_rng(seed)
   seen, unseen = [], []
   for _ in range(runs):
     whitened = matrix @ canaries_lib.released(
       make_factory,
-      spec.strategy.rounds,
+      guarantee.strategy.rounds,
       worst,
       canaries,
       2 * canaries,

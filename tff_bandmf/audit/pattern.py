@@ -60,7 +60,7 @@ def worst(
     (np.arange(first, rounds, min_sep)[:count] for first in range(rounds)),
     key=weight,
   )
-  if not isinstance(participation, participation_lib.FixedEpoch):
+  if not participation.evenly_spaced:
     _move_each(weights, chosen, min_sep)
   inner = gram[np.ix_(chosen, chosen)]
   # Where both are equal, alternating signs win: noise that is the same in

@@ -90,10 +90,12 @@ def audit(
   strategy, kept = output.load(file)
   schema = options.schema(participation, min_sep, max_participations, kept)
   if noise_multiplier is None:
-    spec = accounting.calibrate(strategy, schema, epsilon, delta)
+    guarantee = accounting.calibrate(
+      strategy, schema, epsilon=epsilon, delta=delta
+    )
   else:
-    spec = accounting.PrivacySpec(strategy, schema, noise_multiplier)
-  output.warn_of_weak(spec.epsilon(delta), delta)
+    guarantee = accounting.Guarantee(strategy, schema, noise_multiplier)
+  output.warn_of_weak(guarantee.epsilon(delta), delta)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   with warnings.catch_warnings():
     # What TensorFlow Federated imports warns.
@@ -112,27 +114,27 @@ def audit(
     ) as bar,
   ):
     found = audit_lib.audit(
-      spec,
+      guarantee,
       delta,
       canaries,
       runs,
       confidence,
       functools.partial(
         aggregator.dp_aggregator,
-        spec.noise_multiplier,
+        guarantee.noise_multiplier,
         strategy=strategy,
         participation=schema,
       ),
       on_round=bar.update,
     )
-  attacks = arithmetic.attack(spec)
+  attacks = arithmetic.attack(guarantee)
   output.show(
     {
-      **spec.to_dict(),
+      **guarantee.to_dict(),
       # Where a schema has none of its own.
       'min_sep': schema.min_sep,
       'max_participations': schema.to_dict().get('max_participations'),
-      'rho': spec.rho,
+      'rho': guarantee.rho,
       'epsilon': found.claimed_epsilon,
       'canaries': canaries,
       'runs': runs,

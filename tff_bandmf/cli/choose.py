@@ -89,7 +89,7 @@ def choose(
     if amplification == 'none':
       schema = options.schema(*who)
       ranking = choosing.choose(rounds, schema, **shared)
-    elif amplification != accounting.CYCLIC_POISSON:
+    elif amplification != accounting.CyclicPoisson.name:
       raise ValueError(
         errors.invalid(
           'amplification',

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Callable, Optional
+from typing import Callable, Optional, Union
 
 import click
 
@@ -123,6 +123,8 @@ class _Parameter(click.ParamType):
 _FEW_FAMILIES = 3
 _FAMILY = _OneOf(tuple(strategies.FAMILIES))
 FAMILIES = _Families()
+# Of --amplification: who takes part is enforced.
+NO_AMPLIFICATION = 'none'
 INTEGER = _Integer()
 INTEGER_OR_ZERO = _Integer(zero=True)
 NUMBER = _Number()
@@ -179,9 +181,9 @@ adjacency = click.option(
 )
 amplification = click.option(
   '--amplification',
-  default='none',
+  default=NO_AMPLIFICATION,
   show_default=True,
-  type=_OneOf(('none', 'cyclic-poisson', 'balls-in-bins', 'b-min-sep')),
+  type=_OneOf((NO_AMPLIFICATION, *accounting.KINDS)),
   help='How cohorts are drawn, at random and in secret, if the claim may count '
   'on it: never that of cohorts which are enforced, shuffled or of fixed size. '
   '--min-sep is the rounds of an epoch for balls-in-bins.',
@@ -346,23 +348,37 @@ def schema(
   return participation_lib.from_name(participation, min_sep, max_participations)
 
 
-def check_amplification(
+def cohorts(
   amplification: str,
   sampling_prob: Optional[float],
   participation: Optional[str],
+  min_sep: Optional[int],
   max_participations: Optional[int],
-) -> None:
-  """Raises ValueError if flags are given that the amplification does not take.
+  kept: Optional[participation_lib.Participation] = None,
+) -> Union[participation_lib.Participation, accounting.Sampled]:
+  """Returns who takes part, by the flags or else by a file.
 
   A sampling that is random says by itself who can take part how often.
+
+  Args:
+    amplification: the value of --amplification.
+    sampling_prob: that of --sampling-prob.
+    participation: as for `schema`, as the next two.
+    min_sep: b.
+    max_participations: k.
+    kept: the schema that a strategy file keeps.
+
+  Raises:
+    ValueError: a flag is missing, or one does not go with the amplification.
   """
+  sampled = amplification != NO_AMPLIFICATION
   refused: dict[str, object] = (
-    {'sampling_prob': sampling_prob}
-    if amplification == 'none'
-    else {
+    {
       'participation': participation,
       'max_participations': max_participations,
     }
+    if sampled
+    else {'sampling_prob': sampling_prob}
   )
   for name, value in refused.items():
     if value is not None:
@@ -374,3 +390,6 @@ def check_amplification(
           'leave it out',
         )
       )
+  if sampled:
+    return accounting.from_flags(amplification, min_sep, sampling_prob)
+  return schema(participation, min_sep, max_participations, kept)

@@ -11,7 +11,7 @@ from typing import Any, Optional
 import click
 import tabulate
 
-from tff_bandmf import accounting, errors, strategies, workloads
+from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
@@ -68,7 +68,7 @@ def describe(
     'rho': None,
     'epsilon': None,
     'delta': None,
-    'adjacency': accounting.ADJACENCY,
+    'adjacency': participation.adjacency,
   }
   if with_coefficients:
     column = strategy.first_column()

@@ -8,9 +8,8 @@ from typing import Any
 import click
 
 from tff_bandmf import accounting, errors
-from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.cli import amplified, options, output
+from tff_bandmf.cli import options, output
 
 
 @click.command()
@@ -35,22 +34,7 @@ from tff_bandmf.cli import amplified, options, output
 @options.max_slack
 @options.coefficients
 @options.as_json
-def account(
-  file,
-  participation,
-  min_sep,
-  max_participations,
-  noise_multiplier,
-  z_stddev,
-  clip,
-  delta,
-  amplification,
-  sampling_prob,
-  dimension,
-  max_slack,
-  with_coefficients,
-  as_json,
-):
+def account(file, noise_multiplier, z_stddev, **flags):
   """Shows rho and epsilon of a run with this noise.
 
   epsilon is that of the released bits: slack_epsilon and slack_delta of it are
@@ -70,37 +54,18 @@ def account(
         'use --noise-multiplier or --z-stddev',
       )
     )
-  options.check_amplification(
-    amplification, sampling_prob, participation, max_participations
+  strategy, cohorts = _run(file, flags)
+  if noise_multiplier is None:
+    scale = sensitivity_lib.sensitivity(strategy, cohorts.schema).value
+    noise_multiplier = z_stddev / (flags['clip'] * scale)
+  guarantee = accounting.Guarantee(
+    strategy,
+    cohorts,
+    noise_multiplier,
+    dimension=flags['dimension'],
+    max_slack=flags['max_slack'],
   )
-  strategy, kept = output.load(file)
-  if amplification == 'none':
-    schema = options.schema(participation, min_sep, max_participations, kept)
-    if noise_multiplier is None:
-      sensitivity = sensitivity_lib.sensitivity(strategy, schema)
-      noise_multiplier = z_stddev / (clip * sensitivity.value)
-    spec = accounting.PrivacySpec(
-      strategy, schema, noise_multiplier, dimension, max_slack
-    )
-    claim = {'rho': spec.rho, **amplified.exact(spec, delta)}
-  else:
-    schema = amplified.worst_participation(amplification, min_sep)
-    spec, claim = amplified.account(
-      strategy,
-      amplification,
-      min_sep,
-      sampling_prob,
-      noise_multiplier,
-      z_stddev and z_stddev / clip,
-      delta,
-      dimension,
-      max_slack,
-    )
-  output.warn_of_weak(claim['epsilon'], delta)
-  claim.update(amplification=amplification, sampling_prob=sampling_prob)
-  record = _with_privacy(spec, schema, clip, delta, claim, with_coefficients)
-  output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
-  return output.DONE
+  return _show(guarantee, flags, started)
 
 
 @click.command()
@@ -116,74 +81,64 @@ def account(
 @options.max_slack
 @options.coefficients
 @options.as_json
-def calibrate(
-  file,
-  participation,
-  min_sep,
-  max_participations,
-  epsilon,
-  delta,
-  clip,
-  amplification,
-  sampling_prob,
-  dimension,
-  max_slack,
-  with_coefficients,
-  as_json,
-):
+def calibrate(file, epsilon, **flags):
   """Shows the least noise that meets (epsilon, delta) for a whole run.
 
   FILE is a strategy file or a .npy file of the matrix C.
   """
   started = time.perf_counter()
-  options.check_amplification(
-    amplification, sampling_prob, participation, max_participations
+  guarantee = accounting.calibrate(
+    *_run(file, flags),
+    epsilon=epsilon,
+    delta=flags['delta'],
+    dimension=flags['dimension'],
+    max_slack=flags['max_slack'],
   )
+  return _show(guarantee, flags, started)
+
+
+def _run(file: str, flags: dict[str, Any]) -> tuple[Any, Any]:
+  """Returns the strategy and the cohorts of a command."""
   strategy, kept = output.load(file)
-  if amplification == 'none':
-    schema = options.schema(participation, min_sep, max_participations, kept)
-    spec = accounting.calibrate(
-      strategy, schema, epsilon, delta, dimension, max_slack
-    )
-    claim = {'rho': spec.rho, **amplified.exact(spec, delta)}
-  else:
-    schema = amplified.worst_participation(amplification, min_sep)
-    spec, claim = amplified.calibrate(
-      strategy,
-      amplification,
-      min_sep,
-      sampling_prob,
-      epsilon,
-      delta,
-      dimension,
-      max_slack,
-    )
-  output.warn_of_weak(claim['epsilon'], delta)
-  claim.update(amplification=amplification, sampling_prob=sampling_prob)
-  record = _with_privacy(spec, schema, clip, delta, claim, with_coefficients)
-  output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
-  return output.DONE
+  return strategy, options.cohorts(
+    kept=kept,
+    **{
+      name: flags[name]
+      for name in (
+        'amplification',
+        'sampling_prob',
+        'participation',
+        'min_sep',
+        'max_participations',
+      )
+    },
+  )
 
 
-def _with_privacy(
-  spec: Any,
-  schema: participation_lib.Participation,
-  clip: float,
-  delta: float,
-  claim: dict[str, Any],
-  with_coefficients: bool,
-) -> dict[str, Any]:
-  """Returns the record of a strategy and of the guarantee of a run with it."""
-  return {
+def _show(
+  guarantee: accounting.Guarantee, flags: dict[str, Any], started: float
+) -> int:
+  """Prints the record of a strategy and of the guarantee of a run with it."""
+  delta, clip = flags['delta'], flags['clip']
+  claim = guarantee.claim(delta)
+  output.warn_of_weak(claim.epsilon, delta)
+  record = {
     **output.describe(
-      spec.strategy,
-      schema,
-      sensitivity_lib.sensitivity(spec.strategy, schema),
-      with_coefficients,
+      guarantee.strategy,
+      guarantee.cohorts.schema,
+      guarantee.sensitivity,
+      flags['with_coefficients'],
     ),
     'clip': clip,
-    'noise_multiplier': spec.noise_multiplier,
-    'z_stddev': spec.z_stddev * clip,
+    'noise_multiplier': guarantee.noise_multiplier,
+    'z_stddev': guarantee.z_stddev_per_clip * clip,
     'delta': delta,
-    **claim,
+    'rho': guarantee.rho,
+    **claim.to_dict(),
+    'adjacency': guarantee.cohorts.adjacency,
+    'amplification': flags['amplification'],
+    'sampling_prob': flags['sampling_prob'],
+    'seconds': time.perf_counter() - started,
   }
+  output.show(record, flags['as_json'])
+  return output.DONE

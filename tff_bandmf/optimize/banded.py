@@ -236,7 +236,7 @@ def _check_epochs(
   Raises:
     ValueError: they are not.
   """
-  if not isinstance(participation, participation_lib.FixedEpoch):
+  if not participation.evenly_spaced:
     raise ValueError(
       errors.invalid(
         'equal_column_norms',
@@ -245,10 +245,8 @@ def _check_epochs(
         'use equal column norms, or participation fixed-epoch',
       )
     )
-  k, every = (
-    participation.participations(rounds),
-    -(-rounds // participation.min_sep),
-  )
+  min_sep = participation.separation(rounds)
+  k, every = participation.participations(rounds), -(-rounds // min_sep)
   if k < every:
     raise ValueError(
       errors.invalid(
@@ -258,7 +256,7 @@ def _check_epochs(
         'use equal column norms, or leave max_participations out',
       )
     )
-  return participation.min_sep
+  return min_sep
 
 
 def _toeplitz_start(

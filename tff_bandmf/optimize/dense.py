@@ -55,7 +55,7 @@ from typing import Optional
 import numpy as np
 import scipy.signal
 
-from tff_bandmf import _checks, errors, sensitivity, strategies, workloads
+from tff_bandmf import _checks, sensitivity, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import dense_multipliers, solver
 from tff_bandmf.strategies import base
@@ -297,15 +297,7 @@ def optimize_dense(
   (2.3313, True)
   """
   _checks.count('rounds', rounds, 'give the number of rounds')
-  if not isinstance(participation, participation_lib.Participation):
-    raise TypeError(
-      errors.invalid(
-        'participation',
-        participation,
-        'must be a participation schema',
-        'use tff_bandmf.participation.Single()',
-      )
-    )
+  participation_lib.check(participation)
   solver.check_objective(objective)
   base.check_dense(rounds)
   left, interrupted = max_evaluations, False
@@ -335,9 +327,11 @@ def optimize_dense(
 
   guess = None
   count = participation.participations(rounds)
-  if isinstance(participation, participation_lib.MinSep) and count > 1:
+  if not participation.evenly_spaced and count > 1:
     # Fewer patterns: its M is one of min-separation too, and a better start.
-    fixed = participation_lib.FixedEpoch(participation.min_sep, count)
+    fixed = participation_lib.FixedEpoch(
+      participation.separation(rounds), count
+    )
     guess = search(
       _Dual(rounds, fixed, workload, solver.MEAN, _START_GAP)
     ).multipliers()

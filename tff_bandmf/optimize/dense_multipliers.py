@@ -356,7 +356,7 @@ def of_schema(
   min_sep = participation.separation(rounds)
   first, second = np.triu_indices(rounds, 1)
   lag = second - first
-  if isinstance(participation, participation_lib.FixedEpoch):
+  if participation.evenly_spaced:
     together = (lag % min_sep == 0) & (lag < count * min_sep)
     pairs = first[together], second[together]
     diagonal = fixed_epoch_diagonal(own, min_sep, count)

@@ -147,7 +147,7 @@ def squared_sensitivity(
   m = tf.abs(column)
   # PRIVACY: |c| alone understates a bound where gaps may be more than b.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
-  if not (falls or isinstance(participation, participation_lib.FixedEpoch)):
+  if not (falls or participation.evenly_spaced):
     m = tf.concat([m[:min_sep], _majorant(m[min_sep:])], 0)
   rows = -(-rounds // min_sep)
   padded = tf.pad(m, [[0, rows * min_sep - column.shape[0]]])

@@ -52,7 +52,7 @@ def violations(
   too_soon = history.last_round > round_index - min(
     participation.min_sep, rounds
   )
-  if isinstance(participation, participation_lib.FixedEpoch):
+  if participation.evenly_spaced:
     too_soon |= (history.count > 0) & _off_epoch(
       participation, rounds, round_index - history.last_round.astype(np.int64)
     )
@@ -60,9 +60,11 @@ def violations(
 
 
 def _off_epoch(
-  participation: participation_lib.FixedEpoch, rounds: int, gaps: np.ndarray
+  participation: participation_lib.Participation,
+  rounds: int,
+  gaps: np.ndarray,
 ) -> np.ndarray:
-  min_sep = participation.min_sep
+  min_sep = participation.separation(rounds)
   if participation.participations(rounds) < -(-rounds // min_sep):
     return gaps != min_sep
   return gaps % min_sep != 0

@@ -166,9 +166,10 @@ class CohortSampler:
     )
 
   def _check_schema(self) -> None:
-    fitting: dict[str, tuple[type[participation_lib.Participation], ...]] = {
-      self.UNIFORM: (participation_lib.Single, participation_lib.MinSep),
-      self.MULTIPLES: (participation_lib.FixedEpoch, participation_lib.MinSep),
+    min_sep = participation_lib.MinSep.name
+    fitting = {
+      self.UNIFORM: (participation_lib.Single.name, min_sep),
+      self.MULTIPLES: (participation_lib.FixedEpoch.name, min_sep),
     }
     fitting[self.SHUFFLED_EPOCHS] = fitting[self.UNIFORM]
     if self.sampling not in fitting:
@@ -180,14 +181,13 @@ class CohortSampler:
           f'use {", ".join(sorted(fitting))}',
         )
       )
-    if not isinstance(self.participation, fitting[self.sampling]):
+    if self.participation.name not in fitting[self.sampling]:
       raise TypeError(
         errors.invalid(
           'participation',
           self.participation,
           f'cannot be held by {self.sampling} cohorts',
-          'use one of '
-          + ', '.join(schema.name for schema in fitting[self.sampling]),
+          f'use one of {", ".join(fitting[self.sampling])}',
         )
       )
 

@@ -117,7 +117,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
     ledger: ledger_lib.Ledger,
     start_round: Optional[int] = None,
     *,
-    spec: Optional[accounting.PrivacySpec] = None,
+    guarantee: Optional[accounting.Guarantee] = None,
     replay: bool = False,
   ):
     """Makes the source.
@@ -129,23 +129,23 @@ class CohortDataSource(tff.program.FederatedDataSource):
       ledger: where they are recorded.
       start_round: of the iterators: the round of the state that the program
         goes on from. None is where the ledger ends.
-      spec: what the aggregator was made for (`factory.spec`), to be compared
-        with the sampler.
+      guarantee: what the aggregator was made for (`factory.guarantee`), to be
+        compared with the sampler.
       replay: whether rounds that finished may run again, for simulations that
         go on from a state of before. Clients must contribute the same again,
         to the bit: let `Ledger.finish_round` compare the results.
 
     Raises:
       ValueError: the round has ended, is below a started one or beyond where
-        the ledger ends; or the sampler holds another schema than the spec's.
+        the ledger ends; or the guarantee is for another schema.
     """
     self.dataset = dataset
     self.sampler = sampler
     self.ledger = ledger
     self.replay = replay
     self._start_round = start_round
-    if spec is not None:
-      _check_plan(sampler, spec)
+    if guarantee is not None:
+      _check_plan(sampler, guarantee)
     if start_round is not None:
       self.check(start_round)
     self._federated_type = tff.FederatedType(
@@ -192,25 +192,25 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
 
 def _check_plan(
-  sampler: cohorts.CohortSampler, spec: accounting.PrivacySpec
+  sampler: cohorts.CohortSampler, guarantee: accounting.Guarantee
 ) -> None:
   # PRIVACY: cohorts of another schema than the noise is for. Guard:
   # data_source_test.test_sampler_of_another_plan_is_refused.
-  if sampler.participation != spec.participation:
+  if sampler.participation != guarantee.cohorts:
     raise ValueError(
       errors.invalid(
         'sampler',
         sampler.participation,
-        f'is not the participation of the spec, {spec.participation}',
+        f'is not the participation of the guarantee, {guarantee.cohorts}',
         'make both with one schema',
       )
     )
-  if sampler.rounds > spec.strategy.rounds:
+  if sampler.rounds > guarantee.strategy.rounds:
     raise ValueError(
       errors.invalid(
         'sampler',
         f'{sampler.rounds} rounds',
-        f'are more than the strategy has, {spec.strategy.rounds}',
+        f'are more than the strategy has, {guarantee.strategy.rounds}',
         'make both for as many rounds',
       )
     )

@@ -57,9 +57,7 @@ def surely(
   if sampling == 'uniform':
     return _uniform(clients, cohort_size, rounds, b, k)
   # Fixed epochs with fewer participations want clients back at once.
-  if isinstance(participation, participation_lib.FixedEpoch) and (
-    k < -(-rounds // b)
-  ):
+  if participation.evenly_spaced and (k < -(-rounds // b)):
     return False
   return all(
     _uniform(there, cohort_size, taken, 1, k)

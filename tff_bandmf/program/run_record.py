@@ -77,7 +77,7 @@ class RunRecord:
   What is None the report calls 'not stated'.
 
   Attributes:
-    claim: `PrivacySpec.to_dict()`, `delta`, `l2_norm_clip`,
+    claim: `Guarantee.to_dict()`, `delta`, `l2_norm_clip`,
       `clients_per_round`.
     unit_of_privacy: whose contributions become zero.
     population: clients that may be drawn.

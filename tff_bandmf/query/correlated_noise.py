@@ -43,7 +43,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   clients); a round of more than `largest_cohort` clients fails before its
   release, so that no sum ever wraps.
 
-  The guarantee is that of a `PrivacySpec` whose z_stddev is z in units of
+  The guarantee is that of a `Guarantee` whose z_stddev is z in units of
   `Clipping.l2_norm`. It rests on one client contributing at most one record a
   round, in rounds that the spec's participation schema allows, and on each
   round of one state being released with one cohort only.
@@ -51,7 +51,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   The query is pure: all that changes is in its state, and in the files of a
   tape. A state must be begun. Past round n it raises. The event of a single
   round is unsupported: correlated rounds do not compose one by one. Account
-  with `PrivacySpec.dp_event`, one event for the run.
+  with `Guarantee.dp_event`, one event for the run.
   """
 
   def __init__(

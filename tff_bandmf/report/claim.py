@@ -19,6 +19,8 @@ import math
 import pathlib
 from typing import Any, Optional
 
+import attrs
+
 from tff_bandmf import _checks, accounting, errors, program, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.program import run_record
@@ -39,8 +41,8 @@ class Claim:
     clients_per_round: divisor of the mean.
   """
 
-  planned: accounting.PrivacySpec
-  held: accounting.PrivacySpec
+  planned: accounting.Guarantee
+  held: accounting.Guarantee
   observed: program.Observed
   delta: float
   l2_norm_clip: float
@@ -54,15 +56,15 @@ class Claim:
   @property
   def z_stddev(self) -> float:
     """Standard deviation of z, clip included."""
-    return self.planned.z_stddev * self.l2_norm_clip
+    return self.planned.z_stddev_per_clip * self.l2_norm_clip
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the claim under their JSON keys."""
     strategy, observed = self.held.strategy, self.observed
     numbers = self.held.to_dict()
     mean, largest = strategy.errors()
-    held = guarantee(self.held, self.delta)
-    planned = guarantee(self.planned, self.delta) if self.violated else held
+    held = figures(self.held, self.delta)
+    planned = figures(self.planned, self.delta) if self.violated else held
     return {
       **numbers,
       'min_sep': numbers.get('min_sep'),
@@ -81,8 +83,8 @@ class Claim:
       'strategy_sha256': strategy.digest(),
       'planned': {
         'rounds': strategy.rounds,
-        'min_sep': self.planned.participation.min_sep,
-        'participations': self.planned.participation.participations(
+        'min_sep': self.planned.cohorts.schema.min_sep,
+        'participations': self.planned.cohorts.schema.participations(
           strategy.rounds
         ),
         'sensitivity': self.planned.sensitivity.value,
@@ -102,31 +104,26 @@ class Claim:
     }
 
 
-def guarantee(
-  spec: accounting.PrivacySpec, delta: float
+def figures(
+  guarantee: accounting.Guarantee, delta: float
 ) -> dict[str, Optional[float]]:
   """Returns noise multiplier, rho, epsilon at delta and its slack.
 
   None without noise, or where the arithmetic of so little noise proves nothing.
   """
   found = {
-    'noise_multiplier': spec.noise_multiplier,
-    'rho': spec.rho if spec.noise_multiplier > 0 else None,
+    'noise_multiplier': guarantee.noise_multiplier,
+    'rho': guarantee.rho,
     'epsilon': None,
     'slack_epsilon': None,
     'slack_delta': None,
     'delta': delta,
   }
-  if spec.noise_multiplier > 0:
+  if guarantee.noise_multiplier > 0:
     try:
-      slack = spec.slack(delta)
+      return {**found, **guarantee.claim(delta).to_dict()}
     except accounting.Unproved:
       return found
-    found.update(
-      epsilon=spec.epsilon(delta),
-      slack_epsilon=slack.epsilon,
-      slack_delta=slack.delta,
-    )
   return found
 
 
@@ -158,7 +155,10 @@ def established(directory: pathlib.Path) -> Claim:
   strategy, _ = strategies.load(directory / run_record.STRATEGY_FILE)
   planned = _planned(strategy, claim)
   observed = evidence.observed(
-    directory, run, strategy.rounds, planned.z_stddev * claim['l2_norm_clip']
+    directory,
+    run,
+    strategy.rounds,
+    planned.z_stddev_per_clip * claim['l2_norm_clip'],
   )
   return Claim(
     planned,
@@ -202,20 +202,20 @@ def what_if(
       )
     )
   claim = established(directory)
-  planned, rounds = claim.planned.participation, claim.held.strategy.rounds
+  planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
   if min_sep is None:
     # A client that takes part once has no separation.
     min_sep = planned.min_sep or 1
   if max_participations is None:
     max_participations = planned.max_participations
   schema = participation_lib.MinSep(min_sep, max_participations)
-  spec = _under(claim.planned, schema)
-  numbers = spec.to_dict()
+  guarantee = _under(claim.planned, schema)
+  numbers = guarantee.to_dict()
   del numbers['z_stddev_per_clip']
   return {
     **numbers,
     'z_stddev': claim.z_stddev,
-    **guarantee(spec, claim.delta),
+    **figures(guarantee, claim.delta),
     'observed_min_sep': claim.observed.min_sep,
     'observed_participations': claim.observed.max_participations,
     # More or closer participations than asked for: a claim for a run that
@@ -226,8 +226,8 @@ def what_if(
 
 def _planned(
   strategy: strategies.Strategy, claim: dict[str, Any]
-) -> accounting.PrivacySpec:
-  """Returns the spec of what was planned, with the noise of `run.json`."""
+) -> accounting.Guarantee:
+  """Returns the guarantee of what was planned, with the noise of `run.json`."""
   schema = participation_lib.from_name(
     claim.get('participation', participation_lib.MinSep.name),
     claim.get('min_sep'),
@@ -235,41 +235,46 @@ def _planned(
   )
   # PRIVACY: without them the slack is that of all models up to a size.
   # Guard: report_test.test_slack_is_that_of_the_run.
-  spec = accounting.PrivacySpec(
+  guarantee = accounting.Guarantee(
     strategy,
     schema,
     claim['noise_multiplier'],
-    claim.get('dimension'),
-    claim.get('max_slack', accounting.MAX_SLACK),
+    dimension=claim.get('dimension'),
+    max_slack=claim.get('max_slack', accounting.MAX_SLACK),
   )
   # PRIVACY: the sensitivity is computed again, not read. Guards:
   # report_test.test_edited_claim_is_refused and
   # test_less_noise_measured_than_claimed_is_refused.
-  if not math.isclose(spec.z_stddev, claim['z_stddev_per_clip'], rel_tol=1e-9):
+  if not math.isclose(
+    guarantee.z_stddev_per_clip, claim['z_stddev_per_clip'], rel_tol=1e-9
+  ):
     raise ValueError(
       errors.invalid(
         'z_stddev_per_clip',
         claim['z_stddev_per_clip'],
         f'{run_record.RUN_FILE} contradicts {run_record.STRATEGY_FILE}, '
-        f'which gives {spec.z_stddev}',
+        f'which gives {guarantee.z_stddev_per_clip}',
         'nothing can be claimed for a changed run',
       )
     )
-  if isinstance(schema, participation_lib.FixedEpoch):
+  if schema.evenly_spaced:
     # PRIVACY: the ledger's figures do not show that rounds were exactly b
     # apart, only at least b.
     # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
     return _under(
-      spec, participation_lib.MinSep(schema.min_sep, schema.max_participations)
+      guarantee,
+      participation_lib.MinSep(
+        schema.separation(strategy.rounds), schema.max_participations
+      ),
     )
-  return spec
+  return guarantee
 
 
 def _held(
-  planned: accounting.PrivacySpec, observed: program.Observed
-) -> accounting.PrivacySpec:
+  planned: accounting.Guarantee, observed: program.Observed
+) -> accounting.Guarantee:
   """Returns the claim of what was planned or, if worse, of what was seen."""
-  schema, rounds = planned.participation, planned.strategy.rounds
+  schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if not _worse(observed, schema, rounds):
     return planned
   min_sep = min(b for b in (schema.min_sep, observed.min_sep) if b is not None)
@@ -295,14 +300,15 @@ def _worse(
 
 
 def _under(
-  spec: accounting.PrivacySpec, schema: participation_lib.Participation
-) -> accounting.PrivacySpec:
-  """Returns the spec of the same noise under another schema.
+  guarantee: accounting.Guarantee, schema: participation_lib.Participation
+) -> accounting.Guarantee:
+  """Returns the guarantee of the same noise under another schema.
 
   PRIVACY: z stays, and the noise multiplier follows the sensitivity. Guard:
   report_test.test_closer_participation_leads_and_raises_epsilon.
   """
-  other = dataclasses.replace(spec, participation=schema)
-  return dataclasses.replace(
-    other, noise_multiplier=spec.z_stddev / other.sensitivity.value
+  other = attrs.evolve(guarantee, cohorts=schema)
+  return attrs.evolve(
+    other,
+    noise_multiplier=guarantee.z_stddev_per_clip / other.sensitivity.value,
   )

@@ -115,7 +115,7 @@ def build(directory: Union[str, os.PathLike]) -> Report:
     'epsilons': [
       {
         'delta': delta,
-        'epsilon': claim_lib.guarantee(claim.held, delta)['epsilon'],
+        'epsilon': claim_lib.figures(claim.held, delta)['epsilon'],
       }
       for delta in sorted({claim.delta, *_DELTAS}, reverse=True)
     ],
@@ -215,19 +215,19 @@ def json_schema() -> dict[str, Any]:
 
 
 def _curve(
-  spec: accounting.PrivacySpec, delta: float
+  guarantee: accounting.Guarantee, delta: float
 ) -> list[dict[str, float]]:
   """Returns (epsilon, delta) points from large to small delta; [] without
   noise.
 
   By epsilon, since a delta is found without a search.
   """
-  if not spec.noise_multiplier:
+  if not guarantee.noise_multiplier:
     return []
-  smallest = claim_lib.guarantee(spec, max(delta, _LARGEST_DELTA))['epsilon']
+  smallest = claim_lib.figures(guarantee, max(delta, _LARGEST_DELTA))['epsilon']
   # As far as the arithmetic proves something.
   ends = (
-    (claim_lib.guarantee(spec, each)['epsilon'], each)
+    (claim_lib.figures(guarantee, each)['epsilon'], each)
     for each in (min(delta, _SMALLEST_DELTA), *reversed(_DELTAS), delta)
   )
   largest, least = next(
@@ -238,7 +238,7 @@ def _curve(
   epsilons = np.linspace(smallest, largest, _POINTS).tolist()
   return [
     {'epsilon': epsilon, 'delta': each}
-    for epsilon, each in zip(epsilons, spec.profile(epsilons, least))
+    for epsilon, each in zip(epsilons, map(guarantee.delta, epsilons))
   ]
 
 

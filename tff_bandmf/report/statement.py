@@ -118,7 +118,7 @@ def formal(
     return 'None. No noise was added; this run guarantees nothing.'
   if guarantee['epsilon'] is None:
     return 'None. Nothing is proved about the arithmetic of so little noise.'
-  schema = claim.held.participation
+  schema = claim.held.cohorts.schema
   rounds = claim.held.strategy.rounds
   together = (
     ''
@@ -274,7 +274,7 @@ def warnings(
       'this run had.'
     )
   if claim.violated:
-    planned, seen = claim.planned.participation, claim.observed
+    planned, seen = claim.planned.cohorts.schema, claim.observed
     most = planned.participations(claim.held.strategy.rounds)
     found.append(
       'The participation schema was not kept. Planned: '

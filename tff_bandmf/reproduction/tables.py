@@ -140,12 +140,7 @@ def _amplified_sigma(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   rows = [(epsilon, 1, sigma) for epsilon, sigma in table['dp_sgd']]
   for epsilon, bands, published in rows + table['banded_rows']:
-    ours = accounting.cyclic_poisson_noise_multiplier(
-      epsilon,
-      table['delta'],
-      accounting.cyclic_sampling_prob(rounds, k, bands),
-      -(-rounds // bands),
-    )
+    ours = _cyclic_poisson_sigma(table, rounds, k, epsilon, bands)
     yield Row(
       '',
       f'epsilon {epsilon}, {bands} bands',
@@ -207,15 +202,15 @@ def _optimal_bands(table) -> Iterator[Row]:
     rmse[bands] = math.sqrt(found.loss)
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
-      best = accounting.choose_bands(
-        rmse,
-        rounds,
-        population=rounds,
-        cohort_size=epochs,
-        epsilon=float(epsilon),
-        delta=table['delta'],
-      )[0]
-      yield Row('', f'epsilon {epsilon}, {epochs} epochs', bands, best.bands, 0)
+      # More bands leave a group smaller than a cohort.
+      total = {
+        each: error
+        * _cyclic_poisson_sigma(table, rounds, epochs, float(epsilon), each)
+        for each, error in rmse.items()
+        if each * epochs <= rounds
+      }
+      best = min(total, key=lambda each: total[each])
+      yield Row('', f'epsilon {epsilon}, {epochs} epochs', bands, best, 0)
 
 
 def _calibrated_rmse(table) -> Iterator[Row]:
@@ -237,12 +232,7 @@ def _calibrated_rmse(table) -> Iterator[Row]:
 def _cyclic_poisson_rmse(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   for epsilon, bands, published in table['rows']:
-    sigma = accounting.cyclic_poisson_noise_multiplier(
-      epsilon,
-      table['delta'],
-      accounting.cyclic_sampling_prob(rounds, k, bands),
-      -(-rounds // bands),
-    )
+    sigma = _cyclic_poisson_sigma(table, rounds, k, epsilon, bands)
     found = optimize.optimize(
       strategies.BandedToeplitz.family,
       rounds,
@@ -293,6 +283,20 @@ def _gboard_report(table) -> Iterator[Row]:
     table['epsilon'],
     accounting.gaussian_epsilon(sigma, table['delta']),
     table['tol'],
+  )
+
+
+def _cyclic_poisson_sigma(
+  table: Mapping[str, Any],
+  rounds: int,
+  epochs: float,
+  epsilon: float,
+  bands: int,
+) -> float:
+  """Returns sigma where a client is expected in so many rounds."""
+  cohorts = accounting.CyclicPoisson.of_population(rounds, epochs, bands)
+  return accounting.poisson_noise_multiplier(
+    epsilon, table['delta'], cohorts.sampling_prob, -(-rounds // bands)
   )
 
 

@@ -55,7 +55,7 @@ def sensitivity(
       'largest column norm (one participation)',
     )
   min_sep = participation.separation(rounds)
-  fixed = isinstance(participation, participation_lib.FixedEpoch)
+  fixed = participation.evenly_spaced
   # PRIVACY: bands of C, never those of C^-1.
   # Guard: families_test.test_stamped_banded_inverse_overlaps.
   if bands <= min_sep:

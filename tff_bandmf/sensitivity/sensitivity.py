@@ -42,15 +42,7 @@ def sensitivity(
   Sensitivity(value=2.449489742783178, method='exact', reason='columns of \
 one client do not overlap (bands <= min_sep)')
   """
-  if not isinstance(participation, participation_lib.Participation):
-    raise TypeError(
-      errors.invalid(
-        'participation',
-        participation,
-        'must be a participation schema',
-        'use tff_bandmf.participation.MinSep(min_sep)',
-      )
-    )
+  participation_lib.check(participation)
   # What overflows is refused below.
   with np.errstate(over='ignore', invalid='ignore'):
     found = _THEOREMS[strategy.structure](strategy, participation)

@@ -82,7 +82,7 @@ def sensitivity(
       'non-negative Toeplitz coefficients that do not increase '
       'from lag min_sep on [BSR24, Thm 2]',
     )
-  fixed = isinstance(participation, participation_lib.FixedEpoch)
+  fixed = participation.evenly_spaced
   if fixed and np.all(column >= 0):
     return result.exact(
       leftmost, 'non-negative Toeplitz coefficients, leftmost epoch offset'
@@ -162,7 +162,7 @@ def normalized_sensitivity(
       _leftmost_geometric_squared(strategy, min_sep, k),
       'column-normalised DP-CGD, leftmost pattern [DPCGD26]',
     )
-  fixed = isinstance(participation, participation_lib.FixedEpoch)
+  fixed = participation.evenly_spaced
   # Entries of C D^-1 are at most those of C over its diagonal.
   found = result.bound(
     min(float(k), sensitivity(toeplitz, participation).value / column[0]) ** 2,

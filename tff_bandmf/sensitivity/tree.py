@@ -56,7 +56,7 @@ def sensitivity(
       float(len(sizes)), 'levels of the tree (one participation)'
     )
   min_sep = participation.separation(rounds)
-  fixed = isinstance(participation, participation_lib.FixedEpoch)
+  fixed = participation.evenly_spaced
   if not fixed:
     heaviest = _heaviest(rounds, sizes, min_sep, k)
     if heaviest is not None:

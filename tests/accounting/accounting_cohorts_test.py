@@ -1,0 +1,146 @@
+"""Tests of what all kinds of cohorts have in common."""
+
+import json
+import math
+import pathlib
+import re
+
+import dp_accounting
+import pytest
+
+import tff_bandmf
+from tff_bandmf import accounting, participation, strategies
+
+_STRATEGY = strategies.BandedToeplitz(12, [1.0, 0.5, 0.25])
+_SAMPLED = [
+  accounting.CyclicPoisson(0.2),
+  accounting.CyclicPoisson.of_population(1000, 10, groups=4),
+  accounting.BallsInBins(4, population=100),
+  accounting.BMinSep(4, 0.3, adjacency='add-remove'),
+]
+_ENFORCED = [
+  participation.Single(),
+  participation.MinSep(4),
+  participation.FixedEpoch(4, 2),
+]
+_SAMPLES = accounting.Samples(20_000, seed=1)
+
+
+def _make(cohorts, noise_multiplier=1.0):
+  return accounting.Guarantee(
+    _STRATEGY, cohorts, noise_multiplier, samples=_SAMPLES
+  )
+
+
+def test_every_kind_is_in_the_examples():
+  assert {each.name for each in _SAMPLED} == set(accounting.KINDS)
+
+
+@pytest.mark.parametrize('cohorts', _SAMPLED + _ENFORCED)
+def test_json_is_read_back(cohorts):
+  record = json.loads(json.dumps(cohorts.to_dict()))
+  assert accounting.from_dict(record) == cohorts
+  guarantee = _make(cohorts, 2.0)
+  claim = json.loads(json.dumps(guarantee.to_dict()))
+  assert claim.items() >= record.items()
+  assert claim['adjacency'] == cohorts.adjacency
+  assert claim['z_stddev_per_clip'] == 2.0 * claim['sensitivity']
+
+
+@pytest.mark.parametrize('cohorts', _SAMPLED + _ENFORCED)
+def test_claim_never_exceeds_the_worst_case(cohorts):
+  """The schema that noise multipliers are relative to, without chance."""
+  guarantee = _make(cohorts)
+  rounds = _STRATEGY.rounds
+  # A schema of one round is met ceil(n / groups) times.
+  times = (
+    guarantee.accountant.compositions if cohorts.name == 'cyclic-poisson' else 1
+  )
+  worst = accounting.gaussian_epsilon(1 / math.sqrt(times), 1e-3)
+  assert 0 < guarantee.epsilon(1e-3) <= worst + 2e-3
+  assert cohorts.schema.participations(rounds) >= 1
+  assert guarantee.delta(0.5) >= guarantee.delta(1.0) > 0
+
+
+@pytest.mark.parametrize('cohorts', _SAMPLED + _ENFORCED)
+def test_calibrated_noise_meets_what_was_asked(cohorts):
+  found = accounting.calibrate(
+    _STRATEGY, cohorts, epsilon=1.5, delta=1e-3, samples=_SAMPLES
+  )
+  assert 1.5 * (1 - 1e-2) <= found.epsilon(1e-3) <= 1.5
+  assert found.claim(1e-3).total <= 1e-3 * (1 + 1e-12)
+  # Sampled again, at the same noise, it is nearly the same.
+  assert _make(cohorts, found.noise_multiplier).epsilon(1e-3) == pytest.approx(
+    1.5, rel=0.03
+  )
+
+
+@pytest.mark.parametrize('cohorts', _SAMPLED)
+def test_chance_gives_no_rho(cohorts):
+  assert _make(cohorts).rho is None
+  assert _make(cohorts, 0.0).epsilon(1e-3) == math.inf
+  assert _make(cohorts, 0.0).dp_event() == dp_accounting.NonPrivateDpEvent()
+
+
+def test_event_of_a_mixture_is_refused_by_accountants():
+  accountant = dp_accounting.rdp.RdpAccountant()
+  with pytest.raises(dp_accounting.UnsupportedEventError):
+    accountant.compose(_make(_SAMPLED[2]).dp_event())
+
+
+@pytest.mark.parametrize('noise_multiplier', [-1, math.nan, math.inf])
+@pytest.mark.parametrize('cohorts', _SAMPLED)
+def test_noise_multiplier_out_of_range_is_refused(cohorts, noise_multiplier):
+  with pytest.raises(ValueError, match='noise_multiplier='):
+    _make(cohorts, noise_multiplier)
+
+
+@pytest.mark.parametrize(
+  'cohorts', ['shuffled', 'b-min-sep', None, accounting.BMinSep]
+)
+def test_other_randomness_is_refused(cohorts):
+  with pytest.raises(TypeError, match='participation='):
+    _make(cohorts)
+
+
+@pytest.mark.parametrize('kind', accounting.KINDS.values())
+def test_replace_one_is_refused(kind):
+  fields = {'sampling_prob': 0.1, 'min_sep': 3, 'bins': 3}
+  given = {name: fields[name] for name in kind.flags.values()}
+  with pytest.raises(ValueError, match='adjacency=replace-one'):
+    kind(**given, adjacency='replace-one')
+
+
+@pytest.mark.parametrize(
+  ('record', 'message'),
+  [
+    ({'amplification': 'shuffled'}, 'amplification=shuffled: is not known'),
+    ({}, 'amplification=None: is not known'),
+    (
+      {'amplification': 'balls-in-bins', 'bins': 3, 'min_sep': 2},
+      'min_sep=2: balls-in-bins does not take it',
+    ),
+  ],
+)
+def test_unknown_json_is_refused(record, message):
+  with pytest.raises(ValueError, match=message):
+    accounting.from_dict(record)
+
+
+def test_kinds_are_told_apart_by_what_they_say():
+  """No `isinstance` on a kind of cohorts outside their own modules."""
+  package = pathlib.Path(tff_bandmf.__file__).parent
+  kinds = '|'.join(
+    ['Participation', 'Sampled']
+    + [type(each).__name__ for each in _SAMPLED + _ENFORCED]
+  )
+  found = re.compile(rf'isinstance\([^()]*\b({kinds})\b')
+  paths = [
+    path
+    for folder in (package, package.parent / 'simulations')
+    for path in folder.rglob('*.py')
+    if 'accounting' not in path.parts and path.name != 'participation.py'
+  ]
+  assert len(paths) > 100
+  offending = [str(path) for path in paths if found.search(path.read_text())]
+  assert not offending

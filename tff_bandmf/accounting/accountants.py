@@ -1,0 +1,302 @@
+"""From the accounting of real numbers to claims about released bits.
+
+An accountant knows one strategy and one kind of cohorts. What it says of real
+numbers is `Exact`, in closed form or by convolution, or `Sampled`, a bound by
+random samples of a mixture; what the arithmetic of the noise adds is the same
+for all (`slack`).
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from typing import ClassVar, Optional
+
+import dp_accounting
+
+from tff_bandmf import errors, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf.accounting import gaussian, monte_carlo, search
+from tff_bandmf.accounting import slack as slack_lib
+
+_SMALLEST_DELTA = 1e-300
+
+
+class Accountant(abc.ABC):
+  """What is claimed for a strategy whose cohorts come about in one way.
+
+  Attributes:
+    sensitivity: what noise multipliers are relative to, clip = 1.
+    participations: most rounds of a client that touch the same rows of C, whose
+      cut weights add up.
+    sampled: whether chance decides who takes part, so that all rounds are
+      compared.
+  """
+
+  sampled: ClassVar[bool] = True
+
+  def __init__(
+    self,
+    strategy: strategies.Strategy,
+    schema: participation_lib.Participation,
+  ):
+    """Takes C and the schema that the noise multiplier is relative to."""
+    self.sensitivity = sensitivity_lib.sensitivity(strategy, schema)
+    self.participations = schema.participations(strategy.rounds)
+
+  @abc.abstractmethod
+  def claim(
+    self,
+    cost: slack_lib.Cost,
+    noise_multiplier: float,
+    delta: float,
+    samples: monte_carlo.Samples,
+  ) -> monte_carlo.Bound:
+    """Returns (nearly) the least epsilon at `delta`, and what it is made of."""
+
+  @abc.abstractmethod
+  def claim_at(
+    self,
+    cost: slack_lib.Cost,
+    noise_multiplier: float,
+    epsilon: float,
+    samples: monte_carlo.Samples,
+  ) -> monte_carlo.Bound:
+    """Returns a bound of delta at `epsilon`, and what it is made of."""
+
+  @abc.abstractmethod
+  def calibrate(
+    self,
+    cost: slack_lib.Cost,
+    epsilon: float,
+    delta: float,
+    samples: monte_carlo.Samples,
+  ) -> tuple[float, monte_carlo.Bound]:
+    """Returns (nearly) the least noise multiplier, and the claim it meets."""
+
+  def rho(self, noise_multiplier: float) -> Optional[float]:
+    """Returns rho of zero-concentrated DP, None where none is proved."""
+    return None
+
+  def dp_event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
+    """Returns the event of the run, `UnsupportedDpEvent` where none is one."""
+    return dp_accounting.UnsupportedDpEvent()
+
+  def more_noise(self, cost: slack_lib.Cost) -> float:
+    """Returns how much more noise the C of cut weights needs, as a factor."""
+    return cost.more_noise(self.sensitivity.value)
+
+
+class Exact(Accountant):
+  """An accountant whose epsilon and delta need no random samples."""
+
+  @abc.abstractmethod
+  def epsilon(self, noise_multiplier: float, delta: float) -> float:
+    """Returns epsilon at `delta` in real numbers, rounded up."""
+
+  @abc.abstractmethod
+  def delta(self, noise_multiplier: float, epsilon: float) -> float:
+    """Returns delta at `epsilon` in real numbers, rounded up."""
+
+  @abc.abstractmethod
+  def noise_multiplier(self, epsilon: float, delta: float) -> float:
+    """Returns the least noise multiplier in real numbers, rounded up."""
+
+  def claim(self, cost, noise_multiplier, delta, samples):
+    noise = noise_multiplier / self.more_noise(cost)
+    slack = cost.slack(self.epsilon(noise, cost.least_delta(delta)), delta)
+    # PRIVACY: the accountant speaks of real numbers, the release has others.
+    # Guards: slack_test.test_epsilon_includes_the_arithmetic and
+    # test_amplified_epsilon_includes_the_arithmetic.
+    epsilon = self.epsilon(noise, slack.exact_delta) + slack.epsilon
+    return _exact(epsilon, slack.exact_delta, slack.epsilon, slack.delta)
+
+  def claim_at(self, cost, noise_multiplier, epsilon, samples):
+    noise = noise_multiplier / self.more_noise(cost)
+    # Less than what is returned.
+    least = max(_SMALLEST_DELTA, self.delta(noise, epsilon))
+    slack = cost.slack(epsilon, least)
+    delta = self.delta(noise, slack.exact_epsilon(epsilon))
+    more = slack.below(epsilon) + slack.total(delta) - delta
+    return _exact(epsilon, delta, slack.epsilon, more)
+
+  def calibrate(self, cost, epsilon, delta, samples):
+    slack = cost.slack(epsilon, delta)
+    target = slack_lib.less(epsilon, slack)
+    while True:
+      noise = self.more_noise(cost) * self.noise_multiplier(
+        target, slack.exact_delta
+      )
+      found = self.claim(cost, noise, delta, samples)
+      # PRIVACY: what is returned was seen to meet epsilon.
+      # Guard: slack_test.test_calibrate_meets_epsilon.
+      if found.epsilon <= epsilon:
+        return noise, found
+      target -= 2 * (found.epsilon - epsilon)
+
+
+class Gaussian(Exact):
+  """A whole run whose schema is enforced: one Gaussian release."""
+
+  sampled = False
+
+  def epsilon(self, noise_multiplier, delta):
+    return gaussian.gaussian_epsilon(noise_multiplier, delta)
+
+  def delta(self, noise_multiplier, epsilon):
+    return gaussian.gaussian_delta(noise_multiplier, epsilon)
+
+  def noise_multiplier(self, epsilon, delta):
+    return gaussian.gaussian_noise_multiplier(epsilon, delta)
+
+  def rho(self, noise_multiplier):
+    return gaussian.zcdp_rho(noise_multiplier)
+
+  def dp_event(self, noise_multiplier):
+    return dp_accounting.GaussianDpEvent(noise_multiplier)
+
+
+class Sampled(Accountant):
+  """An accountant whose delta is bounded by samples of a mixture.
+
+  It never exceeds that of the run without amplification, whose sensitivity is
+  that of the worst participations: a mixture is no farther from Q than the
+  farthest of its components.
+
+  Attributes:
+    default_samples: N where none is given.
+  """
+
+  default_samples: ClassVar[int]
+
+  @abc.abstractmethod
+  def mixture(self, noise_multiplier: float) -> monte_carlo.Mixture:
+    """Returns P."""
+
+  def moved(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:
+    """Returns the L2 distance that cut weights move means by.
+
+    Returns:
+      It, in standard deviations of z with this noise multiplier.
+    """
+    return (self.more_noise(cost) - 1) / noise_multiplier
+
+  def claim(self, cost, noise_multiplier, delta, samples):
+    exact = cost.least_delta(delta)
+    options = samples.completed(self.default_samples, exact)
+    start = gaussian.gaussian_epsilon(noise_multiplier, exact)
+    found = _unamplified(noise_multiplier, start)
+    if start > 0:
+      mixture = self.mixture(noise_multiplier)
+      amplified = search.least(
+        lambda epsilon: (mixture, epsilon), start, exact, *options
+      )
+      found = found if amplified is None else amplified[1]
+    # PRIVACY: as in `Exact`; the bound of delta leaves room for it.
+    # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
+    return _with_slack(
+      found,
+      cost.slack(found.epsilon, delta, self.moved(cost, noise_multiplier)),
+    )
+
+  def claim_at(self, cost, noise_multiplier, epsilon, samples):
+    options = samples.completed(self.default_samples)
+    # A total that is less than what is claimed.
+    slack = cost.slack(epsilon, options[1], self.moved(cost, noise_multiplier))
+    exact = slack.exact_epsilon(epsilon)
+    found = monte_carlo.delta_bound(
+      self.mixture(noise_multiplier), exact, *options
+    )
+    unamplified = _unamplified(noise_multiplier, exact)
+    found = _with_slack(
+      found if found.total < unamplified.total else unamplified, slack
+    )
+    return dataclasses.replace(
+      found,
+      epsilon=epsilon,
+      slack_delta=found.slack_delta + slack.below(epsilon),
+    )
+
+  def calibrate(self, cost, epsilon, delta, samples):
+    # Cut weights cost more where there is less noise, which is not known yet.
+    least_noise = gaussian.gaussian_noise_multiplier(epsilon, delta) / 4
+    count, failure, seed = samples.completed(self.default_samples, delta)
+    while True:
+      slack = cost.slack(epsilon, delta, self.moved(cost, least_noise))
+      noise, bound = self._least_noise(
+        slack_lib.less(epsilon, slack),
+        slack.exact_delta,
+        (count, failure, seed),
+      )
+      # PRIVACY: the slack of more noise is no bound for less.
+      # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
+      if noise >= least_noise:
+        return noise, dataclasses.replace(
+          _with_slack(bound, slack), epsilon=epsilon
+        )
+      # Other samples: these chose the slack.
+      least_noise, seed = noise / 2, seed + 1
+
+  def _least_noise(
+    self, epsilon: float, delta: float, options: tuple[int, float, int]
+  ) -> tuple[float, monte_carlo.Bound]:
+    """Returns nearly the least noise multiplier of the run in real numbers."""
+    start = gaussian.gaussian_noise_multiplier(epsilon, delta)
+    found = search.least(
+      lambda noise: (self.mixture(noise), epsilon), start, delta, *options
+    )
+    return (start, _unamplified(start, epsilon)) if found is None else found
+
+
+def check_nonnegative(smallest: float) -> None:
+  """Raises ValueError if C has a negative entry.
+
+  With one, gradients of opposite directions can tell more participations apart
+  than equal ones do, and the mixture of scalars no longer dominates the run.
+
+  Args:
+    smallest: entry of C.
+  """
+  # PRIVACY: the theorems assume C >= 0.
+  # Guard: balls_in_bins_test.test_negative_entries_are_refused.
+  if smallest < 0:
+    raise ValueError(
+      errors.invalid(
+        'strategy',
+        f'entry {smallest:g}',
+        'this amplification is proved for C without negative entries only',
+        'use another strategy, or cyclic-poisson',
+      )
+    )
+
+
+def _exact(
+  epsilon: float, delta: float, slack_epsilon: float, slack_delta: float
+) -> monte_carlo.Bound:
+  """Returns the claim of a delta for which none is sampled."""
+  return monte_carlo.Bound(
+    epsilon=epsilon,
+    estimate=delta,
+    upper=delta,
+    slack_epsilon=slack_epsilon,
+    slack_delta=slack_delta,
+  )
+
+
+def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
+  """Returns the bound without amplification."""
+  delta = gaussian.gaussian_delta(noise_multiplier, epsilon)
+  return _exact(epsilon, delta, 0.0, 0.0)
+
+
+def _with_slack(
+  found: monte_carlo.Bound, slack: slack_lib.Slack
+) -> monte_carlo.Bound:
+  """Returns the claim of the released bits."""
+  return dataclasses.replace(
+    found,
+    epsilon=found.epsilon + slack.epsilon,
+    slack_epsilon=slack.epsilon,
+    slack_delta=slack.total(found.total) - found.total,
+  )

@@ -1,0 +1,385 @@
+"""Who takes part, where chance decides: the kinds that amplify.
+
+An amplified guarantee holds for the randomness it was proved for and for no
+other: cohorts that a ledger enforces, batches cut from a shuffled list or
+cohorts of a fixed size give none of the guarantees here, however similar they
+look. Each kind is one frozen value: the rule, what accounts for it, its JSON
+and its flags. The kinds that are enforced are in `participation`.
+
+| attribute      | of every kind, enforced or sampled                          |
+|----------------|-------------------------------------------------------------|
+| `name`         | word of the command line and of JSON                        |
+| `schema`       | what a client can do at worst; noise multipliers are        |
+|                | relative to the sensitivity under it                        |
+| `adjacency`    | which data sets are neighbours                              |
+| `to_dict()`    | JSON, which `from_dict` reads back                          |
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from typing import Any, ClassVar, Optional, Union
+
+import attrs
+
+from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting import (
+  accountants,
+  b_min_sep,
+  balls_in_bins,
+  poisson,
+)
+
+# Neighbours, where chance decides, may also be data sets one of which lacks
+# the client.
+ADD_REMOVE = 'add-remove'
+
+
+@attrs.frozen
+class Sampled(abc.ABC):
+  """Cohorts that are drawn by secret randomness.
+
+  Attributes:
+    name: of the kind.
+    flags: command-line flags that the kind needs, and the fields they give.
+    population: clients to draw from; None where they are not known.
+    adjacency: `zero-out` or `add-remove`; under the latter the population is
+      a number that is public.
+  """
+
+  name: ClassVar[str]
+  flags: ClassVar[Mapping[str, str]]
+  population: Optional[int] = attrs.field(
+    default=None,
+    kw_only=True,
+    converter=attrs.converters.optional(
+      lambda value: _checks.count('population', value, 'the number of clients')
+    ),
+  )
+  adjacency: str = attrs.field(default=participation_lib.ZERO_OUT, kw_only=True)
+
+  @adjacency.validator
+  def _check_adjacency(self, attribute, value):
+    # PRIVACY: replace-one needs another pair of distributions: both data sets
+    # are mixtures (and dp-accounting 0.4.3 silently takes it for add-remove).
+    # Guard: accounting_cohorts_test.test_replace_one_is_refused.
+    if value not in (participation_lib.ZERO_OUT, ADD_REMOVE):
+      raise ValueError(
+        errors.invalid(
+          'adjacency',
+          value,
+          f'must be {participation_lib.ZERO_OUT} or {ADD_REMOVE}',
+          'no amplified guarantee is proved for it',
+        )
+      )
+
+  @property
+  @abc.abstractmethod
+  def schema(self) -> participation_lib.Participation:
+    """What a client can do at worst; noise multipliers are relative to it."""
+
+  @abc.abstractmethod
+  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    """Returns what accounts for a strategy.
+
+    Raises:
+      ValueError: nothing is proved for the strategy.
+    """
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the cohorts as a JSON object; `from_dict` reads it back."""
+    return {'amplification': self.name, **attrs.asdict(self)}
+
+
+@attrs.frozen
+class CyclicPoisson(Sampled):
+  """Groups take turns, and members of a group are drawn by Poisson sampling.
+
+  | symbol | name here       | meaning                                         |
+  |--------|-----------------|-------------------------------------------------|
+  | n      | `rounds`        | rounds of the strategy C                        |
+  | m      | `population`    | clients                                         |
+  | B      |                 | expected clients a round                        |
+  | g      | `groups`        | groups of clients, at least the bands of C      |
+  | q      | `sampling_prob` | probability of a client in a round of its group |
+  | T      |                 | rounds of a group, ceil(n / g)                  |
+  | kappa  |                 | largest column norm of C                        |
+  | sigma  |                 | standard deviation of z over clip times kappa   |
+
+  Clients are split once into g groups of m / g, without a look at their data.
+  Round t is open to group t mod g alone, and each client of it takes part with
+  probability q, independently of everything else, so that
+
+    q = g B / m        (not B / m: a group is open once in g rounds)
+
+  Columns of C that are g >= bands apart share no row, so a client's rounds
+  touch disjoint parts of C x + z, each a Gaussian of sensitivity kappa at most
+  [BandMF23, Thm 4 and 5]:
+
+    the run is T compositions of the Poisson-sampled Gaussian of sigma
+
+  for any signs of C and gradients that adapt to what was released (`poisson`).
+
+  Attributes:
+    sampling_prob: q.
+    groups: g; None for as many as C has bands.
+    population: as in `Sampled`.
+    adjacency: as in `Sampled`.
+  """
+
+  name: ClassVar[str] = 'cyclic-poisson'
+  flags: ClassVar[Mapping[str, str]] = {'sampling_prob': 'sampling_prob'}
+  sampling_prob: float = attrs.field(converter=poisson.check_sampling_prob)
+  groups: Optional[int] = attrs.field(
+    default=None,
+    converter=attrs.converters.optional(
+      lambda value: _checks.count('groups', value, 'at least the bands of C')
+    ),
+  )
+
+  @staticmethod
+  def of_population(
+    population: int, clients_per_round: float, groups: int
+  ) -> CyclicPoisson:
+    """Returns the cohorts of so many expected clients a round.
+
+      q = groups * clients_per_round / population
+
+    Args:
+      population: m, clients in all groups together.
+      clients_per_round: B, expected.
+      groups: g, at least the bands of the strategy.
+
+    Raises:
+      ValueError: a value out of range, or a group is smaller than a cohort.
+
+    >>> CyclicPoisson.of_population(2052, 6, groups=9).sampling_prob
+    0.02631578947368421
+    """
+    _checks.count('population', population, 'give the number of clients')
+    _checks.positive(
+      'clients_per_round', clients_per_round, 'the expected number'
+    )
+    _checks.count('groups', groups, 'at least the bands of the strategy')
+    # PRIVACY: only one group in `groups` is open in a round.
+    # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
+    sampling_prob = groups * clients_per_round / population
+    if sampling_prob > 1:
+      raise ValueError(
+        errors.invalid(
+          'groups',
+          groups,
+          f'a group has {population / groups:g} clients, fewer than '
+          f'clients_per_round={clients_per_round}',
+          'use fewer bands or smaller cohorts',
+        )
+      )
+    return CyclicPoisson(sampling_prob, groups, population=population)
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    return participation_lib.Single()
+
+  def compositions(self, strategy: strategies.Strategy) -> int:
+    """Returns T, the rounds of a group.
+
+    Raises:
+      ValueError: C has more bands, or fewer rounds, than there are groups.
+    """
+    groups = self.groups or strategy.bands
+    # PRIVACY: columns nearer than `bands` overlap, and rounds of a client
+    # would no longer be compositions.
+    # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
+    if strategy.bands > groups:
+      raise ValueError(
+        errors.invalid(
+          'groups',
+          groups,
+          f'must be at least the bands={strategy.bands} of C',
+          'use a strategy with fewer bands',
+        )
+      )
+    if groups > strategy.rounds:
+      raise ValueError(
+        errors.invalid(
+          'groups',
+          groups,
+          f'must not exceed the rounds={strategy.rounds}',
+          'a group without a round never takes part',
+        )
+      )
+    return -(-strategy.rounds // groups)
+
+  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    # The column norm is the sensitivity of one participation. A round of a
+    # client touches rows that no other round of it does.
+    return poisson.Poisson(
+      strategy, self.schema, self.sampling_prob, self.compositions(strategy)
+    )
+
+
+@attrs.frozen
+class BallsInBins(Sampled):
+  """Each client draws one of b bins once; round t is that of bin t mod b.
+
+  For C >= 0; see `balls_in_bins`.
+
+  Attributes:
+    bins: b, rounds of an epoch, at most the rounds of C.
+    population: as in `Sampled`.
+    adjacency: as in `Sampled`.
+  """
+
+  name: ClassVar[str] = 'balls-in-bins'
+  flags: ClassVar[Mapping[str, str]] = {'min_sep': 'bins'}
+  bins: int = attrs.field(
+    converter=lambda value: _checks.count('bins', value, 'rounds of an epoch')
+  )
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    return participation_lib.FixedEpoch(self.bins)
+
+  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    return balls_in_bins.BallsInBins(strategy, self.schema, self.bins)
+
+
+@attrs.frozen
+class BMinSep(Sampled):
+  """Who took part in none of the last b - 1 rounds joins with probability p.
+
+  Every client is eligible in round 0, so that the first cohorts are the
+  largest. For C >= 0 with at most b bands; see `b_min_sep`.
+
+  Attributes:
+    min_sep: b.
+    sampling_prob: p, of an eligible client in a round, below 1.
+    population: as in `Sampled`.
+    adjacency: as in `Sampled`.
+  """
+
+  name: ClassVar[str] = 'b-min-sep'
+  flags: ClassVar[Mapping[str, str]] = {
+    'min_sep': 'min_sep',
+    'sampling_prob': 'sampling_prob',
+  }
+  min_sep: int = attrs.field(
+    converter=lambda value: _checks.count(
+      'min_sep', value, 'at least the bands of C'
+    )
+  )
+  sampling_prob: float = attrs.field(
+    converter=lambda value: _checks.positive(
+      'sampling_prob', value, 'that of an eligible client'
+    )
+  )
+
+  @sampling_prob.validator
+  def _check_sampling_prob(self, attribute, value):
+    if value >= 1:
+      raise ValueError(
+        errors.invalid(
+          'sampling_prob',
+          value,
+          'must be below 1',
+          'who takes part for sure is not sampled',
+        )
+      )
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    return participation_lib.MinSep(self.min_sep)
+
+  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    return b_min_sep.BMinSep(
+      strategy, self.schema, self.min_sep, self.sampling_prob
+    )
+
+
+_KINDS: tuple[type[Sampled], ...] = (CyclicPoisson, BallsInBins, BMinSep)
+KINDS = {kind.name: kind for kind in _KINDS}
+
+
+def accountant(
+  strategy: strategies.Strategy,
+  cohorts: Union[participation_lib.Participation, Sampled],
+) -> accountants.Accountant:
+  """Returns what accounts for a strategy and who takes part.
+
+  Raises:
+    TypeError: `cohorts` is of neither kind.
+    ValueError: nothing is proved for them.
+  """
+  # PRIVACY: no randomness but the kinds' own has their guarantees.
+  # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
+  if isinstance(cohorts, Sampled):
+    return cohorts.accountant(strategy)
+  participation_lib.check(cohorts)
+  return accountants.Gaussian(strategy, cohorts)
+
+
+def from_dict(
+  record: Mapping[str, Any],
+) -> Union[participation_lib.Participation, Sampled]:
+  """Returns the cohorts of what `to_dict` gave.
+
+  Raises:
+    ValueError: an unknown kind, or a value that it does not take.
+  """
+  fields = dict(record)
+  if 'participation' in fields:
+    return participation_lib.from_name(fields.pop('participation'), **fields)
+  kind = _kind(fields.pop('amplification', None))
+  for name in fields.keys() - attrs.fields_dict(kind).keys():
+    raise ValueError(
+      errors.invalid(
+        name,
+        fields[name],
+        f'{kind.name} does not take it',
+        'leave it out',
+      )
+    )
+  return kind(**fields)
+
+
+def from_flags(
+  amplification: str, min_sep: Optional[int], sampling_prob: Optional[float]
+) -> Sampled:
+  """Returns the cohorts that flags of the command line name.
+
+  Raises:
+    ValueError: an unknown kind, a flag is missing, or one does not apply.
+  """
+  kind = _kind(amplification)
+  fields: dict[str, Any] = {}
+  for name, value in (('min_sep', min_sep), ('sampling_prob', sampling_prob)):
+    needed = name in kind.flags
+    if (value is not None) != needed:
+      raise ValueError(
+        errors.invalid(
+          name,
+          value,
+          f'{kind.name} {"needs" if needed else "takes no"} {name}',
+          'see --help for its meaning' if needed else 'leave it out',
+        )
+      )
+    if needed:
+      fields[kind.flags[name]] = value
+  return kind(**fields)
+
+
+def _kind(name: Any) -> type[Sampled]:
+  """Returns the kind of this name.
+
+  Raises:
+    ValueError: there is none.
+  """
+  if name not in KINDS:
+    raise ValueError(
+      errors.invalid(
+        'amplification', name, 'is not known', f'use {" or ".join(KINDS)}'
+      )
+    )
+  return KINDS[name]

@@ -1,0 +1,242 @@
+"""The guarantee of a run, and the least noise that gives one."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Optional, Union
+
+import attrs
+import dp_accounting
+
+from tff_bandmf import _checks, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf.accounting import accountants, gaussian, monte_carlo
+from tff_bandmf.accounting import cohorts as cohorts_lib
+from tff_bandmf.accounting import slack as slack_lib
+
+_SAMPLES = monte_carlo.Samples()
+
+Cohorts = Union[participation_lib.Participation, cohorts_lib.Sampled]
+
+
+# Without slots: what is computed is kept.
+@attrs.frozen(slots=False)
+class Guarantee:
+  """The guarantee of a whole run.
+
+    z_stddev = noise_multiplier * sensitivity * clip
+
+  It holds for the release of every round's noised sum, for one client, if each
+  client's contribution to a round has L2 norm at most the clipping norm, and
+  if cohorts come about as `cohorts` says: its schema is enforced, or clients
+  are drawn by exactly its rule, by secret randomness, and nobody who sees the
+  release knows who took part.
+
+  Attributes:
+    strategy: C.
+    cohorts: who takes part.
+    noise_multiplier: standard deviation of z over clip times sensitivity, what
+      an accountant takes; 0 adds no noise and guarantees nothing.
+    dimension: d of the model; None for all whose runs have at most 2^33
+      values that are compared.
+    max_slack: epsilon, and part of delta, that the arithmetic may cost before
+      a claim is refused.
+    samples: how a claim that rests on random samples is sampled.
+
+  Raises:
+    ValueError: `noise_multiplier` is negative or not finite, or nothing is
+      proved for the strategy and such cohorts.
+  """
+
+  strategy: strategies.Strategy
+  cohorts: Cohorts
+  noise_multiplier: float = attrs.field()
+  dimension: Optional[int] = attrs.field(default=None, kw_only=True)
+  max_slack: float = attrs.field(default=slack_lib.MAX_SLACK, kw_only=True)
+  samples: monte_carlo.Samples = attrs.field(default=_SAMPLES, kw_only=True)
+
+  @noise_multiplier.validator
+  def _check_noise_multiplier(self, attribute, value):
+    # 0 is legal, for a run without noise.
+    if value != 0:
+      _checks.positive(
+        'noise_multiplier',
+        value,
+        'it is stddev(z) / (clip * sensitivity); 0 adds no noise',
+      )
+
+  def __attrs_post_init__(self):
+    # What is not proved is refused here.
+    _ = self.accountant
+
+  @functools.cached_property
+  def accountant(self) -> accountants.Accountant:
+    """What accounts for the run in real numbers."""
+    return cohorts_lib.accountant(self.strategy, self.cohorts)
+
+  @property
+  def sensitivity(self) -> sensitivity_lib.Sensitivity:
+    """What the noise multiplier is relative to, clip = 1.
+
+    It is computed and never a parameter, so that it cannot belong to another
+    matrix: the sensitivity under `cohorts.schema`.
+    """
+    return self.accountant.sensitivity
+
+  @property
+  def z_stddev_per_clip(self) -> float:
+    """Standard deviation of z for clip = 1; multiply by the clipping norm."""
+    return self.noise_multiplier * self.sensitivity.value
+
+  @property
+  def rho(self) -> Optional[float]:
+    """rho of zero-concentrated DP; None where none is proved."""
+    if not self.noise_multiplier:
+      return None
+    # PRIVACY: cut weights have another sensitivity, in real numbers too.
+    # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
+    return self.accountant.rho(self._exact_noise)
+
+  @property
+  def _exact_noise(self) -> float:
+    """The noise multiplier, for the sensitivity of the cut weights."""
+    return self.noise_multiplier / self.accountant.more_noise(self.cost)
+
+  @functools.cached_property
+  def cost(self) -> slack_lib.Cost:
+    """What the arithmetic of the run costs."""
+    return slack_lib.Cost.of(
+      self.strategy,
+      self.accountant.participations,
+      sampled=self.accountant.sampled,
+      dimension=self.dimension,
+      max_slack=self.max_slack,
+    )
+
+  @functools.cached_property
+  def _claims(self) -> dict[float, monte_carlo.Bound]:
+    """Claims by delta: what was sampled is not sampled again."""
+    return {}
+
+  def claim(self, delta: float) -> monte_carlo.Bound:
+    """Returns the least epsilon at `delta`, and what it is made of.
+
+    It is that of the released bits: what the arithmetic costs is in it.
+
+    Raises:
+      ValueError: a value out of range, or there is no noise.
+      Unproved: the slack exceeds `max_slack`.
+    """
+    gaussian.check_delta(delta)
+    if delta not in self._claims:
+      self._claims[delta] = self.accountant.claim(
+        self.cost, self.noise_multiplier, delta, self.samples
+      )
+    return self._claims[delta]
+
+  def claim_at(self, epsilon: float) -> monte_carlo.Bound:
+    """Returns the least delta at `epsilon`, and what it is made of.
+
+    Raises:
+      ValueError: as for `claim`.
+    """
+    return self.accountant.claim_at(
+      self.cost, self.noise_multiplier, epsilon, self.samples
+    )
+
+  def epsilon(self, delta: float) -> float:
+    """Returns epsilon at `delta`, rounded up; infinite without noise.
+
+    Raises:
+      ValueError: as for `claim`.
+    """
+    if not self.noise_multiplier:
+      return float('inf')
+    return self.claim(delta).epsilon
+
+  def delta(self, epsilon: float) -> float:
+    """Returns delta at `epsilon`, rounded up; 1 without noise.
+
+    Raises:
+      ValueError: as for `claim`.
+    """
+    if not self.noise_multiplier:
+      return 1.0
+    return self.claim_at(epsilon).total
+
+  def dp_event(self) -> dp_accounting.DpEvent:
+    """Returns the event of the whole run, for a dp-accounting accountant.
+
+    It is that of real numbers: the slack is not in it. Where dp-accounting has
+    none it is one that every accountant refuses.
+    """
+    if not self.noise_multiplier:
+      return dp_accounting.NonPrivateDpEvent()
+    return self.accountant.dp_event(self._exact_noise)
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the numbers of the guarantee under their JSON keys."""
+    return {
+      'family': self.strategy.family,
+      'rounds': self.strategy.rounds,
+      'bands': self.strategy.bands,
+      **self.cohorts.to_dict(),
+      'participations': self.cohorts.schema.participations(
+        self.strategy.rounds
+      ),
+      'sensitivity': self.sensitivity.value,
+      'sensitivity_method': self.sensitivity.method,
+      'sensitivity_reason': self.sensitivity.reason,
+      'noise_multiplier': self.noise_multiplier,
+      'z_stddev_per_clip': self.z_stddev_per_clip,
+      'dimension': self.dimension,
+      'max_slack': self.max_slack,
+      'adjacency': self.cohorts.adjacency,
+    }
+
+
+def calibrate(
+  strategy: strategies.Strategy,
+  cohorts: Cohorts,
+  *,
+  epsilon: float,
+  delta: float,
+  dimension: Optional[int] = None,
+  max_slack: float = slack_lib.MAX_SLACK,
+  samples: monte_carlo.Samples = _SAMPLES,
+) -> Guarantee:
+  """Returns the guarantee with the least noise that meets (epsilon, delta).
+
+  Where a claim rests on random samples the noise is nearly the least, and
+  `claim(delta)` of what is returned is the bound that was seen to hold.
+
+  Args:
+    strategy: C.
+    cohorts: who takes part.
+    epsilon: positive, above what the arithmetic costs.
+    delta: in [1e-50, 1), above what the arithmetic costs.
+    dimension: as in `Guarantee`.
+    max_slack: as in `Guarantee`.
+    samples: as in `Guarantee`; more of them need less noise.
+
+  Raises:
+    ValueError: a value out of range, nothing is proved for the strategy and
+      such cohorts, or the slack exceeds `max_slack`.
+  """
+  gaussian.check_epsilon(epsilon)
+  gaussian.check_delta(delta)
+  found = Guarantee(
+    strategy,
+    cohorts,
+    1.0,
+    dimension=dimension,
+    max_slack=max_slack,
+    samples=samples,
+  )
+  noise_multiplier, claim = found.accountant.calibrate(
+    found.cost, epsilon, delta, samples
+  )
+  found = attrs.evolve(found, noise_multiplier=noise_multiplier)
+  found._claims[delta] = claim
+  return found

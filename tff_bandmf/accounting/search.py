@@ -1,0 +1,85 @@
+"""The least x whose sampled delta is small enough."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Callable, Optional
+
+import numpy as np
+import scipy.optimize
+
+from tff_bandmf.accounting import monte_carlo
+
+_ATTEMPTS = 4
+
+
+def least(
+  problem: Callable[[float], tuple[monte_carlo.Mixture, float]],
+  start: float,
+  delta: float,
+  samples: int,
+  failure_probability: float,
+  seed: int,
+) -> Optional[tuple[float, monte_carlo.Bound]]:
+  """Returns nearly the least x whose delta has a total of at most `delta`.
+
+  Pilot samples find x, fresh ones have to confirm it; an x that they do not
+  confirm is raised. Every attempt has a share of the failure probability.
+
+  Args:
+    problem: maps x to (mixture, epsilon), with delta decreasing in x.
+    start: an x that is known to be large enough.
+    delta: to be met.
+    samples: N of the bound, for each direction.
+    failure_probability: beta, of all attempts together.
+    seed: of all samples.
+
+  Returns:
+    x and its bound, or None if no x below `start` was confirmed.
+  """
+  pilot_seed, *attempts = (
+    int(word)
+    for word in np.random.SeedSequence(seed).generate_state(
+      1 + _ATTEMPTS, np.uint64
+    )
+  )
+  share = failure_probability / _ATTEMPTS
+  log_term = math.log(2 / share)
+
+  def log_excess(log_x):
+    plans = monte_carlo.plans(
+      *problem(math.exp(log_x)),
+      samples,
+      log_term,
+      np.random.default_rng(pilot_seed),
+    )
+    upper = max(mean + margin for _, mean, margin in plans)
+    return math.log((upper + failure_probability) / delta)
+
+  high, step = math.log(start), 0.25
+  if log_excess(high) >= 0:
+    return None
+  low = high - step
+  while log_excess(low) < 0 and low > high - 20:
+    low, high = low - step, low
+  log_x = high
+  if log_excess(low) > 0:
+    log_x = scipy.optimize.brentq(log_excess, low, high, xtol=1e-3)
+  slope = (log_excess(log_x + 0.03) - log_excess(log_x)) / 0.03
+  log_x += 1e-3
+  for attempt in attempts:
+    if log_x >= math.log(start):
+      return None
+    mixture, epsilon = problem(math.exp(log_x))
+    # PRIVACY: all attempts together fail with `failure_probability`. Guards:
+    # monte_carlo_test.test_attempts_share_the_failure_probability and
+    # balls_in_bins_test.test_total_counts_the_failure_probability.
+    bound = dataclasses.replace(
+      monte_carlo.delta_bound(mixture, epsilon, samples, share, attempt),
+      failure_probability=failure_probability,
+    )
+    if bound.total <= delta:
+      return math.exp(log_x), bound
+    log_x += 2e-3 + math.log(bound.total / delta) / max(-slope, 1.0)
+  return None
