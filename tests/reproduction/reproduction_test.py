@@ -43,4 +43,4 @@ def test_row_can_be_written_as_json_whatever_number_it_got():
 def test_tables_are_those_that_are_published():
   with pytest.raises(ValueError) as error:
     reproduction.reproduce(['table_9'])
-  assert str(error.value).startswith('name=table_9: is no table; use one of')
+  assert str(error.value).startswith('name=table_9: is not a table; use one of')

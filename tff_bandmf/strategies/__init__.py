@@ -13,7 +13,13 @@ from tff_bandmf.strategies.blt import Blt
 from tff_bandmf.strategies.column_normalized import ColumnNormalized
 from tff_bandmf.strategies.dense import Dense, lower_factor
 from tff_bandmf.strategies.families import Family, Parameter
-from tff_bandmf.strategies.files import check_path, load, save
+from tff_bandmf.strategies.files import (
+  check_path,
+  from_document,
+  load,
+  save,
+  to_document,
+)
 from tff_bandmf.strategies.fractional import (
   BandedFractional,
   BandedInverseFractional,

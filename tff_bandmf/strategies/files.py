@@ -84,27 +84,58 @@ def save(
     OSError: the folder does not exist or cannot be written.
   """
   path = check_path(path)
-  header = {
-    'format': FORMAT,
-    'version': VERSION,
-    'family': strategy.family,
-    'rounds': strategy.rounds,
-    'parameters': strategy.parameters(),
-    'participation': None
-    if participation is None
-    else (participation.to_dict()),
-    'optimized': dict(optimized or {}),
-  }
+  header = _header(strategy, participation, optimized)
   if path.suffix == '.npz':
     text = np.array(json.dumps(header, allow_nan=False))
     with _files.naming(path, 'written'), _files.replacing(path) as part:
       with open(part, 'wb') as stream:
         np.savez(stream, header=text, **strategy.arrays())
     return
-  header['arrays'] = {
-    name: array.tolist() for name, array in strategy.arrays().items()
+  _files.write_json(path, {**header, 'arrays': _lists(strategy)})
+
+
+def to_document(strategy: base.Strategy) -> dict[str, Any]:
+  """Returns the content of a JSON strategy file; `from_document` reads it."""
+  return {**_header(strategy), 'arrays': _lists(strategy)}
+
+
+def from_document(content: Any, path: Union[str, os.PathLike]) -> base.Strategy:
+  """Returns the strategy that a JSON object holds.
+
+  Args:
+    content: as `to_document` gave it.
+    path: of the file that it stands in, for messages.
+
+  Raises:
+    ValueError: it is not one, or of another version.
+  """
+  path = pathlib.Path(path)
+  try:
+    header = _with_arrays(dict(content))
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    raise ValueError(_not_a_strategy(path)) from error
+  return _from_header(path, header)[0]
+
+
+def _header(
+  strategy: base.Strategy,
+  participation: Optional[participation_lib.Participation] = None,
+  optimized: Optional[Mapping[str, Any]] = None,
+) -> dict[str, Any]:
+  """Returns a file's content but for the arrays."""
+  return {
+    'format': FORMAT,
+    'version': VERSION,
+    'family': strategy.family,
+    'rounds': strategy.rounds,
+    'parameters': strategy.parameters(),
+    'participation': None if participation is None else participation.to_dict(),
+    'optimized': dict(optimized or {}),
   }
-  _files.write_json(path, header)
+
+
+def _lists(strategy: base.Strategy) -> dict[str, Any]:
+  return {name: array.tolist() for name, array in strategy.arrays().items()}
 
 
 def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
@@ -156,17 +187,6 @@ def load(
   # Readers raise what they like where a file is damaged.
   except Exception as error:
     raise ValueError(_not_a_strategy(path)) from error
-  if not isinstance(header, dict) or header.get('format') != FORMAT:
-    raise ValueError(_not_a_strategy(path))
-  if header.get('version') != VERSION:
-    raise ValueError(
-      errors.invalid(
-        'version',
-        header.get('version'),
-        f'{path} must have strategy file version {VERSION}',
-        'write it again with this release of bandmf optimize',
-      )
-    )
   return _from_header(path, header)
 
 
@@ -193,7 +213,10 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
 
 def _parse_json(content: bytes) -> Any:
   """Returns the header in a JSON file, the numbers of `arrays` as arrays."""
-  header = _files.parse_json(content)
+  return _with_arrays(_files.parse_json(content))
+
+
+def _with_arrays(header: dict[str, Any]) -> dict[str, Any]:
   header['arrays'] = {
     name: _to_array(values) for name, values in header['arrays'].items()
   }
@@ -242,6 +265,17 @@ def _from_header(
   path: pathlib.Path, header: dict[str, Any]
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
   """Returns the strategy and the schema that header and arrays describe."""
+  if not isinstance(header, dict) or header.get('format') != FORMAT:
+    raise ValueError(_not_a_strategy(path))
+  if header.get('version') != VERSION:
+    raise ValueError(
+      errors.invalid(
+        'version',
+        header.get('version'),
+        f'{path} must have strategy file version {VERSION}',
+        'write it again with this release of bandmf optimize',
+      )
+    )
   family = header.get('family')
   if not isinstance(family, str) or family not in families.known():
     raise ValueError(
