@@ -14,11 +14,43 @@ from those before it:
   noise          rows of C^-1 Z from a key (needs TensorFlow)
   query          a `tfp.SumAggregationDPQuery` (needs TensorFlow Privacy)
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
-  program        runtime, cohorts, ledger: what a training program adds
+  program        plans and runs: cohorts, ledger, rounds, checkpoints
   report         the privacy report of a finished run
   cli            the `bandmf` command
 
-Importing this package imports none of them.
+Importing this package imports none of them; the names of its face come from
+them when they are first used.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from tff_bandmf.accounting import BallsInBins, BMinSep, CyclicPoisson
+  from tff_bandmf.participation import FixedEpoch, MinSep, Single
+  from tff_bandmf.program.plan import Mechanism, Plan
+  from tff_bandmf.workloads import Workload
+
 __version__ = '0.1.0'
+
+_MODULES = {
+  'BMinSep': 'accounting',
+  'BallsInBins': 'accounting',
+  'CyclicPoisson': 'accounting',
+  'FixedEpoch': 'participation',
+  'Mechanism': 'program.plan',
+  'MinSep': 'participation',
+  'Plan': 'program.plan',
+  'Single': 'participation',
+  'Workload': 'workloads',
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  return getattr(importlib.import_module(f'{__name__}.{_MODULES[name]}'), name)
+
+
+def __dir__() -> list[str]:
+  return sorted([*globals(), *_MODULES])

@@ -16,7 +16,7 @@ from tff_bandmf.accounting.gaussian import (
   gaussian_noise_multiplier,
   zcdp_rho,
 )
-from tff_bandmf.accounting.guarantee import Guarantee, calibrate
+from tff_bandmf.accounting.guarantee import Cohorts, Guarantee, calibrate
 from tff_bandmf.accounting.monte_carlo import Bound, Samples
 from tff_bandmf.accounting.poisson import (
   poisson_delta,

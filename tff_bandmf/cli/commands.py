@@ -8,6 +8,7 @@ from tff_bandmf.cli import (
   audit,
   choose,
   noise_server,
+  plan,
   privacy,
   report,
   reproduce,
@@ -21,6 +22,7 @@ def bandmf():
 
 
 for _command in (
+  plan.plan,
   strategy.optimize,
   strategy.evaluate,
   privacy.account,

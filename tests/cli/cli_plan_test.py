@@ -1,0 +1,46 @@
+"""Tests of `bandmf plan`."""
+
+import pytest
+
+import tff_bandmf
+from tff_bandmf import strategies
+
+_FLAGS = (
+  'plan --rounds 60 --clients-per-round 10 --min-sep 12 --epsilon 4 '
+  '--delta 1e-6 --l2-norm-clip 0.5'
+).split()
+
+
+def test_plan_is_printed_and_written(run, run_json, tmp_path):
+  out = tmp_path / 'plan.json'
+  record = run_json(
+    *_FLAGS, '--mechanism', 'banded-sqrt', '--bands', '7', '--out', out
+  )
+  assert record['mechanism'] == 'banded-sqrt' and record['bands'] == 7
+  assert record['epsilon'] <= 4 and record['min_sep'] == 12
+  plan = tff_bandmf.Plan.load(out)
+  assert plan.z_stddev == record['z_stddev']
+  strategies.save(plan.strategy, tmp_path / 'c.json')
+  status, printed, _ = run(*_FLAGS, '--mechanism', tmp_path / 'c.json')
+  assert status == 0 and printed.startswith('60 rounds of 10 clients, min-sep')
+
+
+@pytest.mark.parametrize(
+  'flags, message',
+  [
+    (['--bands', '7'], 'bands=7: is of a family, and none is named'),
+    (['--population', '99'], 'clients=99: cannot fill 60 rounds of 10'),
+    (['--noise-multiplier', '1'], 'noise_multiplier=1.0: is given in place'),
+    (['--mechanism', 'bandet'], 'family=bandet: is not known'),
+    (
+      ['--amplification', 'cyclic-poisson', '--sampling-prob', '0.1'],
+      'min_sep=12',
+    ),
+  ],
+)
+def test_bad_input_is_one_line(run, flags, message):
+  if '--population' in flags:
+    flags = [*flags, '--mechanism', 'identity']
+  status, out, error = run(*_FLAGS, *flags)
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert message in error

@@ -1,0 +1,255 @@
+"""Tests of plans: what holds, what is stored, what is refused."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import tff_bandmf
+from tff_bandmf import accounting, strategies
+from tff_bandmf.program import plan as plan_lib
+
+
+def _plan(**changes):
+  return tff_bandmf.Plan(
+    **{
+      'rounds': 60,
+      'clients_per_round': 10,
+      'cohorts': tff_bandmf.MinSep(12),
+      'epsilon': 4.0,
+      'delta': 1e-6,
+      'l2_norm_clip': 0.5,
+      'mechanism': 'banded-sqrt',
+      **changes,
+    }
+  )
+
+
+def test_noise_of_a_plan_gives_what_was_asked_for():
+  plan = _plan()
+  assert plan.strategy.bands == 12
+  assert 3.99 < plan.guarantee.epsilon(1e-6) <= 4
+  assert plan.z_stddev == pytest.approx(
+    0.5 * plan.guarantee.sensitivity.value * plan.guarantee.noise_multiplier
+  )
+
+
+def test_clips_of_layers_are_one_norm():
+  assert _plan(l2_norm_clip=(0.3, 0.4)).z_stddev == _plan().z_stddev
+
+
+def test_noise_multiplier_is_taken_as_given():
+  plan = _plan(epsilon=None, delta=None, noise_multiplier=2.0)
+  assert plan.guarantee.noise_multiplier == 2
+  assert 'no delta was given' in str(plan)
+
+
+def test_plan_without_noise_claims_nothing():
+  plan = _plan(epsilon=None, delta=None, noise_multiplier=0)
+  assert plan.z_stddev == 0
+  assert 'claim: none, there is no noise' in str(plan)
+  assert plan.to_dict()['epsilon'] is None
+
+
+@pytest.mark.parametrize(
+  'mechanism',
+  [
+    tff_bandmf.Mechanism('banded-sqrt', bands=5),
+    strategies.BandedSqrt(60, 5),
+    'file.json',
+    'matrix.npy',
+  ],
+  ids=str,
+)
+def test_mechanism_may_be_named_given_or_read(tmp_path, monkeypatch, mechanism):
+  monkeypatch.chdir(tmp_path)
+  strategy = strategies.BandedSqrt(60, 5)
+  strategies.save(strategy, 'file.json')
+  np.save('matrix.npy', strategy.matrix())
+  plan = _plan(mechanism=mechanism)
+  assert plan.strategy.matrix().tolist() == strategy.matrix().tolist()
+
+
+def test_best_is_of_the_families_that_fit():
+  plan = _plan(mechanism='best', memory_copies=1)
+  assert plan.strategy.noise_copies <= 1
+  rmses = [plan.rmse, *(rmse for _, rmse in plan.found.runners_up)]
+  assert rmses == sorted(rmses)
+  assert 'identity' in dict(plan.found.runners_up)
+  assert 'noise_copies=1' in plan.found.left_out['dense']
+  text = str(plan)
+  for family in (*dict(plan.found.runners_up), *plan.found.left_out):
+    assert family in text
+
+
+def test_plan_that_simulates_claims_what_its_own_noise_gives():
+  small, large = _plan(), _plan(stands_for=20)
+  # The noise is a half: that of 20 clients, for the sum of 10.
+  assert large.z_stddev == pytest.approx(small.z_stddev / 2)
+  assert large.guarantee.epsilon(1e-6) > small.guarantee.epsilon(1e-6)
+  assert large.simulated.epsilon(1e-6) == small.guarantee.epsilon(1e-6)
+  assert small.simulated is None
+  assert 'stands for 20 clients a round' in str(large)
+
+
+def test_worse_cohorts_cost_what_their_schemas_say():
+  plan = _plan()
+  assert list(plan.what_if()) == ['min_sep 10', 'min_sep 6', '6 participations']
+  ten = accounting.Guarantee(
+    plan.strategy,
+    tff_bandmf.MinSep(10),
+    plan.guarantee.noise_multiplier
+    * plan.guarantee.sensitivity.value
+    / accounting.Guarantee(
+      plan.strategy, tff_bandmf.MinSep(10), 1.0
+    ).sensitivity.value,
+  )
+  assert plan.what_if()['min_sep 10'] == pytest.approx(ten.epsilon(1e-6))
+  assert all(epsilon > 4 for epsilon in plan.what_if().values())
+
+
+@pytest.mark.parametrize(
+  'cohorts',
+  [
+    tff_bandmf.Single(),
+    tff_bandmf.FixedEpoch(12),
+    tff_bandmf.MinSep(12, 3),
+    tff_bandmf.MinSep(1),
+  ],
+  ids=str,
+)
+def test_worse_cohorts_are_worse_whatever_the_schema(cohorts):
+  plan = _plan(cohorts=cohorts, mechanism='identity')
+  for epsilon in plan.what_if().values():
+    assert epsilon is None or epsilon >= 4 - 1e-6
+  assert bool(plan.what_if()) == (cohorts != tff_bandmf.MinSep(1))
+
+
+def test_sampled_cohorts_are_planned():
+  plan = _plan(
+    cohorts=tff_bandmf.CyclicPoisson(0.1, groups=6),
+    mechanism=tff_bandmf.Mechanism('banded-sqrt', bands=6),
+  )
+  assert plan.guarantee.epsilon(1e-6) <= 4
+  assert plan.what_if() == {}
+  assert 'cyclic-poisson' in str(plan)
+  with pytest.raises(ValueError, match='mechanism=best'):
+    _ = _plan(cohorts=plan.cohorts, mechanism='best').strategy
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    dict(l2_norm_clip=(0.3, 0.4), stands_for=30, largest_cohort=12),
+    dict(epsilon=None, delta=None, noise_multiplier=0.7),
+    dict(mechanism=strategies.BandedSqrt(60, 3)),
+    dict(mechanism=tff_bandmf.Mechanism('dp-cgd', **{'lambda': 0.5})),
+    dict(workload=tff_bandmf.Workload(0.9, 0.1, 0.2), mechanism='identity'),
+    dict(cohorts=tff_bandmf.FixedEpoch(12, 4)),
+  ],
+)
+def test_stored_plan_is_the_plan(tmp_path, changes):
+  plan = _plan(**changes)
+  plan.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.request() == json.loads(json.dumps(plan.request()))
+  assert str(loaded) == str(plan)
+  assert loaded.strategy.digest() == plan.strategy.digest()
+  assert loaded.guarantee.noise_multiplier == plan.guarantee.noise_multiplier
+
+
+def test_plan_never_changes_under_a_run(tmp_path):
+  _plan().save(tmp_path / 'plan.json')
+  before = (tmp_path / 'plan.json').read_bytes()
+  with pytest.raises(ValueError, match='is there already'):
+    _plan(rounds=70).save(tmp_path / 'plan.json')
+  assert (tmp_path / 'plan.json').read_bytes() == before
+
+
+def _edited(tmp_path, edit):
+  _plan().save(tmp_path / 'plan.json')
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  edit(content)
+  (tmp_path / 'edited.json').write_text(json.dumps(content))
+  return tff_bandmf.Plan.load(tmp_path / 'edited.json')
+
+
+def test_plan_with_less_noise_than_its_claim_needs_is_refused(tmp_path):
+  def edit(content):
+    content['noise_multiplier'] *= 0.99
+
+  with pytest.raises(ValueError, match='its noise does not give'):
+    _edited(tmp_path, edit)
+
+
+@pytest.mark.parametrize(
+  'edit',
+  [
+    lambda content: content['request'].update(rounds=61),
+    lambda content: content['request'].update(noise_multiplier=1.0),
+    lambda content: content['request'].pop('cohorts'),
+    lambda content: content['request'].update(workload={'workload': 'prefix'}),
+    lambda content: content.update(version=2),
+    lambda content: content.update(format='tff_bandmf.strategy'),
+    lambda content: content.update(strategy=3),
+    lambda content: content['strategy'].update(family='no-such'),
+    lambda content: content.pop('noise_multiplier'),
+  ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path, edit):
+  with pytest.raises(ValueError) as caught:
+    _edited(tmp_path, edit)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(epsilon=None), 'noise_multiplier=None: is given in place of'),
+    (dict(noise_multiplier=1.0), 'noise_multiplier=1.0: is given in place of'),
+    (dict(epsilon=1000), 'epsilon=1000'),
+    (dict(delta=0.5), 'delta=0.5'),
+    (dict(rounds=0), 'rounds=0'),
+    (dict(l2_norm_clip=0), 'l2_norm_clip=0'),
+    (dict(largest_cohort=9), 'largest_cohort=9: must be at least'),
+    (dict(stands_for=9), 'stands_for=9: must be at least'),
+    (dict(cohorts=tff_bandmf.MinSep(61)), 'min_sep=61: exceeds rounds=60'),
+  ],
+)
+def test_values_that_do_not_go_together_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    _plan(**changes)
+
+
+def test_cohorts_must_say_who_takes_part():
+  with pytest.raises(TypeError, match='cohorts=12: must say who takes part'):
+    _plan(cohorts=12)
+
+
+def test_strategy_of_other_rounds_is_refused():
+  with pytest.raises(ValueError, match='is for 50 rounds, not for rounds=60'):
+    _ = _plan(mechanism=strategies.Identity(50)).strategy
+
+
+def test_population_that_cannot_fill_the_rounds_is_told_before_them():
+  plan = _plan(rounds=8, clients_per_round=3, cohorts=tff_bandmf.MinSep(4))
+  plan.check_population(12)
+  with pytest.raises(ValueError, match='clients=10: cannot fill 8 rounds of 3'):
+    plan.check_population(10)
+
+
+def test_numbers_are_printed_rounded_up():
+  assert plan_lib.rounded_up(1.00001) == '1.001'
+  assert plan_lib.rounded_up(0.5) == '0.5'
+  assert float(plan_lib.rounded_up(123456.1)) >= 123456.1
+
+
+def test_importing_the_face_imports_no_tensorflow():
+  program = (
+    'import sys, tff_bandmf; tff_bandmf.Plan; tff_bandmf.MinSep; '
+    "assert not {'tensorflow', 'tensorflow_federated'} & set(sys.modules)"
+  )
+  subprocess.run([sys.executable, '-c', program], check=True, timeout=120)

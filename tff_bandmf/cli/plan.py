@@ -1,0 +1,147 @@
+"""`bandmf plan`: what a run will do, guarantee and cost."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import click
+
+from tff_bandmf import errors, strategies
+from tff_bandmf.cli import options, output
+from tff_bandmf.program import plan as plan_lib
+
+
+@click.command()
+@click.option(
+  '--rounds', required=True, type=options.INTEGER, help='Of the run.'
+)
+@click.option(
+  '--clients-per-round',
+  required=True,
+  type=options.INTEGER,
+  help='Expected clients of a round; its mean divides by this.',
+)
+@click.option(
+  '--largest-cohort',
+  type=options.INTEGER,
+  help='Most clients of a round.  [default: --clients-per-round]',
+)
+@click.option(
+  '--population', type=options.INTEGER, help='Clients to draw from.'
+)
+@options.participation
+@options.amplification
+@options.sampling_prob
+@click.option(
+  '--mechanism',
+  default=plan_lib.BEST,
+  show_default=True,
+  help='A family, a strategy file, a .npy file of C, or the best that fits.',
+)
+@options.parameters
+@click.option(
+  '--memory-copies',
+  default=8,
+  show_default=True,
+  type=options.INTEGER_OR_ZERO,
+  help='Model copies that the noise may keep.',
+)
+@click.option('--epsilon', type=options.NUMBER, help='Of (epsilon, delta).')
+@click.option('--delta', type=options.NUMBER, help='Of (epsilon, delta).')
+@click.option(
+  '--noise-multiplier',
+  type=options.NUMBER_OR_ZERO,
+  help='In place of --epsilon and --delta; 0 claims nothing.',
+)
+@click.option(
+  '--l2-norm-clip',
+  required=True,
+  type=options.NUMBER,
+  help='Largest norm of a clipped update.',
+)
+@options.workload
+@options.objective
+@options.dimension
+@click.option('--out', type=click.Path(), help='File to write.')
+@options.as_json
+def plan(
+  rounds,
+  clients_per_round,
+  largest_cohort,
+  population,
+  participation,
+  min_sep,
+  max_participations,
+  amplification,
+  sampling_prob,
+  mechanism,
+  memory_copies,
+  epsilon,
+  delta,
+  noise_multiplier,
+  l2_norm_clip,
+  workload,
+  objective,
+  dimension,
+  out,
+  as_json,
+  **parameters,
+):
+  """Plans a run: mechanism, noise, guarantee, and what they cost.
+
+  Without --mechanism the families that fit in --memory-copies are compared.
+  """
+  started = time.perf_counter()
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  given = {
+    name: value for name, value in parameters.items() if value is not None
+  }
+  chosen = mechanism
+  if mechanism in strategies.FAMILIES:
+    chosen = plan_lib.Mechanism(mechanism, **given)
+  elif given:
+    name, value = next(iter(given.items()))
+    raise ValueError(
+      errors.invalid(
+        name,
+        value,
+        'is of a family, and none is named',
+        'give --mechanism FAMILY',
+      )
+    )
+  found = plan_lib.Plan(
+    rounds=rounds,
+    clients_per_round=clients_per_round,
+    cohorts=options.cohorts(
+      amplification=amplification,
+      sampling_prob=sampling_prob,
+      participation=participation,
+      min_sep=min_sep,
+      max_participations=max_participations,
+    ),
+    l2_norm_clip=l2_norm_clip,
+    epsilon=epsilon,
+    delta=delta,
+    noise_multiplier=noise_multiplier,
+    mechanism=chosen,
+    memory_copies=memory_copies,
+    largest_cohort=largest_cohort,
+    workload=workload,
+    objective=objective,
+    dimension=dimension,
+  )
+  if population is not None:
+    found.check_population(population)
+  if out is not None:
+    found.save(out)
+  if as_json:
+    record = {
+      **found.to_dict(),
+      'population': population,
+      'seconds': time.perf_counter() - started,
+    }
+    output.show(record, as_json)
+  else:
+    click.echo(str(found))
+  return output.DONE

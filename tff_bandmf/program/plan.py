@@ -1,0 +1,711 @@
+"""A plan: what a run will do, what it will guarantee and what that costs.
+
+| symbol | name here           | meaning                                      |
+|--------|---------------------|----------------------------------------------|
+| n      | `rounds`            | rounds of the run                            |
+| B      | `clients_per_round` | expected clients, what the mean divides by   |
+| C      | `strategy`          | its noise is C^-1 Z                          |
+| sigma  | `noise_multiplier`  | stddev(Z) over clip * sensitivity of C       |
+|        | `z_stddev`          | stddev(Z): sigma * sensitivity * clip        |
+
+What the user wrote and what was found for it are two things. A stored plan
+keeps both: whoever goes on with a run is compared by what was written, and the
+run goes on with the strategy that was found at first, digit for digit.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+import attrs
+
+from tff_bandmf import (
+  _checks,
+  _files,
+  accounting,
+  choosing,
+  errors,
+  optimize,
+  sensitivity,
+  strategies,
+  workloads,
+)
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.program import feasibility
+
+BEST = 'best'
+FORMAT = 'tff_bandmf.plan'
+VERSION = 1
+
+# A claim beyond these protects nobody; training without one is
+# noise_multiplier=0.
+_MOST_EPSILON = 100.0
+_MOST_DELTA = 1e-2
+# Shares of min_sep that `Plan.what_if` looks at.
+_SHARES = (0.9, 0.5)
+
+
+@attrs.frozen(init=False)
+class Mechanism:
+  """A family of strategies and its parameters.
+
+  Attributes:
+    family: a name of `strategies.FAMILIES`.
+    parameters: of the family; those that are not given are optimised or swept.
+
+  >>> Mechanism('banded', bands=64)
+  Mechanism(family='banded', parameters={'bands': 64})
+  """
+
+  family: str
+  parameters: Mapping[str, Any]
+
+  def __init__(self, family: str, **parameters: Any):
+    checked = strategies.families.get(family).checked(parameters)
+    self.__attrs_init__(family, checked)
+
+
+@attrs.frozen
+class Found:
+  """The strategy of a plan, and what it was compared with.
+
+  Attributes:
+    strategy: C.
+    noise_multiplier: sigma.
+    runners_up: (family, rmse) of the others that fit, least error first.
+    left_out: family to the reason why it was not compared.
+  """
+
+  strategy: strategies.Strategy
+  noise_multiplier: float
+  runners_up: Sequence[tuple[str, float]] = ()
+  left_out: Mapping[str, str] = attrs.Factory(dict)
+
+
+def _cohorts(value: Any) -> accounting.Cohorts:
+  if not hasattr(value, 'schema'):
+    raise TypeError(
+      errors.invalid(
+        'cohorts',
+        value,
+        'must say who takes part',
+        'use tff_bandmf.MinSep(min_sep)',
+      )
+    )
+  return value
+
+
+def _clips(value: Any) -> Union[float, tuple[float, ...]]:
+  if isinstance(value, (tuple, list)):
+    return tuple(
+      _checks.positive('l2_norm_clip', clip, 'one clip a layer')
+      for clip in value
+    )
+  return _checks.positive(
+    'l2_norm_clip', value, 'the largest norm of a clipped update'
+  )
+
+
+def _epsilon(value: Any) -> Optional[float]:
+  if value is None:
+    return None
+  positive = _checks.positive('epsilon', value, 'usual values are 1 to 10')
+  return _checks.between(
+    'epsilon', positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
+  )
+
+
+def _delta(value: Any) -> Optional[float]:
+  if value is None:
+    return None
+  remedy = 'take one far below one over the population'
+  positive = _checks.positive('delta', value, remedy)
+  return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)
+
+
+@attrs.frozen(kw_only=True, slots=False, eq=False)
+class Plan:
+  """What a run will do, for whom it holds and what it costs.
+
+  The strategy is searched for when it is first needed, which takes seconds; a
+  plan that was loaded has it.
+
+  Attributes:
+    rounds: n.
+    clients_per_round: B; the mean of a round divides by it.
+    cohorts: who takes part: `MinSep`, `FixedEpoch` and `Single` are enforced,
+      `CyclicPoisson`, `BallsInBins` and `BMinSep` are sampled and amplify.
+    l2_norm_clip: largest norm of a client's clipped update, or one a layer.
+    epsilon: of the whole run; with `delta`, in place of `noise_multiplier`.
+    delta: of the whole run.
+    noise_multiplier: sigma; 0 adds no noise and claims nothing.
+    mechanism: 'best' of the families that fit in `memory_copies`, the name of
+      a family, a `Mechanism`, a strategy, or the path of a strategy file or of
+      a `.npy` file of C.
+    memory_copies: model copies that the noise may keep; None is any number.
+    largest_cohort: most clients of a round; by default `clients_per_round`.
+    zeroing_norm: updates beyond it contribute zero; None keeps them.
+    workload: what is made of the noised sums: prefix sums, or momentum.
+    objective: 'mean' or 'max' over the errors of the rounds, to rank by.
+    dimension: d of the model; None for all whose runs have at most 2^33
+      values that are compared.
+    stands_for: clients a round of a larger run that this one simulates;
+      `epsilon` and `delta` are then those of the larger run.
+
+  Raises:
+    TypeError: a value of another type.
+    ValueError: a value out of range, or values that do not go together.
+
+  >>> from tff_bandmf import participation
+  >>> plan = Plan(
+  ...     rounds=100, clients_per_round=50, cohorts=participation.MinSep(20),
+  ...     epsilon=4.0, delta=1e-6, l2_norm_clip=0.5, mechanism='banded-sqrt')
+  >>> plan.strategy.bands, round(plan.z_stddev, 3)
+  (20, 1.375)
+  """
+
+  rounds: int = attrs.field(
+    converter=lambda value: _checks.count('rounds', value, 'rounds of the run')
+  )
+  clients_per_round: int = attrs.field(
+    converter=lambda value: _checks.count(
+      'clients_per_round', value, 'the expected number of clients'
+    )
+  )
+  cohorts: accounting.Cohorts = attrs.field(converter=_cohorts)
+  l2_norm_clip: Union[float, tuple[float, ...]] = attrs.field(converter=_clips)
+  epsilon: Optional[float] = attrs.field(default=None, converter=_epsilon)
+  delta: Optional[float] = attrs.field(default=None, converter=_delta)
+  noise_multiplier: Optional[float] = None
+  mechanism: Union[str, os.PathLike, Mechanism, strategies.Strategy] = BEST
+  memory_copies: Optional[int] = 8
+  largest_cohort: Optional[int] = None
+  zeroing_norm: Optional[float] = None
+  workload: workloads.Workload = workloads.PREFIX
+  objective: str = 'mean'
+  dimension: Optional[int] = None
+  stands_for: Optional[int] = None
+
+  def __attrs_post_init__(self):
+    claimed = self.epsilon is not None and self.delta is not None
+    if claimed == (self.noise_multiplier is not None):
+      raise ValueError(
+        errors.invalid(
+          'noise_multiplier',
+          self.noise_multiplier,
+          'is given in place of epsilon and delta',
+          'give epsilon and delta, or noise_multiplier (0 claims nothing)',
+        )
+      )
+    for name, least in (
+      ('largest_cohort', self.clients_per_round),
+      ('stands_for', self.clients_per_round),
+    ):
+      value = getattr(self, name)
+      if value is not None and _checks.count(name, value, 'clients') < least:
+        raise ValueError(
+          errors.invalid(
+            name,
+            value,
+            f'must be at least clients_per_round={least}',
+            'leave it out',
+          )
+        )
+    self._check_schema()
+
+  def _check_schema(self) -> None:
+    """Raises ValueError for a separation that no run of n rounds can show."""
+    min_sep = self.cohorts.schema.min_sep
+    if min_sep is not None and min_sep > self.rounds:
+      raise ValueError(
+        errors.invalid(
+          'min_sep',
+          min_sep,
+          f'exceeds rounds={self.rounds}, so that clients take part once',
+          'use tff_bandmf.Single()',
+        )
+      )
+
+  @functools.cached_property
+  def found(self) -> Found:
+    """What was found for the plan; the search takes seconds."""
+    if isinstance(self.mechanism, str) and self.mechanism == BEST:
+      schema = self.cohorts.schema
+      if self.cohorts is not schema:
+        raise ValueError(
+          errors.invalid(
+            'mechanism',
+            BEST,
+            'compares families for cohorts that are enforced',
+            'name a family for cohorts that are sampled',
+          )
+        )
+      ranking = choosing.choose(
+        self.rounds,
+        schema,
+        # Without a claim any serves: the order does not depend on it.
+        1.0 if self.epsilon is None else self.epsilon,
+        1e-6 if self.delta is None else self.delta,
+        self.memory_copies,
+        self.objective,
+        self.workload,
+      )
+      best, *others = ranking.choices
+      return Found(
+        best.strategy,
+        self._sigma(best.strategy),
+        tuple((each.strategy.family, each.rmse) for each in others),
+        ranking.left_out,
+      )
+    strategy = self._named()
+    return Found(strategy, self._sigma(strategy))
+
+  def _named(self) -> strategies.Strategy:
+    """Returns the strategy that is not searched for among families."""
+    mechanism = self.mechanism
+    if isinstance(mechanism, (str, os.PathLike)):
+      if pathlib.Path(mechanism).suffix:
+        mechanism = strategies.load(mechanism)[0]
+      else:
+        mechanism = Mechanism(os.fspath(mechanism))
+    if isinstance(mechanism, Mechanism):
+      return optimize.optimize(
+        mechanism.family,
+        self.rounds,
+        self.cohorts.schema,
+        self.workload,
+        self.objective,
+        **mechanism.parameters,
+      ).strategy
+    if mechanism.rounds != self.rounds:
+      raise ValueError(
+        errors.invalid(
+          'mechanism',
+          mechanism.family,
+          f'is for {mechanism.rounds} rounds, not for rounds={self.rounds}',
+          'optimise it for the rounds of the plan',
+        )
+      )
+    return mechanism
+
+  def _sigma(self, strategy: strategies.Strategy) -> float:
+    """Returns the noise multiplier of the cohort that the plan stands for."""
+    if self.epsilon is None or self.delta is None:
+      return float(self.noise_multiplier or 0)
+    return accounting.calibrate(
+      strategy,
+      self.cohorts,
+      epsilon=self.epsilon,
+      delta=self.delta,
+      dimension=self.dimension,
+    ).noise_multiplier
+
+  @property
+  def strategy(self) -> strategies.Strategy:
+    """Returns C."""
+    return self.found.strategy
+
+  @functools.cached_property
+  def guarantee(self) -> accounting.Guarantee:
+    """Returns the guarantee of the run itself."""
+    # PRIVACY: the noise that is added is that of fewer clients. Guard:
+    # plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
+    share = self.clients_per_round / (self.stands_for or self.clients_per_round)
+    return self._guarantee(self.found.noise_multiplier * share)
+
+  @functools.cached_property
+  def simulated(self) -> Optional[accounting.Guarantee]:
+    """Returns the guarantee of the larger run that this one stands for."""
+    if self.stands_for is None:
+      return None
+    return self._guarantee(self.found.noise_multiplier)
+
+  def _guarantee(self, sigma: float) -> accounting.Guarantee:
+    return accounting.Guarantee(
+      self.strategy, self.cohorts, sigma, dimension=self.dimension
+    )
+
+  @property
+  def z_stddev(self) -> float:
+    """Returns the standard deviation of Z, the clip included."""
+    clips = self.l2_norm_clip
+    norm = math.hypot(*clips) if isinstance(clips, tuple) else clips
+    return self.guarantee.z_stddev_per_clip * norm
+
+  @functools.cached_property
+  def rmse(self) -> float:
+    """Returns the root mean square error for clip = 1, noise included."""
+    mean, _ = self.strategy.errors(self.workload)
+    return self.guarantee.z_stddev_per_clip * math.sqrt(mean)
+
+  def what_if(self) -> dict[str, Optional[float]]:
+    """Returns epsilon at `delta` if cohorts turn out worse than planned.
+
+    The noise stays. Keys say what is different: min_sep 10 % and 50 % less,
+    and one participation more. An epsilon that is not proved is None. Empty
+    where cohorts are sampled: another rule has no guarantee at all.
+    """
+    if self.delta is None or not self.guarantee.noise_multiplier:
+      return {}
+    return {
+      text: proved_epsilon(self._with(schema), self.delta)
+      for text, schema in self._worse()
+    }
+
+  def _worse(self) -> list[tuple[str, participation_lib.Participation]]:
+    """Returns schemas that are worse than the plan's, each with its words."""
+    schema = self.cohorts.schema
+    if self.cohorts is not schema:
+      return []
+    k = schema.participations(self.rounds)
+    found: list[tuple[str, participation_lib.Participation]] = []
+    if schema.min_sep is not None:
+      shares = {math.floor(share * schema.min_sep) for share in _SHARES} - {0}
+      most = schema.max_participations
+      found += [
+        (f'min_sep {least}', participation_lib.MinSep(least, most))
+        for least in sorted(shares, reverse=True)
+      ]
+    if k < self.rounds:
+      # The k + 1 rounds of one client have k gaps.
+      least = min(schema.separation(self.rounds), (self.rounds - 1) // k)
+      found.append(
+        (f'{k + 1} participations', participation_lib.MinSep(least, k + 1))
+      )
+    return found
+
+  def _with(
+    self, schema: participation_lib.Participation
+  ) -> accounting.Guarantee:
+    """Returns the guarantee of the same noise under another schema."""
+    worse = sensitivity.sensitivity(self.strategy, schema).value
+    return accounting.Guarantee(
+      self.strategy,
+      schema,
+      self.guarantee.z_stddev_per_clip / worse,
+      dimension=self.dimension,
+    )
+
+  def check_population(self, clients: int) -> None:
+    """Raises ValueError if so many clients cannot fill every round.
+
+    However cohorts are drawn: see `feasibility`. Sampled cohorts may be small.
+    """
+    schema = self.cohorts.schema
+    if self.cohorts is schema and feasibility.never(
+      'uniform', clients, self.clients_per_round, self.rounds, schema
+    ):
+      fitting = feasibility.largest(
+        'uniform', clients, self.clients_per_round, self.rounds, schema
+      )
+      remedy = ', or '.join(
+        f'{"clients_per_round" if name == "cohort_size" else name}={value}'
+        for name, value in fitting.items()
+      )
+      raise ValueError(
+        errors.invalid(
+          'clients',
+          clients,
+          f'cannot fill {self.rounds} rounds of {self.clients_per_round} where '
+          f'cohorts are {_who(self)}',
+          f'use {remedy}' if remedy else 'use more clients',
+        )
+      )
+
+  def request(self) -> dict[str, Any]:
+    """Returns what the user wrote, as a JSON object."""
+    mechanism: Any = self.mechanism
+    if isinstance(mechanism, (str, os.PathLike)):
+      mechanism = os.fspath(mechanism)
+      if pathlib.Path(mechanism).suffix:
+        mechanism = strategies.load(mechanism)[0]
+    if isinstance(mechanism, Mechanism):
+      mechanism = {'family': mechanism.family, **mechanism.parameters}
+    elif isinstance(mechanism, strategies.Strategy):
+      mechanism = {'digest': mechanism.digest()}
+    return {
+      **{
+        field.name: getattr(self, field.name)
+        for field in attrs.fields(type(self))
+      },
+      'cohorts': self.cohorts.to_dict(),
+      'workload': self.workload.to_dict(),
+      'mechanism': mechanism,
+      'l2_norm_clip': list(self.l2_norm_clip)
+      if isinstance(self.l2_norm_clip, tuple)
+      else self.l2_norm_clip,
+    }
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the numbers of the plan under their JSON keys."""
+    schema = self.cohorts.schema
+    mean, largest = self.strategy.errors(self.workload)
+    scale = self.guarantee.z_stddev_per_clip
+    return {
+      **self.guarantee.to_dict(),
+      'mechanism': self.strategy.family,
+      'parameters': self.strategy.parameters(),
+      'buffers': self.strategy.buffers,
+      'noise_copies': self.strategy.noise_copies,
+      'clients_per_round': self.clients_per_round,
+      'l2_norm_clip': self.request()['l2_norm_clip'],
+      'min_sep': schema.min_sep,
+      'max_participations': schema.participations(self.rounds),
+      'mean_error': mean,
+      'max_error': largest,
+      'rmse': scale * math.sqrt(mean),
+      'max_rmse': scale * math.sqrt(largest),
+      'z_stddev': self.z_stddev,
+      'rho': self.guarantee.rho,
+      'epsilon': proved_epsilon(self.guarantee, self.delta),
+      'delta': self.delta,
+      'runners_up': [
+        {'mechanism': family, 'rmse': rmse}
+        for family, rmse in self.found.runners_up
+      ],
+      'left_out': dict(self.found.left_out),
+      'what_if': self.what_if(),
+      'stands_for': self.stands_for,
+    }
+
+  def save(self, path: Union[str, os.PathLike]) -> None:
+    """Writes the plan, complete or not at all.
+
+    Raises:
+      ValueError: there is such a file; a plan never changes under a run.
+      OSError: it cannot be written.
+    """
+    path = pathlib.Path(path)
+    if path.exists():
+      raise ValueError(
+        errors.invalid('plan', path, 'is there already', 'choose another name')
+      )
+    _files.write_json(
+      path,
+      {
+        'format': FORMAT,
+        'version': VERSION,
+        'request': self.request(),
+        'noise_multiplier': self.found.noise_multiplier,
+        'strategy': strategies.to_document(self.strategy),
+        'runners_up': self.found.runners_up,
+        'left_out': dict(self.found.left_out),
+      },
+    )
+
+  @classmethod
+  def load(cls, path: Union[str, os.PathLike]) -> Plan:
+    """Returns the plan of a file, with the strategy that it holds.
+
+    Raises:
+      ValueError: it is not a plan, or claims more than its noise gives.
+      OSError: it cannot be read.
+    """
+    path = pathlib.Path(path)
+    content = _files.read_json(path)
+    if not isinstance(content, dict) or content.get('format') != FORMAT:
+      raise ValueError(
+        errors.invalid(
+          'plan', path, 'is not a plan', 'write one with bandmf plan --out FILE'
+        )
+      )
+    if content.get('version') != VERSION:
+      raise ValueError(
+        errors.invalid(
+          'version',
+          content.get('version'),
+          f'{path} must have version {VERSION}',
+          'make the plan again with this release',
+        )
+      )
+    try:
+      request = dict(content['request'])
+      strategy = strategies.from_document(content['strategy'], path)
+      written = request.pop('mechanism')
+      plan = cls(
+        **{
+          **request,
+          'cohorts': accounting.from_dict(request['cohorts']),
+          'workload': _workload(request['workload']),
+          'mechanism': _mechanism(written, strategy),
+        }
+      )
+      found = Found(
+        strategy,
+        float(content['noise_multiplier']),
+        tuple((family, rmse) for family, rmse in content['runners_up']),
+        content['left_out'],
+      )
+    except (KeyError, TypeError, AttributeError) as error:
+      raise ValueError(
+        errors.invalid(
+          'plan', path, 'is damaged', 'write it again with bandmf plan'
+        )
+      ) from error
+    plan.__dict__['found'] = found
+    plan._check_found(path)
+    return plan
+
+  def _check_found(self, path: pathlib.Path) -> None:
+    """Raises ValueError where the noise of a file does not give its claim."""
+    # PRIVACY: a file that was edited claims nothing. Guard:
+    # plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused.
+    if self.epsilon is None or self.delta is None:
+      holds = self.found.noise_multiplier == self.noise_multiplier
+    else:
+      claimed = self._guarantee(self.found.noise_multiplier)
+      holds = claimed.epsilon(self.delta) <= self.epsilon
+    if not holds or self.strategy.rounds != self.rounds:
+      raise ValueError(
+        errors.invalid(
+          'plan',
+          path,
+          'its noise does not give what it claims',
+          'it was changed: make the plan again',
+        )
+      )
+
+  def __str__(self) -> str:
+    return '\n'.join(_lines(self))
+
+
+def proved_epsilon(
+  guarantee: accounting.Guarantee, delta: Optional[float]
+) -> Optional[float]:
+  """Returns epsilon at `delta`; None where none is claimed or proved."""
+  if delta is None or not guarantee.noise_multiplier:
+    return None
+  try:
+    return guarantee.epsilon(delta)
+  except accounting.Unproved:
+    return None
+
+
+def _workload(written: Mapping[str, Any]) -> workloads.Workload:
+  name, *values = written.values()
+  if list(written) != ['workload', 'momentum', 'warmup', 'cooldown']:
+    raise TypeError('another workload')
+  if name == workloads.PREFIX.name:
+    return workloads.PREFIX
+  return workloads.Workload(*values)
+
+
+def _mechanism(written: Any, strategy: strategies.Strategy) -> Any:
+  """Returns the mechanism of a request, where `strategy` was found for it."""
+  if isinstance(written, str):
+    return written
+  if 'digest' in written:
+    if written['digest'] != strategy.digest():
+      raise TypeError('another strategy')
+    return strategy
+  return Mechanism(**written)
+
+
+def _lines(plan: Plan) -> list[str]:
+  """Returns what `print(plan)` shows."""
+  guarantee = plan.guarantee
+  largest = plan.largest_cohort or plan.clients_per_round
+  most = '' if largest == plan.clients_per_round else f' (at most {largest})'
+  lines = [
+    f'{plan.rounds} rounds of {plan.clients_per_round} clients{most}, '
+    f'{_who(plan)}',
+    f'claim: {_claim(guarantee, plan.delta)}',
+  ]
+  if plan.simulated is not None:
+    lines.append(
+      f'stands for {plan.stands_for} clients a round, which would have: '
+      f'{_claim(plan.simulated, plan.delta)}'
+    )
+  exact = guarantee.sensitivity.method.replace('_', ' ')
+  lines += [
+    f'noise: z_stddev {rounded_up(plan.z_stddev)} = noise multiplier '
+    f'{rounded_up(guarantee.noise_multiplier)} * sensitivity '
+    f'{rounded_up(guarantee.sensitivity.value)} ({exact}) * clip',
+    f'mechanism: {_mechanism_words(plan.strategy)}; its noise keeps '
+    f'{plan.strategy.noise_copies} copies of the model',
+  ]
+  if guarantee.noise_multiplier:
+    lines.append(f'error: {_errors(plan)}')
+  if plan.found.runners_up:
+    others = ', '.join(
+      f'{family} {rounded_up(rmse)}' for family, rmse in plan.found.runners_up
+    )
+    lines.append(f'runners-up by rmse: {others}')
+  lines += [
+    f'left out: {family}: {reason}'
+    for family, reason in plan.found.left_out.items()
+  ]
+  worse = '; '.join(
+    f'{case}: {"not proved" if epsilon is None else rounded_up(epsilon)}'
+    for case, epsilon in plan.what_if().items()
+  )
+  if worse:
+    lines.append(f'epsilon if cohorts turn out otherwise: {worse}')
+  return lines
+
+
+def _who(plan: Plan) -> str:
+  (_, kind), *values = plan.cohorts.to_dict().items()
+  text = ' '.join(
+    [kind, *(f'{name}={value}' for name, value in values if value is not None)]
+  )
+  if plan.cohorts is not plan.cohorts.schema:
+    return text
+  k = plan.cohorts.schema.participations(plan.rounds)
+  return f'{text}: a client is in at most {k} round{"s" * (k > 1)}'
+
+
+def _claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
+  if not guarantee.noise_multiplier:
+    return 'none, there is no noise'
+  rho = '' if guarantee.rho is None else f', rho {rounded_up(guarantee.rho)}'
+  if delta is None:
+    return f'{guarantee.cohorts.adjacency}{rho}; no delta was given'
+  epsilon = proved_epsilon(guarantee, delta)
+  if epsilon is None:
+    return f'none: so little noise proves no epsilon at delta {delta:g}'
+  return (
+    f'({rounded_up(epsilon)}, {delta:g})-DP, {guarantee.cohorts.adjacency}{rho}'
+  )
+
+
+def _errors(plan: Plan) -> str:
+  """Returns the error next to that of independent noise."""
+  schema = plan.cohorts.schema
+  identity = strategies.Identity(plan.rounds)
+  mean, _ = identity.errors(plan.workload)
+  # Of an enforced schema the noise multiplier is the same for every C.
+  other = (
+    plan.guarantee.noise_multiplier
+    * sensitivity.sensitivity(identity, schema).value
+    * math.sqrt(mean)
+  )
+  text = f'rmse {rounded_up(plan.rmse)} at clip 1'
+  if plan.cohorts is schema:
+    text += (
+      f'; independent noise (DP-FedAvg) has {rounded_up(other)}, '
+      f'{other / plan.rmse:.2f} times as much'
+    )
+  return text
+
+
+def _mechanism_words(strategy: strategies.Strategy) -> str:
+  size = (
+    f'{strategy.buffers} buffers'
+    if strategy.buffers
+    else f'{strategy.inverse_bands or strategy.bands} bands'
+  )
+  return f'{strategy.family}, {size}'
+
+
+def rounded_up(value: float) -> str:
+  """Returns a number rounded up to four digits."""
+  if not value or not math.isfinite(value):
+    return f'{value:g}'
+  unit = 10.0 ** (math.floor(math.log10(abs(value))) - 3)
+  return f'{math.ceil(value / unit - 1e-9) * unit:.4g}'
