@@ -105,6 +105,7 @@ assert audited['family'] == 'example' and audited['holds']
 """
 
 
+@pytest.mark.slow
 def test_family_in_one_new_file_is_found_everywhere(tmp_path):
   shutil.copytree(_ROOT / 'tff_bandmf', tmp_path / 'tff_bandmf')
   (tmp_path / 'tff_bandmf/strategies/example.py').write_text(_FILE)
