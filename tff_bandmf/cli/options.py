@@ -119,11 +119,11 @@ class _Parameter(click.ParamType):
     return self._parameter.check(number)
 
 
-# Of as many families --help gives the names, for a parameter of theirs.
+# --help names the families of a parameter if they are so few.
 _FEW_FAMILIES = 3
 _FAMILY = _OneOf(tuple(strategies.FAMILIES))
 FAMILIES = _Families()
-# Of --amplification: who takes part is enforced.
+# The value of --amplification where who takes part is enforced.
 NO_AMPLIFICATION = 'none'
 INTEGER = _Integer()
 INTEGER_OR_ZERO = _Integer(zero=True)
@@ -157,7 +157,7 @@ max_slack = click.option(
   help='Epsilon, and part of delta, that the arithmetic may cost.',
 )
 delta = click.option(
-  '--delta', required=True, type=NUMBER, help='Of (epsilon, delta).'
+  '--delta', required=True, type=NUMBER, help='delta of (epsilon, delta).'
 )
 clip = click.option(
   '--clip',
@@ -191,8 +191,8 @@ amplification = click.option(
 sampling_prob = click.option(
   '--sampling-prob',
   type=NUMBER,
-  help='Of a client in a round of its group, bands * cohort / population, for '
-  'cyclic-poisson; of an eligible client in a round for b-min-sep.',
+  help='Probability of a client in a round of its group, bands * cohort / '
+  'population, for cyclic-poisson; of an eligible client for b-min-sep.',
 )
 strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
@@ -255,7 +255,7 @@ def workload(command: Callable) -> Callable:
       'momentum and learning rates.',
     ),
     click.option(
-      '--momentum', type=NUMBER_OR_ZERO, help='Of the server, in [0, 1).'
+      '--momentum', type=NUMBER_OR_ZERO, help='beta of the server, in [0, 1).'
     ),
     click.option(
       '--warmup',

@@ -27,7 +27,7 @@ from tff_bandmf.optimize import solver
 
 # u of the grid: of x from a billionth of the range to a billionth less than it.
 _GRID = np.linspace(-20.75, 20.75, 31)
-# Of u; the loss is flat at the bottom, so its own precision is the square.
+# In u; the loss is flat at the bottom, so its own precision is the square.
 _PRECISION = 1e-5
 
 
