@@ -11,7 +11,7 @@ import numpy as np
 from tff_bandmf import _checks, errors
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise.producer import places
+from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Shards are cut at its multiples.
@@ -119,12 +119,12 @@ class Stream:
       tf.errors.ResourceExhaustedError: the devices have no room.
     """
     y = np.empty(len(self.coordinates), np.int32)
-    with self._place() as place:
+    with self._maker() as maker:
       for block in self._blocks():
-        for _ in place.advance(block):
+        for _ in maker.advance(block):
           yield None
         for r in range(block.rounds):
-          place.copy_row(r, y)
+          maker.copy_row(r, y)
           yield y
 
   @property
@@ -135,21 +135,21 @@ class Stream:
     # Row u % memory_rows of a ring holds round u.
     return -(-memory // m) * m
 
-  def _blocks(self) -> Iterator[places.Block]:
+  def _blocks(self) -> Iterator[blocks.Block]:
     recursion, m = self.recursion, self.block_rounds
     for first in range(0, recursion.rounds, m):
       rounds = range(first, min(first + m, recursion.rounds))
       if isinstance(recursion, recursion_lib.Window):
-        yield places.WindowBlock.of(
+        yield blocks.WindowBlock.of(
           recursion, self.z_steps, rounds, self._memory_rows
         )
       else:
         assert isinstance(recursion, recursion_lib.Buffers)
-        yield places.BufferBlock.of(recursion, self.z_steps, rounds)
+        yield blocks.BufferBlock.of(recursion, self.z_steps, rounds)
 
-  def _place(self) -> places.Place:
-    """Returns where the work is done."""
-    layout = places.Layout(
+  def _maker(self) -> makers.Maker:
+    """Returns what does the work."""
+    layout = makers.Layout(
       self.recursion.keeps,
       self._memory_rows,
       self.block_rounds,
@@ -160,7 +160,7 @@ class Stream:
       from tff_bandmf.noise.producer import devices as devices_lib
 
       return devices_lib.Devices(layout, self._generator, self._devices)
-    return places.Host(layout, self._generator, self._max_memory_bytes)
+    return makers.Host(layout, self._generator, self._max_memory_bytes)
 
 
 def identify(
