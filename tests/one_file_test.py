@@ -42,7 +42,6 @@ FAMILIES = (
   families.Family(
     Example,
     'two bands',
-    '1',
     parameters=(
       families.Parameter(
         'own_part', float, 'Part of its own.', sweep=(0.0, 1.0)
@@ -165,7 +164,7 @@ def test_no_kind_of_strategy_is_asked_for_elsewhere():
 def test_declaration_is_whole(name):
   family = strategies.FAMILIES[name]
   fields = {field.rstrip('_') for field in attrs.fields_dict(family.kind)}
-  assert family.about and family.keeps
+  assert family.about and family.memory.about
   assert sum(each.sweep is not None for each in family.parameters) <= 1
   for each in family.parameters:
     assert strategies.PARAMETERS[each.name].kind is each.kind
