@@ -176,14 +176,13 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
 
   recursion = _strategy(bands).recursion()
   key = noise.Key.from_entropy()
-  block = noise.Stream(recursion, _Z_STEPS, parameters, key).block_rounds
+  made = noise.Stream(recursion, _Z_STEPS, parameters, key)
+  block = made.block_rounds
   warm = -(-recursion.memory // block) * block
   with tempfile.TemporaryDirectory(
     dir='/dev/shm' if os.path.isdir('/dev/shm') else None
   ) as parent:
-    tape = tape_lib.Tape(
-      pathlib.Path(parent) / 'tape', recursion, _Z_STEPS, parameters, key
-    )
+    tape = tape_lib.Tape(pathlib.Path(parent) / 'tape', made)
     try:
       for t in range(warm + block + 1):
         path = tape.directory / f'{t:08d}.noise'

@@ -265,7 +265,6 @@ def train_all(
         corpus,
         directory,
         resume,
-        name,
         workers=there,
         stop_after=stop_after,
         moved=moved,

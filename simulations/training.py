@@ -163,7 +163,6 @@ def run(
   corpus: Corpus,
   directory: pathlib.Path,
   resume: bool = False,
-  name: Optional[str] = None,
   strategy: Optional[strategies.Strategy] = None,
   workers: Optional[workers_lib.Workers] = None,
   stop_after: Optional[int] = None,
@@ -179,7 +178,6 @@ def run(
     corpus: what `load_corpus` gives for it.
     directory: of the run.
     resume: whether to go on with a run that is there.
-    name: of the progress bar.
     strategy: what `find_strategy` gives, where it is at hand; the claim is
       about the matrix that is passed. A run that is there keeps its own.
     workers: on which the clients train; None takes TFF's context for them too.
@@ -198,20 +196,12 @@ def run(
     folder.refuse_existing(directory)
   with folder.locked(directory):
     return _run(
-      config,
-      corpus,
-      sampler,
-      directory,
-      name,
-      strategy,
-      workers,
-      stop_after,
-      moved,
+      config, corpus, sampler, directory, strategy, workers, stop_after, moved
     )
 
 
 def _run(
-  config, corpus, sampler, directory, name, strategy, workers, stop_after, moved
+  config, corpus, sampler, directory, strategy, workers, stop_after, moved
 ) -> Optional[dict[str, Any]]:
   training, privacy = config.training, config.privacy
   if (directory / report.RUN_FILE).exists():
@@ -262,16 +252,15 @@ def _run(
     stop = min(training.rounds, start + (stop_after or training.rounds))
     state = _train(
       process,
-      model,
       state,
-      start,
-      stop,
+      range(start, stop),
       sampler,
       config,
       corpus,
       directory,
-      checkpoints,
-      name,
+      evaluation.Evaluator(
+        model, corpus.validation, training.evaluation_sentences
+      ),
     )
   if stop < training.rounds:
     return None
@@ -306,24 +295,10 @@ def _guarantees(
   ), guarantee
 
 
-def _train(
-  process,
-  model,
-  state,
-  start,
-  stop,
-  sampler,
-  config,
-  corpus,
-  directory,
-  checkpoints,
-  name,
-):
-  """Returns the state before round `stop`."""
+def _train(process, state, span, sampler, config, corpus, directory, validate):
+  """Returns the state after the rounds of `span`."""
   training = config.training
-  validate = evaluation.Evaluator(
-    model, corpus.validation, training.evaluation_sentences
-  )
+  checkpoints = checkpoints_lib.Checkpoints(directory / run_record.CHECKPOINTS)
 
   def datasets(t, cohort):
     return fed_avg.group_datasets(
@@ -331,13 +306,18 @@ def _train(
     )
 
   progress = tqdm.trange(
-    start, stop, initial=start, total=training.rounds, desc=name, unit='round'
+    span.start,
+    span.stop,
+    initial=span.start,
+    total=training.rounds,
+    desc=directory.name,
+    unit='round',
   )
   with (
     program.Ledger(directory / report.LEDGER_FILE) as ledger,
-    metrics.Metrics(directory, ledger, start) as rows,
+    metrics.Metrics(directory, ledger, span.start) as rows,
     progress,
-    rounds.Rounds(process, sampler, datasets, ledger, start) as runner,
+    rounds.Rounds(process, sampler, datasets, ledger, span.start) as runner,
   ):
     for t in progress:
       began = time.perf_counter()
@@ -356,7 +336,7 @@ def _train(
           'one in the ledger. The model stays as it was.',
           sys.stderr,
         )
-      last = t + 1 == stop
+      last = t + 1 == span.stop
       if last or (t + 1) % training.evaluate_every == 0:
         row.update(validate(process.get_model_weights(state).trainable))
         progress.set_postfix(accuracy=f'{row["accuracy"]:.4f}')

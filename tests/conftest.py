@@ -17,6 +17,11 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import databases
 import pytest
 
+_NOT_QUICK = (
+  '\npytestmark = pytest.mark.slow\n',
+  '\nimport tensorflow_federated as tff\n',
+)
+
 
 class _WithoutFederated(importlib.abc.MetaPathFinder):
   """Skips whatever imports TensorFlow Federated, which takes 10 s."""
@@ -39,6 +44,14 @@ def pytest_configure(config):
   config.addinivalue_line('markers', 'slow: takes seconds; not for --quick')
   if config.getoption('--quick'):
     sys.meta_path.insert(0, _WithoutFederated())
+
+
+def pytest_ignore_collect(collection_path, config):
+  """Leaves files out that need not be imported to know it."""
+  if not config.getoption('--quick') or collection_path.suffix != '.py':
+    return None
+  text = collection_path.read_text()
+  return any(line in text for line in _NOT_QUICK) or None
 
 
 def pytest_collection_modifyitems(config, items):

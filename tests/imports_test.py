@@ -169,6 +169,31 @@ def test_tensorflow_is_not_imported_with_the_module(package):
             todo.append(file)
 
 
+def _module(path):
+  """Returns the dotted name of a file."""
+  stem = path.parent if path.name == '__init__.py' else path.with_suffix('')
+  return '.'.join(stem.parts)
+
+
+def test_no_modules_import_each_other_in_a_circle():
+  modules = {_module(path): path for path in _FILES}
+  imported = {}
+  for name, path in modules.items():
+    found = set()
+    for each in _imports(path):
+      while each and each not in modules:
+        each = each.rpartition('.')[0]
+      found.add(each)
+    imported[name] = (found & set(modules)) - {name}
+  while imported:
+    ready = [name for name, found in imported.items() if not found]
+    assert ready, f'in a circle, or above one: {sorted(imported)}'
+    for name in ready:
+      del imported[name]
+    for found in imported.values():
+      found.difference_update(ready)
+
+
 def test_checks_see_what_they_forbid(tmp_path):
   path = tmp_path / 'module.py'
   path.write_text(

@@ -42,7 +42,6 @@ FAMILIES = (
   families.Family(
     Example,
     'two bands',
-    '1',
     parameters=(
       families.Parameter(
         'own_part', float, 'Part of its own.', sweep=(0.0, 1.0)
@@ -105,6 +104,7 @@ assert audited['family'] == 'example' and audited['holds']
 """
 
 
+@pytest.mark.slow
 def test_family_in_one_new_file_is_found_everywhere(tmp_path):
   shutil.copytree(_ROOT / 'tff_bandmf', tmp_path / 'tff_bandmf')
   (tmp_path / 'tff_bandmf/strategies/example.py').write_text(_FILE)
@@ -164,7 +164,7 @@ def test_no_kind_of_strategy_is_asked_for_elsewhere():
 def test_declaration_is_whole(name):
   family = strategies.FAMILIES[name]
   fields = {field.rstrip('_') for field in attrs.fields_dict(family.kind)}
-  assert family.about and family.keeps
+  assert family.about and family.memory.about
   assert sum(each.sweep is not None for each in family.parameters) <= 1
   for each in family.parameters:
     assert strategies.PARAMETERS[each.name].kind is each.kind

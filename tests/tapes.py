@@ -26,11 +26,16 @@ def strategy(bands=7, rounds=ROUNDS):
 
 def make(directory, c=None, **kwargs):
   """Returns a tape of a strategy in a folder."""
-  c = c or strategy()
-  arguments = {
-    'recursion': c.recursion(), 'z_steps': Z_STEPS, 'dimension': DIMENSION,
-    'key': KEY, **kwargs}  # fmt: skip
-  return tape_lib.Tape(directory, **arguments)
+  noise_of = {
+    'recursion': (c or strategy()).recursion(),
+    'z_steps': Z_STEPS,
+    'dimension': DIMENSION,
+    'key': KEY,
+  }
+  for name in (*noise_of, 'max_memory_bytes', 'coordinates', 'devices'):
+    if name in kwargs:
+      noise_of[name] = kwargs.pop(name)
+  return tape_lib.Tape(directory, stream.Stream(**noise_of), **kwargs)
 
 
 def release(tape, t, total=None, tape_id=None, timeout=60.0, run=RUN):

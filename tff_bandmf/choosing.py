@@ -139,12 +139,8 @@ def choose_cyclic_poisson(
   Args:
     rounds: n.
     max_participations: k, the rounds that a client is expected in (epochs).
-    epsilon: positive.
-    delta: in (0, 1).
-    noise_copies: model copies that the noise may keep; None is any number.
-    objective: `MEAN` or `MAX`, what is minimised and ranked by.
-    workload: A.
     families: to compare; None is all. Those without few bands are left out.
+    others: as for `choose`.
 
   Raises:
     ValueError: a value out of range, or no family fits.

@@ -8,8 +8,8 @@
 
 `min_sep` is the difference of round numbers, r2 - r1: 1 allows consecutive
 rounds. TensorFlow Privacy and the Gboard reports count the rounds in between,
-r2 - r1 - 1, which is one less: `min_sep_from_rounds_between` and
-`rounds_between_from_min_sep` convert.
+r2 - r1 - 1, which is one less: `min_sep_from_rounds_between`
+converts.
 """
 
 from __future__ import annotations
@@ -198,22 +198,6 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
       )
     )
   return int(rounds_between) + 1
-
-
-def rounds_between_from_min_sep(min_sep: int) -> int:
-  """Returns r2 - r1 - 1 for a min_sep: `min_sep_from_rounds_between` reversed.
-
-  Args:
-    min_sep: r2 - r1, at least 1.
-
-  Raises:
-    TypeError: `min_sep` is not an integer.
-    ValueError: it is below 1.
-
-  >>> rounds_between_from_min_sep(485)
-  484
-  """
-  return _count_min_sep(min_sep) - 1
 
 
 def from_name(

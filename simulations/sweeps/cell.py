@@ -132,7 +132,6 @@ def run(cell: Cell, sweep: pathlib.Path, cores: frozenset[int]) -> None:
         training.load_corpus(config.data),
         directory,
         resume=True,
-        name=cell.name,
         strategy=strategy,
       )
     report.write(directory)

@@ -62,6 +62,7 @@ def test_claim_never_exceeds_the_worst_case(cohorts):
   assert guarantee.delta(0.5) >= guarantee.delta(1.0) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('cohorts', _SAMPLED + _ENFORCED)
 def test_calibrated_noise_meets_what_was_asked(cohorts):
   found = accounting.calibrate(

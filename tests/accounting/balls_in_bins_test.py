@@ -219,6 +219,7 @@ def test_seed_repeats_the_bound():
   assert spec.claim(1e-2) is spec.claim(1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('epsilon', 'rmse', 'gamma'), [(8, 30.52, 2.6), (2, 49.44, 3.7)]
 )

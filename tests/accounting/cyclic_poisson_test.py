@@ -106,6 +106,7 @@ def test_noise_multiplier_is_the_published_one(epsilon, bands, sigma):
   assert found / math.sqrt(6) == pytest.approx(sigma, rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sigma', [0.4, 1.0, 5.0])
 @pytest.mark.parametrize('q', [1e-3, 0.1, 0.9])
 @pytest.mark.parametrize('epsilon', [0.05, 0.5, 3.0])

@@ -110,6 +110,7 @@ def test_objective_max_has_the_lower_max_error(run_json):
   assert largest['max_rmse'] < mean['max_rmse']
 
 
+@pytest.mark.slow
 def test_bands_default_to_min_sep_but_never_past_rounds(run_json):
   command = 'optimize --family banded-toeplitz --rounds 20'.split()
   assert run_json(*command, '--min-sep', 7)['bands'] == 7

@@ -37,7 +37,7 @@ _RECURSION = _STRATEGY.recursion()
 _Z_STEPS = noise.Lattice.of(
   _RECURSION, _Z_STDDEV, largest_cohort=_LARGEST_COHORT, dimension=_DIMENSION
 ).z_steps
-_TAPE_ID = tape_folder.identify(_KEY, _RECURSION, _DIMENSION, _Z_STEPS)
+_TAPE_ID = stream.identify(_KEY, _RECURSION, _DIMENSION, _Z_STEPS)
 _PROCESSES = multiprocessing.get_context('forkserver')
 _PROCESSES.set_forkserver_preload(['tff_bandmf.cli.main'])
 
@@ -533,7 +533,7 @@ def test_default_folder_is_in_memory_and_of_one_noise(server, tmp_path):
   server.start()
   directory = pathlib.Path(server.printed()['directory'])
   try:
-    tape_id = tape_folder.identify(key, _RECURSION, _DIMENSION, _Z_STEPS)
+    tape_id = stream.identify(key, _RECURSION, _DIMENSION, _Z_STEPS)
     assert directory.name == f'tff_bandmf-server-{tape_id}-1-1'
     memory = pathlib.Path('/dev/shm')
     assert directory.parent == memory or not memory.is_dir()

@@ -2,7 +2,7 @@
 
 TensorFlow splits the CPU into logical devices only before it starts, so what
 needs several runs in processes of its own: one a number of devices. The code
-that places work on devices does not know what they are; no GPU has run it.
+that works on devices does not know what they are; no GPU has run it.
 """
 
 import functools

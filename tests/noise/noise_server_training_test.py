@@ -32,11 +32,13 @@ def servers(tmp_path):
   tapes = [
     tape_lib.Tape(
       tmp_path / f'server-{i}',
-      recursion,
-      z_steps,
-      _SIZE,
-      _KEY,
-      coordinates=stream.shard(_SIZE, i, 2),
+      stream.Stream(
+        recursion,
+        z_steps,
+        _SIZE,
+        _KEY,
+        coordinates=stream.shard(_SIZE, i, 2),
+      ),
       resume=True,
     )
     for i in range(2)

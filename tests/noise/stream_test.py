@@ -10,7 +10,7 @@ import threadpoolctl
 
 from tff_bandmf import noise, strategies
 from tff_bandmf.noise import generator
-from tff_bandmf.noise.producer import chunks, places, stream
+from tff_bandmf.noise.producer import blocks, chunks, stream
 from tff_bandmf.strategies import recursion as recursion_lib
 
 _ROUNDS = 40
@@ -165,10 +165,10 @@ def test_noise_out_of_range_is_refused():
       strategies.BandedToeplitz(200, [1.0, 1.2]), dimension=8, z_steps=2.0**16
     )
   edge = np.array([[2.0**31 - 1, -(2.0**31 - 1)]])
-  assert places.checked(edge) is edge
+  assert blocks.checked(edge) is edge
   for value in (2.0**31, -(2.0**31), np.nan):
     with pytest.raises(OverflowError):
-      places.checked(np.array([value, 0.0]))
+      blocks.checked(np.array([value, 0.0]))
 
 
 def test_inverse_that_float32_would_change_is_made_exactly():
@@ -268,7 +268,7 @@ def test_noise_of_no_size_is_refused():
 
 def test_blas_has_one_thread_while_noise_is_made(monkeypatch):
   seen = []
-  advance = places.WindowBlock.advance
+  advance = blocks.WindowBlock.advance
 
   def spy(self, *args):
     seen.extend(
@@ -278,7 +278,7 @@ def test_blas_has_one_thread_while_noise_is_made(monkeypatch):
     )
     return advance(self, *args)
 
-  monkeypatch.setattr(places.WindowBlock, 'advance', spy)
+  monkeypatch.setattr(blocks.WindowBlock, 'advance', spy)
   with threadpoolctl.threadpool_limits(2, 'blas'):
     _streamed(_FAMILIES['banded'])
   assert set(seen) == {1}

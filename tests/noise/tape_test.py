@@ -174,6 +174,7 @@ def test_missing_folder_is_made_private(tmp_path):
   tape.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('ahead_rounds, bound', [(0, 2), (5, 5)])
 def test_unread_files_stay_within_the_bound(tmp_path, ahead_rounds, bound):
   tape = tapes.make(

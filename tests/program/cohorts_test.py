@@ -54,6 +54,7 @@ def _draws_whatever_the_size():
   return mock.patch.multiple(cohorts_lib, _LARGE=0, _DRAWN_SHARE=100)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('draws', [False, True])
 @hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
 @hypothesis.given(
@@ -315,6 +316,7 @@ _SMALL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'sampling, schema',
   [

@@ -6,8 +6,7 @@ import sqlite3
 
 import pytest
 
-from simulations import files
-from simulations.corpora import corpus_file
+from simulations.corpora import checksums, corpus_file
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def test_file_is_hashed_once_and_again_when_changed(path, monkeypatch):
   expected = hashlib.sha256(path.read_bytes()).hexdigest()
   assert content.digest == expected
   with monkeypatch.context() as patch:
-    patch.setattr(files, 'sha256', None)
+    patch.setattr(checksums, 'sha256', None)
     assert corpus_file.Content.of(str(path), progress=False) == content
   with sqlite3.connect(path) as connection:
     connection.execute("UPDATE examples SET client_id = 'c'")

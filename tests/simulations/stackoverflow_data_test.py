@@ -12,8 +12,8 @@ import pytest
 import tensorflow_federated as tff
 
 from simulations import config as config_lib
-from simulations import files, run_stackoverflow, training
-from simulations.corpora import corpus_file, stackoverflow
+from simulations import run_stackoverflow, training
+from simulations.corpora import checksums, corpus_file, stackoverflow
 
 _DEMO = pathlib.Path(__file__).resolve().parents[2] / 'configs/demo.toml'
 
@@ -66,7 +66,7 @@ def test_compressed_file_is_decompressed_once(data_dir, content, monkeypatch):
   assert path == str(data_dir / stackoverflow.FILE)
   assert pathlib.Path(path).read_bytes() == content
   # Its checksum was taken on the way.
-  monkeypatch.setattr(files, 'sha256', None)
+  monkeypatch.setattr(checksums, 'sha256', None)
   found = corpus_file.Content.of(path, progress=False)
   assert found.digest == hashlib.sha256(content).hexdigest()
   (data_dir / stackoverflow.COMPRESSED_FILE).unlink()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import participation, sensitivity, strategies, workloads
+from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import sweep
 
 _SCHEMA = participation.MinSep(256, 8)
@@ -15,6 +16,26 @@ _SCHEMA = participation.MinSep(256, 8)
 def _loss(strategy, schema, workload=workloads.PREFIX, objective='mean'):
   error = strategy.errors(workload)[objective == 'max']
   return error * sensitivity.sensitivity(strategy, schema).value ** 2
+
+
+def _sweep(
+  build,
+  low,
+  high,
+  schema,
+  workload=workloads.PREFIX,
+  objective='mean',
+  callback=None,
+):
+  family = strategies.FAMILIES['lti']  # It does not matter.
+  return sweep.sweep(
+    request_lib.Request(
+      family, 2048, schema, workload, objective, {}, callback=callback
+    ),
+    build,
+    low,
+    high,
+  )
 
 
 _FAMILIES = {
@@ -36,7 +57,7 @@ _FAMILIES = {
 @pytest.mark.parametrize('family', _FAMILIES)
 def test_optimum_is_that_of_a_fine_grid(family, objective):
   build, high = _FAMILIES[family]
-  found = sweep.sweep(build, 0, high, _SCHEMA, objective=objective)
+  found = _sweep(build, 0, high, _SCHEMA, objective=objective)
   assert found.converged
   assert found.loss == pytest.approx(
     _loss(found.strategy, _SCHEMA, objective=objective), rel=1e-12
@@ -54,24 +75,22 @@ def test_optimum_is_that_of_a_fine_grid(family, objective):
 # sigma: ratios to the identity and to the unbanded LTI.
 def test_ratios_of_published_errors():
   dp_cgd, lti = (
-    sweep.sweep(_FAMILIES[family][0], 0, 1, _SCHEMA).loss
+    _sweep(_FAMILIES[family][0], 0, 1, _SCHEMA).loss
     for family in ('dp-cgd', 'lti')
   )
   assert np.sqrt(dp_cgd / lti) == pytest.approx(9.68 / 6.90, rel=2e-3)
 
 
 def test_the_constant_may_pass_one():
-  found = sweep.sweep(_FAMILIES['inverse-plus-constant'][0], 0, 100, _SCHEMA)
+  found = _sweep(_FAMILIES['inverse-plus-constant'][0], 0, 100, _SCHEMA)
   assert found.strategy.constant > 1
 
 
 def test_an_end_of_the_range_may_be_the_best():
   # One client, one round in all: no correlation is of use.
-  found = sweep.sweep(
-    lambda x: strategies.DpCgd(1, x), 0, 1, participation.Single()
-  )
+  found = _sweep(lambda x: strategies.DpCgd(1, x), 0, 1, participation.Single())
   assert found.loss == pytest.approx(1)
-  found = sweep.sweep(_FAMILIES['lti'][0], 0.5, 1, _SCHEMA)
+  found = _sweep(_FAMILIES['lti'][0], 0.5, 1, _SCHEMA)
   assert found.strategy.nu == 0.5
 
 
@@ -82,15 +101,15 @@ def test_the_deeper_of_two_valleys_is_found():
     distance = min(abs(np.log(x + 1e-12) - np.log(0.001)), 0.1 + abs(x - 0.9))
     return strategies.BandedToeplitz(50, [1.0, 0.6 * np.exp(-distance)])
 
-  found = sweep.sweep(build, 0, 1, participation.Single())
+  found = _sweep(build, 0, 1, participation.Single())
   assert found.strategy.coefficients[1] == pytest.approx(0.6, abs=1e-4)
 
 
 def test_workload_counts():
   workload = workloads.Workload(momentum=0.9)
   build = _FAMILIES['lti'][0]
-  found = sweep.sweep(build, 0, 1, _SCHEMA, workload)
-  prefix = sweep.sweep(build, 0, 1, _SCHEMA).strategy
+  found = _sweep(build, 0, 1, _SCHEMA, workload)
+  prefix = _sweep(build, 0, 1, _SCHEMA).strategy
   assert found.loss < _loss(prefix, _SCHEMA, workload) * (1 - 1e-3)
 
 
@@ -100,7 +119,7 @@ def test_values_without_a_finite_loss_are_passed_over():
       raise ValueError('no such strategy')
     return strategies.DpCgd(100, x)
 
-  found = sweep.sweep(build, 0, 1, participation.Single())
+  found = _sweep(build, 0, 1, participation.Single())
   assert 0.2 < found.strategy.lambda_ <= 0.3
 
 
@@ -109,12 +128,12 @@ def test_nothing_finite_raises_what_was_raised():
     raise ValueError('no such strategy')
 
   with pytest.raises(ValueError, match='no such strategy'):
-    sweep.sweep(build, 0, 1, participation.Single())
+    _sweep(build, 0, 1, participation.Single())
 
 
 def test_empty_range_is_refused():
   with pytest.raises(ValueError, match='low=1: must be below high=1'):
-    sweep.sweep(lambda x: None, 1, 1, participation.Single())
+    _sweep(lambda x: None, 1, 1, participation.Single())
 
 
 def test_interrupted_search_returns_the_best_so_far():
@@ -125,7 +144,7 @@ def test_interrupted_search_returns_the_best_so_far():
     if len(losses) == 20:
       raise KeyboardInterrupt
 
-  found = sweep.sweep(_FAMILIES['dp-cgd'][0], 0, 1, _SCHEMA, callback=callback)
+  found = _sweep(_FAMILIES['dp-cgd'][0], 0, 1, _SCHEMA, callback=callback)
   assert not found.converged and found.evaluations == 20
   assert found.loss == min(losses)
 

@@ -229,7 +229,7 @@ class Sampled(Accountant):
         slack.exact_delta,
         (count, failure, seed),
       )
-      # PRIVACY: the slack of more noise is no bound for less.
+      # PRIVACY: less noise has more slack than more.
       # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
       if noise >= least_noise:
         return noise, dataclasses.replace(

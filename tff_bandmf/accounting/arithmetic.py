@@ -249,7 +249,7 @@ class Arithmetic:
     largest = self.cell_error(near, far, 1.0, worst)
     log_weight = np.full(len(far), np.inf)
     log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
-    # Of computed values too, which the edges and the last word may move.
+    # Computed values too, which the edges and the last word may move.
     # PRIVACY: what is beyond T has no bound of its ratio: it is in beta.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     moved = float(self._edge(tail, worst)) + self.shift

@@ -158,7 +158,7 @@ class BMinSep(accountants.Sampled):
     sampling_prob: float,
   ):
     # PRIVACY: where columns of a client's rounds share rows, the likelihood
-    # ratio is no product over rounds.
+    # ratio does not factor into rounds.
     # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
     if strategy.bands > min_sep:
       raise ValueError(

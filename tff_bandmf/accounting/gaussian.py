@@ -17,7 +17,7 @@ from dp_accounting.pld import privacy_loss_mechanism
 
 from tff_bandmf import _checks, errors
 
-# Of the terms of the profile; several times what float64 loses.
+# Relative error of the profile's terms; several times what float64 loses.
 _ROUNDING = 1e-15
 _SMALLEST_DELTA = 1e-50
 _LARGEST_EPSILON = 1e6

@@ -62,9 +62,9 @@ FAILURE_PROBABILITY = 1e-8
 
 _PILOT_SAMPLES = 10_000
 _CHUNK_ENTRIES = 2**21
-# Of the gamma - 1 with the least bound; more of it samples the tail better.
+# Times the gamma - 1 with the least bound: more samples the tail better.
 _TILTS = (0.7, 1.0, 1.4, 2.0)
-# Of log weights, where sampling is given up.
+# The log weight at which sampling is given up.
 _LARGEST_LOG_WEIGHT = 20.0
 
 

@@ -27,7 +27,7 @@ from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting import accountants, gaussian
 
-# Of epsilon, what the discretization of the losses may add.
+# Epsilon that the discretization of the losses may add.
 _ACCURACY = 1e-4
 # The losses of one round fill at most this many intervals.
 _MOST_INTERVALS = 50_000

@@ -289,11 +289,11 @@ class Cost:
   def check_dimension(self, dimension: int) -> None:
     """Raises ValueError if a model is larger than those that are covered.
 
-    Of a claim that names no model all rounds count, also those that it does not
+    A claim that names no model counts all rounds, also those that it does not
     compare: another claim for the same noise, of cohorts that are sampled or of
     more participations, compares them, and cannot ask how large the model is.
     """
-    # PRIVACY: the slack of fewer cells is no bound for more.
+    # PRIVACY: more cells have more slack than fewer.
     # Guard: slack_test.test_larger_models_have_to_be_named.
     if dimension > self.largest_dimension:
       raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Any, Optional, get_args
 
 import numpy as np
 import tensorflow as tf
@@ -413,9 +413,7 @@ def dp_aggregator(
     'largest_cohort', largest_cohort, 'give the most clients of any round'
   )
   placement = placements.Tape() if noise is None else noise
-  if not isinstance(
-    placement, (placements.InState, placements.Tape, placements.Served)
-  ):
+  if not isinstance(placement, get_args(placements.Placement)):
     raise TypeError(
       errors.invalid(
         'noise',

@@ -17,7 +17,6 @@ from tff_bandmf import _files, errors, noise
 from tff_bandmf.cli import options, output
 from tff_bandmf.noise import key_use
 from tff_bandmf.noise.producer import stream
-from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import writer as tape_lib
 
 _PROGRESS_SECONDS = 1.0
@@ -160,7 +159,7 @@ def noise_server(
       secure_sum=secure_sum,
     ).z_steps
     key = noise.Key.load_or_create(key_file)
-    tape_id = tape_folder.identify(key, recursion, parameters, z_steps)
+    tape_id = stream.identify(key, recursion, parameters, z_steps)
     index, shards = shard
     if directory is None:
       directory = _files.memory() / (
@@ -176,15 +175,17 @@ def noise_server(
       contextlib.closing(
         tape_lib.Tape(
           directory,
-          recursion,
-          z_steps,
-          parameters,
-          key,
-          start_round,
-          ahead_bytes,
-          max_memory_bytes,
-          coordinates,
-          devices,
+          stream.Stream(
+            recursion,
+            z_steps,
+            parameters,
+            key,
+            max_memory_bytes,
+            coordinates,
+            devices,
+          ),
+          start_round=start_round,
+          ahead_bytes=ahead_bytes,
           resume=True,
         )
       )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Callable, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import click
 
@@ -12,48 +12,23 @@ from tff_bandmf import _checks, accounting, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
 
-class _Integer(click.ParamType):
-  """An integer of at least 1, or of at least 0."""
-
-  name = 'integer'
-
-  def __init__(self, zero: bool = False):
-    """Takes whether 0 is allowed."""
-    self._zero = zero
-
-  def convert(self, value, param, ctx):
-    remedy = f'give {0 if self._zero else 1} or more'
-    try:
-      number = int(value)
-    except ValueError:
-      raise ValueError(
-        errors.invalid(param.name, value, 'must be an integer', remedy)
-      ) from None
-    if self._zero and number == 0:
-      return 0
-    return _checks.count(param.name, number, remedy)
-
-
 class _Number(click.ParamType):
-  """A finite number, positive or at least 0."""
+  """A number of one kind that passes a check."""
 
-  name = 'number'
-
-  def __init__(self, zero: bool = False):
-    """Takes whether 0 is allowed."""
-    self._zero = zero
+  def __init__(self, kind: type, check: Callable[[str, Any], Any]):
+    """Takes int or float, and (name, number) -> number."""
+    self.name = 'integer' if kind is int else 'number'
+    self._kind, self._check = kind, check
 
   def convert(self, value, param, ctx):
-    remedy = f'give a number {"of 0 or more" if self._zero else "above 0"}'
     try:
-      number = float(value)
+      number = self._kind(value)
     except ValueError:
+      rule = f'must be {"an" if self._kind is int else "a"} {self.name}'
       raise ValueError(
-        errors.invalid(param.name, value, 'must be a number', remedy)
+        errors.invalid(param.name, value, rule, 'correct it')
       ) from None
-    if self._zero and number == 0:
-      return 0.0
-    return _checks.positive(param.name, number, remedy)
+    return self._check(param.name, number)
 
 
 class _OneOf(click.ParamType):
@@ -100,35 +75,23 @@ class _Families(click.ParamType):
     return names
 
 
-class _Parameter(click.ParamType):
-  """A number that a family takes."""
-
-  def __init__(self, parameter: strategies.Parameter):
-    """Takes the parameter."""
-    self._parameter = parameter
-    self.name = 'integer' if parameter.kind is int else 'number'
-
-  def convert(self, value, param, ctx):
-    try:
-      number = self._parameter.kind(value)
-    except ValueError:
-      rule = f'must be {"an" if self.name == "integer" else "a"} {self.name}'
-      raise ValueError(
-        errors.invalid(self._parameter.name, value, rule, 'correct it')
-      ) from None
-    return self._parameter.check(number)
-
-
-# Of as many families --help gives the names, for a parameter of theirs.
+# --help names the families of a parameter if they are so few.
 _FEW_FAMILIES = 3
 _FAMILY = _OneOf(tuple(strategies.FAMILIES))
 FAMILIES = _Families()
-# Of --amplification: who takes part is enforced.
+# The value of --amplification where who takes part is enforced.
 NO_AMPLIFICATION = 'none'
-INTEGER = _Integer()
-INTEGER_OR_ZERO = _Integer(zero=True)
-NUMBER = _Number()
-NUMBER_OR_ZERO = _Number(zero=True)
+INTEGER = _Number(int, lambda name, n: _checks.count(name, n, 'give 1 or more'))
+INTEGER_OR_ZERO = _Number(
+  int, lambda name, n: n and _checks.count(name, n, 'give 0 or more')
+)
+NUMBER = _Number(
+  float, lambda name, x: _checks.positive(name, x, 'give a number above 0')
+)
+NUMBER_OR_ZERO = _Number(
+  float,
+  lambda name, x: x and _checks.positive(name, x, 'give a number of 0 or more'),
+)
 
 family = click.option(
   '--family',
@@ -157,7 +120,7 @@ max_slack = click.option(
   help='Epsilon, and part of delta, that the arithmetic may cost.',
 )
 delta = click.option(
-  '--delta', required=True, type=NUMBER, help='Of (epsilon, delta).'
+  '--delta', required=True, type=NUMBER, help='delta of (epsilon, delta).'
 )
 clip = click.option(
   '--clip',
@@ -191,8 +154,8 @@ amplification = click.option(
 sampling_prob = click.option(
   '--sampling-prob',
   type=NUMBER,
-  help='Of a client in a round of its group, bands * cohort / population, for '
-  'cyclic-poisson; of an eligible client in a round for b-min-sep.',
+  help='Probability of a client in a round of its group, bands * cohort / '
+  'population, for cyclic-poisson; of an eligible client for b-min-sep.',
 )
 strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
@@ -255,7 +218,7 @@ def workload(command: Callable) -> Callable:
       'momentum and learning rates.',
     ),
     click.option(
-      '--momentum', type=NUMBER_OR_ZERO, help='Of the server, in [0, 1).'
+      '--momentum', type=NUMBER_OR_ZERO, help='beta of the server, in [0, 1).'
     ),
     click.option(
       '--warmup',
@@ -289,7 +252,7 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
     parameter.name,
     type=_FAMILY
     if parameter.kind is strategies.Family
-    else _Parameter(parameter),
+    else _Number(parameter.kind, lambda _, value: parameter.check(value)),
     help=about,
   )
 

@@ -38,6 +38,7 @@ import tensorflow as tf
 from tff_bandmf import _checks, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, solver, toeplitz
+from tff_bandmf.strategies import base
 
 # An iteration that gains less is the last one: log loss.
 _TOLERANCE = 1e-10
@@ -218,13 +219,7 @@ def optimize_banded_toeplitz_scheduled(
 def _check(rounds: int, bands: int, objective: str) -> None:
   """Raises unless the arguments of both optimisers are in range."""
   _checks.count('rounds', rounds, 'give the number of rounds')
-  _checks.count('bands', bands, '1 is the identity')
-  if bands > rounds:
-    raise ValueError(
-      errors.invalid(
-        'bands', bands, f'must not exceed rounds={rounds}', 'use fewer bands'
-      )
-    )
+  base.check_few(base.count_bands(bands), rounds)
   solver.check_objective(objective)
 
 

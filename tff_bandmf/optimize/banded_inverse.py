@@ -40,11 +40,8 @@ def optimize_banded_inverse(
   Args:
     rounds: n.
     bands: p, of C^-1, at most n.
-    participation: of one client.
-    workload: A.
-    objective: `MEAN` or `MAX`, over the errors of the n rounds.
     max_evaluations: of the loss and its gradient.
-    callback: called after every iteration with the loss reached.
+    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range, or a learning rate schedule for many

@@ -146,11 +146,8 @@ def optimize_blt(
     rounds: n.
     buffers: d, at most; as many copies of the model the noise needs. Fewer are
       used where more do not help.
-    participation: of one client.
-    workload: A.
-    objective: `MEAN` or `MAX`, over the errors of the n rounds.
     max_evaluations: of the loss and its gradient, in each of the searches.
-    callback: called after every iteration with the loss reached.
+    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range, or a learning rate schedule for many

@@ -289,7 +289,7 @@ def optimize_dense(
     more than `GAP`, relative.
 
   Raises:
-    TypeError: `participation` is no schema, or `rounds` no integer.
+    TypeError: `participation` is not a schema, or `rounds` not an integer.
     ValueError: a value out of range.
 
   >>> found = optimize_dense(rounds=9, participation=participation_lib.Single())

@@ -68,7 +68,7 @@ def optimize(
     callback,
   )
   # Before a search that may take minutes, and after it.
-  _check_copies(request, declared.least_copies(rounds))
+  _check_copies(request, declared.memory.least(rounds))
   find = (
     pkgutil.resolve_name(declared.optimizer) if declared.optimizer else build
   )
@@ -112,15 +112,10 @@ def build(request: _Request) -> solver.Optimized:
   def best(**more: Any) -> solver.Optimized:
     if swept is None or swept.sweep is None:
       return request.evaluated(make(**more))
-    low, high = swept.sweep
     return sweep.sweep(
+      request,
       lambda value: make(**more, **{swept.field: value}),
-      low,
-      high,
-      request.participation,
-      request.workload,
-      request.objective,
-      callback=request.callback,
+      *swept.sweep,
     )
 
   if bands is None:
@@ -156,12 +151,12 @@ def _best_bands(
 
 def stamped(request: _Request) -> solver.Optimized:
   """Returns blocks of the strategy that is best within one of them."""
-  rounds = request.needed(
-    'block_rounds', request.participation.min_sep, 'min_sep'
-  )
-  parameters = dict(request.parameters)
-  parameters.pop('block_rounds', None)
-  parameters.pop('block_family', None)
+  rounds = request.needed('block_rounds', request.participation.min_sep)
+  parameters = {
+    name: value
+    for name, value in request.parameters.items()
+    if request.family.parameter(name) is None
+  }
   # Within a block of min_sep rounds a client takes part once.
   found = optimize(
     request['block_family'],

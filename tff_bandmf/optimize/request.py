@@ -10,6 +10,7 @@ from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.optimize import solver
+from tff_bandmf.strategies import base
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,29 +43,19 @@ class Request:
     default = None if parameter is None else parameter.default
     return self.parameters.get(name, default)
 
-  def needed(self, name: str, otherwise: Any = None, source: str = '') -> Any:
-    """Returns a parameter as given, or else `otherwise`.
-
-    Args:
-      name: of the parameter.
-      otherwise: None raises.
-      source: of `otherwise`, for the message.
+  def needed(self, name: str, *otherwise: Any) -> Any:
+    """Returns a parameter as given, or else what min_sep gives.
 
     Raises:
-      ValueError: nothing gives it.
+      ValueError: neither is there.
     """
-    found = self[name] if self[name] is not None else otherwise
-    if found is None:
-      where = f' where {source} does not give it' if source else ''
-      raise ValueError(
-        errors.invalid(
-          name,
-          None,
-          f'{self.family.name} needs it{where}',
-          f'give {name}' + (f' or {source}' if source else ''),
-        )
-      )
-    return found
+    for found in (self[name], *otherwise):
+      if found is not None:
+        return found
+    remedy = f'give {name}' + ' or min_sep' * len(otherwise)
+    raise ValueError(
+      errors.invalid(name, None, f'{self.family.name} needs it', remedy)
+    )
 
   @property
   def bands(self) -> int:
@@ -76,19 +67,10 @@ class Request:
     Raises:
       ValueError: neither is given, or bands exceed the rounds.
     """
-    bands = self.needed('bands', self.participation.min_sep, 'min_sep')
-    if 'bands' not in self.parameters:
-      return min(bands, self.most_bands())
-    if bands > self.rounds:
-      raise ValueError(
-        errors.invalid(
-          'bands',
-          bands,
-          f'must not exceed rounds={self.rounds}',
-          f'use {self.rounds} or fewer',
-        )
-      )
-    return bands
+    if 'bands' in self.parameters:
+      return base.check_few(self['bands'], self.rounds)
+    bands = self.needed('bands', self.participation.min_sep)
+    return min(bands, self.most_bands())
 
   @property
   def separated_bands(self) -> int:

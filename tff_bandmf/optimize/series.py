@@ -251,7 +251,7 @@ class Objective:
   def __call__(
     self, x: np.ndarray, norm: Optional[float] = None
   ) -> tuple[float, np.ndarray]:
-    """Returns the log loss, infinite where it is no number, and its gradient.
+    """Returns the log loss, infinite where it is NaN, and its gradient.
 
     Args:
       x: [parameters] float64.

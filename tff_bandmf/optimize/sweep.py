@@ -20,51 +20,35 @@ from typing import Callable, Optional
 import numpy as np
 import scipy.optimize
 
-from tff_bandmf import errors, strategies, workloads
-from tff_bandmf import participation as participation_lib
-from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf import errors, strategies
+from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 
 # u of the grid: of x from a billionth of the range to a billionth less than it.
 _GRID = np.linspace(-20.75, 20.75, 31)
-# Of u; the loss is flat at the bottom, so its own precision is the square.
+# In u; the loss is flat at the bottom, so its own precision is the square.
 _PRECISION = 1e-5
 
 
 def sweep(
+  request: request_lib.Request,
   build: Callable[[float], strategies.Strategy],
   low: float,
   high: float,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload = workloads.PREFIX,
-  objective: str = solver.MEAN,
-  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized:
   """Returns the strategy of least loss among build(x), low <= x <= high.
-
-    loss = error * sens^2
 
   Ctrl-C ends the search and returns the best so far, not converged.
 
   Args:
+    request: what for; its callback is called after every loss.
     build: takes x.
     low: least x.
     high: largest x.
-    participation: of one client.
-    workload: A.
-    objective: `MEAN` or `MAX`, over the errors of the n rounds.
-    callback: called after every loss with the least so far.
 
   Raises:
     ValueError: the range is empty, or no x has a finite loss.
-
-  >>> found = sweep(
-  ...     lambda x: strategies.DpCgd(3900, x), 0, 1,
-  ...     participation_lib.MinSep(390, 10))
-  >>> round(found.strategy.lambda_, 4), found.converged
-  (0.9776, True)
   """
-  solver.check_objective(objective)
   if not low < high:
     raise ValueError(
       errors.invalid('low', low, f'must be below high={high}', 'give a range')
@@ -76,22 +60,18 @@ def sweep(
     nonlocal best, evaluations, failure
     evaluations += 1
     try:
-      strategy = build(float(x))
-      error = strategy.errors(workload)[objective == solver.MAX]
-      value = (
-        error * sensitivity_lib.sensitivity(strategy, participation).value ** 2
-      )
+      found = request.evaluated(build(float(x)))
     except ValueError as e:
       # C^-1 may grow without bound at one x, and not at another.
       failure = failure or e
       return np.inf
-    if not np.isfinite(value):
+    if not np.isfinite(found.loss):
       return np.inf
-    if best is None or value < best.loss:
-      best = solver.Optimized(strategy, value, evaluations, False)
-    if callback is not None:
-      callback(best.loss)
-    return value
+    if best is None or found.loss < best.loss:
+      best = found
+    if request.callback is not None:
+      request.callback(best.loss)
+    return found.loss
 
   def position(u):
     return low + (high - low) / (1 + np.exp(-u))

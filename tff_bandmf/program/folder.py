@@ -1,9 +1,9 @@
 """The folder of a run: whose it is; `run_record` says what is in it.
 
 One process at a time has the directory; the lock in private/ says which. A copy
-is not taken for the original: the key of a copy is another file. Of two whole
-copies on two hosts that are both said to have moved, nobody can tell which is
-the run.
+is not taken for the original: the key of a copy is another file. Nobody
+can tell which is the run of two whole copies on two hosts, if both are said to
+have moved.
 """
 
 from __future__ import annotations

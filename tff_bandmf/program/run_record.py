@@ -50,7 +50,7 @@ LEDGER_HEAD = 'ledger_head'
 
 # What stands in `run.json` and follows from the rest and the key.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
-# Of a run that is over, these may be others: nothing of it is made again.
+# These may differ once a run is over: nothing of it is made again.
 _CODE_KEYS = ('versions', 'code_sha256')
 _PARTS = {
   'claim': (

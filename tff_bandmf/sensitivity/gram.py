@@ -15,7 +15,7 @@ bands.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Optional
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -51,7 +51,7 @@ def sensitivity(
   k = participation.participations(rounds)
   if k == 1:
     return result.exact(
-      float(strategy.column_norms_squared().max()),
+      float(_column_norms_squared(strategy).max()),
       'largest column norm (one participation)',
     )
   min_sep = participation.separation(rounds)
@@ -59,7 +59,7 @@ def sensitivity(
   # PRIVACY: bands of C, never those of C^-1.
   # Guard: families_test.test_stamped_banded_inverse_overlaps.
   if bands <= min_sep:
-    norms = strategy.column_norms_squared()
+    norms = _column_norms_squared(strategy)
     squared = (
       patterns.heaviest_fixed([norms], rounds, min_sep, k)
       if fixed
@@ -77,7 +77,11 @@ def sensitivity(
     )
   lag_count = min((bands - 1) // min_sep, k - 1)
   weights, lags = np.split(
-    _row_weights(strategy, min_sep, 1 if fixed else k, lag_count), [1]
+    _by_tile(
+      strategy,
+      lambda tile: _row_weights(tile, min_sep, 1 if fixed else k, lag_count),
+    ),
+    [1],
   )
   # Rounding of a zero has a sign; it is added up as positive all the same.
   signed = bool(np.any(lags < -_ROUNDING * weights.max()))
@@ -97,6 +101,21 @@ def sensitivity(
   )
 
 
+def _by_tile(
+  strategy: strategies.Strategy,
+  function: Callable[[strategies.Strategy], np.ndarray],
+) -> np.ndarray:
+  """Returns `function`, [..., columns], of tile after tile."""
+  return np.concatenate(
+    [np.tile(function(tile), copies) for tile, copies in strategy.tiles()], -1
+  )
+
+
+def _column_norms_squared(strategy: strategies.Strategy) -> np.ndarray:
+  """Returns the diagonal of X, [n] float64."""
+  return _by_tile(strategy, lambda tile: tile.column_norms_squared())
+
+
 def _row_weights(
   strategy: strategies.Strategy, min_sep: int, k: int, lag_count: int
 ) -> np.ndarray:
@@ -111,15 +130,6 @@ def _row_weights(
   Returns:
     [2 + lag_count, n] float64, w first; X is 0 past round n.
   """
-  tiles = strategy.tiles()
-  if tiles != [(strategy, 1)]:
-    return np.concatenate(
-      [
-        np.tile(_row_weights(tile, min_sep, k, lag_count), copies)
-        for tile, copies in tiles
-      ],
-      axis=-1,
-    )
   rows = np.zeros((2 + lag_count, strategy.rounds))
   for start, stop, first, gram in _gram_rows(strategy):
     i = np.arange(start, stop)

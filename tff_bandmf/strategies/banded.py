@@ -74,12 +74,8 @@ FAMILIES = (
   families.Family(
     Banded,
     'few bands, optimised',
-    'bands - 1',
     'BandMF23, BandMF24',
-    (
-      families.BANDS,
-      attrs.evolve(families.COLUMN_NORMALIZE, default=True),
-    ),
+    (families.BANDS, attrs.evolve(families.COLUMN_NORMALIZE, default=True)),
     optimizer='tff_bandmf.optimize.searches:banded',
   ),
 )

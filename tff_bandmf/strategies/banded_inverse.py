@@ -44,8 +44,7 @@ FAMILIES = (
   families.Family(
     BandedInverse,
     'few coefficients of C^-1, optimised',
-    'bands - 1',
-    parameters=(families.INVERSE_BANDS, families.COLUMN_NORMALIZE),
+    parameters=families.BANDED_INVERSE,
     optimizer='tff_bandmf.optimize.searches:banded_inverse',
   ),
 )

@@ -7,8 +7,10 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks, errors
+from tff_bandmf import errors
 from tff_bandmf.strategies import base, families, toeplitz
+
+_B0 = families.Parameter('b0', int, 'Least min_sep that is expected.')
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -60,11 +62,7 @@ class RobustToeplitz(BandedToeplitz):
   """
 
   family: ClassVar[str] = 'robust-toeplitz'
-  b0: int = attrs.field(
-    converter=lambda b0: _checks.count(
-      'b0', b0, 'give the least min_sep expected'
-    )
-  )
+  b0: int = attrs.field(converter=lambda x: _B0.check(x))
 
   def __attrs_post_init__(self):
     if self.b0 > self.bands:
@@ -104,21 +102,15 @@ FAMILIES = (
   families.Family(
     BandedToeplitz,
     'few coefficients, optimised',
-    'bands - 1',
     'BandMF24',
-    (families.BANDS, families.COLUMN_NORMALIZE),
+    families.BANDED,
     optimizer='tff_bandmf.optimize.searches:banded_toeplitz',
   ),
   families.Family(
     RobustToeplitz,
     'the same, for a min_sep in [b0, bands]',
-    'bands - 1',
     'BandMF24',
-    (
-      families.BANDS,
-      families.Parameter('b0', int, 'Least min_sep that is expected.'),
-      families.COLUMN_NORMALIZE,
-    ),
+    (*families.BANDED, _B0),
     optimizer='tff_bandmf.optimize.searches:robust_toeplitz',
   ),
 )

@@ -395,12 +395,15 @@ def check_bands(strategy: Strategy, field: Any, value: Any) -> None:
   """Raises ValueError if a number of bands, or a series, exceeds n."""
   del field
   bands = len(value) if isinstance(value, np.ndarray) else value
-  if bands > strategy.rounds:
+  check_few(bands, strategy.rounds)
+
+
+def check_few(bands: int, rounds: int) -> int:
+  """Returns a number of bands; raises ValueError if it exceeds n."""
+  if bands > rounds:
     raise ValueError(
       errors.invalid(
-        'bands',
-        bands,
-        f'must not exceed rounds={strategy.rounds}',
-        'use fewer bands',
+        'bands', bands, f'must not exceed rounds={rounds}', 'use fewer bands'
       )
     )
+  return bands

@@ -219,16 +219,14 @@ class BltBuffers(recursion_lib.Buffers):
     return float(recursion_lib.UNIT * roundings * np.sum(sizes))
 
 
+_BUFFERS = families.Parameter('buffers', int, 'Powers that are added up.')
 FAMILIES = (
   families.Family(
     Blt,
     'sum of powers, optimised',
-    'buffers',
     'BLT24, UseBLTs24',
-    (
-      families.Parameter('buffers', int, 'Powers that are added up.'),
-      families.COLUMN_NORMALIZE,
-    ),
-    optimizer='tff_bandmf.optimize.searches:blt',
+    (_BUFFERS, families.COLUMN_NORMALIZE),
+    families.Memory('buffers', lambda rounds: 1),
+    'tff_bandmf.optimize.searches:blt',
   ),
 )

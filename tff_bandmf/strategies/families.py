@@ -29,7 +29,7 @@ class Parameter:
 
   Attributes:
     name: as in JSON and in configurations; its flag has dashes for underscores.
-    kind: int, at least 1; float, in [low, high]; bool; or `Family`, a name.
+    kind: int, at least 1; float, at most high; bool; or `Family`, a name.
     about: what it is, for --help.
     low: least number.
     high: largest number.
@@ -66,7 +66,14 @@ class Parameter:
     if self.kind is Family:
       return get(value).name
     if self.kind is int:
-      return _checks.count(self.name, value, remedy)
+      count = _checks.count(self.name, value, remedy)
+      if count < self.low:
+        raise ValueError(
+          errors.invalid(
+            self.name, value, f'must be at least {self.low:g}', remedy
+          )
+        )
+      return count
     if self.kind is float:
       return _checks.between(self.name, value, self.low, self.high, remedy)
     if not isinstance(value, bool):
@@ -77,16 +84,28 @@ class Parameter:
 
 
 @attrs.frozen
+class Memory:
+  """What the noise of a family keeps: in words, and n to the fewest copies."""
+
+  about: str
+  least: Callable[[int], int]
+
+
+NOTHING = Memory('0', lambda rounds: 0)
+SOME_BANDS = Memory('bands - 1', lambda rounds: 1)
+ALL_ROUNDS = Memory('rounds - 1', lambda rounds: rounds - 1)
+
+
+@attrs.frozen
 class Family:
   """A family of strategies.
 
   Attributes:
     kind: class of its strategies, whose `family` is the name.
     about: C, or C^-1, in a few words.
-    keeps: model copies that its noise keeps, in words.
     source: keys of the literature.
     parameters: that it takes; at most one of them is swept.
-    least_copies: n to the fewest model copies that its noise keeps.
+    memory: model copies that its noise keeps.
     optimizer: 'module:function' that finds the best strategy for a
       `tff_bandmf.optimize.request.Request`; '' where the parameters say it all.
       It is imported when it is called, as TensorFlow takes long to import.
@@ -95,15 +114,15 @@ class Family:
 
   kind: type[Any]
   about: str
-  keeps: str
   source: str = ''
   parameters: tuple[Parameter, ...] = ()
-  least_copies: Callable[[int], int] = lambda rounds: 1
+  memory: Memory = SOME_BANDS
   optimizer: str = ''
   passes_on: bool = False
 
   @property
   def name(self) -> str:
+    """As on the command line and in strategy files."""
     return self.kind.family
 
   def parameter(self, name: str) -> Optional[Parameter]:
@@ -130,17 +149,16 @@ class Family:
     found = {}
     for field, value in given.items():
       name = field.rstrip('_')
-      own = self.parameter(name)
-      if own is None and self.passes_on:
-        own = parameters().get(name)
-      if own is None and value is not None:
+      own = parameters().get(name) if self.takes(name) else None
+      if value is None:
+        continue
+      if own is None:
         raise ValueError(
           errors.invalid(
             name, value, f'{self.name} has no such parameter', 'leave it out'
           )
         )
-      if own is not None and value is not None:
-        found[name] = own.check(value)
+      found[name] = own.check(value)
     return found
 
 
@@ -150,13 +168,14 @@ BANDS = Parameter(
   int,
   'Non-zero diagonals of C, or of its inverse for the banded-inverse families.',
 )
-INVERSE_BANDS = attrs.evolve(BANDS, field='inverse_bands')
 COLUMN_NORMALIZE = Parameter(
   'column_normalize',
   bool,
   'Columns of unit norm.  [default: only for banded]',
   default=False,
 )
+BANDED = (BANDS, COLUMN_NORMALIZE)
+BANDED_INVERSE = (attrs.evolve(BANDS, field='inverse_bands'), COLUMN_NORMALIZE)
 
 
 @functools.cache

@@ -17,12 +17,18 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks
 from tff_bandmf.strategies import base, families, toeplitz
 
-
-def _alpha(alpha: Any) -> float:
-  return _checks.between('alpha', alpha, 0, 1, '1/2 is the square root')
+_ALPHA = families.Parameter(
+  'alpha', float, 'Exponent, 1/2 is the square root.', sweep=(0.0, 1.0)
+)
+_NU = families.Parameter('nu', float, 'Decay, 0 is none.', sweep=(0.0, 1.0))
+_LAMBDA = families.Parameter(
+  'lambda',
+  float,
+  'Part of the noise that the next round takes away.',
+  sweep=(0.0, 1.0),
+)
 
 
 @attrs.frozen(slots=False)
@@ -39,9 +45,7 @@ class Lti(toeplitz.Toeplitz):
 
   family: ClassVar[str] = 'lti'
   rounds: int = attrs.field(converter=base.count_rounds)
-  nu: float = attrs.field(
-    converter=lambda nu: _checks.between('nu', nu, 0, 1, '0 does not decay')
-  )
+  nu: float = attrs.field(converter=lambda x: _NU.check(x))
 
   @property
   def bands(self) -> int:
@@ -94,7 +98,7 @@ class BandedFractional(toeplitz.BandedC):
   bands: int = attrs.field(
     converter=base.count_bands, validator=base.check_bands
   )
-  alpha: float = attrs.field(converter=_alpha)
+  alpha: float = attrs.field(converter=lambda x: _ALPHA.check(x))
 
   @property
   def coefficients(self) -> np.ndarray:
@@ -137,7 +141,7 @@ class BandedInverseFractional(toeplitz.BandedInverseC):
   inverse_bands: int = attrs.field(
     converter=base.count_bands, validator=base.check_bands
   )
-  alpha: float = attrs.field(converter=_alpha)
+  alpha: float = attrs.field(converter=lambda x: _ALPHA.check(x))
 
   @property
   def inverse_coefficients(self) -> np.ndarray:
@@ -174,11 +178,7 @@ class DpCgd(toeplitz.BandedInverseC):
   is_geometric: ClassVar[bool] = True
   inverse_bands: ClassVar[int] = 2
   rounds: int = attrs.field(converter=base.count_rounds)
-  lambda_: float = attrs.field(
-    converter=lambda value: _checks.between(
-      'lambda', value, 0, 1, '0 is the identity'
-    )
-  )
+  lambda_: float = attrs.field(converter=lambda x: _LAMBDA.check(x))
 
   @property
   def inverse_coefficients(self) -> np.ndarray:
@@ -188,71 +188,34 @@ class DpCgd(toeplitz.BandedInverseC):
     return {'lambda': self.lambda_}
 
 
-_ALPHA = families.Parameter(
-  'alpha', float, 'Exponent, 1/2 is the square root.', sweep=(0.0, 1.0)
-)
-
+_ALL = families.ALL_ROUNDS
+_NORMALIZE = families.COLUMN_NORMALIZE
 FAMILIES = (
+  families.Family(BandedSqrt, '(1-x)^-1/2, cut', 'BSR24', families.BANDED),
   families.Family(
-    BandedSqrt,
-    '(1-x)^-1/2, cut',
-    'bands - 1',
-    'BSR24',
-    (families.BANDS, families.COLUMN_NORMALIZE),
+    BandedFractional, '(1-x)^-alpha, cut', 'BIFR26', (*families.BANDED, _ALPHA)
   ),
+  families.Family(SqrtToeplitz, '(1-x)^-1/2', 'FHU23', (_NORMALIZE,), _ALL),
   families.Family(
-    BandedFractional,
-    '(1-x)^-alpha, cut',
-    'bands - 1',
-    'BIFR26',
-    (families.BANDS, _ALPHA, families.COLUMN_NORMALIZE),
-  ),
-  families.Family(
-    SqrtToeplitz,
-    '(1-x)^-1/2',
-    'rounds - 1',
-    'FHU23',
-    (families.COLUMN_NORMALIZE,),
-    least_copies=lambda rounds: rounds - 1,
-  ),
-  families.Family(
-    Lti,
-    '(1-x)^-1/2 with decay',
-    'rounds - 1',
-    'LTI24',
-    (
-      families.Parameter('nu', float, 'Decay, 0 is none.', sweep=(0.0, 1.0)),
-      families.COLUMN_NORMALIZE,
-    ),
-    least_copies=lambda rounds: rounds - 1,
+    Lti, '(1-x)^-1/2 with decay', 'LTI24', (_NU, _NORMALIZE), _ALL
   ),
   families.Family(
     DpCgd,
     'C^-1 = I - lambda shift',
-    '1',
     'DPCGD26',
-    (
-      families.Parameter(
-        'lambda',
-        float,
-        'Part of the noise that the next round takes away.',
-        sweep=(0.0, 1.0),
-      ),
-      families.COLUMN_NORMALIZE,
-    ),
+    (_LAMBDA, _NORMALIZE),
+    families.Memory('1', lambda rounds: 1),
   ),
   families.Family(
     BandedInverseSqrt,
     'C^-1 = (1-x)^1/2, cut',
-    'bands - 1',
     'BISR25',
-    (families.INVERSE_BANDS, families.COLUMN_NORMALIZE),
+    families.BANDED_INVERSE,
   ),
   families.Family(
     BandedInverseFractional,
     'C^-1 = (1-x)^alpha, cut',
-    'bands - 1',
     'BIFR26',
-    (families.INVERSE_BANDS, _ALPHA, families.COLUMN_NORMALIZE),
+    (*families.BANDED_INVERSE, _ALPHA),
   ),
 )

@@ -7,10 +7,16 @@ from typing import Any, ClassVar
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks
 from tff_bandmf.strategies import base, families, toeplitz
 
-_LARGEST_CONSTANT = 1e6
+_CONSTANT = families.Parameter(
+  'constant',
+  float,
+  'What is added to each 1/(j+1).',
+  high=1e6,
+  # From there on C is all constant.
+  sweep=(0.0, 100.0),
+)
 
 
 @attrs.frozen(slots=False)
@@ -31,11 +37,7 @@ class InversePlusConstant(toeplitz.BandedC):
   bands: int = attrs.field(
     converter=base.count_bands, validator=base.check_bands
   )
-  constant: float = attrs.field(
-    converter=lambda constant: _checks.between(
-      'constant', constant, 0, _LARGEST_CONSTANT, '0 adds none'
-    )
-  )
+  constant: float = attrs.field(converter=lambda x: _CONSTANT.check(x))
 
   @property
   def coefficients(self) -> np.ndarray:
@@ -51,18 +53,6 @@ FAMILIES = (
   families.Family(
     InversePlusConstant,
     '1/(j+1) + constant, cut',
-    'bands - 1',
-    parameters=(
-      families.BANDS,
-      families.Parameter(
-        'constant',
-        float,
-        'What is added to each 1/(j+1).',
-        high=_LARGEST_CONSTANT,
-        # From there on C is all constant.
-        sweep=(0.0, 100.0),
-      ),
-      families.COLUMN_NORMALIZE,
-    ),
+    parameters=(*families.BANDED, _CONSTANT),
   ),
 )

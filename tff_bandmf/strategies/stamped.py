@@ -69,14 +69,8 @@ class Stamped(base.Strategy):
     return [(self.block, copies), *cut]
 
   def column_norms_squared(self) -> np.ndarray:
-    if self.rounds > self.block.rounds:
-      return np.concatenate(
-        [
-          np.tile(block.column_norms_squared(), copies)
-          for block, copies in self.tiles()
-        ]
-      )
-    if isinstance(self.block, toeplitz.Toeplitz):
+    cut = self.rounds <= self.block.rounds
+    if cut and isinstance(self.block, toeplitz.Toeplitz):
       return np.cumsum(self.block.column(self.rounds) ** 2)[::-1]
     return super().column_norms_squared()
 
@@ -123,25 +117,23 @@ class Stamped(base.Strategy):
     }
 
 
+_BLOCK_ROUNDS = families.Parameter(
+  'block_rounds', int, 'Rounds of a block.  [default: min_sep]'
+)
+_BLOCK_FAMILY = families.Parameter(
+  'block_family',
+  families.Family,
+  'Family of a block.  [default: dense]',
+  default=dense.Dense.family,
+)
 FAMILIES = (
   families.Family(
     Stamped,
     'blocks of any of these',
-    'that of the block',
     'SingleEpoch22',
-    (
-      families.Parameter(
-        'block_rounds', int, 'Rounds of a block.  [default: min_sep]'
-      ),
-      families.Parameter(
-        'block_family',
-        families.Family,
-        'Family of a block.  [default: dense]',
-        default=dense.Dense.family,
-      ),
-    ),
-    least_copies=lambda rounds: 0,
-    optimizer='tff_bandmf.optimize.families:stamped',
+    (_BLOCK_ROUNDS, _BLOCK_FAMILY),
+    families.Memory('that of the block', lambda rounds: 0),
+    'tff_bandmf.optimize.families:stamped',
     passes_on=True,
   ),
 )

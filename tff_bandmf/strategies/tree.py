@@ -17,9 +17,13 @@ from typing import Any, ClassVar, Optional
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks, errors, workloads
+from tff_bandmf import workloads
 from tff_bandmf.strategies import base, dense, families
 from tff_bandmf.strategies import recursion as recursion_lib
+
+_ARITY = families.Parameter(
+  'arity', int, 'Children of a node.  [default: 2]', low=2, default=2
+)
 
 
 @attrs.frozen(slots=False)
@@ -41,17 +45,10 @@ class Tree(base.Strategy):
   family: ClassVar[str] = 'tree'
   structure: ClassVar[str] = base.TREE
   rounds: int = attrs.field(converter=base.count_rounds)
-  arity: int = attrs.field(
-    default=2,
-    converter=lambda arity: _checks.count('arity', arity, 'give 2 or more'),
-  )
+  arity: int = attrs.field(default=2, converter=lambda x: _ARITY.check(x))
 
   def __attrs_post_init__(self):
     base.check_dense(self.rounds)
-    if self.arity == 1:
-      raise ValueError(
-        errors.invalid('arity', self.arity, 'must be at least 2', 'give 2')
-      )
 
   @property
   def bands(self) -> int:
@@ -305,20 +302,14 @@ FAMILIES = (
   families.Family(
     Tree,
     'nodes of a tree, optimal decoder',
-    'rounds - 1',
     'DPFTRL21',
-    (
-      families.Parameter(
-        'arity', int, 'Children of a node.  [default: 2]', default=2
-      ),
-    ),
-    least_copies=lambda rounds: rounds - 1,
+    (_ARITY,),
+    families.ALL_ROUNDS,
   ),
   families.Family(
     OnlineTree,
     "nodes of a binary tree, Honaker's decoder",
-    'log2(rounds)',
     'DPFTRL21',
-    least_copies=int.bit_length,
+    memory=families.Memory('log2(rounds)', int.bit_length),
   ),
 )

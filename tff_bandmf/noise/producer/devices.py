@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from tff_bandmf import errors
 from tff_bandmf.noise import generator as generator_lib
-from tff_bandmf.noise.producer import places
+from tff_bandmf.noise.producer import blocks, makers
 
 _TOGETHER = 8
 
 
-class Devices(places.Place):
+class Devices(makers.Maker):
   """Works on accelerators at the same time, chunks dealt to them in turn.
 
   A chunk's memory stays on its device; z comes from the host, and a block's
@@ -27,11 +27,11 @@ class Devices(places.Place):
 
   def __init__(
     self,
-    layout: places.Layout,
+    layout: makers.Layout,
     generator: generator_lib.Generator,
     devices: Sequence[str],
   ):
-    """Takes what `Place` takes, and names of logical devices."""
+    """Takes what `Maker` takes, and names of logical devices."""
     super().__init__(layout, generator)
     self._devices = devices
     self._pools = [pool_lib.ThreadPool(1) for _ in devices]
@@ -46,7 +46,7 @@ class Devices(places.Place):
       pool.join()
     self._memories.clear()
 
-  def advance(self, block: places.Block) -> Iterator[None]:
+  def advance(self, block: blocks.Block) -> Iterator[None]:
     parts = [
       self._pools[i % len(self._pools)].apply_async(
         self._advance_chunk, (i, block)
@@ -55,13 +55,13 @@ class Devices(places.Place):
     ]
     self._made = []
     for part in parts:
-      self._made.append(places.checked(part.get()).astype(np.int32))
+      self._made.append(blocks.checked(part.get()).astype(np.int32))
       yield
 
-  def _advance_chunk(self, i: int, block: places.Block) -> np.ndarray:
+  def _advance_chunk(self, i: int, block: blocks.Block) -> np.ndarray:
     """Returns y, [m, count] float64."""
     layout = self._layout
-    z = self._draw(i, block, places.Workspace())
+    z = self._draw(i, block, blocks.Workspace())
     with tf.device(self._devices[i % len(self._devices)]):
       if not layout.memory_rows:
         return tf.round(tf.constant(z)).numpy()
@@ -70,7 +70,7 @@ class Devices(places.Place):
         memory = self._memories[i] = tf.Variable(
           tf.zeros([layout.memory_rows, layout.count(i)], layout.dtype)
         )
-      if isinstance(block, places.WindowBlock):
+      if isinstance(block, blocks.WindowBlock):
         y, fed = _window(block.rounds, block.feeds_y)(
           z, memory, block.far, block.near, block.scale
         )
@@ -78,7 +78,7 @@ class Devices(places.Place):
           tf.cast(fed, layout.dtype)
         )
       else:
-        assert isinstance(block, places.BufferBlock)
+        assert isinstance(block, blocks.BufferBlock)
         steps = [
           np.stack([getattr(step, name) for step in block.steps])
           for name in ('readout', 'update', 'gain')
@@ -93,7 +93,7 @@ class Devices(places.Place):
 
 @functools.cache
 def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
-  """Returns the function that makes a `places.WindowBlock`."""
+  """Returns the function that makes a `blocks.WindowBlock`."""
 
   @tf.function(autograph=False, reduce_retracing=True)
   def advance(z, memory, far, near, scale):
@@ -123,7 +123,7 @@ def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
 
 @functools.cache
 def _buffers(rounds: int) -> Callable[..., Any]:
-  """Returns the function that makes a `places.BufferBlock`."""
+  """Returns the function that makes a `blocks.BufferBlock`."""
 
   @tf.function(autograph=False, reduce_retracing=True)
   def advance(z, memory, readout, update, gain):

@@ -13,6 +13,7 @@ import tensorflow as tf
 from tff_bandmf import errors
 from tff_bandmf.noise import graph_generator, placements, self_test
 from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import reader as tape_reader
 from tff_bandmf.noise.tape import served as served_tape
 from tff_bandmf.noise.tape import writer as tape_lib
@@ -312,13 +313,15 @@ def of(
       return TapeSource(
         tape_lib.Tape(
           placement.directory,
-          recursion,
-          z_steps,
-          dimension,
-          key,
-          placement.start_round,
-          max_memory_bytes=placement.max_memory_bytes,
-          devices=placement.devices,
+          stream.Stream(
+            recursion,
+            z_steps,
+            dimension,
+            key,
+            placement.max_memory_bytes,
+            devices=placement.devices,
+          ),
+          start_round=placement.start_round,
         ),
         held,
       )

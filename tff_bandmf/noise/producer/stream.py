@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Sequence
 from typing import Optional
 
@@ -10,7 +11,7 @@ import numpy as np
 from tff_bandmf import _checks, errors
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise.producer import places
+from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Shards are cut at its multiples.
@@ -38,6 +39,10 @@ class Stream:
   which the last bit of a sum decides.
 
   Attributes:
+    recursion: of C.
+    z_steps: standard deviation of z in lattice steps.
+    dimension: d.
+    identifier: see `identify`.
     block_rounds: m, rounds a block; the last one may be shorter.
     coordinates: those of y that are made.
     kind: of what does the work: `HOST`, or the type of the devices.
@@ -78,7 +83,11 @@ class Stream:
         max_memory_bytes,
         'leave it out to keep all in memory',
       )
-    self._z_steps = _checks.positive(
+    self.recursion = recursion
+    self.dimension = _checks.count(
+      'dimension', dimension, 'the model has no parameters'
+    )
+    self.z_steps = _checks.positive(
       'z_steps', z_steps, 'a run without noise needs no stream'
     )
     self.coordinates = (
@@ -87,7 +96,7 @@ class Stream:
       else _checked(coordinates, dimension)
     )
     self.block_rounds = min(recursion.rounds, _block_rounds(recursion.memory))
-    self._recursion = recursion
+    self.identifier = identify(key, recursion, dimension, self.z_steps)
     self._generator = generator_lib.Generator(key)
     self._max_memory_bytes = max_memory_bytes
     self._devices: tuple[str, ...] = ()
@@ -110,38 +119,38 @@ class Stream:
       tf.errors.ResourceExhaustedError: the devices have no room.
     """
     y = np.empty(len(self.coordinates), np.int32)
-    with self._place() as place:
+    with self._maker() as maker:
       for block in self._blocks():
-        for _ in place.advance(block):
+        for _ in maker.advance(block):
           yield None
         for r in range(block.rounds):
-          place.copy_row(r, y)
+          maker.copy_row(r, y)
           yield y
 
   @property
   def _memory_rows(self) -> int:
-    memory, m = self._recursion.memory, self.block_rounds
-    if self._recursion.keeps == recursion_lib.BUFFERS:
+    memory, m = self.recursion.memory, self.block_rounds
+    if self.recursion.keeps == recursion_lib.BUFFERS:
       return memory
     # Row u % memory_rows of a ring holds round u.
     return -(-memory // m) * m
 
-  def _blocks(self) -> Iterator[places.Block]:
-    recursion, m = self._recursion, self.block_rounds
+  def _blocks(self) -> Iterator[blocks.Block]:
+    recursion, m = self.recursion, self.block_rounds
     for first in range(0, recursion.rounds, m):
       rounds = range(first, min(first + m, recursion.rounds))
       if isinstance(recursion, recursion_lib.Window):
-        yield places.WindowBlock.of(
-          recursion, self._z_steps, rounds, self._memory_rows
+        yield blocks.WindowBlock.of(
+          recursion, self.z_steps, rounds, self._memory_rows
         )
       else:
         assert isinstance(recursion, recursion_lib.Buffers)
-        yield places.BufferBlock.of(recursion, self._z_steps, rounds)
+        yield blocks.BufferBlock.of(recursion, self.z_steps, rounds)
 
-  def _place(self) -> places.Place:
-    """Returns where the work is done."""
-    layout = places.Layout(
-      self._recursion.keeps,
+  def _maker(self) -> makers.Maker:
+    """Returns what does the work."""
+    layout = makers.Layout(
+      self.recursion.keeps,
       self._memory_rows,
       self.block_rounds,
       self.coordinates,
@@ -151,7 +160,23 @@ class Stream:
       from tff_bandmf.noise.producer import devices as devices_lib
 
       return devices_lib.Devices(layout, self._generator, self._devices)
-    return places.Host(layout, self._generator, self._max_memory_bytes)
+    return makers.Host(layout, self._generator, self._max_memory_bytes)
+
+
+def identify(
+  key: key_lib.Key,
+  recursion: recursion_lib.Recursion,
+  dimension: int,
+  z_steps: float,
+) -> int:
+  """Returns 63 bits that name the noise of this key, C, size and deviation.
+
+  They are a one-way function of these four: the same noise made again has the
+  same name, and no other noise has.
+  """
+  return key.identify(
+    struct.pack('<qd', dimension, z_steps) + recursion.digest.encode()
+  )
 
 
 def _block_rounds(memory: int) -> int:

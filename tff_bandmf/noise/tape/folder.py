@@ -33,14 +33,11 @@ import os
 import pathlib
 import re
 import shutil
-import struct
 import tempfile
 from typing import Optional
 
 from tff_bandmf import _files, errors
-from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.tape import file as tape_file
-from tff_bandmf.strategies import recursion as recursion_lib
 
 POLL_SECONDS = 0.02
 
@@ -151,18 +148,6 @@ class Description:
       for name, value in dataclasses.asdict(other).items()
       if own[name] != value
     )
-
-
-def identify(
-  key: key_lib.Key,
-  recursion: recursion_lib.Recursion,
-  dimension: int,
-  z_steps: float,
-) -> int:
-  """Returns 63 bits that name the noise of this key, C, size and deviation."""
-  return key.identify(
-    struct.pack('<qd', dimension, z_steps) + recursion.digest.encode()
-  )
 
 
 def noise_path(directory: pathlib.Path, round_index: int) -> pathlib.Path:

@@ -13,17 +13,14 @@ import errno
 import os
 import pathlib
 import threading
-from collections.abc import Sequence
 from typing import Optional, Union
 
 import numpy as np
 
-from tff_bandmf import _checks, _files, errors
-from tff_bandmf.noise import key as key_lib
+from tff_bandmf import _files, errors
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.strategies import recursion as recursion_lib
 
 _AHEAD_BYTES = 512 * 2**20
 # What a disk without room says; room may come.
@@ -52,9 +49,8 @@ class Tape:
     dimension: d, coordinates of y_t.
     z_steps: standard deviation of z in steps of the lattice.
     start_round: first round to be read.
-    tape_id: 63 bits that every file carries and the reader asks for; a one-way
-      function of key, strategy, dimension and z_steps, so that a tape made
-      again from them continues a run and no other does.
+    tape_id: `Stream.identifier`, which every file carries and the reader asks
+      for: a tape made again continues a run, and no other does.
     written: rounds below it were written.
     reached: rounds below it were used.
     is_full: whether the producer waits for room on the disk.
@@ -64,15 +60,10 @@ class Tape:
   def __init__(
     self,
     directory: Optional[Union[str, os.PathLike]],
-    recursion: recursion_lib.Recursion,
-    z_steps: float,
-    dimension: int,
-    key: key_lib.Key,
+    made: stream.Stream,
+    *,
     start_round: int = 0,
     ahead_bytes: int = _AHEAD_BYTES,
-    max_memory_bytes: Optional[int] = None,
-    coordinates: Optional[range] = None,
-    devices: Sequence[str] = (),
     resume: bool = False,
   ):
     """Starts the producer.
@@ -81,16 +72,10 @@ class Tape:
       directory: made with mode 0700 if missing; another tape that an ended
         process left there is removed. None makes a temporary one, in memory if
         there is room, and removes those whose process was killed.
-      recursion: of C; nothing is made past its last round.
-      z_steps: standard deviation of z in steps of the lattice.
-      dimension: d.
-      key: of the noise.
+      made: the rows of y, all of them or those of a shard.
       start_round: first round to write; those before it are made again to get
         there, and not written.
       ahead_bytes: bound on unread files. Two rounds are allowed whatever it is.
-      max_memory_bytes: of past rounds; see `stream.Stream`.
-      coordinates: of a shard; see `stream.Stream`.
-      devices: that make the noise; see `stream.Stream`.
       resume: go on with what an ended process left in `directory`, from the
         highest mark on or from `start_round`, whichever is later; leave the
         marks there in the end, for the next one; and refuse another tape.
@@ -100,61 +85,45 @@ class Tape:
         live producer, is to be resumed and holds another tape, or says that a
         later round than `start_round` was used.
     """
-    self.dimension = _checks.count(
-      'dimension', dimension, 'the model has no parameters'
-    )
-    self.z_steps = _checks.positive(
-      'z_steps', z_steps, 'a run without noise needs no tape'
-    )
-    if not 0 <= start_round <= recursion.rounds:
+    self.dimension, self.z_steps = made.dimension, made.z_steps
+    rounds = made.recursion.rounds
+    if not 0 <= start_round <= rounds:
       raise ValueError(
         errors.invalid(
           'start_round',
           start_round,
-          f'must be in [0, rounds={recursion.rounds}]',
+          f'must be in [0, rounds={rounds}]',
           'give the round of the state that the run continues from',
         )
       )
-    self._recursion = recursion
-    self._stream = stream.Stream(
-      recursion,
-      self.z_steps,
-      dimension,
-      key,
-      max_memory_bytes,
-      coordinates,
-      devices,
-    )
-    made = self._stream.coordinates
-    if len(made) > tape_file.LARGEST_COUNT:
+    self._stream = made
+    first, count = made.coordinates.start, len(made.coordinates)
+    if count > tape_file.LARGEST_COUNT:
       raise ValueError(
         errors.invalid(
           'coordinates',
-          len(made),
+          count,
           f'a file holds {tape_file.LARGEST_COUNT} at most',
           'share them among noise-servers',
         )
       )
-    self.tape_id = tape_folder.identify(key, recursion, dimension, self.z_steps)
+    self.tape_id = made.identifier
     self.description = tape_folder.Description(
       self.tape_id,
-      recursion.digest,
-      recursion.rounds,
-      dimension,
-      made.start,
-      len(made),
+      made.recursion.digest,
+      rounds,
+      self.dimension,
+      first,
+      count,
       self.z_steps,
-      self._stream.kind,
+      made.kind,
       resume,
     )
-    self._ahead = max(2, ahead_bytes // (4 * len(made)))
+    self._ahead = max(2, ahead_bytes // (4 * count))
     self.directory = pathlib.Path(
-      directory
-      or tape_folder.temporary(
-        4 * len(made) * min(self._ahead, recursion.rounds)
-      )
+      directory or tape_folder.temporary(4 * count * min(self._ahead, rounds))
     ).absolute()
-    self.shards = [tape_folder.Shard(self.directory, made.start, len(made))]
+    self.shards = [tape_folder.Shard(self.directory, first, count)]
     self._resume = resume
     self._stop = threading.Event()
     self._closed = False
@@ -177,7 +146,7 @@ class Tape:
   @property
   def row_norms(self) -> np.ndarray:
     """|row t of C^-1|_2, [n] float64."""
-    return self._recursion.row_norms
+    return self._stream.recursion.row_norms
 
   def close(self) -> None:
     """Stops the producer and removes its files; may be called twice."""

@@ -1,19 +1,15 @@
-"""Where blocks of rounds are made: in the host's memory, or on devices."""
+"""Blocks of rounds: what follows from z, and what the past leaves."""
 
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Optional
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
-import threadpoolctl
 
-from tff_bandmf.noise import generator as generator_lib
-from tff_bandmf.noise.producer import chunks as chunks_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Rounds whose weighted sums within a block are taken together.
@@ -239,127 +235,6 @@ class _Step(NamedTuple):
       np.flatnonzero(step.gain),
       step.gain,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """What a place keeps, and of which coordinates.
-
-  Attributes:
-    keeps: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
-    memory_rows: rows of S; of a window that is kept as a ring, a multiple of
-      the rounds of a block.
-    block_rounds: most rounds of a block.
-    coordinates: those that are made.
-    chunk: coordinates made at once.
-  """
-
-  keeps: str
-  memory_rows: int
-  block_rounds: int
-  coordinates: range
-  chunk: int
-
-  @property
-  def starts(self) -> range:
-    """First coordinates of the chunks, relative to the first of all."""
-    return range(0, len(self.coordinates), self.chunk)
-
-  def count(self, i: int) -> int:
-    """Returns the coordinates of chunk i."""
-    return min(self.chunk, len(self.coordinates) - self.starts[i])
-
-  @property
-  def dtype(self) -> type:
-    """Type of the memory; y holds integers."""
-    return np.int32 if self.keeps == recursion_lib.PAST_Y else np.float64
-
-
-class Place(contextlib.AbstractContextManager):
-  """Makes blocks chunk by chunk and remembers what the next ones need.
-
-  A window of rounds is a ring: a block reads it once and writes only its own
-  rounds. The memory starts at zero and goes at the end of the `with` statement.
-  """
-
-  def __init__(self, layout: Layout, generator: generator_lib.Generator):
-    self._layout = layout
-    self._generator = generator
-
-  def _draw(self, i: int, block: Block, work: Workspace) -> np.ndarray:
-    """Returns noise_scale * Z of a block and chunk, [m, count] float64."""
-    layout = self._layout
-    z = work.array('z', (block.rounds, layout.count(i)))
-    start = layout.coordinates.start + layout.starts[i]
-    for r, scale in enumerate(block.noise_scale):
-      self._generator.fill(z[r : r + 1], block.first + r, start)
-      z[r] *= scale
-    return z
-
-  @abc.abstractmethod
-  def advance(self, block: Block) -> Iterator[None]:
-    """Makes a block; yields after each part of the work.
-
-    Raises:
-      OverflowError: noise left the range of 32 bits.
-    """
-
-  @abc.abstractmethod
-  def _rows(self, i: int) -> np.ndarray:
-    """Returns y of the block made last, [m, coordinates of chunk i] int32."""
-
-  def copy_row(self, r: int, y: np.ndarray) -> None:
-    """Copies row r of the block made last to y, [coordinates] int32."""
-    for i, start in enumerate(self._layout.starts):
-      y[start : start + self._layout.count(i)] = self._rows(i)[r]
-
-
-class Host(Place):
-  """Works in the host's memory, in float64."""
-
-  def __init__(
-    self,
-    layout: Layout,
-    generator: generator_lib.Generator,
-    max_memory_bytes: Optional[int],
-  ):
-    """Takes what `Place` takes, and the bound of `chunks.Chunks`."""
-    super().__init__(layout, generator)
-    self._work = Workspace()
-    # Threads that wait for each other spin where others have work.
-    self._threads = threadpoolctl.ThreadpoolController()
-    # A ring of y holds what is made.
-    self._in_ring = (
-      layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0
-    )
-    self._made = slice(0)
-
-    def chunks(rows, dtype):
-      return chunks_lib.Chunks(
-        rows, len(layout.coordinates), layout.chunk, dtype, max_memory_bytes
-      )
-
-    self._memory = chunks(layout.memory_rows, layout.dtype)
-    self._out = (
-      self._memory if self._in_ring else chunks(layout.block_rounds, np.int32)
-    )
-
-  def __exit__(self, *exc_info) -> None:
-    self._memory.close()
-    self._out.close()
-
-  def advance(self, block: Block) -> Iterator[None]:
-    first = block.row if self._in_ring else 0
-    self._made = slice(first, first + block.rounds)
-    with self._threads.limit(limits=1, user_api='blas'):
-      for i in range(len(self._layout.starts)):
-        z = self._draw(i, block, self._work)
-        # Mapped no longer than they are used.
-        block.advance(z, self._memory[i], self._rows(i), self._work)
-        yield
-
-  def _rows(self, i: int) -> np.ndarray:
-    return self._out[i][self._made]
 
 
 def checked(y: np.ndarray) -> np.ndarray:
