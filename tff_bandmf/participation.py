@@ -8,8 +8,7 @@
 
 `min_sep` is the difference of round numbers, r2 - r1: 1 allows consecutive
 rounds. TensorFlow Privacy and the Gboard reports count the rounds in between,
-r2 - r1 - 1, which is one less: `min_sep_from_rounds_between`
-converts.
+r2 - r1 - 1, which is one less: `min_sep_from_rounds_between` converts.
 """
 
 from __future__ import annotations
