@@ -93,6 +93,24 @@ def test_recursions_are_the_sums_over_patterns():
       np.log(odds @ np.exp(gamma * losses)),
       rtol=1e-12,
     )
+    np.testing.assert_allclose(
+      mixture._log_mean(gamma * per_round),
+      np.log(odds @ np.exp(gamma * losses)),
+      rtol=1e-12,
+    )
+
+
+@pytest.mark.parametrize('sampling_prob', [0.3, 1 - 1e-15])
+@pytest.mark.parametrize('gain', [900.0, 0.0, -900.0])
+def test_recursions_hold_out_of_the_range_of_float64(gain, sampling_prob):
+  mixture = _spec(0.7, sampling_prob=sampling_prob).accountant.mixture(0.7)
+  gains = gain * np.linspace(0.5, 1.0, 7)[:, None]
+  np.testing.assert_allclose(
+    mixture._log_mean(gains),
+    mixture._log_ratios(gains)[0],
+    rtol=1e-12,
+    atol=1e-12,
+  )
 
 
 def test_rounds_are_drawn_with_the_tilted_odds():
@@ -102,7 +120,9 @@ def test_rounds_are_drawn_with_the_tilted_odds():
   patterns, odds = _patterns(7, 3, 0.3)
   tilted = odds * np.exp(patterns @ gains)
   tilted /= tilted.sum()
-  taken = mixture._draw_rounds(np.random.default_rng(1), _SAMPLES, gains)
+  taken = mixture._draw_rounds(
+    np.random.default_rng(1), _SAMPLES, gains
+  ).toarray()
   code = 2.0 ** np.arange(7)
   seen = np.array([(code @ taken == p @ code).sum() for p in patterns])
   assert seen.sum() == _SAMPLES

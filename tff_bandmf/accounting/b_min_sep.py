@@ -29,6 +29,7 @@ needs (`monte_carlo`).
 from __future__ import annotations
 
 import numpy as np
+import scipy.sparse
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
@@ -55,26 +56,19 @@ class BMinSepMixture(monte_carlo.Mixture):
     sampling_prob: float,
   ):
     # In units of s, z is standard normal.
-    self._blocks = _blocks(rows / z_stddev)
-    self._squares = np.zeros(len(rows))
-    for _, columns, block in self._blocks:
-      self._squares[columns] += (block**2).sum(axis=0)
+    rows = rows / z_stddev
+    self._blocks = _blocks(rows)
+    self._matrix = _sparse(rows)
+    self._squares = self._matrix.power(2).sum(axis=0).A1
     # One round at most, however much further apart they must be.
     self._b = min(min_sep, len(self._squares))
     self._log_in = np.log(sampling_prob)
     self._log_out = np.log1p(-sampling_prob)
     self._rates = self._participation(sampling_prob)
-    self._mean = self._times(self._rates)
+    self._mean = self._matrix @ self._rates
     self.mean_square = float(self._rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
     self.entries = 6 * len(self._squares)
-
-  def _times(self, x: np.ndarray) -> np.ndarray:
-    """Returns C x / s, for x [n, ...]."""
-    product = np.zeros_like(x)
-    for rows, columns, block in self._blocks:
-      product[rows] = block @ x[columns]
-    return product
 
   def _participation(self, sampling_prob: float) -> np.ndarray:
     """Returns the probability to take part in each round, [n]."""
@@ -102,21 +96,55 @@ class BMinSepMixture(monte_carlo.Mixture):
       )
     return logs
 
+  def _log_mean(self, log_gains: np.ndarray) -> np.ndarray:
+    """Returns ln L_0 for gains e^(log_gains) a round, [n, count] float64.
+
+    By L itself, not by its logarithm: that is faster, and what leaves the range
+    of float64 is done again.
+    """
+    with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
+      terms = np.exp(log_gains + self._log_in)
+      rounds, stay = len(terms), np.exp(self._log_out)
+      ratios = np.ones((rounds + self._b, terms.shape[1]))
+      for stop in range(rounds, 0, -self._b):
+        start = max(0, stop - self._b)
+        terms[start:stop] *= ratios[start + self._b : stop + self._b]
+        for i in range(stop - 1, start - 1, -1):
+          np.multiply(ratios[i + 1], stay, out=ratios[i])
+          ratios[i] += terms[i]
+      logs = np.log(ratios[0])
+    # Nobody is eligible in b rounds but by e^-300: terms that float64 lost.
+    lost = ~np.isfinite(logs) | (self._b * self._log_out < -300)
+    if lost.any():
+      logs[lost] = self._log_ratios(log_gains[:, lost])[0]
+    return logs
+
   def _draw_rounds(self, rng, count, log_gains):
     """Returns S of probability proportional to P(S) prod e^(log_gains).
 
+    The next round of who is eligible in round i is the first j whose log
+    survival from i on is below that of an exponential variable.
+
     Returns:
-      [n, count] float64 of 0 and 1.
+      [n, count] float64 of 0 and 1, sparse.
     """
     rounds = len(log_gains)
     logs = self._log_ratios(log_gains)
-    taken = np.zeros((rounds, count))
-    eligible_from = np.zeros(count, np.int64)
-    for i in range(rounds):
-      prob = np.exp(self._log_in + log_gains[i] + logs[i + self._b] - logs[i])
-      taken[i] = (eligible_from <= i) & (rng.random(count) < prob)
-      eligible_from[taken[i] > 0] = i + self._b
-    return taken
+    out = self._log_out + np.diff(logs[: rounds + 1])
+    survived = np.concatenate([[0.0], np.cumsum(-np.minimum(out, 0.0))])
+    who, when = np.arange(count), np.zeros(count, np.int64)
+    found = []
+    while len(who):
+      until = survived[when] + rng.standard_exponential(len(who))
+      taken = np.searchsorted(survived, until, side='right') - 1
+      who, taken = who[taken < rounds], taken[taken < rounds]
+      found.append((taken, who))
+      who, when = who[taken + self._b < rounds], taken + self._b
+      when = when[when < rounds]
+    indices = np.concatenate(found, axis=1)
+    return scipy.sparse.csr_matrix(
+      (np.ones(indices.shape[1]), indices), shape=(rounds, count)
+    )
 
   def _losses(self, y: np.ndarray) -> np.ndarray:
     products = np.zeros_like(y)
@@ -131,14 +159,15 @@ class BMinSepMixture(monte_carlo.Mixture):
     taken = self._draw_rounds(
       rng, count, gamma * (gamma - 1) / 2 * self._squares
     )
-    y = rng.standard_normal(taken.shape) + gamma * self._times(taken)
+    y = rng.standard_normal(taken.shape)
+    y += (self._matrix @ (gamma * taken)).toarray()
     losses = self._losses(y)
-    return self._log_ratios(losses)[0], self._log_ratios(gamma * losses)[0]
+    return self._log_mean(losses), self._log_mean(gamma * losses)
 
   def sample_add(self, rng, count, kappa):
     y = rng.standard_normal((len(self._squares), count))
     y -= kappa * self._mean[:, None]
-    return self._log_ratios(self._losses(y))[0], self._mean @ y
+    return self._log_mean(self._losses(y)), self._mean @ y
 
 
 class BMinSep(accountants.Sampled):
@@ -148,7 +177,7 @@ class BMinSep(accountants.Sampled):
     rows: [n, bands] float64, rows[t, s] = C[t, t - s].
   """
 
-  default_samples = 500_000
+  default_samples = 150_000
 
   def __init__(
     self,
@@ -183,6 +212,21 @@ class BMinSep(accountants.Sampled):
     )
 
 
+def _sparse(rows: np.ndarray) -> scipy.sparse.csr_matrix:
+  """Returns C as a sparse matrix.
+
+  Args:
+    rows: [n, bands] float64, rows[t, s] = C[t, t - s].
+  """
+  rounds, bands = rows.shape
+  diagonals = np.zeros((bands, rounds))
+  for s in range(bands):
+    diagonals[s, : rounds - s] = rows[s:, s]
+  return scipy.sparse.dia_matrix(
+    (diagonals, -np.arange(bands)), shape=(rounds, rounds)
+  ).tocsr()
+
+
 def _blocks(rows: np.ndarray) -> list[tuple[slice, slice, np.ndarray]]:
   """Returns C in dense blocks of rows, with the columns that they reach.
 
@@ -193,7 +237,8 @@ def _blocks(rows: np.ndarray) -> list[tuple[slice, slice, np.ndarray]]:
     (rows, columns, [rows, columns] float64) each.
   """
   rounds, bands = rows.shape
-  size = max(bands, _SMALLEST_BLOCK)
+  # Smaller ones have fewer zeros, larger ones faster products.
+  size = max(bands // 4, _SMALLEST_BLOCK)
   blocks = []
   for start in range(0, rounds, size):
     stop, first = min(start + size, rounds), max(0, start - bands + 1)

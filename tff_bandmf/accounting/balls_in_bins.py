@@ -139,7 +139,7 @@ class BallsInBins(accountants.Sampled):
     gram: [b, b] float64, G.
   """
 
-  default_samples = 4_000_000
+  default_samples = 2_000_000
 
   def __init__(
     self,

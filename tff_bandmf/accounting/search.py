@@ -12,6 +12,8 @@ import scipy.optimize
 from tff_bandmf.accounting import monte_carlo
 
 _ATTEMPTS = 4
+# Pilot samples of each candidate: far from x, and near it.
+_FEW, _MANY = 1_000, 5_000
 
 
 def least(
@@ -47,12 +49,13 @@ def least(
   share = failure_probability / _ATTEMPTS
   log_term = math.log(2 / share)
 
-  def log_excess(log_x):
+  def log_excess(log_x, pilots=_FEW):
     plans = monte_carlo.plans(
       *problem(math.exp(log_x)),
       samples,
       log_term,
       np.random.default_rng(pilot_seed),
+      pilots,
     )
     upper = max(mean + margin for _, mean, margin in plans)
     return math.log((upper + failure_probability) / delta)
@@ -65,9 +68,14 @@ def least(
     low, high = low - step, low
   log_x = high
   if log_excess(low) > 0:
-    log_x = scipy.optimize.brentq(log_excess, low, high, xtol=1e-3)
-  slope = (log_excess(log_x + 0.03) - log_excess(log_x)) / 0.03
-  log_x += 1e-3
+    log_x = scipy.optimize.brentq(log_excess, low, high, xtol=1e-2)
+  # Near it by more samples, the same ones at each step.
+  many = max(_MANY, samples // 100)
+  for _ in range(2):
+    excess = log_excess(log_x, many)
+    slope = min(-1.0, (log_excess(log_x + 0.03, many) - excess) / 0.03)
+    log_x += max(-0.1, min(0.1, -excess / slope))
+  log_x += 3e-3
   for attempt in attempts:
     if log_x >= math.log(start):
       return None
