@@ -6,6 +6,7 @@ from tff_bandmf.accounting.cohorts import (
   BallsInBins,
   BMinSep,
   CyclicPoisson,
+  Logged,
   Sampled,
   from_dict,
   from_flags,

@@ -40,9 +40,18 @@ class Accountant(abc.ABC):
     self,
     strategy: strategies.Strategy,
     schema: participation_lib.Participation,
+    sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
   ):
-    """Takes C and the schema that the noise multiplier is relative to."""
-    self.sensitivity = sensitivity_lib.sensitivity(strategy, schema)
+    """Takes C and the schema that the noise multiplier is relative to.
+
+    Args:
+      strategy: C.
+      schema: what a client can do at worst.
+      sensitivity: of C under it; None computes it.
+    """
+    self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
+      strategy, schema
+    )
     self.participations = schema.participations(strategy.rounds)
 
   @abc.abstractmethod

@@ -17,7 +17,9 @@ from tff_bandmf.accounting import slack as slack_lib
 
 _SAMPLES = monte_carlo.Samples()
 
-Cohorts = Union[participation_lib.Participation, cohorts_lib.Sampled]
+Cohorts = Union[
+  participation_lib.Participation, cohorts_lib.Sampled, cohorts_lib.Logged
+]
 
 
 # Without slots: what is computed is kept.

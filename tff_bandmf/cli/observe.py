@@ -1,0 +1,125 @@
+"""`bandmf observe`: what a participation log shows."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from typing import Any, Optional
+
+import click
+
+from tff_bandmf import accounting, errors, sensitivity
+from tff_bandmf.cli import options, output
+from tff_bandmf.program import participation_log
+from tff_bandmf.program import plan as plan_lib
+
+
+@click.command()
+@click.argument('log', type=click.Path())
+@click.argument('file', type=click.Path())
+@click.option(
+  '--z-stddev',
+  type=options.NUMBER,
+  help='Standard deviation of z, for a strategy.  [default: of the plan]',
+)
+@options.clip
+@click.option('--delta', type=options.NUMBER, help='[default: of the plan]')
+@options.dimension
+@options.max_slack
+@options.as_json
+def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
+  """Shows the sensitivity and the epsilon of the rounds in a log.
+
+  LOG is a CSV or Parquet file with the columns round and client, a row a
+  participation. FILE is a plan, a strategy file or a .npy file of C. The
+  result is about this log: it needs no schema, and holds if who took part did
+  not depend on private data.
+  """
+  started = time.perf_counter()
+  plan = _plan(file)
+  if plan is None:
+    strategy, per_clip = output.load(file)[0], None
+    if z_stddev is not None:
+      per_clip = z_stddev / clip
+  else:
+    if z_stddev is not None:
+      raise ValueError(
+        errors.invalid('z_stddev', z_stddev, 'the plan says it', 'leave it out')
+      )
+    strategy = plan.strategy
+    per_clip = plan.guarantee.z_stddev_per_clip
+    delta = plan.delta if delta is None else delta
+    dimension = plan.dimension if dimension is None else dimension
+  found = sensitivity.of_clients(
+    participation_log.ParticipationLog(log).parts(), strategy
+  )
+  if not found.clients:
+    raise ValueError(
+      errors.invalid('log', log, 'shows no participation', 'give a whole log')
+    )
+  assert found.sensitivity is not None
+  guarantee = None
+  if per_clip:
+    guarantee = accounting.Guarantee(
+      strategy,
+      accounting.Logged(found),
+      per_clip / found.sensitivity.value,
+      dimension=dimension,
+      max_slack=max_slack,
+    )
+  if guarantee is not None and delta is None:
+    raise ValueError(
+      errors.invalid('delta', None, 'epsilon is at a delta', 'give --delta')
+    )
+  record = {
+    'clients': found.clients,
+    'participations': found.participations,
+    'rounds': strategy.rounds,
+    'min_sep': found.min_sep,
+    'max_participations': found.max_participations,
+    'histogram': {str(k): count for k, count in found.histogram.items()},
+    'sensitivity': found.sensitivity.value,
+    'sensitivity_method': found.sensitivity.method,
+    'noise_multiplier': guarantee and guarantee.noise_multiplier,
+    'rho': guarantee and guarantee.rho,
+    'epsilon': plan_lib.proved_epsilon(guarantee, delta) if guarantee else None,
+    'delta': delta,
+    **_planned(plan, found, delta),
+    'seconds': time.perf_counter() - started,
+  }
+  output.show(record, as_json)
+  return output.DONE
+
+
+def _plan(file: str) -> Optional[plan_lib.Plan]:
+  """Returns the plan of a file, None where it holds a strategy."""
+  path = pathlib.Path(file)
+  if path.suffix != '.json' or not path.is_file():
+    return None
+  try:
+    content = json.loads(path.read_bytes())
+  except ValueError:
+    return None
+  if not isinstance(content, dict) or content.get('format') != plan_lib.FORMAT:
+    return None
+  return plan_lib.Plan.load(path)
+
+
+def _planned(
+  plan: Optional[plan_lib.Plan],
+  found: sensitivity.Observed,
+  delta: Optional[float],
+) -> dict[str, Any]:
+  """Returns the claim that was planned, and whether the log keeps to it."""
+  if plan is None:
+    return {}
+  schema = plan.cohorts.schema
+  kept = found.max_participations <= schema.participations(plan.rounds) and (
+    found.min_sep is None or found.min_sep >= schema.separation(plan.rounds)
+  )
+  return {
+    'planned_sensitivity': plan.guarantee.sensitivity.value,
+    'planned_epsilon': plan_lib.proved_epsilon(plan.guarantee, delta),
+    'keeps_min_sep': kept,
+  }
