@@ -1,5 +1,6 @@
 """Tests of the sensitivity that real participations show."""
 
+import fractions
 import itertools
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tff_bandmf import participation, sensitivity, strategies
+from tff_bandmf import accounting, participation, sensitivity, strategies
 from tff_bandmf.sensitivity import participations
 
 _ROUNDS = 24
@@ -75,8 +76,9 @@ def test_observed_is_brute_force(name, whole, patterns):
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(participations, '_WHOLE_GRAM', _ROUNDS if whole else 1)
     found = _observed(patterns, strategy)
+  cut = found.max_participations * strategy.recursion().cut_norm
   np.testing.assert_allclose(
-    found.sensitivity.value**2, max(squares), rtol=1e-12
+    found.sensitivity.value, np.sqrt(max(squares)) + cut, rtol=1e-11
   )
   worst = gram[np.ix_(found.pattern, found.pattern)].sum()
   np.testing.assert_allclose(worst, max(squares), rtol=1e-12)
@@ -116,10 +118,46 @@ def test_log_that_keeps_a_schema_shows_at_most_what_was_planned(
     [start + step for step in steps if start + step < _ROUNDS]
     for start in starts
   ]
-  schema = participation.MinSep(5)
-  planned = sensitivity.sensitivity(_STRATEGIES[name], schema).value
+  planned = accounting.Guarantee(
+    _STRATEGIES[name], participation.MinSep(5), 1.0
+  )
+  claimed = planned.accountant.more_noise(planned.cost)
   seen = _observed(patterns, _STRATEGIES[name]).sensitivity.value
-  assert seen <= planned * (1 + 1e-12)
+  assert seen <= planned.sensitivity.value * claimed * (1 + 1e-12)
+
+
+def _of_noise(strategy):
+  """Returns the C of the noise, whose weights are cut, [n][n] fractions."""
+  window, rounds = strategy.recursion(), strategy.rounds
+  matrix = [[fractions.Fraction(0)] * rounds for _ in range(rounds)]
+  for t, (scale, readout) in enumerate(zip(*window.weights(0, rounds))):
+    for s, weight in enumerate([-1.0, *readout][: t + 1]):
+      matrix[t][t - s] = -fractions.Fraction(weight) / fractions.Fraction(scale)
+  return matrix
+
+
+_LOST = np.full((50, 1), 1.05e-8)
+_LOST[0] = 1.0
+
+
+@pytest.mark.parametrize(
+  'strategy',
+  [
+    # Squares that are lost one by one beside a 1.
+    strategies.Banded(_LOST),
+    *(_STRATEGIES[name] for name in ('toeplitz', 'dense', 'signed', 'tree')),
+  ],
+)
+def test_observed_is_rounded_up(strategy):
+  matrix, every = _of_noise(strategy), np.arange(strategy.rounds)
+  found = sensitivity.of_clients([(every, np.zeros_like(every))], strategy)
+  columns = list(zip(*matrix))
+  exact = sum(
+    abs(sum(a * b for a, b in zip(first, second) if a and b))
+    for first in columns
+    for second in columns
+  )
+  assert exact <= found.sensitivity.value**2 <= exact * (1 + 1e-3)
 
 
 def test_signs_of_the_gram_matrix_do_not_help():

@@ -177,7 +177,7 @@ class BMinSep(accountants.Sampled):
     rows: [n, bands] float64, rows[t, s] = C[t, t - s].
   """
 
-  default_samples = 150_000
+  default_samples = 300_000
 
   def __init__(
     self,

@@ -16,6 +16,7 @@ import math
 from typing import Optional
 
 from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting import arithmetic
 
 # N of a claim that does not know the dimension of the model.
@@ -28,7 +29,6 @@ MAX_SLACK = 0.01
 _SHARE = 1e-4
 # What float64 loses in the factors of delta; several times.
 _ROUNDING = 1e-12
-_UNIT = 2.0**-53
 
 
 class Unproved(ValueError):
@@ -246,16 +246,10 @@ class Cost:
     few = arithmetic.many_coordinates(strategy.rounds) - 1
     if few < coordinates:
       found.append(make(few, few * compared))
-    # PRIVACY: sums of as many terms. Guard:
-    # slack_test.test_sums_of_many_participations_are_rounded_up.
-    terms = (
-      8 * min(participations, strategy.bands) * strategy.rounds
-      + 1000 * participations
-    )
     return Cost(
       tuple(found),
       participations * recursion.cut_norm,
-      terms * _UNIT + strategy.column_error(),
+      sensitivity_lib.rounding(strategy, participations),
       largest,
       max_slack,
     )

@@ -14,7 +14,7 @@ from tff_bandmf.program import plan as plan_lib
 
 @click.command()
 @click.option(
-  '--rounds', required=True, type=options.INTEGER, help='Of the run.'
+  '--rounds', required=True, type=options.INTEGER, help='Rounds of the run.'
 )
 @click.option(
   '--clients-per-round',
@@ -47,8 +47,8 @@ from tff_bandmf.program import plan as plan_lib
   type=options.INTEGER_OR_ZERO,
   help='Model copies that the noise may keep.',
 )
-@click.option('--epsilon', type=options.NUMBER, help='Of (epsilon, delta).')
-@click.option('--delta', type=options.NUMBER, help='Of (epsilon, delta).')
+@click.option('--epsilon', type=options.NUMBER, help='epsilon at delta.')
+@click.option('--delta', type=options.NUMBER, help='delta at epsilon.')
 @click.option(
   '--noise-multiplier',
   type=options.NUMBER_OR_ZERO,

@@ -679,7 +679,7 @@ def _errors(plan: Plan) -> str:
   schema = plan.cohorts.schema
   identity = strategies.Identity(plan.rounds)
   mean, _ = identity.errors(plan.workload)
-  # Of an enforced schema the noise multiplier is the same for every C.
+  # Where a schema is enforced, every C has the same noise multiplier.
   other = (
     plan.guarantee.noise_multiplier
     * sensitivity.sensitivity(identity, schema).value

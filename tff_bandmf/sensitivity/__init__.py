@@ -2,4 +2,4 @@
 
 from tff_bandmf.sensitivity.participations import Observed, observed, of_clients
 from tff_bandmf.sensitivity.result import EXACT, UPPER_BOUND, Sensitivity
-from tff_bandmf.sensitivity.sensitivity import sensitivity
+from tff_bandmf.sensitivity.sensitivity import rounding, sensitivity

@@ -22,6 +22,7 @@ import numpy as np
 
 from tff_bandmf import errors, strategies
 from tff_bandmf.sensitivity import result
+from tff_bandmf.sensitivity import sensitivity as sensitivity_lib
 
 # Participations that are held in memory at a time: about 150 MB.
 _AT_A_TIME = 2**22
@@ -44,7 +45,8 @@ class Observed:
       part twice.
     max_participations: most rounds of one client; 0 without clients.
     histogram: the number of clients for each number of rounds, ascending.
-    sensitivity: of the log; None without a strategy.
+    sensitivity: of the log and the C that the noise has, rounded up; None
+      without a strategy.
     pattern: rounds of a client that attains it, ascending.
   """
 
@@ -131,13 +133,14 @@ def of_clients(
     if gram is not None:
       heaviest = max(heaviest, _heaviest(gram, found), key=lambda h: h.squared)
   used = np.flatnonzero(counts)
+  most = int(used[-1]) if len(used) else 0
   return Observed(
     clients,
     participations,
     min(gaps, default=None),
-    int(used[-1]) if len(used) else 0,
+    most,
     {int(count): int(counts[count]) for count in used},
-    None if gram is None else heaviest.sensitivity(),
+    None if strategy is None else heaviest.sensitivity(strategy, most),
     heaviest.pattern,
   )
 
@@ -205,7 +208,9 @@ class _Heaviest:
   signed: bool = False
   pattern: tuple[int, ...] = ()
 
-  def sensitivity(self) -> result.Sensitivity:
+  def sensitivity(
+    self, strategy: strategies.Strategy, most: int
+  ) -> result.Sensitivity:
     if not np.isfinite(self.squared):
       raise ValueError(
         errors.invalid(
@@ -218,10 +223,16 @@ class _Heaviest:
     # PRIVACY: contributions are vectors, so signs of X do not help. Guard:
     # participations_test.test_signs_of_the_gram_matrix_do_not_help.
     if self.signed:
-      return result.bound(
+      found = result.bound(
         self.squared, 'sum of |X| over the rounds of a client'
       )
-    return result.exact(self.squared, 'sum of X over the rounds of a client')
+    else:
+      found = result.exact(self.squared, 'sum of X over the rounds of a client')
+    # PRIVACY: as a `Guarantee` makes up for it where a schema is enforced.
+    # Guard: participations_test.test_observed_is_rounded_up.
+    cut = most * strategy.recursion().cut_norm
+    more = 1 + sensitivity_lib.rounding(strategy, most)
+    return dataclasses.replace(found, value=(found.value + cut) * more)
 
 
 class _Gram:

@@ -19,7 +19,7 @@ import numpy as np
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram, result, toeplitz, tree
-from tff_bandmf.strategies import base
+from tff_bandmf.strategies import base, recursion
 
 
 def sensitivity(
@@ -56,6 +56,25 @@ one client do not overlap (bands <= min_sep)')
       )
     )
   return found
+
+
+def rounding(strategy: strategies.Strategy, participations: int) -> float:
+  """Returns a bound of the relative error of a sensitivity in float64.
+
+  Args:
+    strategy: C.
+    participations: k, the most rounds of a client.
+
+  Raises:
+    ValueError: float64 does not give C.
+  """
+  # PRIVACY: sums of as many terms. Guard:
+  # slack_test.test_sums_of_many_participations_are_rounded_up.
+  terms = (
+    8 * min(participations, strategy.bands) * strategy.rounds
+    + 1000 * participations
+  )
+  return terms * recursion.UNIT + strategy.column_error()
 
 
 def _of_nodes(
