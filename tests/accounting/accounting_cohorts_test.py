@@ -6,10 +6,11 @@ import pathlib
 import re
 
 import dp_accounting
+import numpy as np
 import pytest
 
 import tff_bandmf
-from tff_bandmf import accounting, participation, strategies
+from tff_bandmf import accounting, participation, sensitivity, strategies
 
 _STRATEGY = strategies.BandedToeplitz(12, [1.0, 0.5, 0.25])
 _SAMPLED = [
@@ -145,3 +146,37 @@ def test_kinds_are_told_apart_by_what_they_say():
   assert len(paths) > 100
   offending = [str(path) for path in paths if found.search(path.read_text())]
   assert not offending
+
+
+def test_log_claims_what_its_clients_did():
+  """One client came back after 2 rounds of a run whose bands are 4."""
+  strategy = strategies.BandedSqrt(12, 4)
+  cohort = np.array([5])
+  found = sensitivity.observed(
+    lambda: [(t, cohort) for t in (0, 2, 9)], 3, strategy
+  )
+  matrix = strategy.matrix()
+  worst = np.linalg.norm(matrix[:, [0, 2, 9]].sum(1))
+  logged = accounting.Guarantee(strategy, accounting.Logged(found), 1.0)
+  assert logged.sensitivity.value == pytest.approx(worst, rel=1e-12)
+  assert logged.cohorts.schema == participation.MinSep(2, 3)
+  planned = accounting.Guarantee(strategy, participation.MinSep(4, 3), 1.0)
+  # The same noise is less of a noise multiplier for the log.
+  same = accounting.Guarantee(
+    strategy,
+    accounting.Logged(found),
+    planned.z_stddev_per_clip / logged.sensitivity.value,
+  )
+  assert same.epsilon(1e-6) > planned.epsilon(1e-6)
+  # By hand: one Gaussian of this shift.
+  assert same.epsilon(1e-6) >= accounting.gaussian_epsilon(
+    planned.z_stddev_per_clip / worst, 1e-6
+  )
+
+
+def test_log_in_which_nobody_came_twice_is_single():
+  strategy = strategies.SqrtToeplitz(6)
+  found = sensitivity.observed(lambda: [(3, np.array([1, 2]))], 2, strategy)
+  logged = accounting.Logged(found)
+  assert logged.schema == participation.Single()
+  assert logged.to_dict()['min_sep'] is None

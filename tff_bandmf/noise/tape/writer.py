@@ -277,9 +277,11 @@ class Tape:
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values
     )
-    while not path.exists():
+    there = path.exists()
+    while not there:
       try:
         _files.write(path, *contents, mode=0o600)
+        there = True
       except OSError as error:
         if error.errno not in _FULL:
           raise
