@@ -1,6 +1,7 @@
 """Tests of the ranking of mechanisms."""
 
 import math
+import threading
 
 import pytest
 
@@ -16,6 +17,7 @@ pytestmark = pytest.mark.slow
 
 _ROUNDS = 96
 _SCHEMA = participation.MinSep(24, 3)
+_TARGET = choosing.Target(2.0, 1e-6)
 _FAST = (
   'identity',
   'dp-cgd',
@@ -29,7 +31,7 @@ _FAST = (
 
 def _choose(**kwargs):
   return choosing.choose(
-    _ROUNDS, _SCHEMA, 2.0, 1e-6, **{'families': _FAST, **kwargs}
+    _ROUNDS, _SCHEMA, _TARGET, **{'families': _FAST, **kwargs}
   )
 
 
@@ -91,7 +93,7 @@ def test_nothing_that_fits_is_an_error():
 
 def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
   ranking = choosing.choose_cyclic_poisson(
-    64, 4, 2.0, 1e-6, families=['identity', 'banded-sqrt', 'blt']
+    64, 4, _TARGET, families=['identity', 'banded-sqrt', 'blt']
   )
   assert list(ranking.left_out) == ['blt']
   bands = sorted(
@@ -117,11 +119,91 @@ def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
 
 def test_cyclic_poisson_fits_in_memory():
   ranking = choosing.choose_cyclic_poisson(
-    64, 4, 2.0, 1e-6, noise_copies=3, families=['banded-sqrt']
+    64, 4, _TARGET, noise_copies=3, families=['banded-sqrt']
   )
   assert max(each.strategy.bands for each in ranking.choices) == 4
 
 
 def test_more_epochs_than_rounds_are_refused():
   with pytest.raises(ValueError, match='max_participations=65'):
-    choosing.choose_cyclic_poisson(64, 65, 2.0, 1e-6)
+    choosing.choose_cyclic_poisson(64, 65, _TARGET)
+
+
+@pytest.mark.parametrize(
+  ('cohorts', 'bands'),
+  [
+    (accounting.CyclicPoisson(0.1, 6), 6),
+    (accounting.BMinSep(5, 0.05), 5),
+    (accounting.BallsInBins(4), 4),
+  ],
+)
+def test_sampled_cohorts_are_calibrated_as_such(monkeypatch, cohorts, bands):
+  def calibrate(strategy, given, **target):
+    assert given is cohorts and target == {'epsilon': 2.0, 'delta': 1e-6}
+    return accounting.Guarantee(strategy, given, 0.7)
+
+  monkeypatch.setattr(accounting, 'calibrate', calibrate)
+  ranking = choosing.choose(
+    24, cohorts, _TARGET, families=['banded-sqrt', 'sqrt-toeplitz', 'identity']
+  )
+  found = {each.strategy.family: each for each in ranking.choices}
+  assert found['banded-sqrt'].strategy.bands <= bands
+  assert ('sqrt-toeplitz' in found) == (cohorts.name == 'balls-in-bins')
+  for choice in ranking.choices:
+    guarantee = accounting.Guarantee(choice.strategy, cohorts, 0.7)
+    assert choice.noise_multiplier == 0.7
+    assert choice.sensitivity.value == guarantee.sensitivity.value
+    assert choice.rmse == pytest.approx(
+      guarantee.z_stddev_per_clip * math.sqrt(choice.strategy.errors()[0])
+    )
+
+
+def test_groups_without_a_number_are_as_many_as_bands():
+  ranking = choosing.choose(
+    24,
+    accounting.CyclicPoisson(0.1),
+    _TARGET,
+    families=['banded-sqrt'],
+    noise_copies=8,
+  )
+  assert sorted(each.strategy.bands for each in ranking.choices) == [1, 2, 4, 8]
+
+
+def test_cohorts_of_no_kind_are_refused():
+  with pytest.raises(TypeError, match='participation=24'):
+    choosing.choose(_ROUNDS, 24, _TARGET)
+
+
+@pytest.mark.parametrize(('epsilon', 'delta'), [(0.0, 1e-6), (1.0, 1.0)])
+def test_target_out_of_range_is_refused(epsilon, delta):
+  with pytest.raises(ValueError):
+    choosing.Target(epsilon, delta)
+
+
+def test_progress_names_every_family_once():
+  names = []
+  ranking = _choose(noise_copies=1, progress=names.append)
+  assert ranking.left_out and sorted(names) == sorted(_FAST)
+
+
+def test_search_that_is_interrupted_ends(monkeypatch):
+  """Threads get no Ctrl-C: they are told of it."""
+  ended, begun = [], threading.Event()
+
+  def searching(family, *args, callback, **kwargs):
+    if family == 'identity':
+      begun.wait()
+      raise KeyboardInterrupt
+    begun.set()
+    try:
+      while True:
+        callback(1.0)
+    except KeyboardInterrupt:
+      ended.append(family)
+      raise
+
+  monkeypatch.setattr(choosing.optimize, 'optimize', searching)
+  monkeypatch.setattr(choosing.os, 'sched_getaffinity', lambda _: {0, 1})
+  with pytest.raises(KeyboardInterrupt):
+    _choose(families=['identity', 'dp-cgd'])
+  assert ended == ['dp-cgd']

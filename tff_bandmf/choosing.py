@@ -4,14 +4,18 @@
 
 and `max_rmse` likewise: the root mean square error that noise adds to a
 coordinate of the model, in units of the clipping norm and the learning rate.
+Families are optimised side by side, in threads.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any, Optional
+import os
+import threading
+from collections.abc import Iterable
+from typing import Any, Callable, Optional
 
 from tff_bandmf import (
   accounting,
@@ -22,6 +26,25 @@ from tff_bandmf import (
 )
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """What is to be claimed of a whole run.
+
+  Attributes:
+    epsilon: positive.
+    delta: in (0, 1).
+
+  Raises:
+    ValueError: a value out of range.
+  """
+
+  epsilon: float
+  delta: float
+
+  def __post_init__(self):
+    accounting.gaussian_noise_multiplier(self.epsilon, self.delta)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -65,69 +88,62 @@ class Ranking:
 
 def choose(
   rounds: int,
-  participation: participation_lib.Participation,
-  epsilon: float,
-  delta: float,
+  cohorts: accounting.Cohorts,
+  target: Target,
+  *,
   noise_copies: Optional[int] = None,
   objective: str = optimize.MEAN,
   workload: workloads.Workload = workloads.PREFIX,
   families: Optional[Iterable[str]] = None,
+  progress: Callable[[str], None] = lambda family: None,
 ) -> Ranking:
   """Returns the families that fit, ranked, for the claim of a whole run.
 
+  Each is optimised for what a client can do at worst, `cohorts.schema`. Under
+  cyclic Poisson sampling it has as many bands as there are groups; without
+  `groups` powers of two are compared.
+
   Args:
     rounds: n.
-    participation: the schema that will be enforced.
-    epsilon: positive.
-    delta: in (0, 1).
+    cohorts: who takes part.
+    target: epsilon and delta.
     noise_copies: model copies that the noise may keep; None is any number.
     objective: `MEAN` or `MAX`, what is minimised and ranked by.
     workload: A.
     families: to compare; None is all.
+    progress: called with the name of every family that is done.
 
   Raises:
+    TypeError: `cohorts` are of no kind.
     ValueError: a value out of range, or no family fits.
 
   >>> ranking = choose(
-  ...     100, participation_lib.MinSep(10), 1.0, 1e-6, noise_copies=1,
-  ...     families=['identity', 'dp-cgd'])
+  ...     100, participation_lib.MinSep(10), Target(1.0, 1e-6),
+  ...     noise_copies=1, families=['identity', 'dp-cgd'])
   >>> [choice.strategy.family for choice in ranking.choices]
   ['dp-cgd', 'identity']
   """
-  # Checks what is given before a search.
-  accounting.gaussian_noise_multiplier(epsilon, delta)
-  choices, left_out = [], {}
-  for family in families or strategies.FAMILIES:
-    try:
-      found = optimize.optimize(
-        family,
-        rounds,
-        participation,
-        workload,
-        objective,
-        noise_copies=noise_copies,
-      )
-      guarantee = accounting.calibrate(
-        found.strategy, participation, epsilon=epsilon, delta=delta
-      )
-    except ValueError as error:
-      left_out[family] = str(error)
-      continue
-    choices.append(
-      _choice(found, participation, workload, guarantee.noise_multiplier)
-    )
-  return _ranked(choices, left_out, objective)
+  bands = None
+  if isinstance(cohorts, accounting.CyclicPoisson):
+    bands = _powers(rounds) if cohorts.groups is None else [cohorts.groups]
+  elif not isinstance(cohorts, accounting.Sampled):
+    participation_lib.check(cohorts)
+  search = _Search(
+    rounds, target, noise_copies, objective, workload, cohorts.schema, bands
+  )
+  return search.ranking(families, lambda strategy: cohorts, progress)
 
 
 def choose_cyclic_poisson(
   rounds: int,
   max_participations: int,
-  epsilon: float,
-  delta: float,
+  target: Target,
+  *,
   noise_copies: Optional[int] = None,
   objective: str = optimize.MEAN,
   workload: workloads.Workload = workloads.PREFIX,
   families: Optional[Iterable[str]] = None,
+  progress: Callable[[str], None] = lambda family: None,
 ) -> Ranking:
   """Returns families and bands, ranked, under cyclic Poisson sampling.
 
@@ -154,94 +170,191 @@ def choose_cyclic_poisson(
         'use fewer epochs',
       )
     )
-  participation = participation_lib.Single()
-  choices, left_out = [], {}
-  for family in families or strategies.FAMILIES:
-    if not strategies.families.get(family).few_bands:
-      left_out[family] = errors.invalid(
-        'family',
-        family,
-        'has no few bands, which cyclic Poisson needs',
-        'compare it without amplification',
-      )
-      continue
-    try:
-      found = [
-        optimize.optimize(
-          family, rounds, participation, workload, objective, **bands
-        )
-        for bands in _bands(family, rounds // max_participations, noise_copies)
-      ]
-    except ValueError as error:
-      left_out[family] = str(error)
-      continue
-    for each in found:
-      cohorts = accounting.CyclicPoisson.of_population(
-        rounds, max_participations, each.strategy.bands
-      )
-      guarantee = accounting.calibrate(
-        each.strategy, cohorts, epsilon=epsilon, delta=delta
-      )
-      choices.append(
-        dataclasses.replace(
-          _choice(each, participation, workload, guarantee.noise_multiplier),
-          sampling_prob=cohorts.sampling_prob,
-        )
-      )
-  return _ranked(choices, left_out, objective)
-
-
-def _bands(
-  family: str, most: int, noise_copies: Optional[int]
-) -> list[dict[str, Any]]:
-  """Returns 1, 2, 4, ... bands; everyone together is `most` cohorts."""
-  if not strategies.families.get(family).parameter('bands'):
-    return [{}]
-  if noise_copies is not None:
-    most = min(most, noise_copies + 1)
-  return [{'bands': 1 << i} for i in range(most.bit_length())]
-
-
-def _choice(
-  found: optimize.Optimized,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload,
-  sigma: float,
-) -> Choice:
-  """Returns the choice of an optimised strategy at a noise multiplier."""
-  strategy = found.strategy
-  mean, largest = strategy.errors(workload)
-  sensitivity = sensitivity_lib.sensitivity(strategy, participation)
-  scale = sigma * sensitivity.value
-  return Choice(
-    strategy,
-    strategy.noise_copies,
-    sensitivity,
-    sigma,
-    scale * math.sqrt(mean),
-    scale * math.sqrt(largest),
-    found.converged,
+  # Everyone together is the most groups there are.
+  search = _Search(
+    rounds,
+    target,
+    noise_copies,
+    objective,
+    workload,
+    participation_lib.Single(),
+    _powers(rounds // max_participations),
+  )
+  return search.ranking(
+    families,
+    lambda strategy: accounting.CyclicPoisson.of_population(
+      rounds, max_participations, strategy.bands
+    ),
+    progress,
   )
 
 
-def _ranked(
-  choices: Sequence[Choice], left_out: dict[str, str], objective: str
-) -> Ranking:
-  """Returns the ranking by what is minimised.
+def _powers(most: int) -> list[int]:
+  """Returns 1, 2, 4, ... up to `most`."""
+  return [1 << i for i in range(most.bit_length())]
 
-  Raises:
-    ValueError: there is nothing to rank.
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Search:
+  """What every family is optimised for.
+
+  Attributes:
+    rounds: n.
+    target: epsilon and delta.
+    noise_copies: model copies that the noise may keep; None is any number.
+    objective: `MEAN` or `MAX`.
+    workload: A.
+    schema: what a client can do at worst.
+    bands: to compare, of families that may have few; None leaves them to the
+      optimiser of any family.
   """
-  if not choices:
-    raise ValueError(
-      errors.invalid(
-        'families',
-        ', '.join(left_out),
-        'none fits',
-        next(iter(left_out.values()), 'name one').rstrip('.'),
+
+  rounds: int
+  target: Target
+  noise_copies: Optional[int]
+  objective: str
+  workload: workloads.Workload
+  schema: participation_lib.Participation
+  bands: Optional[list[int]]
+
+  def ranking(
+    self,
+    families: Optional[Iterable[str]],
+    cohorts_of: Callable[[strategies.Strategy], accounting.Cohorts],
+    progress: Callable[[str], None],
+  ) -> Ranking:
+    """Returns the ranking by what is minimised.
+
+    Args:
+      families: to compare; None is all.
+      cohorts_of: who takes part, given C.
+      progress: called with the name of every family that is done.
+
+    Raises:
+      ValueError: an unknown family, or there is nothing to rank.
+    """
+    declared = [
+      strategies.families.get(family)
+      for family in families or strategies.FAMILIES
+    ]
+    stopped = threading.Event()
+
+    def stop(loss):
+      # A search takes this for Ctrl-C, which only the main thread gets.
+      if stopped.is_set():
+        raise KeyboardInterrupt
+
+    found: dict[str, list[Choice]] = {}
+    reasons: dict[str, str] = {}
+    threads = len(os.sched_getaffinity(0))
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+      # What is searched for in TensorFlow takes longest.
+      running = {
+        pool.submit(self._choices, family, cohorts_of, stop): family.name
+        for family in sorted(declared, key=lambda family: not family.optimizer)
+      }
+      try:
+        for done in concurrent.futures.as_completed(running):
+          name = running[done]
+          try:
+            found[name] = done.result()
+          except ValueError as error:
+            reasons[name] = str(error)
+          progress(name)
+      except BaseException:
+        stopped.set()
+        pool.shutdown(cancel_futures=True)
+        raise
+    names = [family.name for family in declared]
+    left_out = {name: reasons[name] for name in names if name in reasons}
+    choices = [each for name in names for each in found.get(name, [])]
+    if not choices:
+      raise ValueError(
+        errors.invalid(
+          'families',
+          ', '.join(left_out),
+          'none fits',
+          next(iter(left_out.values()), 'name one').rstrip('.'),
+        )
       )
+    key = 'rmse' if self.objective == optimize.MEAN else 'max_rmse'
+    choices.sort(key=lambda choice: getattr(choice, key))
+    return Ranking(tuple(choices), left_out)
+
+  def _choices(
+    self,
+    family: strategies.Family,
+    cohorts_of: Callable[[strategies.Strategy], accounting.Cohorts],
+    callback: Callable[[float], None],
+  ) -> list[Choice]:
+    """Returns the best of a family, for each number of bands.
+
+    Raises:
+      ValueError: the family does not fit.
+    """
+    return [
+      self._choice(
+        optimize.optimize(
+          family.name,
+          self.rounds,
+          self.schema,
+          self.workload,
+          self.objective,
+          noise_copies=self.noise_copies,
+          callback=callback,
+          **parameters,
+        ),
+        cohorts_of,
+      )
+      for parameters in self._parameters(family)
+    ]
+
+  def _parameters(self, family: strategies.Family) -> list[dict[str, Any]]:
+    """Returns the bands to compare.
+
+    Raises:
+      ValueError: few are needed, and the family has more.
+    """
+    if self.bands is None:
+      return [{}]
+    if not family.few_bands:
+      raise ValueError(
+        errors.invalid(
+          'family',
+          family.name,
+          'has no few bands, which cyclic Poisson needs',
+          'compare it without amplification',
+        )
+      )
+    if not family.parameter('bands'):
+      return [{}]
+    most = self.rounds
+    if self.noise_copies is not None:
+      most = min(most, self.noise_copies + 1)
+    if len(self.bands) == 1:
+      return [{'bands': min(*self.bands, most)}]
+    return [{'bands': each} for each in self.bands if each <= most]
+
+  def _choice(
+    self,
+    found: optimize.Optimized,
+    cohorts_of: Callable[[strategies.Strategy], accounting.Cohorts],
+  ) -> Choice:
+    """Returns what an optimised strategy costs at the target."""
+    strategy = found.strategy
+    cohorts = cohorts_of(strategy)
+    guarantee = accounting.calibrate(
+      strategy, cohorts, epsilon=self.target.epsilon, delta=self.target.delta
     )
-  key = 'rmse' if objective == optimize.MEAN else 'max_rmse'
-  return Ranking(
-    tuple(sorted(choices, key=lambda choice: getattr(choice, key))), left_out
-  )
+    mean, largest = strategy.errors(self.workload)
+    scale = guarantee.z_stddev_per_clip
+    return Choice(
+      strategy,
+      strategy.noise_copies,
+      guarantee.sensitivity,
+      guarantee.noise_multiplier,
+      scale * math.sqrt(mean),
+      scale * math.sqrt(largest),
+      found.converged,
+      getattr(cohorts, 'sampling_prob', None),
+    )

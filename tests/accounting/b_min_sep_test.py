@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
+from tff_bandmf.accounting import b_min_sep
 
 _SAMPLES = 40_000
 
@@ -69,6 +70,17 @@ def _spec(
 
 def _samples(seed, count=_SAMPLES, failure_probability=1e-6):
   return accounting.Samples(count, failure_probability, seed)
+
+
+@pytest.mark.parametrize('vanishing', [2050, 2085, 2095])
+def test_ratios_that_all_but_vanish_are_done_again(vanishing):
+  """They grow again in earlier rounds, and what was lost would grow too."""
+  mixture = b_min_sep.BMinSepMixture(np.ones((3100, 1)), 1.0, 1, 0.3)
+  gains = np.ones((3100, 1))
+  gains[-vanishing:] = -800
+  exact = vanishing * math.log(0.7)
+  exact += (3100 - vanishing) * math.log(0.7 + 0.3 * math.e)
+  assert mixture._log_mean(gains)[0] == pytest.approx(exact, abs=1e-9)
 
 
 def test_recursions_are_the_sums_over_patterns():

@@ -135,8 +135,10 @@ def test_sampled_cohorts_are_planned():
   assert plan.guarantee.epsilon(1e-6) <= 4
   assert plan.what_if() == {}
   assert 'cyclic-poisson' in str(plan)
-  with pytest.raises(ValueError, match='mechanism=best'):
-    _ = _plan(cohorts=plan.cohorts, mechanism='best').strategy
+  best = _plan(cohorts=plan.cohorts, mechanism='best')
+  assert best.guarantee.epsilon(1e-6) <= 4
+  assert best.strategy.bands <= 6 and best.rmse <= plan.rmse
+  assert 'blt' in best.found.left_out
 
 
 @pytest.mark.parametrize(

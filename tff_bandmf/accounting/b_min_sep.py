@@ -36,6 +36,8 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting import accountants, monte_carlo
 
 _SMALLEST_BLOCK = 32
+# From here down float64 loses digits.
+_SMALLEST_RATIO = 1e-290
 
 
 class BMinSepMixture(monte_carlo.Mixture):
@@ -113,8 +115,11 @@ class BMinSepMixture(monte_carlo.Mixture):
           np.multiply(ratios[i + 1], stay, out=ratios[i])
           ratios[i] += terms[i]
       logs = np.log(ratios[0])
-    # Nobody is eligible in b rounds but by e^-300: terms that float64 lost.
-    lost = ~np.isfinite(logs) | (self._b * self._log_out < -300)
+    # PRIVACY: few are eligible after b rounds: terms may be lost; and an L near
+    # the least number of float64 has few bits, also if it grows again. Guard:
+    # b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
+    lost = ~np.isfinite(logs) | (ratios.min(0) < _SMALLEST_RATIO)
+    lost |= self._b * self._log_out < -300
     if lost.any():
       logs[lost] = self._log_ratios(log_gains[:, lost])[0]
     return logs
@@ -130,7 +135,10 @@ class BMinSepMixture(monte_carlo.Mixture):
     """
     rounds = len(log_gains)
     logs = self._log_ratios(log_gains)
+    # ln(1 - prob), by what float64 has more digits of.
+    prob = np.exp(self._log_in + log_gains + logs[self._b :] - logs[:rounds])
     out = self._log_out + np.diff(logs[: rounds + 1])
+    out = np.where(prob < 0.5, np.log1p(-np.minimum(prob, 0.5)), out)
     survived = np.concatenate([[0.0], np.cumsum(-np.minimum(out, 0.0))])
     who, when = np.arange(count), np.zeros(count, np.int64)
     found = []

@@ -70,25 +70,29 @@ def choose(
   ]
   families = families or tuple(strategies.FAMILIES)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  target = choosing.Target(**flags)
   with tqdm.tqdm(
-    families, unit=' families', leave=False, disable=None, file=sys.stderr
+    total=len(families),
+    unit=' families',
+    leave=False,
+    disable=None,
+    file=sys.stderr,
   ) as bar:
 
-    def shown():
-      for family in bar:
-        bar.set_description(family)
-        yield family
+    def progress(family):
+      bar.set_description(family)
+      bar.update()
 
     shared = {
-      **flags,
       'noise_copies': memory_copies,
       'objective': objective,
       'workload': workload,
-      'families': shown(),
+      'families': families,
+      'progress': progress,
     }
     if amplification == 'none':
       schema = options.schema(*who)
-      ranking = choosing.choose(rounds, schema, **shared)
+      ranking = choosing.choose(rounds, schema, target, **shared)
     elif amplification != accounting.CyclicPoisson.name:
       raise ValueError(
         errors.invalid(
@@ -101,7 +105,9 @@ def choose(
     else:
       _check_sampled(*who)
       schema = participation_lib.Single()
-      ranking = choosing.choose_cyclic_poisson(rounds, who[-1], **shared)
+      ranking = choosing.choose_cyclic_poisson(
+        rounds, who[-1], target, **shared
+      )
   output.warn_of_weak(**flags)
   records = [
     _record(choice, schema, workload, **flags) for choice in ranking.choices

@@ -53,8 +53,8 @@ _SLOWEST = 1e-6
 _FASTEST = 10.0
 # A closed buffer is so far below the next one, all of them below `_SLOWEST`.
 _CLOSED_STEP = 0.01
-# Relative gain by a buffer that ends the search for more.
-_NO_GAIN = 1e-10
+# Relative gain by a buffer that is none.
+NO_GAIN = 1e-10
 # Places at which a buffer is opened.
 _STARTS = 8
 
@@ -137,6 +137,7 @@ def optimize_blt(
   objective: str = solver.MEAN,
   max_evaluations: int = solver.MAX_EVALUATIONS,
   callback: Optional[solver.Callback] = None,
+  worth: float = NO_GAIN,
 ) -> solver.Optimized[strategies.Blt]:
   """Returns the BLT strategy of least loss found.
 
@@ -147,6 +148,8 @@ def optimize_blt(
     buffers: d, at most; as many copies of the model the noise needs. Fewer are
       used where more do not help.
     max_evaluations: of the loss and its gradient, in each of the searches.
+    worth: relative gain below which one more buffer is not used, and ends the
+      search.
     others: as for `optimize.optimize`.
 
   Raises:
@@ -185,7 +188,7 @@ def optimize_blt(
 
   # The maximum is slow with learning rates; the best mean is near it.
   loss = compiled(objective if workload.is_toeplitz else solver.MEAN)
-  best = _search(loss, rounds, buffers, slots, max_evaluations, callback)
+  best = _search(loss, rounds, buffers, slots, max_evaluations, callback, worth)
   strategy = _strategy(rounds, best.x)
   if not (workload.is_toeplitz or objective == solver.MEAN or best.interrupted):
     found = compiled(objective).minimize(
@@ -208,6 +211,7 @@ def _search(
   slots: int,
   max_evaluations: int,
   callback: Optional[solver.Callback],
+  worth: float,
 ) -> solver.Minimum:
   """Returns the best of all starts, from one buffer to all of them.
 
@@ -218,6 +222,7 @@ def _search(
     slots: at least d.
     max_evaluations: of each search.
     callback: called with the loss reached.
+    worth: as in `optimize_blt`.
   """
   x, evaluations = np.empty(0), 0
   best = solver.Minimum(x, np.inf, 0, False)
@@ -238,8 +243,9 @@ def _search(
         return dataclasses.replace(
           best, evaluations=evaluations, converged=False, interrupted=True
         )
-    if best.value > before.value * (1 - _NO_GAIN):
+    if best.value > before.value * (1 - worth):
       # All that one more buffer could do was tried.
+      best = before
       break
     x = _opened(best.x, opened)
   return dataclasses.replace(best, evaluations=evaluations)

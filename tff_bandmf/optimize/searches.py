@@ -66,16 +66,14 @@ def blt(request: _Request) -> solver.Optimized:
   if request.noise_copies is not None:
     most = min(most, request.noise_copies)
   given = request['buffers']
-  found = _growing(
-    range(1, most + 1) if given is None else [given],
-    lambda buffers: blt_lib.optimize_blt(
-      request.rounds,
-      buffers,
-      request.participation,
-      request.workload,
-      request.objective,
-      callback=request.callback,
-    ),
+  found = blt_lib.optimize_blt(
+    request.rounds,
+    given or most,
+    request.participation,
+    request.workload,
+    request.objective,
+    callback=request.callback,
+    worth=blt_lib.NO_GAIN if given else _WORTH,
   )
   return request.evaluated(request.normalized(found.strategy), found)
 

@@ -235,25 +235,18 @@ class Plan:
   def found(self) -> Found:
     """What was found for the plan; the search takes seconds."""
     if isinstance(self.mechanism, str) and self.mechanism == BEST:
-      schema = self.cohorts.schema
-      if self.cohorts is not schema:
-        raise ValueError(
-          errors.invalid(
-            'mechanism',
-            BEST,
-            'compares families for cohorts that are enforced',
-            'name a family for cohorts that are sampled',
-          )
-        )
-      ranking = choosing.choose(
-        self.rounds,
-        schema,
-        # Without a claim any serves: the order does not depend on it.
+      # Without a claim any serves: the order does not depend on it.
+      target = choosing.Target(
         1.0 if self.epsilon is None else self.epsilon,
         1e-6 if self.delta is None else self.delta,
-        self.memory_copies,
-        self.objective,
-        self.workload,
+      )
+      ranking = choosing.choose(
+        self.rounds,
+        self.cohorts,
+        target,
+        noise_copies=self.memory_copies,
+        objective=self.objective,
+        workload=self.workload,
       )
       best, *others = ranking.choices
       return Found(

@@ -309,5 +309,5 @@ def _render(template: str, content: dict[str, Any]) -> str:
     undefined=jinja2.StrictUndefined,
   )
   environment.filters['cell'] = _cell
-  environment.globals['number'] = _number
+  environment.globals.update(number=_number, accesses=statement.ACCESSES)
   return environment.get_template(template).render(content)

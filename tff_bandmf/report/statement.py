@@ -64,11 +64,19 @@ _COLUMNS = {
 }
 
 
+# What `run.json` says of each use of data outside training, and its title.
+ACCESSES = {
+  'tuning': 'hyperparameter tuning',
+  'model_selection': 'model selection',
+  'pre_training': 'public pre-training',
+}
+
+
 def data_accesses(run: run_record.RunRecord) -> dict[str, str]:
   """Returns what `run.json` says of each use of data outside training."""
   return {
     name: getattr(run, name) or f'{NOT_STATED}: take it as not covered'
-    for name in ('tuning', 'model_selection', 'pre_training')
+    for name in ACCESSES
   }
 
 
