@@ -248,7 +248,10 @@ def _run(
     state = process.initialize()
     if start:
       state, head = checkpoints.load(start, state)
-      folder.check_checkpoint(directory, start, state, head)
+      with program.Ledger(directory / report.LEDGER_FILE) as ledger:
+        folder.check_checkpoint(
+          ledger, start, head, checkpoints_lib.digest(state)
+        )
     stop = min(training.rounds, start + (stop_after or training.rounds))
     state = _train(
       process,

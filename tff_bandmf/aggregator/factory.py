@@ -59,6 +59,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       of clips by layer, (sum_g clip_g^2)^(1/2).
     noise: the placement of the noise.
     lattice: the range of sums and noise; None before a process is created.
+    released_z_stddev: standard deviation of z in the unit of the sum, on the
+      lattice; None before a process is created.
   """
 
   def __init__(
@@ -75,6 +77,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self.l2_norm_clip = query_lib.norm_of_clips(l2_norm_clip)
     self.noise = placement
     self.lattice: Optional[noise.Lattice] = None
+    self.released_z_stddev: Optional[float] = None
     self._clips = l2_norm_clip
     self._zeroing = zeroing
     self._clients_per_round = clients_per_round
@@ -172,6 +175,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     clip = query_lib.Clipping.of(
       self._clips, specs, self.lattice.clip_bits, *self._zeroing
     )
+    self.released_z_stddev = self.lattice.z_steps * clip.step
     self._source = source_lib.of(
       self.noise, recursion, self.lattice.z_steps, dimension
     )

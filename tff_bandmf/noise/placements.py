@@ -8,10 +8,13 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import TYPE_CHECKING, Optional, Union
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.noise import key as key_lib
+
+if TYPE_CHECKING:
+  from tff_bandmf.noise import position as position_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Tape:
       memory.
     devices: names of TensorFlow's logical devices that make the noise, all of
       one type; () takes the host.
+    position: says which round is open, whatever the state says; None takes the
+      round of the state.
   """
 
   directory: Optional[Union[str, os.PathLike]] = None
@@ -56,6 +61,7 @@ class Tape:
   start_round: int = 0
   max_memory_bytes: Optional[int] = None
   devices: Sequence[str] = ()
+  position: Optional[position_lib.Position] = None
 
   def __post_init__(self):
     _check_start(self.start_round)

@@ -13,12 +13,12 @@ import os
 import pathlib
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 from tff_bandmf import _files, errors, participation, strategies
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.program import checkpoints, run_record
 from tff_bandmf.program import ledger as ledger_lib
+from tff_bandmf.program import run_record
 
 _NOT_OTHERS = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')
@@ -194,7 +194,10 @@ def _place(path: pathlib.Path) -> dict[str, Any]:
 
 
 def check_checkpoint(
-  directory: pathlib.Path, round_index: int, state: Any, head: str
+  ledger: ledger_lib.Ledger,
+  round_index: int,
+  head: str,
+  result: Optional[bytes] = None,
 ) -> None:
   """Raises ValueError unless a state is what the ledger's rounds led to.
 
@@ -203,17 +206,16 @@ def check_checkpoint(
   training_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
 
   Args:
-    directory: of the run.
+    ledger: of the run.
     round_index: that the state is of the beginning of, above 0.
-    state: of the learning process.
     head: of the ledger's chain, as the checkpoint has it.
+    result: digest of what the round before released, as the state tells it.
   """
-  with ledger_lib.Ledger(directory / run_record.LEDGER_FILE) as ledger:
-    attempts = ledger.attempts(round_index - 1)
+  attempts = ledger.attempts(round_index - 1)
   if (
     not attempts
     or attempts[-1].head != head
-    or attempts[-1].result not in (None, checkpoints.digest(state))
+    or (result is not None and attempts[-1].result not in (None, result))
   ):
     raise ValueError(
       errors.invalid(

@@ -45,11 +45,21 @@ NEW_NOISE_KEY = 'private/noise.key.new'
 PLACE = 'private/place.json'
 CHECKPOINTS = 'private/checkpoints'
 
-RESULT_KEYS = ('test_accuracy', 'test_loss', 'parameters')
 LEDGER_HEAD = 'ledger_head'
 
 # What stands in `run.json` and follows from the rest and the key.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
+# What may be said later: who runs the program, not what it does.
+_NOTES = (
+  'unit_of_privacy',
+  'population',
+  'data',
+  'not_covered',
+  'side_releases',
+  'tuning',
+  'model_selection',
+  'pre_training',
+)
 # These may differ once a run is over: nothing of it is made again.
 _CODE_KEYS = ('versions', 'code_sha256')
 _PARTS = {
@@ -80,7 +90,7 @@ class RunRecord:
     claim: `Guarantee.to_dict()`, `delta`, `l2_norm_clip`,
       `clients_per_round`.
     unit_of_privacy: whose contributions become zero.
-    population: clients that may be drawn.
+    population: clients that may be drawn; None where they come by themselves.
     data: the corpus, in a few words.
     released: what the guarantee is for.
     not_covered: sentences.
@@ -107,12 +117,12 @@ class RunRecord:
 
   claim: dict[str, Any] = _field(dict)
   unit_of_privacy: str = _field(str)
-  population: int = _field(int)
   data: str = _field(str)
   released: str = _field(str)
   not_covered: list[str] = _field(list)
   side_releases: list[str] = _field(list)
   config: dict[str, Any] = _field(dict, attrs.Factory(dict))
+  population: Optional[int] = _field(int, None)
   setting: Optional[str] = _field(str, None)
   covered: Optional[str] = _field(str, None)
   noise_key: Optional[str] = _field(str, None)
@@ -165,8 +175,12 @@ class RunRecord:
 
   def of_key(self, key: key_lib.Key) -> RunRecord:
     """Returns the record with what names the run and its key; one-way."""
-    unnamed = attrs.evolve(self, run_id=None, noise_key_id=None)
-    content = json.dumps(unnamed.to_dict(), sort_keys=True).encode()
+    fixed = {
+      name: value
+      for name, value in self.to_dict().items()
+      if name not in (*IDENTITY_KEYS, *_NOTES)
+    }
+    content = json.dumps(fixed, sort_keys=True).encode()
     return attrs.evolve(
       self,
       # PRIVACY: whoever edits the file cannot make the one that belongs to it.
@@ -174,6 +188,28 @@ class RunRecord:
       run_id=f'{key.identify(content):016x}',
       noise_key_id=f'{key.identify(b""):016x}',
     )
+
+  def noted(self, notes: dict[str, Any]) -> RunRecord:
+    """Returns the record with other statements of those that may change.
+
+    Raises:
+      ValueError: one is not known, is fixed, or is of another kind.
+    """
+    fixed = sorted({*notes} - {*_NOTES})
+    if fixed:
+      raise ValueError(
+        errors.invalid(
+          fixed[0],
+          notes[fixed[0]],
+          'is not a statement that a run notes',
+          f'use one of {", ".join(_NOTES)}',
+        )
+      )
+    return attrs.evolve(self, **notes)
+
+  def notes(self) -> dict[str, Any]:
+    """Returns the statements that may change, for `noted`."""
+    return {name: getattr(self, name) for name in _NOTES}
 
   def bound(self) -> tuple[int, int]:
     """Returns what the ledger is bound to: run and noise key."""
@@ -281,13 +317,20 @@ def _read_result(
     return {}, None
   try:
     result = _files.read_json(path)
-    numbers = {key: float(result[key]) for key in RESULT_KEYS}
+    head = result.pop(LEDGER_HEAD)
+    numbers = {key: float(value) for key, value in result.items()}
     if not all(map(math.isfinite, numbers.values())):
       raise ValueError('NaN or infinity')
-    if not _HEAD.fullmatch(result[LEDGER_HEAD]):
+    if not _HEAD.fullmatch(head):
       raise ValueError('no head')
-    return numbers, result[LEDGER_HEAD]
-  except (ValueError, TypeError, KeyError, OverflowError) as error:
+    return numbers, head
+  except (
+    AttributeError,
+    KeyError,
+    OverflowError,
+    TypeError,
+    ValueError,
+  ) as error:
     raise ValueError(
       errors.invalid(
         'result', path, 'is damaged', 'remove it and resume the run'

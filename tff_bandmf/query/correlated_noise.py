@@ -180,7 +180,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         clients than `largest_cohort`.
     """
     leaves, clients = sample_state
-    t = global_state.round
+    t = self._source.round_index(global_state.round)
     # PRIVACY: C has no row n; repeating noise would cancel it. Guard:
     # aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(

@@ -64,7 +64,7 @@ def observed(
   )
   last_client = max(found.last_client, found.clients - 1)
   _require(
-    last_client < run.population,
+    run.population is None or last_client < run.population,
     'client',
     last_client,
     f'the ledger has clients beyond the population={run.population}',
@@ -137,7 +137,10 @@ def _check_checkpoints(directory: pathlib.Path, attempts) -> None:
   folder = directory / run_record.CHECKPOINTS
   for path in sorted(folder.glob('*.npz')) if folder.is_dir() else ():
     _, head = checkpoints.read(path)
-    before = int(path.stem) - 1 if path.stem.isdecimal() else -1
+    before = int(path.stem) - 1 if path.stem.isdecimal() else -2
+    if before == -1:
+      # No round led to it.
+      continue
     # PRIVACY: what the ledger said then, it still says. Guard:
     # evidence_test.test_checkpoint_of_another_ledger_is_refused.
     _require(

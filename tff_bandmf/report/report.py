@@ -30,6 +30,7 @@ JSON_FILE = 'report.json'
 HTML_FILE = 'report.html'
 COMPARE_DIRECTORY = 'compare'
 
+_SHOWN = ('test_accuracy', 'test_loss', 'parameters')
 # At which epsilon is given, next to the delta of the run.
 _DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
 # The curve spans these, and has so many points.
@@ -48,6 +49,11 @@ class Report:
 
   content: dict[str, Any]
   figures: dict[str, Any]
+
+  @property
+  def statement(self) -> str:
+    """Returns the formal statement."""
+    return self.content['formal_statement']
 
   def json(self) -> str:
     """Returns the text of `report.json`."""
@@ -251,7 +257,8 @@ def _row(
     **{
       key: numbers[key] for key in ('epsilon', 'delta', 'sensitivity', 'rmse')
     },
-    **result,
+    # What a page shows of them; others stand in the file of results.
+    **{name: result[name] for name in _SHOWN if name in result},
   }
 
 

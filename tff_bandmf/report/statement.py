@@ -304,10 +304,11 @@ def warnings(
       'started, and what they gave is not in the model. The claim counts '
       'them.'
     )
-  if claim.delta * run.population >= 1:
+  population = run.population or claim.observed.clients
+  if claim.delta * population >= 1:
     found.append(
       f'delta = {claim.delta!r} is not below 1 / population = 1 / '
-      f'{run.population}: publishing all of one client may meet it.'
+      f'{population}: publishing all of one client may meet it.'
     )
   if claim.observed.z_stddev is None and claim.observed.finished:
     found.append('The ledger has no measurement of the noise that was added.')

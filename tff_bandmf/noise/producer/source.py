@@ -13,6 +13,7 @@ import tensorflow as tf
 from tff_bandmf import errors
 from tff_bandmf.noise import graph_generator, placements, self_test
 from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise import position as position_lib
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import reader as tape_reader
 from tff_bandmf.noise.tape import served as served_tape
@@ -53,6 +54,10 @@ class NoiseSource(abc.ABC):
   def begin(self, state: Any) -> Any:
     """Returns the state of a new run, from that of `initial_state`."""
     return state
+
+  def round_index(self, stated: tf.Tensor) -> tf.Tensor:
+    """Returns t, scalar int64, given what the state says."""
+    return stated
 
   @abc.abstractmethod
   def release(
@@ -210,18 +215,25 @@ class TapeSource(NoiseSource):
     self,
     tape: Union[tape_lib.Tape, served_tape.ServedTape],
     held: Optional[int] = None,
+    position: Optional[position_lib.Position] = None,
   ):
-    """Takes the tape, and what `_hold` gave for its key if it is here."""
+    """Takes the tape, what `_hold` gave for its key, what says the round."""
     self.dimension = tape.dimension
     self.start_round = tape.start_round
     self._tape = tape
     self._held = held
+    self._position = position
 
   def initial_state(self):
     return collections.OrderedDict(
       tape_id=tf.constant(self._tape.tape_id, tf.int64),
       run=tf.constant(_NOBODY, tf.int64),
     )
+
+  def round_index(self, stated):
+    if self._position is None:
+      return stated
+    return self._position.round_index(stated)
 
   def begin(self, state):
     # A name, not a secret. Positive.
@@ -238,6 +250,8 @@ class TapeSource(NoiseSource):
       run=state['run'],
       timeout_seconds=_TAPE_TIMEOUT_SECONDS,
     )
+    if self._position is not None:
+      released = self._position.mark(released, round_index)
     return released, state
 
   def metrics(self, state, round_index):
@@ -324,6 +338,7 @@ def of(
           start_round=placement.start_round,
         ),
         held,
+        placement.position,
       )
     except BaseException:
       _held.discard(held)

@@ -1,0 +1,367 @@
+"""Tests of runs: killed anywhere, begun again, with a report at the end."""
+
+import collections
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import threading
+from typing import Optional
+from unittest import mock
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+from tff_bandmf import (
+  _files,
+  accounting,
+  participation,
+  program,
+  run,
+  strategies,
+)
+from tff_bandmf.noise import position
+from tff_bandmf.program import run_record
+
+_ROUNDS = 3
+_TYPE = tff.to_type((np.float32, (3,)))
+_SECRET = bytes(range(32))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+  rounds: int = _ROUNDS
+  clients_per_round: int = 2
+  largest_cohort: int = 2
+  cohorts: participation.Participation = participation.MinSep(2)  # noqa: RUF009
+  delta: float = 1e-5
+  l2_norm_clip: float = 1.0
+  zeroing_norm: Optional[float] = None
+  noise_multiplier: float = 0.5
+
+  @property
+  def strategy(self):
+    return strategies.BandedToeplitz(self.rounds, [1.0, 0.5])
+
+  @property
+  def guarantee(self):
+    return accounting.PrivacySpec(
+      self.strategy, self.cohorts, self.noise_multiplier
+    )
+
+
+def _data(client, t):
+  """What a client gives; the same whenever it is asked."""
+  return np.full(3, 0.1 * client + 0.01 * t, np.float32)
+
+
+State = collections.namedtuple('State', ['sum', 'aggregator'])
+
+
+class _Process:
+  """A process of nobody's making: its state is the sum of all releases."""
+
+  def __init__(self, factory):
+    self._process = factory.create(_TYPE)
+
+  def initialize(self):
+    return State(np.zeros(3), self._process.initialize())
+
+  def next(self, state, data):
+    output = self._process.next(state.aggregator, data)
+    return State(state.sum + output.result, output.state)
+
+
+def _train(directory, plan=None, data=_data, clients=8, seen=None):
+  """An own loop; returns the last state."""
+  with run.Run(directory, plan or _Plan(), keep_key=True) as mine:
+    process = _Process(mine.aggregator)
+    state = mine.restore(process.initialize)
+    for opened in mine.rounds(clients=clients):
+      values = [data(client, opened.index) for client in opened.cohort]
+      state = process.next(state, values)
+      if seen is not None:
+        seen.append((opened.index, state.sum))
+      state = opened.finish(state)
+    mine.record(total=float(state.sum.sum()))
+  return state
+
+
+def _with_key(directory):
+  """Gives a run the same key in every test, for comparison alone."""
+  directory.mkdir()
+  _files.load_or_create_secret(
+    directory / run_record.NEW_NOISE_KEY, 32, 'key', lambda _: _SECRET
+  )
+  return directory
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory, runtime):
+  """The folder of an undisturbed run and its last state."""
+  directory = _with_key(tmp_path_factory.mktemp('whole') / 'run')
+  return directory, _train(directory)
+
+
+class _Killed(BaseException):
+  pass
+
+
+@contextlib.contextmanager
+def _killed_at(write):
+  """Ends the program at a durable write, as kill -9 would: nothing is closed
+  but what the system closes."""
+  left = itertools.count()
+
+  def killing(function):
+    @contextlib.contextmanager
+    def step(*args, **kwargs):
+      # The tape's thread is not that of the program.
+      mine = threading.current_thread() is threading.main_thread()
+      if mine and next(left) == write:
+        raise _Killed
+      with function(*args, **kwargs) as made:
+        yield made
+
+    return step
+
+  def die(self):
+    self._factory and self._factory.close()
+    self._stack.close()
+
+  with contextlib.ExitStack() as stack:
+    for owner, name in (_files, 'replacing'), (program.Ledger, '_write'):
+      stack.enter_context(
+        mock.patch.object(owner, name, killing(getattr(owner, name)))
+      )
+    stack.enter_context(mock.patch.object(run.Run, 'close', die))
+    stack.enter_context(pytest.raises(_Killed))
+    yield
+    # It ended before.
+    raise _Killed
+
+
+def test_killed_run_ends_as_an_undisturbed_one(whole, tmp_path):
+  _, expected = whole
+  for write in range(4, 40, 3):
+    directory = _with_key(tmp_path / f'run{write}')
+    with _killed_at(write):
+      _train(directory)
+    np.testing.assert_array_equal(_train(directory).sum, expected.sum)
+    assert run.Run(directory, _Plan(), moved=True).close() is None
+
+
+def test_report_of_a_run_claims_its_plan(whole):
+  directory, state = whole
+  with run.Run(directory, _Plan()) as mine:
+    mine.note(tuning='none', data='numbers')
+    found = mine.report()
+  assert found.content['completed'] and not found.content['violated']
+  assert found.content['observed']['rounds_finished'] == _ROUNDS
+  assert found.content['data_accesses']['tuning'] == 'none'
+  assert found.content['epsilon'] == _Plan().guarantee.epsilon(1e-5)
+  assert 'epsilon = ' in found.statement
+  assert found.content['population'] == 8
+
+
+def test_run_that_ended_gives_its_state_and_no_round(whole):
+  directory, expected = whole
+  state = _train(directory, seen=(seen := []))
+  np.testing.assert_array_equal(state.sum, expected.sum)
+  assert not seen
+
+
+def test_noise_is_that_of_the_plan(whole):
+  directory, _ = whole
+  with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
+    observed = ledger.observed()
+  assert observed.z_stddev == pytest.approx(
+    _Plan().guarantee.z_stddev, rel=1e-6
+  )
+  assert not observed.unchecked and not observed.unmeasured
+
+
+def test_round_is_in_the_ledger_before_it_runs(tmp_path, runtime):
+  seen = []
+  with run.Run(tmp_path / 'run', _Plan()) as mine:
+    for opened in mine.rounds(clients=8):
+      seen.append(mine._ledger.attempts(opened.index)[-1].outcome)
+      break
+    cohort = mine._ledger.cohort(0).tolist()
+  assert seen == ['started'] and cohort == opened.cohort.tolist()
+
+
+def _left_after_release(directory, data=_data):
+  """A program that dies when it has seen the sum of round 0."""
+  with _killed_at(-1):
+    with run.Run(directory, _Plan()) as mine:
+      process = _Process(mine.aggregator)
+      state = mine.restore(process.initialize)
+      for opened in mine.rounds(clients=8):
+        process.next(state, [data(client, 0) for client in opened.cohort])
+        raise _Killed
+
+
+def test_round_whose_replay_differs_is_burnt(tmp_path, runtime):
+  directory = tmp_path / 'run'
+  _left_after_release(directory)
+  # What was seen meets no second sum.
+  with pytest.raises(Exception, match='released another sum'):
+    _train(directory, data=lambda client, t: _data(client, t) + 0.1)
+  seen = []
+  _train(directory, data=lambda client, t: _data(client, t) + 0.1, seen=seen)
+  assert [t for t, _ in seen] == [1, 2]
+  with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
+    assert ledger.observed().burnt == 1
+  with run.Run(directory, _Plan(), keep_key=True) as mine:
+    assert '1 of 3 rounds were burnt' in ''.join(
+      mine.report().content['warnings']
+    )
+
+
+def test_round_whose_replay_is_the_same_is_released(whole, tmp_path):
+  directory = _with_key(tmp_path / 'run')
+  _left_after_release(directory)
+  np.testing.assert_array_equal(_train(directory).sum, whole[1].sum)
+
+
+def test_clients_in_another_order_are_drawn_as_before(tmp_path, runtime):
+  ids = [f'client {i}' for i in range(8)]
+  cohorts = []
+  for order in ids, ids[::-1]:
+    with run.Run(tmp_path / 'run', _Plan()) as mine:
+      for opened in mine.rounds(clients=order):
+        cohorts.append(opened.cohort.tolist())
+        break
+  assert cohorts[0] == cohorts[1] and cohorts[0][0].startswith('client')
+
+
+def test_round_past_the_aggregator_is_not_finished(tmp_path, runtime):
+  with run.Run(tmp_path / 'run', _Plan()) as mine:
+    for opened in mine.rounds(clients=8):
+      with pytest.raises(ValueError, match='released nothing through'):
+        opened.finish(np.zeros(3))
+      break
+    assert mine._ledger.observed().finished == 0
+
+
+def test_round_that_was_not_finished_stops_the_loop(tmp_path, runtime):
+  with run.Run(tmp_path / 'run', _Plan()) as mine:
+    with pytest.raises(ValueError, match='round=0: was not finished'):
+      for _ in mine.rounds(clients=8):
+        pass
+  with run.Run(tmp_path / 'run', _Plan()) as mine:
+    assert [each.outcome for each in mine._ledger.attempts(0)] == ['failed']
+
+
+def test_aggregator_outside_of_a_round_releases_nothing(tmp_path, runtime):
+  with run.Run(tmp_path / 'run', _Plan()) as mine:
+    process = _Process(mine.aggregator)
+    state = mine.restore(process.initialize)
+    mine._position.close()
+    with pytest.raises(Exception, match='no round of this run is open'):
+      process.next(state, [np.zeros(3, np.float32)])
+
+
+def _came(mine, process, state, ids):
+  with mine.round(cohort=ids) as opened:
+    values = [np.ones(3, np.float32)] * len(opened.cohort)
+    return opened, opened.finish(process.next(state, values))
+
+
+def test_clients_that_come_are_admitted_by_the_plan(tmp_path, runtime):
+  with run.Run(tmp_path / 'run', _Plan()) as mine:
+    process = _Process(mine.aggregator)
+    state = mine.restore(process.initialize)
+    first, state = _came(mine, process, state, ['a', 'b', 'c', 'a'])
+    second, state = _came(mine, process, state, ['a', 'd'])
+  assert (first.cohort.tolist(), first.refused) == (['a', 'b'], 2)
+  assert (second.cohort.tolist(), second.refused) == (['d'], 1)
+
+
+def test_round_of_clients_that_came_is_burnt_after_a_crash(tmp_path, runtime):
+  directory = tmp_path / 'run'
+  with _killed_at(-1):
+    with run.Run(directory, _Plan()) as mine:
+      process = _Process(mine.aggregator)
+      mine.restore(process.initialize)
+      opened = mine.round(cohort=['a', 'b'])
+      opened.__enter__()
+      raise _Killed
+  with run.Run(directory, _Plan()) as mine:
+    process = _Process(mine.aggregator)
+    state = mine.restore(process.initialize)
+    done, state = _came(mine, process, state, ['a', 'c', 'd'])
+    # 'a' took part in the round that is burnt.
+    assert (done.index, done.cohort.tolist()) == (1, ['c', 'd'])
+    with pytest.raises(RuntimeError, match='mine'):
+      with mine.round(cohort=['a']):
+        raise RuntimeError('mine')
+    assert mine._ledger.observed().burnt == 2
+
+
+def test_learning_process_is_trained_by_the_run(tmp_path, runtime):
+  def dataset(client, t):
+    import tensorflow as tf
+
+    x = np.full([4, 1], 0.1 * client, np.float32)
+    return tf.data.Dataset.from_tensor_slices((x, 3 * x)).batch(2)
+
+  def model():
+    import tensorflow as tf
+
+    return tff.learning.models.functional_model_from_keras(
+      tf.keras.Sequential([tf.keras.layers.Dense(1, input_shape=[1])]),
+      tf.keras.losses.MeanSquaredError(),
+      dataset(0, 0).element_spec,
+    )
+
+  indices = []
+  for stop in 2, _ROUNDS:
+    with run.Run(tmp_path / 'run', _Plan()) as mine:
+      process = tff.learning.algorithms.build_unweighted_fed_avg(
+        model(),
+        tff.learning.optimizers.build_sgdm(0.1),
+        tff.learning.optimizers.build_sgdm(1.0),
+        model_aggregator=mine.aggregator,
+      )
+      for opened, _, measured in mine.train(process, dataset, clients=8):
+        indices.append(opened.index)
+        assert measured['aggregator']['free']['noise_checked']
+        if opened.index + 1 == stop:
+          break
+  assert indices == [0, 1, 2]
+  with run.Run(tmp_path / 'run', _Plan()) as mine:
+    mine.record(test_accuracy=0.5)
+  # Its key ends with the run.
+  assert not (tmp_path / 'run' / run_record.NOISE_KEY).exists()
+
+
+def test_position_of_another_run_is_refused(tmp_path):
+  import tensorflow as tf
+
+  mine, other = (position.Position(tmp_path, run) for run in (1, 2))
+  other.open(3, 1)
+  with pytest.raises(tf.errors.InvalidArgumentError, match='no round of this'):
+    mine.round_index(tf.constant(0, tf.int64))
+  mine.open(3, 1)
+  assert mine.round_index(tf.constant(0, tf.int64)).numpy() == 3
+  assert mine.round_index(tf.constant(-1, tf.int64)).numpy() == -1
+
+
+def test_second_sum_of_a_round_is_refused(tmp_path):
+  import tensorflow as tf
+
+  mine = position.Position(pathlib.Path(tmp_path), 1)
+  now = tf.constant(3, tf.int64)
+  mine.open(3, 1)
+  released = tf.constant([1, 2], tf.int32)
+  for attempt in 1, 2:
+    mine.open(3, attempt)
+    np.testing.assert_array_equal(mine.mark(released, now), released)
+  with pytest.raises(tf.errors.InvalidArgumentError, match='another sum'):
+    mine.mark(released + 1, now)
+  assert len(set(mine.released(3).values())) == 2 or len(mine.released(3)) == 2
+  mine.forget(4)
+  assert not mine.released(3)

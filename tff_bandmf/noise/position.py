@@ -1,0 +1,137 @@
+"""Which round is open, in files that a program writes and a round reads.
+
+  position                      'run round attempt'; 'run -1 0' between rounds
+  released/00000003-2-HIGH-LOW  attempt 2 of round 3 released what has this
+                                fingerprint, 64 bits in two numbers
+
+A state of TFF may say what it likes: the round whose noise is added is the one
+that is open. The folder is private and seen by the process that runs the
+rounds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import tensorflow as tf
+
+from tff_bandmf import _files
+from tff_bandmf.noise.tape import reader
+
+_CLOSED = -1
+
+
+@dataclasses.dataclass(frozen=True)
+class Position:
+  """The position of one run.
+
+  Attributes:
+    directory: that the files are in.
+    run: 63 bits that name the run.
+  """
+
+  directory: pathlib.Path
+  run: int
+
+  def open(self, round_index: int, attempt: int) -> None:
+    """Says that an attempt at a round begins."""
+    self._marks.mkdir(mode=0o700, exist_ok=True)
+    self._write(round_index, attempt)
+
+  def close(self) -> None:
+    """Says that no round is open: an aggregator that is asked for one fails."""
+    self._write(_CLOSED, 0)
+
+  def released(self, round_index: int) -> dict[int, bytes]:
+    """Returns what the attempts at a round released: attempt to fingerprint."""
+    names = [
+      path.name.split('-') for path in self._marks.glob(f'{round_index:08d}-*')
+    ]
+    return {
+      int(attempt): f'{high}-{low}'.encode() for _, attempt, high, low in names
+    }
+
+  def forget(self, below: int) -> None:
+    """Removes the marks of the rounds below one."""
+    for path in self._marks.glob('*-*'):
+      if int(path.name.split('-')[0]) < below:
+        path.unlink()
+
+  def round_index(self, stated: tf.Tensor) -> tf.Tensor:
+    """Returns the round that is open, scalar int64, in a graph.
+
+    Args:
+      stated: what the state says, scalar int64; below 0 it has not begun.
+    """
+    return tf.cond(
+      stated >= 0, lambda: self._numbers(stated)[1], lambda: stated
+    )
+
+  def mark(self, released: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+    """Returns what is released, marked, if no other sum was released before.
+
+    Args:
+      released: [dimension] int32, S_t + y_t.
+      now: t, scalar int64.
+    """
+    high, low = tf.unstack(reader.fingerprint(released))
+    owner = tf.strings.join(
+      [
+        tf.strings.as_string(high, width=10, fill='0'),
+        tf.strings.as_string(low, width=10, fill='0'),
+      ],
+      '-',
+    )
+    numbers = self._numbers(now)
+    name = tf.strings.as_string(now, width=8, fill='0')
+    path = tf.strings.join(
+      [
+        f'{self._marks}/',
+        tf.strings.join([name, tf.strings.as_string(numbers[2]), owner], '-'),
+      ]
+    )
+    # PRIVACY: of two sums with one y the difference has no noise; so a sum is
+    # marked before it leaves, and no other one does, in this process or the
+    # next. Guard: run_test.test_second_sum_of_a_round_is_refused.
+    with tf.control_dependencies([tf.io.write_file(path, '')]):
+      found = tf.io.matching_files(
+        tf.strings.join([f'{self._marks}/', tf.identity(name), '-*'])
+      )
+    owners = tf.strings.regex_replace(found, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
+    same = tf.debugging.Assert(
+      tf.reduce_all(tf.equal(owners, owner)),
+      [
+        'this round released another sum before, and its noise serves no '
+        'second one: begin the program again, and the round is burnt; round:',
+        now,
+      ],
+    )
+    with tf.control_dependencies([same]):
+      return tf.identity(released)
+
+  @property
+  def _marks(self) -> pathlib.Path:
+    return self.directory / 'released'
+
+  def _write(self, round_index: int, attempt: int) -> None:
+    content = f'{self.run} {round_index} {attempt}'
+    _files.write(self.directory / 'position', content.encode(), mode=0o600)
+
+  def _numbers(self, now: tf.Tensor) -> tf.Tensor:
+    # The path depends on the round: file operations count as pure.
+    nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
+    content = tf.io.read_file(
+      tf.strings.join([str(self.directory / 'position'), nothing])
+    )
+    numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
+    numbers = tf.ensure_shape(numbers, [3])
+    # PRIVACY: outside of a round nobody has been recorded. Guard:
+    # run_test.test_aggregator_outside_of_a_round_releases_nothing.
+    is_open = tf.debugging.Assert(
+      tf.equal(numbers[0], self.run) & (numbers[1] > _CLOSED),
+      ['no round of this run is open: ask the run for one first; position:',
+       numbers[1]],
+    )  # fmt: skip
+    with tf.control_dependencies([is_open]):
+      return tf.identity(numbers)

@@ -1,0 +1,449 @@
+"""A run: one folder, one lock, one key, one ledger, one plan, one position.
+
+A program that is killed is begun again as it is, and goes on. Of a plan, a run
+takes the attributes of `Plan` here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, Optional, Protocol, Union
+
+import numpy as np
+
+from tff_bandmf import (
+  _files,
+  accounting,
+  errors,
+  participation,
+  program,
+  report,
+  strategies,
+)
+from tff_bandmf.noise import key as key_lib
+from tff_bandmf.program import checkpoints, folder, metrics, run_record
+
+Clients = Union[int, Sequence[Union[int, str]]]
+_COLUMNS = ('round', 'clients')
+
+
+class Plan(Protocol):
+  """What a run needs to know of a plan.
+
+  Attributes:
+    rounds: n.
+    clients_per_round: divisor of the mean, and size of a drawn cohort.
+    largest_cohort: most clients of any round.
+    cohorts: the schema that is enforced.
+    strategy: C.
+    guarantee: what is claimed, in units of the clip.
+    delta: at which the report gives epsilon.
+    l2_norm_clip: of one client's update.
+    zeroing_norm: updates above it count as zero; None zeroes none.
+  """
+
+  rounds: int
+  clients_per_round: int
+  largest_cohort: int
+  cohorts: participation.Participation
+  strategy: strategies.Strategy
+  guarantee: accounting.PrivacySpec
+  delta: float
+  l2_norm_clip: float
+  zeroing_norm: Optional[float]
+
+
+class Round:
+  """A round that is open: recorded, and not yet finished.
+
+  Attributes:
+    index: t.
+    cohort: [m] the clients that take part.
+    refused: how many came and were not admitted.
+  """
+
+  def __init__(
+    self,
+    finish: Callable[[Round, Any], None],
+    index: int,
+    cohort: np.ndarray,
+    refused: int = 0,
+  ):
+    """Takes what makes the round durable."""
+    self.index = index
+    self.cohort = cohort
+    self.refused = refused
+    self.finished = False
+    self._finish = finish
+
+  def finish(self, state: Any) -> Any:
+    """Returns the state, when it and the round are on the disk.
+
+    Args:
+      state: of the process, after the round.
+
+    Raises:
+      ValueError: the round was finished before, or nothing was released in it
+        through `run.aggregator`.
+    """
+    self._finish(self, state)
+    return state
+
+
+class Run:
+  """The run of a plan in a folder; use it in a `with` statement.
+
+  PRIVACY: a round that was started counts; it is replayed with its cohort, and
+  with any other sum it is burnt. Guards:
+  run_test.test_round_whose_replay_differs_is_burnt and
+  run_test.test_killed_run_ends_as_an_undisturbed_one.
+  """
+
+  def __init__(
+    self,
+    directory: Union[str, os.PathLike],
+    plan: Plan,
+    *,
+    moved: bool = False,
+    keep_key: bool = False,
+  ):
+    """Makes the folder, or goes on with the run that is in it.
+
+    Args:
+      directory: of the run.
+      plan: of the run; a folder keeps the strategy that it was made with.
+      moved: whether the folder was moved or restored, and is the only one.
+      keep_key: whether the key of the noise stays when the run has ended.
+
+    Raises:
+      ValueError: the folder is in use, is a copy, or holds another run.
+    """
+    self.directory = pathlib.Path(directory)
+    self._plan = plan
+    self._keep_key = keep_key
+    self._factory: Any = None
+    self._open: Optional[Round] = None
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(folder.locked(self.directory))
+      record = _record(plan)
+      if (self.directory / run_record.RUN_FILE).exists():
+        there = run_record.RunRecord.read(self.directory)
+        record = record.noted(there.notes())
+      self._ended = (self.directory / run_record.RESULT_FILE).exists()
+      if self._ended:
+        folder.check_record(self.directory, record)
+        self._key = key_lib.Key.from_entropy()
+      else:
+        self._key = folder.open_run(
+          self.directory, record, plan.strategy, plan.cohorts, moved
+        )
+      self._ledger = stack.enter_context(
+        program.Ledger(self.directory / run_record.LEDGER_FILE)
+      )
+      self._checkpoints = checkpoints.Checkpoints(
+        self.directory / run_record.CHECKPOINTS
+      )
+      self._next = self._checkpoints.latest()
+      self._rows = metrics.Metrics(
+        self.directory, self._ledger, _COLUMNS, self._next
+      )
+      self._stack = stack.pop_all()
+
+  def __enter__(self) -> Run:
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Fails the round that is open, and gives the folder back."""
+    with self._stack:
+      try:
+        self._leave()
+      finally:
+        if self._factory is not None:
+          self._factory.close()
+        if self._ended and not self._keep_key:
+          _files.wipe(self.directory / run_record.NOISE_KEY)
+
+  @property
+  def aggregator(self) -> Any:
+    """The aggregation factory for the one learning process of the run."""
+    if self._factory is None:
+      from tff_bandmf import aggregator
+      from tff_bandmf.noise import placements
+
+      plan = self._plan
+      # PRIVACY: the noise is that of the claim. Guard:
+      # run_test.test_noise_is_that_of_the_plan.
+      self._factory = aggregator.dp_aggregator(
+        plan.guarantee.noise_multiplier,
+        plan.clients_per_round,
+        l2_norm_clip=plan.l2_norm_clip,
+        strategy=plan.strategy,
+        participation=plan.cohorts,
+        largest_cohort=plan.largest_cohort,
+        zeroing_norm=plan.zeroing_norm,
+        noise=placements.Tape(
+          key=self._key, start_round=self._next, position=self._position
+        ),
+      )
+    return self._factory
+
+  @property
+  def _position(self) -> Any:
+    from tff_bandmf.noise import position
+
+    run, _ = run_record.RunRecord.read(self.directory).bound()
+    return position.Position(self.directory / run_record.PRIVATE, run)
+
+  def restore(self, initialize: Callable[[], Any]) -> Any:
+    """Returns the state that the run goes on from.
+
+    Args:
+      initialize: gives the first state of the process, any structure of
+        arrays. It is called every time, and tells the structure.
+
+    Raises:
+      ValueError: the checkpoint is damaged, of another process, or contradicts
+        the ledger.
+    """
+    state = initialize()
+    if self._checkpoints.latest():
+      state, head = self._checkpoints.load(self._next, state)
+      folder.check_checkpoint(self._ledger, self._next, head)
+    return state
+
+  def rounds(self, *, clients: Clients, seed: int = 0) -> Iterator[Round]:
+    """Yields the rounds that are left, each with its cohort, in the ledger.
+
+    Finish a round before the next one. A round that was burnt is left out.
+
+    Args:
+      clients: how many, or who: different indices or strings.
+      seed: of the draws of the cohorts.
+
+    Raises:
+      ValueError: cohorts cannot be filled, a round was not finished, or who
+        takes part is not what it was.
+    """
+    plan = self._plan
+    ids = np.arange(clients) if isinstance(clients, int) else np.array(clients)
+    # PRIVACY: whatever their order is now, clients are drawn as before. Guard:
+    # run_test.test_clients_in_another_order_are_drawn_as_before.
+    ids = np.unique(ids)
+    sampler = program.CohortSampler(
+      len(ids), plan.clients_per_round, plan.rounds, plan.cohorts, seed
+    )
+    self.note(population=len(ids))
+    history = self._ledger.past(ids.tolist(), self._next)
+    while self._next < plan.rounds and not self._ended:
+      t = self._next
+      cohort = sampler.sample(t, history)
+      history.record(t, cohort)
+      if self._is_burnt(t):
+        self._burn(t, len(cohort))
+        continue
+      yield self._start(t, ids[cohort])
+      if self._open is not None:
+        raise ValueError(
+          errors.invalid(
+            'round', t, 'was not finished', 'call round.finish(state) in it'
+          )
+        )
+
+  @contextlib.contextmanager
+  def round(self, *, cohort: Sequence[Union[int, str]]) -> Iterator[Round]:
+    """Yields the next round, for clients that came by themselves.
+
+    A round that is left without `finish`, also by a crash, is burnt: its
+    clients will not come again.
+
+    Args:
+      cohort: who came. Who may not take part now is left out, and of the rest
+        those after the first `largest_cohort`.
+
+    Raises:
+      ValueError: the run is over.
+    """
+    while self._ledger.attempts(self._next):
+      # PRIVACY: nobody knows what was seen of it. Guard:
+      # run_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
+      sizes = self._ledger.observed().cohort_sizes
+      self._burn(self._next, sizes[self._next])
+    t, plan = self._next, self._plan
+    ids = np.asarray(cohort)
+    found = program.admit(
+      ids, t, plan.cohorts, plan.rounds, self._ledger.past(ids.tolist(), t)
+    )
+    admitted = ids[found.admitted][: plan.largest_cohort]
+    opened = self._start(t, admitted, len(ids) - len(admitted))
+    try:
+      yield opened
+    finally:
+      if not opened.finished:
+        self._leave()
+        self._burn(t, len(admitted))
+
+  def train(
+    self,
+    process: Any,
+    dataset: Callable[[Any, int], Any],
+    *,
+    clients: Clients,
+    seed: int = 0,
+  ) -> Iterator[tuple[Round, Any, Any]]:
+    """Yields (round, state, metrics) of the rounds that are left.
+
+    Args:
+      process: `tff.learning.templates.LearningProcess` with `aggregator`.
+      dataset: gives the data of (client, round), the same whenever asked.
+      clients: as `rounds` takes them.
+      seed: of the draws of the cohorts.
+
+    Raises:
+      ValueError: the process lets what clients compute past the aggregator.
+    """
+    from tff_bandmf import aggregator
+
+    aggregator.check_process(process)
+    state = self.restore(process.initialize)
+    for opened in self.rounds(clients=clients, seed=seed):
+      data = [
+        dataset(client, opened.index) for client in opened.cohort.tolist()
+      ]
+      output = process.next(state, data)
+      state = opened.finish(output.state)
+      yield opened, state, output.metrics
+
+  def note(self, **statements: Any) -> None:
+    """Says what the report must say; see `program.RunRecord`."""
+    record = run_record.RunRecord.read(self.directory)
+    noted = record.noted(statements)
+    if noted != record:
+      noted.write(self.directory)
+
+  def record(self, **results: float) -> None:
+    """Writes what the last model was measured to do; the run is then over.
+
+    Raises:
+      ValueError: rounds are left.
+    """
+    if self._next < self._plan.rounds:
+      raise ValueError(
+        errors.invalid(
+          'record',
+          f'round {self._next}',
+          f'comes before the last of {self._plan.rounds} rounds',
+          'call it when all rounds are done',
+        )
+      )
+    if not self._ended:
+      _files.write_json(
+        self.directory / run_record.RESULT_FILE,
+        {**results, run_record.LEDGER_HEAD: self._ledger.head()},
+      )
+      self._ended = True
+
+  def report(self) -> report.Report:
+    """Returns the report of the run so far, which is also in the folder."""
+    report.write(self.directory)
+    return report.build(self.directory)
+
+  def _start(self, t: int, cohort: np.ndarray, refused: int = 0) -> Round:
+    attempt = len(self._ledger.attempts(t)) + 1
+    # PRIVACY: durable before the round, so a crash cannot hide it. Guard:
+    # run_test.test_round_is_in_the_ledger_before_it_runs.
+    self._ledger.start_round(t, cohort)
+    self._position.open(t, attempt)
+    self._open = Round(self._finish, t, cohort, refused)
+    return self._open
+
+  def _finish(self, done: Round, state: Any) -> None:
+    t = done.index
+    if done is not self._open:
+      raise ValueError(
+        errors.invalid('round', t, 'is not open', 'finish a round once')
+      )
+    released = self._position.released(t)
+    with_noise = self._plan.guarantee.noise_multiplier > 0
+    result = released.get(len(self._ledger.attempts(t)))
+    # PRIVACY: what went past the aggregator has no noise. Guard:
+    # run_test.test_round_past_the_aggregator_is_not_finished.
+    if with_noise and result is None:
+      raise ValueError(
+        errors.invalid(
+          'round',
+          t,
+          'released nothing through run.aggregator',
+          'make the process with model_aggregator=run.aggregator, and run it '
+          'once in each round',
+        )
+      )
+    self._ledger.finish_round(
+      t,
+      self._factory.released_z_stddev if with_noise else 0.0,
+      result,
+      noise_checked=with_noise,
+    )
+    self._rows.write({'round': t, 'clients': len(done.cohort)})
+    self._checkpoints.save(state, t + 1, self._ledger.head())
+    self._position.close()
+    self._position.forget(t)
+    done.finished = True
+    self._open = None
+    self._next = t + 1
+
+  def _leave(self) -> None:
+    """Fails the round that is open, if one is."""
+    if self._open is not None:
+      self._position.close()
+      self._ledger.fail_round(self._open.index)
+      self._open = None
+
+  def _is_burnt(self, t: int) -> bool:
+    """Returns whether the round may not run again."""
+    abandoned = any(
+      attempt.outcome == 'abandoned' for attempt in self._ledger.attempts(t)
+    )
+    # PRIVACY: two sums were about to meet one noise. Guard:
+    # run_test.test_round_whose_replay_differs_is_burnt.
+    return abandoned or len(set(self._position.released(t).values())) > 1
+
+  def _burn(self, t: int, clients: int) -> None:
+    self._ledger.abandon_round(t)
+    self._rows.write({'round': t, 'clients': clients})
+    self._next = t + 1
+
+
+def _record(plan: Plan) -> run_record.RunRecord:
+  """Returns what the run of a plan says of itself."""
+  return run_record.RunRecord(
+    claim={
+      **plan.guarantee.to_dict(),
+      'delta': plan.delta,
+      'l2_norm_clip': plan.l2_norm_clip,
+      'clients_per_round': plan.clients_per_round,
+    },
+    config={
+      'largest_cohort': plan.largest_cohort,
+      'zeroing_norm': plan.zeroing_norm,
+    },
+    unit_of_privacy='one client',
+    data='not stated',
+    released='the model after every round',
+    not_covered=[],
+    side_releases=[],
+    enforced={
+      'min_sep': plan.cohorts.min_sep,
+      'max_participations': plan.cohorts.max_participations,
+      'by': 'the run: it draws cohorts, or admits clients',
+    },
+    clipped_by='the aggregator',
+    noise_key='the operating system',
+    versions=report.versions(),
+    code_sha256=report.code_digest(),
+  )
