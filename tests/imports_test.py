@@ -26,6 +26,7 @@ _ORDER = [
   'program',
   'audit',
   'report',
+  'run',
   'cli',
 ]
 

@@ -46,7 +46,7 @@ class _Plan:
 
   @property
   def guarantee(self):
-    return accounting.PrivacySpec(
+    return accounting.Guarantee(
       self.strategy, self.cohorts, self.noise_multiplier
     )
 
@@ -142,6 +142,7 @@ def _killed_at(write):
     raise _Killed
 
 
+@pytest.mark.slow
 def test_killed_run_ends_as_an_undisturbed_one(whole, tmp_path):
   _, expected = whole
   for write in range(4, 40, 3):
@@ -177,7 +178,7 @@ def test_noise_is_that_of_the_plan(whole):
   with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
     observed = ledger.observed()
   assert observed.z_stddev == pytest.approx(
-    _Plan().guarantee.z_stddev, rel=1e-6
+    _Plan().guarantee.z_stddev_per_clip, rel=1e-6
   )
   assert not observed.unchecked and not observed.unmeasured
 

@@ -14,8 +14,9 @@ from those before it:
   noise          rows of C^-1 Z from a key (needs TensorFlow)
   query          a `tfp.SumAggregationDPQuery` (needs TensorFlow Privacy)
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
-  program        plans and runs: cohorts, ledger, rounds, checkpoints
-  report         the privacy report of a finished run
+  program        plans, cohorts, ledger, rounds, checkpoints
+  report         the privacy report of a run
+  run            a run from its plan to its report
   cli            the `bandmf` command
 
 Importing this package imports none of them; the names of its face come from
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
   from tff_bandmf.accounting import BallsInBins, BMinSep, CyclicPoisson
   from tff_bandmf.participation import FixedEpoch, MinSep, Single
   from tff_bandmf.program.plan import Mechanism, Plan
+  from tff_bandmf.run import Run
   from tff_bandmf.workloads import Workload
 
 __version__ = '0.1.0'
@@ -41,6 +43,7 @@ _MODULES = {
   'Mechanism': 'program.plan',
   'MinSep': 'participation',
   'Plan': 'program.plan',
+  'Run': 'run',
   'Single': 'participation',
   'Workload': 'workloads',
 }

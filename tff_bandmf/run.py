@@ -50,7 +50,7 @@ class Plan(Protocol):
   largest_cohort: int
   cohorts: participation.Participation
   strategy: strategies.Strategy
-  guarantee: accounting.PrivacySpec
+  guarantee: accounting.Guarantee
   delta: float
   l2_norm_clip: float
   zeroing_norm: Optional[float]
