@@ -327,16 +327,32 @@ def test_learning_process_is_trained_by_the_run(tmp_path, runtime):
         tff.learning.optimizers.build_sgdm(1.0),
         model_aggregator=mine.aggregator,
       )
-      for opened, _, measured in mine.train(process, dataset, clients=8):
-        indices.append(opened.index)
-        assert measured['aggregator']['free']['noise_checked']
-        if opened.index + 1 == stop:
+      for done in mine.train(process, dataset, clients=8):
+        indices.append(done.round)
+        assert done.metrics['aggregator']['free']['noise_checked']
+        if done.round + 1 == stop:
           break
   assert indices == [0, 1, 2]
   with run.Run(tmp_path / 'run', _Plan()) as mine:
     mine.record(test_accuracy=0.5)
   # Its key ends with the run.
   assert not (tmp_path / 'run' / run_record.NOISE_KEY).exists()
+
+
+def test_metrics_stay_private_and_are_named(tmp_path, runtime):
+  directory = tmp_path / 'run'
+  with run.Run(directory, _Plan()) as mine:
+    process = _Process(mine.aggregator)
+    state = mine.restore(process.initialize)
+    for opened in mine.rounds(clients=8):
+      state = process.next(state, [_data(client, 0) for client in (1, 2)])
+      opened.finish(state, metrics={'train': {'loss': np.float32(0.25)}})
+      break
+    found = mine.report().content
+  assert 'metrics of rounds, without noise: train/loss' in found['not_covered']
+  assert '0.25' in (directory / 'private/metrics/00000000.json').read_text()
+  public = [path for path in directory.iterdir() if path.is_file()]
+  assert not any(b'0.25' in path.read_bytes() for path in public)
 
 
 def test_position_of_another_run_is_refused(tmp_path):

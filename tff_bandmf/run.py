@@ -7,12 +7,14 @@ takes the attributes of `Plan` here.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional, Protocol, Union
 
 import numpy as np
+import tree
 
 from tff_bandmf import (
   _files,
@@ -56,6 +58,23 @@ class Plan(Protocol):
   zeroing_norm: Optional[float]
 
 
+@dataclasses.dataclass(frozen=True)
+class Done:
+  """A round that is over, and on the disk.
+
+  Attributes:
+    round: t.
+    cohort: [m] the clients that took part.
+    state: of the process after it.
+    metrics: of the process.
+  """
+
+  round: int
+  cohort: np.ndarray
+  state: Any
+  metrics: Any
+
+
 class Round:
   """A round that is open: recorded, and not yet finished.
 
@@ -67,7 +86,7 @@ class Round:
 
   def __init__(
     self,
-    finish: Callable[[Round, Any], None],
+    finish: Callable[[Round, Any, Any], None],
     index: int,
     cohort: np.ndarray,
     refused: int = 0,
@@ -79,17 +98,19 @@ class Round:
     self.finished = False
     self._finish = finish
 
-  def finish(self, state: Any) -> Any:
+  def finish(self, state: Any, metrics: Any = None) -> Any:
     """Returns the state, when it and the round are on the disk.
 
     Args:
       state: of the process, after the round.
+      metrics: numbers in any structure, which have no noise: they stay in
+        `private/`, and the report names them.
 
     Raises:
       ValueError: the round was finished before, or nothing was released in it
         through `run.aggregator`.
     """
-    self._finish(self, state)
+    self._finish(self, state, metrics)
     return state
 
 
@@ -295,8 +316,10 @@ class Run:
     *,
     clients: Clients,
     seed: int = 0,
-  ) -> Iterator[tuple[Round, Any, Any]]:
-    """Yields (round, state, metrics) of the rounds that are left.
+  ) -> Iterator[Done]:
+    """Yields the rounds that are left, each when it is done.
+
+    A round whose sum is another one than was released before is burnt.
 
     Args:
       process: `tff.learning.templates.LearningProcess` with `aggregator`.
@@ -315,9 +338,16 @@ class Run:
       data = [
         dataset(client, opened.index) for client in opened.cohort.tolist()
       ]
-      output = process.next(state, data)
-      state = opened.finish(output.state)
-      yield opened, state, output.metrics
+      try:
+        output = process.next(state, data)
+      except Exception:
+        if not self._is_burnt(opened.index):
+          raise
+        self._leave()
+        self._burn(opened.index, len(opened.cohort))
+        continue
+      state = opened.finish(output.state, output.metrics)
+      yield Done(opened.index, opened.cohort, state, output.metrics)
 
   def note(self, **statements: Any) -> None:
     """Says what the report must say; see `program.RunRecord`."""
@@ -362,7 +392,7 @@ class Run:
     self._open = Round(self._finish, t, cohort, refused)
     return self._open
 
-  def _finish(self, done: Round, state: Any) -> None:
+  def _finish(self, done: Round, state: Any, measured: Any) -> None:
     t = done.index
     if done is not self._open:
       raise ValueError(
@@ -390,12 +420,33 @@ class Run:
       noise_checked=with_noise,
     )
     self._rows.write({'round': t, 'clients': len(done.cohort)})
+    self._keep(t, measured)
     self._checkpoints.save(state, t + 1, self._ledger.head())
     self._position.close()
     self._position.forget(t)
     done.finished = True
     self._open = None
     self._next = t + 1
+
+  def _keep(self, t: int, measured: Any) -> None:
+    """Writes numbers without noise where nobody reads them but the owner."""
+    found = {
+      '/'.join(map(str, path)): float(value)
+      for path, value in tree.flatten_with_path(measured)
+      if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
+    }
+    if not found:
+      return
+    kept = self.directory / run_record.PRIVATE / 'metrics'
+    kept.mkdir(mode=0o700, exist_ok=True)
+    values = {name: repr(value) for name, value in found.items()}
+    _files.write_json(kept / f'{t:08d}.json', values, mode=0o600)
+    # PRIVACY: what has no noise is named. Guard:
+    # run_test.test_metrics_stay_private_and_are_named.
+    told = f'metrics of rounds, without noise: {", ".join(sorted(found))}'
+    record = run_record.RunRecord.read(self.directory)
+    if told not in record.not_covered:
+      self.note(not_covered=[*record.not_covered, told])
 
   def _leave(self) -> None:
     """Fails the round that is open, if one is."""
