@@ -2,17 +2,16 @@
 
 import collections
 import contextlib
-import dataclasses
 import itertools
 import pathlib
 import threading
-from typing import Optional
 from unittest import mock
 
 import numpy as np
 import pytest
 import tensorflow_federated as tff
 
+import tff_bandmf
 from tff_bandmf import (
   _files,
   accounting,
@@ -29,26 +28,19 @@ _TYPE = tff.to_type((np.float32, (3,)))
 _SECRET = bytes(range(32))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-  rounds: int = _ROUNDS
-  clients_per_round: int = 2
-  largest_cohort: int = 2
-  cohorts: participation.Participation = participation.MinSep(2)  # noqa: RUF009
-  delta: float = 1e-5
-  l2_norm_clip: float = 1.0
-  zeroing_norm: Optional[float] = None
-  noise_multiplier: float = 0.5
-
-  @property
-  def strategy(self):
-    return strategies.BandedToeplitz(self.rounds, [1.0, 0.5])
-
-  @property
-  def guarantee(self):
-    return accounting.Guarantee(
-      self.strategy, self.cohorts, self.noise_multiplier
-    )
+def _plan(**changes):
+  return tff_bandmf.Plan(
+    **{
+      'rounds': _ROUNDS,
+      'clients_per_round': 2,
+      'cohorts': participation.MinSep(2),
+      'delta': 1e-5,
+      'l2_norm_clip': 1.0,
+      'noise_multiplier': 0.5,
+      'mechanism': strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5]),
+      **changes,
+    }
+  )
 
 
 def _data(client, t):
@@ -75,7 +67,7 @@ class _Process:
 
 def _train(directory, plan=None, data=_data, clients=8, seen=None):
   """An own loop; returns the last state."""
-  with run.Run(directory, plan or _Plan(), keep_key=True) as mine:
+  with run.Run(directory, plan or _plan(), keep_key=True) as mine:
     process = _Process(mine.aggregator)
     state = mine.restore(process.initialize)
     for opened in mine.rounds(clients=clients):
@@ -150,18 +142,18 @@ def test_killed_run_ends_as_an_undisturbed_one(whole, tmp_path):
     with _killed_at(write):
       _train(directory)
     np.testing.assert_array_equal(_train(directory).sum, expected.sum)
-    assert run.Run(directory, _Plan(), moved=True).close() is None
+    assert run.Run(directory, _plan(), moved=True).close() is None
 
 
 def test_report_of_a_run_claims_its_plan(whole):
   directory, state = whole
-  with run.Run(directory, _Plan()) as mine:
+  with run.Run(directory, _plan()) as mine:
     mine.note(tuning='none', data='numbers')
     found = mine.report()
   assert found.content['completed'] and not found.content['violated']
   assert found.content['observed']['rounds_finished'] == _ROUNDS
   assert found.content['data_accesses']['tuning'] == 'none'
-  assert found.content['epsilon'] == _Plan().guarantee.epsilon(1e-5)
+  assert found.content['epsilon'] == _plan().guarantee.epsilon(1e-5)
   assert 'epsilon = ' in found.statement
   assert found.content['population'] == 8
 
@@ -178,14 +170,14 @@ def test_noise_is_that_of_the_plan(whole):
   with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
     observed = ledger.observed()
   assert observed.z_stddev == pytest.approx(
-    _Plan().guarantee.z_stddev_per_clip, rel=1e-6
+    _plan().guarantee.z_stddev_per_clip, rel=1e-6
   )
   assert not observed.unchecked and not observed.unmeasured
 
 
 def test_round_is_in_the_ledger_before_it_runs(tmp_path, runtime):
   seen = []
-  with run.Run(tmp_path / 'run', _Plan()) as mine:
+  with run.Run(tmp_path / 'run', _plan()) as mine:
     for opened in mine.rounds(clients=8):
       seen.append(mine._ledger.attempts(opened.index)[-1].outcome)
       break
@@ -196,7 +188,7 @@ def test_round_is_in_the_ledger_before_it_runs(tmp_path, runtime):
 def _left_after_release(directory, data=_data):
   """A program that dies when it has seen the sum of round 0."""
   with _killed_at(-1):
-    with run.Run(directory, _Plan()) as mine:
+    with run.Run(directory, _plan()) as mine:
       process = _Process(mine.aggregator)
       state = mine.restore(process.initialize)
       for opened in mine.rounds(clients=8):
@@ -215,7 +207,7 @@ def test_round_whose_replay_differs_is_burnt(tmp_path, runtime):
   assert [t for t, _ in seen] == [1, 2]
   with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
     assert ledger.observed().burnt == 1
-  with run.Run(directory, _Plan(), keep_key=True) as mine:
+  with run.Run(directory, _plan(), keep_key=True) as mine:
     assert '1 of 3 rounds were burnt' in ''.join(
       mine.report().content['warnings']
     )
@@ -231,7 +223,7 @@ def test_clients_in_another_order_are_drawn_as_before(tmp_path, runtime):
   ids = [f'client {i}' for i in range(8)]
   cohorts = []
   for order in ids, ids[::-1]:
-    with run.Run(tmp_path / 'run', _Plan()) as mine:
+    with run.Run(tmp_path / 'run', _plan()) as mine:
       for opened in mine.rounds(clients=order):
         cohorts.append(opened.cohort.tolist())
         break
@@ -239,7 +231,7 @@ def test_clients_in_another_order_are_drawn_as_before(tmp_path, runtime):
 
 
 def test_round_past_the_aggregator_is_not_finished(tmp_path, runtime):
-  with run.Run(tmp_path / 'run', _Plan()) as mine:
+  with run.Run(tmp_path / 'run', _plan()) as mine:
     for opened in mine.rounds(clients=8):
       with pytest.raises(ValueError, match='released nothing through'):
         opened.finish(np.zeros(3))
@@ -248,16 +240,16 @@ def test_round_past_the_aggregator_is_not_finished(tmp_path, runtime):
 
 
 def test_round_that_was_not_finished_stops_the_loop(tmp_path, runtime):
-  with run.Run(tmp_path / 'run', _Plan()) as mine:
+  with run.Run(tmp_path / 'run', _plan()) as mine:
     with pytest.raises(ValueError, match='round=0: was not finished'):
       for _ in mine.rounds(clients=8):
         pass
-  with run.Run(tmp_path / 'run', _Plan()) as mine:
+  with run.Run(tmp_path / 'run', _plan()) as mine:
     assert [each.outcome for each in mine._ledger.attempts(0)] == ['failed']
 
 
 def test_aggregator_outside_of_a_round_releases_nothing(tmp_path, runtime):
-  with run.Run(tmp_path / 'run', _Plan()) as mine:
+  with run.Run(tmp_path / 'run', _plan()) as mine:
     process = _Process(mine.aggregator)
     state = mine.restore(process.initialize)
     mine._position.close()
@@ -272,7 +264,7 @@ def _came(mine, process, state, ids):
 
 
 def test_clients_that_come_are_admitted_by_the_plan(tmp_path, runtime):
-  with run.Run(tmp_path / 'run', _Plan()) as mine:
+  with run.Run(tmp_path / 'run', _plan()) as mine:
     process = _Process(mine.aggregator)
     state = mine.restore(process.initialize)
     first, state = _came(mine, process, state, ['a', 'b', 'c', 'a'])
@@ -284,13 +276,13 @@ def test_clients_that_come_are_admitted_by_the_plan(tmp_path, runtime):
 def test_round_of_clients_that_came_is_burnt_after_a_crash(tmp_path, runtime):
   directory = tmp_path / 'run'
   with _killed_at(-1):
-    with run.Run(directory, _Plan()) as mine:
+    with run.Run(directory, _plan()) as mine:
       process = _Process(mine.aggregator)
       mine.restore(process.initialize)
       opened = mine.round(cohort=['a', 'b'])
       opened.__enter__()
       raise _Killed
-  with run.Run(directory, _Plan()) as mine:
+  with run.Run(directory, _plan()) as mine:
     process = _Process(mine.aggregator)
     state = mine.restore(process.initialize)
     done, state = _came(mine, process, state, ['a', 'c', 'd'])
@@ -320,7 +312,7 @@ def test_learning_process_is_trained_by_the_run(tmp_path, runtime):
 
   indices = []
   for stop in 2, _ROUNDS:
-    with run.Run(tmp_path / 'run', _Plan()) as mine:
+    with run.Run(tmp_path / 'run', _plan()) as mine:
       process = tff.learning.algorithms.build_unweighted_fed_avg(
         model(),
         tff.learning.optimizers.build_sgdm(0.1),
@@ -333,7 +325,7 @@ def test_learning_process_is_trained_by_the_run(tmp_path, runtime):
         if done.round + 1 == stop:
           break
   assert indices == [0, 1, 2]
-  with run.Run(tmp_path / 'run', _Plan()) as mine:
+  with run.Run(tmp_path / 'run', _plan()) as mine:
     mine.record(test_accuracy=0.5)
   # Its key ends with the run.
   assert not (tmp_path / 'run' / run_record.NOISE_KEY).exists()
@@ -341,7 +333,7 @@ def test_learning_process_is_trained_by_the_run(tmp_path, runtime):
 
 def test_metrics_stay_private_and_are_named(tmp_path, runtime):
   directory = tmp_path / 'run'
-  with run.Run(directory, _Plan()) as mine:
+  with run.Run(directory, _plan()) as mine:
     process = _Process(mine.aggregator)
     state = mine.restore(process.initialize)
     for opened in mine.rounds(clients=8):
@@ -382,3 +374,14 @@ def test_second_sum_of_a_round_is_refused(tmp_path):
   assert len(set(mine.released(3).values())) == 2 or len(mine.released(3)) == 2
   mine.forget(4)
   assert not mine.released(3)
+
+
+def test_sampled_cohorts_are_refused(tmp_path):
+  cohorts = accounting.BallsInBins(2)
+  with pytest.raises(ValueError, match='cohorts=BallsInBins: are sampled'):
+    run.Run(tmp_path, _plan(cohorts=cohorts))
+
+
+def test_other_plan_is_refused(whole):
+  with pytest.raises(ValueError, match='noise_multiplier=0.4: is not what'):
+    run.Run(whole[0], _plan(noise_multiplier=0.4))

@@ -1,61 +1,30 @@
 """A run: one folder, one lock, one key, one ledger, one plan, one position.
 
-A program that is killed is begun again as it is, and goes on. Of a plan, a run
-takes the attributes of `Plan` here.
+A program that is killed is begun again as it is, and goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional, Protocol, Union
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 import tree
 
-from tff_bandmf import (
-  _files,
-  accounting,
-  errors,
-  participation,
-  program,
-  report,
-  strategies,
-)
+from tff_bandmf import _files, errors, program, report
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.program import checkpoints, folder, metrics, run_record
+from tff_bandmf.program import plan as plan_lib
 
 Clients = Union[int, Sequence[Union[int, str]]]
 _COLUMNS = ('round', 'clients')
-
-
-class Plan(Protocol):
-  """What a run needs to know of a plan.
-
-  Attributes:
-    rounds: n.
-    clients_per_round: divisor of the mean, and size of a drawn cohort.
-    largest_cohort: most clients of any round.
-    cohorts: the schema that is enforced.
-    strategy: C.
-    guarantee: what is claimed, in units of the clip.
-    delta: at which the report gives epsilon.
-    l2_norm_clip: of one client's update.
-    zeroing_norm: updates above it count as zero; None zeroes none.
-  """
-
-  rounds: int
-  clients_per_round: int
-  largest_cohort: int
-  cohorts: participation.Participation
-  strategy: strategies.Strategy
-  guarantee: accounting.Guarantee
-  delta: float
-  l2_norm_clip: float
-  zeroing_norm: Optional[float]
+# At which a plan without one is reported.
+_DELTA = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +95,7 @@ class Run:
   def __init__(
     self,
     directory: Union[str, os.PathLike],
-    plan: Plan,
+    plan: plan_lib.Plan,
     *,
     moved: bool = False,
     keep_key: bool = False,
@@ -143,12 +112,12 @@ class Run:
       ValueError: the folder is in use, is a copy, or holds another run.
     """
     self.directory = pathlib.Path(directory)
-    self._plan = plan
     self._keep_key = keep_key
     self._factory: Any = None
     self._open: Optional[Round] = None
     with contextlib.ExitStack() as stack:
       stack.enter_context(folder.locked(self.directory))
+      self._plan = plan = self._stored(plan)
       record = _record(plan)
       if (self.directory / run_record.RUN_FILE).exists():
         there = run_record.RunRecord.read(self.directory)
@@ -159,7 +128,7 @@ class Run:
         self._key = key_lib.Key.from_entropy()
       else:
         self._key = folder.open_run(
-          self.directory, record, plan.strategy, plan.cohorts, moved
+          self.directory, record, plan.strategy, plan.cohorts.schema, moved
         )
       self._ledger = stack.enter_context(
         program.Ledger(self.directory / run_record.LEDGER_FILE)
@@ -190,6 +159,36 @@ class Run:
         if self._ended and not self._keep_key:
           _files.wipe(self.directory / run_record.NOISE_KEY)
 
+  def _stored(self, plan: plan_lib.Plan) -> plan_lib.Plan:
+    """Returns the plan that the folder keeps, if it is the one given."""
+    path = self.directory / run_record.PLAN_FILE
+    # PRIVACY: nothing here draws cohorts whose sampling amplifies. Guard:
+    # run_test.test_sampled_cohorts_are_refused.
+    if plan.cohorts is not plan.cohorts.schema:
+      raise ValueError(
+        errors.invalid(
+          'cohorts',
+          type(plan.cohorts).__name__,
+          'are sampled, and a run enforces a schema',
+          'use MinSep, FixedEpoch or Single',
+        )
+      )
+    if not path.exists():
+      plan.save(path)
+    stored = plan_lib.Plan.load(path)
+    written, given = stored.request(), plan.request()
+    for name, value in given.items():
+      if written[name] != value:
+        raise ValueError(
+          errors.invalid(
+            name,
+            value,
+            f'is not what the run was planned with, {written[name]}',
+            'go back to that, or choose another folder',
+          )
+        )
+    return stored
+
   @property
   def aggregator(self) -> Any:
     """The aggregation factory for the one learning process of the run."""
@@ -205,8 +204,9 @@ class Run:
         plan.clients_per_round,
         l2_norm_clip=plan.l2_norm_clip,
         strategy=plan.strategy,
-        participation=plan.cohorts,
-        largest_cohort=plan.largest_cohort,
+        participation=plan.cohorts.schema,
+        largest_cohort=plan.largest_cohort or plan.clients_per_round,
+        dimension=plan.dimension,
         zeroing_norm=plan.zeroing_norm,
         noise=placements.Tape(
           key=self._key, start_round=self._next, position=self._position
@@ -257,8 +257,9 @@ class Run:
     # run_test.test_clients_in_another_order_are_drawn_as_before.
     ids = np.unique(ids)
     sampler = program.CohortSampler(
-      len(ids), plan.clients_per_round, plan.rounds, plan.cohorts, seed
+      len(ids), plan.clients_per_round, plan.rounds, plan.cohorts.schema, seed
     )
+    plan.check_population(len(ids))
     self.note(population=len(ids))
     history = self._ledger.past(ids.tolist(), self._next)
     while self._next < plan.rounds and not self._ended:
@@ -298,9 +299,14 @@ class Run:
     t, plan = self._next, self._plan
     ids = np.asarray(cohort)
     found = program.admit(
-      ids, t, plan.cohorts, plan.rounds, self._ledger.past(ids.tolist(), t)
+      ids,
+      t,
+      plan.cohorts.schema,
+      plan.rounds,
+      self._ledger.past(ids.tolist(), t),
     )
-    admitted = ids[found.admitted][: plan.largest_cohort]
+    most = plan.largest_cohort or plan.clients_per_round
+    admitted = ids[found.admitted][:most]
     opened = self._start(t, admitted, len(ids) - len(admitted))
     try:
       yield opened
@@ -470,27 +476,25 @@ class Run:
     self._next = t + 1
 
 
-def _record(plan: Plan) -> run_record.RunRecord:
+def _record(plan: plan_lib.Plan) -> run_record.RunRecord:
   """Returns what the run of a plan says of itself."""
+  clips = plan.l2_norm_clip
   return run_record.RunRecord(
     claim={
       **plan.guarantee.to_dict(),
-      'delta': plan.delta,
-      'l2_norm_clip': plan.l2_norm_clip,
+      'delta': plan.delta or _DELTA,
+      'l2_norm_clip': math.hypot(*clips) if isinstance(clips, tuple) else clips,
       'clients_per_round': plan.clients_per_round,
     },
-    config={
-      'largest_cohort': plan.largest_cohort,
-      'zeroing_norm': plan.zeroing_norm,
-    },
+    config=plan.request(),
     unit_of_privacy='one client',
     data='not stated',
     released='the model after every round',
     not_covered=[],
     side_releases=[],
     enforced={
-      'min_sep': plan.cohorts.min_sep,
-      'max_participations': plan.cohorts.max_participations,
+      'min_sep': plan.cohorts.schema.min_sep,
+      'max_participations': plan.cohorts.schema.max_participations,
       'by': 'the run: it draws cohorts, or admits clients',
     },
     clipped_by='the aggregator',

@@ -1,6 +1,7 @@
 """The files of a run's folder by name, and what the first and the last say.
 
 run.json        what is going to be claimed, see `RunRecord`
+plan.json       what the user wrote, and what was found for it
 strategy.json   C
 ledger.sqlite   who took part in which round, as keyed hashes, and the digests
                 of what each round released and of its row of metrics
@@ -34,6 +35,7 @@ RUN_FORMAT = 'tff_bandmf.run'
 RUN_VERSION = 2
 
 RUN_FILE = 'run.json'
+PLAN_FILE = 'plan.json'
 STRATEGY_FILE = 'strategy.json'
 LEDGER_FILE = 'ledger.sqlite'
 METRICS_FILE = 'metrics.csv'
