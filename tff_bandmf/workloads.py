@@ -33,6 +33,16 @@ def _momentum(value: Any) -> float:
   return momentum
 
 
+def _fraction(name: str, about: str) -> Any:
+  return attrs.field(
+    default=0.0,
+    converter=lambda value: _checks.between(
+      name, value, 0, 1, 'give a fraction'
+    ),
+    metadata={'about': about},
+  )
+
+
 @attrs.frozen
 class Workload:
   """A = tri(n) diag(eta) M. [BandMF23, Sec 2 and App I]
@@ -56,18 +66,18 @@ class Workload:
          [1.75, 1.5 , 1.  ]])
   """
 
-  momentum: float = attrs.field(default=0.0, converter=_momentum)
-  warmup: float = attrs.field(
+  momentum: float = attrs.field(
     default=0.0,
-    converter=lambda warmup: _checks.between(
-      'warmup', warmup, 0, 1, 'give a fraction'
-    ),
+    converter=_momentum,
+    metadata={'about': 'beta of the server, in [0, 1).'},
   )
-  cooldown: float = attrs.field(
-    default=0.0,
-    converter=lambda cooldown: _checks.between(
-      'cooldown', cooldown, 0, 1, 'give a fraction'
-    ),
+  warmup: float = _fraction(
+    'warmup',
+    'Fraction of the rounds in which the learning rate climbs from 5%.',
+  )
+  cooldown: float = _fraction(
+    'cooldown',
+    'Fraction of the rounds in which it falls back to 5%, at the end.',
   )
 
   def __attrs_post_init__(self):
@@ -131,26 +141,24 @@ class Workload:
 
 
 PREFIX = Workload()
+# What each parameter is, for --help.
+PARAMETERS = {
+  field.name: field.metadata['about'] for field in attrs.fields(Workload)
+}
 
 
-def from_name(
-  name: str,
-  momentum: Optional[float] = None,
-  warmup: Optional[float] = None,
-  cooldown: Optional[float] = None,
-) -> Workload:
+def from_name(name: str, **parameters: Optional[float]) -> Workload:
   """Returns the workload called `name`.
 
   Args:
     name: 'prefix' or 'momentum'.
-    momentum: beta; required by 'momentum'.
-    warmup: fraction of the rounds.
-    cooldown: fraction of the rounds.
+    **parameters: attributes of the workload, None where one is not given;
+      'momentum' requires its momentum.
 
   Raises:
     ValueError: unknown name, a parameter missing, or one that does not apply.
   """
-  given = {'momentum': momentum, 'warmup': warmup, 'cooldown': cooldown}
+  given = {key: value for key, value in parameters.items() if value is not None}
   if name == 'prefix':
     for key, value in given.items():
       if value:
@@ -161,7 +169,7 @@ def from_name(
         )
     return PREFIX
   if name == 'momentum':
-    if momentum is None:
+    if 'momentum' not in given:
       raise ValueError(
         errors.invalid(
           'momentum',
@@ -170,7 +178,7 @@ def from_name(
           'give --momentum; 0 for learning rates alone',
         )
       )
-    return Workload(momentum, warmup or 0.0, cooldown or 0.0)
+    return Workload(**given)
   raise ValueError(
     errors.invalid('workload', name, 'is not known', 'use prefix or momentum')
   )
