@@ -65,11 +65,10 @@ def test_prefix_sums_are_tri():
   'workload', [workloads.PREFIX, workloads.Workload(0.9, 0.1, 0.25)]
 )
 def test_json_object_reads_back(workload):
-  fields = workload.to_dict()
-  if fields['workload'] == 'prefix':
-    assert workloads.from_name('prefix') == workload
-  else:
-    assert workloads.from_name(fields.pop('workload'), **fields) == workload
+  record = workload.to_dict()
+  assert workloads.from_dict(record) == workload
+  with pytest.raises(TypeError, match='workload='):
+    workloads.from_dict({'workload': record['workload']})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ With momentum 0 and a constant learning rate, A = tri(n): prefix sums. A^-1 has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import attrs
@@ -136,7 +137,7 @@ class Workload:
     return np.cumsum(self.learning_rates(rounds)[:, None] * momentum, axis=0)
 
   def to_dict(self) -> dict[str, Any]:
-    """Returns the workload as a JSON object; `from_name` reads it back."""
+    """Returns the workload as a JSON object; `from_dict` reads it back."""
     return {'workload': self.name, **attrs.asdict(self)}
 
 
@@ -182,3 +183,23 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
   raise ValueError(
     errors.invalid('workload', name, 'is not known', 'use prefix or momentum')
   )
+
+
+def from_dict(record: Mapping[str, Any]) -> Workload:
+  """Returns the workload of what `to_dict` gave.
+
+  Raises:
+    TypeError: a key is missing or unknown, or a value is of another kind.
+    ValueError: a value that does not fit.
+  """
+  if list(record) != ['workload', *PARAMETERS]:
+    raise TypeError(
+      errors.invalid(
+        'workload',
+        dict(record),
+        f'must have {", ".join(PARAMETERS)}',
+        'write it with to_dict',
+      )
+    )
+  parameters = dict(record)
+  return from_name(parameters.pop('workload'), **parameters)
