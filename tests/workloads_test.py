@@ -65,11 +65,10 @@ def test_prefix_sums_are_tri():
   'workload', [workloads.PREFIX, workloads.Workload(0.9, 0.1, 0.25)]
 )
 def test_json_object_reads_back(workload):
-  fields = workload.to_dict()
-  if fields['workload'] == 'prefix':
-    assert workloads.from_name('prefix') == workload
-  else:
-    assert workloads.from_name(fields.pop('workload'), **fields) == workload
+  record = workload.to_dict()
+  assert workloads.from_dict(record) == workload
+  with pytest.raises(TypeError, match='workload='):
+    workloads.from_dict({'workload': record['workload']})
 
 
 @pytest.mark.parametrize(
@@ -94,15 +93,15 @@ def test_value_of_another_kind_is_refused():
 
 
 @pytest.mark.parametrize(
-  'arguments, message',
+  'name, parameters, message',
   [
-    (('cumulative',), 'workload=cumulative'),
-    (('momentum',), 'momentum=None'),
-    (('prefix', 0.9), 'momentum=0.9'),
-    (('prefix', None, None, 0.2), 'cooldown=0.2'),
+    ('cumulative', {}, 'workload=cumulative'),
+    ('momentum', {'momentum': None, 'warmup': 0.1}, 'momentum=None'),
+    ('prefix', {'momentum': 0.9}, 'momentum=0.9'),
+    ('prefix', {'momentum': None, 'cooldown': 0.2}, 'cooldown=0.2'),
   ],
 )
-def test_name_that_does_not_fit_is_refused(arguments, message):
+def test_name_that_does_not_fit_is_refused(name, parameters, message):
   with pytest.raises(ValueError) as error:
-    workloads.from_name(*arguments)
+    workloads.from_name(name, **parameters)
   assert str(error.value).startswith(message)

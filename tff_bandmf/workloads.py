@@ -14,6 +14,7 @@ With momentum 0 and a constant learning rate, A = tri(n): prefix sums. A^-1 has
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Optional
 
 import attrs
@@ -31,6 +32,16 @@ def _momentum(value: Any) -> float:
       errors.invalid('momentum', value, 'must be in [0, 1)', 'give a fraction')
     )
   return momentum
+
+
+def _fraction(name: str, about: str) -> Any:
+  return attrs.field(
+    default=0.0,
+    converter=lambda value: _checks.between(
+      name, value, 0, 1, 'give a fraction'
+    ),
+    metadata={'about': about},
+  )
 
 
 @attrs.frozen
@@ -56,18 +67,18 @@ class Workload:
          [1.75, 1.5 , 1.  ]])
   """
 
-  momentum: float = attrs.field(default=0.0, converter=_momentum)
-  warmup: float = attrs.field(
+  momentum: float = attrs.field(
     default=0.0,
-    converter=lambda warmup: _checks.between(
-      'warmup', warmup, 0, 1, 'give a fraction'
-    ),
+    converter=_momentum,
+    metadata={'about': 'beta of the server, in [0, 1).'},
   )
-  cooldown: float = attrs.field(
-    default=0.0,
-    converter=lambda cooldown: _checks.between(
-      'cooldown', cooldown, 0, 1, 'give a fraction'
-    ),
+  warmup: float = _fraction(
+    'warmup',
+    'Fraction of the rounds in which the learning rate climbs from 5%.',
+  )
+  cooldown: float = _fraction(
+    'cooldown',
+    'Fraction of the rounds in which it falls back to 5%, at the end.',
   )
 
   def __attrs_post_init__(self):
@@ -126,31 +137,29 @@ class Workload:
     return np.cumsum(self.learning_rates(rounds)[:, None] * momentum, axis=0)
 
   def to_dict(self) -> dict[str, Any]:
-    """Returns the workload as a JSON object; `from_name` reads it back."""
+    """Returns the workload as a JSON object; `from_dict` reads it back."""
     return {'workload': self.name, **attrs.asdict(self)}
 
 
 PREFIX = Workload()
+# What each parameter is, for --help.
+PARAMETERS = {
+  field.name: field.metadata['about'] for field in attrs.fields(Workload)
+}
 
 
-def from_name(
-  name: str,
-  momentum: Optional[float] = None,
-  warmup: Optional[float] = None,
-  cooldown: Optional[float] = None,
-) -> Workload:
+def from_name(name: str, **parameters: Optional[float]) -> Workload:
   """Returns the workload called `name`.
 
   Args:
     name: 'prefix' or 'momentum'.
-    momentum: beta; required by 'momentum'.
-    warmup: fraction of the rounds.
-    cooldown: fraction of the rounds.
+    **parameters: attributes of the workload, None where one is not given;
+      'momentum' requires its momentum.
 
   Raises:
     ValueError: unknown name, a parameter missing, or one that does not apply.
   """
-  given = {'momentum': momentum, 'warmup': warmup, 'cooldown': cooldown}
+  given = {key: value for key, value in parameters.items() if value is not None}
   if name == 'prefix':
     for key, value in given.items():
       if value:
@@ -161,7 +170,7 @@ def from_name(
         )
     return PREFIX
   if name == 'momentum':
-    if momentum is None:
+    if 'momentum' not in given:
       raise ValueError(
         errors.invalid(
           'momentum',
@@ -170,7 +179,27 @@ def from_name(
           'give --momentum; 0 for learning rates alone',
         )
       )
-    return Workload(momentum, warmup or 0.0, cooldown or 0.0)
+    return Workload(**given)
   raise ValueError(
     errors.invalid('workload', name, 'is not known', 'use prefix or momentum')
   )
+
+
+def from_dict(record: Mapping[str, Any]) -> Workload:
+  """Returns the workload of what `to_dict` gave.
+
+  Raises:
+    TypeError: a key is missing or unknown, or a value is of another kind.
+    ValueError: a value that does not fit.
+  """
+  if list(record) != ['workload', *PARAMETERS]:
+    raise TypeError(
+      errors.invalid(
+        'workload',
+        dict(record),
+        f'must have {", ".join(PARAMETERS)}',
+        'write it with to_dict',
+      )
+    )
+  parameters = dict(record)
+  return from_name(parameters.pop('workload'), **parameters)

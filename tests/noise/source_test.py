@@ -217,6 +217,17 @@ def test_state_that_cannot_pass_is_refused():
     )
 
 
+def test_placement_without_a_source_is_refused():
+  """Not taken for one whose key is in the state."""
+
+  class Elsewhere(placements.Placement):
+    pass
+
+  recursion = _STRATEGIES['narrow'].recursion()
+  with pytest.raises(TypeError, match='noise=Elsewhere: has no source'):
+    source_lib.of(Elsewhere(), recursion, _Z_STEPS, 9)
+
+
 def test_tape_state_names_the_tape_and_holds_no_noise(tmp_path):
   source = _source('tape', _STRATEGIES['wide'], 50, tmp_path)
   state = source.initial_state()

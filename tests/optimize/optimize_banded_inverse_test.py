@@ -10,7 +10,7 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf.optimize import banded_inverse
+from tff_bandmf.optimize import banded_inverse, series
 
 pytestmark = pytest.mark.slow
 
@@ -137,3 +137,19 @@ def test_more_bands_are_never_worse_with_little_separation():
   ]
   for fewer, more in zip(losses, losses[1:]):
     assert more <= fewer * (1 + 1e-12)
+
+
+@pytest.mark.parametrize('family', ['banded-inverse', 'blt'])
+def test_growing_search_compiles_one_loss(monkeypatch, family):
+  made = []
+  make = series.Objective.__init__
+
+  def counted(self, *args, **kwargs):
+    made.append(self)
+    make(self, *args, **kwargs)
+
+  monkeypatch.setattr(series.Objective, '__init__', counted)
+  schema = participation.MinSep(60)
+  found = optimize.optimize(family, 300, schema, noise_copies=8)
+  assert found.converged and len(made) == 1
+  assert found.strategy.noise_copies > 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import Any, Optional, get_args
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -204,13 +204,13 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   def _refuse_release_of_key(self) -> None:
     # PRIVACY: `train_model` releases the whole state. Guard:
     # train_model_test.test_noise_in_the_state_is_refused_in_a_program.
-    if isinstance(self.noise, placements.InState) and isinstance(
+    if self.noise.key_in_state and isinstance(
       tff.framework.get_context_stack().current, tff.program.FederatedContext
     ):
       raise ValueError(
         errors.invalid(
           'noise',
-          'InState()',
+          type(self.noise).__name__,
           'its key would be released: programs such as train_model give '
           'the whole training state to a release manager',
           'use Tape()',
@@ -417,7 +417,7 @@ def dp_aggregator(
     'largest_cohort', largest_cohort, 'give the most clients of any round'
   )
   placement = placements.Tape() if noise is None else noise
-  if not isinstance(placement, get_args(placements.Placement)):
+  if not isinstance(placement, placements.Placement):
     raise TypeError(
       errors.invalid(
         'noise',

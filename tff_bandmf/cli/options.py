@@ -204,9 +204,9 @@ def workload(command: Callable) -> Callable:
   """Returns a command that takes the flags of a workload as the workload."""
 
   @functools.wraps(command)
-  def wrapped(workload, momentum, warmup, cooldown, **others):
-    found = workloads.from_name(workload, momentum, warmup, cooldown)
-    return command(workload=found, **others)
+  def wrapped(workload, **others):
+    given = {name: others.pop(name) for name in workloads.PARAMETERS}
+    return command(workload=workloads.from_name(workload, **given), **others)
 
   return _together(
     click.option(
@@ -217,18 +217,11 @@ def workload(command: Callable) -> Callable:
       help='What the errors are of: prefix sums, or the models of SGD with '
       'momentum and learning rates.',
     ),
-    click.option(
-      '--momentum', type=NUMBER_OR_ZERO, help='beta of the server, in [0, 1).'
-    ),
-    click.option(
-      '--warmup',
-      type=NUMBER_OR_ZERO,
-      help='Fraction of the rounds in which the learning rate climbs from 5%.',
-    ),
-    click.option(
-      '--cooldown',
-      type=NUMBER_OR_ZERO,
-      help='Fraction of the rounds in which it falls back to 5%, at the end.',
+    *(
+      click.option(
+        f'--{name.replace("_", "-")}', type=NUMBER_OR_ZERO, help=about
+      )
+      for name, about in workloads.PARAMETERS.items()
     ),
   )(wrapped)
 

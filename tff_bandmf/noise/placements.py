@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Optional, Union
+from typing import TYPE_CHECKING, ClassVar, Optional, Union
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.noise import key as key_lib
@@ -17,8 +17,21 @@ if TYPE_CHECKING:
   from tff_bandmf.noise import position as position_lib
 
 
+class Placement:
+  """Where the noise of a run comes from.
+
+  Attributes:
+    key_in_state: whether TFF's state holds the key, so that whoever has a state
+      can take the noise off.
+    start_round: round of the state that a resumed run goes on from.
+  """
+
+  key_in_state: ClassVar[bool] = False
+  start_round: int = 0
+
+
 @dataclasses.dataclass(frozen=True)
-class InState:
+class InState(Placement):
   """The key and what the noise remembers are in TFF's state.
 
   For small models (state passes between processes by value every round, 20 to
@@ -29,11 +42,11 @@ class InState:
   release it.
   """
 
-  start_round = 0
+  key_in_state: ClassVar[bool] = True
 
 
 @dataclasses.dataclass(frozen=True)
-class Tape:
+class Tape(Placement):
   """A thread of this process writes y ahead of the rounds that read it.
 
   The state of TFF names the tape and holds no secret. A round's noise meets one
@@ -87,7 +100,7 @@ class Tape:
 
 
 @dataclasses.dataclass(frozen=True)
-class Served:
+class Served(Placement):
   """y comes from running `bandmf noise-server`s, which have the key.
 
   Attributes:
@@ -100,9 +113,6 @@ class Served:
 
   def __post_init__(self):
     _check_start(self.start_round)
-
-
-Placement = Union[InState, Tape, Served]
 
 
 def _check_start(start_round: int) -> None:

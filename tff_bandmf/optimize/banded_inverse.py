@@ -24,6 +24,24 @@ from tff_bandmf import strategies, workloads
 from tff_bandmf.optimize import series, solver
 
 
+def compiled(
+  rounds: int,
+  bands: int,
+  participation: participation_lib.Participation,
+  workload: workloads.Workload,
+  objective: str,
+) -> series.Objective:
+  """Returns the loss of the coefficients r_1 .. r_{p-1}, p > 1 bands."""
+
+  def build(free):
+    inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
+    return series.reciprocal(inverse, rounds), inverse
+
+  return series.Objective(
+    build, bands - 1, rounds, participation, workload, objective
+  )
+
+
 def optimize_banded_inverse(
   rounds: int,
   bands: int,
@@ -32,6 +50,7 @@ def optimize_banded_inverse(
   objective: str = solver.MEAN,
   max_evaluations: int = solver.MAX_EVALUATIONS,
   callback: Optional[solver.Callback] = None,
+  loss: Optional[series.Objective] = None,
 ) -> solver.Optimized[strategies.BandedInverse]:
   """Returns the strategy of least loss found whose C^-1 has `bands` bands.
 
@@ -41,6 +60,7 @@ def optimize_banded_inverse(
     rounds: n.
     bands: p, of C^-1, at most n.
     max_evaluations: of the loss and its gradient.
+    loss: of as many bands or more, `compiled`; None compiles one.
     others: as for `optimize.optimize`.
 
   Raises:
@@ -55,20 +75,22 @@ def optimize_banded_inverse(
   solver.check_objective(objective)
   found = solver.Minimum(start, np.nan, 0, True)
   if bands > 1:
-
-    def build(free):
-      inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
-      return series.reciprocal(inverse, rounds), inverse
-
-    loss = series.Objective(
-      build, bands - 1, rounds, participation, workload, objective
+    if loss is None:
+      loss = compiled(rounds, bands, participation, workload, objective)
+    # Coefficients past the last band stay 0.
+    closed = loss.size - len(start)
+    bounds = [(None, None)] * len(start) + [(0.0, 0.0)] * closed
+    found = loss.minimize(
+      np.pad(start, (0, closed)), bounds, max_evaluations, callback
     )
-    found = loss.minimize(start, None, max_evaluations, callback)
     if found.evaluations < max_evaluations and not found.interrupted:
       # The majorant has kinks, at which the square root may stick where little
       # separation makes independent noise the best.
       other = loss.minimize(
-        np.zeros(bands - 1), None, max_evaluations - found.evaluations, callback
+        np.zeros(loss.size),
+        bounds,
+        max_evaluations - found.evaluations,
+        callback,
       )
       found = dataclasses.replace(
         other if other.value < found.value else found,
@@ -76,7 +98,9 @@ def optimize_banded_inverse(
         converged=found.converged and not other.interrupted,
       )
   return series.optimized(
-    strategies.BandedInverse(rounds, np.concatenate([[1.0], found.x])),
+    strategies.BandedInverse(
+      rounds, np.concatenate([[1.0], found.x[: bands - 1]])
+    ),
     found,
     participation,
     workload,

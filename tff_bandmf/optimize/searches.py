@@ -80,18 +80,21 @@ def blt(request: _Request) -> solver.Optimized:
 
 def banded_inverse(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C^-1, of more bands while they help."""
-  most = min(_MOST_INVERSE_BANDS, request.most_bands())
+  given = 'bands' in request.parameters
+  most = (
+    request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
+  )
+  problem = (request.participation, request.workload, request.objective)
+  # Compiling takes longer than a search.
+  loss = (
+    banded_inverse_lib.compiled(request.rounds, most, *problem)
+    if most > 1
+    else None
+  )
   found = _growing(
-    [request.bands]
-    if 'bands' in request.parameters
-    else (1 << i for i in range(most.bit_length())),
+    [most] if given else (1 << i for i in range(most.bit_length())),
     lambda bands: banded_inverse_lib.optimize_banded_inverse(
-      request.rounds,
-      bands,
-      request.participation,
-      request.workload,
-      request.objective,
-      callback=request.callback,
+      request.rounds, bands, *problem, callback=request.callback, loss=loss
     ),
   )
   return request.evaluated(request.normalized(found.strategy), found)

@@ -172,7 +172,11 @@ def _difference() -> tf.Tensor:
 
 
 class Objective:
-  """The log loss of a Toeplitz strategy as a function of few parameters."""
+  """The log loss of a Toeplitz strategy as a function of few parameters.
+
+  Attributes:
+    size: the number of parameters.
+  """
 
   def __init__(
     self,
@@ -199,6 +203,7 @@ class Objective:
       ValueError: learning rates and too many rounds.
     """
     solver.check_objective(objective)
+    self.size = size
     if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
       raise ValueError(
         errors.invalid(

@@ -524,7 +524,7 @@ class Plan:
         **{
           **request,
           'cohorts': accounting.from_dict(request['cohorts']),
-          'workload': _workload(request['workload']),
+          'workload': workloads.from_dict(request['workload']),
           'mechanism': _mechanism(written, strategy),
         }
       )
@@ -577,15 +577,6 @@ def proved_epsilon(
     return guarantee.epsilon(delta)
   except accounting.Unproved:
     return None
-
-
-def _workload(written: Mapping[str, Any]) -> workloads.Workload:
-  name, *values = written.values()
-  if list(written) != ['workload', 'momentum', 'warmup', 'cooldown']:
-    raise TypeError('another workload')
-  if name == workloads.PREFIX.name:
-    return workloads.PREFIX
-  return workloads.Workload(*values)
 
 
 def _mechanism(written: Any, strategy: strategies.Strategy) -> Any:

@@ -313,6 +313,7 @@ def of(
     dimension: d.
 
   Raises:
+    TypeError: a placement of another kind.
     ValueError: a value out of range, a state that is too large to pass between
       processes, a key that serves another source of this process, or folders
       of servers that do not fit or have a reader.
@@ -350,6 +351,15 @@ def of(
     return TapeSource(
       served_tape.ServedTape(
         folders, recursion, z_steps, dimension, placement.start_round
+      )
+    )
+  if not isinstance(placement, placements.InState):
+    raise TypeError(
+      errors.invalid(
+        'noise',
+        type(placement).__name__,
+        'has no source',
+        'use a placement of noise.placements',
       )
     )
   passed = StateSource.bytes_passed(recursion, dimension)
