@@ -78,7 +78,7 @@ def test_interrupt_is_one_line_and_leaves_nothing(
   if place == 'search':  # Before there is a best.
     monkeypatch.setattr(solver, 'minimize', _stopping_after(0))
   elif place == 'save':
-    monkeypatch.setattr(os, 'replace', interrupt)
+    monkeypatch.setattr(os, 'fsync', interrupt)
   else:
     monkeypatch.setattr(strategies.BandedToeplitz, 'errors', interrupt)
   status, out, error = run(
