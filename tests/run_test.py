@@ -252,7 +252,19 @@ def test_aggregator_outside_of_a_round_releases_nothing(tmp_path, runtime):
   with run.Run(tmp_path / 'run', _plan()) as mine:
     process = _Process(mine.aggregator)
     state = mine.restore(process.initialize)
-    mine._position.close()
+    with pytest.raises(Exception, match='no round of this run is open'):
+      process.next(state, [np.zeros(3, np.float32)])
+
+
+def test_round_that_a_kill_left_open_is_closed(tmp_path, runtime):
+  """Its noise would meet clients that nobody recorded."""
+  with _killed_at(-1):
+    with run.Run(tmp_path / 'run', _plan()) as mine:
+      for _ in mine.rounds(clients=8):
+        raise _Killed
+  with run.Run(tmp_path / 'run', _plan()) as mine:
+    process = _Process(mine.aggregator)
+    state = mine.restore(process.initialize)
     with pytest.raises(Exception, match='no round of this run is open'):
       process.next(state, [np.zeros(3, np.float32)])
 

@@ -130,6 +130,10 @@ class Run:
         self._key = folder.open_run(
           self.directory, record, plan.strategy, plan.cohorts.schema, moved
         )
+        # PRIVACY: what was killed in a round left it open, and its noise would
+        # meet who is not recorded. Guard:
+        # run_test.test_round_that_a_kill_left_open_is_closed.
+        self._position.close()
       self._ledger = stack.enter_context(
         program.Ledger(self.directory / run_record.LEDGER_FILE)
       )
