@@ -202,6 +202,7 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
 _CASES: dict[str, Callable[[], Any]] = {
   'aggregation': aggregation,
   'client_ids': bench_data.client_ids,
+  'choice': bench_optimize.choices,
   'large_optimisation': bench_optimize.large_optimisations,
   'loss': bench_optimize.losses,
   'optimisation': bench_optimize.optimisations,

@@ -94,6 +94,31 @@ def large_optimisations() -> list[dict[str, Any]]:
   ]
 
 
+def choices() -> list[dict[str, Any]]:
+  """Returns what it takes to compare all families that fit in memory.
+
+  `seconds` are wall clock, and both kinds have what is compiled once a process.
+  """
+  from tff_bandmf import choosing, participation
+
+  began, cpu_began = time.perf_counter(), time.process_time()
+  ranking = choosing.choose(
+    2000,
+    participation.MinSep(400),
+    choosing.Target(epsilon=8.0, delta=1e-8),
+    noise_copies=8,
+  )
+  return [
+    {
+      'family': ranking.choices[0].strategy.family,
+      'rmse': ranking.choices[0].rmse,
+      'families': len(ranking.choices),
+      'seconds': time.perf_counter() - began,
+      'cpu_seconds': time.process_time() - cpu_began,
+    }
+  ]
+
+
 def _case(
   family: str,
   rounds: int,

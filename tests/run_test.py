@@ -80,6 +80,16 @@ def _train(directory, plan=None, data=_data, clients=8, seen=None):
   return state
 
 
+def _train_without_tff(directory, data=_data):
+  with run.Run(directory, _plan(), keep_key=True) as mine:
+    total = mine.restore(lambda: np.zeros(3))
+    for opened in mine.rounds(clients=8):
+      updates = (data(client, opened.index) for client in opened.cohort)
+      total = total + opened.release(updates, np.zeros(3, np.float32))
+      opened.finish(total)
+  return total
+
+
 def _with_key(directory):
   """Gives a run the same key in every test, for comparison alone."""
   directory.mkdir()
@@ -119,7 +129,8 @@ def _killed_at(write):
     return step
 
   def die(self):
-    self._factory and self._factory.close()
+    for made in self._factory, self._query:
+      made and made.close()
     self._stack.close()
 
   with contextlib.ExitStack() as stack:
@@ -143,6 +154,39 @@ def test_killed_run_ends_as_an_undisturbed_one(whole, tmp_path):
       _train(directory)
     np.testing.assert_array_equal(_train(directory).sum, expected.sum)
     assert run.Run(directory, _plan(), moved=True).close() is None
+
+
+def test_release_is_that_of_the_aggregator(whole, tmp_path):
+  directory = _with_key(tmp_path / 'run')
+  np.testing.assert_array_equal(_train_without_tff(directory), whole[1].sum)
+  with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
+    observed = ledger.observed()
+  assert observed.finished == _ROUNDS and not observed.unchecked
+  assert observed.z_stddev == pytest.approx(
+    _plan().guarantee.z_stddev_per_clip, rel=1e-6
+  )
+
+
+@pytest.mark.parametrize('moved', [0.0, 0.1])
+def test_release_after_a_crash_is_the_same_or_burnt(whole, tmp_path, moved):
+  directory = _with_key(tmp_path / 'run')
+  with _killed_at(-1):
+    with run.Run(directory, _plan()) as mine:
+      for opened in mine.rounds(clients=8):
+        values = [_data(client, 0) for client in opened.cohort]
+        opened.release(values, values[0])
+        raise _Killed
+
+  def data(client, t):
+    return _data(client, t) + np.float32(moved)
+
+  if moved:
+    with pytest.raises(Exception, match='released another sum'):
+      _train_without_tff(directory, data)
+  total = _train_without_tff(directory, data)
+  with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
+    assert ledger.observed().burnt == (1 if moved else 0)
+  assert moved or (total == whole[1].sum).all()
 
 
 def test_report_of_a_run_claims_its_plan(whole):
@@ -239,6 +283,38 @@ def test_round_past_the_aggregator_is_not_finished(tmp_path, runtime):
     assert mine._ledger.observed().finished == 0
 
 
+@pytest.fixture
+def opened(tmp_path):
+  with run.Run(tmp_path / 'run', _plan(), keep_key=True) as mine:
+    with mine.round(cohort=['a']) as opened:
+      yield opened
+
+
+def test_more_updates_than_clients_are_refused(opened):
+  with pytest.raises(ValueError, match='more than the 1 clients of the round'):
+    opened.release([np.zeros(3)] * 2, np.zeros(3))
+  assert not opened._run._position.released(0)
+
+
+def test_update_of_another_shape_is_refused(opened):
+  for update in np.ones(1), np.float64(1.0), [1.0] * 3, {'a': np.ones(3)}:
+    with pytest.raises(ValueError, match='has other shapes than `like`'):
+      opened.release([update], np.zeros(3))
+  # The first `like` is that of the run.
+  with pytest.raises(ValueError, match='has other shapes than `like`'):
+    opened.release([np.ones(1)], np.zeros(1))
+
+
+def test_round_that_is_over_releases_nothing(opened):
+  mean = opened.release([], {'w': np.zeros((2, 1), np.float32)})
+  # Nobody's update came: it is noise.
+  assert mean['w'].shape == (2, 1) and mean['w'].dtype == np.float32
+  assert mean['w'].any()
+  opened.finish(mean)
+  with pytest.raises(ValueError, match='round=0: is not open'):
+    opened.release([], mean)
+
+
 def test_round_that_was_not_finished_stops_the_loop(tmp_path, runtime):
   with run.Run(tmp_path / 'run', _plan()) as mine:
     with pytest.raises(ValueError, match='round=0: was not finished'):
@@ -252,7 +328,19 @@ def test_aggregator_outside_of_a_round_releases_nothing(tmp_path, runtime):
   with run.Run(tmp_path / 'run', _plan()) as mine:
     process = _Process(mine.aggregator)
     state = mine.restore(process.initialize)
-    mine._position.close()
+    with pytest.raises(Exception, match='no round of this run is open'):
+      process.next(state, [np.zeros(3, np.float32)])
+
+
+def test_round_that_a_kill_left_open_is_closed(tmp_path, runtime):
+  """Its noise would meet clients that nobody recorded."""
+  with _killed_at(-1):
+    with run.Run(tmp_path / 'run', _plan()) as mine:
+      for _ in mine.rounds(clients=8):
+        raise _Killed
+  with run.Run(tmp_path / 'run', _plan()) as mine:
+    process = _Process(mine.aggregator)
+    state = mine.restore(process.initialize)
     with pytest.raises(Exception, match='no round of this run is open'):
       process.next(state, [np.zeros(3, np.float32)])
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
@@ -54,18 +54,14 @@ class Round:
   """
 
   def __init__(
-    self,
-    finish: Callable[[Round, Any, Any], None],
-    index: int,
-    cohort: np.ndarray,
-    refused: int = 0,
+    self, run: Run, index: int, cohort: np.ndarray, refused: int = 0
   ):
-    """Takes what makes the round durable."""
+    """Takes the run that makes the round durable."""
     self.index = index
     self.cohort = cohort
     self.refused = refused
     self.finished = False
-    self._finish = finish
+    self._run = run
 
   def finish(self, state: Any, metrics: Any = None) -> Any:
     """Returns the state, when it and the round are on the disk.
@@ -76,11 +72,29 @@ class Round:
         `private/`, and the report names them.
 
     Raises:
-      ValueError: the round was finished before, or nothing was released in it
-        through `run.aggregator`.
+      ValueError: the round was finished before, or nothing was released in it.
     """
-    self._finish(self, state, metrics)
+    self._run._finish(self, state, metrics)
     return state
+
+  def release(self, updates: Iterable[Any], like: Any) -> Any:
+    """Returns the mean of updates with the noise of the round, without TFF.
+
+    Updates are clipped as the plan says, summed exactly, and divided by its
+    clients_per_round. It takes the place of `run.aggregator`.
+
+    Args:
+      updates: one of each client of the cohort, at most, in any order: float
+        arrays in the structure of `like`. One at a time is in memory.
+      like: what an update looks like, such as the weights: its structure,
+        shapes and float types are those of the mean.
+
+    Raises:
+      ValueError: the round is not open, an update is not like `like`, or there
+        are more than clients.
+      tf.errors.InvalidArgumentError: the round released another sum before.
+    """
+    return self._run._release(self, updates, like)
 
 
 class Run:
@@ -114,6 +128,8 @@ class Run:
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
     self._factory: Any = None
+    self._query: Any = None
+    self._query_state: Any = None
     self._open: Optional[Round] = None
     with contextlib.ExitStack() as stack:
       stack.enter_context(folder.locked(self.directory))
@@ -130,6 +146,10 @@ class Run:
         self._key = folder.open_run(
           self.directory, record, plan.strategy, plan.cohorts.schema, moved
         )
+        # PRIVACY: what was killed in a round left it open, and its noise would
+        # meet who is not recorded. Guard:
+        # run_test.test_round_that_a_kill_left_open_is_closed.
+        self._position.close()
       self._ledger = stack.enter_context(
         program.Ledger(self.directory / run_record.LEDGER_FILE)
       )
@@ -154,8 +174,9 @@ class Run:
       try:
         self._leave()
       finally:
-        if self._factory is not None:
-          self._factory.close()
+        for made in self._factory, self._query:
+          if made is not None:
+            made.close()
         if self._ended and not self._keep_key:
           _files.wipe(self.directory / run_record.NOISE_KEY)
 
@@ -194,7 +215,6 @@ class Run:
     """The aggregation factory for the one learning process of the run."""
     if self._factory is None:
       from tff_bandmf import aggregator
-      from tff_bandmf.noise import placements
 
       plan = self._plan
       # PRIVACY: the noise is that of the claim. Guard:
@@ -208,11 +228,16 @@ class Run:
         largest_cohort=plan.largest_cohort or plan.clients_per_round,
         dimension=plan.dimension,
         zeroing_norm=plan.zeroing_norm,
-        noise=placements.Tape(
-          key=self._key, start_round=self._next, position=self._position
-        ),
+        noise=self._tape(),
       )
     return self._factory
+
+  def _tape(self) -> Any:
+    from tff_bandmf.noise import placements
+
+    return placements.Tape(
+      key=self._key, start_round=self._next, position=self._position
+    )
 
   @property
   def _position(self) -> Any:
@@ -395,15 +420,66 @@ class Run:
     # run_test.test_round_is_in_the_ledger_before_it_runs.
     self._ledger.start_round(t, cohort)
     self._position.open(t, attempt)
-    self._open = Round(self._finish, t, cohort, refused)
+    self._open = Round(self, t, cohort, refused)
     return self._open
+
+  def _check_open(self, opened: Round) -> None:
+    # PRIVACY: who is in the sum was recorded for this round. Guard:
+    # run_test.test_round_that_is_over_releases_nothing.
+    if opened is not self._open:
+      raise ValueError(
+        errors.invalid(
+          'round', opened.index, 'is not open', 'finish a round once'
+        )
+      )
+
+  def _release(self, opened: Round, updates: Iterable[Any], like: Any) -> Any:
+    import tensorflow as tf
+
+    from tff_bandmf import query
+
+    self._check_open(opened)
+    plan = self._plan
+    if self._query is None:
+      # PRIVACY: the noise is that of the claim, for the clip of the claim.
+      # Guard: run_test.test_release_is_that_of_the_aggregator.
+      made = query.CorrelatedNoiseQuery.of(
+        plan.guarantee,
+        tree.map_structure(
+          lambda leaf: tf.TensorSpec(np.shape(leaf), np.asarray(leaf).dtype),
+          like,
+        ),
+        (plan.l2_norm_clip, plan.zeroing_norm, math.inf),
+        plan.clients_per_round,
+        largest_cohort=plan.largest_cohort or plan.clients_per_round,
+        noise_from=self._tape(),
+      )
+      self._query = made
+      self._query_state = made.begin(made.initial_global_state())
+    total = self._query.initial_sample_state()
+    for i, update in enumerate(updates):
+      # PRIVACY: a client has one update; more are of nobody who was recorded.
+      # Guard: run_test.test_more_updates_than_clients_are_refused.
+      if i >= len(opened.cohort):
+        raise ValueError(
+          errors.invalid(
+            'updates',
+            f'{i + 1} or more',
+            f'are more than the {len(opened.cohort)} clients of the round',
+            'give one of each client of round.cohort, at most',
+          )
+        )
+      record = _checked(update, self._query.record_specs)
+      total = self._query.accumulate_record((), total, record)
+    state = self._query_state._replace(
+      round=tf.constant(opened.index, tf.int64)
+    )
+    mean, _, _ = self._query.get_noised_result(total, state)
+    return tree.map_structure(lambda leaf: leaf.numpy(), mean)
 
   def _finish(self, done: Round, state: Any, measured: Any) -> None:
     t = done.index
-    if done is not self._open:
-      raise ValueError(
-        errors.invalid('round', t, 'is not open', 'finish a round once')
-      )
+    self._check_open(done)
     released = self._position.released(t)
     with_noise = self._plan.guarantee.noise_multiplier > 0
     result = released.get(len(self._ledger.attempts(t)))
@@ -414,14 +490,14 @@ class Run:
         errors.invalid(
           'round',
           t,
-          'released nothing through run.aggregator',
+          'released nothing through run.aggregator or round.release',
           'make the process with model_aggregator=run.aggregator, and run it '
           'once in each round',
         )
       )
     self._ledger.finish_round(
       t,
-      self._factory.released_z_stddev if with_noise else 0.0,
+      (self._query or self._factory).z_stddev if with_noise else 0.0,
       result,
       noise_checked=with_noise,
     )
@@ -476,6 +552,30 @@ class Run:
     self._next = t + 1
 
 
+def _checked(update: Any, specs: Any) -> Any:
+  """Returns an update in float64, which has the shapes of the specs."""
+
+  def leaf_of(spec, leaf):
+    leaf = np.asarray(leaf, np.float64)
+    # PRIVACY: a sum would repeat a smaller array, which was clipped as it is.
+    # Guard: run_test.test_update_of_another_shape_is_refused.
+    if leaf.shape != tuple(spec.shape):
+      raise ValueError(f'{leaf.shape} is not {spec.shape}')
+    return leaf
+
+  try:
+    return tree.map_structure(leaf_of, specs, update)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      errors.invalid(
+        'update',
+        type(update).__name__,
+        'has other shapes than `like`',
+        'give float arrays in its structure',
+      )
+    ) from error
+
+
 def _record(plan: plan_lib.Plan) -> run_record.RunRecord:
   """Returns what the run of a plan says of itself."""
   clips = plan.l2_norm_clip
@@ -497,7 +597,7 @@ def _record(plan: plan_lib.Plan) -> run_record.RunRecord:
       'max_participations': plan.cohorts.schema.max_participations,
       'by': 'the run: it draws cohorts, or admits clients',
     },
-    clipped_by='the aggregator',
+    clipped_by='the run',
     noise_key='the operating system',
     versions=report.versions(),
     code_sha256=report.code_digest(),

@@ -267,6 +267,17 @@ def test_page_and_markdown_show_the_same_facts(tmp_path):
   )
   for fact in facts:
     assert fact in markdown and fact in page, fact
+  # A row of the one is in the other, these in other words.
+  titles = re.findall(r'^\| ([a-z][^|]*) \|', markdown, re.MULTILINE)
+  assert {title for title in titles if title not in page} == {
+    'what is released',
+    'parameters',
+    'noise multiplier, stddev(z) / (clip x sensitivity)',
+    'z stddev = noise multiplier x sensitivity x clip',
+    'least noise measured in a round',
+    'error of prefix sums: rmse, max rmse, sigma = 1',
+    'normals',
+  }
 
 
 def test_what_carries_no_noise_is_listed_one_by_one(tmp_path):

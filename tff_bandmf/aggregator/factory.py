@@ -15,7 +15,6 @@ from tff_bandmf import _checks, accounting, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.noise.producer import source as source_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       of clips by layer, (sum_g clip_g^2)^(1/2).
     noise: the placement of the noise.
     lattice: the range of sums and noise; None before a process is created.
-    released_z_stddev: standard deviation of z in the unit of the sum, on the
+    z_stddev: standard deviation of z in the unit of the sum, on the
       lattice; None before a process is created.
   """
 
@@ -77,18 +76,16 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self.l2_norm_clip = query_lib.norm_of_clips(l2_norm_clip)
     self.noise = placement
     self.lattice: Optional[noise.Lattice] = None
-    self.released_z_stddev: Optional[float] = None
-    self._clips = l2_norm_clip
-    self._zeroing = zeroing
+    self.z_stddev: Optional[float] = None
+    self._clips = l2_norm_clip, *zeroing
     self._clients_per_round = clients_per_round
     self._sums = sums
-    self._source: Optional[source_lib.NoiseSource] = None
-    self._created = False
+    self._query: Optional[query_lib.CorrelatedNoiseQuery] = None
 
   def close(self) -> None:
     """Ends the noise producer, if there is one, and removes its files."""
-    if self._source is not None:
-      self._source.close()
+    if self._query is not None:
+      self._query.close()
 
   def __enter__(self) -> CorrelatedNoiseFactory:
     return self
@@ -146,11 +143,10 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     specs = tff.types.structure_from_tensor_type_tree(
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
     )
-    dimension = query_lib.record_dimension(specs)
     self._refuse_release_of_key()
     # PRIVACY: two runs with one key would get the same noise.
     # Guard: aggregator_test.test_second_process_of_a_factory_is_refused.
-    if self._created:
+    if self._query is not None:
       raise ValueError(
         errors.invalid(
           'create',
@@ -159,36 +155,18 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
           'call dp_aggregator for every learning process',
         )
       )
-    guarantee = self.guarantee
-    # PRIVACY: more coordinates have more slack than fewer. Guard:
-    # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
-    if guarantee.noise_multiplier:
-      guarantee.cost.check_dimension(dimension)
-    recursion = guarantee.strategy.recursion()
-    self.lattice = noise.Lattice.of(
-      recursion,
-      guarantee.z_stddev_per_clip,
-      largest_cohort=self._sums.largest_cohort,
-      dimension=dimension,
-      secure_sum=self._sums.secure,
-    )
-    clip = query_lib.Clipping.of(
-      self._clips, specs, self.lattice.clip_bits, *self._zeroing
-    )
-    self.released_z_stddev = self.lattice.z_steps * clip.step
-    self._source = source_lib.of(
-      self.noise, recursion, self.lattice.z_steps, dimension
-    )
-    query = query_lib.CorrelatedNoiseQuery(
-      clip,
-      self.lattice,
-      self._clients_per_round,
+    self._query = query = query_lib.CorrelatedNoiseQuery.of(
+      self.guarantee,
       specs,
-      guarantee.strategy.rounds,
-      self._source,
-      sums,
+      self._clips,
+      self._clients_per_round,
+      largest_cohort=self._sums.largest_cohort,
+      noise_from=self.noise,
+      secure_sum=self._sums.secure,
+      sums=sums,
     )
-    self._created = True
+    self.lattice = query.lattice
+    self.z_stddev = query.z_stddev
     record_type = value_type
     if sums:
       record_type = tff.to_type(
@@ -199,7 +177,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
           np.int32,
         )
       )
-    return clip, _process(query, clip, record_type, self._sums, self.lattice)
+    return query.clip, _process(query, record_type, self._sums)
 
   def _refuse_release_of_key(self) -> None:
     # PRIVACY: `train_model` releases the whole state. Guard:
@@ -251,10 +229,8 @@ def skip_round(state: Any) -> Any:
 
 def _process(
   query: query_lib.CorrelatedNoiseQuery,
-  clip: query_lib.Clipping,
   record_type: tff.Type,
   sums: Sums,
-  lattice: noise.Lattice,
 ) -> tff.templates.AggregationProcess:
   """Returns TFF's process of the query, of runs that are begun."""
   summed: tff.aggregators.UnweightedAggregationFactory
@@ -262,7 +238,7 @@ def _process(
   if sums.secure:
     # Integers within these bounds pass as they are: none is clipped.
     summed = tff.aggregators.SecureSumFactory(
-      lattice.clip_steps, -lattice.clip_steps
+      query.lattice.clip_steps, -query.lattice.clip_steps
     )
   process = tff.aggregators.DifferentiallyPrivateFactory(query, summed).create(
     record_type
@@ -292,7 +268,7 @@ def _process(
     # PRIVACY: what depends on updates and has no noise is asked for by name.
     # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
     if sums.measured:
-      describe = tff.tensorflow.computation(clip.describe, record_type)
+      describe = tff.tensorflow.computation(query.clip.describe, record_type)
       measurements['not_private'] = tff.federated_sum(
         tff.federated_map(describe, value)
       )

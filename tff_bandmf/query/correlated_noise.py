@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 import dp_accounting
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tff_bandmf import errors, noise
+from tff_bandmf import accounting, errors, noise
+from tff_bandmf.noise import placements
 from tff_bandmf.noise.producer import source as source_lib
 from tff_bandmf.query import clipping
 
@@ -52,6 +53,11 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   tape. A state must be begun. Past round n it raises. The event of a single
   round is unsupported: correlated rounds do not compose one by one. Account
   with `Guarantee.dp_event`, one event for the run.
+
+  Attributes:
+    clip: of one record.
+    lattice: the range of sums and noise.
+    record_specs: of the mean.
   """
 
   def __init__(
@@ -80,10 +86,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       TypeError: a leaf of the record is not a float.
       ValueError: a value out of range.
     """
-    self._clip = clip
-    self._lattice = lattice
+    self.clip = clip
+    self.lattice = lattice
     self._unit = clip.step / clients_per_round
-    self._record_specs = record_specs
+    self.record_specs = record_specs
     self._rounds = rounds
     self._source = source
     self._sums = sums
@@ -99,6 +105,71 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
           'make the source for this record',
         )
       )
+
+  @classmethod
+  def of(
+    cls,
+    guarantee: accounting.Guarantee,
+    record_specs: Any,
+    clips: tuple[Any, Optional[float], float],
+    clients_per_round: float,
+    *,
+    largest_cohort: int,
+    noise_from: placements.Placement,
+    secure_sum: bool = False,
+    sums: bool = False,
+  ) -> CorrelatedNoiseQuery:
+    """Returns the query of a run; `close` it when the run ends.
+
+    Args:
+      guarantee: of the run, for a clip of 1.
+      record_specs: as above.
+      clips: l2_norm_clip, zeroing_norm and its order, as `Clipping.of` takes
+        them.
+      clients_per_round: as above.
+      largest_cohort: most clients of a round.
+      noise_from: where the noise comes from.
+      secure_sum: whether sums are made by secure aggregation.
+      sums: as above.
+
+    Raises:
+      TypeError: a leaf of the record is not a float.
+      ValueError: records, cohort and noise do not fit together.
+    """
+    dimension = clipping.record_dimension(record_specs)
+    # PRIVACY: more coordinates have more slack than fewer. Guard:
+    # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
+    if guarantee.noise_multiplier:
+      guarantee.cost.check_dimension(dimension)
+    recursion = guarantee.strategy.recursion()
+    lattice = noise.Lattice.of(
+      recursion,
+      guarantee.z_stddev_per_clip,
+      largest_cohort=largest_cohort,
+      dimension=dimension,
+      secure_sum=secure_sum,
+    )
+    l2_norm_clip, zeroing_norm, order = clips
+    return cls(
+      clipping.Clipping.of(
+        l2_norm_clip, record_specs, lattice.clip_bits, zeroing_norm, order
+      ),
+      lattice,
+      clients_per_round,
+      record_specs,
+      guarantee.strategy.rounds,
+      source_lib.of(noise_from, recursion, lattice.z_steps, dimension),
+      sums,
+    )
+
+  def close(self) -> None:
+    """Ends what makes noise in the background."""
+    self._source.close()
+
+  @property
+  def z_stddev(self) -> float:
+    """Standard deviation of z on the lattice, in the unit of the sum."""
+    return self.lattice.z_steps * self.clip.step
 
   def initial_global_state(self) -> QueryState:
     """Returns a state that nothing is ever released from; see `begin`.
@@ -133,14 +204,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     del params
     if not self._sums:
-      return self._clip.clip(record), tf.constant(1, tf.int32)
+      return self.clip.clip(record), tf.constant(1, tf.int32)
     leaves, clients = record
     # PRIVACY: a sum that says too few clients could make the round's wrap.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
-    bound = tf.cast(clients, tf.int64) * self._lattice.clip_steps
+    bound = tf.cast(clients, tf.int64) * self.lattice.clip_steps
     holds = tf.reduce_all(
       [
-        (clients >= 0) & (clients <= self._lattice.largest_cohort),
+        (clients >= 0) & (clients <= self.lattice.largest_cohort),
         *(
           tf.reduce_all(tf.abs(tf.cast(leaf, tf.int64)) <= bound)
           for leaf in tf.nest.flatten(leaves)
@@ -166,7 +237,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Returns zeros in the types in which records are summed."""
     del template
     zeros = tf.nest.map_structure(
-      lambda spec: tf.zeros(spec.shape, tf.int32), self._record_specs
+      lambda spec: tf.zeros(spec.shape, tf.int32), self.record_specs
     )
     return zeros, tf.zeros([], tf.int64 if self._sums else tf.int32)
 
@@ -195,7 +266,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     )
     # PRIVACY: checked before the release: a larger sum could wrap. Guard:
     # query_test.test_round_of_more_than_the_largest_cohort_fails.
-    most = self._lattice.largest_cohort
+    most = self.lattice.largest_cohort
     in_size = tf.debugging.Assert(
       (clients >= 0) & (clients <= most),
       [
@@ -224,10 +295,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         spec.dtype,
       )
       for part, spec in zip(
-        tf.split(released, self._sizes), tf.nest.flatten(self._record_specs)
+        tf.split(released, self._sizes), tf.nest.flatten(self.record_specs)
       )
     ]
-    result = tf.nest.pack_sequence_as(self._record_specs, parts)
+    result = tf.nest.pack_sequence_as(self.record_specs, parts)
     return result, new_state, dp_accounting.UnsupportedDpEvent()
 
   def _release(
@@ -242,9 +313,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   def derive_metrics(self, global_state: QueryState) -> Any:
     """Returns what costs no privacy: nothing of it depends on a record."""
-    z_stddev = self._lattice.z_steps * self._clip.step
     return collections.OrderedDict(
       round=global_state.round,
-      z_stddev=tf.constant(z_stddev, tf.float32),
+      z_stddev=tf.constant(self.z_stddev, tf.float32),
       **self._source.metrics(global_state.noise, global_state.round),
     )
