@@ -84,7 +84,7 @@ def test_pages_need_nothing_from_elsewhere(site):
 
 def test_notebooks_show_what_they_printed(site):
   text = (site / 'guide' / 'quick_start.html').read_text()
-  assert 'delta = 1e-5, epsilon = 7.999' in text
+  assert 'with epsilon = 7.999' in text and 'delta = 1e-05' in text
   for name in ('guide/mechanism', 'tutorials/first_training'):
     assert '<img' in (site / f'{name}.html').read_text()
   for page in site.rglob('*.html'):

@@ -123,13 +123,15 @@ def choose(
   >>> [choice.strategy.family for choice in ranking.choices]
   ['dp-cgd', 'identity']
   """
-  bands = None
-  if isinstance(cohorts, accounting.CyclicPoisson):
-    bands = _powers(rounds) if cohorts.groups is None else [cohorts.groups]
-  elif not isinstance(cohorts, accounting.Sampled):
-    participation_lib.check(cohorts)
+  accounting.check(cohorts)
   search = _Search(
-    rounds, target, noise_copies, objective, workload, cohorts.schema, bands
+    rounds,
+    target,
+    noise_copies,
+    objective,
+    workload,
+    cohorts.schema,
+    cohorts.bands_to_compare(rounds),
   )
   return search.ranking(families, lambda strategy: cohorts, progress)
 

@@ -112,7 +112,7 @@ def test_killed_runs_end_as_undisturbed_ones(tmp_path):
       'simulations.kill_test',
       '--kills=2',
       '--rounds=9',
-      f'--output_dir={tmp_path}',
+      f'--out={tmp_path}',
     ],
     cwd=_ROOT,
     capture_output=True,

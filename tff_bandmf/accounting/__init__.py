@@ -8,6 +8,7 @@ from tff_bandmf.accounting.cohorts import (
   CyclicPoisson,
   Logged,
   Sampled,
+  check,
   from_dict,
   from_flags,
 )

@@ -89,6 +89,11 @@ class Sampled(abc.ABC):
       ValueError: nothing is proved for the strategy.
     """
 
+  def bands_to_compare(self, rounds: int) -> Optional[list[int]]:
+    """Returns the numbers of bands that such cohorts ask for; None for any."""
+    del rounds
+    return None
+
   def to_dict(self) -> dict[str, Any]:
     """Returns the cohorts as a JSON object; `from_dict` reads it back."""
     return {'amplification': self.name, **attrs.asdict(self)}
@@ -182,6 +187,12 @@ class CyclicPoisson(Sampled):
   @property
   def schema(self) -> participation_lib.Participation:
     return participation_lib.Single()
+
+  def bands_to_compare(self, rounds: int) -> Optional[list[int]]:
+    """Returns as many bands as groups; without groups, powers of two."""
+    if self.groups is not None:
+      return [self.groups]
+    return [1 << i for i in range(rounds.bit_length())]
 
   def compositions(self, strategy: strategies.Strategy) -> int:
     """Returns T, the rounds of a group.
@@ -329,6 +340,11 @@ class Logged:
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     return accountants.Gaussian(strategy, self.schema, self.found.sensitivity)
 
+  def bands_to_compare(self, rounds: int) -> Optional[list[int]]:
+    """Returns None: any number of bands."""
+    del rounds
+    return None
+
   def to_dict(self) -> dict[str, Any]:
     """Returns the counts of the log as a JSON object."""
     return {
@@ -340,6 +356,12 @@ class Logged:
 
 _KINDS: tuple[type[Sampled], ...] = (CyclicPoisson, BallsInBins, BMinSep)
 KINDS = {kind.name: kind for kind in _KINDS}
+
+
+def check(cohorts: object) -> None:
+  """Raises TypeError for what does not say who takes part."""
+  if not isinstance(cohorts, (Sampled, Logged)):
+    participation_lib.check(cohorts)
 
 
 def accountant(

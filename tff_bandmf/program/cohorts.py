@@ -181,7 +181,8 @@ class CohortSampler:
           f'use {", ".join(sorted(fitting))}',
         )
       )
-    if self.participation.name not in fitting[self.sampling]:
+    name = getattr(self.participation, 'name', None)
+    if name not in fitting[self.sampling]:
       raise TypeError(
         errors.invalid(
           'participation',

@@ -166,7 +166,7 @@ class Plan:
   ...     rounds=100, clients_per_round=50, cohorts=participation.MinSep(20),
   ...     epsilon=4.0, delta=1e-6, l2_norm_clip=0.5, mechanism='banded-sqrt')
   >>> plan.strategy.bands, round(plan.z_stddev, 3)
-  (20, 1.375)
+  (20, 1.895)
   """
 
   rounds: int = attrs.field(
