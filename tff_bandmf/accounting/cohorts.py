@@ -376,9 +376,9 @@ def accountant(
   """
   # PRIVACY: no randomness but the kinds' own has their guarantees.
   # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
+  check(cohorts)
   if isinstance(cohorts, (Sampled, Logged)):
     return cohorts.accountant(strategy)
-  participation_lib.check(cohorts)
   return accountants.Gaussian(strategy, cohorts)
 
 
