@@ -382,7 +382,7 @@ def test_round_of_clients_that_came_is_burnt_after_a_crash(tmp_path, runtime):
     assert mine._ledger.observed().burnt == 2
 
 
-def test_learning_process_is_trained_by_the_run(tmp_path, runtime):
+def test_learning_process_is_trained_by_the_run(tmp_path, runtime, capsys):
   def dataset(client, t):
     import tensorflow as tf
 
@@ -413,6 +413,7 @@ def test_learning_process_is_trained_by_the_run(tmp_path, runtime):
         if done.round + 1 == stop:
           break
   assert indices == [0, 1, 2]
+  assert '3/3' in capsys.readouterr().err
   with run.Run(tmp_path / 'run', _plan()) as mine:
     mine.record(test_accuracy=0.5)
   # Its key ends with the run.

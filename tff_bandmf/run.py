@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
+import tqdm
 import tree
 
 from tff_bandmf import _files, errors, program, report
@@ -350,7 +351,8 @@ class Run:
   ) -> Iterator[Done]:
     """Yields the rounds that are left, each when it is done.
 
-    A round whose sum is another one than was released before is burnt.
+    A round whose sum is another one than was released before is burnt. Standard
+    error shows rounds, their rate and the time that is left.
 
     Args:
       process: `tff.learning.templates.LearningProcess` with `aggregator`.
@@ -365,20 +367,23 @@ class Run:
 
     aggregator.check_process(process)
     state = self.restore(process.initialize)
-    for opened in self.rounds(clients=clients, seed=seed):
-      data = [
-        dataset(client, opened.index) for client in opened.cohort.tolist()
-      ]
-      try:
-        output = process.next(state, data)
-      except Exception:
-        if not self._is_burnt(opened.index):
-          raise
-        self._leave()
-        self._burn(opened.index, len(opened.cohort))
-        continue
-      state = opened.finish(output.state, output.metrics)
-      yield Done(opened.index, opened.cohort, state, output.metrics)
+    with tqdm.tqdm(initial=self._next, total=self._plan.rounds) as bar:
+      for opened in self.rounds(clients=clients, seed=seed):
+        data = [
+          dataset(client, opened.index) for client in opened.cohort.tolist()
+        ]
+        try:
+          output = process.next(state, data)
+        except Exception:
+          if not self._is_burnt(opened.index):
+            raise
+          self._leave()
+          self._burn(opened.index, len(opened.cohort))
+          bar.update(self._next - bar.n)
+          continue
+        state = opened.finish(output.state, output.metrics)
+        bar.update(self._next - bar.n)
+        yield Done(opened.index, opened.cohort, state, output.metrics)
 
   def note(self, **statements: Any) -> None:
     """Says what the report must say; see `program.RunRecord`."""
