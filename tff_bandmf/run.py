@@ -487,7 +487,7 @@ class Run:
     self._check_open(done)
     released = self._position.released(t)
     with_noise = self._plan.guarantee.noise_multiplier > 0
-    result = released.get(len(self._ledger.attempts(t)))
+    result = dict(released).get(len(self._ledger.attempts(t)))
     # PRIVACY: what went past the aggregator has no noise. Guard:
     # run_test.test_round_past_the_aggregator_is_not_finished.
     if with_noise and result is None:
@@ -498,6 +498,17 @@ class Run:
           'released nothing through run.aggregator or round.release',
           'make the process with model_aggregator=run.aggregator, and run it '
           'once in each round',
+        )
+      )
+    # PRIVACY: a second sum was refused, and the first is not this state's.
+    # Guard: run_test.test_round_that_met_two_sums_is_not_finished.
+    if self._is_burnt(t):
+      raise ValueError(
+        errors.invalid(
+          'round',
+          t,
+          'met two sums',
+          'leave it: it is burnt, and the run goes on',
         )
       )
     self._ledger.finish_round(
@@ -549,7 +560,8 @@ class Run:
     )
     # PRIVACY: two sums were about to meet one noise. Guard:
     # run_test.test_round_whose_replay_differs_is_burnt.
-    return abandoned or len(set(self._position.released(t).values())) > 1
+    released = {sum_ for _, sum_ in self._position.released(t)}
+    return abandoned or len(released) > 1
 
   def _burn(self, t: int, clients: int) -> None:
     self._ledger.abandon_round(t)

@@ -43,13 +43,14 @@ class Position:
     """Says that no round is open: an aggregator that is asked for one fails."""
     self._write(_CLOSED, 0)
 
-  def released(self, round_index: int) -> dict[int, bytes]:
-    """Returns what the attempts at a round released: attempt to fingerprint."""
+  def released(self, round_index: int) -> set[tuple[int, bytes]]:
+    """Returns what was released in a round: (attempt, fingerprint) of each."""
     names = [
       path.name.split('-') for path in self._marks.glob(f'{round_index:08d}-*')
     ]
     return {
-      int(attempt): f'{high}-{low}'.encode() for _, attempt, high, low in names
+      (int(attempt), f'{high}-{low}'.encode())
+      for _, attempt, high, low in names
     }
 
   def forget(self, below: int) -> None:
