@@ -93,6 +93,7 @@ def key(tmp_path):
   return tmp_path / 'private' / 'ledger.key'
 
 
+@pytest.mark.slow
 def test_bytes_changed_are_refused(path, key, content, expected):
   @fuzzing.cases(120)
   @hypothesis.given(fuzzing.flipped(content))

@@ -72,6 +72,7 @@ def test_mechanism_may_be_named_given_or_read(tmp_path, monkeypatch, mechanism):
   assert plan.strategy.matrix().tolist() == strategy.matrix().tolist()
 
 
+@pytest.mark.slow
 def test_best_is_of_the_families_that_fit():
   plan = _plan(mechanism='best', memory_copies=1)
   assert plan.strategy.noise_copies <= 1
@@ -127,6 +128,7 @@ def test_worse_cohorts_are_worse_whatever_the_schema(cohorts):
   assert bool(plan.what_if()) == (cohorts != tff_bandmf.MinSep(1))
 
 
+@pytest.mark.slow
 def test_sampled_cohorts_are_planned():
   plan = _plan(
     cohorts=tff_bandmf.CyclicPoisson(0.1, groups=6),

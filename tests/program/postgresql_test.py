@@ -12,6 +12,8 @@ import pytest
 from tff_bandmf import program
 from tff_bandmf.program import database
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip('psycopg2')
 
 

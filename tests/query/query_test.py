@@ -134,6 +134,7 @@ def test_norm_is_at_most_the_clip_in_every_dtype(mix, l2_norm_clip):
       assert squares >= 4**_BITS * (1 - 1e-5)
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
 @hypothesis.given(
   values=st.lists(

@@ -15,6 +15,8 @@ from report_test import KEPT, make_run
 from tff_bandmf import accounting, program, report
 from tff_bandmf.program import chain, checkpoints, run_record
 
+pytestmark = pytest.mark.slow
+
 
 def forge(directory, change):
   """Changes a ledger and computes its chain anew, as whoever has it can."""

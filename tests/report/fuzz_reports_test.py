@@ -14,6 +14,8 @@ from report_test import KEPT, make_run
 from tff_bandmf import report
 from tff_bandmf.program import checkpoints
 
+pytestmark = pytest.mark.slow
+
 _OPTIONAL = {
   'setting': 's', 'covered': 'c', 'noise_key': 'k', 'tuning': 'none',
   'noise_generator': 'chacha20', 'model_selection': 'm', 'pre_training': 'p',

@@ -18,6 +18,8 @@ from tff_bandmf import accounting, noise, report
 from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import transparency
 
+pytestmark = pytest.mark.slow
+
 _CLOSER = [[0, 1], [2, 3], [0, 5], [4, 6], [8, 7], [9, 10]]
 _SECRET = b'\x00sixteen bytes!\xff'
 

@@ -13,6 +13,8 @@ from tff_bandmf import accounting, participation, program, report, strategies
 from tff_bandmf.cli import main
 from tff_bandmf.program import metrics, run_record
 
+pytestmark = pytest.mark.slow
+
 _ROUNDS = 6
 
 

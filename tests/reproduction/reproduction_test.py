@@ -10,6 +10,7 @@ from tff_bandmf import reproduction
 _QUICK = ('example_b1', 'gaussian_sigma', 'unknown_min_sep', 'gboard_report')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', _QUICK)
 def test_table_is_reproduced(name):
   rows = list(reproduction.reproduce([name]))

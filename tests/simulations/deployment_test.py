@@ -10,6 +10,8 @@ import pytest
 
 from simulations import deployment
 
+pytestmark = pytest.mark.slow
+
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 

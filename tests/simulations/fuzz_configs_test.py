@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from simulations import tables
 from simulations.sweeps import grid
 
+pytestmark = pytest.mark.slow
+
 _DEMO = pathlib.Path(__file__).resolve().parents[2] / 'configs' / 'demo.toml'
 
 

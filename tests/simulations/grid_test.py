@@ -229,6 +229,7 @@ def test_every_row_has_cohorts():
   assert len(seen) >= 4
 
 
+@pytest.mark.slow
 def test_every_row_on_docstrings_is_calibrated_at_its_schema():
   found_for = {}
   for row in _ROWS:

@@ -84,6 +84,7 @@ def path(tmp_path):
   return tmp_path / 'strategy'
 
 
+@pytest.mark.slow
 def test_damaged_json_is_read_or_refused(run, path, documents):
   @fuzzing.cases(400)
   @hypothesis.given(fuzzing.json_bytes(documents))
