@@ -214,7 +214,7 @@ def test_seed_repeats_the_bound():
   assert found(7) == found(7) != found(8)
   drawn = found(None)
   assert drawn == found(drawn.seed)
-  # Of one guarantee a claim is sampled once.
+  # A claim of one guarantee is sampled once.
   spec = _spec(1.0, samples=_samples(None, 5000))
   assert spec.claim(1e-2) is spec.claim(1e-2)
 
