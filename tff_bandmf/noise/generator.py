@@ -33,6 +33,9 @@ GROUP = 8
 # generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 
+# Largest |z|: where both words are 0.
+MOST_DEVIATIONS = -float(scipy.special.ndtri(2.0**-129))
+
 # The last bit of the nonce: the words, and those that extend them.
 WORDS, EXTENSIONS = 0, 1
 # Groups and rows that a nonce can hold.

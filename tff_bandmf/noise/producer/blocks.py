@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # Rounds whose weighted sums within a block are taken together.
@@ -125,7 +126,9 @@ class WindowBlock(Block):
   ) -> None:
     y, ring = z, memory
     if not len(ring):
-      made[:] = checked(np.rint(z, out=y))
+      # z that cannot leave the range need not be looked at.
+      checked(generator_lib.MOST_DEVIATIONS * self.noise_scale)
+      made[:] = np.rint(z, out=y)
       return
     mean = self._mean_of_past(ring, work)
     # PRIVACY: the y that is added is what feeds back. Guard:
