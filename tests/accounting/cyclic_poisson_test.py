@@ -49,7 +49,7 @@ def _closed_form(sigma, q, epsilon):
   return max(remove, add)
 
 
-def _hockey_stick(means, weights, sigma, epsilon, points=61):
+def hockey_stick(means, weights, sigma, epsilon, points=61):
   """Returns delta of a Gaussian mixture against N(0, sigma^2), on a grid.
 
   Args:
@@ -132,7 +132,7 @@ def test_two_compositions_are_the_integral(epsilon):
   sigma, q = 0.8, 0.3
   patterns = np.array(list(itertools.product([0.0, 1.0], repeat=2)))
   weights = np.prod(np.where(patterns > 0, q, 1 - q), axis=1)
-  exact = _hockey_stick(patterns, weights, sigma, epsilon, points=1001)
+  exact = hockey_stick(patterns, weights, sigma, epsilon, points=1001)
   found = accounting.poisson_delta(sigma, q, 2, epsilon)
   assert exact * (1 - 1e-4) <= found <= exact * (1 + 1e-3)
 
@@ -160,7 +160,7 @@ def test_delta_covers_every_client_of_a_signed_strategy(
     signs = itertools.product([1, -1], repeat=len(group) - 1)
     for sign in signs:
       means = (patterns * [1, *sign]) @ matrix[:, group].T
-      exact = _hockey_stick(means, weights, sigma, epsilon)
+      exact = hockey_stick(means, weights, sigma, epsilon)
       assert exact <= claimed + 5e-3 * exact + 1e-6
 
 

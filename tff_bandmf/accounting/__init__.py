@@ -12,6 +12,7 @@ from tff_bandmf.accounting.cohorts import (
   from_dict,
   from_flags,
 )
+from tff_bandmf.accounting.composition import Composition, compose
 from tff_bandmf.accounting.gaussian import (
   gaussian_delta,
   gaussian_epsilon,

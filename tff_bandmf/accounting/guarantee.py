@@ -98,10 +98,10 @@ class Guarantee:
       return None
     # PRIVACY: cut weights have another sensitivity, in real numbers too.
     # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
-    return self.accountant.rho(self._exact_noise)
+    return self.accountant.rho(self.exact_noise)
 
   @property
-  def _exact_noise(self) -> float:
+  def exact_noise(self) -> float:
     """The noise multiplier, for the sensitivity of the cut weights."""
     return self.noise_multiplier / self.accountant.more_noise(self.cost)
 
@@ -175,7 +175,7 @@ class Guarantee:
     """
     if not self.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
-    return self.accountant.dp_event(self._exact_noise)
+    return self.accountant.dp_event(self.exact_noise)
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the guarantee under their JSON keys."""

@@ -16,8 +16,10 @@ up to a grid whose width is chosen by the accuracy that it gives.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 import dp_accounting
@@ -37,6 +39,21 @@ _TAIL_MASS = 1e-15
 _CALIBRATION_WIDTH = 1e-5
 # Losses at less noise are too many for a grid.
 _LEAST_NOISE = 0.01
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """T Poisson-sampled Gaussians of a composition.
+
+  Attributes:
+    noise_multiplier: sigma, standard deviation over sensitivity of a round.
+    sampling_prob: q; 1 is a Gaussian that is not sampled.
+    compositions: T.
+  """
+
+  noise_multiplier: float
+  sampling_prob: float = 1.0
+  compositions: int = 1
 
 
 class Poisson(accountants.Exact):
@@ -107,21 +124,63 @@ def poisson_epsilon(
     return gaussian.gaussian_epsilon(
       noise_multiplier / math.sqrt(compositions), delta
     )
+  return composed_epsilon(
+    (Part(noise_multiplier, sampling_prob, compositions),), delta
+  )
+
+
+def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
+  """Returns epsilon of a composition at `delta`, rounded up.
+
+  Args:
+    parts: what is composed; the choice of one may depend on what those before
+      it released, in what it does to data.
+    delta: above what rounding may lose, about 4e-16 of all compositions.
+
+  Raises:
+    ValueError: a value out of range.
+  """
+  for part in parts:
+    _check(part.noise_multiplier, part.sampling_prob, part.compositions)
+  total = sum(part.compositions for part in parts)
   # Until the intervals suit the epsilon that they give. Stopping when it still
   # moved would make epsilon jump from one noise multiplier to the next.
   previous, epsilon = math.inf, 16.0
   while abs(epsilon - previous) > 0.01 * epsilon:
     previous, epsilon = (
       epsilon,
-      _epsilon(
-        noise_multiplier,
-        sampling_prob,
-        compositions,
-        delta,
-        _interval(epsilon, compositions),
-      ),
+      _epsilon(parts, delta, _interval(epsilon, total)),
     )
   return epsilon
+
+
+def composed_delta(parts: Sequence[Part], epsilon: float) -> float:
+  """Returns delta of a composition at `epsilon`, rounded up.
+
+  Args:
+    parts: as for `composed_epsilon`.
+    epsilon: at least 0, finite.
+
+  Raises:
+    ValueError: a value out of range.
+  """
+  for part in parts:
+    _check(part.noise_multiplier, part.sampling_prob, part.compositions)
+  if not 0 <= epsilon < math.inf:
+    raise ValueError(
+      errors.invalid(
+        'epsilon',
+        epsilon,
+        'must be at least 0 and finite',
+        'typical values are 0.1 to 20',
+      )
+    )
+  total = sum(part.compositions for part in parts)
+  # Finer than for epsilon: delta is the more sensitive of the two.
+  losses = _losses(parts, _interval(epsilon / 16, total))
+  return min(
+    1.0, float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass(parts)
+  )
 
 
 def poisson_delta(
@@ -142,28 +201,12 @@ def poisson_delta(
     ValueError: a value out of range.
   """
   _check(noise_multiplier, sampling_prob, compositions)
-  if not 0 <= epsilon < math.inf:
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        'must be at least 0 and finite',
-        'typical values are 0.1 to 20',
-      )
-    )
-  if sampling_prob == 1:
+  if sampling_prob == 1 and 0 <= epsilon < math.inf:
     return gaussian.gaussian_delta(
       noise_multiplier / math.sqrt(compositions), epsilon
     )
-  # Finer than for epsilon: delta is the more sensitive of the two.
-  losses = _losses(
-    noise_multiplier,
-    sampling_prob,
-    compositions,
-    _interval(epsilon / 16, compositions),
-  )
-  return min(
-    1.0, float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass(compositions)
+  return composed_delta(
+    (Part(noise_multiplier, sampling_prob, compositions),), epsilon
   )
 
 
@@ -207,7 +250,8 @@ def poisson_noise_multiplier(
   interval = _interval(16 * epsilon, compositions)
 
   def coarse(sigma):
-    return _epsilon(sigma, sampling_prob, compositions, delta, interval)
+    part = Part(sigma, sampling_prob, compositions)
+    return _epsilon((part,), delta, interval)
 
   def exact(sigma):
     return poisson_epsilon(sigma, sampling_prob, compositions, delta)
@@ -309,51 +353,58 @@ def _interval(epsilon: float, compositions: int) -> float:
 
 
 def _losses(
-  noise_multiplier: float,
-  sampling_prob: float,
-  compositions: int,
-  interval: float,
+  parts: Sequence[Part], interval: float
 ) -> privacy_loss_distribution.PrivacyLossDistribution:
-  """Returns the distribution of the loss of T rounds, rounded up.
+  """Returns the distribution of the loss of a composition, rounded up.
 
   It holds both directions, and its delta is the larger of theirs.
   """
-  # The losses of one round span 10 standard deviations at most.
-  span = (10 + 0.5 / noise_multiplier) / noise_multiplier
+  # The losses of one round span 10 standard deviations at most. All parts have
+  # one grid.
+  interval = max(
+    interval,
+    *(
+      (10 + 0.5 / part.noise_multiplier)
+      / (part.noise_multiplier * _MOST_INTERVALS)
+      for part in parts
+    ),
+  )
   # PRIVACY: pessimistic, and both directions, which dp-accounting keeps.
   # Guard: cyclic_poisson_test.test_one_composition_is_the_closed_form.
-  return privacy_loss_distribution.from_gaussian_mechanism(
-    noise_multiplier,
-    pessimistic_estimate=True,
-    value_discretization_interval=max(interval, span / _MOST_INTERVALS),
-    sampling_prob=sampling_prob,
-  ).self_compose(compositions, tail_mass_truncation=_TAIL_MASS)
+  found = [
+    privacy_loss_distribution.from_gaussian_mechanism(
+      part.noise_multiplier,
+      pessimistic_estimate=True,
+      value_discretization_interval=interval,
+      sampling_prob=part.sampling_prob,
+    ).self_compose(part.compositions, tail_mass_truncation=_TAIL_MASS)
+    for part in parts
+  ]
+  return functools.reduce(
+    lambda first, second: first.compose(second, _TAIL_MASS), found
+  )
 
 
-def _epsilon(
-  noise_multiplier: float,
-  sampling_prob: float,
-  compositions: int,
-  delta: float,
-  interval: float,
-) -> float:
-  """Returns epsilon at `delta`, rounded up; see `poisson_epsilon`."""
+def _epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
+  """Returns epsilon at `delta`, rounded up; see `composed_epsilon`."""
   _checks.positive('delta', delta, 'use less than 1 / population')
+  lost = _lost_mass(parts)
   # PRIVACY: delta pays for what FFTs lose.
   # Guard: cyclic_poisson_test.test_delta_below_rounding_is_refused.
-  left = delta - _lost_mass(compositions)
+  left = delta - lost
   if not 0 < left < 1:
     raise ValueError(
       errors.invalid(
         'delta',
         delta,
-        f'must be in ({_lost_mass(compositions):g}, 1)',
+        f'must be in ({lost:g}, 1)',
         'use less than 1 / population; rounding hides smaller ones',
       )
     )
-  losses = _losses(noise_multiplier, sampling_prob, compositions, interval)
-  return float(losses.get_epsilon_for_delta(left))
+  return float(_losses(parts, interval).get_epsilon_for_delta(left))
 
 
-def _lost_mass(compositions: int) -> float:
-  return _TAIL_MASS + _FFT_ERROR * (compositions + 100)
+def _lost_mass(parts: Sequence[Part]) -> float:
+  return sum(
+    _TAIL_MASS + _FFT_ERROR * (part.compositions + 100) for part in parts
+  )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from typing import Optional
 
 from tff_bandmf import _checks, errors, strategies
@@ -133,6 +134,30 @@ def slack(
       'use a coarser lattice, or fewer rounds or coordinates',
     )
   )
+
+
+def together(
+  slacks: Sequence[Slack], epsilon: float, delta: float, largest: float
+) -> Slack:
+  """Returns the slack of several runs on the same clients.
+
+  Args:
+    slacks: of each run, for this epsilon.
+    epsilon: at least that of all runs in real numbers at `exact_delta`.
+    delta: the total of all runs.
+    largest: as in `slack`, of all runs.
+
+  Raises:
+    Unproved: the slack exceeds `largest`.
+  """
+  alphas = [each.epsilon / 2 for each in slacks]
+  # PRIVACY: the factors of one run after the other multiply. Guard:
+  # composition_test.test_slacks_of_runs_add.
+  beta = math.fsum(
+    each.added / (1 + math.exp(epsilon + alpha))
+    for each, alpha in zip(slacks, alphas)
+  )
+  return _slack(math.fsum(alphas), beta, epsilon, delta, largest)
 
 
 def _slack(

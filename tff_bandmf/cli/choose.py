@@ -7,7 +7,6 @@ import sys
 import time
 
 import click
-import tabulate
 import tqdm
 
 from tff_bandmf import accounting, choosing, errors, strategies
@@ -124,10 +123,8 @@ def choose(
     )
   else:
     click.echo(
-      tabulate.tabulate(
-        [[_cell(record[name]) for name in _COLUMNS] for record in records],
-        headers=_COLUMNS,
-        disable_numparse=True,
+      output.table(
+        [{name: record[name] for name in _COLUMNS} for record in records]
       )
     )
     for record in records:
@@ -182,14 +179,3 @@ def _record(choice, schema, workload, epsilon, delta):
     'max_rmse': choice.max_rmse,
     'converged': choice.converged,
   }
-
-
-def _cell(value) -> str:
-  """Returns a value as the table shows it."""
-  if value is None:
-    return ''
-  if isinstance(value, dict):
-    return ' '.join(
-      f'{name}={output.text(each)}' for name, each in value.items()
-    )
-  return output.text(value)

@@ -7,6 +7,7 @@ import click
 from tff_bandmf.cli import (
   audit,
   choose,
+  compose,
   noise_server,
   observe,
   plan,
@@ -30,6 +31,7 @@ for _command in (
   privacy.calibrate,
   audit.audit,
   observe.observe,
+  compose.compose,
   report.report,
   choose.choose,
   reproduce.reproduce,

@@ -6,6 +6,7 @@ import decimal
 import json
 import math
 import os
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import click
@@ -87,6 +88,23 @@ def show(record: dict[str, Any], as_json: bool) -> None:
     if value is not None and value != {}
   ]
   click.echo(tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True))
+
+
+def table(records: Sequence[dict[str, Any]]) -> str:
+  """Returns records as a table, a line each; all have the same keys."""
+  return tabulate.tabulate(
+    [list(map(_cell, record.values())) for record in records],
+    headers=list(records[0]),
+    disable_numparse=True,
+  )
+
+
+def _cell(value: Any) -> str:
+  if value is None:
+    return ''
+  if isinstance(value, dict):
+    return ' '.join(f'{name}={text(each)}' for name, each in value.items())
+  return text(value)
 
 
 def warn_of_weak(epsilon: float, delta: float) -> None:

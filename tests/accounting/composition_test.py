@@ -1,0 +1,160 @@
+"""Tests of the guarantee of several runs on the same clients."""
+
+import itertools
+import math
+
+import cyclic_poisson_test
+import hypothesis
+import numpy as np
+import pytest
+from gaussian_test import true_delta
+from hypothesis import strategies as st
+
+from tff_bandmf import accounting, participation, strategies
+from tff_bandmf.accounting import monte_carlo, slack
+
+_SCHEMA = participation.MinSep(4)
+_SAMPLES = monte_carlo.Samples(2000)
+
+
+def _run(noise_multiplier, strategy=None, cohorts=_SCHEMA, **options):
+  return accounting.Guarantee(
+    strategy or strategies.BandedSqrt(8, 2),
+    cohorts,
+    noise_multiplier,
+    **options,
+  )
+
+
+def _poisson(noise_multiplier, q, rounds=1, **options):
+  cohorts = accounting.CyclicPoisson(q, 1, **options)
+  return _run(noise_multiplier, strategies.Identity(rounds), cohorts)
+
+
+@hypothesis.settings(deadline=None, max_examples=20)
+@hypothesis.given(
+  noises=st.lists(st.floats(0.5, 20), min_size=1, max_size=5),
+  log_delta=st.integers(-10, -3),
+)
+def test_gaussian_runs_compose_exactly(noises, log_delta):
+  delta = 10.0**log_delta
+  composed = accounting.compose(map(_run, noises))
+  claim = composed.claim(delta)
+  mu = math.hypot(*(1 / noise for noise in noises))
+  # What the arithmetic costs is there, and nothing else.
+  assert true_delta(1 / mu, claim.epsilon) <= delta
+  exact = accounting.gaussian_epsilon(1 / mu, delta)
+  assert exact <= claim.epsilon <= exact * 1.001 + claim.slack_epsilon + 1e-6
+  assert composed.method == 'exact'
+  assert composed.rho == pytest.approx(mu**2 / 2)
+  assert composed.rho >= mu**2 / 2
+  assert claim.total <= delta * (1 + 1e-9)
+
+
+def test_one_run_is_what_it_claims_alone():
+  for run in (_run(1.0), _poisson(1.0, 0.1, 4)):
+    assert accounting.compose([run]).claim(1e-6) == run.claim(1e-6)
+
+
+def test_order_does_not_matter_and_every_run_counts():
+  runs = [_run(2.0), _run(0.9), _poisson(1.0, 0.2)]
+  found = [
+    accounting.compose(order).epsilon(1e-6)
+    for order in itertools.permutations(runs)
+  ]
+  assert found == pytest.approx([found[0]] * 6, rel=1e-6)
+  for part in itertools.combinations(runs, 2):
+    assert accounting.compose(part).epsilon(1e-6) < found[0]
+
+
+@pytest.mark.slow
+@hypothesis.settings(deadline=None, max_examples=8)
+@hypothesis.given(
+  q=st.floats(0.05, 0.95),
+  other=st.floats(0.05, 1.0),
+  noise=st.floats(0.6, 2),
+  second=st.floats(0.6, 2),
+)
+def test_sampled_runs_are_never_below_the_integral(q, other, noise, second):
+  runs = [_poisson(noise, q)]
+  runs.append(_poisson(second, other) if other < 0.7 else _run(second))
+  composed = accounting.compose(runs)
+  assert composed.method == 'losses convolved, rounded up'
+  delta = 1e-3
+  epsilon = composed.epsilon(delta)
+  patterns = np.array(list(itertools.product([0.0, 1.0], repeat=2)))
+  qs = np.array([q, other if other < 0.7 else 1.0])
+  weights = np.prod(np.where(patterns > 0, qs, 1 - qs), axis=1)
+  scaled = patterns / [noise, second]
+
+  def exact(epsilon):
+    return cyclic_poisson_test.hockey_stick(scaled, weights, 1.0, epsilon, 1001)
+
+  assert exact(epsilon) <= delta * (1 + 1e-4)
+  assert exact(0.98 * epsilon - 0.01) > delta
+
+
+def test_runs_of_any_sampling_get_the_sum_of_their_shares():
+  bins = _run(
+    2.0,
+    strategies.Identity(4),
+    accounting.BallsInBins(4),
+    max_slack=0.5,
+    samples=_SAMPLES,
+  )
+  delta = 3e-2
+  composed = accounting.compose([_run(1.0), bins, _run(2.0)])
+  assert composed.method == 'upper_bound'
+  assert composed.rho is None
+  claim = composed.claim(delta)
+  assert claim.total <= delta * (1 + 1e-9)
+  gaussians = accounting.compose([_run(1.0), _run(2.0)])
+  assert claim.epsilon == pytest.approx(
+    gaussians.epsilon(delta / 2) + bins.epsilon(delta / 2)
+  )
+  assert claim.failure_probability > 0
+
+
+def test_slacks_of_runs_add():
+  runs = [_run(1.0), _run(2.0, dimension=1000)]
+  epsilon, delta = 3.0, 1e-6
+  parts = [run.cost.slack(epsilon, delta / 2) for run in runs]
+  found = slack.together(parts, epsilon, delta, 0.02)
+  alphas = [part.epsilon / 2 for part in parts]
+  betas = [
+    part.added / (1 + math.exp(epsilon + alpha))
+    for part, alpha in zip(parts, alphas)
+  ]
+  assert found.epsilon == pytest.approx(2 * sum(alphas), rel=1e-12)
+  assert found.added >= sum(betas) * (1 + math.exp(epsilon + sum(alphas)))
+  left = math.exp(sum(alphas)) * found.exact_delta + found.added
+  assert left == pytest.approx(delta, rel=1e-9) and left <= delta
+  claim = accounting.compose(runs).claim(delta)
+  assert claim.slack_epsilon > max(
+    run.claim(delta).slack_epsilon for run in runs
+  )
+
+
+def test_plans_are_composed_by_their_guarantees():
+  class Plan:
+    guarantee = _run(1.0)
+
+  assert accounting.compose([Plan, Plan]).epsilon(1e-6) == (
+    accounting.compose([Plan.guarantee] * 2).epsilon(1e-6)
+  )
+
+
+def test_run_without_noise_is_refused():
+  with pytest.raises(ValueError, match='noise_multiplier=0: a run without'):
+    accounting.compose([_run(1.0), _run(0.0)])
+
+
+def test_mixed_adjacencies_are_refused():
+  runs = [_run(1.0), _poisson(1.0, 0.1, adjacency='add-remove')]
+  with pytest.raises(ValueError, match='adjacency=add-remove and zero-out'):
+    accounting.compose(runs)
+
+
+def test_nothing_is_refused():
+  with pytest.raises(ValueError, match='runs=none'):
+    accounting.compose([])

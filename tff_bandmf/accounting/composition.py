@@ -1,0 +1,239 @@
+"""The guarantee of several runs on the same clients.
+
+| symbol    | name here              | meaning                               |
+|-----------|------------------------|---------------------------------------|
+| mu_i      | 1 / `noise_multiplier` | of the i-th run in real numbers       |
+| alpha_i,  | of `slack.Slack`       | what the arithmetic of the i-th costs |
+| beta_i    |                        |                                       |
+
+Neighbours are data sets that differ in one unit of privacy, in all runs alike.
+A run may be chosen by what those before it released. Then
+
+| runs                          | together                                     |
+|-------------------------------|----------------------------------------------|
+| whose schema is enforced, or  | one Gaussian, mu^2 = sum mu_i^2: exact       |
+| that a log shows              |                                              |
+| of cyclic Poisson sampling    | losses add: their distributions are          |
+| too                           | convolved, rounded up                        |
+| of another sampling           | epsilons add, each at its share of delta: an |
+|                               | upper bound                                  |
+
+Computed releases are near exact ones in one run after the other, so
+
+    computed(E) <= e^(sum alpha_i) exact(E) + sum beta_i
+
+and the same the other way round: alphas and betas add (`slack.together`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from typing import Any, Optional
+
+from tff_bandmf import errors
+from tff_bandmf.accounting import (
+  accountants,
+  gaussian,
+  guarantee,
+  monte_carlo,
+  poisson,
+)
+from tff_bandmf.accounting import slack as slack_lib
+
+EXACT = 'exact'
+CONVOLVED = 'losses convolved, rounded up'
+UPPER_BOUND = 'upper_bound'
+
+# Rounding of a sum of squares and its root, several times.
+_ROUNDING = 1e-14
+# More than this of delta never goes to the arithmetic.
+_MOST_SLACK = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Composition:
+  """What several runs guarantee together.
+
+  Attributes:
+    guarantees: of the runs.
+  """
+
+  guarantees: tuple[guarantee.Guarantee, ...]
+
+  @property
+  def adjacency(self) -> str:
+    """Which data sets are neighbours."""
+    return self.guarantees[0].cohorts.adjacency
+
+  @property
+  def method(self) -> str:
+    """How runs are composed: exact, losses convolved, or an upper bound."""
+    parts = [_part(each) for each in self.guarantees]
+    if None in parts and len(parts) > 1:
+      return UPPER_BOUND
+    sampled = [part for part in parts if part and part.sampling_prob < 1]
+    return CONVOLVED if sampled else EXACT
+
+  @property
+  def rho(self) -> Optional[float]:
+    """rho of zero-concentrated DP, the sum; None where a run has none."""
+    found = [each.rho for each in self.guarantees if each.rho is not None]
+    if len(found) < len(self.guarantees):
+      return None
+    return math.fsum(found) * (1 + _ROUNDING)
+
+  def claim(self, delta: float) -> monte_carlo.Bound:
+    """Returns an epsilon that holds at `delta`, and what it is made of.
+
+    What composes by its losses gets one share of delta, and every other run
+    one; epsilons and deltas of the shares add.
+
+    Raises:
+      ValueError: a value out of range.
+      Unproved: the slack of a run exceeds its `max_slack`.
+    """
+    gaussian.check_delta(delta)
+    if len(self.guarantees) == 1:
+      return self.guarantees[0].claim(delta)
+    composed = [each for each in self.guarantees if _part(each)]
+    others = [each for each in self.guarantees if not _part(each)]
+    # PRIVACY: deltas of the shares add up to delta. Guard:
+    # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
+    share = delta / (bool(composed) + len(others))
+    found = [each.claim(share) for each in others]
+    if composed:
+      found.append(_claim(composed, share))
+    return monte_carlo.Bound(
+      epsilon=math.fsum(each.epsilon for each in found) * (1 + _ROUNDING),
+      estimate=math.fsum(each.estimate for each in found),
+      upper=math.fsum(each.upper for each in found),
+      failure_probability=math.fsum(each.failure_probability for each in found),
+      samples=max(each.samples for each in found),
+      seed=next((each.seed for each in found if each.seed is not None), None),
+      slack_epsilon=math.fsum(each.slack_epsilon for each in found),
+      slack_delta=math.fsum(each.slack_delta for each in found),
+    )
+
+  def epsilon(self, delta: float) -> float:
+    """Returns epsilon at `delta`, rounded up.
+
+    Raises:
+      ValueError: as for `claim`.
+    """
+    return self.claim(delta).epsilon
+
+  def to_dict(self, delta: float) -> dict[str, Any]:
+    """Returns the numbers of the composition under their JSON keys."""
+    return {
+      'composition': self.method,
+      'rho': self.rho,
+      **self.claim(delta).to_dict(),
+      'delta': delta,
+      'adjacency': self.adjacency,
+    }
+
+
+def compose(runs: Iterable[Any]) -> Composition:
+  """Returns what several runs on the same clients guarantee together.
+
+  It is about whoever is in all runs; a client that is in fewer has more.
+
+  Args:
+    runs: guarantees, or what has a `guarantee`, such as a `Plan`.
+
+  Raises:
+    ValueError: there are none, one has no noise, or their adjacencies differ.
+
+  >>> from tff_bandmf import participation, strategies
+  >>> one = guarantee.calibrate(
+  ...     strategies.BandedSqrt(8, 2), participation.MinSep(4),
+  ...     epsilon=1.0, delta=1e-6)
+  >>> round(compose([one, one]).epsilon(1e-6), 2)
+  1.48
+  """
+  found = tuple(getattr(run, 'guarantee', run) for run in runs)
+  if not found:
+    raise ValueError(
+      errors.invalid('runs', 'none', 'are to be composed', 'give one or more')
+    )
+  for each in found:
+    # PRIVACY: what has no noise has no guarantee, with others or alone. Guard:
+    # composition_test.test_run_without_noise_is_refused.
+    if not each.noise_multiplier:
+      raise ValueError(
+        errors.invalid(
+          'noise_multiplier',
+          0,
+          'a run without noise guarantees nothing, and so do all together',
+          'leave it out only if its releases stay private',
+        )
+      )
+  adjacencies = sorted({each.cohorts.adjacency for each in found})
+  # PRIVACY: neighbours of one run are not those of another. Guard:
+  # composition_test.test_mixed_adjacencies_are_refused.
+  if len(adjacencies) > 1:
+    raise ValueError(
+      errors.invalid(
+        'adjacency',
+        ' and '.join(adjacencies),
+        'must be the same in all runs',
+        'state all runs for one of them',
+      )
+    )
+  return Composition(found)
+
+
+def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
+  """Returns a run in real numbers as losses; None where only samples bound."""
+  accountant = run.accountant
+  if isinstance(accountant, accountants.Gaussian):
+    return poisson.Part(run.exact_noise)
+  if isinstance(accountant, poisson.Poisson):
+    return poisson.Part(
+      run.exact_noise, accountant.sampling_prob, accountant.compositions
+    )
+  return None
+
+
+def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
+  """Returns the claim of runs whose losses compose, at their share of delta."""
+  largest = min(_MOST_SLACK, math.fsum(each.cost.max_slack for each in runs))
+  parts = _merged([_part(each) for each in runs])
+  # At least that of what is left of delta.
+  bound = _epsilon(parts, (1 - largest) * delta)
+  slack = slack_lib.together(
+    [each.cost.slack(bound, delta / len(runs)) for each in runs],
+    bound,
+    delta,
+    largest,
+  )
+  return monte_carlo.Bound(
+    epsilon=_epsilon(parts, slack.exact_delta) + slack.epsilon,
+    estimate=slack.exact_delta,
+    upper=slack.exact_delta,
+    slack_epsilon=slack.epsilon,
+    slack_delta=slack.delta,
+  )
+
+
+def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
+  """Returns the parts, those that are Gaussians as one."""
+  found = [part for part in parts if part is not None]
+  whole = [part for part in found if part.sampling_prob == 1]
+  rest = tuple(part for part in found if part.sampling_prob < 1)
+  if not whole:
+    return rest
+  # PRIVACY: squares of mu add, and not what noise there is on average. Guard:
+  # composition_test.test_gaussian_runs_compose_exactly.
+  mu = math.sqrt(
+    math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)
+  )
+  return (poisson.Part(1 / (mu * (1 + _ROUNDING))), *rest)
+
+
+def _epsilon(parts: tuple[poisson.Part, ...], delta: float) -> float:
+  if len(parts) == 1 and parts[0].sampling_prob == 1:
+    return gaussian.gaussian_epsilon(parts[0].noise_multiplier, delta)
+  return poisson.composed_epsilon(parts, delta)

@@ -1,0 +1,62 @@
+"""`bandmf compose`: several runs on the same clients."""
+
+from __future__ import annotations
+
+import pathlib
+import time
+
+import click
+
+from tff_bandmf import accounting
+from tff_bandmf.cli import options, output
+from tff_bandmf.program import plan as plan_lib
+
+
+@click.command()
+@click.argument('runs', nargs=-1, required=True, metavar='RUN-OR-PLAN ...')
+@options.delta
+@options.as_json
+def compose(runs, delta, as_json):
+  """Shows what several runs on the same clients guarantee together.
+
+  A run is a folder: what its report claims is counted. A plan is a file of
+  bandmf plan. Exact where no run is sampled; for cyclic Poisson sampling the
+  losses are convolved; else an upper bound, and `composition` says which.
+  """
+  started = time.perf_counter()
+  guarantees = [_guarantee(run) for run in runs]
+  found = accounting.compose(guarantees).to_dict(delta)
+  output.warn_of_weak(found['epsilon'], delta)
+  rows = [
+    {
+      'run': run,
+      'rounds': each.strategy.rounds,
+      'sensitivity': each.sensitivity.value,
+      'noise_multiplier': each.noise_multiplier,
+      'rho': each.rho,
+      'epsilon': plan_lib.proved_epsilon(each, delta),
+    }
+    for run, each in zip(runs, guarantees)
+  ]
+  if not as_json:
+    click.echo(output.table(rows))
+  output.show(
+    {
+      **({'runs': rows} if as_json else {}),
+      **found,
+      'seconds': time.perf_counter() - started,
+    },
+    as_json,
+  )
+  return output.DONE
+
+
+def _guarantee(run: str) -> accounting.Guarantee:
+  """Returns what a run claims, or a plan."""
+  path = pathlib.Path(run)
+  if path.is_file():
+    return plan_lib.Plan.load(path).guarantee
+  # Reads a ledger: plans do without what that imports.
+  from tff_bandmf.report import claim
+
+  return claim.established(path).held
