@@ -92,8 +92,11 @@ def test_nothing_that_fits_is_an_error():
 
 
 def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
-  ranking = choosing.choose_cyclic_poisson(
-    64, 4, _TARGET, families=['identity', 'banded-sqrt', 'blt']
+  ranking = choosing.choose(
+    64,
+    accounting.CyclicPoisson(population=64, clients_per_round=4),
+    _TARGET,
+    families=['identity', 'banded-sqrt', 'blt'],
   )
   assert list(ranking.left_out) == ['blt']
   bands = sorted(
@@ -118,15 +121,14 @@ def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
 
 
 def test_cyclic_poisson_fits_in_memory():
-  ranking = choosing.choose_cyclic_poisson(
-    64, 4, _TARGET, noise_copies=3, families=['banded-sqrt']
+  ranking = choosing.choose(
+    64,
+    accounting.CyclicPoisson(population=64, clients_per_round=4),
+    _TARGET,
+    noise_copies=3,
+    families=['banded-sqrt'],
   )
   assert max(each.strategy.bands for each in ranking.choices) == 4
-
-
-def test_more_epochs_than_rounds_are_refused():
-  with pytest.raises(ValueError, match='max_participations=65'):
-    choosing.choose_cyclic_poisson(64, 65, _TARGET)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
 
@@ -101,7 +100,8 @@ def choose(
 
   Each is optimised for what a client can do at worst, `cohorts.schema`. Under
   cyclic Poisson sampling it has as many bands as there are groups; without
-  `groups` powers of two are compared.
+  `groups` powers of two are compared: more bands have less error at the same
+  noise and leave less to sample from [BandMF23, Sec 4 and Table 3].
 
   Args:
     rounds: n.
@@ -117,8 +117,9 @@ def choose(
     TypeError: `cohorts` are of no kind.
     ValueError: a value out of range, or no family fits.
 
+  >>> from tff_bandmf import participation
   >>> ranking = choose(
-  ...     100, participation_lib.MinSep(10), Target(1.0, 1e-6),
+  ...     100, participation.MinSep(10), Target(1.0, 1e-6),
   ...     noise_copies=1, families=['identity', 'dp-cgd'])
   >>> [choice.strategy.family for choice in ranking.choices]
   ['dp-cgd', 'identity']
@@ -130,70 +131,9 @@ def choose(
     noise_copies,
     objective,
     workload,
-    cohorts.schema,
-    cohorts.bands_to_compare(rounds),
+    cohorts,
   )
-  return search.ranking(families, lambda strategy: cohorts, progress)
-
-
-def choose_cyclic_poisson(
-  rounds: int,
-  max_participations: int,
-  target: Target,
-  *,
-  noise_copies: Optional[int] = None,
-  objective: str = optimize.MEAN,
-  workload: workloads.Workload = workloads.PREFIX,
-  families: Optional[Iterable[str]] = None,
-  progress: Callable[[str], None] = lambda family: None,
-) -> Ranking:
-  """Returns families and bands, ranked, under cyclic Poisson sampling.
-
-  The bands are powers of two; with b of them a client is in one of b groups
-  and is sampled with probability q = b * k / n in every b-th round, so that it
-  is expected in k rounds whatever b. More bands have less error at the same
-  sigma and leave less to sample from. [BandMF23, Sec 4 and Table 3]
-
-  Args:
-    rounds: n.
-    max_participations: k, the rounds that a client is expected in (epochs).
-    families: to compare; None is all. Those without few bands are left out.
-    others: as for `choose`.
-
-  Raises:
-    ValueError: a value out of range, or no family fits.
-  """
-  if max_participations > rounds:
-    raise ValueError(
-      errors.invalid(
-        'max_participations',
-        max_participations,
-        f'must not exceed rounds={rounds}',
-        'use fewer epochs',
-      )
-    )
-  # Everyone together is the most groups there are.
-  search = _Search(
-    rounds,
-    target,
-    noise_copies,
-    objective,
-    workload,
-    participation_lib.Single(),
-    _powers(rounds // max_participations),
-  )
-  return search.ranking(
-    families,
-    lambda strategy: accounting.CyclicPoisson.of_population(
-      rounds, max_participations, strategy.bands
-    ),
-    progress,
-  )
-
-
-def _powers(most: int) -> list[int]:
-  """Returns 1, 2, 4, ... up to `most`."""
-  return [1 << i for i in range(most.bit_length())]
+  return search.ranking(families, progress)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -206,9 +146,7 @@ class _Search:
     noise_copies: model copies that the noise may keep; None is any number.
     objective: `MEAN` or `MAX`.
     workload: A.
-    schema: what a client can do at worst.
-    bands: to compare, of families that may have few; None leaves them to the
-      optimiser of any family.
+    cohorts: who takes part.
   """
 
   rounds: int
@@ -216,20 +154,17 @@ class _Search:
   noise_copies: Optional[int]
   objective: str
   workload: workloads.Workload
-  schema: participation_lib.Participation
-  bands: Optional[list[int]]
+  cohorts: accounting.Cohorts
 
   def ranking(
     self,
     families: Optional[Iterable[str]],
-    cohorts_of: Callable[[strategies.Strategy], accounting.Cohorts],
     progress: Callable[[str], None],
   ) -> Ranking:
     """Returns the ranking by what is minimised.
 
     Args:
       families: to compare; None is all.
-      cohorts_of: who takes part, given C.
       progress: called with the name of every family that is done.
 
     Raises:
@@ -252,7 +187,7 @@ class _Search:
     with concurrent.futures.ThreadPoolExecutor(threads) as pool:
       # What is searched for in TensorFlow takes longest.
       running = {
-        pool.submit(self._choices, family, cohorts_of, stop): family.name
+        pool.submit(self._choices, family, stop): family.name
         for family in sorted(declared, key=lambda family: not family.optimizer)
       }
       try:
@@ -286,7 +221,6 @@ class _Search:
   def _choices(
     self,
     family: strategies.Family,
-    cohorts_of: Callable[[strategies.Strategy], accounting.Cohorts],
     callback: Callable[[float], None],
   ) -> list[Choice]:
     """Returns the best of a family, for each number of bands.
@@ -299,14 +233,13 @@ class _Search:
         optimize.optimize(
           family.name,
           self.rounds,
-          self.schema,
+          self.cohorts.schema,
           self.workload,
           self.objective,
           noise_copies=self.noise_copies,
           callback=callback,
           **parameters,
-        ),
-        cohorts_of,
+        )
       )
       for parameters in self._parameters(family)
     ]
@@ -317,7 +250,8 @@ class _Search:
     Raises:
       ValueError: few are needed, and the family has more.
     """
-    if self.bands is None:
+    bands = accounting.bands_to_compare(self.cohorts, self.rounds)
+    if bands is None:
       return [{}]
     if not family.few_bands:
       raise ValueError(
@@ -333,18 +267,14 @@ class _Search:
     most = self.rounds
     if self.noise_copies is not None:
       most = min(most, self.noise_copies + 1)
-    if len(self.bands) == 1:
-      return [{'bands': min(*self.bands, most)}]
-    return [{'bands': each} for each in self.bands if each <= most]
+    if len(bands) == 1:
+      return [{'bands': min(*bands, most)}]
+    return [{'bands': each} for each in bands if each <= most]
 
-  def _choice(
-    self,
-    found: optimize.Optimized,
-    cohorts_of: Callable[[strategies.Strategy], accounting.Cohorts],
-  ) -> Choice:
+  def _choice(self, found: optimize.Optimized) -> Choice:
     """Returns what an optimised strategy costs at the target."""
     strategy = found.strategy
-    cohorts = cohorts_of(strategy)
+    cohorts = accounting.completed(self.cohorts, strategy.bands)
     guarantee = accounting.calibrate(
       strategy, cohorts, epsilon=self.target.epsilon, delta=self.target.delta
     )

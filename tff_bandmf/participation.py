@@ -63,11 +63,6 @@ class Participation(abc.ABC):
     """What a client can do at worst: these patterns, which are enforced."""
     return self
 
-  def bands_to_compare(self, rounds: int) -> Optional[list[int]]:
-    """Returns the numbers of bands that such cohorts ask for; None for any."""
-    del rounds
-    return None
-
   def to_dict(self) -> dict[str, Any]:
     """Returns the schema as a JSON object; `from_name` reads it back."""
     return {'participation': self.name, **attrs.asdict(self)}

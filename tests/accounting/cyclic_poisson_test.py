@@ -285,7 +285,7 @@ def test_group_smaller_than_a_cohort_is_refused():
     accounting.CyclicPoisson,
     lambda q: accounting.poisson_epsilon(1.0, q, 3, 1e-6),
   ):
-    with pytest.raises(ValueError, match='sampling_prob=1.5: must be at most'):
+    with pytest.raises(ValueError, match='sampling_prob=1.5: must be in'):
       make(1.5)
 
 

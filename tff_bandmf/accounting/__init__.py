@@ -8,7 +8,10 @@ from tff_bandmf.accounting.cohorts import (
   CyclicPoisson,
   Logged,
   Sampled,
+  bands_to_compare,
   check,
+  completed,
+  expecting,
   from_dict,
   from_flags,
 )

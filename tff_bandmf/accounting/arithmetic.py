@@ -37,6 +37,7 @@ import scipy.optimize
 import scipy.special
 
 from tff_bandmf import _checks, errors
+from tff_bandmf.accounting import samplers
 
 # The narrowest cells of a lattice.
 CELL_WIDTH = 2.0**-17
@@ -174,13 +175,14 @@ class Arithmetic:
     """Probability of what the proof excludes whatever beta is.
 
     The self-test of the noise fails; a y or an m is out of range; the mean of
-    m^2 over the coordinates of a round is.
+    m^2 over the coordinates of a round is; a sampled cohort is too large.
     """
-    # PRIVACY: these events are of the noise alone and stop a run, or end the
-    # proof; they are part of delta.
+    # PRIVACY: these events are of the noise or of the draws alone, stop a run,
+    # burn a round or end the proof; they are part of delta.
     # Guard: slack_test.test_accidents_are_part_of_delta.
     return (1 + _ROUNDING) * (
       _SELF_TEST
+      + samplers.OVERSIZE
       + 4 * self.cells * float(scipy.special.ndtr(-_RANGE))
       + (_MEAN_SQUARE_FAILS if self._many_coordinates else 0.0)
     )

@@ -40,6 +40,23 @@ _SMALLEST_BLOCK = 32
 _SMALLEST_RATIO = 1e-290
 
 
+def participation(
+  rounds: int, min_sep: int, sampling_prob: float
+) -> np.ndarray:
+  """Returns the probability to take part in each round, [n] float64.
+
+  Args:
+    rounds: n.
+    min_sep: b.
+    sampling_prob: p.
+  """
+  eligible = np.ones(rounds)
+  for i in range(1, rounds):
+    back = eligible[i - min_sep] if i >= min_sep else 0.0
+    eligible[i] = eligible[i - 1] * (1 - sampling_prob) + back * sampling_prob
+  return sampling_prob * eligible
+
+
 class BMinSepMixture(monte_carlo.Mixture):
   """P for a banded C.
 
@@ -66,19 +83,11 @@ class BMinSepMixture(monte_carlo.Mixture):
     self._b = min(min_sep, len(self._squares))
     self._log_in = np.log(sampling_prob)
     self._log_out = np.log1p(-sampling_prob)
-    self._rates = self._participation(sampling_prob)
+    self._rates = participation(len(rows), self._b, sampling_prob)
     self._mean = self._matrix @ self._rates
     self.mean_square = float(self._rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
     self.entries = 6 * len(self._squares)
-
-  def _participation(self, sampling_prob: float) -> np.ndarray:
-    """Returns the probability to take part in each round, [n]."""
-    eligible = np.ones(len(self._squares))
-    for i in range(1, len(eligible)):
-      back = eligible[i - self._b] if i >= self._b else 0.0
-      eligible[i] = eligible[i - 1] * (1 - sampling_prob) + back * sampling_prob
-    return sampling_prob * eligible
 
   def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
     """Returns ln L_i for gains e^(log_gains) a round.

@@ -3,8 +3,9 @@
 An amplified guarantee holds for the randomness it was proved for and for no
 other: cohorts that a ledger enforces, batches cut from a shuffled list or
 cohorts of a fixed size give none of the guarantees here, however similar they
-look. Each kind is one frozen value: the rule, what accounts for it, its JSON
-and its flags. The kinds that are enforced are in `participation`.
+look. Each kind is one frozen value: the rule, what draws by it, what accounts
+for it, its JSON and its flags. The kinds that are enforced are in
+`participation`.
 
 | attribute      | of every kind, enforced or sampled                          |
 |----------------|-------------------------------------------------------------|
@@ -22,6 +23,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Optional, Union
 
 import attrs
+import numpy as np
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
@@ -31,6 +33,7 @@ from tff_bandmf.accounting import (
   b_min_sep,
   balls_in_bins,
   poisson,
+  samplers,
 )
 
 # Neighbours, where chance decides, may also be data sets one of which lacks
@@ -89,10 +92,57 @@ class Sampled(abc.ABC):
       ValueError: nothing is proved for the strategy.
     """
 
-  def bands_to_compare(self, rounds: int) -> Optional[list[int]]:
-    """Returns the numbers of bands that such cohorts ask for; None for any."""
-    del rounds
-    return None
+  @property
+  def always(self) -> participation_lib.Participation:
+    """What holds for sure: a claim about it counts on no chance."""
+    return self.schema
+
+  @abc.abstractmethod
+  def sampler(self, words: samplers.Words) -> samplers.Sampler:
+    """Returns what draws the cohorts of the population.
+
+    Args:
+      words: of a secret key that is fresh and serves nothing else.
+
+    Raises:
+      ValueError: the population is not known.
+    """
+
+  @abc.abstractmethod
+  def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
+    """Returns who are drawn from in a round, and [n] each one's probability."""
+
+  def expected_cohort(self, rounds: int) -> float:
+    """Returns the expected size of a cohort, on average over rounds.
+
+    Raises:
+      ValueError: the population is not known.
+    """
+    clients, probs = self._drawn(rounds)
+    return clients * float(np.mean(probs))
+
+  def largest_cohort(self, rounds: int) -> int:
+    """Returns a size that no cohort of a run exceeds but with 1e-24.
+
+    A larger one is not summed: its round is burnt. What that tells is part of
+    delta, see `arithmetic`.
+
+    Raises:
+      ValueError: the population is not known.
+    """
+    return samplers.largest_cohort(*self._drawn(rounds))
+
+  def _known_population(self) -> int:
+    if self.population is None:
+      raise ValueError(
+        errors.invalid(
+          'population',
+          None,
+          f'{self.name} cohorts are drawn from it',
+          'give the number of clients',
+        )
+      )
+    return self.population
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the cohorts as a JSON object; `from_dict` reads it back."""
@@ -129,21 +179,46 @@ class CyclicPoisson(Sampled):
   for any signs of C and gradients that adapt to what was released (`poisson`).
 
   Attributes:
-    sampling_prob: q.
+    sampling_prob: q; None for that of the expected clients, see `completed`.
     groups: g; None for as many as C has bands.
+    clients_per_round: B, of which q follows where it is not given.
     population: as in `Sampled`.
     adjacency: as in `Sampled`.
   """
 
   name: ClassVar[str] = 'cyclic-poisson'
   flags: ClassVar[Mapping[str, str]] = {'sampling_prob': 'sampling_prob'}
-  sampling_prob: float = attrs.field(converter=poisson.check_sampling_prob)
+  sampling_prob: Optional[float] = attrs.field(
+    default=None,
+    converter=attrs.converters.optional(poisson.check_sampling_prob),
+  )
   groups: Optional[int] = attrs.field(
     default=None,
     converter=attrs.converters.optional(
       lambda value: _checks.count('groups', value, 'at least the bands of C')
     ),
   )
+  clients_per_round: Optional[float] = attrs.field(
+    default=None,
+    kw_only=True,
+    converter=attrs.converters.optional(
+      lambda value: _checks.positive(
+        'clients_per_round', value, 'the expected number'
+      )
+    ),
+  )
+
+  @clients_per_round.validator
+  def _check_clients(self, attribute, value):
+    if value is not None and value > (self.population or value):
+      raise ValueError(
+        errors.invalid(
+          'clients_per_round',
+          value,
+          f'must not exceed the population={self.population}',
+          'use smaller cohorts',
+        )
+      )
 
   @staticmethod
   def of_population(
@@ -188,11 +263,59 @@ class CyclicPoisson(Sampled):
   def schema(self) -> participation_lib.Participation:
     return participation_lib.Single()
 
-  def bands_to_compare(self, rounds: int) -> Optional[list[int]]:
+  @property
+  def always(self) -> participation_lib.Participation:
+    """Rounds of a client are multiples of g apart."""
+    return participation_lib.MinSep(self._known_groups())
+
+  def completed(self, bands: int) -> CyclicPoisson:
+    """Returns the cohorts of a C with so many bands: g, and q = g B / m.
+
+    Raises:
+      ValueError: q follows from a population or a B that is not given.
+    """
+    groups = self.groups or bands
+    if self.sampling_prob is not None:
+      return attrs.evolve(self, groups=groups)
+    if self.clients_per_round is None:
+      raise _no_prob()
+    found = self.of_population(
+      self._known_population(), self.clients_per_round, groups
+    )
+    return attrs.evolve(found, adjacency=self.adjacency)
+
+  def bands_to_compare(self, rounds: int) -> list[int]:
     """Returns as many bands as groups; without groups, powers of two."""
     if self.groups is not None:
       return [self.groups]
-    return [1 << i for i in range(rounds.bit_length())]
+    most = rounds
+    if self.sampling_prob is None and self.clients_per_round is not None:
+      # A group is not smaller than a cohort.
+      most = min(most, int(self._known_population() / self.clients_per_round))
+    return [1 << i for i in range(most.bit_length())]
+
+  def sampler(self, words: samplers.Words) -> samplers.Sampler:
+    return samplers.CyclicPoisson(
+      words, self._known_population(), self._known_groups(), self._known_prob()
+    )
+
+  def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
+    clients = self._known_population() // self._known_groups()
+    return clients, np.full(rounds, self._known_prob())
+
+  def _known_groups(self) -> int:
+    if self.groups is None:
+      raise ValueError(
+        errors.invalid(
+          'groups', None, 'are as many as C has bands', 'give their number'
+        )
+      )
+    return self.groups
+
+  def _known_prob(self) -> float:
+    if self.sampling_prob is None:
+      raise _no_prob()
+    return self.sampling_prob
 
   def compositions(self, strategy: strategies.Strategy) -> int:
     """Returns T, the rounds of a group.
@@ -228,7 +351,7 @@ class CyclicPoisson(Sampled):
     # The column norm is the sensitivity of one participation. A round of a
     # client touches rows that no other round of it does.
     return poisson.Poisson(
-      strategy, self.schema, self.sampling_prob, self.compositions(strategy)
+      strategy, self.schema, self._known_prob(), self.compositions(strategy)
     )
 
 
@@ -253,6 +376,12 @@ class BallsInBins(Sampled):
   @property
   def schema(self) -> participation_lib.Participation:
     return participation_lib.FixedEpoch(self.bins)
+
+  def sampler(self, words: samplers.Words) -> samplers.Sampler:
+    return samplers.BallsInBins(words, self._known_population(), self.bins)
+
+  def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
+    return self._known_population(), np.full(rounds, 1 / self.bins)
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
     return balls_in_bins.BallsInBins(strategy, self.schema, self.bins)
@@ -283,7 +412,7 @@ class BMinSep(Sampled):
     )
   )
   sampling_prob: float = attrs.field(
-    converter=lambda value: _checks.positive(
+    converter=lambda value: samplers.check_prob(
       'sampling_prob', value, 'that of an eligible client'
     )
   )
@@ -303,6 +432,16 @@ class BMinSep(Sampled):
   @property
   def schema(self) -> participation_lib.Participation:
     return participation_lib.MinSep(self.min_sep)
+
+  def sampler(self, words: samplers.Words) -> samplers.Sampler:
+    return samplers.BMinSep(
+      words, self._known_population(), self.min_sep, self.sampling_prob
+    )
+
+  def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
+    return self._known_population(), b_min_sep.participation(
+      rounds, self.min_sep, self.sampling_prob
+    )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
     return b_min_sep.BMinSep(
@@ -340,11 +479,6 @@ class Logged:
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     return accountants.Gaussian(strategy, self.schema, self.found.sensitivity)
 
-  def bands_to_compare(self, rounds: int) -> Optional[list[int]]:
-    """Returns None: any number of bands."""
-    del rounds
-    return None
-
   def to_dict(self) -> dict[str, Any]:
     """Returns the counts of the log as a JSON object."""
     return {
@@ -356,6 +490,34 @@ class Logged:
 
 _KINDS: tuple[type[Sampled], ...] = (CyclicPoisson, BallsInBins, BMinSep)
 KINDS = {kind.name: kind for kind in _KINDS}
+
+
+_Any = Union[participation_lib.Participation, Sampled, Logged]
+
+
+def completed(cohorts: _Any, bands: int) -> _Any:
+  """Returns the cohorts of a C with so many bands, all of it said.
+
+  Raises:
+    ValueError: as `CyclicPoisson.completed`.
+  """
+  if isinstance(cohorts, CyclicPoisson):
+    return cohorts.completed(bands)
+  return cohorts
+
+
+def expecting(cohorts: _Any, clients_per_round: float) -> _Any:
+  """Returns cohorts that expect so many clients, where they do not say."""
+  if isinstance(cohorts, CyclicPoisson) and cohorts.sampling_prob is None:
+    return attrs.evolve(cohorts, clients_per_round=clients_per_round)
+  return cohorts
+
+
+def bands_to_compare(cohorts: _Any, rounds: int) -> Optional[list[int]]:
+  """Returns the numbers of bands that cohorts ask for; None for any."""
+  if isinstance(cohorts, CyclicPoisson):
+    return cohorts.bands_to_compare(rounds)
+  return None
 
 
 def check(cohorts: object) -> None:
@@ -430,6 +592,17 @@ def from_flags(
     if needed:
       fields[kind.flags[name]] = value
   return kind(**fields)
+
+
+def _no_prob() -> ValueError:
+  return ValueError(
+    errors.invalid(
+      'sampling_prob',
+      None,
+      'cyclic-poisson needs sampling_prob',
+      'give it, or population and clients_per_round',
+    )
+  )
 
 
 def _kind(name: Any) -> type[Sampled]:

@@ -27,7 +27,7 @@ from dp_accounting.pld import privacy_loss_distribution
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.accounting import accountants, gaussian
+from tff_bandmf.accounting import accountants, gaussian, samplers
 
 # Epsilon that the discretization of the losses may add.
 _ACCURACY = 1e-4
@@ -306,20 +306,10 @@ def _solve(
 
 
 def check_sampling_prob(sampling_prob: Any) -> float:
-  """Returns q; raises ValueError unless it is in (0, 1]."""
-  _checks.positive(
+  """Returns q as it is drawn; raises ValueError unless it is in (0, 1]."""
+  return samplers.check_prob(
     'sampling_prob', sampling_prob, 'it is groups * cohort / population'
   )
-  if sampling_prob > 1:
-    raise ValueError(
-      errors.invalid(
-        'sampling_prob',
-        sampling_prob,
-        'must be at most 1',
-        'it is groups * cohort / population',
-      )
-    )
-  return float(sampling_prob)
 
 
 def _check(

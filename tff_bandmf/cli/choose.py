@@ -10,7 +10,6 @@ import click
 import tqdm
 
 from tff_bandmf import accounting, choosing, errors, strategies
-from tff_bandmf import participation as participation_lib
 from tff_bandmf.cli import options, output
 
 _COLUMNS = (
@@ -103,10 +102,12 @@ def choose(
       )
     else:
       _check_sampled(*who)
-      schema = participation_lib.Single()
-      ranking = choosing.choose_cyclic_poisson(
-        rounds, who[-1], target, **shared
+      # B / m = k / n: what a client is expected in says all.
+      cohorts = accounting.CyclicPoisson(
+        population=rounds, clients_per_round=who[-1]
       )
+      schema = cohorts.schema
+      ranking = choosing.choose(rounds, cohorts, target, **shared)
   output.warn_of_weak(**flags)
   records = [
     _record(choice, schema, workload, **flags) for choice in ranking.choices
