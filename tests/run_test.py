@@ -7,6 +7,7 @@ import pathlib
 import threading
 from unittest import mock
 
+import databases
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -22,6 +23,7 @@ from tff_bandmf import (
 )
 from tff_bandmf.noise import position
 from tff_bandmf.program import run_record
+from tff_bandmf.run import clients
 
 _ROUNDS = 3
 _TYPE = tff.to_type((np.float32, (3,)))
@@ -65,12 +67,12 @@ class _Process:
     return State(state.sum + output.result, output.state)
 
 
-def _train(directory, plan=None, data=_data, clients=8, seen=None):
+def _train(directory, plan=None, data=_data, seen=None):
   """An own loop; returns the last state."""
   with run.Run(directory, plan or _plan(), keep_key=True) as mine:
     process = _Process(mine.aggregator)
     state = mine.restore(process.initialize)
-    for opened in mine.rounds(clients=clients):
+    for opened in mine.rounds(clients=8):
       values = [data(client, opened.index) for client in opened.cohort]
       state = process.next(state, values)
       if seen is not None:
@@ -129,7 +131,7 @@ def _killed_at(write):
     return step
 
   def die(self):
-    for made in self._factory, self._query:
+    for made in self._factory, self._releasing:
       made and made.close()
     self._stack.close()
 
@@ -242,9 +244,9 @@ def test_round_is_in_the_ledger_before_it_runs(tmp_path, runtime):
   seen = []
   with run.Run(tmp_path / 'run', _plan()) as mine:
     for opened in mine.rounds(clients=8):
-      seen.append(mine._ledger.attempts(opened.index)[-1].outcome)
+      seen.append(mine._journal.ledger.attempts(opened.index)[-1].outcome)
       break
-    cohort = mine._ledger.cohort(0).tolist()
+    cohort = mine._journal.ledger.cohort(0).tolist()
   assert seen == ['started'] and cohort == opened.cohort.tolist()
 
 
@@ -299,7 +301,67 @@ def test_round_past_the_aggregator_is_not_finished(tmp_path, runtime):
       with pytest.raises(ValueError, match='released nothing through'):
         opened.finish(np.zeros(3))
       break
-    assert mine._ledger.observed().finished == 0
+    assert mine._journal.ledger.observed().finished == 0
+
+
+def test_ledger_is_where_it_is_said_to_be(tmp_path):
+  elsewhere, mine = tmp_path / 'elsewhere', tmp_path / 'run'
+  elsewhere.mkdir()
+  url = elsewhere / 'who.sqlite'
+  for round_index in range(2):
+    with run.Run(mine, _plan(), ledger=url, keep_key=True) as started:
+      with started.round(cohort=[f'{round_index}']) as opened:
+        opened.finish(opened.release([], np.zeros(3)))
+  # It is remembered, as a secret, and the report reads it.
+  with run.Run(mine, _plan(), keep_key=True) as again:
+    assert again.report().content['observed']['rounds_finished'] == 2
+  assert not (mine / run_record.LEDGER_FILE).exists()
+  assert not (elsewhere / 'private').exists()
+  assert (mine / run_record.LEDGER_KEY).exists()
+  assert (mine / run_record.LEDGER_URL).stat().st_mode & 0o777 == 0o600
+  # Another ledger is not taken for it, and what was said stays.
+  with run.Run(tmp_path / 'other', _plan()):
+    other = tmp_path / 'other' / run_record.LEDGER_FILE
+  with pytest.raises(ValueError, match='that of another run'):
+    run.Run(mine, _plan(), ledger=other)
+  assert (mine / run_record.LEDGER_URL).read_text() == str(url)
+
+
+@pytest.mark.slow
+def test_ledger_is_in_a_server(postgresql, tmp_path):
+  url = databases.schema(postgresql, tmp_path)['url']
+  with run.Run(tmp_path / 'run', _plan(), ledger=url, keep_key=True) as mine:
+    with mine.round(cohort=['a', 'b']) as opened:
+      opened.finish(opened.release([], np.zeros(3)))
+    observed = mine.report().content['observed']
+  assert (observed['clients'], observed['rounds_finished']) == (2, 1)
+
+
+class _ClientData:
+  client_ids = ['b', 'a', 'c']
+
+
+def test_population_is_a_count_or_ids():
+  assert clients.population(2).tolist() == [0, 1]
+  assert clients.population(_ClientData()).tolist() == ['a', 'b', 'c']
+  with pytest.raises(ValueError, match='only 2 different'):
+    clients.population(['a', 'b', 'a'])
+  for wrong in True, 2.5, [0.5], {'a': 1}:
+    with pytest.raises(TypeError, match='clients='):
+      clients.population(wrong)
+
+
+def test_past_the_last_round_the_way_on_is_told(whole):
+  directory, _ = whole
+  on = 'make a new plan and run it in another folder.*bandmf compose'
+  with run.Run(directory, _plan(), keep_key=True) as mine:
+    with pytest.raises(ValueError, match=f'round=3: is past the last.*{on}'):
+      with mine.round(cohort=['a']):
+        pass
+    assert not list(mine.rounds(clients=8))
+  more = _plan(rounds=4, mechanism=strategies.BandedToeplitz(4, [1.0, 0.5]))
+  with pytest.raises(ValueError, match=f'rounds=4: is not what.*{on}'):
+    run.Run(directory, more)
 
 
 @pytest.fixture
@@ -340,7 +402,9 @@ def test_round_that_was_not_finished_stops_the_loop(tmp_path, runtime):
       for _ in mine.rounds(clients=8):
         pass
   with run.Run(tmp_path / 'run', _plan()) as mine:
-    assert [each.outcome for each in mine._ledger.attempts(0)] == ['failed']
+    assert [each.outcome for each in mine._journal.ledger.attempts(0)] == [
+      'failed'
+    ]
 
 
 def test_aggregator_outside_of_a_round_releases_nothing(tmp_path, runtime):
@@ -398,7 +462,7 @@ def test_round_of_clients_that_came_is_burnt_after_a_crash(tmp_path, runtime):
     with pytest.raises(RuntimeError, match='mine'):
       with mine.round(cohort=['a']):
         raise RuntimeError('mine')
-    assert mine._ledger.observed().burnt == 2
+    assert mine._journal.ledger.observed().burnt == 2
 
 
 def test_learning_process_is_trained_by_the_run(tmp_path, runtime, capsys):

@@ -144,14 +144,13 @@ def open_run(
     )
   # A key that serves is never without its ledger: what took part would be
   # forgotten.
-  ledger_file = directory / run_record.LEDGER_FILE
-  with ledger_lib.Ledger(ledger_file, create=begins) as ledger:
+  with ledger_lib.of_run(directory, create=begins) as ledger:
     begun = ledger.last_round() >= 0
     if not begins and ledger.bound() == (None, None):
       raise ValueError(
         errors.invalid(
           'ledger',
-          ledger_file,
+          directory / run_record.LEDGER_FILE,
           'is not the one that the key was used with',
           'restore the files of this run, or start a new one',
         )

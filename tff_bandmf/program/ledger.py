@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import math
 import operator
+import os
+import pathlib
 from collections.abc import Sequence
 from typing import Optional, Union
 
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 from tff_bandmf.program import (
   chain,
   identifiers,
   ledger_reader,
   records,
+  run_record,
 )
 from tff_bandmf.program import history as history_lib
 
@@ -46,14 +49,7 @@ class Ledger(ledger_reader.Reader):
     with self._write() as connection:
       row = records.claim(connection, run=run, noise_key=noise_key)
     if (row.run, row.noise_key) != (run, noise_key):
-      raise ValueError(
-        errors.invalid(
-          'ledger',
-          'that of another run or noise key',
-          'a started round keeps its key and its run',
-          'restore the files of this run, or start a new one',
-        )
-      )
+      raise _of_another_run()
 
   def start_round(
     self,
@@ -263,6 +259,17 @@ class Ledger(ledger_reader.Reader):
       )
 
 
+def _of_another_run() -> ValueError:
+  return ValueError(
+    errors.invalid(
+      'ledger',
+      'that of another run or noise key',
+      'a started round keeps its key and its run',
+      'restore the files of this run, or start a new one',
+    )
+  )
+
+
 def _round(round_index: int) -> int:
   round_index = operator.index(round_index)
   if not 0 <= round_index < history_lib.MAX_ROUNDS:
@@ -298,3 +305,42 @@ def _failure(
   if attempts and attempts[-1].outcome == chain.STARTED:
     return [chain.Event(round_index, chain.FAILED)]
   return []
+
+
+def place(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
+  """Says where the ledger of a run is, for `of_run`.
+
+  Args:
+    directory: of the run.
+    url: of SQLAlchemy, which may hold a password, or the path of a SQLite file.
+
+  Raises:
+    ValueError: the run has begun, and the ledger there is not its own.
+  """
+  said = os.fspath(url)
+  if '://' not in said:
+    said = os.path.abspath(said)
+  path = directory / run_record.LEDGER_URL
+  if path.exists() and path.read_text() == said:
+    return
+  if (directory / run_record.RUN_FILE).exists():
+    with Ledger(said, False, directory / run_record.LEDGER_KEY) as ledger:
+      if ledger.bound() != run_record.RunRecord.read(directory).bound():
+        raise _of_another_run()
+  # PRIVACY: a password in it is for nobody else. Guard:
+  # run_test.test_ledger_is_where_it_is_said_to_be.
+  _files.write(path, said.encode(), mode=0o600)
+
+
+def of_run(directory: pathlib.Path, create: bool = False) -> Ledger:
+  """Returns the ledger of a run, open, wherever it is.
+
+  Raises:
+    ValueError: as `Ledger`.
+  """
+  path = directory / run_record.LEDGER_URL
+  return Ledger(
+    path.read_text() if path.exists() else directory / run_record.LEDGER_FILE,
+    create,
+    directory / run_record.LEDGER_KEY,
+  )

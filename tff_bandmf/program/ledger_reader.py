@@ -246,7 +246,9 @@ class Reader:
     return history
 
   def past(
-    self, clients: Sequence[identifiers.Client], before: int
+    self,
+    clients: Union[Sequence[identifiers.Client], np.ndarray],
+    before: int,
   ) -> history_lib.History:
     """Returns the rounds of some clients below `before`, in their order.
 

@@ -12,6 +12,7 @@ private/        mode 0700, never publish it:
   noise.key       the key of the noise
   place.json      which host and file system the key was made on
   ledger.key      the key of the hashes
+  ledger.url      where the ledger is, if it is not in the folder
   checkpoints/    states, which may hold noise
 """
 
@@ -44,6 +45,8 @@ PRIVATE = 'private'
 NOISE_KEY = 'private/noise.key'
 # Where the key of a run is before the run is there.
 NEW_NOISE_KEY = 'private/noise.key.new'
+LEDGER_KEY = 'private/ledger.key'
+LEDGER_URL = 'private/ledger.url'
 PLACE = 'private/place.json'
 CHECKPOINTS = 'private/checkpoints'
 

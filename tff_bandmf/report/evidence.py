@@ -19,6 +19,7 @@ import pathlib
 
 from tff_bandmf import errors, program
 from tff_bandmf.program import checkpoints, metrics, run_record
+from tff_bandmf.program import ledger as ledger_lib
 
 # z is measured in float32.
 _MEASURED = 1e-6
@@ -43,9 +44,7 @@ def observed(
     ValueError: the ledger is missing, damaged, another run's, or contradicts
       another file.
   """
-  with program.Ledger(
-    directory / run_record.LEDGER_FILE, create=False
-  ) as ledger:
+  with ledger_lib.of_run(directory) as ledger:
     bound, head = ledger.bound(), ledger.head()
     attempts, found = ledger.all_attempts(), ledger.observed()
   # PRIVACY: another run's clients are not this one's. Guard:

@@ -1,0 +1,180 @@
+"""What a run keeps on the disk, in the order in which it gets there.
+
+A round is in the ledger, with its cohort, before it runs. When it is over, the
+ledger says so, the row of metrics follows, then the checkpoint: what is after
+it is handed out. What a crash leaves behind is replayed with the very cohort,
+or burnt.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Any, Callable, Optional
+
+import numpy as np
+import tree
+
+from tff_bandmf import _files, errors, program
+from tff_bandmf.program import checkpoints, folder, metrics, run_record
+from tff_bandmf.run import rounds
+
+_COLUMNS = ('round', 'clients')
+
+
+class Journal:
+  """The ledger, position, checkpoints and metrics of a run.
+
+  PRIVACY: a round that was started counts; it is replayed with its cohort, and
+  with any other sum it is burnt. Guards:
+  run_test.test_round_whose_replay_differs_is_burnt and
+  run_test.test_killed_run_ends_as_an_undisturbed_one.
+
+  Attributes:
+    next: the round that comes next.
+    opened: the round that is open, or None.
+    ledger: of the run.
+  """
+
+  def __init__(
+    self, directory: pathlib.Path, ledger: program.Ledger, position: Any
+  ):
+    """Goes on where the folder of the run is."""
+    self.ledger = ledger
+    self.opened: Optional[rounds.Round] = None
+    self._directory = directory
+    self._position = position
+    self._checkpoints = checkpoints.Checkpoints(
+      directory / run_record.CHECKPOINTS
+    )
+    self.next = self._checkpoints.latest()
+    self._rows = metrics.Metrics(directory, ledger, _COLUMNS, self.next)
+
+  def restore(self, initialize: Callable[[], Any]) -> Any:
+    """Returns the state before `next`; see `Run.restore`."""
+    state = initialize()
+    if self._checkpoints.latest():
+      state, head = self._checkpoints.load(self.next, state)
+      folder.check_checkpoint(self.ledger, self.next, head)
+    return state
+
+  def start(self, opened: rounds.Round) -> rounds.Round:
+    """Returns the round, which is now open."""
+    attempt = len(self.ledger.attempts(opened.index)) + 1
+    # PRIVACY: durable before the round, so a crash cannot hide it. Guard:
+    # run_test.test_round_is_in_the_ledger_before_it_runs.
+    self.ledger.start_round(opened.index, opened.cohort)
+    self._position.open(opened.index, attempt)
+    self.opened = opened
+    return opened
+
+  def check_open(self, opened: rounds.Round) -> None:
+    """Raises ValueError unless this round is the open one."""
+    # PRIVACY: who is in the sum was recorded for this round. Guard:
+    # run_test.test_round_that_is_over_releases_nothing.
+    if opened is not self.opened:
+      raise ValueError(
+        errors.invalid(
+          'round', opened.index, 'is not open', 'finish a round once'
+        )
+      )
+
+  def finish(
+    self, done: rounds.Round, state: Any, z_stddev: float, measured: Any
+  ) -> None:
+    """Makes a round durable.
+
+    Args:
+      done: the round, which is open.
+      state: of the process after it.
+      z_stddev: of the noise that was added, clip included; 0 without noise.
+      measured: what stays in `private/`.
+
+    Raises:
+      ValueError: nothing was released in it, or two sums were about to be.
+    """
+    t = done.index
+    self.check_open(done)
+    result = dict(self._position.released(t)).get(len(self.ledger.attempts(t)))
+    # PRIVACY: what went past the aggregator has no noise. Guard:
+    # run_test.test_round_past_the_aggregator_is_not_finished.
+    if z_stddev and result is None:
+      raise ValueError(
+        errors.invalid(
+          'round',
+          t,
+          'released nothing through run.aggregator or round.release',
+          'make the process with model_aggregator=run.aggregator, and run it '
+          'once in each round',
+        )
+      )
+    # PRIVACY: a second sum was refused, and the first is not this state's.
+    # Guard: run_test.test_round_that_met_two_sums_is_not_finished.
+    if self.is_burnt(t):
+      raise ValueError(
+        errors.invalid(
+          'round',
+          t,
+          'met two sums',
+          'leave it: it is burnt, and the run goes on',
+        )
+      )
+    self.ledger.finish_round(t, z_stddev, result, noise_checked=bool(z_stddev))
+    self._rows.write({'round': t, 'clients': len(done.cohort)})
+    self._keep(t, measured)
+    self._checkpoints.save(state, t + 1, self.ledger.head())
+    self._position.close()
+    self._position.forget(t)
+    done.finished = True
+    self.opened = None
+    self.next = t + 1
+
+  def _keep(self, t: int, measured: Any) -> None:
+    """Writes numbers without noise where nobody reads them but the owner."""
+    found = {
+      '/'.join(map(str, path)): float(value)
+      for path, value in tree.flatten_with_path(measured)
+      if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
+    }
+    if not found:
+      return
+    kept = self._directory / run_record.PRIVATE / 'metrics'
+    kept.mkdir(mode=0o700, exist_ok=True)
+    values = {name: repr(value) for name, value in found.items()}
+    _files.write_json(kept / f'{t:08d}.json', values, mode=0o600)
+    # PRIVACY: what has no noise is named. Guard:
+    # run_test.test_metrics_stay_private_and_are_named.
+    told = f'metrics of rounds, without noise: {", ".join(sorted(found))}'
+    record = run_record.RunRecord.read(self._directory)
+    if told not in record.not_covered:
+      self.note(not_covered=[*record.not_covered, told])
+
+  def note(self, **statements: Any) -> None:
+    """Changes what the run says of itself; see `program.RunRecord`."""
+    record = run_record.RunRecord.read(self._directory)
+    noted = record.noted(statements)
+    if noted != record:
+      noted.write(self._directory)
+
+  def leave(self) -> None:
+    """Fails the round that is open, if one is."""
+    if self.opened is not None:
+      self._position.close()
+      self.ledger.fail_round(self.opened.index)
+      self.opened = None
+
+  def is_burnt(self, t: int) -> bool:
+    """Returns whether the round may not run again."""
+    abandoned = any(
+      attempt.outcome == 'abandoned' for attempt in self.ledger.attempts(t)
+    )
+    # PRIVACY: two sums were about to meet one noise. Guard:
+    # run_test.test_round_whose_replay_differs_is_burnt.
+    released = {sum_ for _, sum_ in self._position.released(t)}
+    return abandoned or len(released) > 1
+
+  def burn(self, t: int, clients: int) -> None:
+    """Records that a round of so many clients gives nothing."""
+    self.leave()
+    self.ledger.abandon_round(t)
+    self._rows.write({'round': t, 'clients': clients})
+    self.next = t + 1

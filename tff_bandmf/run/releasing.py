@@ -1,0 +1,98 @@
+"""The release of a round without TFF: NumPy arrays in, NumPy arrays out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import tree
+
+from tff_bandmf import errors
+from tff_bandmf.noise import placements
+from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.run import rounds
+
+
+class Releasing:
+  """Clips, sums and adds the noise of a plan.
+
+  Attributes:
+    z_stddev: standard deviation of z in the unit of the sum.
+  """
+
+  def __init__(
+    self, plan: plan_lib.Plan, placement: placements.Placement, like: Any
+  ):
+    """Makes the noise for updates that are like `like`."""
+    import tensorflow as tf
+
+    from tff_bandmf import query
+
+    # PRIVACY: the noise is that of the claim, for the clip of the claim.
+    # Guard: run_test.test_release_is_that_of_the_aggregator.
+    self._query = query.CorrelatedNoiseQuery.of(
+      plan.guarantee,
+      tree.map_structure(
+        lambda leaf: tf.TensorSpec(np.shape(leaf), np.asarray(leaf).dtype),
+        like,
+      ),
+      (plan.l2_norm_clip, plan.zeroing_norm, math.inf),
+      plan.clients_per_round,
+      largest_cohort=plan.largest_cohort or plan.clients_per_round,
+      noise_from=placement,
+    )
+    self.z_stddev = self._query.z_stddev
+    self._state = self._query.begin(self._query.initial_global_state())
+
+  def close(self) -> None:
+    """Ends the noise producer and removes its files."""
+    self._query.close()
+
+  def release(self, opened: rounds.Round, updates: Iterable[Any]) -> Any:
+    """Returns the mean with noise; see `Round.release`."""
+    import tensorflow as tf
+
+    total = self._query.initial_sample_state()
+    for i, update in enumerate(updates):
+      # PRIVACY: a client has one update; more are of nobody who was recorded.
+      # Guard: run_test.test_more_updates_than_clients_are_refused.
+      if i >= len(opened.cohort):
+        raise ValueError(
+          errors.invalid(
+            'updates',
+            f'{i + 1} or more',
+            f'are more than the {len(opened.cohort)} clients of the round',
+            'give one of each client of round.cohort, at most',
+          )
+        )
+      record = _checked(update, self._query.record_specs)
+      total = self._query.accumulate_record((), total, record)
+    state = self._state._replace(round=tf.constant(opened.index, tf.int64))
+    mean, _, _ = self._query.get_noised_result(total, state)
+    return tree.map_structure(lambda leaf: leaf.numpy(), mean)
+
+
+def _checked(update: Any, specs: Any) -> Any:
+  """Returns an update in float64, which has the shapes of the specs."""
+
+  def leaf_of(spec, leaf):
+    leaf = np.asarray(leaf, np.float64)
+    # PRIVACY: a sum would repeat a smaller array, which was clipped as it is.
+    # Guard: run_test.test_update_of_another_shape_is_refused.
+    if leaf.shape != tuple(spec.shape):
+      raise ValueError(f'{leaf.shape} is not {spec.shape}')
+    return leaf
+
+  try:
+    return tree.map_structure(leaf_of, specs, update)
+  except (TypeError, ValueError) as error:
+    raise ValueError(
+      errors.invalid(
+        'update',
+        type(update).__name__,
+        'has other shapes than `like`',
+        'give float arrays in its structure',
+      )
+    ) from error

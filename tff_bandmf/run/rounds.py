@@ -1,0 +1,83 @@
+"""The rounds of a run, while they are open and when they are done."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+  from tff_bandmf.run import run as run_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+  """A round that is over, and on the disk.
+
+  Attributes:
+    round: t.
+    cohort: [m] the clients that took part.
+    state: of the process after it.
+    metrics: of the process.
+  """
+
+  round: int
+  cohort: np.ndarray
+  state: Any
+  metrics: Any
+
+
+class Round:
+  """A round that is open: recorded, and not yet finished.
+
+  Attributes:
+    index: t.
+    cohort: [m] the clients that take part.
+    refused: how many came and were not admitted.
+    finished: whether it is on the disk.
+  """
+
+  def __init__(
+    self, run: run_lib.Run, index: int, cohort: np.ndarray, refused: int = 0
+  ):
+    """Takes the run that makes the round durable."""
+    self.index = index
+    self.cohort = cohort
+    self.refused = refused
+    self.finished = False
+    self._run = run
+
+  def finish(self, state: Any, metrics: Any = None) -> Any:
+    """Returns the state, when it and the round are on the disk.
+
+    Args:
+      state: of the process, after the round.
+      metrics: numbers in any structure, which have no noise: they stay in
+        `private/`, and the report names them.
+
+    Raises:
+      ValueError: the round was finished before, or nothing was released in it.
+    """
+    self._run._finish(self, state, metrics)
+    return state
+
+  def release(self, updates: Iterable[Any], like: Any) -> Any:
+    """Returns the mean of updates with the noise of the round, without TFF.
+
+    Updates are clipped as the plan says, summed exactly, and divided by its
+    clients_per_round. It takes the place of `run.aggregator`.
+
+    Args:
+      updates: one of each client of the cohort, at most, in any order: float
+        arrays in the structure of `like`. One at a time is in memory.
+      like: what an update looks like, such as the weights: its structure,
+        shapes and float types are those of the mean.
+
+    Raises:
+      ValueError: the round is not open, an update is not like `like`, or there
+        are more than clients.
+      tf.errors.InvalidArgumentError: the round released another sum before.
+    """
+    return self._run._release(self, updates, like)

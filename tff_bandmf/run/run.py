@@ -1,0 +1,361 @@
+"""The face of a run: its folder, its aggregator, and the ways to drive it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable, Optional, Union
+
+import numpy as np
+import tqdm
+
+from tff_bandmf import _files, errors, program, report
+from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise import placements
+from tff_bandmf.program import folder, run_record
+from tff_bandmf.program import ledger as ledger_lib
+from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.run import clients as clients_lib
+from tff_bandmf.run import journal, releasing
+from tff_bandmf.run import record as record_lib
+from tff_bandmf.run import rounds as rounds_lib
+
+_GO_ON = (
+  'for more, make a new plan and run it in another folder, from the last '
+  'state; `bandmf compose` says what both cost together'
+)
+
+
+class Run:
+  """The run of a plan in a folder; use it in a `with` statement."""
+
+  def __init__(
+    self,
+    directory: Union[str, os.PathLike],
+    plan: plan_lib.Plan,
+    *,
+    ledger: Optional[Union[str, os.PathLike]] = None,
+    moved: bool = False,
+    keep_key: bool = False,
+  ):
+    """Makes the folder, or goes on with the run that is in it.
+
+    Args:
+      directory: of the run.
+      plan: of the run; a folder keeps the strategy that it was made with.
+      ledger: where it is if not in the folder: the path of a SQLite file, or
+        postgresql+psycopg2://... The key of its identifiers, and a new URL,
+        such as one with another password, are kept in `private/`.
+      moved: whether the folder was moved or restored, and is the only one.
+      keep_key: whether the key of the noise stays when the run has ended.
+
+    Raises:
+      ValueError: the folder is in use, is a copy, or holds another run.
+    """
+    self.directory = pathlib.Path(directory)
+    self._keep_key = keep_key
+    self._factory: Any = None
+    self._releasing: Optional[releasing.Releasing] = None
+    with contextlib.ExitStack() as stack:
+      stack.enter_context(folder.locked(self.directory))
+      self._plan = plan = self._stored(plan)
+      if ledger is not None:
+        ledger_lib.place(self.directory, ledger)
+      described = record_lib.of(plan)
+      if (self.directory / run_record.RUN_FILE).exists():
+        there = run_record.RunRecord.read(self.directory)
+        described = described.noted(there.notes())
+      self._ended = (self.directory / run_record.RESULT_FILE).exists()
+      if self._ended:
+        folder.check_record(self.directory, described)
+        self._key = key_lib.Key.from_entropy()
+      else:
+        self._key = folder.open_run(
+          self.directory, described, plan.strategy, plan.cohorts.schema, moved
+        )
+        # PRIVACY: what was killed in a round left it open, and its noise would
+        # meet who is not recorded. Guard:
+        # run_test.test_round_that_a_kill_left_open_is_closed.
+        self._position.close()
+      self._journal = journal.Journal(
+        self.directory,
+        stack.enter_context(ledger_lib.of_run(self.directory)),
+        self._position,
+      )
+      self._stack = stack.pop_all()
+
+  def __enter__(self) -> Run:
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Fails the round that is open, and gives the folder back."""
+    with self._stack:
+      try:
+        self._journal.leave()
+      finally:
+        for made in self._factory, self._releasing:
+          if made is not None:
+            made.close()
+        if self._ended and not self._keep_key:
+          _files.wipe(self.directory / run_record.NOISE_KEY)
+
+  def _stored(self, plan: plan_lib.Plan) -> plan_lib.Plan:
+    """Returns the plan that the folder keeps, if it is the one given."""
+    path = self.directory / run_record.PLAN_FILE
+    # PRIVACY: nothing here draws cohorts whose sampling amplifies. Guard:
+    # run_test.test_sampled_cohorts_are_refused.
+    if plan.cohorts is not plan.cohorts.schema:
+      raise ValueError(
+        errors.invalid(
+          'cohorts',
+          type(plan.cohorts).__name__,
+          'are sampled, and a run enforces a schema',
+          'use MinSep, FixedEpoch or Single',
+        )
+      )
+    if not path.exists():
+      plan.save(path)
+    stored = plan_lib.Plan.load(path)
+    written, given = stored.request(), plan.request()
+    for name, value in given.items():
+      if written[name] != value:
+        raise ValueError(
+          errors.invalid(
+            name,
+            value,
+            f'is not what the run was planned with, {written[name]}',
+            f'go back to that; {_GO_ON}'
+            if name == 'rounds'
+            else 'go back to that, or choose another folder',
+          )
+        )
+    return stored
+
+  @property
+  def aggregator(self) -> Any:
+    """The aggregation factory for the one learning process of the run."""
+    if self._factory is None:
+      from tff_bandmf import aggregator
+
+      plan = self._plan
+      # PRIVACY: the noise is that of the claim. Guard:
+      # run_test.test_noise_is_that_of_the_plan.
+      self._factory = aggregator.dp_aggregator(
+        plan.guarantee.noise_multiplier,
+        plan.clients_per_round,
+        l2_norm_clip=plan.l2_norm_clip,
+        strategy=plan.strategy,
+        participation=plan.cohorts.schema,
+        largest_cohort=plan.largest_cohort or plan.clients_per_round,
+        dimension=plan.dimension,
+        zeroing_norm=plan.zeroing_norm,
+        noise=self._tape(),
+      )
+    return self._factory
+
+  def _tape(self) -> placements.Tape:
+    return placements.Tape(
+      key=self._key,
+      start_round=self._journal.next,
+      position=self._position,
+    )
+
+  @property
+  def _position(self) -> Any:
+    from tff_bandmf.noise import position
+
+    run, _ = run_record.RunRecord.read(self.directory).bound()
+    return position.Position(self.directory / run_record.PRIVATE, run)
+
+  def restore(self, initialize: Callable[[], Any]) -> Any:
+    """Returns the state that the run goes on from.
+
+    Args:
+      initialize: gives the first state of the process, any structure of
+        arrays. It is called every time, and tells the structure.
+
+    Raises:
+      ValueError: the checkpoint is damaged, of another process, or contradicts
+        the ledger.
+    """
+    return self._journal.restore(initialize)
+
+  def rounds(
+    self, *, clients: clients_lib.Clients, seed: int = 0
+  ) -> Iterator[rounds_lib.Round]:
+    """Yields the rounds that are left, each with its cohort, in the ledger.
+
+    Finish a round before the next one. A round that was burnt is left out.
+
+    Args:
+      clients: how many, or who: different indices or strings, or an object that
+        has them as `client_ids`, such as TFF's `ClientData`.
+      seed: of the draws of the cohorts, where no guarantee rests on them.
+
+    Raises:
+      ValueError: cohorts cannot be filled, a round was not finished, or who
+        takes part is not what it was.
+    """
+    plan, kept = self._plan, self._journal
+    ids = clients_lib.population(clients)
+    drawing = clients_lib.drawing(plan, self._key, len(ids), seed)
+    self.note(population=len(ids))
+    history = kept.ledger.past(ids, kept.next)
+    while kept.next < plan.rounds and not self._ended:
+      t = kept.next
+      cohort = drawing.cohort(t, history)
+      history.record(t, cohort)
+      if kept.is_burnt(t):
+        kept.burn(t, len(cohort))
+        continue
+      yield kept.start(rounds_lib.Round(self, t, ids[cohort]))
+      if kept.opened is not None:
+        raise ValueError(
+          errors.invalid(
+            'round', t, 'was not finished', 'call round.finish(state) in it'
+          )
+        )
+
+  @contextlib.contextmanager
+  def round(
+    self, *, cohort: Sequence[Union[int, str]]
+  ) -> Iterator[rounds_lib.Round]:
+    """Yields the next round, for clients that came by themselves.
+
+    A round that is left without `finish`, also by a crash, is burnt: its
+    clients will not come again.
+
+    Args:
+      cohort: who came. Who may not take part now is left out, and of the rest
+        those after the first `largest_cohort`.
+
+    Raises:
+      ValueError: the run is over.
+    """
+    plan, kept = self._plan, self._journal
+    while kept.ledger.attempts(kept.next):
+      # PRIVACY: nobody knows what was seen of it. Guard:
+      # run_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
+      kept.burn(kept.next, kept.ledger.observed().cohort_sizes[kept.next])
+    t = kept.next
+    if t >= plan.rounds or self._ended:
+      raise ValueError(
+        errors.invalid(
+          'round', t, f'is past the last of the plan, {plan.rounds - 1}', _GO_ON
+        )
+      )
+    ids = np.asarray(cohort)
+    found = program.admit(
+      ids, t, plan.cohorts.schema, plan.rounds, kept.ledger.past(ids, t)
+    )
+    most = plan.largest_cohort or plan.clients_per_round
+    admitted = ids[found.admitted][:most]
+    opened = kept.start(
+      rounds_lib.Round(self, t, admitted, len(ids) - len(admitted))
+    )
+    try:
+      yield opened
+    finally:
+      if not opened.finished:
+        kept.burn(t, len(admitted))
+
+  def train(
+    self,
+    process: Any,
+    dataset: Callable[[Any, int], Any],
+    *,
+    clients: clients_lib.Clients,
+    seed: int = 0,
+  ) -> Iterator[rounds_lib.Done]:
+    """Yields the rounds that are left, each when it is done.
+
+    A round whose sum is another one than was released before is burnt. Standard
+    error shows rounds, their rate and the time that is left.
+
+    Args:
+      process: `tff.learning.templates.LearningProcess` with `aggregator`.
+      dataset: gives the data of (client, round), the same whenever asked.
+      clients: as `rounds` takes them.
+      seed: of the draws of the cohorts.
+
+    Raises:
+      ValueError: the process lets what clients compute past the aggregator.
+    """
+    from tff_bandmf import aggregator
+
+    aggregator.check_process(process)
+    kept, last = self._journal, self._plan.rounds
+    state = self.restore(process.initialize)
+    with tqdm.tqdm(initial=kept.next, total=last) as bar:
+      if kept.next == last:
+        bar.write(f'All {last} rounds are done; {_GO_ON}.', sys.stderr)
+      for opened in self.rounds(clients=clients, seed=seed):
+        data = [
+          dataset(client, opened.index) for client in opened.cohort.tolist()
+        ]
+        try:
+          output = process.next(state, data)
+        except Exception:
+          if not kept.is_burnt(opened.index):
+            raise
+          kept.burn(opened.index, len(opened.cohort))
+          bar.update(kept.next - bar.n)
+          continue
+        state = opened.finish(output.state, output.metrics)
+        bar.update(kept.next - bar.n)
+        yield rounds_lib.Done(
+          opened.index, opened.cohort, state, output.metrics
+        )
+
+  def note(self, **statements: Any) -> None:
+    """Says what the report must say; see `program.RunRecord`."""
+    self._journal.note(**statements)
+
+  def record(self, **results: float) -> None:
+    """Writes what the last model was measured to do; the run is then over.
+
+    Raises:
+      ValueError: rounds are left.
+    """
+    if self._journal.next < self._plan.rounds:
+      raise ValueError(
+        errors.invalid(
+          'record',
+          f'round {self._journal.next}',
+          f'comes before the last of {self._plan.rounds} rounds',
+          'call it when all rounds are done',
+        )
+      )
+    if not self._ended:
+      _files.write_json(
+        self.directory / run_record.RESULT_FILE,
+        {**results, run_record.LEDGER_HEAD: self._journal.ledger.head()},
+      )
+      self._ended = True
+
+  def report(self) -> report.Report:
+    """Returns the report of the run so far, which is also in the folder."""
+    report.write(self.directory)
+    return report.build(self.directory)
+
+  def _release(
+    self, opened: rounds_lib.Round, updates: Iterable[Any], like: Any
+  ) -> Any:
+    self._journal.check_open(opened)
+    if self._releasing is None:
+      self._releasing = releasing.Releasing(self._plan, self._tape(), like)
+    return self._releasing.release(opened, updates)
+
+  def _finish(self, done: rounds_lib.Round, state: Any, measured: Any) -> None:
+    z_stddev = 0.0
+    if self._plan.guarantee.noise_multiplier > 0:
+      made = self._releasing or self._factory
+      # Where nothing was made nothing was released, and the journal says so.
+      z_stddev = (made and made.z_stddev) or self._plan.z_stddev
+    self._journal.finish(done, state, z_stddev, measured)
