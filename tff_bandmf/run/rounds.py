@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-  from tff_bandmf.run import run as run_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,9 +37,9 @@ class Round:
   """
 
   def __init__(
-    self, run: run_lib.Run, index: int, cohort: np.ndarray, refused: int = 0
+    self, run: Any, index: int, cohort: np.ndarray, refused: int = 0
   ):
-    """Takes the run that makes the round durable."""
+    """Takes the `Run` that makes the round durable."""
     self.index = index
     self.cohort = cohort
     self.refused = refused
