@@ -11,7 +11,7 @@ models a group, and not of one a client.
 from __future__ import annotations
 
 import collections
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -85,7 +85,7 @@ def build(
   model_aggregator: aggregator.CorrelatedNoiseFactory,
   batch_size: int,
   workers: Optional[workers_lib.Workers] = None,
-) -> Union[tff.learning.templates.LearningProcess, RemoteProcess]:
+) -> Process:
   """Returns the process of unweighted federated averaging over groups.
 
     record of a group = sum over its clients of clip(w - trained(w))
@@ -126,76 +126,68 @@ def build(
     )
   )
 
-  clipping, summing = model_aggregator.create_for_sums(weights_type.trainable)
+  clipping, scales, summing = model_aggregator.create_for_sums(
+    weights_type.trainable
+  )
+  finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
+    server_optimizer, weights_type
+  )
 
   @tff.tensorflow.computation
   def initial_weights():
     return weights
 
-  @tff.tensorflow.computation(weights_type, data_type)
-  def train_group(server_weights, dataset):
+  @tff.tensorflow.computation(
+    weights_type, scales.type_signature.result, data_type
+  )
+  def train_group(server_weights, scale, dataset):
     group = dataset.get_single_element()
     total, counts = _train_group(
-      model, client_optimizer, batch_size, clipping, server_weights, group
+      model,
+      client_optimizer,
+      batch_size,
+      clipping,
+      tuple(scale),
+      server_weights,
+      group,
     )
-    return tff.learning.templates.ClientResult(
-      (total, tf.size(group['sizes'])), tf.constant(1.0)
-    ), counts
+    return (total, tf.size(group['sizes'])), counts
 
   @tff.federated_computation
   def initialize():
-    return tff.federated_value((), tff.SERVER)
-
-  @tff.federated_computation(
-    initialize.type_signature.result,
-    tff.FederatedType(weights_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
-  )
-  def work(state, server_weights, data):
-    result, counts = tff.federated_map(train_group, (server_weights, data))
-    return tff.templates.MeasuredProcessOutput(
-      state, result, tff.federated_sum(counts)
+    return tff.federated_zip(
+      tff.learning.templates.LearningAlgorithmState(
+        tff.federated_eval(initial_weights, tff.SERVER),
+        tff.federated_value((), tff.SERVER),
+        tff.federated_value((), tff.SERVER),
+        summing.initialize(),
+        finalizer.initialize(),
+      )
     )
 
   @tff.federated_computation(
-    summing.initialize.type_signature.result,
-    summing.next.type_signature.parameter[1],
-    tff.FederatedType(np.float32, tff.CLIENTS),
-  )
-  def sum_groups(state, value, weight):
-    del weight
-    return summing.next(state, value)
-
-  aggregation = tff.templates.AggregationProcess(summing.initialize, sum_groups)
-  finalizer = tff.learning.templates.build_apply_optimizer_finalizer(
-    server_optimizer, weights_type
-  )
-  process = tff.learning.templates.compose_learning_process(
-    initial_weights,
-    tff.learning.templates.build_broadcast_process(weights_type),
-    tff.learning.templates.ClientWorkProcess(initialize, work),
-    aggregation,
-    finalizer,
-  )
-  if workers is None:
-    return process
-
-  @tff.federated_computation(
-    tff.FederatedType(weights_type, tff.SERVER),
+    (
+      tff.FederatedType(weights_type, tff.SERVER),
+      tff.FederatedType(scales.type_signature.result, tff.SERVER),
+    ),
     tff.FederatedType(data_type, tff.CLIENTS),
   )
-  def clients_part(server_weights, data):
+  def clients_part(known, data):
+    server_weights, scale = known
     return tff.federated_map(
-      train_group, (tff.federated_broadcast(server_weights), data)
+      train_group,
+      (
+        tff.federated_broadcast(server_weights),
+        tff.federated_broadcast(scale),
+        data,
+      ),
     )
 
   @tff.federated_computation(
-    process.initialize.type_signature.result,
-    summing.next.type_signature.parameter[1],
-    tff.FederatedType(np.float32, tff.CLIENTS),
+    initialize.type_signature.result, summing.next.type_signature.parameter[1]
   )
-  def server_part(state, updates, ones):
-    aggregated = aggregation.next(state.aggregator, updates, ones)
+  def server_part(state, updates):
+    aggregated = summing.next(state.aggregator, updates)
     updated = finalizer.next(
       state.finalizer, state.global_model_weights, aggregated.result
     )
@@ -216,42 +208,67 @@ def build(
       ),
     )
 
-  return RemoteProcess(process, clients_part, server_part, workers)
+  @tff.federated_computation(
+    initialize.type_signature.result, tff.FederatedType(data_type, tff.CLIENTS)
+  )
+  def next_fn(state, data):
+    total, counts = clients_part(
+      (
+        state.global_model_weights,
+        tff.federated_map(scales, state.aggregator),
+      ),
+      data,
+    )
+    output = server_part(state, total)
+    return tff.learning.templates.LearningProcessOutput(
+      output.state,
+      tff.federated_zip(
+        collections.OrderedDict(
+          aggregator=output.metrics['aggregator'],
+          client_work=tff.federated_sum(counts),
+          finalizer=output.metrics['finalizer'],
+        )
+      ),
+    )
+
+  return Process(
+    initialize, next_fn, (scales, clients_part, server_part), workers
+  )
 
 
-class RemoteProcess:
-  """A learning process whose groups train on workers.
+class Process:
+  """A learning process whose groups train here, or on workers.
 
   A record is the same wherever its group trains, and sums are exact: the rounds
-  are those of the process itself.
+  are the same too.
   """
 
-  def __init__(self, process, clients_part, server_part, workers):
-    self.initialize = process.initialize
-    self.get_model_weights = process.get_model_weights
-    self._process = process
-    self._clients_part = clients_part
-    self._server_part = server_part
+  def __init__(self, initialize, next_fn, parts, workers):
+    self.initialize = initialize
+    self._next = next_fn
+    self._scales, self._clients_part, self._server_part = parts
     self._workers = workers
+
+  def get_model_weights(self, state: Any) -> tff.learning.models.ModelWeights:
+    """Returns the weights of a state."""
+    return state.global_model_weights
 
   def next(
     self, state: Any, data: list[tf.data.Dataset]
   ) -> tff.learning.templates.LearningProcessOutput:
-    """Returns what the process gives.
+    """Returns the state after a round, and its metrics.
 
     Raises:
       RuntimeError: a worker ended; see `Workers.map`.
     """
-    if not data:
-      return self._process.next(state, data)
+    if self._workers is None or not data:
+      return self._next(state, data)
     results = self._workers.map(
-      self._clients_part, state.global_model_weights, data
+      self._clients_part,
+      (state.global_model_weights, self._scales(state.aggregator)),
+      data,
     )
-    output = self._server_part(
-      state,
-      [result.update for result, _ in results],
-      [result.update_weight for result, _ in results],
-    )
+    output = self._server_part(state, [total for total, _ in results])
     output.metrics['client_work'] = collections.OrderedDict(
       (name, sum(int(counts[name]) for _, counts in results))
       for name in results[0][1]
@@ -260,7 +277,7 @@ class RemoteProcess:
 
 
 def _train_group(
-  model, optimizer, batch_size, clipping, server_weights, group
+  model, optimizer, batch_size, clipping, scales, server_weights, group
 ) -> tuple[Any, dict[str, tf.Tensor]]:
   """Returns the sum of clipped updates, and what was clipped how often."""
   start = tuple(server_weights.trainable)
@@ -297,8 +314,10 @@ def _train_group(
     update = tf.nest.map_structure(tf.subtract, start, trained)
     # PRIVACY: clipped before it meets another. Guard:
     # fed_avg_test.test_client_moves_the_sum_by_its_clip.
-    total = tf.nest.map_structure(tf.add, total, clipping.clip(update))
-    counts = tf.nest.map_structure(tf.add, counts, clipping.describe(update))
+    total = tf.nest.map_structure(tf.add, total, clipping.clip(update, *scales))
+    counts = tf.nest.map_structure(
+      tf.add, counts, clipping.describe(update, *scales)
+    )
     return client + 1, total, counts
 
   nothing = tf.nest.map_structure(tf.zeros_like, start)
@@ -307,7 +326,7 @@ def _train_group(
     train,
     (
       0,
-      clipping.clip(nothing),
+      clipping.zeros(specs),
       tf.nest.map_structure(tf.zeros_like, clipping.describe(nothing)),
     ),
     parallel_iterations=1,

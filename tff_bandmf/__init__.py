@@ -5,6 +5,7 @@ from those before it:
 
   workloads      the matrix A: what is made of the noised sums
   participation  who may take part, how often and how far apart
+  clips          what updates are clipped to
   strategies     the matrix C, its errors, its file
   sensitivity    the sensitivity of C under a participation schema
   optimize       the search for a good C (needs TensorFlow)
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
   from tff_bandmf.accounting import BallsInBins, BMinSep, CyclicPoisson
+  from tff_bandmf.clips import AdaptiveClip
   from tff_bandmf.participation import FixedEpoch, MinSep, Single
   from tff_bandmf.program.plan import Mechanism, Plan
   from tff_bandmf.run import Run
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
 __version__ = '0.1.0'
 
 _MODULES = {
+  'AdaptiveClip': 'clips',
   'BMinSep': 'accounting',
   'BallsInBins': 'accounting',
   'CyclicPoisson': 'accounting',

@@ -650,7 +650,9 @@ def test_call_of_tff_names_the_clip():
   ],
 )
 def test_adaptive_clip_is_refused(clip):
-  with pytest.raises(TypeError, match='l2_norm_clip.*one scale.*; give a norm'):
+  with pytest.raises(
+    TypeError, match='l2_norm_clip.*noise of the run; give a norm'
+  ):
     _factory('state', l2_norm_clip=clip)
 
 

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import tff_bandmf
 from tff_bandmf import aggregator, participation, strategies
 from tff_bandmf.noise import placements
 
@@ -52,10 +53,16 @@ def _model(keras=False):
   )
 
 
-@pytest.mark.parametrize('keras', [False, True])
-def test_unweighted_fed_avg_releases_its_metrics_alone(keras):
+@pytest.mark.parametrize(
+  'keras, clip',
+  [(False, 1.0), (True, 1.0), (False, tff_bandmf.AdaptiveClip(1.0))],
+)
+def test_unweighted_fed_avg_releases_its_metrics_alone(keras, clip):
   process = _ALGORITHMS.build_unweighted_fed_avg(
-    _model(keras), _SGD(0.1), _SGD(1.0), model_aggregator=_factory()
+    _model(keras),
+    _SGD(0.1),
+    _SGD(1.0),
+    model_aggregator=_factory(l2_norm_clip=clip),
   )
   names = aggregator.check_process(process)
   # TFF's functional models measure nothing unless told to.

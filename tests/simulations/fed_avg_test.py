@@ -156,6 +156,7 @@ def _group_work(rate):
       _optimizers(rate)[0],
       _BATCH,
       clipping,
+      (),
       tff.learning.models.ModelWeights(
         tuple(map(tf.constant, MODEL.weights)), ()
       ),

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bandmf import _checks, accounting, errors, noise, strategies
+from tff_bandmf import _checks, accounting, clips, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import placements
@@ -44,6 +44,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     `noise_checked`, whether the process that added the noise found its
     deviation to be that of the strategy; with a tape `rounds_ahead`, the rounds
     whose noise is ready, which follows the time that rounds take;
+  * `released`, only of an adaptive clip, with noise and covered by the
+    guarantee: `l2_norm_clip`, the clip of the next round, and `fraction`, the
+    share of updates that were below this round's;
   * `not_private`, only with `measure_clients`: `non_finite_count`,
     `zeroed_count` and `clipped_count`, clients of the round whose update held
     NaN or infinity and counted as zero, was zeroed for its norm, was clipped.
@@ -55,11 +58,13 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   Attributes:
     guarantee: that of a run with this aggregator, for a clip of 1.
     l2_norm_clip: the norm that bounds one client's contribution to a round;
-      of clips by layer, (sum_g clip_g^2)^(1/2).
+      of clips by layer, (sum_g clip_g^2)^(1/2); of an adaptive clip, that of
+      the first round, its indicator included.
     noise: the placement of the noise.
     lattice: the range of sums and noise; None before a process is created.
     z_stddev: standard deviation of z in the unit of the sum, on the
-      lattice; None before a process is created.
+      lattice; of an adaptive clip, in the first round, and it moves with the
+      clip. None before a process is created.
   """
 
   def __init__(
@@ -73,11 +78,11 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   ):
     """Takes values that `dp_aggregator` checked; `zeroing` is (norm, order)."""
     self.guarantee = guarantee
-    self.l2_norm_clip = query_lib.norm_of_clips(l2_norm_clip)
+    self.l2_norm_clip = clips.norm(l2_norm_clip)
     self.noise = placement
     self.lattice: Optional[noise.Lattice] = None
     self.z_stddev: Optional[float] = None
-    self._clips = l2_norm_clip, *zeroing
+    self._bounds = l2_norm_clip, *zeroing
     self._clients_per_round = clients_per_round
     self._sums = sums
     self._query: Optional[query_lib.CorrelatedNoiseQuery] = None
@@ -101,18 +106,21 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       ValueError: a process was made before, or updates, cohort and noise do
         not fit together; the message says how.
     """
-    return self._create(value_type, sums=False)[1]
+    return self._create(value_type, sums=False)[2]
 
   def create_for_sums(
     self, value_type: tff.Type
-  ) -> tuple[query_lib.Clipping, tff.templates.AggregationProcess]:
-    """Returns the clipping, and a process for sums over several clients each.
+  ) -> tuple[
+    query_lib.Clipping, tff.Computation, tff.templates.AggregationProcess
+  ]:
+    """Returns the clipping, its scales, and a process for sums over clients.
 
     For a program that clips updates itself and adds them up in groups. A value
-    of the process is (leaves of `value_type`'s shapes, the sum of what
-    `Clipping.clip` gave, int32; how many clients are in it, int32); the result
-    is of `value_type`. As long as all clients are in some sum, the groups do
-    not matter: sums are exact.
+    of the process is (the sum of what `Clipping.clip` gave, int32; how many
+    clients are in it, int32); the result is of `value_type`. As long as all
+    clients are in some sum, the groups do not matter: sums are exact. The
+    computation gives what `Clipping.clip` takes beside an update, as a tuple,
+    from the state of the process.
 
     PRIVACY: the noise is for sums of records that were clipped one by one.
     Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip,
@@ -139,7 +147,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
   def _create(
     self, value_type: tff.Type, sums: bool
-  ) -> tuple[query_lib.Clipping, tff.templates.AggregationProcess]:
+  ) -> tuple[
+    query_lib.Clipping, tff.Computation, tff.templates.AggregationProcess
+  ]:
     specs = tff.types.structure_from_tensor_type_tree(
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
     )
@@ -158,7 +168,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self._query = query = query_lib.CorrelatedNoiseQuery.of(
       self.guarantee,
       specs,
-      self._clips,
+      self._bounds,
       self._clients_per_round,
       largest_cohort=self._sums.largest_cohort,
       noise_from=self.noise,
@@ -169,15 +179,10 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self.z_stddev = query.z_stddev
     record_type = value_type
     if sums:
-      record_type = tff.to_type(
-        (
-          tff.types.structure_from_tensor_type_tree(
-            lambda leaf: tff.TensorType(np.int32, leaf.shape), value_type
-          ),
-          np.int32,
-        )
-      )
-    return query.clip, _process(query, record_type, self._sums)
+      record_type = tff.tensorflow.computation(
+        lambda: (query.initial_sample_state()[0], tf.constant(0, tf.int32))
+      ).type_signature.result
+    return query.clip, *_process(query, record_type, self._sums)
 
   def _refuse_release_of_key(self) -> None:
     # PRIVACY: `train_model` releases the whole state. Guard:
@@ -231,8 +236,8 @@ def _process(
   query: query_lib.CorrelatedNoiseQuery,
   record_type: tff.Type,
   sums: Sums,
-) -> tff.templates.AggregationProcess:
-  """Returns TFF's process of the query, of runs that are begun."""
+) -> tuple[tff.Computation, tff.templates.AggregationProcess]:
+  """Returns the scales of clips, and TFF's process of runs that are begun."""
   summed: tff.aggregators.UnweightedAggregationFactory
   summed = tff.aggregators.SumFactory()
   if sums.secure:
@@ -251,6 +256,16 @@ def _process(
   def begin(state):
     return state._replace(query_state=query.begin(state.query_state))
 
+  state_type = process.initialize.type_signature.result.member
+
+  @tff.tensorflow.computation(state_type)
+  def scales(state):
+    return query.derive_sample_params(state.query_state)
+
+  @tff.tensorflow.computation(state_type)
+  def released(state):
+    return query.derive_released(state.query_state)
+
   @tff.federated_computation
   def init_fn():
     return tff.federated_map(begin, process.initialize())
@@ -268,15 +283,21 @@ def _process(
     # PRIVACY: what depends on updates and has no noise is asked for by name.
     # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
     if sums.measured:
-      describe = tff.tensorflow.computation(query.clip.describe, record_type)
-      measurements['not_private'] = tff.federated_sum(
-        tff.federated_map(describe, value)
+      describe = tff.tensorflow.computation(
+        lambda scale, update: query.clip.describe(update, *scale),
+        (scales.type_signature.result, record_type),
       )
+      bounds = tff.federated_broadcast(tff.federated_map(scales, state))
+      measurements['not_private'] = tff.federated_sum(
+        tff.federated_map(describe, (bounds, value))
+      )
+    if query.clip.adaptive is not None:
+      measurements['released'] = tff.federated_map(released, output.state)
     return tff.templates.MeasuredProcessOutput(
       output.state, output.result, tff.federated_zip(measurements)
     )
 
-  return tff.templates.AggregationProcess(init_fn, next_fn)
+  return scales, tff.templates.AggregationProcess(init_fn, next_fn)
 
 
 def dp_aggregator(
@@ -306,7 +327,8 @@ def dp_aggregator(
   * `noise_multiplier` is that of the run, over clip times the sensitivity of
     C, what an accountant takes. TFF's is that of a round, over the clip: with
     `strategies.Identity`, TFF's is ours times sqrt(k).
-  * The clip is a constant. TFF adapts it from round to round.
+  * The clip is what it is given. TFF's adapts by itself; `AdaptiveClip(0.1)`
+    does the same here, under the guarantee of the run.
   * The bound of zeroing is a constant. TFF's follows the updates, starts at
     21, and is estimated from them without noise.
 
@@ -325,7 +347,8 @@ def dp_aggregator(
     l2_norm_clip: clipping norm over all leaves of an update; or, by layer, a
       nested structure of norms whose containers are the outer ones of an
       update. All of an update then has norm (sum_g clip_g^2)^(1/2) at most,
-      which takes the place of l2_norm_clip above.
+      which takes the place of l2_norm_clip above. Or an `AdaptiveClip`, which
+      also needs noise for one more coordinate.
     strategy: C; fixes the number of rounds.
     participation: schema under which the sensitivity of C is taken.
     dimension: coordinates of an update that the claim was made for, as
@@ -350,7 +373,7 @@ def dp_aggregator(
     statement, when training ends.
 
   Raises:
-    TypeError: an adaptive clip, or another argument of a wrong kind.
+    TypeError: TFF's adaptive clip, or another argument of a wrong kind.
     ValueError: a value out of range.
   """
   _checks.positive(
@@ -371,10 +394,9 @@ def dp_aggregator(
     raise TypeError(
       errors.invalid(
         'l2_norm_clip',
-        'None' if l2_norm_clip is None else 'adaptive',
-        'must be a constant: noise correlated between rounds has one '
-        "scale, TFF's dp_aggregator adapts it",
-        'give a norm, such as a quantile of update norms on public data',
+        'None' if l2_norm_clip is None else 'an EstimationProcess',
+        'must be a norm or adapt under the noise of the run',
+        'give a norm, or tff_bandmf.AdaptiveClip(0.1)',
       )
     )
   query_lib.check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
@@ -422,7 +444,12 @@ def dp_aggregator(
     )
   return CorrelatedNoiseFactory(
     accounting.Guarantee(
-      strategy, participation, noise_multiplier, dimension=dimension
+      strategy,
+      participation,
+      noise_multiplier,
+      # PRIVACY: the arithmetic of each coordinate costs slack. Guard:
+      # aggregator_adaptive_test.test_claim_is_that_of_a_constant_clip.
+      dimension=dimension and dimension + clips.indicators(l2_norm_clip),
     ),
     clients_per_round,
     l2_norm_clip,

@@ -3,7 +3,6 @@
 from tff_bandmf.query.clipping import (
   Clipping,
   check_bounds,
-  norm_of_clips,
   record_dimension,
 )
 from tff_bandmf.query.correlated_noise import (

@@ -14,6 +14,7 @@ import tensorflow as tf
 import tree
 
 from tff_bandmf import _checks, errors
+from tff_bandmf import clips as clips_lib
 from tff_bandmf.noise import lattice
 
 # Squares of what is clipped to less would leave float64.
@@ -73,6 +74,11 @@ class Clipping:
     round_h(x_g * min(1, r_g / |x_g|_2))     else, over groups of leaves g
     r_g = clip_g - d_g h^2 / (24 clip_g) - 2 h,   h = l2_norm / 2^clip_bits
 
+  An adaptive clip makes clip_g, r_g and h those of the first round, times the
+  scale of a round, and a record has one group more, its indicator, of clip
+  beta / 2 times that of all others: plus or minus that, or 0 where the record
+  becomes zero.
+
   in int32 multiples of the step h. The sum of their squares over a group is at
   most (clip_g / h)^2, tested in exact arithmetic, so the L2 norm of a record is
   at most (sum_g clip_g^2)^(1/2) = 2^clip_bits steps exactly. Rounding makes a
@@ -81,18 +87,20 @@ class Clipping:
   coarsest step that is allowed, clip_g = 2 d_g^(1/2) h, entries below h / 2
   vanish: a record of many small entries of one size is lost.
 
-  Every bound is a constant: no record says anything about another one's bound,
-  and zeroing, which comes first, costs no privacy and raises no sensitivity.
+  Every bound is a constant, or known from earlier releases: no record says
+  anything about another one's bound, and zeroing, which comes first, costs no
+  privacy and raises no sensitivity.
   Make it with `of`.
 
   Attributes:
-    clips: clip_g of every group.
+    clips: clip_g of every group, the indicator's last.
     dimensions: d_g of every group.
     groups: the group of every leaf, in the order of `tf.nest.flatten`.
     clip_bits: of the clip of all groups together, in steps.
     zeroing_norm: records above it become zero; None for no such bound.
     zeroing_norm_order: of that norm, over all leaves: 2, or math.inf for the
       largest magnitude.
+    adaptive: how the clip moves; None for a constant one.
   """
 
   clips: tuple[float, ...]
@@ -101,6 +109,7 @@ class Clipping:
   clip_bits: int
   zeroing_norm: Optional[float] = None
   zeroing_norm_order: float = math.inf
+  adaptive: Optional[clips_lib.AdaptiveClip] = None
 
   def __post_init__(self):
     # PRIVACY: above it sums of squares are rounded. Guard:
@@ -146,28 +155,28 @@ class Clipping:
     Args:
       l2_norm_clip: a positive number, for the norm over all leaves; or a
         nested structure of them whose containers are the outer ones of
-        `record_specs`: each is for the norm over what is in its place there.
+        `record_specs`: each is for the norm over what is in its place there;
+        or an `AdaptiveClip`.
       record_specs: nested structure of `tf.TensorSpec`, floats.
       clip_bits: the clip is so many bits of steps; see `noise.Lattice`.
       zeroing_norm: as above.
       zeroing_norm_order: as above.
 
     Raises:
-      TypeError: a bound is not a number: an adaptive one is not.
+      TypeError: a bound is not a number.
       ValueError: a bound is out of range, `l2_norm_clip` does not fit, or a
         group has so small a clip that rounding would empty it.
     """
-    clips = []
+    bounds = []
+    layers = clips_lib.layers(l2_norm_clip)
 
     def group(clip, part):
-      clips.append(clip)
-      return tf.nest.map_structure(lambda _: len(clips) - 1, part)
+      bounds.append(clip)
+      return tf.nest.map_structure(lambda _: len(bounds) - 1, part)
 
     try:
       groups = tf.nest.flatten(
-        tree.map_structure_up_to(
-          l2_norm_clip, group, l2_norm_clip, record_specs
-        )
+        tree.map_structure_up_to(layers, group, layers, record_specs)
       )
     except (TypeError, ValueError):
       groups = []
@@ -178,32 +187,37 @@ class Clipping:
       raise ValueError(
         errors.invalid(
           'l2_norm_clip',
-          l2_norm_clip,
+          layers,
           'must be a number, or have the outer structure of the update',
           'give one clip for all leaves, or one for each layer',
         )
       )
     check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
-    dimensions = [0] * len(clips)
+    dimensions = [0] * len(bounds)
     for spec, i in zip(specs, groups):
       dimensions[i] += spec.shape.num_elements()
+    adaptive = layers is not l2_norm_clip
+    if adaptive:
+      bounds.append(l2_norm_clip.indicator)
+      dimensions.append(1)
     return cls(
-      tuple(map(float, clips)),
+      tuple(map(float, bounds)),
       tuple(dimensions),
       tuple(groups),
       clip_bits,
       zeroing_norm,
       zeroing_norm_order,
+      l2_norm_clip if adaptive else None,
     )
 
   @property
   def l2_norm(self) -> float:
-    """The most that the L2 norm of a clipped record can be."""
-    return norm_of_clips(self.clips)
+    """The most that the L2 norm of a clipped record can be, at scale 1."""
+    return clips_lib.norm(self.clips)
 
   @property
   def step(self) -> float:
-    """h, in the unit of the records."""
+    """h, in the unit of the records, at scale 1."""
     return math.ldexp(self.l2_norm, -self.clip_bits)
 
   @functools.cached_property
@@ -217,7 +231,17 @@ class Clipping:
     total = sum(squares)
     return [math.floor(each * 4**self.clip_bits / total) for each in squares]
 
-  def clip(self, record: Any) -> Any:
+  @property
+  def indicator_steps(self) -> int:
+    """Magnitude of the indicator of a record, in steps.
+
+    PRIVACY: with the other groups it stays within 2^clip_bits steps. Guards:
+    adaptive_clip_test.test_client_moves_all_rounds_by_at_most_the_sensitivity,
+    adaptive_clip_test.test_audit_finds_noise_without_delta.
+    """
+    return math.isqrt(self._squared_bounds[-1])
+
+  def clip(self, record: Any, scale: Any = 1.0) -> Any:
     """Returns the record clipped and rounded, or zero.
 
     The second try, cutting towards zero, passes: its entries are at most those
@@ -233,13 +257,16 @@ class Clipping:
 
     Args:
       record: nested structure of float tensors.
+      scale: of the bounds and the step, positive float64.
 
     Returns:
-      The same structure, int32, in steps.
+      The same structure, int32, in steps; for an adaptive clip (that, the
+      indicator).
     """
-    finite, above, scales = self._judge(record)
+    finite, above, scales = self._judge(record, scale)
     factors = tf.unstack(
-      tf.where(finite & ~above, scales / self.step, 0.0), len(self.clips)
+      tf.where(finite & ~above, scales / (self.step * scale), 0.0),
+      len(self.clips),
     )
     # Zero wins over NaN and infinity.
     scaled = [
@@ -256,9 +283,23 @@ class Clipping:
       kept = tf.cast(self._fits(leaves), tf.float64)
       return whole([leaf * kept for leaf in leaves])
 
-    return tf.nest.pack_sequence_as(
+    clipped = tf.nest.pack_sequence_as(
       record, tf.cond(self._fits(rounded), lambda: whole(rounded), cut)
     )
+    if self.adaptive is None:
+      return clipped
+    # PRIVACY: a record that becomes zero is the absent client's, all of it.
+    # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
+    sign = tf.where(tf.reduce_all(scales == 1.0), 1, -1)
+    sign *= tf.cast(finite & ~above, tf.int32)
+    return clipped, self.indicator_steps * sign
+
+  def zeros(self, record_specs: Any) -> Any:
+    """Returns what `clip` gives of no record."""
+    zeros = tf.nest.map_structure(
+      lambda spec: tf.zeros(spec.shape, tf.int32), record_specs
+    )
+    return zeros if self.adaptive is None else (zeros, tf.constant(0, tf.int32))
 
   def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
     """Returns whether whole numbers in float64 have at most the norm of groups.
@@ -279,12 +320,14 @@ class Clipping:
       tf.stack(halves), self.groups, len(self.clips)
     )
 
-  def describe(self, record: Any) -> collections.OrderedDict[str, tf.Tensor]:
+  def describe(
+    self, record: Any, scale: Any = 1.0
+  ) -> collections.OrderedDict[str, tf.Tensor]:
     """Returns what `clip` does to a record, scalars int32, 0 or 1.
 
     At most one is 1. Nothing of it is private.
     """
-    finite, above, scales = self._judge(record)
+    finite, above, scales = self._judge(record, scale)
     below = finite & ~above
     return collections.OrderedDict(
       (name, tf.cast(flag, tf.int32))
@@ -295,7 +338,9 @@ class Clipping:
       ]
     )
 
-  def _judge(self, record: Any) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  def _judge(
+    self, record: Any, scale: Any
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns (is finite, is above the zeroing norm, scale of every group).
 
     A record is also not finite if the sum of its squares overflows float64.
@@ -318,7 +363,7 @@ class Clipping:
         )
       )
       above = norm > self.zeroing_norm
-    radii = tf.constant(
+    radii = scale * tf.constant(
       [
         clip - dimension * self.step**2 / (24 * clip) - 2 * self.step
         for clip, dimension in zip(self.clips, self.dimensions)
@@ -326,11 +371,6 @@ class Clipping:
       tf.float64,
     )
     return finite, above, tf.where(norms > radii, radii / norms, 1.0)
-
-
-def norm_of_clips(l2_norm_clip: Any) -> float:
-  """Returns (sum_g clip_g^2)^(1/2) of a clip or of clips by layer."""
-  return math.hypot(*map(float, tf.nest.flatten(l2_norm_clip)))
 
 
 def check_bounds(
@@ -344,12 +384,11 @@ def check_bounds(
     TypeError: a bound is not a number.
     ValueError: a bound is out of range.
   """
-  for clip in tf.nest.flatten(l2_norm_clip):
+  for clip in tf.nest.flatten(clips_lib.layers(l2_norm_clip)):
     _checks.positive(
       'l2_norm_clip',
       clip,
-      'clips are constants: an adaptive one is a release that costs '
-      'privacy of its own',
+      'one that adapts is a tff_bandmf.AdaptiveClip',
     )
     if not _LEAST_CLIP <= float(clip) <= _MOST_CLIP:
       raise ValueError(

@@ -9,13 +9,15 @@ import dp_accounting
 import tensorflow as tf
 import tensorflow_privacy as tfp
 
-from tff_bandmf import accounting, errors, noise
+from tff_bandmf import accounting, clips, errors, noise
 from tff_bandmf.noise import placements
 from tff_bandmf.noise.producer import source as source_lib
 from tff_bandmf.query import clipping
 
 # The round of a state that no run has begun.
 NOT_BEGUN = -1
+# The scale of an adaptive clip stays within a factor of this, and finite.
+_MOST_SCALE = 2.0**64
 # What the operations of a release are called in a graph.
 RELEASE_NAME = 'tff_bandmf_release'
 
@@ -27,10 +29,14 @@ class QueryState(NamedTuple):
     round: scalar int64, rounds done, the index of the next one; `NOT_BEGUN` in
       what `initial_global_state` returns.
     noise: state of the noise source. Secret for noise in the state.
+    clip: for an adaptive clip `scale`, what the next round's is over the first,
+      and `fraction`, the last round's noised share of updates below the clip;
+      both scalar float64. Empty for a constant clip.
   """
 
   round: Any
   noise: Any
+  clip: Any = ()
 
 
 class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
@@ -40,9 +46,11 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   Records, sums and noise are int32 multiples of the step h: sums are exact in
   any order, the release is one integer addition, and what comes after it is
-  float64, then the types of the record. A record is (int32 leaves, number of
-  clients); a round of more than `largest_cohort` clients fails before its
-  release, so that no sum ever wraps.
+  float64, then the types of the record. An adaptive clip makes h a function of
+  earlier releases, and releases the share of records below it too, which gets
+  the noise of one more coordinate. A record is (what `Clipping.clip` gives,
+  number of clients); a round of more than `largest_cohort` clients fails before
+  its release, so that no sum ever wraps.
 
   The guarantee is that of a `Guarantee` whose z_stddev is z in units of
   `Clipping.l2_norm`. It rests on one client contributing at most one record a
@@ -88,7 +96,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     self.clip = clip
     self.lattice = lattice
-    self._unit = clip.step / clients_per_round
+    self._clients_per_round = clients_per_round
     self.record_specs = record_specs
     self._rounds = rounds
     self._source = source
@@ -96,12 +104,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     self._sizes = [
       spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)
     ]
-    if clipping.record_dimension(record_specs) != source.dimension:
+    dimension = clipping.record_dimension(record_specs)
+    dimension += clips.indicators(clip.adaptive)
+    if dimension != source.dimension:
       raise ValueError(
         errors.invalid(
           'source.dimension',
           source.dimension,
-          f'must be {sum(self._sizes)}, the coordinates of an update',
+          f'must be {dimension}, the coordinates of a record',
           'make the source for this record',
         )
       )
@@ -111,7 +121,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     cls,
     guarantee: accounting.Guarantee,
     record_specs: Any,
-    clips: tuple[Any, Optional[float], float],
+    bounds: tuple[Any, Optional[float], float],
     clients_per_round: float,
     *,
     largest_cohort: int,
@@ -124,7 +134,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     Args:
       guarantee: of the run, for a clip of 1.
       record_specs: as above.
-      clips: l2_norm_clip, zeroing_norm and its order, as `Clipping.of` takes
+      bounds: l2_norm_clip, zeroing_norm and its order, as `Clipping.of` takes
         them.
       clients_per_round: as above.
       largest_cohort: most clients of a round.
@@ -136,7 +146,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       TypeError: a leaf of the record is not a float.
       ValueError: records, cohort and noise do not fit together.
     """
+    l2_norm_clip, zeroing_norm, order = bounds
     dimension = clipping.record_dimension(record_specs)
+    dimension += clips.indicators(l2_norm_clip)
     # PRIVACY: more coordinates have more slack than fewer. Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
@@ -149,7 +161,6 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       dimension=dimension,
       secure_sum=secure_sum,
     )
-    l2_norm_clip, zeroing_norm, order = clips
     return cls(
       clipping.Clipping.of(
         l2_norm_clip, record_specs, lattice.clip_bits, zeroing_norm, order
@@ -168,7 +179,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   @property
   def z_stddev(self) -> float:
-    """Standard deviation of z on the lattice, in the unit of the sum."""
+    """Standard deviation of z on the lattice, in the unit of the first sum."""
     return self.lattice.z_steps * self.clip.step
 
   def initial_global_state(self) -> QueryState:
@@ -177,8 +188,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     TFF evaluates a round on it inside `initialize`: that gives zeros, and
     reads no noise.
     """
+    clip: Any = ()
+    if self.clip.adaptive is not None:
+      clip = collections.OrderedDict(
+        scale=tf.constant(1.0, tf.float64),
+        fraction=tf.constant(0.5, tf.float64),
+      )
     return QueryState(
-      tf.constant(NOT_BEGUN, tf.int64), self._source.initial_state()
+      tf.constant(NOT_BEGUN, tf.int64), self._source.initial_state(), clip
     )
 
   def begin(self, global_state: QueryState) -> QueryState:
@@ -186,15 +203,15 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     return QueryState(
       tf.constant(self._source.start_round, tf.int64),
       self._source.begin(global_state.noise),
+      global_state.clip,
     )
 
-  def derive_sample_params(self, global_state: QueryState) -> tuple[()]:
-    """Returns nothing: the bounds of a record are constants."""
-    del global_state
-    return ()
+  def derive_sample_params(self, global_state: QueryState) -> tuple[Any, ...]:
+    """Returns what `Clipping.clip` takes beside a record: a scale, if any."""
+    return () if self.clip.adaptive is None else (global_state.clip['scale'],)
 
   def preprocess_record(
-    self, params: tuple[()], record: Any
+    self, params: tuple[Any, ...], record: Any
   ) -> tuple[Any, tf.Tensor]:
     """Returns (the record clipped, int32 steps, or zero; clients in it).
 
@@ -202,9 +219,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       tf.errors.InvalidArgumentError: when run, if a sum that was clipped before
         has more clients than a round, or entries that so few cannot have.
     """
-    del params
     if not self._sums:
-      return self.clip.clip(record), tf.constant(1, tf.int32)
+      return self.clip.clip(record, *params), tf.constant(1, tf.int32)
     leaves, clients = record
     # PRIVACY: a sum that says too few clients could make the round's wrap.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
@@ -236,10 +252,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def initial_sample_state(self, template: Any = None) -> tuple[Any, tf.Tensor]:
     """Returns zeros in the types in which records are summed."""
     del template
-    zeros = tf.nest.map_structure(
-      lambda spec: tf.zeros(spec.shape, tf.int32), self.record_specs
+    return (
+      self.clip.zeros(self.record_specs),
+      tf.zeros([], tf.int64 if self._sums else tf.int32),
     )
-    return zeros, tf.zeros([], tf.int64 if self._sums else tf.int32)
 
   def get_noised_result(
     self, sample_state: Any, global_state: QueryState
@@ -286,30 +302,55 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     # query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(
       t >= 0,
-      lambda: self._release(total, t, global_state.noise),
-      lambda: (tf.zeros_like(total), QueryState(t, global_state.noise)),
+      lambda: self._release(total, t, global_state),
+      lambda: (tf.zeros_like(total), global_state._replace(round=t)),
     )
+    unit = tf.constant(self.clip.step / self._clients_per_round, tf.float64)
+    for scale in self.derive_sample_params(global_state):
+      unit *= scale
     parts = [
       tf.cast(
-        self._unit * tf.cast(tf.reshape(part, spec.shape), tf.float64),
-        spec.dtype,
+        unit * tf.cast(tf.reshape(part, spec.shape), tf.float64), spec.dtype
       )
       for part, spec in zip(
-        tf.split(released, self._sizes), tf.nest.flatten(self.record_specs)
+        tf.split(released[: sum(self._sizes)], self._sizes),
+        tf.nest.flatten(self.record_specs),
       )
     ]
     result = tf.nest.pack_sequence_as(self.record_specs, parts)
     return result, new_state, dp_accounting.UnsupportedDpEvent()
 
   def _release(
-    self, total: tf.Tensor, t: tf.Tensor, noise_state: Any
+    self, total: tf.Tensor, t: tf.Tensor, global_state: QueryState
   ) -> tuple[tf.Tensor, QueryState]:
     # PRIVACY: the one place where what clients sent leaves as a release;
     # `aggregator.check_process` finds it by this name. Guard:
     # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
     with tf.name_scope(RELEASE_NAME):
-      released, noise_state = self._source.release(noise_state, t, total)
-      return tf.identity(released), QueryState(t + 1, noise_state)
+      released, noise_state = self._source.release(global_state.noise, t, total)
+      released = tf.identity(released)
+      # PRIVACY: the clip of a round is a function of earlier releases. Guard:
+      # adaptive_clip_test.test_clip_follows_what_is_released.
+      clip = self._adapted(global_state.clip, released[-1], t)
+      return released, QueryState(t + 1, noise_state, clip)
+
+  def _adapted(self, clip: Any, released: tf.Tensor, t: tf.Tensor) -> Any:
+    """Returns the clip after a round that released this of its indicator."""
+    adaptive = self.clip.adaptive
+    if adaptive is None:
+      return clip
+    most = 2.0 * self.clip.indicator_steps * self._clients_per_round
+    fraction = 0.5 + tf.cast(released, tf.float64) / most
+    # PRIVACY: a record times NaN has any bits. Guard:
+    # adaptive_clip_test.test_scale_stays_finite.
+    scale = tf.clip_by_value(
+      clip['scale'] * tf.exp(adaptive.rate * (adaptive.quantile - fraction)),
+      1 / _MOST_SCALE,
+      _MOST_SCALE,
+    )
+    if adaptive.until is not None:
+      scale = tf.where(t < adaptive.until, scale, clip['scale'])
+    return collections.OrderedDict(scale=scale, fraction=fraction)
 
   def derive_metrics(self, global_state: QueryState) -> Any:
     """Returns what costs no privacy: nothing of it depends on a record."""
@@ -318,3 +359,16 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       z_stddev=tf.constant(self.z_stddev, tf.float32),
       **self._source.metrics(global_state.noise, global_state.round),
     )
+
+  def derive_released(self, global_state: QueryState) -> Any:
+    """Returns what a round released beside the mean: nothing of it is private.
+
+    Of an adaptive clip, the clip of the next round, and the noised share of
+    this one's records that were below theirs.
+    """
+    released = collections.OrderedDict()
+    if self.clip.adaptive is not None:
+      norm = clips.norm(self.clip.adaptive.initial)
+      released['l2_norm_clip'] = norm * global_state.clip['scale']
+      released['fraction'] = global_state.clip['fraction']
+    return released

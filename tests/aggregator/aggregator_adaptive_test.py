@@ -1,0 +1,106 @@
+"""Tests of TFF's aggregation process with a clip that follows a quantile."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+
+import tff_bandmf
+from tff_bandmf import accounting, aggregator, noise, participation, strategies
+from tff_bandmf.noise import placements
+
+_KEY = noise.Key.from_seed(8)
+_STRATEGY = strategies.BandedToeplitz(4, [1.0, 0.5])
+_TYPE = tff.to_type(
+  collections.OrderedDict(a=(np.float32, [3]), b=(np.float32, [2]))
+)
+_ADAPTIVE = tff_bandmf.AdaptiveClip({'a': 0.3, 'b': 0.4}, rate=1.0, until=3)
+_SIZES = (0.1, 0.2, 5.0)
+
+
+def _factory(placement, noise_multiplier=0.4, **kwargs):
+  return aggregator.dp_aggregator(
+    noise_multiplier,
+    4,
+    l2_norm_clip=_ADAPTIVE,
+    strategy=_STRATEGY,
+    participation=participation.MinSep(2),
+    noise=placement,
+    **kwargs,
+  )
+
+
+def _update(size):
+  return collections.OrderedDict(
+    a=np.full(3, size, np.float32), b=np.full(2, -size, np.float32)
+  )
+
+
+def _ran(factory):
+  """Returns the outputs of all rounds."""
+  outputs = []
+  with factory:
+    process = factory.create(_TYPE)
+    state = process.initialize()
+    if state.query_state.noise and 'key' in state.query_state.noise:
+      known = collections.OrderedDict(
+        state.query_state.noise, key=np.frombuffer(_KEY.secret, np.int32)
+      )
+      state = state._replace(
+        query_state=state.query_state._replace(noise=known)
+      )
+    for _ in range(_STRATEGY.rounds):
+      outputs.append(process.next(state, list(map(_update, _SIZES))))
+      state = outputs[-1].state
+  return outputs
+
+
+def test_every_place_gives_the_same_noise_and_the_same_clips(runtime):
+  factory = _factory(placements.InState(), measure_clients=True)
+  in_state = _ran(factory)
+  on_tape = _ran(_factory(placements.Tape(key=_KEY)))
+  for one, other in zip(in_state, on_tape):
+    np.testing.assert_array_equal(one.result['a'], other.result['a'])
+    assert one.measurements['released'] == other.measurements['released']
+    assert one.measurements['free']['z_stddev'] == pytest.approx(
+      factory.z_stddev
+    )
+  assert factory.l2_norm_clip == pytest.approx(0.5 * (1 + 0.14**2) ** 0.5)
+  assert list(on_tape[0].measurements) == ['free', 'released']
+  path = [one.measurements['released'] for one in in_state]
+  clips = [0.5, *(one['l2_norm_clip'] for one in path)]
+  for t in range(4):
+    moved = np.exp(-(path[t]['fraction'] - 0.5)) if t < 3 else 1.0
+    assert clips[t + 1] == pytest.approx(clips[t] * moved, rel=1e-12)
+    # What is above the clip of its round was clipped.
+    share = clips[t] / 0.5
+    above = sum(
+      size * 3**0.5 > 0.3 * share or size * 2**0.5 > 0.4 * share
+      for size in _SIZES
+    )
+    counted = in_state[t].measurements['not_private']['clipped_count']
+    assert counted == above
+  assert len(set(clips)) == 4
+
+
+def test_run_without_noise_is_the_clipped_mean(runtime):
+  """Layers move by one factor."""
+  outputs = _ran(_factory(placements.Tape(), 0.0))
+  share = 1.0
+  for output in outputs[:3]:
+    for name, count, clip in (('a', 3, 0.3), ('b', 2, -0.4)):
+      sums = sum(
+        min(size, abs(clip) * share / count**0.5) * np.sign(clip)
+        for size in _SIZES
+      )
+      np.testing.assert_allclose(output.result[name], sums / 4, rtol=1e-4)
+    share = output.measurements['released']['l2_norm_clip'] / 0.5
+
+
+def test_claim_is_that_of_a_constant_clip():
+  factory = _factory(placements.Tape(), dimension=7)
+  plain = accounting.Guarantee(
+    _STRATEGY, participation.MinSep(2), 0.4, dimension=8
+  )
+  assert factory.guarantee == plain

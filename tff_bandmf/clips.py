@@ -1,0 +1,131 @@
+"""The norm that updates are clipped to: a constant, or one that follows them.
+
+| symbol | name here         | meaning                                         |
+|--------|-------------------|-------------------------------------------------|
+| S_t    | `l2_norm_clip`    | the clip of round t; S_0 is `initial`           |
+| gamma  | `quantile`        | share of updates that should be below S_t       |
+| eta    | `rate`            | by how much S_t moves in a round                |
+| beta   | `fraction_weight` | of the indicator b_i = [update i is below S_t]  |
+| Delta  |                   | norm of a record over S_t: (1 + beta^2 / 4)^1/2 |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import tree
+
+from tff_bandmf import _checks
+
+# Delta is then 1.0098.
+_FRACTION_WEIGHT = 0.28
+
+
+@dataclasses.dataclass(frozen=True)
+class AdaptiveClip:
+  """A clip that follows a quantile of the norms of updates, and costs no more.
+
+    record of client i:   (clip(x_i, S_t) / S_t,  beta (b_i - 1/2))
+    fraction_t = 1/2 + (sum_i beta (b_i - 1/2) + noise)
+                       / (beta clients_per_round)
+    S_{t+1} = S_t exp(-rate (fraction_t - quantile))
+
+  A record has one coordinate more than an update, and all of it gets the
+  correlated noise of the run. An absent client's record is zero. The norm of a
+  record is at most Delta, and S_t is a function of earlier releases: so the run
+  has the guarantee of a constant clip whose noise is Delta times less.
+
+  Where n clients come and not clients_per_round, the fraction is drawn towards
+  1/2 by the factor n / clients_per_round. An update that is zeroed, or is not
+  finite, counts neither as below nor as above.
+
+  Attributes:
+    initial: S_0, what a constant clip is: one norm, or norms by layer, which
+      move by one common factor. An update is below them if all its layers are.
+    quantile: gamma, in [0, 1]; TFF's `target_unclipped_quantile`.
+    rate: eta, positive; TFF's `clip_learning_rate`.
+    fraction_weight: beta, positive. The standard deviation of the fraction is
+      that of the noise on a sum of updates over beta clients_per_round S_t; at
+      0.28 the noise of the updates grows by 1 %.
+    until: the clip of this round is that of all later ones; None never
+      freezes it.
+
+  Raises:
+    TypeError: a value is not a number.
+    ValueError: a value out of range.
+
+  >>> norm(AdaptiveClip(0.1)) / norm(0.1) < 1.01
+  True
+  """
+
+  initial: Any
+  quantile: float = 0.5
+  rate: float = 0.2
+  fraction_weight: float = _FRACTION_WEIGHT
+  until: Optional[int] = None
+
+  def __post_init__(self):
+    for clip in tree.flatten(self.initial):
+      _checks.positive('initial', clip, 'TFF begins at 0.1')
+    _checks.between('quantile', self.quantile, 0, 1, '0.5 is the median')
+    # More would leave the range of the lattice to one of the two.
+    for name, most, remedy in (
+      ('rate', 10, 'usual is 0.2'),
+      ('fraction_weight', 100, f'usual is {_FRACTION_WEIGHT}'),
+    ):
+      value = _checks.positive(name, getattr(self, name), remedy)
+      _checks.between(name, value, 0, most, remedy)
+    if self.until is not None:
+      _checks.count('until', self.until, 'give the rounds of a warm-up')
+
+  @property
+  def indicator(self) -> float:
+    """Norm of the indicator in a record, in the unit of S_0."""
+    return self.fraction_weight / 2 * norm(self.initial)
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the values as a JSON object; norms by layer as a list."""
+    values = dataclasses.asdict(self)
+    if isinstance(self.initial, (tuple, list)):
+      values['initial'] = list(self.initial)
+    return values
+
+
+def layers(l2_norm_clip: Any) -> Any:
+  """Returns the clip of an update in the first round, or one a layer."""
+  if isinstance(l2_norm_clip, AdaptiveClip):
+    return l2_norm_clip.initial
+  return l2_norm_clip
+
+
+def norm(l2_norm_clip: Any) -> float:
+  """Returns the norm of what a client contributes to the first round, at most.
+
+    (sum_g clip_g^2)^(1/2) of clips by layer, Delta times that if they adapt
+
+  z_stddev, the standard deviation of z, is relative to it; both move with S_t.
+  """
+  clips = tree.flatten(layers(l2_norm_clip))
+  # PRIVACY: the indicator is a part of the record: this is Delta. Guard:
+  # adaptive_clip_test.test_noise_of_a_run_is_larger_by_delta.
+  if isinstance(l2_norm_clip, AdaptiveClip):
+    clips = [*clips, l2_norm_clip.indicator]
+  return math.hypot(*map(float, clips))
+
+
+def indicators(l2_norm_clip: Any) -> int:
+  """Returns how many coordinates a record has beside those of an update."""
+  return int(isinstance(l2_norm_clip, AdaptiveClip))
+
+
+def from_json(value: Any) -> Any:
+  """Returns the clip that a JSON object of `to_dict` says, or the value."""
+  if not isinstance(value, Mapping):
+    return value
+  values = dict(value)
+  if isinstance(values.get('initial'), list):
+    values['initial'] = tuple(values['initial'])
+  return AdaptiveClip(**values)
