@@ -38,7 +38,7 @@ def _choose(**kwargs):
 @pytest.mark.parametrize('copies', [0, 1, 7, 200])
 def test_every_choice_fits_in_memory(copies):
   ranking = _choose(noise_copies=copies)
-  assert all(each.noise_copies <= copies for each in ranking.choices)
+  assert all(each.strategy.noise_copies <= copies for each in ranking.choices)
   families = [each.strategy.family for each in ranking.choices]
   assert sorted([*families, *ranking.left_out]) == sorted(_FAST)
   assert ('lti' in families) == (copies >= _ROUNDS - 1)
@@ -60,7 +60,7 @@ def test_rmse_is_that_of_the_calibrated_run():
       choice.strategy, _SCHEMA, epsilon=2.0, delta=1e-6
     )
     mean, largest = choice.strategy.errors()
-    assert choice.noise_multiplier == spec.noise_multiplier
+    assert choice.guarantee.noise_multiplier == spec.noise_multiplier
     assert choice.rmse == pytest.approx(
       spec.z_stddev_per_clip * math.sqrt(mean)
     )
@@ -107,12 +107,12 @@ def test_cyclic_poisson_ranks_bands_at_their_own_sigma():
   assert bands == [1, 2, 4, 8, 16]  # bands * 4 epochs <= 64 rounds.
   for choice in ranking.choices:
     strategy = choice.strategy
-    assert choice.sampling_prob == strategy.bands * 4 / 64
+    assert choice.guarantee.cohorts.sampling_prob == strategy.bands * 4 / 64
     # Twice the population: the same rounds of a client, so the same claim.
     spec = accounting.Guarantee(
       strategy,
       accounting.CyclicPoisson.of_population(128, 8, strategy.bands),
-      choice.noise_multiplier,
+      choice.guarantee.noise_multiplier,
     )
     assert 1.9 < spec.epsilon(1e-6) <= 2.0
     assert choice.rmse == pytest.approx(
@@ -141,7 +141,8 @@ def test_cyclic_poisson_fits_in_memory():
 )
 def test_sampled_cohorts_are_calibrated_as_such(monkeypatch, cohorts, bands):
   def calibrate(strategy, given, **target):
-    assert given is cohorts and target == {'epsilon': 2.0, 'delta': 1e-6}
+    assert given == cohorts
+    assert target == {'epsilon': 2.0, 'delta': 1e-6, 'dimension': None}
     return accounting.Guarantee(strategy, given, 0.7)
 
   monkeypatch.setattr(accounting, 'calibrate', calibrate)
@@ -153,8 +154,8 @@ def test_sampled_cohorts_are_calibrated_as_such(monkeypatch, cohorts, bands):
   assert ('sqrt-toeplitz' in found) == (cohorts.name == 'balls-in-bins')
   for choice in ranking.choices:
     guarantee = accounting.Guarantee(choice.strategy, cohorts, 0.7)
-    assert choice.noise_multiplier == 0.7
-    assert choice.sensitivity.value == guarantee.sensitivity.value
+    assert choice.guarantee.noise_multiplier == 0.7
+    assert choice.guarantee.sensitivity.value == guarantee.sensitivity.value
     assert choice.rmse == pytest.approx(
       guarantee.z_stddev_per_clip * math.sqrt(choice.strategy.errors()[0])
     )

@@ -24,7 +24,6 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf import sensitivity as sensitivity_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +33,7 @@ class Target:
   Attributes:
     epsilon: positive.
     delta: in (0, 1).
+    dimension: d of the model; None as in `accounting.Guarantee`.
 
   Raises:
     ValueError: a value out of range.
@@ -41,6 +41,7 @@ class Target:
 
   epsilon: float
   delta: float
+  dimension: Optional[int] = None
 
   def __post_init__(self):
     accounting.gaussian_noise_multiplier(self.epsilon, self.delta)
@@ -51,25 +52,21 @@ class Choice:
   """A strategy, and what it costs.
 
   Attributes:
-    strategy: C.
-    noise_copies: model copies that its noise keeps from round to round.
-    sensitivity: of C, clip = 1.
-    noise_multiplier: sigma at (epsilon, delta), over clip * sensitivity.
-    rmse: of the mean error, sigma included.
-    max_rmse: of the max error, sigma included.
+    guarantee: at (epsilon, delta).
+    rmse: of the mean error, noise included.
+    max_rmse: of the max error, noise included.
     converged: whether the optimiser of the strategy did.
-    sampling_prob: q of a client in a round of its group; None if no
-      amplification is claimed.
   """
 
-  strategy: strategies.Strategy
-  noise_copies: int
-  sensitivity: sensitivity_lib.Sensitivity
-  noise_multiplier: float
+  guarantee: accounting.Guarantee
   rmse: float
   max_rmse: float
   converged: bool
-  sampling_prob: Optional[float] = None
+
+  @property
+  def strategy(self) -> strategies.Strategy:
+    """Returns C."""
+    return self.guarantee.strategy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -276,17 +273,17 @@ class _Search:
     strategy = found.strategy
     cohorts = accounting.completed(self.cohorts, strategy.bands)
     guarantee = accounting.calibrate(
-      strategy, cohorts, epsilon=self.target.epsilon, delta=self.target.delta
+      strategy,
+      cohorts,
+      epsilon=self.target.epsilon,
+      delta=self.target.delta,
+      dimension=self.target.dimension,
     )
     mean, largest = strategy.errors(self.workload)
     scale = guarantee.z_stddev_per_clip
     return Choice(
-      strategy,
-      strategy.noise_copies,
-      guarantee.sensitivity,
-      guarantee.noise_multiplier,
+      guarantee,
       scale * math.sqrt(mean),
       scale * math.sqrt(largest),
       found.converged,
-      getattr(cohorts, 'sampling_prob', None),
     )

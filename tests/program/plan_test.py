@@ -143,6 +143,66 @@ def test_sampled_cohorts_are_planned():
   assert 'blt' in best.found.left_out
 
 
+_SAMPLED = [
+  tff_bandmf.CyclicPoisson(population=500),
+  tff_bandmf.BallsInBins(12, population=120),
+  tff_bandmf.BMinSep(12, 0.05, population=319),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('cohorts', _SAMPLED, ids=str)
+def test_sampled_plan_with_less_noise_is_refused(tmp_path, cohorts):
+  """And with its own it is what it was: samples come back with their seed."""
+  plan = _plan(cohorts=cohorts, mechanism='banded-sqrt')
+  assert plan.guarantee.epsilon(1e-6) <= 4 < plan.unamplified.epsilon(1e-6)
+  assert f'population={cohorts.population}' in str(plan)
+  assert f'(at most {plan.most_clients})' in str(plan)
+  assert plan.most_clients > 2 * plan.clients_per_round
+  plan.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.guarantee.claim(1e-6).upper == plan.guarantee.claim(1e-6).upper
+  assert loaded.guarantee.cohorts == plan.guarantee.cohorts
+  assert str(loaded) == str(plan)
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  content['noise_multiplier'] *= 0.99
+  (tmp_path / 'edited.json').write_text(json.dumps(content))
+  with pytest.raises(ValueError, match='its noise does not give'):
+    tff_bandmf.Plan.load(tmp_path / 'edited.json')
+
+
+@pytest.mark.slow
+def test_bands_and_sampling_are_chosen_together():
+  plan = _plan(cohorts=_SAMPLED[0], mechanism='banded-sqrt')
+  cohorts = plan.guarantee.cohorts
+  assert cohorts.groups == plan.strategy.bands
+  # Not B / m: a group is open once in so many rounds.
+  assert cohorts.sampling_prob == cohorts.groups * 10 / 500
+  for bands in (1, 2, 4, 8, 16, 32):
+    other = _plan(
+      cohorts=_SAMPLED[0],
+      mechanism=tff_bandmf.Mechanism('banded-sqrt', bands=bands),
+    )
+    assert other.guarantee.cohorts.groups == bands
+    assert other.rmse >= plan.rmse * (1 - 1e-9)
+
+
+def test_largest_cohort_that_sampling_exceeds_is_refused():
+  changes = dict(
+    cohorts=tff_bandmf.CyclicPoisson(0.1, groups=6, population=600),
+    mechanism=tff_bandmf.Mechanism('banded-sqrt', bands=6),
+    noise_multiplier=1.0,
+    epsilon=None,
+  )
+  least = _plan(**changes).most_clients
+  assert _plan(**changes, largest_cohort=least).most_clients == least
+  message = f'largest_cohort={least - 1}: must be at least {least}'
+  with pytest.raises(ValueError, match=message):
+    print(_plan(**changes, largest_cohort=least - 1))
+  with pytest.raises(ValueError, match='use clients_per_round=10'):
+    print(_plan(**changes, clients_per_round=12))
+
+
 @pytest.mark.parametrize(
   'changes',
   [
@@ -196,7 +256,7 @@ def test_plan_with_less_noise_than_its_claim_needs_is_refused(tmp_path):
     lambda content: content['request'].update(noise_multiplier=1.0),
     lambda content: content['request'].pop('cohorts'),
     lambda content: content['request'].update(workload={'workload': 'prefix'}),
-    lambda content: content.update(version=2),
+    lambda content: content.update(version=1),
     lambda content: content.update(format='tff_bandmf.strategy'),
     lambda content: content.update(strategy=3),
     lambda content: content['strategy'].update(family='no-such'),

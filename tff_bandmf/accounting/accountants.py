@@ -84,6 +84,16 @@ class Accountant(abc.ABC):
   ) -> tuple[float, monte_carlo.Bound]:
     """Returns (nearly) the least noise multiplier, and the claim it meets."""
 
+  @abc.abstractmethod
+  def confirmed(
+    self,
+    cost: slack_lib.Cost,
+    noise_multiplier: float,
+    bound: monte_carlo.Bound,
+    delta: float,
+  ) -> monte_carlo.Bound:
+    """Returns a claim at `delta` of before, computed again, seed and all."""
+
   def rho(self, noise_multiplier: float) -> Optional[float]:
     """Returns rho of zero-concentrated DP, None where none is proved."""
     return None
@@ -143,6 +153,9 @@ class Exact(Accountant):
       if found.epsilon <= epsilon:
         return noise, found
       target -= 2 * (found.epsilon - epsilon)
+
+  def confirmed(self, cost, noise_multiplier, bound, delta):
+    return self.claim(cost, noise_multiplier, delta, monte_carlo.Samples())
 
 
 class Gaussian(Exact):
@@ -246,6 +259,23 @@ class Sampled(Accountant):
         )
       # Other samples: these chose the slack.
       least_noise, seed = noise / 2, seed + 1
+
+  def confirmed(self, cost, noise_multiplier, bound, delta):
+    # PRIVACY: another noise, or what it was not sampled for, has another bound.
+    # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
+    exact = bound.epsilon - bound.slack_epsilon
+    found = _unamplified(noise_multiplier, exact)
+    if bound.seed is not None:
+      found = search.attempted(
+        self.mixture(noise_multiplier),
+        exact,
+        bound.samples,
+        bound.failure_probability,
+        bound.seed,
+      )
+    return _with_slack(
+      found, cost.slack(exact, delta, self.moved(cost, noise_multiplier))
+    )
 
   def _least_noise(
     self, epsilon: float, delta: float, options: tuple[int, float, int]

@@ -48,6 +48,7 @@ class Sampled(abc.ABC):
   Attributes:
     name: of the kind.
     flags: command-line flags that the kind needs, and the fields they give.
+    follows: those that follow from a population in a plan.
     population: clients to draw from; None where they are not known.
     adjacency: `zero-out` or `add-remove`; under the latter the population is
       a number that is public.
@@ -55,6 +56,7 @@ class Sampled(abc.ABC):
 
   name: ClassVar[str]
   flags: ClassVar[Mapping[str, str]]
+  follows: ClassVar[frozenset[str]] = frozenset()
   population: Optional[int] = attrs.field(
     default=None,
     kw_only=True,
@@ -188,6 +190,7 @@ class CyclicPoisson(Sampled):
 
   name: ClassVar[str] = 'cyclic-poisson'
   flags: ClassVar[Mapping[str, str]] = {'sampling_prob': 'sampling_prob'}
+  follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
   sampling_prob: Optional[float] = attrs.field(
     default=None,
     converter=attrs.converters.optional(poisson.check_sampling_prob),
@@ -495,6 +498,11 @@ KINDS = {kind.name: kind for kind in _KINDS}
 _Any = Union[participation_lib.Participation, Sampled, Logged]
 
 
+def sampled(cohorts: _Any) -> Optional[Sampled]:
+  """Returns cohorts that chance decides; None for others."""
+  return cohorts if isinstance(cohorts, Sampled) else None
+
+
 def completed(cohorts: _Any, bands: int) -> _Any:
   """Returns the cohorts of a C with so many bands, all of it said.
 
@@ -569,9 +577,18 @@ def from_dict(
 
 
 def from_flags(
-  amplification: str, min_sep: Optional[int], sampling_prob: Optional[float]
+  amplification: str,
+  min_sep: Optional[int],
+  sampling_prob: Optional[float],
+  population: Optional[int] = None,
 ) -> Sampled:
   """Returns the cohorts that flags of the command line name.
+
+  Args:
+    amplification: name of the kind.
+    min_sep: of the kinds that need it.
+    sampling_prob: likewise; it may follow from a population.
+    population: clients to draw from; None where they are not known.
 
   Raises:
     ValueError: an unknown kind, a flag is missing, or one does not apply.
@@ -580,7 +597,8 @@ def from_flags(
   fields: dict[str, Any] = {}
   for name, value in (('min_sep', min_sep), ('sampling_prob', sampling_prob)):
     needed = name in kind.flags
-    if (value is not None) != needed:
+    follows = name in kind.follows and population is not None
+    if (value is not None) != needed and not (value is None and follows):
       raise ValueError(
         errors.invalid(
           name,
@@ -591,7 +609,7 @@ def from_flags(
       )
     if needed:
       fields[kind.flags[name]] = value
-  return kind(**fields)
+  return kind(**fields, population=population)
 
 
 def _no_prob() -> ValueError:

@@ -8,7 +8,7 @@ from typing import Any, Optional, Union
 import attrs
 import dp_accounting
 
-from tff_bandmf import _checks, strategies
+from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting import accountants, gaussian, monte_carlo
@@ -16,6 +16,8 @@ from tff_bandmf.accounting import cohorts as cohorts_lib
 from tff_bandmf.accounting import slack as slack_lib
 
 _SAMPLES = monte_carlo.Samples()
+# What the last digits of float64 may do to a claim that is computed again.
+_SAME = 1e-12
 
 Cohorts = Union[
   participation_lib.Participation, cohorts_lib.Sampled, cohorts_lib.Logged
@@ -145,6 +147,40 @@ class Guarantee:
     """
     return self.accountant.claim_at(
       self.cost, self.noise_multiplier, epsilon, self.samples
+    )
+
+  def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
+    """Takes a claim at `delta` of before for its own, if it holds again.
+
+    What was sampled is sampled with the same seed, which gives the same bound.
+
+    Raises:
+      ValueError: epsilon or delta of the noise is larger.
+    """
+    found = self.accountant.confirmed(
+      self.cost, self.noise_multiplier, bound, delta
+    )
+    if found.epsilon > bound.epsilon * (1 + _SAME) or found.total > delta:
+      raise ValueError(
+        errors.invalid(
+          'epsilon',
+          bound.epsilon,
+          f'is not what the noise gives, {found.epsilon} at delta '
+          f'{found.total}',
+          'calibrate it again',
+        )
+      )
+    self._claims[delta] = found
+
+  def under(self, cohorts: Cohorts) -> Guarantee:
+    """Returns the guarantee of the same noise for other cohorts.
+
+    PRIVACY: z stays, and the noise multiplier follows the sensitivity. Guard:
+    report_test.test_closer_participation_leads_and_raises_epsilon.
+    """
+    other = attrs.evolve(self, cohorts=cohorts)
+    return attrs.evolve(
+      other, noise_multiplier=self.z_stddev_per_clip / other.sensitivity.value
     )
 
   def epsilon(self, delta: float) -> float:

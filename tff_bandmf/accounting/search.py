@@ -46,8 +46,7 @@ def least(
       1 + _ATTEMPTS, np.uint64
     )
   )
-  share = failure_probability / _ATTEMPTS
-  log_term = math.log(2 / share)
+  log_term = math.log(2 * _ATTEMPTS / failure_probability)
 
   def log_excess(log_x, pilots=_FEW):
     plans = monte_carlo.plans(
@@ -80,14 +79,34 @@ def least(
     if log_x >= math.log(start):
       return None
     mixture, epsilon = problem(math.exp(log_x))
-    # PRIVACY: all attempts together fail with `failure_probability`. Guards:
-    # monte_carlo_test.test_attempts_share_the_failure_probability and
-    # balls_in_bins_test.test_total_counts_the_failure_probability.
-    bound = dataclasses.replace(
-      monte_carlo.delta_bound(mixture, epsilon, samples, share, attempt),
-      failure_probability=failure_probability,
-    )
+    bound = attempted(mixture, epsilon, samples, failure_probability, attempt)
     if bound.total <= delta:
       return math.exp(log_x), bound
     log_x += 2e-3 + math.log(bound.total / delta) / max(-slope, 1.0)
   return None
+
+
+def attempted(
+  mixture: monte_carlo.Mixture,
+  epsilon: float,
+  samples: int,
+  failure_probability: float,
+  seed: int,
+) -> monte_carlo.Bound:
+  """Returns the bound of one attempt; the same again for the same seed.
+
+  Args:
+    mixture: P.
+    epsilon: at least 0.
+    samples: N of the bound, for each direction.
+    failure_probability: beta, of all attempts together.
+    seed: of the attempt.
+  """
+  # PRIVACY: all attempts together fail with `failure_probability`. Guards:
+  # monte_carlo_test.test_attempts_share_the_failure_probability and
+  # balls_in_bins_test.test_total_counts_the_failure_probability.
+  share = failure_probability / _ATTEMPTS
+  return dataclasses.replace(
+    monte_carlo.delta_bound(mixture, epsilon, samples, share, seed),
+    failure_probability=failure_probability,
+  )

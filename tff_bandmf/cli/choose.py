@@ -168,12 +168,12 @@ def _record(choice, schema, workload, epsilon, delta):
   """Returns what is printed of a choice."""
   return {
     **output.describe(
-      choice.strategy, schema, choice.sensitivity, False, workload
+      choice.strategy, schema, choice.guarantee.sensitivity, False, workload
     ),
-    'noise_copies': choice.noise_copies,
-    'noise_multiplier': choice.noise_multiplier,
-    'z_stddev': choice.noise_multiplier * choice.sensitivity.value,
-    'sampling_prob': choice.sampling_prob,
+    'noise_copies': choice.strategy.noise_copies,
+    'noise_multiplier': choice.guarantee.noise_multiplier,
+    'z_stddev': choice.guarantee.z_stddev_per_clip,
+    'sampling_prob': getattr(choice.guarantee.cohorts, 'sampling_prob', None),
     'epsilon': epsilon,
     'delta': delta,
     'rmse': choice.rmse,

@@ -311,6 +311,7 @@ def cohorts(
   min_sep: Optional[int],
   max_participations: Optional[int],
   kept: Optional[participation_lib.Participation] = None,
+  population: Optional[int] = None,
 ) -> Union[participation_lib.Participation, accounting.Sampled]:
   """Returns who takes part, by the flags or else by a file.
 
@@ -323,6 +324,7 @@ def cohorts(
     min_sep: b.
     max_participations: k.
     kept: the schema that a strategy file keeps.
+    population: that of --population, clients that are sampled from.
 
   Raises:
     ValueError: a flag is missing, or one does not go with the amplification.
@@ -347,5 +349,7 @@ def cohorts(
         )
       )
   if sampled:
-    return accounting.from_flags(amplification, min_sep, sampling_prob)
+    return accounting.from_flags(
+      amplification, min_sep, sampling_prob, population
+    )
   return schema(participation, min_sep, max_participations, kept)

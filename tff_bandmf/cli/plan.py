@@ -25,7 +25,8 @@ from tff_bandmf.program import plan as plan_lib
 @click.option(
   '--largest-cohort',
   type=options.INTEGER,
-  help='Most clients of a round.  [default: --clients-per-round]',
+  help='Most clients of a round.  [default: --clients-per-round; what sampled '
+  'cohorts do not exceed]',
 )
 @click.option(
   '--population', type=options.INTEGER, help='Clients to draw from.'
@@ -91,6 +92,8 @@ def plan(
   """Plans a run: mechanism, noise, guarantee, and what they cost.
 
   Without --mechanism the families that fit in --memory-copies are compared.
+  With --amplification cyclic-poisson and --population bands, mechanism and
+  sampling probability are chosen together; the other kinds take --min-sep.
   """
   started = time.perf_counter()
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -119,6 +122,7 @@ def plan(
       participation=participation,
       min_sep=min_sep,
       max_participations=max_participations,
+      population=population,
     ),
     l2_norm_clip=l2_norm_clip,
     epsilon=epsilon,

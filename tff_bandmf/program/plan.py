@@ -15,6 +15,7 @@ run goes on with the strategy that was found at first, digit for digit.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import os
@@ -40,7 +41,7 @@ from tff_bandmf.program import feasibility
 
 BEST = 'best'
 FORMAT = 'tff_bandmf.plan'
-VERSION = 1
+VERSION = 2
 
 # A claim beyond these protects nobody; training without one is
 # noise_multiplier=0.
@@ -72,17 +73,15 @@ class Mechanism:
 
 @attrs.frozen
 class Found:
-  """The strategy of a plan, and what it was compared with.
+  """The guarantee of a plan, and what it was compared with.
 
   Attributes:
-    strategy: C.
-    noise_multiplier: sigma.
+    guarantee: of the cohort that the plan stands for: C and its noise.
     runners_up: (family, rmse) of the others that fit, least error first.
     left_out: family to the reason why it was not compared.
   """
 
-  strategy: strategies.Strategy
-  noise_multiplier: float
+  guarantee: accounting.Guarantee
   runners_up: Sequence[tuple[str, float]] = ()
   left_out: Mapping[str, str] = attrs.Factory(dict)
 
@@ -148,7 +147,8 @@ class Plan:
       a family, a `Mechanism`, a strategy, or the path of a strategy file or of
       a `.npy` file of C.
     memory_copies: model copies that the noise may keep; None is any number.
-    largest_cohort: most clients of a round; by default `clients_per_round`.
+    largest_cohort: most clients of a round; by default `clients_per_round` or,
+      where cohorts are sampled, what none exceeds, see `most_clients`.
     zeroing_norm: updates beyond it contribute zero; None keeps them.
     workload: what is made of the noised sums: prefix sums, or momentum.
     objective: 'mean' or 'max' over the errors of the rounds, to rank by.
@@ -234,29 +234,54 @@ class Plan:
   @functools.cached_property
   def found(self) -> Found:
     """What was found for the plan; the search takes seconds."""
-    if isinstance(self.mechanism, str) and self.mechanism == BEST:
-      # Without a claim any serves: the order does not depend on it.
-      target = choosing.Target(
-        1.0 if self.epsilon is None else self.epsilon,
-        1e-6 if self.delta is None else self.delta,
-      )
-      ranking = choosing.choose(
-        self.rounds,
-        self.cohorts,
-        target,
-        noise_copies=self.memory_copies,
-        objective=self.objective,
-        workload=self.workload,
-      )
-      best, *others = ranking.choices
-      return Found(
-        best.strategy,
-        self._sigma(best.strategy),
-        tuple((each.strategy.family, each.rmse) for each in others),
-        ranking.left_out,
-      )
-    strategy = self._named()
-    return Found(strategy, self._sigma(strategy))
+    found = self._found()
+    self._check_sizes(accounting.sampled(found.guarantee.cohorts))
+    return found
+
+  def _found(self) -> Found:
+    cohorts = accounting.expecting(self.cohorts, self.clients_per_round)
+    families = self._compared(cohorts)
+    if families == ():
+      return Found(self._calibrated(self._named(), cohorts))
+    # Without a claim any serves: the order does not depend on it.
+    target = choosing.Target(
+      1.0 if self.epsilon is None else self.epsilon,
+      1e-6 if self.delta is None else self.delta,
+      self.dimension,
+    )
+    ranking = choosing.choose(
+      self.rounds,
+      cohorts,
+      target,
+      noise_copies=self.memory_copies,
+      objective=self.objective,
+      workload=self.workload,
+      families=families,
+    )
+    best, *others = ranking.choices
+    return Found(
+      self._calibrated(best.strategy, cohorts)
+      if self.epsilon is None or self.delta is None
+      else best.guarantee,
+      tuple((each.strategy.family, each.rmse) for each in others),
+      ranking.left_out,
+    )
+
+  def _compared(self, cohorts: accounting.Cohorts) -> Optional[tuple[str, ...]]:
+    """Returns the families to compare: None all, () none."""
+    mechanism = self.mechanism
+    if isinstance(mechanism, Mechanism) and not mechanism.parameters:
+      mechanism = mechanism.family
+    if mechanism == BEST:
+      return None
+    if (
+      isinstance(mechanism, str)
+      and not pathlib.Path(mechanism).suffix
+      and accounting.bands_to_compare(cohorts, self.rounds) is not None
+    ):
+      # As many bands as groups: more of both have less error and less chance.
+      return (mechanism,)
+    return ()
 
   def _named(self) -> strategies.Strategy:
     """Returns the strategy that is not searched for among families."""
@@ -286,42 +311,103 @@ class Plan:
       )
     return mechanism
 
-  def _sigma(self, strategy: strategies.Strategy) -> float:
-    """Returns the noise multiplier of the cohort that the plan stands for."""
+  def _calibrated(
+    self, strategy: strategies.Strategy, cohorts: accounting.Cohorts
+  ) -> accounting.Guarantee:
+    """Returns the guarantee of the cohort that the plan stands for."""
+    cohorts = accounting.completed(cohorts, strategy.bands)
     if self.epsilon is None or self.delta is None:
-      return float(self.noise_multiplier or 0)
+      return accounting.Guarantee(
+        strategy,
+        cohorts,
+        float(self.noise_multiplier or 0),
+        dimension=self.dimension,
+      )
     return accounting.calibrate(
       strategy,
-      self.cohorts,
+      cohorts,
       epsilon=self.epsilon,
       delta=self.delta,
       dimension=self.dimension,
-    ).noise_multiplier
+    )
 
   @property
   def strategy(self) -> strategies.Strategy:
     """Returns C."""
-    return self.found.strategy
+    return self.found.guarantee.strategy
 
   @functools.cached_property
   def guarantee(self) -> accounting.Guarantee:
     """Returns the guarantee of the run itself."""
+    found = self.found.guarantee
+    if self.stands_for is None:
+      return found
     # PRIVACY: the noise that is added is that of fewer clients. Guard:
     # plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
-    share = self.clients_per_round / (self.stands_for or self.clients_per_round)
-    return self._guarantee(self.found.noise_multiplier * share)
+    share = self.clients_per_round / self.stands_for
+    return attrs.evolve(found, noise_multiplier=found.noise_multiplier * share)
 
-  @functools.cached_property
+  @property
   def simulated(self) -> Optional[accounting.Guarantee]:
     """Returns the guarantee of the larger run that this one stands for."""
-    if self.stands_for is None:
-      return None
-    return self._guarantee(self.found.noise_multiplier)
+    return None if self.stands_for is None else self.found.guarantee
 
-  def _guarantee(self, sigma: float) -> accounting.Guarantee:
-    return accounting.Guarantee(
-      self.strategy, self.cohorts, sigma, dimension=self.dimension
-    )
+  @functools.cached_property
+  def sampled(self) -> Optional[accounting.Sampled]:
+    """Returns the cohorts that a run draws; None where they are enforced."""
+    if accounting.sampled(self.cohorts) is None:
+      return None
+    return accounting.sampled(self.guarantee.cohorts)
+
+  @functools.cached_property
+  def unamplified(self) -> Optional[accounting.Guarantee]:
+    """Returns what holds without chance; None where cohorts are enforced."""
+    if self.sampled is None:
+      return None
+    return self.guarantee.under(self.sampled.always)
+
+  @functools.cached_property
+  def most_clients(self) -> int:
+    """Returns the most clients of a round, which the lattice has room for.
+
+    A larger cohort that was drawn burns its round.
+
+    Raises:
+      ValueError: cohorts are sampled, and the population is not known.
+    """
+    if self.largest_cohort is not None:
+      return self.largest_cohort
+    if self.sampled is None:
+      return self.clients_per_round
+    return self.sampled.largest_cohort(self.rounds)
+
+  def _check_sizes(self, cohorts: Optional[accounting.Sampled]) -> None:
+    """Raises ValueError for sizes that sampled cohorts will not have."""
+    if cohorts is None or cohorts.population is None:
+      return
+    expected = cohorts.expected_cohort(self.rounds)
+    if abs(expected - self.clients_per_round) > 1:
+      raise ValueError(
+        errors.invalid(
+          'clients_per_round',
+          self.clients_per_round,
+          f'is what the mean divides by, and cohorts have {expected:g} '
+          'clients on average',
+          f'use clients_per_round={round(expected)}',
+        )
+      )
+    least = cohorts.largest_cohort(self.rounds)
+    # PRIVACY: smaller ones burn rounds more often than delta counts. Guard:
+    # plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
+    if self.largest_cohort is not None and self.largest_cohort < least:
+      raise ValueError(
+        errors.invalid(
+          'largest_cohort',
+          self.largest_cohort,
+          f'must be at least {least}, which sampled cohorts seldom exceed',
+          'leave it out',
+        )
+      )
 
   @property
   def z_stddev(self) -> float:
@@ -346,14 +432,14 @@ class Plan:
     if self.delta is None or not self.guarantee.noise_multiplier:
       return {}
     return {
-      text: proved_epsilon(self._with(schema), self.delta)
+      text: proved_epsilon(self.guarantee.under(schema), self.delta)
       for text, schema in self._worse()
     }
 
   def _worse(self) -> list[tuple[str, participation_lib.Participation]]:
     """Returns schemas that are worse than the plan's, each with its words."""
     schema = self.cohorts.schema
-    if self.cohorts is not schema:
+    if accounting.sampled(self.cohorts):
       return []
     k = schema.participations(self.rounds)
     found: list[tuple[str, participation_lib.Participation]] = []
@@ -372,25 +458,13 @@ class Plan:
       )
     return found
 
-  def _with(
-    self, schema: participation_lib.Participation
-  ) -> accounting.Guarantee:
-    """Returns the guarantee of the same noise under another schema."""
-    worse = sensitivity.sensitivity(self.strategy, schema).value
-    return accounting.Guarantee(
-      self.strategy,
-      schema,
-      self.guarantee.z_stddev_per_clip / worse,
-      dimension=self.dimension,
-    )
-
   def check_population(self, clients: int) -> None:
     """Raises ValueError if so many clients cannot fill every round.
 
     However cohorts are drawn: see `feasibility`. Sampled cohorts may be small.
     """
     schema = self.cohorts.schema
-    if self.cohorts is schema and feasibility.never(
+    if self.sampled is None and feasibility.never(
       'uniform', clients, self.clients_per_round, self.rounds, schema
     ):
       fitting = feasibility.largest(
@@ -463,6 +537,7 @@ class Plan:
       ],
       'left_out': dict(self.found.left_out),
       'what_if': self.what_if(),
+      'epsilon_unamplified': proved_epsilon(self.unamplified, self.delta),
       'stands_for': self.stands_for,
     }
 
@@ -484,12 +559,19 @@ class Plan:
         'format': FORMAT,
         'version': VERSION,
         'request': self.request(),
-        'noise_multiplier': self.found.noise_multiplier,
+        'noise_multiplier': self.found.guarantee.noise_multiplier,
+        'bound': self._bound,
         'strategy': strategies.to_document(self.strategy),
         'runners_up': self.found.runners_up,
         'left_out': dict(self.found.left_out),
       },
     )
+
+  @property
+  def _bound(self) -> Optional[dict[str, Any]]:
+    if self.epsilon is None or self.delta is None:
+      return None
+    return dataclasses.asdict(self.found.guarantee.claim(self.delta))
 
   @classmethod
   def load(cls, path: Union[str, os.PathLike]) -> Plan:
@@ -528,9 +610,14 @@ class Plan:
           'mechanism': _mechanism(written, strategy),
         }
       )
+      cohorts = accounting.expecting(plan.cohorts, plan.clients_per_round)
       found = Found(
-        strategy,
-        float(content['noise_multiplier']),
+        accounting.Guarantee(
+          strategy,
+          accounting.completed(cohorts, strategy.bands),
+          float(content['noise_multiplier']),
+          dimension=plan.dimension,
+        ),
         tuple((family, rmse) for family, rmse in content['runners_up']),
         content['left_out'],
       )
@@ -541,19 +628,28 @@ class Plan:
         )
       ) from error
     plan.__dict__['found'] = found
-    plan._check_found(path)
+    plan._check_found(path, content.get('bound'))
     return plan
 
-  def _check_found(self, path: pathlib.Path) -> None:
+  def _check_found(
+    self, path: pathlib.Path, bound: Optional[dict[str, Any]]
+  ) -> None:
     """Raises ValueError where the noise of a file does not give its claim."""
-    # PRIVACY: a file that was edited claims nothing. Guard:
-    # plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused.
+    # PRIVACY: a file that was edited claims nothing. Guards:
+    # plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused and
+    # test_sampled_plan_with_less_noise_is_refused.
+    guarantee = self.found.guarantee
+    holds = self.strategy.rounds == self.rounds
     if self.epsilon is None or self.delta is None:
-      holds = self.found.noise_multiplier == self.noise_multiplier
+      holds &= guarantee.noise_multiplier == self.noise_multiplier
     else:
-      claimed = self._guarantee(self.found.noise_multiplier)
-      holds = claimed.epsilon(self.delta) <= self.epsilon
-    if not holds or self.strategy.rounds != self.rounds:
+      try:
+        found = accounting.Bound(**(bound or {}))
+        holds &= found.epsilon <= self.epsilon
+        guarantee.confirm(found, self.delta)
+      except (TypeError, ValueError):
+        holds = False
+    if not holds:
       raise ValueError(
         errors.invalid(
           'plan',
@@ -568,10 +664,10 @@ class Plan:
 
 
 def proved_epsilon(
-  guarantee: accounting.Guarantee, delta: Optional[float]
+  guarantee: Optional[accounting.Guarantee], delta: Optional[float]
 ) -> Optional[float]:
   """Returns epsilon at `delta`; None where none is claimed or proved."""
-  if delta is None or not guarantee.noise_multiplier:
+  if delta is None or guarantee is None or not guarantee.noise_multiplier:
     return None
   try:
     return guarantee.epsilon(delta)
@@ -593,10 +689,8 @@ def _mechanism(written: Any, strategy: strategies.Strategy) -> Any:
 def _lines(plan: Plan) -> list[str]:
   """Returns what `print(plan)` shows."""
   guarantee = plan.guarantee
-  largest = plan.largest_cohort or plan.clients_per_round
-  most = '' if largest == plan.clients_per_round else f' (at most {largest})'
   lines = [
-    f'{plan.rounds} rounds of {plan.clients_per_round} clients{most}, '
+    f'{plan.rounds} rounds of {plan.clients_per_round} clients{_most(plan)}, '
     f'{_who(plan)}',
     f'claim: {_claim(guarantee, plan.delta)}',
   ]
@@ -604,6 +698,12 @@ def _lines(plan: Plan) -> list[str]:
     lines.append(
       f'stands for {plan.stands_for} clients a round, which would have: '
       f'{_claim(plan.simulated, plan.delta)}'
+    )
+  if plan.unamplified is not None:
+    lines.append(
+      'without amplification: '
+      f'{_claim(plan.unamplified, plan.delta)}; sampling amplifies where the '
+      'run draws cohorts in secret, and nobody else can tell who takes part'
     )
   exact = guarantee.sensitivity.method.replace('_', ' ')
   lines += [
@@ -633,12 +733,19 @@ def _lines(plan: Plan) -> list[str]:
   return lines
 
 
+def _most(plan: Plan) -> str:
+  unknown = plan.sampled is not None and plan.sampled.population is None
+  if unknown or plan.most_clients == plan.clients_per_round:
+    return ''
+  return f' (at most {plan.most_clients})'
+
+
 def _who(plan: Plan) -> str:
-  (_, kind), *values = plan.cohorts.to_dict().items()
+  (_, kind), *values = plan.guarantee.cohorts.to_dict().items()
   text = ' '.join(
     [kind, *(f'{name}={value}' for name, value in values if value is not None)]
   )
-  if plan.cohorts is not plan.cohorts.schema:
+  if plan.sampled is not None:
     return text
   k = plan.cohorts.schema.participations(plan.rounds)
   return f'{text}: a client is in at most {k} round{"s" * (k > 1)}'
@@ -670,7 +777,7 @@ def _errors(plan: Plan) -> str:
     * math.sqrt(mean)
   )
   text = f'rmse {rounded_up(plan.rmse)} at clip 1'
-  if plan.cohorts is schema:
+  if plan.sampled is None:
     text += (
       f'; independent noise (DP-FedAvg) has {rounded_up(other)}, '
       f'{other / plan.rmse:.2f} times as much'

@@ -19,8 +19,6 @@ import math
 import pathlib
 from typing import Any, Optional
 
-import attrs
-
 from tff_bandmf import _checks, accounting, errors, program, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.program import run_record
@@ -209,7 +207,7 @@ def what_if(
   if max_participations is None:
     max_participations = planned.max_participations
   schema = participation_lib.MinSep(min_sep, max_participations)
-  guarantee = _under(claim.planned, schema)
+  guarantee = claim.planned.under(schema)
   numbers = guarantee.to_dict()
   del numbers['z_stddev_per_clip']
   return {
@@ -261,11 +259,10 @@ def _planned(
     # PRIVACY: the ledger's figures do not show that rounds were exactly b
     # apart, only at least b.
     # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
-    return _under(
-      guarantee,
+    return guarantee.under(
       participation_lib.MinSep(
         schema.separation(strategy.rounds), schema.max_participations
-      ),
+      )
     )
   return guarantee
 
@@ -278,11 +275,10 @@ def _held(
   if not _worse(observed, schema, rounds):
     return planned
   min_sep = min(b for b in (schema.min_sep, observed.min_sep) if b is not None)
-  return _under(
-    planned,
+  return planned.under(
     participation_lib.MinSep(
       min_sep, max(schema.participations(rounds), observed.max_participations)
-    ),
+    )
   )
 
 
@@ -296,19 +292,4 @@ def _worse(
     observed.min_sep is not None
     and schema.min_sep is not None
     and observed.min_sep < schema.min_sep
-  )
-
-
-def _under(
-  guarantee: accounting.Guarantee, schema: participation_lib.Participation
-) -> accounting.Guarantee:
-  """Returns the guarantee of the same noise under another schema.
-
-  PRIVACY: z stays, and the noise multiplier follows the sensitivity. Guard:
-  report_test.test_closer_participation_leads_and_raises_epsilon.
-  """
-  other = attrs.evolve(guarantee, cohorts=schema)
-  return attrs.evolve(
-    other,
-    noise_multiplier=guarantee.z_stddev_per_clip / other.sensitivity.value,
   )

@@ -294,9 +294,8 @@ def _cyclic_poisson_sigma(
   bands: int,
 ) -> float:
   """Returns sigma where a client is expected in so many rounds."""
-  cohorts = accounting.CyclicPoisson.of_population(rounds, epochs, bands)
   return accounting.poisson_noise_multiplier(
-    epsilon, table['delta'], cohorts.sampling_prob, -(-rounds // bands)
+    epsilon, table['delta'], bands * epochs / rounds, -(-rounds // bands)
   )
 
 
