@@ -3,6 +3,7 @@
 import dataclasses
 import math
 
+import inverse_cdf
 import numpy as np
 import pytest
 import scipy.signal
@@ -117,6 +118,12 @@ def test_error_bounds_cells_with_moved_edges(width):
   assert (
     0.5 < _largest_ratio(arithmetic.Arithmetic, _FINE, width, move=1.0) <= 1
   )
+
+
+def test_inverse_of_the_cdf_errs_less():
+  u = inverse_cdf.points()
+  largest = inverse_cdf.largest_error(u, scipy.special.ndtri(u))
+  assert 0.8 < largest < 1
 
 
 def test_every_term_is_needed():
