@@ -4,6 +4,8 @@
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
+# Whatever the shell says: compiling TensorFlow anew in each process takes 5 s.
+export PYTHONDONTWRITEBYTECODE :=
 
 help:  ## lists the targets
 	@sed -n 's/^\([a-z-]*\):.*##  */\1\t/p' Makefile | expand -t 8

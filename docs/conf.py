@@ -12,6 +12,7 @@ _ROOT = _DOCS.parent
 sys.path[:0] = [str(_ROOT), str(_DOCS)]
 
 import docstrings  # noqa: E402
+import kernels  # noqa: E402
 
 import tff_bandmf  # noqa: E402
 
@@ -73,3 +74,4 @@ napoleon_use_ivar = True
 def setup(app):
   # Before napoleon, which has the priority 500.
   app.connect('autodoc-process-docstring', docstrings.process, priority=400)
+  kernels.use()
