@@ -25,6 +25,8 @@ for name, folder in (
 os.environ.update(
   TF_CPP_MIN_LOG_LEVEL='3',
   COLUMNS='80',
+  # Kernels set it too late for a Matplotlib that is imported before the fork.
+  MPLBACKEND='module://matplotlib_inline.backend_inline',
   # As in pyproject.toml: what TFF imports is older than its dependencies.
   PYTHONWARNINGS='ignore:pkg_resources is deprecated:UserWarning',
 )

@@ -15,8 +15,6 @@ from typing import Any
 from ipykernel import kernelapp
 from jupyter_client.provisioning import factory, local_provisioner
 
-_IMPORTED = ('matplotlib.pyplot', 'tensorflow_federated')
-
 
 class _Kernel(multiprocessing.context.ForkProcess):
   """A kernel, with the methods of `subprocess.Popen` that Jupyter calls."""
@@ -50,8 +48,8 @@ class Forked(local_provisioner.LocalProvisioner):
   """Starts kernels by a fork."""
 
   async def launch_kernel(self, cmd: list[str], **kwargs: Any):
-    for name in _IMPORTED:
-      importlib.import_module(name)
+    import tensorflow_federated  # noqa: F401
+
     # Without the interpreter, -m and its module.
     self.process = _Kernel(cmd[3:], kwargs['cwd'], kwargs['env'])
     self.process.start()
