@@ -1,18 +1,31 @@
-"""The programs in examples/ run and print what they say."""
+"""The programs in examples/ print what they say; ports go on after a kill."""
 
 import contextlib
+import csv
 import difflib
+import json
+import multiprocessing
+import os
 import pathlib
 import runpy
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
 pytestmark = pytest.mark.slow
 _EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / 'examples'
-_NAMES = sorted(path.stem for path in _EXAMPLES.glob('*.py'))
+_PORTS = sorted(path.stem[:-6] for path in _EXAMPLES.glob('*_after.py'))
+# Code that a port adds, what it changes included.
+_FEWER_THAN = 15
+# Seconds that a program may hang.
+_PATIENCE = 600
+# TFF takes 10 s to import: once, not in every program.
+_PROCESSES = multiprocessing.get_context('forkserver')
+_PROCESSES.set_forkserver_preload(['tensorflow_federated', 'tff_bandmf.run'])
 
 
 def _promised(name):
@@ -32,9 +45,12 @@ def _context_kept():
 
 
 @pytest.mark.parametrize(
-  'name', [n for n in _NAMES if n not in ('account', 'without_tff')]
+  'name', ['own_loop', *(f'{name}_before' for name in _PORTS)]
 )
-def test_example_prints_what_it_says(name, capsys):
+def test_example_prints_what_it_says(
+  name, capsys, runtime, tmp_path, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
   with _context_kept():
     runpy.run_path(str(_EXAMPLES / f'{name}.py'), run_name='__main__')
   assert capsys.readouterr().out == _promised(name)
@@ -74,14 +90,68 @@ def test_killed_run_without_tff_goes_on(tmp_path):
   assert len(rounds) <= 2 and (found, claimed) == (slope, report)
 
 
-def test_port_is_two_lines():
-  def train(name):
-    text = (_EXAMPLES / f'{name}.py').read_text()
-    return text.split('def train')[1].split('if __name__')[0].splitlines()
+def _main(name, folder):
+  """Runs a program in a folder, where what it prints goes too."""
+  from tff_bandmf.program import runtime
 
-  changed = [
-    line[0]
-    for line in difflib.ndiff(train('port_before'), train('port_after'))
-    if line[0] in '+-'
-  ]
-  assert changed == ['-', '+', '-', '+']
+  os.chdir(folder)
+  for number, stream in ((1, 'out'), (2, 'err')):
+    os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+  # TFF's default context was made before the fork.
+  with runtime.local_runtime(concurrency=2):
+    runpy.run_path(str(_EXAMPLES / f'{name}.py'), run_name='__main__')
+
+
+def _finished(folder):
+  """Returns the rounds of a run that are over."""
+  path = folder / 'run' / 'metrics.csv'
+  if not path.exists():
+    return 0
+  with open(path, newline='') as rows:
+    return sum(1 for _ in csv.DictReader(rows))
+
+
+@contextlib.contextmanager
+def _started(name, folder):
+  """Gives a process with the program, which is killed at the end."""
+  process = _PROCESSES.Process(target=_main, args=(name, folder))
+  process.start()
+  try:
+    yield process
+  finally:
+    process.kill()
+    process.join()
+
+
+@pytest.mark.parametrize('name', _PORTS)
+def test_port_is_killed_goes_on_and_reports(name, tmp_path):
+  with _started(f'{name}_after', tmp_path) as killed:
+    deadline = time.monotonic() + _PATIENCE
+    while _finished(tmp_path) < 3 and killed.is_alive():
+      assert time.monotonic() < deadline, (tmp_path / 'err').read_text()
+      time.sleep(0.01)
+  at_kill = _finished(tmp_path)
+  assert killed.exitcode == -signal.SIGKILL
+  with _started(f'{name}_after', tmp_path) as process:
+    process.join(_PATIENCE)
+    assert process.exitcode == 0, (tmp_path / 'err').read_text()
+  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
+  rounds = report['rounds']
+  assert 3 <= at_kill < rounds == report['observed']['rounds_finished']
+  assert report['observed']['rounds_burnt'] == 0
+  printed = (tmp_path / 'out').read_text()
+  assert printed.endswith(f'{report["formal_statement"]}\n')
+  assert printed.startswith(_promised(f'{name}_before'))
+
+
+def _code(name):
+  """Returns the lines of a program after its docstring that are not blank."""
+  text = (_EXAMPLES / f'{name}.py').read_text().split('"""', 2)[2]
+  return [line for line in text.splitlines() if line.strip()]
+
+
+@pytest.mark.parametrize('name', _PORTS)
+def test_port_adds_few_lines(name):
+  changed = difflib.ndiff(_code(f'{name}_before'), _code(f'{name}_after'))
+  added = [line for line in changed if line.startswith('+ ')]
+  assert len(added) < _FEWER_THAN, '\n'.join(added)

@@ -1,0 +1,97 @@
+"""Federated averaging as a process of one's own, like TFF's simple_fedavg.
+
+Shows a program before it is ported: server and client in TensorFlow, what they
+send each other in a federated computation, and an aggregator in it.
+`fed_avg_after.py` is the same with differential privacy. It prints
+
+  slope 3, intercept -1
+"""
+
+import collections
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+CLIENTS, ROUNDS, COHORT = 120, 6, 40
+rng = np.random.default_rng(0)
+INPUTS = rng.normal(size=[CLIENTS, 10]).astype(np.float32)
+TARGETS = 3 * INPUTS - 1
+
+Weights = collections.namedtuple('Weights', ['slope', 'intercept'])
+Server = collections.namedtuple('Server', ['weights', 'velocity', 'noise'])
+Client = collections.namedtuple('Client', ['update', 'loss'])
+WEIGHTS = Weights(*[tff.TensorType(np.float32)] * 2)
+DATA = tff.SequenceType(tff.TensorType(np.float32, [None, 2]))
+
+
+def dataset(client):
+  pairs = np.stack([INPUTS[client], TARGETS[client]], axis=1)
+  return tf.data.Dataset.from_tensor_slices(pairs).batch(5)
+
+
+@tff.tensorflow.computation
+def zeros():
+  return Weights(tf.zeros([]), tf.zeros([]))
+
+
+@tff.tensorflow.computation(DATA, WEIGHTS)
+def client_update(data, weights):
+  """Returns what an epoch of gradient descent changes, and the last loss."""
+
+  def step(held, pairs):
+    (slope, intercept), _ = held
+    inputs, targets = pairs[:, 0], pairs[:, 1]
+    error = slope * inputs + intercept - targets
+    slope -= 0.4 * tf.reduce_mean(error * inputs)
+    intercept -= 0.4 * tf.reduce_mean(error)
+    return (slope, intercept), tf.reduce_mean(error**2)
+
+  trained, loss = data.reduce((tuple(weights), 0.0), step)
+  return Client(Weights(*(a - b for a, b in zip(trained, weights))), loss)
+
+
+@tff.tensorflow.computation(WEIGHTS, WEIGHTS, WEIGHTS)
+def server_update(weights, velocity, update):
+  """Returns weights and velocity after a step with momentum."""
+  velocity = Weights(*(0.3 * v + u for v, u in zip(velocity, update)))
+  return Weights(*(w + v for w, v in zip(weights, velocity))), velocity
+
+
+def build(aggregation_factory):
+  aggregator = aggregation_factory.create(tff.to_type(WEIGHTS))
+
+  @tff.federated_computation
+  def initialize():
+    zero = tff.federated_eval(zeros, tff.SERVER)
+    return tff.federated_zip(Server(zero, zero, aggregator.initialize()))
+
+  @tff.federated_computation(
+    initialize.type_signature.result, tff.FederatedType(DATA, tff.CLIENTS)
+  )
+  def next_round(server, data):
+    weights = tff.federated_broadcast(server.weights)
+    clients = tff.federated_map(client_update, (data, weights))
+    mean = aggregator.next(server.noise, clients.update)
+    updated = tff.federated_map(
+      server_update, (server.weights, server.velocity, mean.result)
+    )
+    server = tff.federated_zip(Server(updated[0], updated[1], mean.state))
+    return server, tff.federated_mean(clients.loss)
+
+  return tff.templates.IterativeProcess(initialize, next_round)
+
+
+def main():
+  process = build(tff.aggregators.UnweightedMeanFactory())
+  state = process.initialize()
+  for _ in range(ROUNDS):
+    cohort = rng.choice(CLIENTS, COHORT, replace=False)
+    data = [dataset(client) for client in cohort]
+    state, loss = process.next(state, data)
+  slope, intercept = state.weights
+  print(f'slope {slope:.0f}, intercept {intercept:.0f}')
+
+
+if __name__ == '__main__':
+  main()
