@@ -42,7 +42,9 @@ def describe(
       'l2_norm_clip': privacy.l2_norm_clip,
       'clients_per_round': config.training.clients_per_round,
     },
-    unit_of_privacy=('one client of the train split, with all its sentences'),
+    unit_of_privacy=(
+      f'{config.data.unit} of the train split, with all its sentences'
+    ),
     population=corpus.train.num_clients,
     data=(
       f'{os.path.basename(corpus.path)}: {corpus.train.num_clients} train, '

@@ -225,8 +225,8 @@ def import_text(
   fractions: tuple[float, float, float] = (0.8, 0.1, 0.1),
   in_words: bool = False,
   progress: bool = True,
-) -> dict[str, int]:
-  """Returns the number of sentences a split, and writes the corpus.
+) -> dict[str, tuple[int, int]]:
+  """Returns the numbers of clients and sentences a split; writes the corpus.
 
   The file appears when it is complete; memory does not grow with the text.
 
@@ -262,7 +262,11 @@ def import_text(
     )
   importer = _Importer(fractions, in_words, progress)
   corpus_file.write(output, importer.rows(path), importer.checksum)
-  return importer.sentences
+  with corpus_file.Content.of(output).open() as connection:
+    return {
+      name: (len(corpus_file.client_sizes(connection, name)[0]), count)
+      for name, count in importer.sentences.items()
+    }
 
 
 @click.command(help=__doc__.replace('\n\n ', '\n\n\b\n '))
@@ -285,8 +289,19 @@ def main(
   except (ValueError, OSError, sqlite3.Error) as error:
     click.echo(str(error), err=True)
     sys.exit(2)
-  total = ', '.join(f'{count} {name}' for name, count in counts.items())
-  click.echo(f'{output}: {total} sentences')
+  for name, (clients, count) in counts.items():
+    click.echo(f'{output}: {name}: {clients} clients, {count} sentences')
+  clients, _ = counts['train']
+  click.echo(
+    'For cohorts that can be filled, clients_per_round * min_sep is at most '
+    f'{clients}: {_example(clients)}'
+  )
+
+
+def _example(clients: int) -> str:
+  """Returns a cohort with the largest min_sep that it leaves."""
+  cohort = max(1, math.isqrt(clients) // 2)
+  return f'with {cohort} clients a round min_sep is at most {clients // cohort}'
 
 
 if __name__ == '__main__':

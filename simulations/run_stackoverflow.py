@@ -18,6 +18,7 @@ import resource
 import signal
 import statistics
 import sys
+import warnings
 from typing import Any, Callable, Optional
 
 import click
@@ -103,8 +104,10 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
   @functools.wraps(command)
   def wrapped(*args, **kwargs):
-    # TensorFlow's C++ side talks of missing GPUs and of graph rewrites.
+    # TensorFlow's C++ side talks of missing GPUs and of graph rewrites, and a
+    # package that it takes of another that it takes.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
     # As an exception, so that the noise on the tape does not stay behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
@@ -232,6 +235,7 @@ def train_all(
     RuntimeError: a worker does not answer, or not in time.
   """
   # TensorFlow Federated takes 10 s to import: bad input is told before.
+  _say('loading TensorFlow Federated')
   from simulations import training
   from tff_bandmf import report
   from tff_bandmf.program import folder, runtime
@@ -242,7 +246,9 @@ def train_all(
     for _, directory in runs.values():
       folder.refuse_existing(directory)
   results = {}
+  _say('reading the corpus')
   corpus = training.load_corpus(next(iter(runs.values()))[0].data)
+  _say('checking that all cohorts can be filled')
   for config, _ in runs.values():
     training.make_sampler(config, corpus)
   patience = patience_lib.Patience(
@@ -260,6 +266,7 @@ def train_all(
       )
     )
     for name, (config, directory) in runs.items():
+      _say(f'{name}: optimising the noise, then training')
       result = training.run(
         config,
         corpus,
@@ -271,8 +278,14 @@ def train_all(
       )
       if result is not None:
         results[name] = result
+      _say(f'{name}: writing the report')
       report.write(directory)
   return results
+
+
+def _say(phase: str) -> None:
+  """Says, before it begins, what takes seconds."""
+  click.echo(f'{phase} ...', err=True)
 
 
 @click.command(

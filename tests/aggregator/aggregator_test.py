@@ -207,8 +207,14 @@ def test_round_past_the_last_raises(runtime):
       assert output.measurements['free']['noise_placement'] == b'none'
       assert not output.measurements['free']['noise_checked']
       state = output.state
-    with pytest.raises(Exception, match='all are done'):
+    with pytest.raises(ValueError, match='all are done') as error:
       process.next(state, _updates(2, seed=0))
+    # One line, without the graph that it comes from.
+    assert str(error.value) == (
+      f'the strategy supports {_ROUNDS} rounds and all are done; optimise one '
+      f'for more rounds and account for both runs. round: {_ROUNDS}'
+    )
+    assert error.value.__suppress_context__
 
 
 def test_client_with_nan_or_infinity_contributes_zero(runtime):

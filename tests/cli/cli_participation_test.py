@@ -170,6 +170,11 @@ def test_optimize_overwrites_only_when_told(run, run_json, tmp_path):
       '--delta 0.5',
       ['epsilon=24', 'delta=0.5'],
     ),
+    (
+      'plan --rounds 9 --min-sep 3 --clients-per-round 2 --l2-norm-clip 1 '
+      '--mechanism identity --epsilon 24 --delta 0.01',
+      ['epsilon=', 'delta=0.01'],
+    ),
   ],
 )
 def test_weak_guarantee_is_warned_of_and_given(run, command, names):

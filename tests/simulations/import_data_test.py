@@ -79,7 +79,10 @@ def test_json_lines_are_read_by_tff(tmp_path):
   for split_name, clients in expected.items():
     assert clients
     assert _read_by_tff(tmp_path / 'a.sqlite', split_name) == clients
-    assert counts[split_name] == sum(map(len, clients.values()))
+    assert counts[split_name] == (
+      len(clients),
+      sum(map(len, clients.values())),
+    )
 
 
 def test_folder_and_lines_of_the_same_text_agree(tmp_path):
@@ -271,6 +274,10 @@ def test_command_makes_a_corpus_that_loads(tmp_path):
   runner = click.testing.CliRunner()
   done = runner.invoke(import_data.main, arguments)
   assert done.exit_code == 0
+  clients = len(_read(output, 'train'))
+  train, _, _, cohorts = done.output.splitlines()
+  assert f'train: {clients} clients, {4 * clients} sentences' in train
+  assert f'clients_per_round * min_sep is at most {clients}' in cohorts
   corpus = training.load_corpus(
     config_lib.Data(corpus=output, vocabulary_size=10)
   )

@@ -88,6 +88,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     **_planned(plan, found, delta),
     'seconds': time.perf_counter() - started,
   }
+  if guarantee is not None:
+    output.warn_of_weak(record['epsilon'], delta)
   output.show(record, as_json)
   return output.DONE
 

@@ -107,9 +107,14 @@ def _cell(value: Any) -> str:
   return text(value)
 
 
-def warn_of_weak(epsilon: float, delta: float) -> None:
-  """Says on standard error where (epsilon, delta) promises hardly anything."""
-  if epsilon > _LARGEST_EPSILON:
+def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
+  """Says on standard error where (epsilon, delta) promises hardly anything.
+
+  Args:
+    epsilon: None where none is claimed.
+    delta: of the claim.
+  """
+  if epsilon is not None and epsilon > _LARGEST_EPSILON:
     _warn(
       'epsilon',
       epsilon,

@@ -137,6 +137,8 @@ def plan(
   )
   if population is not None:
     found.check_population(population)
+  if delta is not None:
+    output.warn_of_weak(plan_lib.proved_epsilon(found.guarantee, delta), delta)
   if out is not None:
     found.save(out)
   if as_json:

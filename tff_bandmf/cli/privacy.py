@@ -122,18 +122,25 @@ def _show(
   delta, clip = flags['delta'], flags['clip']
   claim = guarantee.claim(delta)
   output.warn_of_weak(claim.epsilon, delta)
-  record = {
-    **output.describe(
-      guarantee.strategy,
-      guarantee.cohorts.schema,
-      guarantee.sensitivity,
-      flags['with_coefficients'],
-    ),
-    'clip': clip,
-    'noise_multiplier': guarantee.noise_multiplier,
+  # What was asked for comes first.
+  found = {
     'z_stddev': guarantee.z_stddev_per_clip * clip,
+    'noise_multiplier': guarantee.noise_multiplier,
+    'epsilon': claim.epsilon,
     'delta': delta,
     'rho': guarantee.rho,
+    'clip': clip,
+  }
+  described = output.describe(
+    guarantee.strategy,
+    guarantee.cohorts.schema,
+    guarantee.sensitivity,
+    flags['with_coefficients'],
+  )
+  record = {
+    **found,
+    **described,
+    **found,
     **claim.to_dict(),
     'adjacency': guarantee.cohorts.adjacency,
     'amplification': flags['amplification'],

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -35,6 +36,10 @@ _MAX_MESSAGE_BYTES = 2**31 - 1
 # A host that is gone says nothing. Servers take more frequent pings for abuse.
 _KEEPALIVE_MS = 310_000
 _PROBE_SECONDS = 10.0
+
+# What a computation refuses: [words] [of] [an assertion]
+_REFUSED = re.compile(r'assertion failed: (\[[^\]]*\](?: \[[^\]]*\])*)')
+_BRACKETS = re.compile(r'\[([^\]]*)\]')
 
 # Contexts of the blocks that this process is in.
 _OPEN: weakref.WeakSet[object] = weakref.WeakSet()
@@ -110,6 +115,7 @@ def local_runtime(
   Raises:
     RuntimeError: the worker did not start; from a computation: it ended, or
       gave nothing in time.
+    ValueError: from a computation: it refused a round; one line says why.
   """
   with worker(concurrency, log) as (port, process):
 
@@ -180,7 +186,11 @@ class _Link:
     except Exception as error:
       if self._why is not None:
         raise RuntimeError(f'{self._why}.') from error
-      raise
+      found = _REFUSED.search(str(error))
+      if found is None:
+        raise
+      # What is around it names nodes of a graph.
+      raise ValueError(_BRACKETS.sub(r'\1', found[1])) from None
 
   def _check(self) -> None:
     if self._why is not None:
