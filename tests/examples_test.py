@@ -14,6 +14,7 @@ import sys
 import textwrap
 import time
 
+import databases
 import pytest
 
 pytestmark = pytest.mark.slow
@@ -90,11 +91,12 @@ def test_killed_run_without_tff_goes_on(tmp_path):
   assert len(rounds) <= 2 and (found, claimed) == (slope, report)
 
 
-def _main(name, folder):
+def _main(name, folder, *arguments):
   """Runs a program in a folder, where what it prints goes too."""
   from tff_bandmf.program import runtime
 
   os.chdir(folder)
+  sys.argv = [name, *arguments]
   for number, stream in ((1, 'out'), (2, 'err')):
     os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
   # TFF's default context was made before the fork.
@@ -112,9 +114,9 @@ def _finished(folder):
 
 
 @contextlib.contextmanager
-def _started(name, folder):
-  """Gives a process with the program, which is killed at the end."""
-  process = _PROCESSES.Process(target=_main, args=(name, folder))
+def _started(*arguments):
+  """Gives a process of `_main`, which is killed at the end."""
+  process = _PROCESSES.Process(target=_main, args=arguments)
   process.start()
   try:
     yield process
@@ -123,25 +125,41 @@ def _started(name, folder):
     process.join()
 
 
+def _report_of_killed(name, folder, *arguments):
+  """Returns what a program prints and reports that was killed on the way."""
+  with _started(name, folder, *arguments) as killed:
+    deadline = time.monotonic() + _PATIENCE
+    while _finished(folder) < 3 and killed.is_alive():
+      assert time.monotonic() < deadline, (folder / 'err').read_text()
+      time.sleep(0.01)
+  at_kill = _finished(folder)
+  assert killed.exitcode == -signal.SIGKILL
+  with _started(name, folder, *arguments) as process:
+    process.join(_PATIENCE)
+    assert process.exitcode == 0, (folder / 'err').read_text()
+  report = json.loads((folder / 'run' / 'report.json').read_text())
+  assert 3 <= at_kill < report['rounds'] == report['observed']['rounds']
+  printed = (folder / 'out').read_text()
+  assert printed.endswith(f'{report["formal_statement"]}\n')
+  return printed, report
+
+
 @pytest.mark.parametrize('name', _PORTS)
 def test_port_is_killed_goes_on_and_reports(name, tmp_path):
-  with _started(f'{name}_after', tmp_path) as killed:
-    deadline = time.monotonic() + _PATIENCE
-    while _finished(tmp_path) < 3 and killed.is_alive():
-      assert time.monotonic() < deadline, (tmp_path / 'err').read_text()
-      time.sleep(0.01)
-  at_kill = _finished(tmp_path)
-  assert killed.exitcode == -signal.SIGKILL
-  with _started(f'{name}_after', tmp_path) as process:
-    process.join(_PATIENCE)
-    assert process.exitcode == 0, (tmp_path / 'err').read_text()
-  report = json.loads((tmp_path / 'run' / 'report.json').read_text())
-  rounds = report['rounds']
-  assert 3 <= at_kill < rounds == report['observed']['rounds_finished']
-  assert report['observed']['rounds_burnt'] == 0
-  printed = (tmp_path / 'out').read_text()
-  assert printed.endswith(f'{report["formal_statement"]}\n')
+  printed, report = _report_of_killed(f'{name}_after', tmp_path)
+  assert report['observed']['rounds_finished'] == report['rounds']
   assert printed.startswith(_promised(f'{name}_before'))
+
+
+def test_arrivals_of_a_killed_round_are_burnt(tmp_path, postgresql):
+  url = databases.schema(postgresql, tmp_path)['url']
+  printed, report = _report_of_killed('arrivals', tmp_path, url)
+  assert ' went home' in printed and not report['violated']
+  observed = report['observed']
+  burnt = observed['rounds_burnt']
+  assert burnt <= 1
+  assert observed['rounds_finished'] == report['rounds'] - burnt
+  assert not (tmp_path / 'run' / 'ledger.sqlite').exists()
 
 
 def _code(name):

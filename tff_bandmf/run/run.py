@@ -313,6 +313,11 @@ class Run:
           opened.index, opened.cohort, state, output.metrics
         )
 
+  @property
+  def rounds_left(self) -> int:
+    """How many rounds of the plan are left, one that a crash left open too."""
+    return self._plan.rounds - self._journal.next
+
   def note(self, **statements: Any) -> None:
     """Says what the report must say; see `program.RunRecord`."""
     self._journal.note(**statements)

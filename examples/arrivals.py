@@ -1,0 +1,59 @@
+"""Clients that come by themselves, with a ledger in PostgreSQL.
+
+Nobody draws these cohorts. Who comes has a name, and is admitted if the plan
+lets it take part again; the ledger knows, also of millions. Everybody else goes
+home, and nothing of them is in a sum. The URL of the database is the first
+argument, such as postgresql+psycopg2://user@host/name; without it the ledger is
+a file.
+"""
+
+import sys
+
+import numpy as np
+
+import tff_bandmf
+
+PHONES, ROUNDS = 400, 6
+INPUTS = np.random.default_rng(0).normal(size=[PHONES, 10])
+TARGETS = 3 * INPUTS - 1
+
+
+def arrivals():
+  """Returns who comes to a round."""
+  return [f'phone {i}' for i in np.random.permutation(PHONES)[:100]]
+
+
+def update_of(name, weights):
+  """Returns what one client adds: two steps of gradient descent."""
+  client, trained = int(name.split()[1]), np.array(weights)
+  for _ in range(2):
+    error = trained[0] * INPUTS[client] + trained[1] - TARGETS[client]
+    trained -= 0.5 * np.array([np.mean(error * INPUTS[client]), error.mean()])
+  return trained - weights
+
+
+def main(ledger=None):
+  plan = tff_bandmf.Plan(
+    rounds=ROUNDS,
+    clients_per_round=60,
+    largest_cohort=80,
+    cohorts=tff_bandmf.MinSep(3),
+    epsilon=20.0,
+    delta=1e-5,
+    l2_norm_clip=2.0,
+    mechanism='banded-sqrt',
+  )
+  with tff_bandmf.Run('run', plan, ledger=ledger) as run:
+    weights = run.restore(lambda: np.zeros(2))
+    while run.rounds_left:
+      with run.round(cohort=arrivals()) as current:
+        updates = (update_of(name, weights) for name in current.cohort)
+        weights = weights + current.release(updates, like=weights)
+        current.finish(weights)
+      print(f'{len(current.cohort)} took part, {current.refused} went home')
+    run.record(slope=weights[0], intercept=weights[1])
+    print(run.report().statement)
+
+
+if __name__ == '__main__':
+  main(*sys.argv[1:])
