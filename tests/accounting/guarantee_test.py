@@ -4,9 +4,10 @@ import math
 
 import attrs
 import dp_accounting
+import numpy as np
 import pytest
 
-from tff_bandmf import accounting, participation, strategies
+from tff_bandmf import accounting, participation, sensitivity, strategies
 
 
 def _make(noise_multiplier):
@@ -71,3 +72,23 @@ def test_calibrate_meets_epsilon_and_delta():
     assert accounting.gaussian_delta(found.noise_multiplier, epsilon) <= 1e-6
     assert found.epsilon(1e-6) == pytest.approx(epsilon, rel=1e-7)
     assert found.sensitivity == guarantee.sensitivity
+
+
+def test_log_of_uneven_epochs_is_not_what_was_planned():
+  """Columns 0 and 3 overlap, and those that are 2 apart do not."""
+  matrix = np.eye(4)
+  matrix[3, 0] = 0.9
+  planned = accounting.Guarantee(
+    strategies.Dense(matrix), participation.FixedEpoch(2, 2), 1.0
+  )
+  rounds = np.array([0, 3])
+  found = sensitivity.of_clients([(rounds, rounds * 0)], planned.strategy)
+  assert found.keeps(planned.cohorts, 4)
+  shift = np.linalg.norm(matrix[:, rounds].sum(1))
+  seen = planned.seen(found)
+  assert seen.epsilon(1e-6) >= accounting.gaussian_epsilon(
+    planned.z_stddev_per_clip / shift, 1e-6
+  )
+  assert seen.epsilon(1e-6) > 1.2 * planned.epsilon(1e-6)
+  assert not found.keeps(participation.MinSep(4), 4)
+  assert not found.keeps(participation.MinSep(2, 1), 4)

@@ -209,6 +209,7 @@ def test_observed_agrees_with_a_count(ledger, seed, rounds):
     unmeasured=(),
     unchecked=tuple(finished),
     finished_twice=(),
+    enforced=frozenset({None} if finished else ()),
     **expected,
   )
 

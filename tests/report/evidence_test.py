@@ -122,6 +122,16 @@ def test_ledger_of_another_run_is_refused(tmp_path):
   _refused(tmp_path / 'mine', 'is not that of the run and the key in run.json')
 
 
+def test_other_clip_than_the_rounds_held_to_is_refused(tmp_path):
+  make_run(tmp_path, KEPT, held=range(6))
+  report.write(tmp_path)
+  run = json.loads((tmp_path / report.RUN_FILE).read_text())
+  run['claim']['clients_per_round'] += 1
+  (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+  with pytest.raises(ValueError, match='another clip, noise or key'):
+    report.write(tmp_path)
+
+
 def test_noise_verified_in_one_of_six_rounds_is_refused(tmp_path):
   make_run(tmp_path, KEPT, verified=[2])
   _refused(tmp_path, 'round=0: is one of 5 of 6 finished rounds whose noise')

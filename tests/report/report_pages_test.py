@@ -372,7 +372,7 @@ def test_burnt_rounds_are_told(tmp_path):
   written = report.write(tmp_path / 'run')
   assert written['observed']['rounds_burnt'] == 1
   (found,) = written['warnings']
-  assert found.startswith('1 of 6 rounds were burnt')
+  assert found.startswith('1 of 6 rounds was burnt')
 
 
 def test_who_clips_is_what_the_run_says(tmp_path):

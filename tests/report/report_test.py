@@ -26,6 +26,7 @@ def make_run(
   k=2,
   strategy=None,
   schema=None,
+  held=(),
   verified=None,
   ended=True,
   key=b'key',
@@ -36,7 +37,7 @@ def make_run(
   """Writes the files of a run by hand; returns the spec.
 
   `changes` are of `run.json`; the noise of `verified` rounds was, by default of
-  all.
+  all; what was enforced is signed in those that are `held`.
   """
   strategy = strategy or strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5, 0.4])
   schema = schema or participation.MinSep(min_sep, k)
@@ -70,6 +71,7 @@ def make_run(
   directory.mkdir(parents=True, exist_ok=True)
   (directory / report.RUN_FILE).write_text(json.dumps(run))
   strategies.save(strategy, directory / report.STRATEGY_FILE)
+  enforced = run_record.RunRecord.read(directory).enforced_digest()
   header = 'round,clients,non_finite,quantile,accuracy\n'
   lines = [
     f'{t},{len(cohort)},0,0.3,{0.02 * t if t % 2 else ""}\n'
@@ -85,6 +87,7 @@ def make_run(
         spec.z_stddev_per_clip * 0.5 if measured else None,
         bytes([t]) * 32,
         noise_checked=verified is None or t in verified,
+        enforced=enforced if t in held else None,
       )
       if t in burnt:
         ledger.abandon_round(t)
@@ -151,16 +154,23 @@ def test_report_gives_the_numbers_of_the_accountant(tmp_path):
   )
   assert planned['epsilon'] == written['epsilon']
   assert written['warnings'] == []
-  assert written['observed'] == {
-    'rounds': 6,
-    'rounds_finished': 6,
-    'rounds_burnt': 0,
-    'clients': 9,
-    'min_cohort': 2,
-    'max_cohort': 2,
-    'min_sep': 3,
-    'participations': 2,
-  }
+  # A client came twice, as often as it may.
+  numbers = ('sensitivity', 'rho', 'epsilon', 'noise_multiplier', 'delta')
+  for name in numbers:
+    assert written['observed'][name] == pytest.approx(planned[name], rel=1e-5)
+  assert (
+    written['observed'].items()
+    >= {
+      'rounds': 6,
+      'rounds_finished': 6,
+      'rounds_burnt': 0,
+      'clients': 9,
+      'min_cohort': 2,
+      'max_cohort': 2,
+      'min_sep': 3,
+      'participations': 2,
+    }.items()
+  )
   assert not written['violated']
   text = (tmp_path / 'report.md').read_text()
   for fact in ('zero-out', 'min_sep', '12.30', 'tuning', 'a count'):
@@ -254,6 +264,60 @@ def test_run_that_has_not_ended_says_so(tmp_path):
   written = report.write(tmp_path)
   assert not written['completed']
   assert 'has not ended' in (tmp_path / 'report.md').read_text()
+
+
+def test_stopped_run_claims_the_rounds_it_started(tmp_path):
+  make_run(tmp_path, KEPT[:3], ended=False)
+  written = report.write(tmp_path)
+  assert not written['violated']
+  assert written['participations'] == 1
+  assert written['epsilon'] == pytest.approx(
+    accounting.gaussian_epsilon(0.6 * math.sqrt(2), 1e-5), rel=1e-3
+  )
+  assert written['planned']['epsilon'] > written['epsilon']
+  assert 'what 3 rounds of this run release' in written['formal_statement']
+  # With the fourth round a client may have come twice.
+  make_run(tmp_path / 'more', KEPT[:4], ended=False)
+  more = report.write(tmp_path / 'more')
+  assert more['epsilon'] == more['planned']['epsilon']
+
+
+def test_run_without_a_finished_round_leads_with_it(tmp_path):
+  make_run(tmp_path, [], ended=False)
+  written = report.write(tmp_path)
+  assert written['warnings'][0].startswith('No round finished')
+  assert written['observed']['epsilon'] is None
+  assert 'nobody took part' in (tmp_path / 'report.md').read_text()
+
+
+def test_one_round_is_not_called_rounds(tmp_path):
+  make_run(tmp_path, KEPT[:1], ended=False)
+  text = report.write(tmp_path) and (tmp_path / 'report.md').read_text()
+  assert '1 round of 2 clients' in text and '1 rounds' not in text
+
+
+def test_observed_is_what_the_clients_did(tmp_path):
+  # Planned are two participations, and nobody came twice.
+  make_run(tmp_path, [[t, t + 6] for t in range(6)])
+  written = report.write(tmp_path)
+  assert written['observed']['epsilon'] == pytest.approx(
+    accounting.gaussian_epsilon(0.6 * math.sqrt(2), 1e-5), rel=1e-3
+  )
+  assert written['observed']['epsilon'] < written['epsilon']
+  assert written['epsilon'] == written['planned']['epsilon']
+  text = (tmp_path / 'report.md').read_text()
+  assert 'What is claimed is what was planned.' in text
+
+
+def test_what_the_run_held_to_is_checked_in_every_round(tmp_path):
+  checked = []
+  for name, held in (('all', range(6)), ('some', range(5)), ('none', ())):
+    make_run(tmp_path / name, KEPT, held=held)
+    rows = report.write(tmp_path / name)['assumptions']
+    checked.append(['in whose chain' in row['checked'] for row in rows])
+  # The clip and the key.
+  assert sum(checked[0]) == 2 and checked[0][0]
+  assert not any(checked[1] + checked[2])
 
 
 def test_less_noise_measured_than_claimed_is_refused(tmp_path):

@@ -480,7 +480,7 @@ class Logged:
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
     # PRIVACY: of the log, which may be worse than any schema that was planned.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
-    return accountants.Gaussian(strategy, self.schema, self.found.sensitivity)
+    return accountants.Logged(strategy, self.schema, self.found.sensitivity)
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the counts of the log as a JSON object."""

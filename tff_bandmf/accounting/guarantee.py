@@ -203,6 +203,34 @@ class Guarantee:
       return 1.0
     return self.claim_at(epsilon).total
 
+  def seen(self, found: sensitivity_lib.Observed) -> Guarantee:
+    """Returns the guarantee of the same noise for what a log shows.
+
+    A log that keeps the schema never shows more than was planned.
+
+    Args:
+      found: what the log shows, with the sensitivity of the strategy.
+    """
+    assert found.sensitivity is not None
+    logged = attrs.evolve(
+      self,
+      cohorts=cohorts_lib.Logged(found),
+      noise_multiplier=self.z_stddev_per_clip / found.sensitivity.value,
+    )
+    schema = self.cohorts.schema
+    # PRIVACY: that rounds are evenly spaced is not seen, so what was planned
+    # for such may not hold. Guard:
+    # guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
+    if (
+      schema is self.cohorts
+      and not schema.evenly_spaced
+      and found.keeps(schema, self.strategy.rounds)
+      and logged.exact_noise < self.exact_noise
+    ):
+      # Both hold, and differ by rounding.
+      return self
+    return logged
+
   def dp_event(self) -> dp_accounting.DpEvent:
     """Returns the event of the whole run, for a dp-accounting accountant.
 

@@ -7,6 +7,7 @@ import pathlib
 import time
 from typing import Any, Optional
 
+import attrs
 import click
 
 from tff_bandmf import accounting, errors, sensitivity
@@ -39,16 +40,13 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
   started = time.perf_counter()
   plan = _plan(file)
   if plan is None:
-    strategy, per_clip = output.load(file)[0], None
-    if z_stddev is not None:
-      per_clip = z_stddev / clip
+    strategy = output.load(file)[0]
   else:
     if z_stddev is not None:
       raise ValueError(
         errors.invalid('z_stddev', z_stddev, 'the plan says it', 'leave it out')
       )
     strategy = plan.strategy
-    per_clip = plan.guarantee.z_stddev_per_clip
     delta = plan.delta if delta is None else delta
     dimension = plan.dimension if dimension is None else dimension
   found = sensitivity.of_clients(
@@ -60,11 +58,15 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     )
   assert found.sensitivity is not None
   guarantee = None
-  if per_clip:
+  if plan is not None and plan.guarantee.noise_multiplier:
+    guarantee = attrs.evolve(
+      plan.guarantee, dimension=dimension, max_slack=max_slack
+    ).seen(found)
+  elif z_stddev is not None:
     guarantee = accounting.Guarantee(
       strategy,
       accounting.Logged(found),
-      per_clip / found.sensitivity.value,
+      z_stddev / clip / found.sensitivity.value,
       dimension=dimension,
       max_slack=max_slack,
     )
@@ -116,12 +118,8 @@ def _planned(
   """Returns the claim that was planned, and whether the log keeps to it."""
   if plan is None:
     return {}
-  schema = plan.cohorts.schema
-  kept = found.max_participations <= schema.participations(plan.rounds) and (
-    found.min_sep is None or found.min_sep >= schema.separation(plan.rounds)
-  )
   return {
     'planned_sensitivity': plan.guarantee.sensitivity.value,
     'planned_epsilon': plan_lib.proved_epsilon(plan.guarantee, delta),
-    'keeps_min_sep': kept,
+    'keeps_min_sep': found.keeps(plan.cohorts.schema, plan.rounds),
   }

@@ -28,6 +28,8 @@ FAILED = 'failed'
 ABANDONED = 'abandoned'
 # A row of metrics was written.
 ROW = 'row'
+# What the program held to in the attempt that is about to finish.
+ENFORCED = 'enforced'
 
 FORMAT = 2
 
@@ -38,9 +40,9 @@ class Event:
 
   Attributes:
     round: t.
-    kind: 'started', 'finished', 'failed', 'abandoned' or 'row'.
-    digest: of the cohort, of what was released, or of the row; None if it was
-      not recorded.
+    kind: 'started', 'enforced', 'finished', 'failed', 'abandoned' or 'row'.
+    digest: of the cohort, of what was enforced or released, or of the row;
+      None if it was not recorded.
     z_stddev: noise measured, clip included; None if it was not recorded.
     noise_checked: whether the process that added the noise tested it.
   """
@@ -56,7 +58,7 @@ class Event:
     return (
       isinstance(self.round, int)
       and self.round >= 0
-      and self.kind in (STARTED, FINISHED, FAILED, ABANDONED, ROW)
+      and self.kind in (STARTED, ENFORCED, FINISHED, FAILED, ABANDONED, ROW)
       and isinstance(self.digest, (bytes, type(None)))
       and (
         self.z_stddev is None
@@ -81,6 +83,7 @@ class Attempt:
     noise_checked: whether the process that added the noise tested it.
     row: digest of the row of metrics; None if it was not recorded.
     head: of the chain after the last event of the attempt, in hexadecimal.
+    enforced: digest of what the program held to; None if it did not say.
   """
 
   outcome: str
@@ -89,6 +92,7 @@ class Attempt:
   noise_checked: bool = False
   row: Optional[bytes] = None
   head: str = ''
+  enforced: Optional[bytes] = None
 
 
 def genesis(
@@ -159,12 +163,17 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
       found[-1] = dataclasses.replace(
         found[-1], row=event.digest, head=head.hex()
       )
+    elif event.kind == ENFORCED and is_open:
+      found[-1] = dataclasses.replace(
+        found[-1], enforced=event.digest, head=head.hex()
+      )
     elif event.kind in (FINISHED, FAILED) and is_open:
       found[-1] = Attempt(
         event.kind,
         event.z_stddev,
         event.digest,
         event.noise_checked,
+        enforced=found[-1].enforced,
         head=head.hex(),
       )
     else:

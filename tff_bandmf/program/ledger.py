@@ -135,6 +135,7 @@ class Ledger(ledger_reader.Reader):
     *,
     noise_checked: bool = False,
     rounds_done: Optional[int] = None,
+    enforced: Optional[bytes] = None,
   ) -> None:
     """Records that the result of a started round was taken over.
 
@@ -149,6 +150,8 @@ class Ledger(ledger_reader.Reader):
       noise_checked: whether the process that added the noise tested it.
       rounds_done: what the aggregator says that it has done, this one included
         (`round` in its measurements), if it is known.
+      enforced: digest of what the program held to in this round, such as its
+        clip; see `RunRecord.enforced_digest`.
 
     Raises:
       ValueError: there is no attempt that was started and has no outcome yet,
@@ -183,7 +186,8 @@ class Ledger(ledger_reader.Reader):
         None if result is None else bytes(result),
         None if z_stddev is None else abs(z_stddev),
         bool(noise_checked),
-      )
+      ),
+      enforced,
     )
 
   def fail_round(self, round_index: int) -> None:
@@ -194,7 +198,7 @@ class Ledger(ledger_reader.Reader):
     """
     self._end(chain.Event(_round(round_index), chain.FAILED))
 
-  def _end(self, event: chain.Event) -> None:
+  def _end(self, event: chain.Event, enforced: Optional[bytes] = None) -> None:
     with self._write() as connection:
       attempts = records.attempts(connection, event.round)
       if not attempts or attempts[-1].outcome != chain.STARTED:
@@ -212,7 +216,12 @@ class Ledger(ledger_reader.Reader):
             'do not release this one: abandon the round',
           )
         )
-      records.append(connection, event)
+      held = (
+        []
+        if enforced is None
+        else [chain.Event(event.round, chain.ENFORCED, bytes(enforced))]
+      )
+      records.append(connection, *held, event)
 
   def abandon_round(self, round_index: int) -> None:
     """Records that a started round is burnt: it is never started again.

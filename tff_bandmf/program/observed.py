@@ -31,6 +31,8 @@ class Observed:
       added.
     finished_twice: rounds that finished more than once and for which the ledger
       does not show that one result was released.
+    enforced: digests of what the program held to, of finished rounds; None is
+      among them where one did not say.
   """
 
   rounds: int
@@ -48,6 +50,7 @@ class Observed:
   unmeasured: tuple[int, ...]
   unchecked: tuple[int, ...]
   finished_twice: tuple[int, ...]
+  enforced: frozenset[Optional[bytes]] = frozenset()
 
   @property
   def clients(self) -> int:
@@ -63,6 +66,18 @@ class Observed:
   def max_participations(self) -> int:
     """Most rounds of one client; 0 without rounds."""
     return self.log.max_participations
+
+
+def of_log(sizes: dict[int, int], found: sensitivity.Observed) -> Observed:
+  """Returns what a log shows: rounds and their clients, and nothing else.
+
+  Args:
+    sizes: clients of each round.
+    found: what its cohorts show.
+  """
+  return dataclasses.replace(
+    observed(sizes, {}, found, -1), finished=len(sizes)
+  )
 
 
 def observed(
@@ -130,4 +145,5 @@ def observed(
         )
       )
     ),
+    enforced=frozenset(attempt.enforced for attempt in every),
   )

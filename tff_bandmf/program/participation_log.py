@@ -97,6 +97,11 @@ class ParticipationLog:
         rounds, clients = rounds[order], clients[order]
       yield rounds, clients
 
+  def cohort_sizes(self) -> dict[int, int]:
+    """Returns the clients of each round that has some, rounds ascending."""
+    rounds, counts = np.unique(self._rounds_of_rows, return_counts=True)
+    return dict(zip(rounds.tolist(), counts.tolist()))
+
   def _rounds(self, column: pa.Array) -> np.ndarray:
     import pyarrow as pa
     import pyarrow.compute

@@ -410,11 +410,15 @@ class Plan:
       )
 
   @property
+  def clip(self) -> float:
+    """Returns the largest norm of a clipped update, all layers together."""
+    clips = self.l2_norm_clip
+    return math.hypot(*clips) if isinstance(clips, tuple) else clips
+
+  @property
   def z_stddev(self) -> float:
     """Returns the standard deviation of Z, the clip included."""
-    clips = self.l2_norm_clip
-    norm = math.hypot(*clips) if isinstance(clips, tuple) else clips
-    return self.guarantee.z_stddev_per_clip * norm
+    return self.guarantee.z_stddev_per_clip * self.clip
 
   @functools.cached_property
   def rmse(self) -> float:

@@ -18,6 +18,7 @@ private/        mode 0700, never publish it:
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import pathlib
@@ -56,6 +57,11 @@ LEDGER_HEAD = 'ledger_head'
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
 # What may be said later: who runs the program, not what it does.
 _NOTES = (
+  'title',
+  'owner',
+  'contact',
+  'date',
+  'model',
   'unit_of_privacy',
   'population',
   'data',
@@ -77,6 +83,8 @@ _PARTS = {
   ),
   'enforced': ('min_sep', 'max_participations', 'by'),
 }
+# What the program that adds the noise holds to in every round.
+_HELD = ('l2_norm_clip', 'z_stddev_per_clip', 'clients_per_round')
 _IDENTITY = re.compile('[0-7][0-9a-f]{15}')
 _HEAD = re.compile('[0-9a-f]{64}')
 
@@ -118,6 +126,13 @@ class RunRecord:
     run_id: which run, 63 bits, as 16 hexadecimal digits; what the ledger is
       bound to.
     noise_key_id: which key, likewise.
+    title: of what was trained, for a report that is published.
+    owner: who answers for it.
+    contact: where to ask.
+    date: of the training, as its owner writes dates.
+    model: what was trained, in a few words.
+    after: runs on the same clients before it: `run`, a folder relative to that
+      of this run, and `run_id`.
   """
 
   claim: dict[str, Any] = _field(dict)
@@ -143,6 +158,12 @@ class RunRecord:
   train_sha256: Optional[str] = _field(str, None)
   run_id: Optional[str] = _field(str, None)
   noise_key_id: Optional[str] = _field(str, None)
+  title: Optional[str] = _field(str, None)
+  owner: Optional[str] = _field(str, None)
+  contact: Optional[str] = _field(str, None)
+  date: Optional[str] = _field(str, None)
+  model: Optional[str] = _field(str, None)
+  after: Optional[list[dict[str, str]]] = _field(list, None)
 
   def __attrs_post_init__(self):
     wrong = [
@@ -221,6 +242,15 @@ class RunRecord:
     if self.run_id is None or self.noise_key_id is None:
       raise ValueError(f'lacks {" or ".join(IDENTITY_KEYS)}')
     return int(self.run_id, 16), int(self.noise_key_id, 16)
+
+  def enforced_digest(self) -> bytes:
+    """Returns the digest of what every round of the run holds to.
+
+    It is of the clip, the noise, the divisor, the run and its key.
+    """
+    held = {name: self.claim[name] for name in _HELD}
+    content = json.dumps([held, *self.bound()], sort_keys=True).encode()
+    return hashlib.sha256(content).digest()
 
   def write(self, directory: pathlib.Path) -> None:
     """Writes `run.json`; see `of_key`."""

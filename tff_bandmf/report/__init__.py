@@ -8,7 +8,6 @@ from tff_bandmf.program.run_record import (
   STRATEGY_FILE,
 )
 from tff_bandmf.report.report import (
-  COMPARE_DIRECTORY,
   FORMAT,
   HTML_FILE,
   JSON_FILE,
@@ -17,7 +16,9 @@ from tff_bandmf.report.report import (
   Report,
   build,
   json_schema,
+  of,
   what_if,
   write,
 )
+from tff_bandmf.report.source import COMPARE_DIRECTORY, Source, of_log, of_run
 from tff_bandmf.report.transparency import code_digest, versions

@@ -4,12 +4,14 @@
 |--------|----------------------|--------------------------------------------|
 | C      | `strategy`           | of the file `strategy.json`                |
 | b, k   | `planned`, `held`    | participation: planned, and what held      |
+| pi     | `seen`               | the rounds that clients really took        |
 | z      | `z_stddev`           | what was added, whatever was planned       |
 
   noise_multiplier = z_stddev / (clip * sens(C; b, k))
 
 The noise of a run is what it is. Participation that was worse than planned
-makes the sensitivity larger, the noise multiplier smaller, epsilon larger.
+makes the sensitivity larger, the noise multiplier smaller, epsilon larger. If a
+run stopped, the rounds that were started count.
 """
 
 from __future__ import annotations
@@ -31,9 +33,15 @@ class Claim:
 
   Attributes:
     planned: of the participation that was planned.
-    held: of the participation that may be claimed: the planned one or, where
-      the ledger shows worse, the observed one. Its noise is that of `planned`.
-    observed: what the ledger shows.
+    held: of the participation that may be claimed: the planned one, in the
+      rounds that were started, or, where clients did worse, the observed one.
+      Its noise is that of `planned`.
+    seen: of the very rounds that clients took; None if nobody took part. It is
+      a statement about these alone.
+    observed: what the ledger shows, or a log.
+    violated: whether clients took part more often, or closer, than planned.
+    signed: whether the chain of the ledger has, for every finished round, the
+      clip, the noise and the key of the claim.
     delta: stated for the run.
     l2_norm_clip: the clipping norm.
     clients_per_round: divisor of the mean.
@@ -41,15 +49,18 @@ class Claim:
 
   planned: accounting.Guarantee
   held: accounting.Guarantee
+  seen: Optional[accounting.Guarantee]
   observed: program.Observed
+  violated: bool
+  signed: bool
   delta: float
   l2_norm_clip: float
   clients_per_round: float
 
   @property
-  def violated(self) -> bool:
-    """Whether clients took part more often, or closer, than was planned."""
-    return self.held is not self.planned
+  def rounds(self) -> int:
+    """The rounds that are claimed: up to the last one that was started."""
+    return self.observed.last_round + 1
 
   @property
   def z_stddev(self) -> float:
@@ -61,8 +72,6 @@ class Claim:
     strategy, observed = self.held.strategy, self.observed
     numbers = self.held.to_dict()
     mean, largest = strategy.errors()
-    held = figures(self.held, self.delta)
-    planned = figures(self.planned, self.delta) if self.violated else held
     return {
       **numbers,
       'min_sep': numbers.get('min_sep'),
@@ -75,7 +84,7 @@ class Claim:
       'max_error': largest,
       'rmse': self.held.sensitivity.value * math.sqrt(mean),
       'max_rmse': self.held.sensitivity.value * math.sqrt(largest),
-      **held,
+      **figures(self.held, self.delta),
       'l2_norm_clip': self.l2_norm_clip,
       'clients_per_round': self.clients_per_round,
       'strategy_sha256': strategy.digest(),
@@ -86,7 +95,7 @@ class Claim:
           strategy.rounds
         ),
         'sensitivity': self.planned.sensitivity.value,
-        **planned,
+        **figures(self.planned, self.delta),
       },
       'observed': {
         'rounds': observed.rounds,
@@ -97,27 +106,32 @@ class Claim:
         'max_cohort': observed.max_cohort,
         'min_sep': observed.min_sep,
         'participations': observed.max_participations,
+        'sensitivity': self.seen and self.seen.sensitivity.value,
+        'sensitivity_method': self.seen and self.seen.sensitivity.method,
+        **figures(self.seen, self.delta),
       },
       'violated': self.violated,
     }
 
 
 def figures(
-  guarantee: accounting.Guarantee, delta: float
+  guarantee: Optional[accounting.Guarantee], delta: float
 ) -> dict[str, Optional[float]]:
   """Returns noise multiplier, rho, epsilon at delta and its slack.
 
   None without noise, or where the arithmetic of so little noise proves nothing.
   """
-  found = {
-    'noise_multiplier': guarantee.noise_multiplier,
-    'rho': guarantee.rho,
+  found: dict[str, Optional[float]] = {
+    'noise_multiplier': None
+    if guarantee is None
+    else guarantee.noise_multiplier,
+    'rho': None if guarantee is None else guarantee.rho,
     'epsilon': None,
     'slack_epsilon': None,
     'slack_delta': None,
     'delta': delta,
   }
-  if guarantee.noise_multiplier > 0:
+  if guarantee and guarantee.noise_multiplier > 0:
     try:
       return {**found, **guarantee.claim(delta).to_dict()}
     except accounting.Unproved:
@@ -155,16 +169,61 @@ def established(directory: pathlib.Path) -> Claim:
   observed = evidence.observed(
     directory,
     run,
-    strategy.rounds,
+    strategy,
     planned.z_stddev_per_clip * claim['l2_norm_clip'],
   )
+  return of(
+    planned,
+    observed,
+    # PRIVACY: what one round did not say of itself is not checked. Guard:
+    # report_test.test_what_the_run_held_to_is_checked_in_every_round.
+    signed=observed.enforced == {run.enforced_digest()},
+    delta=delta,
+    l2_norm_clip=float(claim['l2_norm_clip']),
+    clients_per_round=claim['clients_per_round'],
+  )
+
+
+def of(
+  planned: accounting.Guarantee,
+  observed: program.Observed,
+  *,
+  signed: bool = False,
+  delta: float,
+  l2_norm_clip: float,
+  clients_per_round: float,
+) -> Claim:
+  """Returns the claim of what was planned, in the light of what was observed.
+
+  Args:
+    planned: of the schema that was planned.
+    observed: with the sensitivity of the strategy.
+    signed: as in `Claim`.
+    delta: of the claim.
+    l2_norm_clip: the clipping norm.
+    clients_per_round: divisor of the mean.
+  """
+  schema, rounds = planned.cohorts.schema, planned.strategy.rounds
+  if schema.evenly_spaced:
+    # PRIVACY: the figures that are observed do not show that rounds were
+    # exactly b apart, only at least b.
+    # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
+    planned = planned.under(
+      participation_lib.MinSep(
+        schema.separation(rounds), schema.max_participations
+      )
+    )
+  violated = not observed.log.keeps(planned.cohorts.schema, rounds)
   return Claim(
     planned,
-    _held(planned, observed),
+    _held(planned, observed, violated),
+    planned.seen(observed.log) if observed.clients else None,
     observed,
+    violated,
+    signed,
     delta,
-    float(claim['l2_norm_clip']),
-    claim['clients_per_round'],
+    l2_norm_clip,
+    clients_per_round,
   )
 
 
@@ -218,7 +277,7 @@ def what_if(
     'observed_participations': claim.observed.max_participations,
     # More or closer participations than asked for: a claim for a run that
     # was not this one.
-    'observed_is_worse': _worse(claim.observed, schema, rounds),
+    'observed_is_worse': not claim.observed.log.keeps(schema, rounds),
   }
 
 
@@ -255,41 +314,24 @@ def _planned(
         'nothing can be claimed for a changed run',
       )
     )
-  if schema.evenly_spaced:
-    # PRIVACY: the ledger's figures do not show that rounds were exactly b
-    # apart, only at least b.
-    # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
-    return guarantee.under(
-      participation_lib.MinSep(
-        schema.separation(strategy.rounds), schema.max_participations
-      )
-    )
   return guarantee
 
 
 def _held(
-  planned: accounting.Guarantee, observed: program.Observed
+  planned: accounting.Guarantee, observed: program.Observed, violated: bool
 ) -> accounting.Guarantee:
   """Returns the claim of what was planned or, if worse, of what was seen."""
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
-  if not _worse(observed, schema, rounds):
-    return planned
-  min_sep = min(b for b in (schema.min_sep, observed.min_sep) if b is not None)
-  return planned.under(
-    participation_lib.MinSep(
-      min_sep, max(schema.participations(rounds), observed.max_participations)
+  started = observed.last_round + 1
+  if violated:
+    min_sep = min(
+      b for b in (schema.min_sep, observed.min_sep) if b is not None
     )
-  )
-
-
-def _worse(
-  observed: program.Observed,
-  schema: participation_lib.Participation,
-  rounds: int,
-) -> bool:
-  """Returns whether clients did what the schema does not allow."""
-  return observed.max_participations > schema.participations(rounds) or (
-    observed.min_sep is not None
-    and schema.min_sep is not None
-    and observed.min_sep < schema.min_sep
-  )
+    most = max(schema.participations(rounds), observed.max_participations)
+  elif schema.min_sep is not None and 0 < started < rounds:
+    # PRIVACY: in t rounds a client has ceil(t / b) participations at most.
+    # Guard: report_test.test_stopped_run_claims_the_rounds_it_started.
+    min_sep, most = schema.min_sep, schema.participations(started)
+  else:
+    return planned
+  return planned.under(participation_lib.MinSep(min_sep, most))

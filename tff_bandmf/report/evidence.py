@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import pathlib
 
-from tff_bandmf import errors, program
+from tff_bandmf import errors, program, strategies
 from tff_bandmf.program import checkpoints, metrics, run_record
 from tff_bandmf.program import ledger as ledger_lib
 
@@ -29,7 +29,7 @@ _NOTHING = 'nothing can be claimed for such a run'
 def observed(
   directory: pathlib.Path,
   run: run_record.RunRecord,
-  rounds: int,
+  strategy: strategies.Strategy,
   z_stddev: float,
 ) -> program.Observed:
   """Returns what the ledger of a run shows, if it is the run's and whole.
@@ -37,7 +37,7 @@ def observed(
   Args:
     directory: of the run.
     run: what `run.json` says.
-    rounds: n.
+    strategy: C.
     z_stddev: standard deviation of z that is claimed, clip included.
 
   Raises:
@@ -46,7 +46,17 @@ def observed(
   """
   with ledger_lib.of_run(directory) as ledger:
     bound, head = ledger.bound(), ledger.head()
-    attempts, found = ledger.all_attempts(), ledger.observed()
+    attempts = ledger.all_attempts()
+    last_round = max(attempts, default=-1)
+    # PRIVACY: a round past the last one of C has no guarantee. Guard:
+    # report_test.test_ledger_with_more_rounds_than_the_strategy_is_refused.
+    _require(
+      last_round < strategy.rounds,
+      'rounds',
+      last_round + 1,
+      f'the ledger goes further than the strategy supports, {strategy.rounds}',
+    )
+    found = ledger.observed(strategy)
   # PRIVACY: another run's clients are not this one's. Guard:
   # evidence_test.test_ledger_of_another_run_is_refused.
   _require(
@@ -54,12 +64,6 @@ def observed(
     'ledger',
     directory / run_record.LEDGER_FILE,
     f'is not that of the run and the key in {run_record.RUN_FILE}',
-  )
-  _require(
-    found.last_round < rounds,
-    'rounds',
-    found.last_round + 1,
-    f'the ledger goes further than the strategy supports, {rounds}',
   )
   last_client = max(found.last_client, found.clients - 1)
   _require(
@@ -69,6 +73,14 @@ def observed(
     f'the ledger has clients beyond the population={run.population}',
   )
   _check_noise(found, z_stddev)
+  # PRIVACY: noise for another clip is not the claim's. Guard:
+  # evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
+  _require(
+    found.enforced <= {None, run.enforced_digest()},
+    'run',
+    directory / run_record.RUN_FILE,
+    'has another clip, noise or key than the rounds in the ledger held to',
+  )
   # PRIVACY: two sums that met one noise show their difference. Guard:
   # evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
@@ -81,10 +93,10 @@ def observed(
   ended = run_record.result_head(directory)
   if ended is not None:
     _require(
-      found.rounds == rounds,
+      found.rounds == strategy.rounds,
       'rounds',
       found.rounds,
-      f'the run has ended, but its ledger has not all {rounds} rounds',
+      f'the run has ended, but its ledger has not all {strategy.rounds} rounds',
     )
     _require(
       not found.open,

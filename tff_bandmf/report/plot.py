@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 _SIZE = (5.0, 3.2)
@@ -39,7 +40,9 @@ def epsilon(
   return figure
 
 
-def accuracy(curves: dict[str, list[tuple[int, float]]]) -> Optional[Any]:
+def accuracy(
+  curves: Mapping[str, Sequence[tuple[int, float]]],
+) -> Optional[Any]:
   """Returns a figure of validation accuracy by round; None without data.
 
   Args:

@@ -11,16 +11,16 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Sequence
 from typing import Any, Optional, Union
 
 import jinja2
 import numpy as np
 
 from tff_bandmf import _files, accounting
-from tff_bandmf.program import metrics as metrics_lib
-from tff_bandmf.program import run_record
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import plot, statement, transparency
+from tff_bandmf.report import source as source_lib
 
 FORMAT = 'tff_bandmf.report'
 VERSION = 1
@@ -28,8 +28,9 @@ VERSION = 1
 MARKDOWN_FILE = 'report.md'
 JSON_FILE = 'report.json'
 HTML_FILE = 'report.html'
-COMPARE_DIRECTORY = 'compare'
 
+# What a run says of itself, for those who read its report.
+NAMED = ('title', 'owner', 'contact', 'date', 'model')
 _SHOWN = ('test_accuracy', 'test_loss', 'parameters')
 # At which epsilon is given, next to the delta of the run.
 _DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
@@ -70,6 +71,27 @@ class Report:
     }
     return _render('report.html.j2', {**self.content, 'images': images})
 
+  def write(self, directory: Union[str, os.PathLike]) -> dict[str, Any]:
+    """Writes the files of the report; returns the content of `report.json`.
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    texts = {
+      MARKDOWN_FILE: self.markdown(),
+      HTML_FILE: self.html(),
+      JSON_FILE: self.json(),
+    }
+    # After the page, as drawing at another size moves the axes.
+    images = {name: plot.png(figure) for name, figure in self.figures.items()}
+    for name, image in images.items():
+      _files.write(directory / name, image)
+    for name, text in texts.items():
+      _files.write(directory / name, text.encode())
+    return self.content
+
 
 def build(directory: Union[str, os.PathLike]) -> Report:
   """Returns the report of a run; writes nothing.
@@ -82,24 +104,17 @@ def build(directory: Union[str, os.PathLike]) -> Report:
     ValueError: the files do not support a claim.
     OSError: a file cannot be read.
   """
-  directory = pathlib.Path(directory)
-  run = run_record.RunRecord.read(directory)
-  claim = claim_lib.established(directory)
-  metrics = metrics_lib.rows(directory)
-  result = run_record.read_result(directory)
+  return of(source_lib.of_run(directory))
+
+
+def of(source: source_lib.Source) -> Report:
+  """Returns the report of what was read."""
+  run, claim = source.run, source.claim
   numbers = claim.to_dict()
-  rows = [_row(numbers['family'], numbers, result)]
-  accuracies = {numbers['family']: metrics_lib.accuracy(metrics)}
-  for path in sorted((directory / COMPARE_DIRECTORY).glob('*')):
-    if (path / run_record.RESULT_FILE).exists():
-      rows.append(
-        _row(
-          path.name,
-          claim_lib.established(path).to_dict(),
-          run_record.read_result(path),
-        )
-      )
-      accuracies[path.name] = metrics_lib.accuracy(metrics_lib.rows(path))
+  shown = [source, *source.compared] if source.completed else []
+  accuracies = {numbers['family']: source.accuracy}
+  for each in source.compared:
+    accuracies[each.name] = each.accuracy
   curve = _curve(claim.held, claim.delta)
   figures = {'accuracy.png': plot.accuracy(accuracies)}
   if curve:
@@ -110,14 +125,20 @@ def build(directory: Union[str, os.PathLike]) -> Report:
     )
   figures = {name: figure for name, figure in figures.items() if figure}
   code_sha256 = transparency.code_digest()
+  together = composed([source], claim.delta) if source.before else None
   content = {
     'format': FORMAT,
     'version': VERSION,
-    'summary': _summary(numbers, run),
-    'warnings': statement.warnings(claim, run, bool(result), code_sha256),
-    'completed': bool(result),
+    **{name: getattr(run, name) for name in NAMED},
+    'summary': _summary(numbers, source, together),
+    'warnings': statement.warnings(
+      claim, run, source.completed, code_sha256, source.elsewhere
+    ),
+    'completed': source.completed,
+    'elsewhere': source.elsewhere,
     'simulated': run.simulated is not None,
     **numbers,
+    'together': together,
     'epsilons': [
       {
         'delta': delta,
@@ -136,24 +157,58 @@ def build(directory: Union[str, os.PathLike]) -> Report:
     'not_covered': run.not_covered,
     'data_accesses': statement.data_accesses(run),
     'formal_statement': statement.formal(claim, numbers, run),
-    'assumptions': statement.assumptions(claim, run),
-    'side_releases': statement.side_releases(
-      directory, run, list(metrics[0]) if metrics else []
-    ),
+    'assumptions': statement.assumptions(claim, run, source.elsewhere),
+    'side_releases': source.side_releases,
     'enforced': run.enforced,
     'population': run.population,
     'data': run.data,
-    'generator': statement.generator(run),
-    'runs': rows if result else [],
+    'generator': None if source.elsewhere else statement.generator(run),
+    'runs': [
+      _row(each.name if place else numbers['family'], each)
+      for place, each in enumerate(shown)
+    ]
+    if source.result
+    else [],
     'plots': sorted(figures),
     'versions': run.versions or {},
     'report_versions': transparency.versions(),
     'code_sha256': run.code_sha256,
     'report_code_sha256': code_sha256,
     'train_sha256': run.train_sha256,
-    'files_sha256': transparency.file_digests(directory),
+    'files_sha256': source.files_sha256,
   }
   return Report(content, figures)
+
+
+def composed(
+  sources: Sequence[source_lib.Source], delta: float
+) -> Optional[dict[str, Any]]:
+  """Returns what runs guarantee together, with those that they come after.
+
+  None where one of them guarantees nothing.
+
+  Args:
+    sources: of the runs, each once.
+    delta: of the claim for all of them.
+
+  Raises:
+    ValueError: they have different adjacencies.
+  """
+  claims = {id(source.claim): (source.name, source.claim) for source in sources}
+  known = {source.run.run_id for source in sources}
+  for source in sources:
+    for name, (run_id, claim) in source.before.items():
+      if run_id not in known:
+        known.add(run_id)
+        claims[id(claim)] = (name, claim)
+  names, found = zip(*claims.values())
+  if not all(claim.held.noise_multiplier for claim in found):
+    return None
+  try:
+    numbers = accounting.compose(claim.held for claim in found).to_dict(delta)
+  except accounting.Unproved:
+    return None
+  return {'runs': list(names), **numbers}
 
 
 def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
@@ -170,20 +225,7 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
     ValueError: the files do not support a claim; nothing is written.
     OSError: a file cannot be read or written.
   """
-  directory = pathlib.Path(directory)
-  report = build(directory)
-  texts = {
-    MARKDOWN_FILE: report.markdown(),
-    HTML_FILE: report.html(),
-    JSON_FILE: report.json(),
-  }
-  # After the page, as drawing at another size moves the axes.
-  images = {name: plot.png(figure) for name, figure in report.figures.items()}
-  for name, image in images.items():
-    _files.write(directory / name, image)
-  for name, text in texts.items():
-    _files.write(directory / name, text.encode())
-  return report.content
+  return build(directory).write(directory)
 
 
 def what_if(
@@ -248,22 +290,25 @@ def _curve(
   ]
 
 
-def _row(
-  name: str, numbers: dict[str, Any], result: dict[str, float]
-) -> dict[str, Any]:
+def _row(name: str, source: source_lib.Source) -> dict[str, Any]:
   """Returns a line of the table of results."""
+  numbers = source.claim.to_dict()
   return {
     'name': name,
     **{
       key: numbers[key] for key in ('epsilon', 'delta', 'sensitivity', 'rmse')
     },
     # What a page shows of them; others stand in the file of results.
-    **{name: result[name] for name in _SHOWN if name in result},
+    **{name: source.result[name] for name in _SHOWN if name in source.result},
   }
 
 
-def _summary(numbers: dict[str, Any], run: run_record.RunRecord) -> str:
-  """Returns the claim in one sentence."""
+def _summary(
+  numbers: dict[str, Any],
+  source: source_lib.Source,
+  together: Optional[dict[str, Any]],
+) -> str:
+  """Returns the claim in one sentence, or two."""
   if numbers['rho'] is None:
     return 'This run added no noise and guarantees nothing.'
   if numbers['epsilon'] is None:
@@ -273,15 +318,26 @@ def _summary(numbers: dict[str, Any], run: run_record.RunRecord) -> str:
     )
   simulated = (
     'SIMULATED, no claim for a deployment: '
-    if run.simulated is not None
+    if source.run.simulated is not None
     else ''
   )
-  return (
+  rounds = statement.count(numbers['observed']['rounds'], 'round')
+  clients = statement.count(numbers['clients_per_round'], 'client')
+  text = (
     f'{simulated}({_number(numbers["epsilon"])}, {numbers["delta"]})-'
-    f'differential privacy for {run.unit_of_privacy}, '
-    f'{numbers["adjacency"]} '
-    f'adjacency, {numbers["observed"]["rounds"]} rounds of '
-    f'{numbers["clients_per_round"]} clients, {numbers["family"]} noise.'
+    f'differential privacy for {source.run.unit_of_privacy}, '
+    f'{numbers["adjacency"]} adjacency, {rounds} of {clients}, '
+    f'{numbers["family"]} noise.'
+  )
+  if not source.before:
+    return text
+  before = statement.count(len(source.before), 'run')
+  if together is None:
+    return f'{text} With the {before} before it: no guarantee.'
+  return (
+    f'With the {before} before it on the same clients: '
+    f'({_number(together["epsilon"])}, {together["delta"]})-differential '
+    f'privacy. This run alone: {text}'
   )
 
 
@@ -317,4 +373,6 @@ def _render(template: str, content: dict[str, Any]) -> str:
   )
   environment.filters['cell'] = _cell
   environment.globals.update(number=_number, accesses=statement.ACCESSES)
-  return environment.get_template(template).render(content)
+  return environment.get_template(template).render(
+    {**content, 'content': content}
+  )

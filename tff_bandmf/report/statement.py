@@ -64,12 +64,29 @@ _COLUMNS = {
 }
 
 
+# What a report itself tells without noise.
+COUNTS = (
+  'cohort sizes, how many clients took part, how often and how far apart, exact'
+)
+# What a report of training that ran elsewhere cannot know.
+ELSEWHERE = (
+  'Training ran elsewhere. This report did not enforce who took part, and did '
+  'not check the noise: the claim is for the rounds in the log and for noise '
+  'that was made as the plan and this library make it.'
+)
+_UNCHECKED = 'not checked here'
+
 # What `run.json` says of each use of data outside training, and its title.
 ACCESSES = {
   'tuning': 'hyperparameter tuning',
   'model_selection': 'model selection',
   'pre_training': 'public pre-training',
 }
+
+
+def count(number: int, noun: str) -> str:
+  """Returns a number of things: '1 round', '2 rounds'."""
+  return f'{number} {noun}{"s" * (number != 1)}'
 
 
 def data_accesses(run: run_record.RunRecord) -> dict[str, str]:
@@ -128,17 +145,19 @@ def formal(
     return 'None. Nothing is proved about the arithmetic of so little noise.'
   schema = claim.held.cohorts.schema
   rounds = claim.held.strategy.rounds
+  most = count(schema.participations(rounds), 'round')
+  started = count(claim.rounds, 'round')
   together = (
     ''
     if schema.min_sep is None
     else f', any two of them at least {schema.min_sep} rounds apart'
   )
   return (
-    f'Let M map a data set of clients to what the {rounds} rounds of this '
-    f"run release ({run.released}). Let D and D' be neighbours: D' is D "
+    f'Let M map a data set of clients to what {started} of this run '
+    f"release ({run.released}). Let D and D' be neighbours: D' is D "
     'with every contribution of one unit of privacy '
     f'({run.unit_of_privacy}) set to zero. If each client contributes to '
-    f'at most {schema.participations(rounds)} rounds{together}, and the '
+    f'at most {most}{together}, and the '
     "assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
     "delta, also with D and D' exchanged, for every set S of outputs, with "
     f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
@@ -148,61 +167,89 @@ def formal(
 
 
 def assumptions(
-  claim: claim_lib.Claim, run: run_record.RunRecord
+  claim: claim_lib.Claim, run: run_record.RunRecord, elsewhere: bool
 ) -> list[dict[str, str]]:
-  """Returns what the claim rests on, who enforces it, who checked it."""
+  """Returns what the claim rests on, who enforces it, who checked it.
+
+  Args:
+    claim: of the run.
+    run: what `run.json` says.
+    elsewhere: whether only a log of the training is there.
+  """
   enforced = (run.enforced or {}).get('by', NOT_STATED)
+  signed = (
+    'the ledger, in whose chain it stands for every round that finished'
+    if claim.signed
+    else _UNCHECKED
+  )
   measured = (
     'not checked: the ledger has no measurement'
     if claim.observed.z_stddev is None
     else 'the ledger has the standard deviation that the aggregator told of '
     'each round; compared with the claim here'
   )
+  trainer = 'whoever trained' if elsewhere else 'the training program'
+  record = 'log' if elsewhere else 'ledger'
   rows = (
     (
       'A client sends at most one update a round, and its L2 norm is clipped '
       f'to {claim.l2_norm_clip}.',
       run.clipped_by or NOT_STATED,
-      'not checked here',
+      signed,
     ),
     (
       'Clients take part as often, and as far apart, as the statement says.',
       enforced,
-      'the ledger, read for this report',
+      f'the {record}, read for this report',
     ),
     (
+      'The log has every participation, and a client has one name in it.',
+      'whoever kept the log',
+      _UNCHECKED,
+    )
+    if elsewhere
+    else (
       'The ledger has every cohort that was used: it is written before its '
       'round.',
-      'the training program',
+      trainer,
       f'compared with {run_record.METRICS_FILE} and '
       f'{run_record.RESULT_FILE} here',
     ),
     (
       'No round was released for two cohorts.',
-      'the ledger refuses a second cohort',
-      'not checked here',
+      trainer if elsewhere else 'the ledger refuses a second cohort',
+      _UNCHECKED
+      if elsewhere
+      else 'the ledger has one cohort of each round, and one result',
     ),
     (
       'Who takes part does not depend on what the clients hold.',
-      'the training program',
-      'not checked here',
+      trainer,
+      _UNCHECKED,
     ),
     (
       'One unit of privacy is one client: nobody has two.',
       'whoever enrols clients',
-      'not checked here',
+      _UNCHECKED,
     ),
     (
       'The noise of all rounds is that of the strategy and of this standard '
       'deviation.',
-      'the aggregator',
-      measured,
+      trainer if elsewhere else 'the aggregator',
+      _UNCHECKED if elsewhere else measured,
+    ),
+    (
+      'One key makes the noise of the run, and is used for nothing else.',
+      trainer if elsewhere else 'the run: its ledger is bound to the key',
+      signed,
     ),
     (
       'The words of the generator, ChaCha20, cannot be told from uniform '
-      'ones: its key is secret and used for this run alone.',
-      'the operator: the file of the key is readable to its owner alone',
-      'not checked here',
+      'ones: its key is secret.',
+      trainer
+      if elsewhere
+      else 'the operator: the file of the key is readable to its owner alone',
+      _UNCHECKED,
     ),
     (
       'The inverse of the normal CDF is right to 8 units in the last place; '
@@ -257,8 +304,7 @@ def side_releases(
   rows.append(
     (
       'this report',
-      'cohort sizes, how many clients took part, how often and '
-      'how far apart, exact',
+      COUNTS,
     )
   )
   rows += [('stated by the run', item) for item in run.side_releases]
@@ -270,8 +316,10 @@ def warnings(
   run: run_record.RunRecord,
   completed: bool,
   code_sha256: str,
+  elsewhere: bool,
 ) -> list[str]:
   """Returns what a reader has to know before the numbers, worst first."""
+  seen = claim.observed
   found = []
   # PRIVACY: figures of a run that stands for another are not taken for a
   # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
@@ -281,8 +329,12 @@ def warnings(
       'is made for a deployment; what is claimed here is for the noise that '
       'this run had.'
     )
+  if elsewhere:
+    found.append(ELSEWHERE)
+  elif not seen.finished:
+    found.append('No round finished: nothing of the clients was released.')
   if claim.violated:
-    planned, seen = claim.planned.cohorts.schema, claim.observed
+    planned = claim.planned.cohorts.schema
     most = planned.participations(claim.held.strategy.rounds)
     found.append(
       'The participation schema was not kept. Planned: '
@@ -293,24 +345,25 @@ def warnings(
   if not claim.held.noise_multiplier:
     found.append('No noise was added: this run guarantees nothing.')
   if not completed:
+    of = count(claim.held.strategy.rounds, 'round')
     found.append(
-      f'This run has not ended: {claim.observed.rounds} of '
-      f'{claim.held.strategy.rounds} rounds were started. The claim holds '
-      'for all of them.'
+      f'This run has not ended: {seen.rounds} of {of} '
+      f'{"was" if seen.rounds == 1 else "were"} started. The claim is for '
+      'what they released, and grows with those that follow.'
     )
-  if claim.observed.burnt:
+  if seen.burnt:
     found.append(
-      f'{claim.observed.burnt} of {claim.observed.rounds} rounds were burnt: '
-      'started, and what they gave is not in the model. The claim counts '
-      'them.'
+      f'{seen.burnt} of {count(seen.rounds, "round")} '
+      f'{"was" if seen.burnt == 1 else "were"} burnt: started, and what came '
+      'of it is not in the model. The claim counts burnt rounds.'
     )
-  population = run.population or claim.observed.clients
+  population = run.population or seen.clients
   if claim.delta * population >= 1:
     found.append(
       f'delta = {claim.delta!r} is not below 1 / population = 1 / '
       f'{population}: publishing all of one client may meet it.'
     )
-  if claim.observed.z_stddev is None and claim.observed.finished:
+  if seen.z_stddev is None and seen.finished and not elsewhere:
     found.append('The ledger has no measurement of the noise that was added.')
   if (run.code_sha256 or code_sha256) != code_sha256:
     found.append(

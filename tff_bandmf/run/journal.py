@@ -42,6 +42,7 @@ class Journal:
     self.ledger = ledger
     self.opened: Optional[rounds.Round] = None
     self._directory = directory
+    self._enforced = run_record.RunRecord.read(directory).enforced_digest()
     self._position = position
     self._checkpoints = checkpoints.Checkpoints(
       directory / run_record.CHECKPOINTS
@@ -118,7 +119,13 @@ class Journal:
           'leave it: it is burnt, and the run goes on',
         )
       )
-    self.ledger.finish_round(t, z_stddev, result, noise_checked=bool(z_stddev))
+    self.ledger.finish_round(
+      t,
+      z_stddev,
+      result,
+      noise_checked=bool(z_stddev),
+      enforced=self._enforced,
+    )
     self._rows.write({'round': t, 'clients': len(done.cohort)})
     self._keep(t, measured)
     self._checkpoints.save(state, t + 1, self.ledger.head())

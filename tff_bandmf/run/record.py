@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from tff_bandmf import report
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.program import run_record
@@ -14,12 +12,11 @@ _DELTA = 1e-6
 
 def of(plan: plan_lib.Plan) -> run_record.RunRecord:
   """Returns what the run of a plan says of itself, before its first round."""
-  clips = plan.l2_norm_clip
   return run_record.RunRecord(
     claim={
       **plan.guarantee.to_dict(),
       'delta': plan.delta or _DELTA,
-      'l2_norm_clip': math.hypot(*clips) if isinstance(clips, tuple) else clips,
+      'l2_norm_clip': plan.clip,
       'clients_per_round': plan.clients_per_round,
     },
     config=plan.request(),

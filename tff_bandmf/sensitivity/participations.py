@@ -21,6 +21,7 @@ from typing import Optional
 import numpy as np
 
 from tff_bandmf import errors, strategies
+from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import result
 from tff_bandmf.sensitivity import sensitivity as sensitivity_lib
 
@@ -57,6 +58,16 @@ class Observed:
   histogram: dict[int, int]
   sensitivity: Optional[result.Sensitivity] = None
   pattern: tuple[int, ...] = ()
+
+  def keeps(self, schema: participation_lib.Participation, rounds: int) -> bool:
+    """Returns whether clients did what a schema allows in n rounds.
+
+    That rounds are evenly spaced is not looked at, but that they are so far
+    apart at least.
+    """
+    return self.max_participations <= schema.participations(rounds) and (
+      self.min_sep is None or self.min_sep >= schema.separation(rounds)
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,69 @@
+"""Tests of runs that come after others on the same clients."""
+
+import json
+import os
+
+import pytest
+import report_test
+
+from tff_bandmf import accounting, report
+
+pytestmark = pytest.mark.slow
+
+
+def _run(folder, after=(), **changes):
+  """Makes a run that names others; each has its own noise."""
+  named = [
+    {
+      'run': os.path.relpath(other, folder),
+      'run_id': json.loads((other / report.RUN_FILE).read_text())['run_id'],
+    }
+    for other in after
+  ]
+  return report_test.make_run(
+    folder,
+    report_test.KEPT,
+    key=folder.name.encode(),
+    **({'after': named} if named else {}),
+    **changes,
+  )
+
+
+def test_report_claims_the_composition(tmp_path, run_json):
+  first = _run(tmp_path / 'first', noise_multiplier=1.0)
+  second = _run(tmp_path / 'second', [tmp_path / 'first'])
+  # Both are named, and the first by both: it counts once.
+  third = _run(tmp_path / 'third', [tmp_path / 'second', tmp_path / 'first'])
+  written = report.write(tmp_path / 'third')
+  expected = accounting.compose([first, second, third]).claim(1e-5)
+  assert written['together']['epsilon'] == pytest.approx(expected.epsilon)
+  assert written['together']['runs'] == ['third', '../second', '../first']
+  assert written['together']['composition'] == 'exact'
+  assert written['epsilon'] < written['together']['epsilon']
+  assert written['summary'].startswith('With the 2 runs before it')
+  for name in ('report.md', 'report.html'):
+    text = (tmp_path / 'third' / name).read_text()
+    assert 'with the runs before it' in text and '../first' in text
+  folders = [tmp_path / name for name in ('first', 'second', 'third')]
+  found = run_json('compose', *folders, '--delta', '1e-5')
+  assert found['epsilon'] == pytest.approx(expected.epsilon)
+
+
+def test_run_after_one_without_noise_claims_nothing_together(tmp_path):
+  _run(tmp_path / 'first', noise_multiplier=0.0)
+  _run(tmp_path / 'second', [tmp_path / 'first'])
+  written = report.write(tmp_path / 'second')
+  assert written['together'] is None
+  assert written['summary'].endswith('before it: no guarantee.')
+
+
+def test_other_run_in_the_place_of_a_predecessor_is_refused(tmp_path):
+  _run(tmp_path / 'first')
+  _run(tmp_path / 'second', [tmp_path / 'first'])
+  (tmp_path / 'first').rename(tmp_path / 'moved')
+  with pytest.raises(ValueError, match='has no run.json'):
+    report.write(tmp_path / 'second')
+  _run(tmp_path / 'other')
+  (tmp_path / 'other').rename(tmp_path / 'first')
+  with pytest.raises(ValueError, match='after=.*first: is not the run'):
+    report.write(tmp_path / 'second')

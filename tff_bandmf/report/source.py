@@ -1,0 +1,202 @@
+"""What a report is made of: the folder of a run, or a plan and a log."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional, Union
+
+from tff_bandmf import errors, sensitivity
+from tff_bandmf.program import metrics as metrics_lib
+from tff_bandmf.program import observed as observed_lib
+from tff_bandmf.program import participation_log, run_record
+from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import statement, transparency
+
+COMPARE_DIRECTORY = 'compare'
+Path = Union[str, os.PathLike]
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """What a report is made of.
+
+  Attributes:
+    name: of the run.
+    run: what it says of itself.
+    claim: what may be claimed.
+    completed: whether it has ended.
+    elsewhere: whether a log is all that there is of it.
+    side_releases: what is released without noise.
+    files_sha256: file to SHA-256.
+    before: runs on the same clients before it: name to (run_id, claim).
+    result: what the last model was measured to do.
+    accuracy: (rounds done, validation accuracy).
+    compared: runs that are shown next to it.
+  """
+
+  name: str
+  run: run_record.RunRecord
+  claim: claim_lib.Claim
+  completed: bool
+  elsewhere: bool
+  side_releases: list[dict[str, str]]
+  files_sha256: dict[str, str]
+  before: Mapping[str, tuple[str, claim_lib.Claim]] = dataclasses.field(
+    default_factory=dict
+  )
+  result: Mapping[str, float] = dataclasses.field(default_factory=dict)
+  accuracy: Sequence[tuple[int, float]] = ()
+  compared: tuple[Source, ...] = ()
+
+
+def of_run(directory: Path) -> Source:
+  """Returns what the folder of a run holds.
+
+  Args:
+    directory: of the run; runs below `compare/` are shown next to it.
+
+  Raises:
+    TypeError: a number of `run.json` is none.
+    ValueError: the files do not support a claim.
+    OSError: a file cannot be read.
+  """
+  directory = pathlib.Path(directory)
+  run = run_record.RunRecord.read(directory)
+  metrics = metrics_lib.rows(directory)
+  result = run_record.read_result(directory)
+  return Source(
+    directory.resolve().name,
+    run,
+    claim_lib.established(directory),
+    bool(result),
+    False,
+    statement.side_releases(
+      directory, run, list(metrics[0]) if metrics else []
+    ),
+    transparency.file_digests(directory),
+    dict(_before(directory, run, {str(run.run_id)})),
+    result,
+    metrics_lib.accuracy(metrics),
+    tuple(
+      of_run(path)
+      for path in sorted((directory / COMPARE_DIRECTORY).glob('*'))
+      if (path / run_record.RESULT_FILE).exists()
+    ),
+  )
+
+
+def _before(
+  directory: pathlib.Path, run: run_record.RunRecord, known: set[str]
+) -> Iterator[tuple[str, tuple[str, claim_lib.Claim]]]:
+  """Yields the runs that a run names, and those that they name, each once."""
+  for named in run.after or ():
+    if named.get('run_id') in known:
+      continue
+    path = pathlib.Path(os.path.normpath(directory / named.get('run', '')))
+    other = run_record.RunRecord.read(path)
+    # PRIVACY: a run that took its place may have used less noise. Guard:
+    # after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
+    if other.run_id != named.get('run_id'):
+      raise ValueError(
+        errors.invalid(
+          'after',
+          path,
+          f'is not the run that {run_record.RUN_FILE} names',
+          'put that run back into its place',
+        )
+      )
+    known.add(named['run_id'])
+    yield named['run'], (named['run_id'], claim_lib.established(path))
+    yield from _before(path, other, known)
+
+
+def of_log(
+  plan_file: Path, log_file: Path, notes: Optional[Mapping[str, Any]] = None
+) -> Source:
+  """Returns what is known of training that ran elsewhere.
+
+  Args:
+    plan_file: of `Plan.save`: the noise that was added, and what was planned.
+    log_file: who took part, CSV or Parquet; see `participation_log`.
+    notes: statements, as `Run.note` takes them.
+
+  Raises:
+    ValueError: a file is not what it must be, the plan amplifies by sampling
+      or claims nothing at a delta, or nobody took part.
+    OSError: a file cannot be read.
+  """
+  plan = plan_lib.Plan.load(plan_file)
+  # PRIVACY: a log does not show how cohorts were drawn. Guard:
+  # elsewhere_test.test_sampled_cohorts_are_refused.
+  if plan.cohorts is not plan.cohorts.schema:
+    raise ValueError(
+      errors.invalid(
+        'cohorts',
+        type(plan.cohorts).__name__,
+        'are sampled, and a log does not show how they were drawn',
+        'see what it shows without that: bandmf observe',
+      )
+    )
+  if plan.delta is None:
+    raise ValueError(
+      errors.invalid(
+        'delta',
+        None,
+        'epsilon is at a delta, and the plan states none',
+        'plan with epsilon and delta',
+      )
+    )
+  log = participation_log.ParticipationLog(log_file)
+  found = sensitivity.of_clients(log.parts(), plan.strategy)
+  if not found.clients:
+    raise ValueError(
+      errors.invalid(
+        'log', log_file, 'shows no participation', 'give a whole log'
+      )
+    )
+  run = run_record.RunRecord(
+    claim={
+      **plan.guarantee.to_dict(),
+      'delta': plan.delta,
+      'l2_norm_clip': plan.clip,
+      'clients_per_round': plan.clients_per_round,
+    },
+    unit_of_privacy='one client',
+    data=statement.NOT_STATED,
+    released='the model after every round',
+    not_covered=[],
+    side_releases=[],
+    enforced=None,
+  ).noted(dict(notes or {}))
+  sizes = log.cohort_sizes()
+  claim = claim_lib.of(
+    plan.guarantee,
+    observed_lib.of_log(sizes, found),
+    delta=plan.delta,
+    l2_norm_clip=plan.clip,
+    clients_per_round=plan.clients_per_round,
+  )
+  return Source(
+    pathlib.Path(log_file).stem,
+    run,
+    claim,
+    claim.rounds == plan.rounds,
+    True,
+    [
+      {'where': where, 'what': what}
+      for where, what in (
+        ('the log', 'who took part in which round; do not publish it'),
+        ('this report', statement.COUNTS),
+        *(('stated', item) for item in run.side_releases),
+      )
+    ],
+    {
+      name: hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+      for name, path in (('plan', plan_file), ('log', log_file))
+    },
+  )
