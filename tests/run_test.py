@@ -15,7 +15,6 @@ import tensorflow_federated as tff
 import tff_bandmf
 from tff_bandmf import (
   _files,
-  accounting,
   participation,
   program,
   run,
@@ -548,12 +547,6 @@ def test_second_sum_of_a_round_is_refused(tmp_path):
   assert len({sum_ for _, sum_ in mine.released(3)}) == 2
   mine.forget(4)
   assert not mine.released(3)
-
-
-def test_sampled_cohorts_are_refused(tmp_path):
-  cohorts = accounting.BallsInBins(2)
-  with pytest.raises(ValueError, match='cohorts=BallsInBins: are sampled'):
-    run.Run(tmp_path, _plan(cohorts=cohorts))
 
 
 def test_other_plan_is_refused(whole):

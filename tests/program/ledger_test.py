@@ -613,3 +613,30 @@ def test_database_of_something_else_is_refused(tmp_path):
 
 if __name__ == '__main__':
   _kill_writers(json.loads(sys.argv[1]), int(sys.argv[2]))
+
+
+def test_verdict_is_of_all_rounds_or_none(ledger, place):
+  with pytest.raises(ValueError, match='has no attempt'):
+    ledger.record_drawn(True)
+  for t in range(2):
+    ledger.start_round(t, np.array([t, 7]))
+    ledger.finish_round(t, result=b'r')
+    head = ledger.head()
+  assert ledger.observed().drawn is None
+  assert ledger.same_cohort(1, np.array([7, 1]))
+  assert not ledger.same_cohort(1, np.array([7, 2]))
+  assert not ledger.same_cohort(2, np.array([7, 1]))
+  ledger.record_drawn(True)
+  assert ledger.observed().drawn is True
+  # In the chain; the head that a checkpoint has is still that of the round.
+  assert ledger.head() != head == ledger.head(1)
+  # What came after the verdict nobody has looked at.
+  ledger.start_round(2, np.array([3]))
+  with pytest.raises(ValueError, match='has no attempt'):
+    ledger.record_drawn(True)
+  ledger.finish_round(2)
+  assert ledger.observed().drawn is None
+  ledger.record_drawn(False)
+  ledger.record_drawn(True)
+  with program.Ledger(**place, create=False) as other:
+    assert other.observed().drawn is False

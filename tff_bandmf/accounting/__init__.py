@@ -30,4 +30,5 @@ from tff_bandmf.accounting.poisson import (
   poisson_epsilon,
   poisson_noise_multiplier,
 )
+from tff_bandmf.accounting.samplers import Sampler
 from tff_bandmf.accounting.slack import CELLS, MAX_SLACK, Slack, Unproved

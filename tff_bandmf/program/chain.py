@@ -30,6 +30,9 @@ ABANDONED = 'abandoned'
 ROW = 'row'
 # What the program held to in the attempt that is about to finish.
 ENFORCED = 'enforced'
+# All cohorts so far are, or are not, those that the sampling key gives.
+DRAWN = 'drawn'
+NOT_DRAWN = 'not drawn'
 
 FORMAT = 2
 
@@ -40,7 +43,8 @@ class Event:
 
   Attributes:
     round: t.
-    kind: 'started', 'enforced', 'finished', 'failed', 'abandoned' or 'row'.
+    kind: 'started', 'enforced', 'finished', 'failed', 'abandoned', 'row',
+      'drawn' or 'not drawn'.
     digest: of the cohort, of what was enforced or released, or of the row;
       None if it was not recorded.
     z_stddev: noise measured, clip included; None if it was not recorded.
@@ -58,7 +62,8 @@ class Event:
     return (
       isinstance(self.round, int)
       and self.round >= 0
-      and self.kind in (STARTED, ENFORCED, FINISHED, FAILED, ABANDONED, ROW)
+      and self.kind
+      in (STARTED, ENFORCED, FINISHED, FAILED, ABANDONED, ROW, DRAWN, NOT_DRAWN)
       and isinstance(self.digest, (bytes, type(None)))
       and (
         self.z_stddev is None
@@ -84,6 +89,8 @@ class Attempt:
     row: digest of the row of metrics; None if it was not recorded.
     head: of the chain after the last event of the attempt, in hexadecimal.
     enforced: digest of what the program held to; None if it did not say.
+    drawn: whether all cohorts up to here are those of the sampling key; None
+      if nobody has looked.
   """
 
   outcome: str
@@ -93,6 +100,7 @@ class Attempt:
   row: Optional[bytes] = None
   head: str = ''
   enforced: Optional[bytes] = None
+  drawn: Optional[bool] = None
 
 
 def genesis(
@@ -166,6 +174,11 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
     elif event.kind == ENFORCED and is_open:
       found[-1] = dataclasses.replace(
         found[-1], enforced=event.digest, head=head.hex()
+      )
+    elif event.kind in (DRAWN, NOT_DRAWN) and found and not is_open:
+      # The head stays, which a checkpoint has; so does a bad verdict.
+      found[-1] = dataclasses.replace(
+        found[-1], drawn=event.kind == DRAWN and found[-1].drawn is not False
       )
     elif event.kind in (FINISHED, FAILED) and is_open:
       found[-1] = Attempt(

@@ -21,6 +21,7 @@ import numpy as np
 from tff_bandmf import _files, errors
 from tff_bandmf.program import (
   chain,
+  database,
   identifiers,
   ledger_reader,
   records,
@@ -266,6 +267,38 @@ class Ledger(ledger_reader.Reader):
       records.append(
         connection, chain.Event(round_index, chain.ROW, bytes(digest))
       )
+
+  def same_cohort(
+    self,
+    round_index: int,
+    cohort: Union[Sequence[identifiers.Client], np.ndarray],
+  ) -> bool:
+    """Returns whether a started round has exactly this cohort."""
+    digest = chain.cohort_digest(
+      np.sort(self._hash().of(cohort)), _highest(cohort)
+    )
+    with database.transaction(self._reader) as connection:
+      return records.digest(connection, _round(round_index)) == digest
+
+  def record_drawn(self, as_drawn: bool) -> None:
+    """Records whether every cohort is the one that the sampling key gives.
+
+    It is the last word on the rounds so far: whoever has the head of the chain
+    has the verdict.
+
+    Args:
+      as_drawn: what drawing all cohorts again has shown.
+
+    Raises:
+      ValueError: there is no round, or the last one has not ended.
+    """
+    with self._write() as connection:
+      last = records.last_round(connection)
+      attempts = records.attempts(connection, last)
+      if not attempts or attempts[-1].outcome == chain.STARTED:
+        raise ledger_reader.not_started(last)
+      kind = chain.DRAWN if as_drawn else chain.NOT_DRAWN
+      records.append(connection, chain.Event(last, kind))
 
 
 def _of_another_run() -> ValueError:

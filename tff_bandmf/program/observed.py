@@ -33,6 +33,8 @@ class Observed:
       does not show that one result was released.
     enforced: digests of what the program held to, of finished rounds; None is
       among them where one did not say.
+    drawn: whether all cohorts are those of the sampling key; None if nobody has
+      looked since the last round.
   """
 
   rounds: int
@@ -51,6 +53,7 @@ class Observed:
   unchecked: tuple[int, ...]
   finished_twice: tuple[int, ...]
   enforced: frozenset[Optional[bytes]] = frozenset()
+  drawn: Optional[bool] = None
 
   @property
   def clients(self) -> int:
@@ -104,6 +107,7 @@ def observed(
     if any(attempt.outcome == chain.ABANDONED for attempt in tried)
   }
   every = [attempt for done in finishes.values() for attempt in done]
+  verdicts = [attempt.drawn for tried in attempts.values() for attempt in tried]
 
   def rounds(condition) -> tuple[int, ...]:
     return tuple(t for t, done in finishes.items() if condition(t, done))
@@ -146,4 +150,8 @@ def observed(
       )
     ),
     enforced=frozenset(attempt.enforced for attempt in every),
+    # PRIVACY: a cohort that differed once was not sampled; and nobody has
+    # looked at rounds after the verdict.
+    # Guard: ledger_test.test_verdict_is_of_all_rounds_or_none.
+    drawn=False if False in verdicts else (verdicts or [None])[-1],
   )

@@ -564,7 +564,7 @@ class Plan:
         'version': VERSION,
         'request': self.request(),
         'noise_multiplier': self.found.guarantee.noise_multiplier,
-        'bound': self._bound,
+        'bound': self.bound,
         'strategy': strategies.to_document(self.strategy),
         'runners_up': self.found.runners_up,
         'left_out': dict(self.found.left_out),
@@ -572,7 +572,8 @@ class Plan:
     )
 
   @property
-  def _bound(self) -> Optional[dict[str, Any]]:
+  def bound(self) -> Optional[dict[str, Any]]:
+    """Returns the claim and what it is made of; None where none is claimed."""
     if self.epsilon is None or self.delta is None:
       return None
     return dataclasses.asdict(self.found.guarantee.claim(self.delta))

@@ -10,6 +10,7 @@ result.json     what the last model was measured to do, and the head of the
                 ledger's chain; written last
 private/        mode 0700, never publish it:
   noise.key       the key of the noise
+  sampling.key    the key of the draws, where cohorts are sampled
   place.json      which host and file system the key was made on
   ledger.key      the key of the hashes
   ledger.url      where the ledger is, if it is not in the folder
@@ -48,6 +49,7 @@ NOISE_KEY = 'private/noise.key'
 NEW_NOISE_KEY = 'private/noise.key.new'
 LEDGER_KEY = 'private/ledger.key'
 LEDGER_URL = 'private/ledger.url'
+SAMPLING_KEY = 'private/sampling.key'
 PLACE = 'private/place.json'
 CHECKPOINTS = 'private/checkpoints'
 
@@ -126,6 +128,8 @@ class RunRecord:
     run_id: which run, 63 bits, as 16 hexadecimal digits; what the ledger is
       bound to.
     noise_key_id: which key, likewise.
+    sampling_key_id: which key draws the cohorts, likewise; None where chance
+      does not decide.
     title: of what was trained, for a report that is published.
     owner: who answers for it.
     contact: where to ask.
@@ -158,6 +162,7 @@ class RunRecord:
   train_sha256: Optional[str] = _field(str, None)
   run_id: Optional[str] = _field(str, None)
   noise_key_id: Optional[str] = _field(str, None)
+  sampling_key_id: Optional[str] = _field(str, None)
   title: Optional[str] = _field(str, None)
   owner: Optional[str] = _field(str, None)
   contact: Optional[str] = _field(str, None)

@@ -14,13 +14,14 @@ loop nor the ledger knows which rule it is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, Union
+from typing import Any, Optional, Protocol, Union
 
 import numpy as np
 
 from tff_bandmf import errors, program
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.run import sampling
 
 # A count, ids, or what has `client_ids`, such as TFF's `ClientData`.
 Clients = Union[int, Sequence[Union[int, str]], Any]
@@ -74,20 +75,21 @@ def population(clients: Clients) -> np.ndarray:
 
 
 def drawing(
-  plan: plan_lib.Plan, key: key_lib.Key, clients: int, seed: int
+  plan: plan_lib.Plan, key: Optional[key_lib.Key], clients: int, seed: int
 ) -> Drawing:
   """Returns what draws the cohorts of a plan.
 
   Args:
     plan: of the run.
-    key: of the run, secret: for draws that nobody may guess.
+    key: of draws that nobody may guess; None where a schema is enforced.
     clients: size of the population.
     seed: of the draws on which no guarantee rests.
 
   Raises:
     ValueError: the cohorts of a round cannot be filled.
   """
-  del key
+  if key is not None and plan.sampled is not None:
+    return sampling.Drawing(plan.sampled, key, clients)
   plan.check_population(clients)
   return _Enforced(
     program.CohortSampler(

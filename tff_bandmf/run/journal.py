@@ -9,6 +9,7 @@ or burnt.
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -17,8 +18,6 @@ import tree
 from tff_bandmf import _files, errors, program
 from tff_bandmf.program import checkpoints, folder, metrics, run_record
 from tff_bandmf.run import rounds
-
-_COLUMNS = ('round', 'clients')
 
 
 class Journal:
@@ -36,9 +35,13 @@ class Journal:
   """
 
   def __init__(
-    self, directory: pathlib.Path, ledger: program.Ledger, position: Any
+    self,
+    directory: pathlib.Path,
+    ledger: program.Ledger,
+    position: Any,
+    columns: Sequence[str],
   ):
-    """Goes on where the folder of the run is."""
+    """Goes on where the folder of the run is; `columns` are of its metrics."""
     self.ledger = ledger
     self.opened: Optional[rounds.Round] = None
     self._directory = directory
@@ -48,7 +51,7 @@ class Journal:
       directory / run_record.CHECKPOINTS
     )
     self.next = self._checkpoints.latest()
-    self._rows = metrics.Metrics(directory, ledger, _COLUMNS, self.next)
+    self._rows = metrics.Metrics(directory, ledger, columns, self.next)
 
   def restore(self, initialize: Callable[[], Any]) -> Any:
     """Returns the state before `next`; see `Run.restore`."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from tff_bandmf import report
+from tff_bandmf.noise import key as key_lib
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.program import run_record
 
@@ -10,14 +13,25 @@ from tff_bandmf.program import run_record
 _DELTA = 1e-6
 
 
-def of(plan: plan_lib.Plan) -> run_record.RunRecord:
-  """Returns what the run of a plan says of itself, before its first round."""
+def of(
+  plan: plan_lib.Plan, sampling_key: Optional[key_lib.Key] = None
+) -> run_record.RunRecord:
+  """Returns what the run of a plan says of itself, before its first round.
+
+  Args:
+    plan: of the run.
+    sampling_key: that draws the cohorts; None where none does.
+  """
+  drawn = plan.sampled
+  enforced = plan.cohorts.schema if drawn is None else drawn.always
   return run_record.RunRecord(
     claim={
       **plan.guarantee.to_dict(),
       'delta': plan.delta or _DELTA,
       'l2_norm_clip': plan.clip,
       'clients_per_round': plan.clients_per_round,
+      # What was sampled is sampled again with its seed.
+      **({} if drawn is None else {'bound': plan.bound}),
     },
     config=plan.request(),
     unit_of_privacy='one client',
@@ -26,12 +40,17 @@ def of(plan: plan_lib.Plan) -> run_record.RunRecord:
     not_covered=[],
     side_releases=[],
     enforced={
-      'min_sep': plan.cohorts.schema.min_sep,
-      'max_participations': plan.cohorts.schema.max_participations,
-      'by': 'the run: it draws cohorts, or admits clients',
+      'min_sep': enforced.min_sep,
+      'max_participations': enforced.max_participations,
+      'by': 'the run: it draws cohorts, or admits clients'
+      if drawn is None
+      else 'the run: it draws cohorts by a secret key of their own',
     },
     clipped_by='the run',
     noise_key='the operating system',
     versions=report.versions(),
     code_sha256=report.code_digest(),
+    sampling_key_id=None
+    if sampling_key is None
+    else f'{sampling_key.identify(b"sampling"):016x}',
   )

@@ -40,7 +40,7 @@ class Releasing:
       ),
       (plan.l2_norm_clip, plan.zeroing_norm, math.inf),
       plan.clients_per_round,
-      largest_cohort=plan.largest_cohort or plan.clients_per_round,
+      largest_cohort=plan.most_clients,
       noise_from=placement,
     )
     self.z_stddev = self._query.z_stddev

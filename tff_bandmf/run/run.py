@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Callable, Optional, Union
 
+import attrs
 import numpy as np
 import tqdm
 
@@ -19,7 +21,7 @@ from tff_bandmf.program import folder, run_record
 from tff_bandmf.program import ledger as ledger_lib
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.run import clients as clients_lib
-from tff_bandmf.run import journal, releasing
+from tff_bandmf.run import journal, releasing, sampling
 from tff_bandmf.run import record as record_lib
 from tff_bandmf.run import rounds as rounds_lib
 
@@ -59,16 +61,24 @@ class Run:
     self._keep_key = keep_key
     self._factory: Any = None
     self._releasing: Optional[releasing.Releasing] = None
+    self._as_drawn: Optional[Callable[[], bool]] = None
     with contextlib.ExitStack() as stack:
       stack.enter_context(folder.locked(self.directory))
       self._plan = plan = self._stored(plan)
       if ledger is not None:
         ledger_lib.place(self.directory, ledger)
-      described = record_lib.of(plan)
+      self._ended = (self.directory / run_record.RESULT_FILE).exists()
+      self._sampling_key = (
+        None if self._ended else sampling.key_of(self.directory, plan)
+      )
+      described = record_lib.of(plan, self._sampling_key)
       if (self.directory / run_record.RUN_FILE).exists():
         there = run_record.RunRecord.read(self.directory)
         described = described.noted(there.notes())
-      self._ended = (self.directory / run_record.RESULT_FILE).exists()
+        if self._ended:
+          described = attrs.evolve(
+            described, sampling_key_id=there.sampling_key_id
+          )
       if self._ended:
         folder.check_record(self.directory, described)
         self._key = key_lib.Key.from_entropy()
@@ -84,6 +94,9 @@ class Run:
         self.directory,
         stack.enter_context(ledger_lib.of_run(self.directory)),
         self._position,
+        # PRIVACY: who knows how many were drawn can tell who was. Guard:
+        # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
+        ('round', 'clients') if plan.sampled is None else ('round',),
       )
       self._stack = stack.pop_all()
 
@@ -104,21 +117,11 @@ class Run:
             made.close()
         if self._ended and not self._keep_key:
           _files.wipe(self.directory / run_record.NOISE_KEY)
+          _files.wipe(self.directory / run_record.SAMPLING_KEY)
 
   def _stored(self, plan: plan_lib.Plan) -> plan_lib.Plan:
     """Returns the plan that the folder keeps, if it is the one given."""
     path = self.directory / run_record.PLAN_FILE
-    # PRIVACY: nothing here draws cohorts whose sampling amplifies. Guard:
-    # run_test.test_sampled_cohorts_are_refused.
-    if plan.cohorts is not plan.cohorts.schema:
-      raise ValueError(
-        errors.invalid(
-          'cohorts',
-          type(plan.cohorts).__name__,
-          'are sampled, and a run enforces a schema',
-          'use MinSep, FixedEpoch or Single',
-        )
-      )
     if not path.exists():
       plan.save(path)
     stored = plan_lib.Plan.load(path)
@@ -152,7 +155,7 @@ class Run:
         l2_norm_clip=plan.l2_norm_clip,
         strategy=plan.strategy,
         participation=plan.cohorts.schema,
-        largest_cohort=plan.largest_cohort or plan.clients_per_round,
+        largest_cohort=plan.most_clients,
         dimension=plan.dimension,
         zeroing_norm=plan.zeroing_norm,
         noise=self._tape(),
@@ -202,16 +205,29 @@ class Run:
       ValueError: cohorts cannot be filled, a round was not finished, or who
         takes part is not what it was.
     """
+    if self._ended:
+      return
     plan, kept = self._plan, self._journal
     ids = clients_lib.population(clients)
-    drawing = clients_lib.drawing(plan, self._key, len(ids), seed)
+    drawing = clients_lib.drawing(plan, self._sampling_key, len(ids), seed)
     self.note(population=len(ids))
+    if isinstance(drawing, sampling.Drawing):
+      drawing.check_last(kept.ledger, ids, kept.next)
+      self._as_drawn = functools.partial(
+        drawing.as_drawn, kept.ledger, ids, plan.rounds
+      )
     history = kept.ledger.past(ids, kept.next)
-    while kept.next < plan.rounds and not self._ended:
+    while kept.next < plan.rounds:
       t = kept.next
       cohort = drawing.cohort(t, history)
       history.record(t, cohort)
       if kept.is_burnt(t):
+        kept.burn(t, len(cohort))
+        continue
+      # PRIVACY: the lattice has no room for them. Guard:
+      # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
+      if len(cohort) > plan.most_clients:
+        kept.start(rounds_lib.Round(self, t, ids[cohort]))
         kept.burn(t, len(cohort))
         continue
       yield kept.start(rounds_lib.Round(self, t, ids[cohort]))
@@ -239,6 +255,17 @@ class Run:
       ValueError: the run is over.
     """
     plan, kept = self._plan, self._journal
+    # PRIVACY: who comes by himself was not drawn. Guard:
+    # run_sampling_test.test_clients_that_come_by_themselves_are_refused.
+    if plan.sampled is not None:
+      raise ValueError(
+        errors.invalid(
+          'cohorts',
+          plan.sampled.name,
+          'are drawn by the run, and no clients come by themselves',
+          'use run.rounds or run.train, or a plan with MinSep',
+        )
+      )
     while kept.ledger.attempts(kept.next):
       # PRIVACY: nobody knows what was seen of it. Guard:
       # run_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
@@ -254,8 +281,7 @@ class Run:
     found = program.admit(
       ids, t, plan.cohorts.schema, plan.rounds, kept.ledger.past(ids, t)
     )
-    most = plan.largest_cohort or plan.clients_per_round
-    admitted = ids[found.admitted][:most]
+    admitted = ids[found.admitted][: plan.most_clients]
     opened = kept.start(
       rounds_lib.Round(self, t, admitted, len(ids) - len(admitted))
     )
@@ -338,6 +364,8 @@ class Run:
         )
       )
     if not self._ended:
+      if self._as_drawn is not None:
+        self._journal.ledger.record_drawn(self._as_drawn())
       _files.write_json(
         self.directory / run_record.RESULT_FILE,
         {**results, run_record.LEDGER_HEAD: self._journal.ledger.head()},

@@ -1,0 +1,118 @@
+"""The cohorts that a run draws from a key of its own, and a second look.
+
+PRIVACY: the guarantee of sampled cohorts holds for secret draws. Their key is
+fresh from the operating system, lies in `private/sampling.key`, serves nothing
+else, and is gone when the run has ended. Guards:
+run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run and
+test_seed_has_no_part_in_sampled_cohorts.
+"""
+
+from __future__ import annotations
+
+import pathlib
+from typing import Optional
+
+import numpy as np
+
+from tff_bandmf import accounting, errors, program
+from tff_bandmf.noise import generator
+from tff_bandmf.noise import key as key_lib
+from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.program import run_record
+
+
+def key_of(
+  directory: pathlib.Path, plan: plan_lib.Plan
+) -> Optional[key_lib.Key]:
+  """Returns the key of the draws, made for a new run; None where none draws.
+
+  Raises:
+    ValueError: the run was started, and its key is gone.
+  """
+  if plan.sampled is None:
+    return None
+  path = directory / run_record.SAMPLING_KEY
+  if (directory / run_record.RUN_FILE).exists() and not path.exists():
+    raise ValueError(
+      errors.invalid(
+        'sampling.key',
+        path,
+        'is gone, and the run was already started',
+        'without it nobody can draw its cohorts: restore it, or start a new '
+        'run',
+      )
+    )
+  return key_lib.Key.load_or_create(path)
+
+
+class Drawing:
+  """Draws the cohorts of a run by secret chance; see `accounting.samplers`."""
+
+  def __init__(
+    self, cohorts: accounting.Sampled, key: key_lib.Key, clients: int
+  ):
+    """Takes who is drawn, and from how many.
+
+    Raises:
+      ValueError: the plan is for another population.
+    """
+    # PRIVACY: of fewer clients each is drawn as often, but sizes are others.
+    # Guard: run_sampling_test.test_other_population_is_refused.
+    if cohorts.population != clients:
+      raise ValueError(
+        errors.invalid(
+          'clients',
+          clients,
+          f'are not the population={cohorts.population} of the plan, from '
+          'which cohorts are drawn',
+          'give those clients, or make another plan',
+        )
+      )
+    self._cohorts, self._key = cohorts, key
+    self._sampler = self._fresh()
+
+  def _fresh(self) -> accounting.Sampler:
+    return self._cohorts.sampler(generator.Generator(self._key).words)
+
+  def cohort(self, round_index: int, history: program.History) -> np.ndarray:
+    """Returns the cohort of a round, [.] int64 indices, ascending."""
+    del history
+    return self._sampler.cohort(round_index)
+
+  def check_last(
+    self, ledger: program.Ledger, ids: np.ndarray, rounds: int
+  ) -> None:
+    """Raises ValueError if the round before was another cohort's.
+
+    Args:
+      ledger: of the run.
+      ids: of the population, in order.
+      rounds: that are over.
+    """
+    last = rounds - 1
+    if rounds and not ledger.same_cohort(last, ids[self._sampler.cohort(last)]):
+      raise ValueError(
+        errors.invalid(
+          'clients',
+          len(ids),
+          f'are not those from whom the cohort of round {last} was drawn',
+          'resume with the clients that the run started with',
+        )
+      )
+
+  def as_drawn(
+    self, ledger: program.Ledger, ids: np.ndarray, rounds: int
+  ) -> bool:
+    """Returns whether all cohorts are what the key gives, drawn again.
+
+    Args:
+      ledger: of the run.
+      ids: of the population, in order.
+      rounds: that are over.
+    """
+    again = self._fresh()
+    # PRIVACY: a cohort that chance did not draw has no amplified guarantee.
+    # Guard: run_sampling_test.test_cohort_that_differs_voids_the_claim.
+    return all(
+      ledger.same_cohort(t, ids[again.cohort(t)]) for t in range(rounds)
+    )
