@@ -54,13 +54,11 @@ class Data:
 
   def __post_init__(self):
     if self.data_dir is not None and self.corpus != STACKOVERFLOW:
-      raise ValueError(
-        errors.invalid(
-          'data.data_dir',
-          self.data_dir,
-          f'is for data.corpus={STACKOVERFLOW}, not {self.corpus}',
-          'change the one or leave out the other',
-        )
+      raise errors.value_error(
+        'data.data_dir',
+        self.data_dir,
+        f'is for data.corpus={STACKOVERFLOW}, not {self.corpus}',
+        'change the one or leave out the other',
       )
 
 
@@ -94,24 +92,20 @@ class Model:
   def __post_init__(self):
     _check_one_of('model.architecture', self.architecture, ARCHITECTURES)
     if self.architecture == 'transformer' and self.skip:
-      raise ValueError(
-        errors.invalid(
-          'model.skip',
-          True,
-          'is for an LSTM',
-          'leave it out, or model.architecture',
-        )
+      raise errors.value_error(
+        'model.skip',
+        True,
+        'is for an LSTM',
+        'leave it out, or model.architecture',
       )
     if self.architecture == 'transformer' and self.embedding_size % max(
       1, self.heads
     ):
-      raise ValueError(
-        errors.invalid(
-          'model.embedding_size',
-          self.embedding_size,
-          f'must be a multiple of model.heads={self.heads}',
-          'change one of them',
-        )
+      raise errors.value_error(
+        'model.embedding_size',
+        self.embedding_size,
+        f'must be a multiple of model.heads={self.heads}',
+        'change one of them',
       )
 
 
@@ -234,10 +228,8 @@ class Config:
     for name in ('server_momentum', 'server_beta_2'):
       value = getattr(training, name)
       if value >= 1:
-        raise ValueError(
-          errors.invalid(
-            f'training.{name}', value, 'must be below 1', 'correct it'
-          )
+        raise errors.value_error(
+          f'training.{name}', value, 'must be below 1', 'correct it'
         )
     _check_one_of(
       'training.server_optimizer', training.server_optimizer, SERVER_OPTIMIZERS
@@ -245,46 +237,37 @@ class Config:
     if (
       privacy.simulated_clients_per_round or math.inf
     ) <= training.clients_per_round:
-      raise ValueError(
-        errors.invalid(
-          'privacy.simulated_clients_per_round',
-          privacy.simulated_clients_per_round,
-          'must exceed training.clients_per_round='
-          f'{training.clients_per_round}',
-          'leave it out',
-        )
+      raise errors.value_error(
+        'privacy.simulated_clients_per_round',
+        privacy.simulated_clients_per_round,
+        f'must exceed training.clients_per_round={training.clients_per_round}',
+        'leave it out',
       )
     _check_one_of('privacy.family', privacy.family, FAMILIES)
     _check_one_of('privacy.objective', privacy.objective, ('mean', 'max'))
     if privacy.delta >= 1:
-      raise ValueError(
-        errors.invalid(
-          'privacy.delta',
-          privacy.delta,
-          'must be below 1',
-          'use less than 1 / population',
-        )
+      raise errors.value_error(
+        'privacy.delta',
+        privacy.delta,
+        'must be below 1',
+        'use less than 1 / population',
       )
     _check_one_of('privacy.workload', privacy.workload, (PREFIX, MOMENTUM))
     if privacy.workload == MOMENTUM and training.server_optimizer != SGD:
-      raise ValueError(
-        errors.invalid(
-          'privacy.workload',
-          MOMENTUM,
-          'is that of SGD, not of training.server_optimizer='
-          f'{training.server_optimizer}',
-          f'use {PREFIX}',
-        )
+      raise errors.value_error(
+        'privacy.workload',
+        MOMENTUM,
+        'is that of SGD, not of training.server_optimizer='
+        f'{training.server_optimizer}',
+        f'use {PREFIX}',
       )
     self._check_parameters()
     if privacy.parameters.get('bands', 0) > training.rounds:
-      raise ValueError(
-        errors.invalid(
-          'privacy.bands',
-          privacy.parameters['bands'],
-          f'must not exceed training.rounds={training.rounds}',
-          'use fewer bands',
-        )
+      raise errors.value_error(
+        'privacy.bands',
+        privacy.parameters['bands'],
+        f'must not exceed training.rounds={training.rounds}',
+        'use fewer bands',
       )
 
   def _check_parameters(self) -> None:
@@ -318,18 +301,14 @@ _MAY_BE_ZERO = (
 
 def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
   if value not in known:
-    raise ValueError(
-      errors.invalid(
-        name, value, 'is not known', f'use one of {", ".join(known)}'
-      )
+    raise errors.value_error(
+      name, value, 'is not known', f'use one of {", ".join(known)}'
     )
 
 
 def _check_positive(name: str, value: Any) -> None:
   if isinstance(value, bool) and name not in _TRUTH_VALUES:
-    raise ValueError(
-      errors.invalid(name, value, 'must be a number', 'correct it')
-    )
+    raise errors.value_error(name, value, 'must be a number', 'correct it')
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     return
   if (
@@ -337,14 +316,12 @@ def _check_positive(name: str, value: Any) -> None:
     or not math.isfinite(value)
     or (value == 0 and name not in _MAY_BE_ZERO)
   ):
-    raise ValueError(
-      errors.invalid(
-        name,
-        value,
-        'must be finite and '
-        + ('at least 0' if name in _MAY_BE_ZERO else 'positive'),
-        'change it in the configuration file or with --set',
-      )
+    raise errors.value_error(
+      name,
+      value,
+      'must be finite and '
+      + ('at least 0' if name in _MAY_BE_ZERO else 'positive'),
+      'change it in the configuration file or with --set',
     )
 
 
@@ -411,13 +388,11 @@ def from_tree(tree: dict[str, Any]) -> Config:
     check_plain_name('compare', name)
     for key in changes:
       if not key.startswith(('training.', 'privacy.')):
-        raise ValueError(
-          errors.invalid(
-            f'compare.{name}',
-            key,
-            'must be a training or privacy key',
-            'compared runs share data and model',
-          )
+        raise errors.value_error(
+          f'compare.{name}',
+          key,
+          'must be a training or privacy key',
+          'compared runs share data and model',
         )
     changed(config, changes)
   return config
@@ -463,6 +438,6 @@ def list_keys() -> str:
 def check_plain_name(name: str, value: str) -> None:
   """Raises ValueError unless the value can be a part of a folder's name."""
   if not value.replace('-', '').replace('_', '').isalnum():
-    raise ValueError(
-      errors.invalid(name, value, 'must be a plain name', 'it names a folder')
+    raise errors.value_error(
+      name, value, 'must be a plain name', 'it names a folder'
     )

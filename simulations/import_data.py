@@ -107,13 +107,11 @@ class _Importer:
             yield split_name, client_id, '', sentence
     for split_name, count in self.sentences.items():
       if not count:
-        raise ValueError(
-          errors.invalid(
-            split_name,
-            self._fractions[corpus_file.SPLIT_NAMES.index(split_name)],
-            'no client with a sentence fell into this split',
-            'give more clients or another fraction',
-          )
+        raise errors.value_error(
+          split_name,
+          self._fractions[corpus_file.SPLIT_NAMES.index(split_name)],
+          'no client with a sentence fell into this split',
+          'give more clients or another fraction',
         )
 
   def _of_lines(self, path: str) -> Iterator[tuple[str, str]]:
@@ -145,10 +143,8 @@ class _Importer:
       if file.is_file()
     )
     if not names:
-      raise ValueError(
-        errors.invalid(
-          'input', path, 'holds no .txt file', 'put one file a client there'
-        )
+      raise errors.value_error(
+        'input', path, 'holds no .txt file', 'put one file a client there'
       )
     paths = [os.path.join(path, name) for name in names]
     _check_one_client_a_file(paths)
@@ -187,7 +183,7 @@ def _lines(path: str, bar: tqdm.tqdm) -> Iterator[tuple[str, str]]:
 
 
 def _bad_input(place: str, rule: str) -> ValueError:
-  return ValueError(errors.invalid('input', place, rule, 'correct it'))
+  return errors.value_error('input', place, rule, 'correct it')
 
 
 def _encodable(place: str, text: str) -> str:
@@ -246,13 +242,11 @@ def import_text(
   for name, fraction in zip(corpus_file.SPLIT_NAMES, fractions):
     _checks.positive(name, fraction, 'fractions are 0.8, 0.1, 0.1, say')
   if not math.isclose(sum(fractions), 1.0, abs_tol=1e-9):
-    raise ValueError(
-      errors.invalid(
-        'train + heldout + test',
-        sum(fractions),
-        'must be 1',
-        'change one of them',
-      )
+    raise errors.value_error(
+      'train + heldout + test',
+      sum(fractions),
+      'must be 1',
+      'change one of them',
     )
   if os.path.exists(output):
     raise FileExistsError(

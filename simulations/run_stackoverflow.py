@@ -163,24 +163,20 @@ def check_system(directory: str) -> None:
   """
   files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if files < _FILES:
-    raise ValueError(
-      errors.invalid(
-        'files',
-        files,
-        f'may be open at once, and a run takes {_FILES}',
-        f'ulimit -n {_FILES}',
-      )
+    raise errors.value_error(
+      'files',
+      files,
+      f'may be open at once, and a run takes {_FILES}',
+      f'ulimit -n {_FILES}',
     )
   try:
     directory.encode()
   except UnicodeEncodeError:
-    raise ValueError(
-      errors.invalid(
-        'output_dir',
-        ascii(directory),
-        'cannot be written as UTF-8 under this locale',
-        'set LC_ALL=C.UTF-8, or name an ASCII folder',
-      )
+    raise errors.value_error(
+      'output_dir',
+      ascii(directory),
+      'cannot be written as UTF-8 under this locale',
+      'set LC_ALL=C.UTF-8, or name an ASCII folder',
     ) from None
 
 
@@ -195,13 +191,11 @@ def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
   runs = {config.privacy.family: (config, directory)}
   for name, changes in config.compare.items():
     if name in runs:
-      raise ValueError(
-        errors.invalid(
-          'compare',
-          name,
-          'is the main run, by its family',
-          'change privacy.family, or rename what it is compared with',
-        )
+      raise errors.value_error(
+        'compare',
+        name,
+        'is the main run, by its family',
+        'change privacy.family, or rename what it is compared with',
       )
     runs[name] = (
       config_lib.changed(config, changes),
@@ -352,10 +346,8 @@ def main(
     click.echo(experiment.toml(), nl=False)
     return
   if not output_dir:
-    raise ValueError(
-      errors.invalid(
-        'output_dir', output_dir, 'must be a folder', 'give --output_dir'
-      )
+    raise errors.value_error(
+      'output_dir', output_dir, 'must be a folder', 'give --output_dir'
     )
   config = experiment.config()
   directory = pathlib.Path(output_dir)

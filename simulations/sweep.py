@@ -192,21 +192,17 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
   """Holds the directory, or raises ValueError."""
   lock = directory / 'sweep.lock'
   if lock.exists() and not resume:
-    raise ValueError(
-      errors.invalid(
-        'out',
-        directory,
-        'holds a sweep',
-        'continue it with --resume, or choose another directory',
-      )
+    raise errors.value_error(
+      'out',
+      directory,
+      'holds a sweep',
+      'continue it with --resume, or choose another directory',
     )
   directory.mkdir(parents=True, exist_ok=True)
   handle = _files.lock(lock)
   if handle is None:
-    raise ValueError(
-      errors.invalid(
-        'out', directory, 'another sweep is at work in it', 'wait for it'
-      )
+    raise errors.value_error(
+      'out', directory, 'another sweep is at work in it', 'wait for it'
     )
   try:
     yield

@@ -36,8 +36,8 @@ def read(path: str) -> dict[str, Any]:
     return tomllib.loads(content.decode())
   # Bytes that are not UTF-8 raise these too, and so do endless nested tables.
   except (RecursionError, ValueError) as error:
-    raise ValueError(
-      errors.invalid('config', path, f'is not TOML: {error}', 'correct it')
+    raise errors.value_error(
+      'config', path, f'is not TOML: {error}', 'correct it'
     ) from error
 
 
@@ -53,25 +53,21 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
     ValueError: no table, a missing key, or a value of another type.
   """
   if not isinstance(table, dict):
-    raise ValueError(
-      errors.invalid(name, table, 'must be a table', 'correct it')
-    )
+    raise errors.value_error(name, table, 'must be a table', 'correct it')
   try:
     return dacite.from_dict(
       kind, table, dacite.Config(type_hooks={float: _to_float})
     )
   except dacite.DaciteFieldError as error:
-    raise ValueError(
-      errors.invalid(name, error.field_path, str(error), 'correct it')
+    raise errors.value_error(
+      name, error.field_path, str(error), 'correct it'
     ) from error
   except OverflowError as error:
-    raise ValueError(
-      errors.invalid(
-        name,
-        'an integer',
-        'is larger than any number that is meant',
-        'correct it',
-      )
+    raise errors.value_error(
+      name,
+      'an integer',
+      'is larger than any number that is meant',
+      'correct it',
     ) from error
 
 
@@ -125,10 +121,8 @@ def unknown(
   """
   close = difflib.get_close_matches(word[:100], offers, 1)
   offer = f'use {offers[close[0]]}; ' if close else ''
-  return ValueError(
-    errors.invalid(
-      name, prefix + word, 'is not known', f'{offer}{listing} lists all'
-    )
+  return errors.value_error(
+    name, prefix + word, 'is not known', f'{offer}{listing} lists all'
   )
 
 
@@ -142,9 +136,7 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
   for group in groups:
     tree = tree.setdefault(group, {})
     if not isinstance(tree, dict):
-      raise ValueError(
-        errors.invalid(key, value, 'is not a key', f'leave out .{name}')
-      )
+      raise errors.value_error(key, value, 'is not a key', f'leave out .{name}')
   tree[name] = value
 
 
@@ -159,13 +151,11 @@ def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
   for setting in settings:
     key, equals, text = setting.partition('=')
     if not equals:
-      raise ValueError(
-        errors.invalid(
-          'set',
-          setting,
-          'must be KEY=VALUE',
-          'for instance --set training.seed=1',
-        )
+      raise errors.value_error(
+        'set',
+        setting,
+        'must be KEY=VALUE',
+        'for instance --set training.seed=1',
       )
     try:
       value = tomllib.loads(f'value = {text}')['value']

@@ -147,13 +147,11 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   """
   found = optimize.optimize(**strategy_request(config))
   if not found.converged:
-    raise ValueError(
-      errors.invalid(
-        'privacy.family',
-        config.privacy.family,
-        'the optimiser of the strategy did not converge',
-        'use other bands or buffers',
-      )
+    raise errors.value_error(
+      'privacy.family',
+      config.privacy.family,
+      'the optimiser of the strategy did not converge',
+      'use other bands or buffers',
     )
   return found.strategy
 

@@ -21,7 +21,7 @@ def count(name: str, value: Any, remedy: str) -> int:
     raise TypeError(errors.invalid(name, value, 'must be an integer', remedy))
   number = operator.index(value)
   if number < 1:
-    raise ValueError(errors.invalid(name, value, 'must be at least 1', remedy))
+    raise errors.value_error(name, value, 'must be at least 1', remedy)
   return number
 
 
@@ -40,9 +40,7 @@ def positive(name: str, value: Any, remedy: str) -> float:
     ValueError: `value` is not positive, or is infinite or NaN.
   """
   if not 0 < number(name, value, remedy) < float('inf'):
-    raise ValueError(
-      errors.invalid(name, value, 'must be positive and finite', remedy)
-    )
+    raise errors.value_error(name, value, 'must be positive and finite', remedy)
   return float(value)
 
 
@@ -56,8 +54,8 @@ def between(
     ValueError: `value` is out of range.
   """
   if not low <= number(name, value, remedy) <= high:
-    raise ValueError(
-      errors.invalid(name, value, f'must be in [{low:g}, {high:g}]', remedy)
+    raise errors.value_error(
+      name, value, f'must be in [{low:g}, {high:g}]', remedy
     )
   return float(value)
 

@@ -148,25 +148,21 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       # Guard: files_test.test_secret_that_others_can_use_is_refused.
       mode = stat.S_IMODE(found.st_mode)
       if mode & 0o077:
-        raise ValueError(
-          errors.invalid(
-            name,
-            path,
-            f'has mode {mode:04o}, so others can use it',
-            'chmod 600 it if nobody has, or start anew with another',
-          )
+        raise errors.value_error(
+          name,
+          path,
+          f'has mode {mode:04o}, so others can use it',
+          'chmod 600 it if nobody has, or start anew with another',
         )
       content = os.read(handle, size + 1)
     finally:
       os.close(handle)
   if len(content) != size:
-    raise ValueError(
-      errors.invalid(
-        name,
-        path,
-        f'must be {size} bytes, and is {found.st_size}',
-        'restore the file that the run was started with',
-      )
+    raise errors.value_error(
+      name,
+      path,
+      f'must be {size} bytes, and is {found.st_size}',
+      'restore the file that the run was started with',
     )
   return content
 
@@ -218,8 +214,8 @@ def read(path: pathlib.Path) -> bytes:
     OSError: it cannot be read.
   """
   if path.exists() and not path.is_file():
-    raise ValueError(
-      errors.invalid('file', path, 'is not a regular file', 'give a file')
+    raise errors.value_error(
+      'file', path, 'is not a regular file', 'give a file'
     )
   return path.read_bytes()
 
@@ -310,8 +306,8 @@ def _make_folder(path: pathlib.Path) -> None:
 
 
 def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
-  return ValueError(
-    errors.invalid(name, path, 'is a link or no file', 'give the file itself')
+  return errors.value_error(
+    name, path, 'is a link or no file', 'give the file itself'
   )
 
 

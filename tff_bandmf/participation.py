@@ -188,13 +188,11 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
       )
     )
   if rounds_between < 0:
-    raise ValueError(
-      errors.invalid(
-        'rounds_between',
-        rounds_between,
-        'must be at least 0',
-        'it is r2 - r1 - 1, so 0 allows consecutive rounds',
-      )
+    raise errors.value_error(
+      'rounds_between',
+      rounds_between,
+      'must be at least 0',
+      'it is r2 - r1 - 1, so 0 allows consecutive rounds',
     )
   return int(rounds_between) + 1
 
@@ -216,32 +214,26 @@ def from_name(
   """
   if name == Single.name:
     if min_sep is not None or max_participations not in (None, 1):
-      raise ValueError(
-        errors.invalid(
-          'participation',
-          name,
-          'takes no min_sep and no max_participations above 1',
-          'use min-sep or fixed-epoch',
-        )
+      raise errors.value_error(
+        'participation',
+        name,
+        'takes no min_sep and no max_participations above 1',
+        'use min-sep or fixed-epoch',
       )
     return Single()
   for schema in (MinSep, FixedEpoch):
     if name == schema.name:
       if min_sep is None:
-        raise ValueError(
-          errors.invalid(
-            'min_sep',
-            min_sep,
-            f'participation {name} needs it',
-            'give the least r2 - r1 of two rounds of one client',
-          )
+        raise errors.value_error(
+          'min_sep',
+          min_sep,
+          f'participation {name} needs it',
+          'give the least r2 - r1 of two rounds of one client',
         )
       return schema(min_sep, max_participations)
-  raise ValueError(
-    errors.invalid(
-      'participation',
-      name,
-      'is not a known schema',
-      'use single, fixed-epoch or min-sep',
-    )
+  raise errors.value_error(
+    'participation',
+    name,
+    'is not a known schema',
+    'use single, fixed-epoch or min-sep',
   )

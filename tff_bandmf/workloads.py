@@ -28,8 +28,8 @@ _LOWEST_RATE = 0.05
 def _momentum(value: Any) -> float:
   momentum = _checks.number('momentum', value, 'give a fraction')
   if not 0 <= momentum < 1:
-    raise ValueError(
-      errors.invalid('momentum', value, 'must be in [0, 1)', 'give a fraction')
+    raise errors.value_error(
+      'momentum', value, 'must be in [0, 1)', 'give a fraction'
     )
   return momentum
 
@@ -83,13 +83,11 @@ class Workload:
 
   def __attrs_post_init__(self):
     if self.warmup + self.cooldown > 1:
-      raise ValueError(
-        errors.invalid(
-          'cooldown',
-          self.cooldown,
-          f'must leave room for warmup={self.warmup}',
-          'their sum is at most 1',
-        )
+      raise errors.value_error(
+        'cooldown',
+        self.cooldown,
+        f'must leave room for warmup={self.warmup}',
+        'their sum is at most 1',
       )
 
   @property
@@ -163,25 +161,21 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
   if name == 'prefix':
     for key, value in given.items():
       if value:
-        raise ValueError(
-          errors.invalid(
-            key, value, 'prefix sums have none', 'use workload momentum'
-          )
+        raise errors.value_error(
+          key, value, 'prefix sums have none', 'use workload momentum'
         )
     return PREFIX
   if name == 'momentum':
     if 'momentum' not in given:
-      raise ValueError(
-        errors.invalid(
-          'momentum',
-          None,
-          'workload momentum needs it',
-          'give --momentum; 0 for learning rates alone',
-        )
+      raise errors.value_error(
+        'momentum',
+        None,
+        'workload momentum needs it',
+        'give --momentum; 0 for learning rates alone',
       )
     return Workload(**given)
-  raise ValueError(
-    errors.invalid('workload', name, 'is not known', 'use prefix or momentum')
+  raise errors.value_error(
+    'workload', name, 'is not known', 'use prefix or momentum'
   )
 
 

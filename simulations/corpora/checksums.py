@@ -68,11 +68,9 @@ def require_published_sha256(path: str, found: str) -> None:
   with open(published, encoding='utf-8', errors='replace') as file:
     expected = (file.readline().split() or [''])[0].lower()
   if expected != found:
-    raise ValueError(
-      errors.invalid(
-        'sha256',
-        found,
-        f'is not what {published} says, {expected[:64]}',
-        'the file is damaged or another one: fetch it again',
-      )
+    raise errors.value_error(
+      'sha256',
+      found,
+      f'is not what {published} says, {expected[:64]}',
+      'the file is damaged or another one: fetch it again',
     )

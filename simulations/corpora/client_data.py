@@ -155,13 +155,11 @@ class TokenizedClients:
       ValueError: There is no such client, or as for `prepare`.
     """
     if not 0 <= client_index < self.num_clients:
-      raise ValueError(
-        errors.invalid(
-          'client_index',
-          client_index,
-          f'must be from 0 to {self.num_clients - 1}',
-          f'the split {self.split_name} has no more clients',
-        )
+      raise errors.value_error(
+        'client_index',
+        client_index,
+        f'must be from 0 to {self.num_clients - 1}',
+        f'the split {self.split_name} has no more clients',
       )
     self.prepare([client_index])
     first, last = self.offsets[client_index : client_index + 2]
@@ -200,13 +198,11 @@ class TokenizedClients:
 
 
 def _short_client(client_id: str) -> ValueError:
-  return ValueError(
-    errors.invalid(
-      'client_id',
-      client_id,
-      'has fewer examples in the file than client_metadata says',
-      'the file is damaged, make it again',
-    )
+  return errors.value_error(
+    'client_id',
+    client_id,
+    'has fewer examples in the file than client_metadata says',
+    'the file is damaged, make it again',
   )
 
 

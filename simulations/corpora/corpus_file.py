@@ -111,13 +111,11 @@ class Content:
     if (stat.st_size, stat.st_mtime_ns) != (self.size, self.mtime_ns) and (
       Content.of(self.path, progress=False).digest != self.digest
     ):
-      raise ValueError(
-        errors.invalid(
-          'path',
-          self.path,
-          'was changed while it was in use',
-          'start again with a file that stays as it is',
-        )
+      raise errors.value_error(
+        'path',
+        self.path,
+        'was changed while it was in use',
+        'start again with a file that stays as it is',
       )
     with _open(self.path) as connection:
       yield connection
@@ -143,20 +141,16 @@ def _open(path: str) -> Iterator[sqlite3.Connection]:
         name for (name,) in connection.execute('SELECT name FROM sqlite_master')
       }
     except sqlite3.DatabaseError as error:
-      raise ValueError(
-        errors.invalid(
-          'path', path, 'must be a SQLite file', f'SQLite says: {error}'
-        )
+      raise errors.value_error(
+        'path', path, 'must be a SQLite file', f'SQLite says: {error}'
       ) from error
     missing = {'examples', 'client_metadata'} - tables
     if missing:
-      raise ValueError(
-        errors.invalid(
-          'path',
-          path,
-          f'lacks the table {" and ".join(sorted(missing))}',
-          "give a file in the form of TFF's SqlClientData",
-        )
+      raise errors.value_error(
+        'path',
+        path,
+        f'lacks the table {" and ".join(sorted(missing))}',
+        "give a file in the form of TFF's SqlClientData",
       )
     yield connection
 
@@ -187,13 +181,11 @@ def require_split(connection: sqlite3.Connection, split_name: str) -> None:
     )
   ]
   if split_name not in names:
-    raise ValueError(
-      errors.invalid(
-        'split_name',
-        split_name,
-        'must be a split of the file',
-        f'these are {", ".join(names)}',
-      )
+    raise errors.value_error(
+      'split_name',
+      split_name,
+      'must be a split of the file',
+      f'these are {", ".join(names)}',
     )
 
 

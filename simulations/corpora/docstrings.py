@@ -139,13 +139,11 @@ def _source_files(package: str, version: str) -> Iterator[tuple[str, str]]:
   except importlib.metadata.PackageNotFoundError:
     installed = 'none'
   if installed != version:
-    raise ValueError(
-      errors.invalid(
-        package,
-        installed,
-        f'the docstring corpus is built from {package} {version}',
-        "install the lock of this Python with 'make env'",
-      )
+    raise errors.value_error(
+      package,
+      installed,
+      f'the docstring corpus is built from {package} {version}',
+      "install the lock of this Python with 'make env'",
     )
   paths = sorted(
     file.as_posix()
@@ -205,13 +203,11 @@ def read_clients(
       try:
         source = pathlib.Path(location).read_bytes()
       except FileNotFoundError as error:
-        raise ValueError(
-          errors.invalid(
-            package,
-            path,
-            'this file of the installed package is not there',
-            "rebuild the environment with 'rm -rf .venv; make env'",
-          )
+        raise errors.value_error(
+          package,
+          path,
+          'this file of the installed package is not there',
+          "rebuild the environment with 'rm -rf .venv; make env'",
         ) from error
       for client in _clients_of_file(path, package, source):
         clients.setdefault(client.sentences, client)
@@ -292,14 +288,12 @@ def cached_corpus(
   clients = read_clients(packages, progress)
   found = checksum(clients)
   if found != expected_checksum:
-    raise ValueError(
-      errors.invalid(
-        'checksum',
-        found[:16],
-        f'that of the docstring corpus must be {expected_checksum[:16]}, so '
-        'the sources of an installed package differ from its release',
-        "rebuild the environment with 'rm -rf .venv; make env'",
-      )
+    raise errors.value_error(
+      'checksum',
+      found[:16],
+      f'that of the docstring corpus must be {expected_checksum[:16]}, so '
+      'the sources of an installed package differ from its release',
+      "rebuild the environment with 'rm -rf .venv; make env'",
     )
   os.makedirs(directory, exist_ok=True)
   write_clients(clients, path, progress)

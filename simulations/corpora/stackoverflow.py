@@ -102,7 +102,7 @@ def decompress(compressed: str, progress: bool = True) -> str:
 
 
 def _damaged(path: str, rule: str) -> ValueError:
-  return ValueError(errors.invalid('path', path, rule, 'fetch it again'))
+  return errors.value_error('path', path, rule, 'fetch it again')
 
 
 def _download(path: str) -> None:

@@ -40,13 +40,11 @@ class Vocabulary:
 
   def __post_init__(self):
     if not self.words or len(set(self.words)) != len(self.words):
-      raise ValueError(
-        errors.invalid(
-          'len(words)',
-          len(self.words),
-          'must be at least 1, and no word twice',
-          f'{len(set(self.words))} of them differ',
-        )
+      raise errors.value_error(
+        'len(words)',
+        len(self.words),
+        'must be at least 1, and no word twice',
+        f'{len(set(self.words))} of them differ',
       )
 
   @property
@@ -127,13 +125,11 @@ def read(path: str, size: int) -> Vocabulary:
       word = fields[0] if fields else ''
       counted = len(fields) == 2 and fields[1].isdecimal()
       if not (len(fields) == 1 or counted) or word in words:
-        raise ValueError(
-          errors.invalid(
-            'vocabulary_file',
-            f'{path}, line {number}',
-            'must be one word in UTF-8 that no line before it holds',
-            'correct the line',
-          )
+        raise errors.value_error(
+          'vocabulary_file',
+          f'{path}, line {number}',
+          'must be one word in UTF-8 that no line before it holds',
+          'correct the line',
         )
       words[word] = None
   _require_size(size, len(words), f'the words of {path}')
@@ -191,11 +187,6 @@ def count(
 
 def _require_size(size: int, found: int, what: str) -> None:
   if found < size:
-    raise ValueError(
-      errors.invalid(
-        'vocabulary_size',
-        size,
-        f'must be at most {found}, {what}',
-        'take fewer',
-      )
+    raise errors.value_error(
+      'vocabulary_size', size, f'must be at most {found}, {what}', 'take fewer'
     )

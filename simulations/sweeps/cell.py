@@ -80,13 +80,11 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   expected = config_lib.to_tree(cell.config)
   del expected['compare']
   if run.config != json.loads(json.dumps(expected)):
-    raise ValueError(
-      errors.invalid(
-        'out',
-        directory,
-        'holds a run with another configuration',
-        'give the grid and the --set of that sweep, or another directory',
-      )
+    raise errors.value_error(
+      'out',
+      directory,
+      'holds a run with another configuration',
+      'give the grid and the --set of that sweep, or another directory',
     )
   claim = run.claim
   strategy, _ = strategies.load(directory / report.STRATEGY_FILE)

@@ -194,22 +194,15 @@ def load(
     for series, epsilon, layers in _parts(file, os.path.dirname(path)):
       row_name = f'{series}_epsilon{epsilon:g}'
       if row_name in rows:
-        raise ValueError(
-          errors.invalid(
-            'row', row_name, 'is there twice', 'leave out one epsilon'
-          )
+        raise errors.value_error(
+          'row', row_name, 'is there twice', 'leave out one epsilon'
         )
       rows[row_name] = functools.partial(
         _row, row_name, series, epsilon, layers, file.assumed, settings
       )
     if not rows:
-      raise ValueError(
-        errors.invalid(
-          'mechanisms',
-          path,
-          'gives no row',
-          'add [mechanisms.NAME] and epsilons',
-        )
+      raise errors.value_error(
+        'mechanisms', path, 'gives no row', 'add [mechanisms.NAME] and epsilons'
       )
   else:
     stem = pathlib.Path(path).stem
@@ -234,13 +227,11 @@ def one(source: str, settings: tuple[str, ...] = ()) -> Row:
   """Returns the only row of FILE, or that of FILE:ROW; see `load`."""
   rows = load(source, settings).rows
   if len(rows) > 1:
-    raise ValueError(
-      errors.invalid(
-        'config',
-        source,
-        f'has {len(rows)} rows',
-        f'name one, such as {rows[0].name}, after a colon; --list lists them',
-      )
+    raise errors.value_error(
+      'config',
+      source,
+      f'has {len(rows)} rows',
+      f'name one, such as {rows[0].name}, after a colon; --list lists them',
     )
   return rows[0]
 
@@ -366,13 +357,11 @@ def _exponents(value: Any) -> tuple[int, ...]:
   values = value if isinstance(value, list) else [value]
   for each in values:
     if type(each) is not int or abs(each) > _LARGEST_EXPONENT:
-      raise ValueError(
-        errors.invalid(
-          'rate_exponents',
-          each,
-          'must be a small integer',
-          'correct it in the grid',
-        )
+      raise errors.value_error(
+        'rate_exponents',
+        each,
+        'must be a small integer',
+        'correct it in the grid',
       )
   return tuple(values)
 
@@ -388,13 +377,11 @@ def _at(value: Any, epsilon: float) -> Any:
   if value and all(_NUMBER.fullmatch(key) for key in value):
     found = [each for key, each in value.items() if float(key) == epsilon]
     if not found:
-      raise ValueError(
-        errors.invalid(
-          'epsilons',
-          f'{epsilon:g}',
-          f'is not in the table {value}',
-          'add it there, or give the mechanism epsilons of its own',
-        )
+      raise errors.value_error(
+        'epsilons',
+        f'{epsilon:g}',
+        f'is not in the table {value}',
+        'add it there, or give the mechanism epsilons of its own',
       )
     return found[0]
   return {key: _at(each, epsilon) for key, each in value.items()}

@@ -66,13 +66,11 @@ class Generator:
       ValueError: `start` is off the grid, or a value is out of range.
     """
     if start % GROUP or not (0 <= row < _MOST and 0 <= start < _MOST):
-      raise ValueError(
-        errors.invalid(
-          'start',
-          start,
-          f'must be a multiple of {GROUP}, and row={row} at least 0',
-          'cut coordinates into pieces of the stream',
-        )
+      raise errors.value_error(
+        'start',
+        start,
+        f'must be a multiple of {GROUP}, and row={row} at least 0',
+        'cut coordinates into pieces of the stream',
       )
     # PRIVACY: rows, coordinates and streams share no block, so none shares z.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.

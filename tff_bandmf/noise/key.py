@@ -29,13 +29,11 @@ class Key:
 
   def __post_init__(self):
     if len(self.secret) != _BYTES:
-      raise ValueError(
-        errors.invalid(
-          'len(key)',
-          len(self.secret),
-          f'must be {_BYTES} bytes',
-          'use Key.from_entropy()',
-        )
+      raise errors.value_error(
+        'len(key)',
+        len(self.secret),
+        f'must be {_BYTES} bytes',
+        'use Key.from_entropy()',
       )
 
   def __repr__(self) -> str:

@@ -89,13 +89,11 @@ class Tape(Placement):
         )
       )
     if self.start_round and self.key is None:
-      raise ValueError(
-        errors.invalid(
-          'start_round',
-          self.start_round,
-          'needs the key of the run',
-          'noise of another key would not go on with the noise of its past',
-        )
+      raise errors.value_error(
+        'start_round',
+        self.start_round,
+        'needs the key of the run',
+        'noise of another key would not go on with the noise of its past',
       )
 
 

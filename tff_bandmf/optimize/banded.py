@@ -101,14 +101,12 @@ def optimize_banded(
   k = participation.participations(rounds)
   min_sep = participation.min_sep
   if min_sep is not None and bands > min_sep:
-    raise ValueError(
-      errors.invalid(
-        'bands',
-        bands,
-        f'must not exceed min_sep={min_sep}, or columns of one client '
-        'overlap and sensitivity grows',
-        f'use {min_sep} or fewer',
-      )
+    raise errors.value_error(
+      'bands',
+      bands,
+      f'must not exceed min_sep={min_sep}, or columns of one client '
+      'overlap and sensitivity grows',
+      f'use {min_sep} or fewer',
     )
   # Columns of norm 1 together, and how many such sets of one client add up.
   if equal_column_norms or k == 1:
@@ -232,24 +230,20 @@ def _check_epochs(
     ValueError: they are not.
   """
   if not participation.evenly_spaced:
-    raise ValueError(
-      errors.invalid(
-        'equal_column_norms',
-        False,
-        f'is for fixed epochs, not for participation {participation.name}',
-        'use equal column norms, or participation fixed-epoch',
-      )
+    raise errors.value_error(
+      'equal_column_norms',
+      False,
+      f'is for fixed epochs, not for participation {participation.name}',
+      'use equal column norms, or participation fixed-epoch',
     )
   min_sep = participation.separation(rounds)
   k, every = participation.participations(rounds), -(-rounds // min_sep)
   if k < every:
-    raise ValueError(
-      errors.invalid(
-        'max_participations',
-        k,
-        f'must be {every}, every epoch, for columns of unequal norms',
-        'use equal column norms, or leave max_participations out',
-      )
+    raise errors.value_error(
+      'max_participations',
+      k,
+      f'must be {every}, every epoch, for columns of unequal norms',
+      'use equal column norms, or leave max_participations out',
     )
   return min_sep
 

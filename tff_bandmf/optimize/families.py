@@ -79,13 +79,11 @@ def optimize(
 
 def _check_copies(request: _Request, needed: int) -> None:
   if request.noise_copies is not None and needed > request.noise_copies:
-    raise ValueError(
-      errors.invalid(
-        'noise_copies',
-        request.noise_copies,
-        f'{request.family.name} keeps {needed} model copies',
-        'allow more, or use another family',
-      )
+    raise errors.value_error(
+      'noise_copies',
+      request.noise_copies,
+      f'{request.family.name} keeps {needed} model copies',
+      'allow more, or use another family',
     )
 
 

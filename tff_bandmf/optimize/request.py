@@ -53,9 +53,7 @@ class Request:
       if found is not None:
         return found
     remedy = f'give {name}' + ' or min_sep' * len(otherwise)
-    raise ValueError(
-      errors.invalid(name, None, f'{self.family.name} needs it', remedy)
-    )
+    raise errors.value_error(name, None, f'{self.family.name} needs it', remedy)
 
   @property
   def bands(self) -> int:
@@ -81,14 +79,12 @@ class Request:
     """
     bands, min_sep = self.bands, self.participation.min_sep
     if min_sep is not None and bands > min_sep:
-      raise ValueError(
-        errors.invalid(
-          'bands',
-          bands,
-          f'must not exceed min_sep={min_sep}, or columns of one client '
-          'overlap and sensitivity grows',
-          f'use {min_sep} or fewer',
-        )
+      raise errors.value_error(
+        'bands',
+        bands,
+        f'must not exceed min_sep={min_sep}, or columns of one client '
+        'overlap and sensitivity grows',
+        f'use {min_sep} or fewer',
       )
     return bands
 

@@ -46,13 +46,11 @@ def robust_toeplitz(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C with few bands, tapered from b0 on."""
   b0, bands = request.needed('b0'), request.bands
   if b0 > bands:
-    raise ValueError(
-      errors.invalid(
-        'b0',
-        b0,
-        f'must not exceed bands={bands}',
-        'min_sep is expected in [b0, bands]',
-      )
+    raise errors.value_error(
+      'b0',
+      b0,
+      f'must not exceed bands={bands}',
+      'min_sep is expected in [b0, bands]',
     )
   found = _toeplitz(request, bands)
   coefficients = strategies.taper(found.strategy.coefficients, b0)

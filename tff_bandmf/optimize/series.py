@@ -205,13 +205,11 @@ class Objective:
     solver.check_objective(objective)
     self.size = size
     if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
-      raise ValueError(
-        errors.invalid(
-          'rounds',
-          rounds,
-          f'learning rates are taken up to {_MOST_SCHEDULED_ROUNDS} rounds',
-          'use a constant learning rate, or family banded',
-        )
+      raise errors.value_error(
+        'rounds',
+        rounds,
+        f'learning rates are taken up to {_MOST_SCHEDULED_ROUNDS} rounds',
+        'use a constant learning rate, or family banded',
       )
     self._norms: tuple[float, ...] = (1.0,)
     if workload.is_toeplitz:

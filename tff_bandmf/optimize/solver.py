@@ -125,13 +125,11 @@ def minimize(
       raise
     interrupted = True
   if not np.isfinite(best.value):
-    raise ValueError(
-      errors.invalid(
-        'start',
-        f'{len(best.x)} parameters',
-        'the loss is not finite where the search starts',
-        'use fewer rounds, or fewer bands',
-      )
+    raise errors.value_error(
+      'start',
+      f'{len(best.x)} parameters',
+      'the loss is not finite where the search starts',
+      'use fewer rounds, or fewer bands',
     )
   return dataclasses.replace(
     best,
@@ -148,7 +146,7 @@ def check_objective(objective: str) -> str:
     ValueError: it is neither `MEAN` nor `MAX`.
   """
   if objective not in (MEAN, MAX):
-    raise ValueError(
-      errors.invalid('objective', objective, 'is not known', 'use mean or max')
+    raise errors.value_error(
+      'objective', objective, 'is not known', 'use mean or max'
     )
   return objective

@@ -50,8 +50,8 @@ def sweep(
     ValueError: the range is empty, or no x has a finite loss.
   """
   if not low < high:
-    raise ValueError(
-      errors.invalid('low', low, f'must be below high={high}', 'give a range')
+    raise errors.value_error(
+      'low', low, f'must be below high={high}', 'give a range'
     )
   best: Optional[solver.Optimized] = None
   evaluations, failure = 0, None
@@ -97,12 +97,10 @@ def sweep(
     if best is None:
       raise
   if best is None:
-    raise failure or ValueError(
-      errors.invalid(
-        'low',
-        low,
-        f'no x up to high={high} has a finite loss',
-        'use fewer rounds',
-      )
+    raise failure or errors.value_error(
+      'low',
+      low,
+      f'no x up to high={high} has a finite loss',
+      'use fewer rounds',
     )
   return dataclasses.replace(best, evaluations=evaluations, converged=converged)

@@ -226,13 +226,11 @@ def optimize_banded_toeplitz(
   start = strategies.BandedSqrt(rounds, bands).coefficients
   solver.check_objective(objective)
   if not workload.is_toeplitz:
-    raise ValueError(
-      errors.invalid(
-        'workload',
-        workload,
-        'must have a constant learning rate',
-        'use family banded for a schedule',
-      )
+    raise errors.value_error(
+      'workload',
+      workload,
+      'must have a constant learning rate',
+      'use family banded for a schedule',
     )
   evaluations = 0
   for loss in _losses(rounds, bands, objective, workload):

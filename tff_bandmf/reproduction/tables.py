@@ -72,10 +72,8 @@ def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:
   """
   for name in names or TABLES:
     if name not in TABLES:
-      raise ValueError(
-        errors.invalid(
-          'name', name, 'is not a table', f'use one of {", ".join(TABLES)}'
-        )
+      raise errors.value_error(
+        'name', name, 'is not a table', f'use one of {", ".join(TABLES)}'
       )
   return (
     dataclasses.replace(row, table=name)

@@ -187,13 +187,8 @@ def _least_gap(clients: _Clients) -> list[int]:
   if not len(gaps):
     return []
   if gaps.min() < 1:
-    raise ValueError(
-      errors.invalid(
-        'client',
-        'one',
-        'is twice in a round',
-        'give each participation once',
-      )
+    raise errors.value_error(
+      'client', 'one', 'is twice in a round', 'give each participation once'
     )
   return [int(gaps.min())]
 
@@ -223,13 +218,11 @@ class _Heaviest:
     self, strategy: strategies.Strategy, most: int
   ) -> result.Sensitivity:
     if not np.isfinite(self.squared):
-      raise ValueError(
-        errors.invalid(
-          'sensitivity',
-          self.squared,
-          'overflows',
-          'scale C down or use fewer rounds',
-        )
+      raise errors.value_error(
+        'sensitivity',
+        self.squared,
+        'overflows',
+        'scale C down or use fewer rounds',
       )
     # PRIVACY: contributions are vectors, so signs of X do not help. Guard:
     # participations_test.test_signs_of_the_gram_matrix_do_not_help.
@@ -274,13 +267,11 @@ def _heaviest(gram: _Gram, clients: _Clients) -> _Heaviest:
   if len(clients.rounds) and not (
     0 <= clients.rounds.min() and clients.rounds.max() < gram.rounds
   ):
-    raise ValueError(
-      errors.invalid(
-        'round',
-        int(clients.rounds.max()),
-        f'is not among the {gram.rounds} rounds of the strategy',
-        'give the strategy that the run used',
-      )
+    raise errors.value_error(
+      'round',
+      int(clients.rounds.max()),
+      f'is not among the {gram.rounds} rounds of the strategy',
+      'give the strategy that the run used',
     )
   counts = np.diff(clients.starts)
   best = _Heaviest()

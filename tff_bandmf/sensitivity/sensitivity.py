@@ -47,13 +47,11 @@ one client do not overlap (bands <= min_sep)')
   with np.errstate(over='ignore', invalid='ignore'):
     found = _THEOREMS[strategy.structure](strategy, participation)
   if not math.isfinite(found.value):
-    raise ValueError(
-      errors.invalid(
-        'family',
-        strategy.family,
-        'the sensitivity overflows',
-        'scale C down or use fewer rounds',
-      )
+    raise errors.value_error(
+      'family',
+      strategy.family,
+      'the sensitivity overflows',
+      'scale C down or use fewer rounds',
     )
   return found
 

@@ -201,13 +201,11 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   base.check_rounds(strategy.bands)
   column = strategy.column(strategy.bands)
   if not np.all(np.isfinite(column)):
-    raise ValueError(
-      errors.invalid(
-        'family',
-        strategy.family,
-        'entries of C overflow',
-        'use fewer rounds, or a C^-1 whose series has no root in the unit disc',
-      )
+    raise errors.value_error(
+      'family',
+      strategy.family,
+      'entries of C overflow',
+      'use fewer rounds, or a C^-1 whose series has no root in the unit disc',
     )
   return column
 

@@ -36,22 +36,18 @@ class Banded(base.Strategy):
   @rows.validator
   def _check_rows(self, _, rows: np.ndarray) -> None:
     if rows.ndim != 2 or not rows.size or rows.shape[1] > rows.shape[0]:
-      raise ValueError(
-        errors.invalid(
-          'rows.shape',
-          rows.shape,
-          'must be [rounds, bands] with 1 <= bands <= rounds',
-          'give the bands of each row of C, the diagonal first',
-        )
+      raise errors.value_error(
+        'rows.shape',
+        rows.shape,
+        'must be [rounds, bands] with 1 <= bands <= rounds',
+        'give the bands of each row of C, the diagonal first',
       )
     if np.any(np.triu(rows[: rows.shape[1]], 1)):
-      raise ValueError(
-        errors.invalid(
-          'rows',
-          'entries left of column 0',
-          'must be 0 where t < s',
-          'rows[t, s] is C[t, t - s]',
-        )
+      raise errors.value_error(
+        'rows',
+        'entries left of column 0',
+        'must be 0 where t < s',
+        'rows[t, s] is C[t, t - s]',
       )
     base.check_entries('rows', rows, rows[:, 0])
 

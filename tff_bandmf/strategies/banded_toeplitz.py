@@ -66,13 +66,11 @@ class RobustToeplitz(BandedToeplitz):
 
   def __attrs_post_init__(self):
     if self.b0 > self.bands:
-      raise ValueError(
-        errors.invalid(
-          'b0',
-          self.b0,
-          f'must not exceed bands={self.bands}',
-          'min_sep lies in [b0, bands]',
-        )
+      raise errors.value_error(
+        'b0',
+        self.b0,
+        f'must not exceed bands={self.bands}',
+        'min_sep lies in [b0, bands]',
       )
 
   def parameters(self) -> dict[str, Any]:

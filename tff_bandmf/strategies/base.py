@@ -102,10 +102,8 @@ class Strategy(abc.ABC):
     Raises:
       ValueError: C^-1 has more than a few bands.
     """
-    raise ValueError(
-      errors.invalid(
-        'family', self.family, 'has no inverse of few bands', 'use band_rows'
-      )
+    raise errors.value_error(
+      'family', self.family, 'has no inverse of few bands', 'use band_rows'
     )
 
   @property
@@ -294,26 +292,22 @@ def _dense_rows(rows: np.ndarray) -> np.ndarray:
 def check_rounds(rounds: int) -> None:
   """Raises ValueError if an array of n numbers is too large."""
   if rounds > MAX_ROUNDS:
-    raise ValueError(
-      errors.invalid(
-        'rounds',
-        rounds,
-        f'what needs a number a round is computed up to {MAX_ROUNDS}',
-        'use fewer rounds',
-      )
+    raise errors.value_error(
+      'rounds',
+      rounds,
+      f'what needs a number a round is computed up to {MAX_ROUNDS}',
+      'use fewer rounds',
     )
 
 
 def check_dense(rounds: int) -> None:
   """Raises ValueError if an n x n matrix would not fit in memory."""
   if rounds > MAX_DENSE_ROUNDS:
-    raise ValueError(
-      errors.invalid(
-        'rounds',
-        rounds,
-        f'a dense matrix is made up to {MAX_DENSE_ROUNDS} rounds',
-        'use fewer rounds, or a family of few bands or buffers',
-      )
+    raise errors.value_error(
+      'rounds',
+      rounds,
+      f'a dense matrix is made up to {MAX_DENSE_ROUNDS} rounds',
+      'use fewer rounds, or a family of few bands or buffers',
     )
 
 
@@ -326,33 +320,27 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
     diagonal: those on its diagonal.
   """
   if not np.all(np.isfinite(entries)):
-    raise ValueError(
-      errors.invalid(
-        name,
-        'NaN or infinity',
-        'must be finite',
-        'check the file or optimise the strategy again',
-      )
+    raise errors.value_error(
+      name,
+      'NaN or infinity',
+      'must be finite',
+      'check the file or optimise the strategy again',
     )
   if not np.all(diagonal > 0):
-    raise ValueError(
-      errors.invalid(
-        name,
-        float(np.min(diagonal)),
-        'the diagonal of C must be positive',
-        'C must be lower-triangular and invertible',
-      )
+    raise errors.value_error(
+      name,
+      float(np.min(diagonal)),
+      'the diagonal of C must be positive',
+      'C must be lower-triangular and invertible',
     )
   smallest, largest = np.min(diagonal), np.max(np.abs(entries))
   if smallest < _SMALLEST_DIAGONAL or largest > _LARGEST_ENTRY:
-    raise ValueError(
-      errors.invalid(
-        name,
-        float(smallest if largest <= _LARGEST_ENTRY else largest),
-        f'the diagonal of C must be at least {_SMALLEST_DIAGONAL:g} and '
-        f'no entry above {_LARGEST_ENTRY:g}',
-        'multiply C by a constant: the mechanism stays the same',
-      )
+    raise errors.value_error(
+      name,
+      float(smallest if largest <= _LARGEST_ENTRY else largest),
+      f'the diagonal of C must be at least {_SMALLEST_DIAGONAL:g} and '
+      f'no entry above {_LARGEST_ENTRY:g}',
+      'multiply C by a constant: the mechanism stays the same',
     )
 
 
@@ -379,13 +367,11 @@ def series(name: str, values: Any) -> np.ndarray:
   """
   array = _checks.real_array(name, values)
   if array.ndim != 1 or not len(array):
-    raise ValueError(
-      errors.invalid(
-        f'{name}.shape',
-        array.shape,
-        'must be one-dimensional and not empty',
-        'give a first column',
-      )
+    raise errors.value_error(
+      f'{name}.shape',
+      array.shape,
+      'must be one-dimensional and not empty',
+      'give a first column',
     )
   check_entries(name, array, array[:1])
   return array
@@ -401,9 +387,7 @@ def check_bands(strategy: Strategy, field: Any, value: Any) -> None:
 def check_few(bands: int, rounds: int) -> int:
   """Returns a number of bands; raises ValueError if it exceeds n."""
   if bands > rounds:
-    raise ValueError(
-      errors.invalid(
-        'bands', bands, f'must not exceed rounds={rounds}', 'use fewer bands'
-      )
+    raise errors.value_error(
+      'bands', bands, f'must not exceed rounds={rounds}', 'use fewer bands'
     )
   return bands

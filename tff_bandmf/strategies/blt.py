@@ -49,29 +49,23 @@ class Blt(toeplitz.Toeplitz):
   def __attrs_post_init__(self):
     omega, theta = self.omega, self.theta
     if omega.ndim != 1 or not len(omega) or omega.shape != theta.shape:
-      raise ValueError(
-        errors.invalid(
-          'omega.shape',
-          omega.shape,
-          f'must be [buffers] like theta.shape={theta.shape}',
-          'give one omega and one theta a buffer',
-        )
+      raise errors.value_error(
+        'omega.shape',
+        omega.shape,
+        f'must be [buffers] like theta.shape={theta.shape}',
+        'give one omega and one theta a buffer',
       )
     base.check_entries('omega', np.append(omega, 1.0), np.ones(1))
     if not np.all((theta >= 0) & (theta < 1)):
-      raise ValueError(
-        errors.invalid(
-          'theta', theta.tolist(), 'must be in [0, 1)', 'buffers must decay'
-        )
+      raise errors.value_error(
+        'theta', theta.tolist(), 'must be in [0, 1)', 'buffers must decay'
       )
     if len(np.unique(theta)) < len(theta):
-      raise ValueError(
-        errors.invalid(
-          'theta',
-          theta.tolist(),
-          'must be distinct',
-          'join the buffers and add their omega',
-        )
+      raise errors.value_error(
+        'theta',
+        theta.tolist(),
+        'must be distinct',
+        'join the buffers and add their omega',
       )
 
   @property

@@ -76,13 +76,11 @@ class ColumnNormalized(base.Strategy):
     # PRIVACY: a norm that overflows would make a column of C vanish.
     # Guard: strategies_test.test_column_norm_that_overflows_is_refused.
     if not np.all(np.isfinite(norms)):
-      raise ValueError(
-        errors.invalid(
-          'column_normalize',
-          True,
-          'column norms of C overflow',
-          'use fewer rounds, or a C whose entries stay small',
-        )
+      raise errors.value_error(
+        'column_normalize',
+        True,
+        'column norms of C overflow',
+        'use fewer rounds, or a C whose entries stay small',
       )
     norms.flags.writeable = False
     return norms

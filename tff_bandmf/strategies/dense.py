@@ -35,22 +35,18 @@ class Dense(base.Strategy):
   def _check_values(self, _, values: np.ndarray) -> None:
     shape = values.shape
     if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
-      raise ValueError(
-        errors.invalid(
-          'C.shape',
-          shape,
-          'must be square and not empty',
-          'give the n x n strategy matrix',
-        )
+      raise errors.value_error(
+        'C.shape',
+        shape,
+        'must be square and not empty',
+        'give the n x n strategy matrix',
       )
     if np.any(np.triu(values, 1)):
-      raise ValueError(
-        errors.invalid(
-          'C',
-          'entries above the diagonal',
-          'must be lower-triangular',
-          'C is the factor that multiplies the data, C[t, i] = 0 for i > t',
-        )
+      raise errors.value_error(
+        'C',
+        'entries above the diagonal',
+        'must be lower-triangular',
+        'C is the factor that multiplies the data, C[t, i] = 0 for i > t',
       )
     base.check_entries('C', values, np.diagonal(values))
 
@@ -76,13 +72,11 @@ class Dense(base.Strategy):
     with np.errstate(over='ignore', invalid='ignore'):
       e = np.einsum('ij,ij->j', decoder, decoder)
     if not np.all(np.isfinite(e)):
-      raise ValueError(
-        errors.invalid(
-          'C',
-          f'{self.rounds} rounds',
-          'C^-1 overflows',
-          'use a better conditioned C',
-        )
+      raise errors.value_error(
+        'C',
+        f'{self.rounds} rounds',
+        'C^-1 overflows',
+        'use a better conditioned C',
       )
     return e
 

@@ -68,10 +68,8 @@ class Parameter:
     if self.kind is int:
       count = _checks.count(self.name, value, remedy)
       if count < self.low:
-        raise ValueError(
-          errors.invalid(
-            self.name, value, f'must be at least {self.low:g}', remedy
-          )
+        raise errors.value_error(
+          self.name, value, f'must be at least {self.low:g}', remedy
         )
       return count
     if self.kind is float:
@@ -153,10 +151,8 @@ class Family:
       if value is None:
         continue
       if own is None:
-        raise ValueError(
-          errors.invalid(
-            name, value, f'{self.name} has no such parameter', 'leave it out'
-          )
+        raise errors.value_error(
+          name, value, f'{self.name} has no such parameter', 'leave it out'
         )
       found[name] = own.check(value)
     return found
@@ -203,9 +199,7 @@ def get(name: Any) -> Family:
     ValueError: there is none.
   """
   if not isinstance(name, str) or name not in known():
-    raise ValueError(
-      errors.invalid(
-        'family', name, 'is not known', f'use one of {", ".join(known())}'
-      )
+    raise errors.value_error(
+      'family', name, 'is not known', f'use one of {", ".join(known())}'
     )
   return known()[name]

@@ -146,10 +146,8 @@ def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
   """
   path = pathlib.Path(path)
   if path.suffix not in _SUFFIXES:
-    raise ValueError(
-      errors.invalid(
-        'out', path, 'must end in .json or .npz', 'rename the file'
-      )
+    raise errors.value_error(
+      'out', path, 'must end in .json or .npz', 'rename the file'
     )
   return path
 
@@ -171,13 +169,11 @@ def load(
   if path.suffix == '.npy':
     return _read_matrix(path), None
   if path.suffix not in _SUFFIXES:
-    raise ValueError(
-      errors.invalid(
-        'file',
-        path,
-        'must end in .json, .npz or .npy',
-        'write one with bandmf optimize --out FILE',
-      )
+    raise errors.value_error(
+      'file',
+      path,
+      'must end in .json, .npz or .npy',
+      'write one with bandmf optimize --out FILE',
     )
   content = _files.read(path)
   try:
@@ -197,13 +193,11 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
     values = _read_array(io.BytesIO(content), len(content))
   # As in `load`.
   except Exception as error:
-    raise ValueError(
-      errors.invalid(
-        'file',
-        path,
-        'is not a whole .npy file of numbers',
-        'write C with numpy.save',
-      )
+    raise errors.value_error(
+      'file',
+      path,
+      'is not a whole .npy file of numbers',
+      'write C with numpy.save',
     ) from error
   try:
     return dense.Dense(values)
@@ -268,23 +262,19 @@ def _from_header(
   if not isinstance(header, dict) or header.get('format') != FORMAT:
     raise ValueError(_not_a_strategy(path))
   if header.get('version') != VERSION:
-    raise ValueError(
-      errors.invalid(
-        'version',
-        header.get('version'),
-        f'{path} must have strategy file version {VERSION}',
-        'write it again with this release of bandmf optimize',
-      )
+    raise errors.value_error(
+      'version',
+      header.get('version'),
+      f'{path} must have strategy file version {VERSION}',
+      'write it again with this release of bandmf optimize',
     )
   family = header.get('family')
   if not isinstance(family, str) or family not in families.known():
-    raise ValueError(
-      errors.invalid(
-        'family',
-        family,
-        f'{path} has a family that this release lacks',
-        'upgrade, or optimise another family',
-      )
+    raise errors.value_error(
+      'family',
+      family,
+      f'{path} has a family that this release lacks',
+      'upgrade, or optimise another family',
     )
   try:
     rounds = _checks.count(

@@ -146,14 +146,12 @@ def _variances(
   memory = max(left_bands, right_bands) - 1
   block = min(max(memory, _SHORTEST_BLOCK), rounds)
   if block > LONGEST_BLOCK:
-    raise ValueError(
-      errors.invalid(
-        'rounds',
-        rounds,
-        f'with more than {LONGEST_BLOCK} bands the errors of this '
-        'workload do not fit in memory',
-        'use fewer rounds or bands',
-      )
+    raise errors.value_error(
+      'rounds',
+      rounds,
+      f'with more than {LONGEST_BLOCK} bands the errors of this '
+      'workload do not fit in memory',
+      'use fewer rounds or bands',
     )
   e = np.empty(rounds)
   y_cov = cross = np.zeros((block, block))
@@ -183,10 +181,8 @@ def _variances(
     cross = solved[:, count:]
     e[start:stop] = np.diagonal(y_cov)
   if not np.all(np.isfinite(e)):
-    raise ValueError(
-      errors.invalid(
-        'C', f'{rounds} rounds', 'C^-1 overflows', 'use a better conditioned C'
-      )
+    raise errors.value_error(
+      'C', f'{rounds} rounds', 'C^-1 overflows', 'use a better conditioned C'
     )
   return e
 

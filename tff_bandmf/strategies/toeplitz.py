@@ -218,13 +218,11 @@ class BandedInverseC(RationalToeplitz):
     # slack_test.test_sensitivity_of_an_inverse_is_rounded_up.
     off = recursion_lib.UNIT * (self.inverse_bands + 8) * norms
     if not off <= 0.5:
-      raise ValueError(
-        errors.invalid(
-          'inverse_coefficients',
-          f'{self.inverse_bands} bands',
-          'have an inverse that float64 does not give',
-          'use fewer rounds, or a series whose inverse is small',
-        )
+      raise errors.value_error(
+        'inverse_coefficients',
+        f'{self.inverse_bands} bands',
+        'have an inverse that float64 does not give',
+        'use fewer rounds, or a series whose inverse is small',
       )
     return float(off / (1 - off))
 
@@ -260,14 +258,12 @@ def scaled_errors(
 
     return per_query.of_banded(rounds, strategy.bands, rows, workload)
   if rounds > _MAX_QUADRATIC_ROUNDS:
-    raise ValueError(
-      errors.invalid(
-        'rounds',
-        rounds,
-        f'{strategy.family} with column normalisation or a learning rate '
-        f'schedule is computed up to {_MAX_QUADRATIC_ROUNDS} rounds',
-        'use fewer rounds, or a family of few bands',
-      )
+    raise errors.value_error(
+      'rounds',
+      rounds,
+      f'{strategy.family} with column normalisation or a learning rate '
+      f'schedule is computed up to {_MAX_QUADRATIC_ROUNDS} rounds',
+      'use fewer rounds, or a family of few bands',
     )
   return _check_finite(
     per_query.of_toeplitz(strategy.inverse_column(rounds), scale, workload),
@@ -312,13 +308,11 @@ def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
   squares, done, block = 0.0, 0, _FIRST_BLOCK
   while done < rounds:
     if done >= base.MAX_ROUNDS:
-      raise ValueError(
-        errors.invalid(
-          'rounds',
-          rounds,
-          f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
-          'use coefficients that decay faster, or fewer rounds',
-        )
+      raise errors.value_error(
+        'rounds',
+        rounds,
+        f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
+        'use coefficients that decay faster, or fewer rounds',
       )
     terms = min(block, rounds - done)
     impulse = np.zeros(terms)
@@ -372,13 +366,11 @@ def _errors_to_the_limit(
   done, block = 0, _FIRST_BLOCK
   while done < rounds:
     if done >= base.MAX_ROUNDS:
-      raise ValueError(
-        errors.invalid(
-          'rounds',
-          rounds,
-          f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
-          'use coefficients that decay faster, or fewer rounds',
-        )
+      raise errors.value_error(
+        'rounds',
+        rounds,
+        f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
+        'use coefficients that decay faster, or fewer rounds',
       )
     terms = min(max(block, memory), rounds - done)
     w, state = scipy.signal.lfilter(top, bottom, np.ones(terms), zi=state)
@@ -406,12 +398,10 @@ def _errors_to_the_limit(
 def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
   """Returns `e`, or raises ValueError where it is not finite."""
   if not np.all(np.isfinite(e)):
-    raise ValueError(
-      errors.invalid(
-        'coefficients',
-        f'{bands} bands',
-        'C^-1 grows without bound',
-        'use coefficients whose series has no root in the unit disc',
-      )
+    raise errors.value_error(
+      'coefficients',
+      f'{bands} bands',
+      'C^-1 grows without bound',
+      'use coefficients whose series has no root in the unit disc',
     )
   return e

@@ -152,13 +152,11 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
   }
   for name in devices:
     if name not in by_name:
-      raise ValueError(
-        errors.invalid(
-          'devices',
-          name,
-          'is not a device that TensorFlow sees',
-          f'use {" ".join(device.name for device in logical)}',
-        )
+      raise errors.value_error(
+        'devices',
+        name,
+        'is not a device that TensorFlow sees',
+        f'use {" ".join(device.name for device in logical)}',
       )
   found = [by_name[name] for name in devices]
   kinds = {device.device_type for device in found}
@@ -166,12 +164,10 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
   # that round differently would make noise that cannot be made again.
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
-    raise ValueError(
-      errors.invalid(
-        'devices',
-        ' '.join(device.name for device in found),
-        'are of several types',
-        'use devices of one type',
-      )
+    raise errors.value_error(
+      'devices',
+      ' '.join(device.name for device in found),
+      'are of several types',
+      'use devices of one type',
     )
   return tuple(device.name for device in found), kinds.pop()

@@ -280,14 +280,12 @@ def _hold(key: key_lib.Key) -> int:
     # their releases has none. Guard:
     # aggregator_test.test_second_factory_with_a_key_is_refused.
     if name in _held:
-      raise ValueError(
-        errors.invalid(
-          'key',
-          'Key(<secret>)',
-          'serves another aggregator',
-          'close that one first, and go on from its state; a new run takes '
-          'a new key',
-        )
+      raise errors.value_error(
+        'key',
+        'Key(<secret>)',
+        'serves another aggregator',
+        'close that one first, and go on from its state; a new run takes '
+        'a new key',
       )
     _held.add(name)
   return name
@@ -364,13 +362,11 @@ def of(
     )
   passed = StateSource.bytes_passed(recursion, dimension)
   if passed > _MAX_STATE_BYTES:
-    raise ValueError(
-      errors.invalid(
-        'noise',
-        placement,
-        f'{passed / 1e9:.1f} GB of noise cannot pass between TFF '
-        f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can',
-        'use Tape()',
-      )
+    raise errors.value_error(
+      'noise',
+      placement,
+      f'{passed / 1e9:.1f} GB of noise cannot pass between TFF '
+      f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can',
+      'use Tape()',
     )
   return StateSource(recursion, z_steps, dimension)

@@ -205,23 +205,19 @@ def shard(dimension: int, index: int, shards: int) -> range:
   _checks.count('dimension', dimension, 'the model has no parameters')
   _checks.count('shards', shards, 'one shard makes all')
   if not 0 <= index < shards:
-    raise ValueError(
-      errors.invalid(
-        'shard',
-        index,
-        f'must be in [0, shards={shards})',
-        'number the shards from 0',
-      )
+    raise errors.value_error(
+      'shard',
+      index,
+      f'must be in [0, shards={shards})',
+      'number the shards from 0',
     )
   pieces = -(-dimension // _GRID)
   if shards > pieces:
-    raise ValueError(
-      errors.invalid(
-        'shards',
-        shards,
-        f'{dimension} coordinates have {pieces} pieces of {_GRID}',
-        f'use at most {pieces}',
-      )
+    raise errors.value_error(
+      'shards',
+      shards,
+      f'{dimension} coordinates have {pieces} pieces of {_GRID}',
+      f'use at most {pieces}',
     )
   edges = [
     min(dimension, _GRID * (-(-pieces * i // shards)))
@@ -240,12 +236,10 @@ def _checked(coordinates: range, dimension: int) -> range:
     and coordinates.step == 1
     and 0 <= coordinates.start < coordinates.stop <= dimension
   ):
-    raise ValueError(
-      errors.invalid(
-        'coordinates',
-        coordinates,
-        f'must be whole pieces of {_GRID} in [0, dimension={dimension})',
-        'use stream.shard',
-      )
+    raise errors.value_error(
+      'coordinates',
+      coordinates,
+      f'must be whole pieces of {_GRID} in [0, dimension={dimension})',
+      'use stream.shard',
     )
   return coordinates

@@ -115,14 +115,12 @@ class Description:
     except FileNotFoundError:
       return None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-      raise ValueError(
-        errors.invalid(
-          'file',
-          path,
-          f'is not {_FORMAT} of version {tape_file.VERSION}',
-          'use one release for the server and for training, a new folder '
-          'and a new key',
-        )
+      raise errors.value_error(
+        'file',
+        path,
+        f'is not {_FORMAT} of version {tape_file.VERSION}',
+        'use one release for the server and for training, a new folder '
+        'and a new key',
       ) from error
 
   def _check(self) -> None:
@@ -194,36 +192,30 @@ def prepare(directory: pathlib.Path) -> int:
   # PRIVACY: an owner reads and replaces what root puts there. Guard:
   # fuzz_secrets_test.test_folder_of_another_user_is_refused.
   if {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
-    raise ValueError(
-      errors.invalid(
-        'tape directory',
-        directory,
-        'belongs to another user',
-        'choose another path',
-      )
+    raise errors.value_error(
+      'tape directory',
+      directory,
+      'belongs to another user',
+      'choose another path',
     )
   if not all(
     _FILE.fullmatch(path.name) or path.name == _READER
     for path in directory.iterdir()
   ):
-    raise ValueError(
-      errors.invalid(
-        'tape directory',
-        directory,
-        'holds files of others',
-        'give the tape a directory of its own',
-      )
+    raise errors.value_error(
+      'tape directory',
+      directory,
+      'holds files of others',
+      'give the tape a directory of its own',
     )
   directory.chmod(0o700)
   lock = _files.lock(directory / 'lock')
   if lock is None:
-    raise ValueError(
-      errors.invalid(
-        'tape directory',
-        directory,
-        'has a live producer',
-        'give every run a directory of its own',
-      )
+    raise errors.value_error(
+      'tape directory',
+      directory,
+      'has a live producer',
+      'give every run a directory of its own',
     )
   return lock
 
@@ -231,13 +223,11 @@ def prepare(directory: pathlib.Path) -> int:
 def check_name(directory: pathlib.Path) -> None:
   """Raises ValueError if graphs cannot look into a folder of this name."""
   if _GLOB.intersection(str(directory)):
-    raise ValueError(
-      errors.invalid(
-        'tape directory',
-        directory,
-        f'must not contain any of {"".join(sorted(_GLOB))}',
-        'choose another path',
-      )
+    raise errors.value_error(
+      'tape directory',
+      directory,
+      f'must not contain any of {"".join(sorted(_GLOB))}',
+      'choose another path',
     )
 
 
@@ -249,13 +239,11 @@ def lock_reader(directory: pathlib.Path) -> int:
   """
   lock = _files.lock(directory / _READER)
   if lock is None:
-    raise ValueError(
-      errors.invalid(
-        'noise_server',
-        directory,
-        'is read by another run',
-        'a tape serves one run: start a server for every run',
-      )
+    raise errors.value_error(
+      'noise_server',
+      directory,
+      'is read by another run',
+      'a tape serves one run: start a server for every run',
     )
   return lock
 

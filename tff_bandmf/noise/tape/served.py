@@ -53,13 +53,11 @@ class ServedTape:
         another noise or noise past `start_round`; or shards are missing.
     """
     if not 0 <= start_round <= recursion.rounds:
-      raise ValueError(
-        errors.invalid(
-          'start_round',
-          start_round,
-          f'must be in [0, rounds={recursion.rounds}]',
-          'give the round of the state that the run continues from',
-        )
+      raise errors.value_error(
+        'start_round',
+        start_round,
+        f'must be in [0, rounds={recursion.rounds}]',
+        'give the round of the state that the run continues from',
       )
     self.dimension = dimension
     self.z_steps = z_steps
@@ -71,13 +69,11 @@ class ServedTape:
       tape_folder.check_name(path)
       description = tape_folder.Description.read(path)
       if description is None or not description.served:
-        raise ValueError(
-          errors.invalid(
-            'noise_server',
-            path,
-            'is not the folder of a noise-server',
-            'start bandmf noise-server with this --directory first',
-          )
+        raise errors.value_error(
+          'noise_server',
+          path,
+          'is not the folder of a noise-server',
+          'start bandmf noise-server with this --directory first',
         )
       found[path] = description
     for path, description in found.items():
@@ -98,13 +94,11 @@ class ServedTape:
       for shard in self.shards:
         reached = max(tape_folder.marks(shard.directory), default=0)
         if reached > start_round:
-          raise ValueError(
-            errors.invalid(
-              'start_round',
-              start_round,
-              f'rounds below {reached} were used in {shard.directory}',
-              f'resume from the state of round {reached}',
-            )
+          raise errors.value_error(
+            'start_round',
+            start_round,
+            f'rounds below {reached} were used in {shard.directory}',
+            f'resume from the state of round {reached}',
           )
       for shard in self.shards:
         tape_folder.mark(shard.directory, start_round)
@@ -138,13 +132,11 @@ def _check(
     ('z_steps', z_steps, description.z_steps),
   ):
     if found != expected:
-      raise ValueError(
-        errors.invalid(
-          name,
-          expected,
-          f'the noise in {path} has {found}',
-          'start the server and the training with the same values',
-        )
+      raise errors.value_error(
+        name,
+        expected,
+        f'the noise in {path} has {found}',
+        'start the server and the training with the same values',
       )
 
 
@@ -158,13 +150,11 @@ def _check_together(
   # shards could not be made again together. Guard:
   # served_tape_test.test_shards_of_two_tapes_are_refused.
   if len({(each.tape_id, each.device) for each in descriptions}) > 1:
-    raise ValueError(
-      errors.invalid(
-        'noise_server',
-        [str(shard.directory) for shard in shards],
-        'hold noise of several keys or kinds of device',
-        'start all shards with one key file, on devices of one kind',
-      )
+    raise errors.value_error(
+      'noise_server',
+      [str(shard.directory) for shard in shards],
+      'hold noise of several keys or kinds of device',
+      'start all shards with one key file, on devices of one kind',
     )
   end = 0
   for shard in shards:
@@ -172,11 +162,9 @@ def _check_together(
       break
     end += shard.count
   if end != dimension or sum(each.count for each in shards) != dimension:
-    raise ValueError(
-      errors.invalid(
-        'noise_server',
-        [f'{each.directory}: {each.first}+{each.count}' for each in shards],
-        f'must be shards of {dimension} coordinates, each once',
-        'give the folders of all shards',
-      )
+    raise errors.value_error(
+      'noise_server',
+      [f'{each.directory}: {each.first}+{each.count}' for each in shards],
+      f'must be shards of {dimension} coordinates, each once',
+      'give the folders of all shards',
     )

@@ -88,24 +88,20 @@ class Tape:
     self.dimension, self.z_steps = made.dimension, made.z_steps
     rounds = made.recursion.rounds
     if not 0 <= start_round <= rounds:
-      raise ValueError(
-        errors.invalid(
-          'start_round',
-          start_round,
-          f'must be in [0, rounds={rounds}]',
-          'give the round of the state that the run continues from',
-        )
+      raise errors.value_error(
+        'start_round',
+        start_round,
+        f'must be in [0, rounds={rounds}]',
+        'give the round of the state that the run continues from',
       )
     self._stream = made
     first, count = made.coordinates.start, len(made.coordinates)
     if count > tape_file.LARGEST_COUNT:
-      raise ValueError(
-        errors.invalid(
-          'coordinates',
-          count,
-          f'a file holds {tape_file.LARGEST_COUNT} at most',
-          'share them among noise-servers',
-        )
+      raise errors.value_error(
+        'coordinates',
+        count,
+        f'a file holds {tape_file.LARGEST_COUNT} at most',
+        'share them among noise-servers',
       )
     self.tape_id = made.identifier
     self.description = tape_folder.Description(
@@ -176,25 +172,21 @@ class Tape:
     directory = self.directory
     found = tape_folder.Description.read(directory)
     if found is None and tape_folder.marks(directory):
-      raise ValueError(
-        errors.invalid(
-          'directory',
-          directory,
-          'holds a tape of another release',
-          'remove it, and give the run a new key',
-        )
+      raise errors.value_error(
+        'directory',
+        directory,
+        'holds a tape of another release',
+        'remove it, and give the run a new key',
       )
     if found != self.description:
       if found is not None and (
         self._resume or found.served or found.tape_id == self.tape_id
       ):
-        raise ValueError(
-          errors.invalid(
-            'directory',
-            directory,
-            f'holds another tape, {self.description.difference(found)}',
-            'give what made it, or another directory',
-          )
+        raise errors.value_error(
+          'directory',
+          directory,
+          f'holds another tape, {self.description.difference(found)}',
+          'give what made it, or another directory',
         )
       tape_folder.wipe(directory)
       self.description.write(directory)
@@ -202,14 +194,12 @@ class Tape:
     # PRIVACY: rounds below the mark were used. Guard:
     # tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
-      raise ValueError(
-        errors.invalid(
-          'start_round',
-          start_round,
-          f'round {reached} was released with this noise',
-          f'resume from the state of round {reached}, or start anew with a '
-          'new key',
-        )
+      raise errors.value_error(
+        'start_round',
+        start_round,
+        f'round {reached} was released with this noise',
+        f'resume from the state of round {reached}, or start anew with a '
+        'new key',
       )
     start = max(start_round, reached)
     # PRIVACY: rounds below the mark were used. Guard:
