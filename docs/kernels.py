@@ -34,7 +34,7 @@ class _Kernel(multiprocessing.context.ForkProcess):
     os.environ.update(env)
     # That of Sphinx runs, in another process.
     asyncio.set_event_loop(asyncio.new_event_loop())
-    kernelapp.launch_new_instance(argv=arguments)
+    kernelapp.launch_new_instance(argv=arguments, parent_handle=os.getppid())
 
   def poll(self):
     return self.exitcode
