@@ -97,6 +97,7 @@ def _make(path, barrier, found):
   found.put(_files.load_or_create_secret(path, 16, 'key'))
 
 
+@pytest.mark.slow
 def test_first_of_two_that_make_a_secret_wins(tmp_path):
   path = tmp_path / 'a.key'
 

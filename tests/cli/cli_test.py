@@ -445,6 +445,7 @@ def test_help_is_printed(run, command):
   assert out.startswith(f'Usage: bandmf {command}'.rstrip())
 
 
+@pytest.mark.slow
 def test_commands_that_need_no_tensorflow_do_not_import_it():
   program = """
 import sys
@@ -471,6 +472,7 @@ print('imported:', sorted(heavy & set(sys.modules)))
   assert result.stderr == ''
 
 
+@pytest.mark.slow
 def test_installed_command_exits_with_the_status():
   result = subprocess.run(
     [sys.executable, '-m', 'tff_bandmf.cli.main', 'evaluate', 'missing.json'],

@@ -311,6 +311,7 @@ def test_numbers_are_printed_rounded_up():
   assert float(plan_lib.rounded_up(123456.1)) >= 123456.1
 
 
+@pytest.mark.slow
 def test_importing_the_face_imports_no_tensorflow():
   program = (
     'import sys, tff_bandmf; tff_bandmf.Plan; tff_bandmf.MinSep; '

@@ -149,6 +149,7 @@ def test_interrupted_search_returns_the_best_so_far():
   assert found.loss == min(losses)
 
 
+@pytest.mark.slow
 def test_tensorflow_is_not_imported():
   code = (
     'import sys; from tff_bandmf import optimize; '

@@ -446,7 +446,7 @@ def test_file_that_is_cut_short_is_refused(tmp_path, suffix):
   else:
     strategies.save(strategies.BandedToeplitz(9, [1.0, 0.5]), path)
   whole = path.read_bytes().rstrip()
-  for end in range(len(whole)):
+  for end in (*range(0, len(whole), 5), len(whole) - 1):
     path.write_bytes(whole[:end])
     with pytest.raises(ValueError, match='is not a whole'):
       strategies.load(path)
