@@ -21,9 +21,7 @@ def invalid(name: str, value: object, rule: str, remedy: str) -> str:
   return f'{_line(name)}={_line(value)}: {_line(rule)}; {_line(remedy)}.'
 
 
-def value_error(
-  name: str, value: object, rule: str, remedy: str
-) -> ValueError:
+def value_error(name: str, value: object, rule: str, remedy: str) -> ValueError:
   """Returns what to raise for a value: its message is that of `invalid`."""
   return ValueError(invalid(name, value, rule, remedy))
 

@@ -99,15 +99,7 @@ def optimize_banded(
   """
   _check(rounds, bands, objective)
   k = participation.participations(rounds)
-  min_sep = participation.min_sep
-  if min_sep is not None and bands > min_sep:
-    raise errors.value_error(
-      'bands',
-      bands,
-      f'must not exceed min_sep={min_sep}, or columns of one client '
-      'overlap and sensitivity grows',
-      f'use {min_sep} or fewer',
-    )
+  solver.check_separated(bands, participation.min_sep)
   # Columns of norm 1 together, and how many such sets of one client add up.
   if equal_column_norms or k == 1:
     groups, sets = rounds, k

@@ -77,16 +77,7 @@ class Request:
     Raises:
       ValueError: as `bands`, and for more of them than min_sep.
     """
-    bands, min_sep = self.bands, self.participation.min_sep
-    if min_sep is not None and bands > min_sep:
-      raise errors.value_error(
-        'bands',
-        bands,
-        f'must not exceed min_sep={min_sep}, or columns of one client '
-        'overlap and sensitivity grows',
-        f'use {min_sep} or fewer',
-      )
-    return bands
+    return solver.check_separated(self.bands, self.participation.min_sep)
 
   def most_bands(self) -> int:
     """Returns the bands whose noise is remembered in the memory there is."""

@@ -150,3 +150,20 @@ def check_objective(objective: str) -> str:
       'objective', objective, 'is not known', 'use mean or max'
     )
   return objective
+
+
+def check_separated(bands: int, min_sep: Optional[int]) -> int:
+  """Returns `bands`.
+
+  Raises:
+    ValueError: they exceed min_sep.
+  """
+  if min_sep is not None and bands > min_sep:
+    raise errors.value_error(
+      'bands',
+      bands,
+      f'must not exceed min_sep={min_sep}, or columns of one client '
+      'overlap and sensitivity grows',
+      f'use {min_sep} or fewer',
+    )
+  return bands

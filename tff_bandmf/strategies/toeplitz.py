@@ -307,13 +307,7 @@ def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
   state = np.zeros(max(len(top), len(bottom)) - 1)
   squares, done, block = 0.0, 0, _FIRST_BLOCK
   while done < rounds:
-    if done >= base.MAX_ROUNDS:
-      raise errors.value_error(
-        'rounds',
-        rounds,
-        f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
-        'use coefficients that decay faster, or fewer rounds',
-      )
+    _check_done(done, rounds)
     terms = min(block, rounds - done)
     impulse = np.zeros(terms)
     impulse[0] = done == 0
@@ -365,13 +359,7 @@ def _errors_to_the_limit(
   weighted = squares = 0.0
   done, block = 0, _FIRST_BLOCK
   while done < rounds:
-    if done >= base.MAX_ROUNDS:
-      raise errors.value_error(
-        'rounds',
-        rounds,
-        f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
-        'use coefficients that decay faster, or fewer rounds',
-      )
+    _check_done(done, rounds)
     terms = min(max(block, memory), rounds - done)
     w, state = scipy.signal.lfilter(top, bottom, np.ones(terms), zi=state)
     with np.errstate(over='ignore', invalid='ignore'):
@@ -405,3 +393,14 @@ def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
       'use coefficients whose series has no root in the unit disc',
     )
   return e
+
+
+def _check_done(done: int, rounds: int) -> None:
+  """Raises ValueError if so many rounds were too few to converge."""
+  if done >= base.MAX_ROUNDS:
+    raise errors.value_error(
+      'rounds',
+      rounds,
+      f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
+      'use coefficients that decay faster, or fewer rounds',
+    )
