@@ -363,7 +363,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def derive_released(self, global_state: QueryState) -> Any:
     """Returns what a round released beside the mean: nothing of it is private.
 
-    Of an adaptive clip, the clip of the next round, and the noised share of
+    With an adaptive clip, the clip of the next round, and the noised share of
     this one's records that were below theirs.
     """
     released = collections.OrderedDict()
