@@ -222,6 +222,77 @@ def test_report_of_a_run_claims_its_plan(whole):
   assert found.content['population'] == 8
 
 
+def _release(directory, plan):
+  """A round of one client without TFF, and the report."""
+  with run.Run(directory, plan) as mine:
+    with mine.round(cohort=['a']) as opened:
+      opened.finish(opened.release([], np.zeros(3)))
+    return mine.report()
+
+
+def test_simulated_run_says_that_it_is_one(tmp_path):
+  plan = _plan(noise_multiplier=50.0, stands_for=20)
+  found = _release(tmp_path / 'run', plan)
+  for text in found.markdown().split('\n')[0], found.content['warnings'][0]:
+    assert 'SIMULATED' in text
+  for text in found.statement, found.content['summary']:
+    assert text.startswith('SIMULATED')
+  # What is claimed is what two clients a round get.
+  assert found.content['noise_multiplier'] == pytest.approx(5.0)
+  assert found.content['epsilon'] == plan.guarantee.epsilon(1e-5)
+  assert plan.simulated.epsilon(1e-5) < found.content['epsilon'] / 5
+  assert found.content['setting'].startswith('SIMULATED: 2 clients a round')
+
+
+def _key_row(found):
+  rows = found.content['assumptions']
+  (row,) = [row for row in rows if 'its key is secret' in row['assumption']]
+  return row['checked']
+
+
+@pytest.mark.parametrize('keep_key', [False, True])
+def test_key_ends_with_the_run_and_the_report_says_so(tmp_path, keep_key):
+  plan = _plan(rounds=1, cohorts=participation.Single(), mechanism='identity')
+  directory = tmp_path / 'run'
+  with run.Run(directory, plan, keep_key=keep_key) as mine:
+    with mine.round(cohort=['a']) as opened:
+      opened.finish(opened.release([], np.zeros(3)))
+    assert _key_row(mine.report()) == 'not checked here'
+    mine.record()
+    told = 'kept' if keep_key else 'destroyed'
+    assert _key_row(mine.report()).startswith(told)
+    assert (directory / run_record.NOISE_KEY).exists() == keep_key
+    for wanted in 'ledger.key', 'lock':
+      assert (directory / 'private' / wanted).exists()
+
+
+def test_identifiers_can_be_erased(tmp_path):
+  plan = _plan(rounds=1, cohorts=participation.Single(), mechanism='identity')
+  directory = tmp_path / 'run'
+  with run.Run(directory, plan) as mine:
+    with mine.round(cohort=['a', 'b']) as opened:
+      opened.finish(opened.release([], np.zeros(3)))
+    with pytest.raises(ValueError, match='erase_identifiers=round 1: comes'):
+      mine.erase_identifiers()
+    mine.record(test_accuracy=0.5)
+    mine.erase_identifiers()
+  with run.Run(directory, plan) as mine:
+    found = mine.report().content
+    assert not list(mine.rounds(clients=['a', 'b']))
+  assert not (directory / run_record.LEDGER_KEY).exists()
+  assert found['observed']['clients'] == 2 and found['completed']
+  assert 'hashes of clients, under a key that is gone' in [
+    row['what'] for row in found['side_releases']
+  ]
+
+
+def test_process_that_passes_the_aggregator_is_refused(tmp_path):
+  process = tff.aggregators.SumFactory().create(_TYPE)
+  with run.Run(tmp_path / 'run', _plan()) as mine:
+    with pytest.raises(ValueError, match='0 releases of a dp_aggregator'):
+      next(mine.train(process, None, clients=8))
+
+
 def test_run_that_ended_gives_its_state_and_no_round(whole):
   directory, expected = whole
   state = _train(directory, seen=(seen := []))
@@ -497,9 +568,9 @@ def test_learning_process_is_trained_by_the_run(tmp_path, runtime, capsys):
   assert indices == [0, 1, 2]
   assert '3/3' in capsys.readouterr().err
   with run.Run(tmp_path / 'run', _plan()) as mine:
-    mine.record(test_accuracy=0.5)
-  # Its key ends with the run.
-  assert not (tmp_path / 'run' / run_record.NOISE_KEY).exists()
+    assumptions = mine.report().content['assumptions']
+  (row,) = [each for each in assumptions if 'passes' in each['assumption']]
+  assert row['checked'].endswith('past the aggregator: nothing')
 
 
 def test_metrics_stay_private_and_are_named(tmp_path, runtime):

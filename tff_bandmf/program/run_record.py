@@ -72,6 +72,8 @@ _NOTES = (
   'tuning',
   'model_selection',
   'pre_training',
+  'process',
+  'key_after',
 )
 # These may differ once a run is over: nothing of it is made again.
 _CODE_KEYS = ('versions', 'code_sha256')
@@ -118,6 +120,8 @@ class RunRecord:
     tuning: a sentence: what was tuned, and on which data.
     model_selection: a sentence: how the released model was chosen.
     pre_training: a sentence: what the initial weights come from.
+    process: a sentence: what was found of clients past the aggregator.
+    key_after: a sentence: what became of the key, tapes and buffers.
     enforced: `min_sep`, `max_participations`, `by`.
     clipped_by: a sentence: who clips an update.
     simulated: what a larger cohort, that the run's stands for, would have; the
@@ -154,6 +158,8 @@ class RunRecord:
   tuning: Optional[str] = _field(str, None)
   model_selection: Optional[str] = _field(str, None)
   pre_training: Optional[str] = _field(str, None)
+  process: Optional[str] = _field(str, None)
+  key_after: Optional[str] = _field(str, None)
   enforced: Optional[dict[str, Any]] = _field(dict, None)
   clipped_by: Optional[str] = _field(str, None)
   simulated: Optional[dict[str, Any]] = _field(dict, None)

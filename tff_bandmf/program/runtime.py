@@ -143,6 +143,20 @@ def local_runtime(
           tff.framework.set_default_context(around)
 
 
+def check_program() -> None:
+  """Raises ValueError unless the context is that of a federated program."""
+  context = tff.framework.get_context_stack().current
+  if not isinstance(context, tff.program.FederatedContext):
+    raise ValueError(
+      errors.invalid(
+        'context',
+        type(context).__name__,
+        'is not that of a federated program',
+        'call it inside of runtime.local_runtime(program=True)',
+      )
+    )
+
+
 class _Link:
   """A worker as a context sees it, up to the end of patience."""
 

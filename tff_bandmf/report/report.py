@@ -309,18 +309,18 @@ def _summary(
   together: Optional[dict[str, Any]],
 ) -> str:
   """Returns the claim in one sentence, or two."""
-  if numbers['rho'] is None:
-    return 'This run added no noise and guarantees nothing.'
-  if numbers['epsilon'] is None:
-    return (
-      'This run added too little noise for a claim: nothing is proved about '
-      'its arithmetic.'
-    )
   simulated = (
     'SIMULATED, no claim for a deployment: '
     if source.run.simulated is not None
     else ''
   )
+  if numbers['rho'] is None:
+    return f'{simulated}This run added no noise and guarantees nothing.'
+  if numbers['epsilon'] is None:
+    return (
+      f'{simulated}This run added too little noise for a claim: nothing is '
+      'proved about its arithmetic.'
+    )
   rounds = statement.count(numbers['observed']['rounds'], 'round')
   clients = statement.count(numbers['clients_per_round'], 'client')
   text = (

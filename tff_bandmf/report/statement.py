@@ -143,6 +143,7 @@ def formal(
     return 'None. No noise was added; this run guarantees nothing.'
   if guarantee['epsilon'] is None:
     return 'None. Nothing is proved about the arithmetic of so little noise.'
+  simulated = '' if run.simulated is None else 'SIMULATED: '
   schema = claim.held.cohorts.schema
   rounds = claim.held.strategy.rounds
   most = count(schema.participations(rounds), 'round')
@@ -153,8 +154,8 @@ def formal(
     else f', any two of them at least {schema.min_sep} rounds apart'
   )
   return (
-    f'Let M map a data set of clients to what {started} of this run '
-    f"release ({run.released}). Let D and D' be neighbours: D' is D "
+    f'{simulated}Let M map a data set of clients to what {started} of this '
+    f"run release ({run.released}). Let D and D' be neighbours: D' is D "
     'with every contribution of one unit of privacy '
     f'({run.unit_of_privacy}) set to zero. If each client contributes to '
     f'at most {most}{together}, and the '
@@ -249,7 +250,12 @@ def assumptions(
       trainer
       if elsewhere
       else 'the operator: the file of the key is readable to its owner alone',
-      _UNCHECKED,
+      run.key_after or _UNCHECKED,
+    ),
+    (
+      'Nothing of clients passes the aggregator but what is named here.',
+      'the learning process',
+      run.process or _UNCHECKED,
     ),
     (
       'The inverse of the normal CDF is right to 8 units in the last place; '
@@ -298,7 +304,9 @@ def side_releases(
   rows.append(
     (
       run_record.LEDGER_FILE,
-      'who took part in which round; keep it, and do not publish it',
+      'who took part in which round; keep it, and do not publish it'
+      if (directory / run_record.LEDGER_KEY).exists()
+      else 'hashes of clients, under a key that is gone',
     )
   )
   rows.append(

@@ -153,10 +153,10 @@ class Journal:
     _files.write_json(kept / f'{t:08d}.json', values, mode=0o600)
     # PRIVACY: what has no noise is named. Guard:
     # run_test.test_metrics_stay_private_and_are_named.
-    told = f'metrics of rounds, without noise: {", ".join(sorted(found))}'
-    record = run_record.RunRecord.read(self._directory)
-    if told not in record.not_covered:
-      self.note(not_covered=[*record.not_covered, told])
+    self.say(
+      'not_covered',
+      f'metrics of rounds, without noise: {", ".join(sorted(found))}',
+    )
 
   def note(self, **statements: Any) -> None:
     """Changes what the run says of itself; see `program.RunRecord`."""
@@ -164,6 +164,12 @@ class Journal:
     noted = record.noted(statements)
     if noted != record:
       noted.write(self._directory)
+
+  def say(self, name: str, sentence: str) -> None:
+    """Adds a sentence to a list of what the run says of itself."""
+    there = getattr(run_record.RunRecord.read(self._directory), name)
+    if sentence not in there:
+      self.note(**{name: [*there, sentence]})
 
   def leave(self) -> None:
     """Fails the round that is open, if one is."""

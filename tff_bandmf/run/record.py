@@ -24,6 +24,22 @@ def of(
   """
   drawn = plan.sampled
   enforced = plan.cohorts.schema if drawn is None else drawn.always
+  simulated, setting = None, None
+  if plan.simulated is not None and plan.delta is not None:
+    epsilon = plan.simulated.epsilon(plan.delta)
+    simulated = {
+      'clients_per_round': plan.stands_for,
+      'noise_multiplier': plan.simulated.noise_multiplier,
+      'epsilon': epsilon,
+    }
+    # PRIVACY: no figure of the larger cohort stands where a claim about this
+    # run would. Guard: run_test.test_simulated_run_says_that_it_is_one.
+    setting = (
+      f'SIMULATED: {plan.clients_per_round} clients a round stand for '
+      f'{plan.stands_for}, with the noise of the mean that those would get. '
+      f'They would have epsilon={epsilon:.6g}; this run has not, and protects '
+      'nobody'
+    )
   return run_record.RunRecord(
     claim={
       **plan.guarantee.to_dict(),
@@ -48,6 +64,8 @@ def of(
     },
     clipped_by='the run',
     noise_key='the operating system',
+    setting=setting,
+    simulated=simulated,
     versions=report.versions(),
     code_sha256=report.code_digest(),
     sampling_key_id=None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -29,6 +30,11 @@ _GO_ON = (
   'for more, make a new plan and run it in another folder, from the last '
   'state; `bandmf compose` says what both cost together'
 )
+
+_TOLD = {
+  'train_metrics_manager': 'metrics of training rounds, without noise',
+  'evaluation_manager': 'evaluations of the model on clients, without noise',
+}
 
 
 class Run:
@@ -112,12 +118,21 @@ class Run:
       try:
         self._journal.leave()
       finally:
-        for made in self._factory, self._releasing:
-          if made is not None:
-            made.close()
-        if self._ended and not self._keep_key:
-          _files.wipe(self.directory / run_record.NOISE_KEY)
-          _files.wipe(self.directory / run_record.SAMPLING_KEY)
+        self._end_noise()
+
+  def _end_noise(self) -> None:
+    """Ends the noise, and destroys its key if the run has ended."""
+    for made in self._factory, self._releasing:
+      if made is not None:
+        made.close()
+    if self._ended and not self._keep_key:
+      # PRIVACY: who finds it takes the noise off. Guard:
+      # run_test.test_key_ends_with_the_run_and_the_report_says_so.
+      _files.wipe(self.directory / run_record.NOISE_KEY)
+      _files.wipe(self.directory / run_record.SAMPLING_KEY)
+      self.note(
+        key_after='destroyed when the run ended, with tapes and buffers'
+      )
 
   def _stored(self, plan: plan_lib.Plan) -> plan_lib.Plan:
     """Returns the plan that the folder keeps, if it is the one given."""
@@ -313,9 +328,7 @@ class Run:
     Raises:
       ValueError: the process lets what clients compute past the aggregator.
     """
-    from tff_bandmf import aggregator
-
-    aggregator.check_process(process)
+    self._check(process)
     kept, last = self._journal, self._plan.rounds
     state = self.restore(process.initialize)
     with tqdm.tqdm(initial=kept.next, total=last) as bar:
@@ -344,6 +357,65 @@ class Run:
     """How many rounds of the plan are left, one that a crash left open too."""
     return self._plan.rounds - self._journal.next
 
+  def train_model(
+    self,
+    process: Any,
+    dataset: Callable[[Any, int], Any],
+    *,
+    clients: clients_lib.Clients,
+    seed: int = 0,
+    **program: Any,
+  ) -> None:
+    """Runs the rounds that are left in TFF's own program loop.
+
+    `tff.learning.programs.train_model`, with its hazards closed: see
+    `run.train_model`. Call it inside of `runtime.local_runtime(program=True)`.
+
+    Args:
+      process: as for `train`.
+      dataset: as for `train`.
+      clients: as `rounds` takes them.
+      seed: of the draws of the cohorts.
+      **program: what TFF's `train_model` takes: `model_output_manager`, which
+        gets the weights, `train_metrics_manager`, `evaluation_manager` and
+        `evaluation_periodicity`. The run has the rest.
+
+    Raises:
+      TypeError: another argument, such as `should_discard_round`.
+      ValueError: as for `train`; or the context is not that of a program.
+    """
+    from tff_bandmf.program import runtime
+    from tff_bandmf.run import train_model
+
+    runtime.check_program()
+    self._check(process)
+    # PRIVACY: what has no noise is named. Guard:
+    # train_model_test.test_what_managers_get_is_named.
+    for name, told in _TOLD.items():
+      if program.get(name) is not None:
+        self._journal.say('side_releases', told)
+    asyncio.run(
+      train_model.train_model(
+        process,
+        self.rounds(clients=clients, seed=seed),
+        dataset,
+        self._journal,
+        self._plan.rounds,
+        **program,
+      )
+    )
+
+  def _check(self, process: Any) -> None:
+    from tff_bandmf import aggregator
+
+    # PRIVACY: there is no guarantee for what passes the aggregator. Guard:
+    # run_test.test_process_that_passes_the_aggregator_is_refused.
+    past = ', '.join(aggregator.check_process(process)) or 'nothing'
+    self.note(
+      process='computations followed from the clients to what a round gives; '
+      f'past the aggregator: {past}'
+    )
+
   def note(self, **statements: Any) -> None:
     """Says what the report must say; see `program.RunRecord`."""
     self._journal.note(**statements)
@@ -370,7 +442,30 @@ class Run:
         self.directory / run_record.RESULT_FILE,
         {**results, run_record.LEDGER_HEAD: self._journal.ledger.head()},
       )
+      self.note(key_after='kept when the run ended')
       self._ended = True
+      self._end_noise()
+
+  def erase_identifiers(self) -> None:
+    """Destroys the key of the ledger: nobody finds a client in it any more.
+
+    Counts and the chain stay, and reports can still be made.
+
+    Raises:
+      ValueError: the run goes on, and needs to know who took part.
+    """
+    if not self._ended:
+      raise ValueError(
+        errors.invalid(
+          'erase_identifiers',
+          f'round {self._journal.next}',
+          'comes before the end of the run: every client would look new',
+          'call run.record(...) after the last round',
+        )
+      )
+    # PRIVACY: without it no hash leads to a client. Guard:
+    # run_test.test_identifiers_can_be_erased.
+    _files.wipe(self.directory / run_record.LEDGER_KEY)
 
   def report(self) -> report.Report:
     """Returns the report of the run so far, which is also in the folder."""
