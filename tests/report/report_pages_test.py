@@ -350,7 +350,7 @@ def test_simulated_run_leads_with_it(tmp_path):
   assert 'No privacy claim is made for a deployment' in first
   assert written['summary'].startswith('SIMULATED, no claim')
   markdown, page, _ = _texts(tmp_path / 'run')
-  assert markdown.startswith(f'# Privacy report\n\n**{first}**')
+  assert markdown.startswith(f'# Privacy report: SIMULATED\n\n**{first}**')
   text = _Page(page).text
   assert text.index(first) < text.index(written['summary'])
   _make_run(tmp_path / 'real')
