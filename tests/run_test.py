@@ -237,10 +237,11 @@ def test_simulated_run_says_that_it_is_one(tmp_path):
     assert 'SIMULATED' in text
   for text in found.statement, found.content['summary']:
     assert text.startswith('SIMULATED')
-  # What is claimed is what two clients a round get.
-  assert found.content['noise_multiplier'] == pytest.approx(5.0)
-  assert found.content['epsilon'] == plan.guarantee.epsilon(1e-5)
-  assert plan.simulated.epsilon(1e-5) < found.content['epsilon'] / 5
+  # What is claimed is what one round of two clients gets.
+  mine = plan.guarantee
+  assert found.content['z_stddev'] == pytest.approx(mine.z_stddev_per_clip)
+  assert found.content['epsilon'] <= mine.epsilon(1e-5)
+  assert plan.simulated.epsilon(1e-5) < found.content['epsilon'] / 4
   assert found.content['setting'].startswith('SIMULATED: 2 clients a round')
 
 

@@ -73,7 +73,7 @@ def of_run(directory: Path) -> Source:
     directory.resolve().name,
     run,
     claim_lib.established(directory),
-    bool(result),
+    run_record.result_head(directory) is not None,
     False,
     statement.side_releases(
       directory, run, list(metrics[0]) if metrics else []
