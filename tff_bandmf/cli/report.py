@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, Optional
+from typing import Any
 
 import click
 
@@ -66,7 +66,7 @@ class _Note(click.ParamType):
 
 
 @click.command()
-@click.argument('run_dir', required=False)
+@click.argument('run_dirs', nargs=-1, metavar='RUN_DIR')
 @click.option(
   '--what-if',
   type=_WhatIf(),
@@ -88,15 +88,23 @@ class _Note(click.ParamType):
   type=_Note(),
   multiple=True,
   help='With --plan: a statement of the report, such as title, owner, contact, '
-  'date, model or unit_of_privacy; may be repeated.',
+  'date, model or unit_of_privacy; with --public one of the first five. May be '
+  'repeated.',
+)
+@click.option(
+  '--public',
+  is_flag=True,
+  help='A report for everybody, of one or several runs on the same clients: no '
+  'counts of clients, three digits, and what the runs guarantee together.',
 )
 @click.option(
   '--out',
   type=click.Path(),
-  help='Folder to write to.  [default: that of the run; with --plan, here]',
+  help='Folder to write to.  [default: that of the run; with --plan or several '
+  'runs, here]',
 )
 @options.as_json
-def report(run_dir, what_if, plan, log, notes, out, as_json):
+def report(run_dirs, what_if, plan, log, notes, public, out, as_json):
   """Writes the privacy report of a run into its directory.
 
   With --plan and --log, that of training that ran elsewhere. Exit status 1:
@@ -107,26 +115,38 @@ def report(run_dir, what_if, plan, log, notes, out, as_json):
   from tff_bandmf import report as report_lib
 
   elsewhere = {'plan': plan, 'log': log, 'note': notes or None}
-  _check(run_dir, elsewhere)
+  _check(run_dirs, elsewhere, public)
   if what_if is not None:
-    found = report_lib.what_if(run_dir, **what_if)
+    if len(run_dirs) != 1:
+      raise ValueError(
+        errors.invalid(
+          'what_if', what_if, 'is of the noise of one run', 'give one RUN_DIR'
+        )
+      )
+    found = report_lib.what_if(run_dirs[0], **what_if)
     if as_json:
       output.show(found, as_json)
     else:
       click.echo(found['summary'])
     return output.DONE
-  if run_dir is None:
-    source = report_lib.of_log(plan, log, dict(notes))
+  sources = [report_lib.of_run(run) for run in run_dirs] or [
+    report_lib.of_log(plan, log, dict(notes))
+  ]
+  folder = pathlib.Path(out or (run_dirs[0] if len(run_dirs) == 1 else '.'))
+  if public:
+    written = report_lib.publish(
+      sources, dict(notes) if run_dirs else None
+    ).write(folder)
+    line, name = f'epsilon {written["epsilon"]}', report_lib.PUBLIC_FILE
   else:
-    source = report_lib.of_run(run_dir)
-  folder = pathlib.Path(out or run_dir or '.')
-  written = report_lib.of(source).write(folder)
+    written = report_lib.of(sources[0]).write(folder)
+    line, name = written['summary'], report_lib.MARKDOWN_FILE
   if as_json:
     output.show(written, as_json)
   else:
-    click.echo(written['summary'])
-    click.echo(str(folder / report_lib.MARKDOWN_FILE))
-  if written['violated']:
+    click.echo(line)
+    click.echo(str(folder / name))
+  if any(source.claim.violated for source in sources):
     click.echo(
       errors.invalid(
         'violated',
@@ -140,9 +160,20 @@ def report(run_dir, what_if, plan, log, notes, out, as_json):
   return output.DONE
 
 
-def _check(run_dir: Optional[str], elsewhere: dict[str, Any]) -> None:
+def _check(
+  run_dirs: tuple[str, ...], elsewhere: dict[str, Any], public: bool
+) -> None:
   """Raises ValueError unless a run is named, or a plan and a log."""
-  if run_dir is None:
+  if len(run_dirs) > 1 and not public:
+    raise ValueError(
+      errors.invalid(
+        'run_dir',
+        run_dirs[1],
+        'is one too many: only a public report is of several runs',
+        'give --public',
+      )
+    )
+  if not run_dirs:
     for name in ('plan', 'log'):
       if elsewhere[name] is None:
         raise ValueError(
@@ -155,7 +186,7 @@ def _check(run_dir: Optional[str], elsewhere: dict[str, Any]) -> None:
         )
     return
   for name, value in elsewhere.items():
-    if value is not None:
+    if value is not None and not (public and name == 'note'):
       raise ValueError(
         errors.invalid(
           name,

@@ -7,6 +7,8 @@ from tff_bandmf.program.run_record import (
   RUN_FILE,
   STRATEGY_FILE,
 )
+from tff_bandmf.report.public import HTML_FILE as PUBLIC_FILE
+from tff_bandmf.report.public import Public, publish
 from tff_bandmf.report.report import (
   FORMAT,
   HTML_FILE,

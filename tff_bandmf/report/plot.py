@@ -7,7 +7,10 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
-_SIZE = (5.0, 3.2)
+_SIZE = (5.6, 3.6)
+_LABEL, _TICK = 13, 12
+# Up to so many points of a curve have their values written beside them.
+_FEW = 3
 _BLUE, _GREY = '#1f5fa8', '#777777'
 # What matplotlib would write into a file: the time, and addresses of others.
 _NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
@@ -25,7 +28,7 @@ def epsilon(
     stated: (epsilon, delta) of the claim, marked.
     planned: the curve that was planned, where the claim is another.
   """
-  empty = _axes('delta', 'epsilon')
+  empty = _axes('delta: probability of an accident', 'epsilon: privacy loss')
   if empty is None:
     return None
   figure, axes = empty
@@ -36,7 +39,7 @@ def epsilon(
   axes.plot(stated[1], stated[0], 'o', color=_BLUE, label=label)
   axes.set_xscale('log')
   axes.set_ylim(bottom=0)
-  axes.legend(frameon=False)
+  axes.legend(frameon=False, fontsize=_TICK)
   return figure
 
 
@@ -55,14 +58,30 @@ def accuracy(
     return None
   figure, axes = empty
   for label, points in curves.items():
-    axes.plot(
-      [round_ for round_, _ in points],
-      [100 * value for _, value in points],
-      marker='.',
-      label=label,
-    )
-  axes.set_ylim(bottom=0)
-  axes.legend(frameon=False)
+    rounds = [round_ for round_, _ in points]
+    percent = [100 * value for _, value in points]
+    axes.plot(rounds, percent, marker='o', label=label)
+    if len(points) <= _FEW:
+      for place in zip(rounds, percent):
+        axes.annotate(
+          f'{place[1]:.1f}',
+          place,
+          textcoords='offset points',
+          xytext=(0, 7),
+          ha='center',
+          fontsize=_TICK,
+        )
+  values = [100 * value for points in curves.values() for _, value in points]
+  low, high = min(values), max(values)
+  # From 0, unless the values are then a line along the top.
+  if high and low > high / 2:
+    room = max(high - low, 0.02 * high)
+    axes.set_ylim(low - 0.3 * room, high + 0.4 * room)
+  else:
+    axes.set_ylim(0, 1.1 * high or 1)
+  axes.margins(x=0.08)
+  axes.xaxis.get_major_locator().set_params(integer=True)
+  axes.legend(frameon=False, fontsize=_TICK)
   return figure
 
 
@@ -95,8 +114,9 @@ def _axes(x: str, y: str) -> Optional[tuple[Any, Any]]:
     return None
   drawing = figure.Figure(figsize=_SIZE, layout='constrained')
   axes = drawing.subplots()
-  axes.set_xlabel(x)
-  axes.set_ylabel(y)
+  axes.set_xlabel(x, fontsize=_LABEL)
+  axes.set_ylabel(y, fontsize=_LABEL)
+  axes.tick_params(labelsize=_TICK)
   axes.grid(alpha=0.3)
   axes.spines[['top', 'right']].set_visible(False)
   return drawing, axes

@@ -62,14 +62,14 @@ class Report:
 
   def markdown(self) -> str:
     """Returns the text of `report.md`."""
-    return _render('report.md.j2', self.content)
+    return render('report.md.j2', self.content)
 
   def html(self) -> str:
     """Returns the text of `report.html`, which needs no other file."""
     images = {
       name: plot.data_uri(figure) for name, figure in self.figures.items()
     }
-    return _render('report.html.j2', {**self.content, 'images': images})
+    return render('report.html.j2', {**self.content, 'images': images})
 
   def write(self, directory: Union[str, os.PathLike]) -> dict[str, Any]:
     """Writes the files of the report; returns the content of `report.json`.
@@ -115,13 +115,13 @@ def of(source: source_lib.Source) -> Report:
   accuracies = {numbers['family']: source.accuracy}
   for each in source.compared:
     accuracies[each.name] = each.accuracy
-  curve = _curve(claim.held, claim.delta)
+  curve = epsilon_curve(claim.held, claim.delta)
   figures = {'accuracy.png': plot.accuracy(accuracies)}
   if curve:
     figures['epsilon.png'] = plot.epsilon(
       curve,
       (numbers['epsilon'], claim.delta),
-      _curve(claim.planned, claim.delta) if claim.violated else None,
+      epsilon_curve(claim.planned, claim.delta) if claim.violated else None,
     )
   figures = {name: figure for name, figure in figures.items() if figure}
   code_sha256 = transparency.code_digest()
@@ -262,7 +262,7 @@ def json_schema() -> dict[str, Any]:
   return json.loads(path.read_text())
 
 
-def _curve(
+def epsilon_curve(
   guarantee: accounting.Guarantee, delta: float
 ) -> list[dict[str, float]]:
   """Returns (epsilon, delta) points from large to small delta; [] without
@@ -362,7 +362,7 @@ def _cell(value: Any) -> str:
   return ' '.join(str(value).replace('|', '\\|').split())
 
 
-def _render(template: str, content: dict[str, Any]) -> str:
+def render(template: str, content: dict[str, Any]) -> str:
   """Returns a template filled in; HTML is escaped where the page is HTML."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_bandmf.report', '.'),

@@ -75,6 +75,13 @@ ELSEWHERE = (
   'that was made as the plan and this library make it.'
 )
 _UNCHECKED = 'not checked here'
+_SIMULATED = (
+  'SIMULATED: a small cohort stands for a larger one. No privacy claim '
+  'is made for a deployment; what is claimed here is for the noise that '
+  'this run had.'
+)
+_NOTHING_RELEASED = 'No round finished: nothing of the clients was released.'
+_NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
 # What `run.json` says of each use of data outside training, and its title.
 ACCESSES = {
@@ -332,15 +339,11 @@ def warnings(
   # PRIVACY: figures of a run that stands for another are not taken for a
   # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
   if run.simulated is not None:
-    found.append(
-      'SIMULATED: a small cohort stands for a larger one. No privacy claim '
-      'is made for a deployment; what is claimed here is for the noise that '
-      'this run had.'
-    )
+    found.append(_SIMULATED)
   if elsewhere:
     found.append(ELSEWHERE)
   elif not seen.finished:
-    found.append('No round finished: nothing of the clients was released.')
+    found.append(_NOTHING_RELEASED)
   if claim.violated:
     planned = claim.planned.cohorts.schema
     most = planned.participations(claim.held.strategy.rounds)
@@ -351,7 +354,7 @@ def warnings(
       'is for what was observed.'
     )
   if not claim.held.noise_multiplier:
-    found.append('No noise was added: this run guarantees nothing.')
+    found.append(_NO_NOISE)
   if not completed:
     of = count(claim.held.strategy.rounds, 'round')
     found.append(
@@ -378,6 +381,40 @@ def warnings(
       'The code that wrote this report is not the code that trained.'
     )
   return found
+
+
+def public_warnings(
+  claim: claim_lib.Claim,
+  run: run_record.RunRecord,
+  completed: bool,
+  elsewhere: bool,
+) -> list[str]:
+  """Returns what everybody has to know before the numbers; no counts."""
+  seen = claim.observed
+  # PRIVACY: of clients there are no counts here. Guard:
+  # public_test.test_counts_of_clients_are_not_published.
+  rows = (
+    (run.simulated is not None, _SIMULATED),
+    (elsewhere, ELSEWHERE),
+    (not seen.finished, _NOTHING_RELEASED),
+    (not claim.held.noise_multiplier, _NO_NOISE),
+    (
+      claim.violated,
+      'Clients took part more often, or closer together, than was planned. The '
+      'claim is for what they did.',
+    ),
+    (
+      not completed,
+      'Training has not ended. The claim is for the rounds so far.',
+    ),
+    (seen.burnt > 0, 'Some rounds are not in the model; the claim has them.'),
+    (
+      claim.delta * (run.population or seen.clients) >= 1,
+      'delta is not below one over the number of clients: publishing all of '
+      'one client may meet it.',
+    ),
+  )
+  return [text for holds, text in rows if holds]
 
 
 def _participation(min_sep: Optional[int], participations: int) -> str:

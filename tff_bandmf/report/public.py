@@ -1,0 +1,293 @@
+"""The report of one or several runs for everybody to read.
+
+It has what a reader needs and no count that tells who took part: no sizes of
+cohorts, no number of clients, nothing that a report lists as released without
+noise but what it says itself. Figures have three digits, on the safe side.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import decimal
+import json
+import math
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional, Union
+
+from tff_bandmf import _files, errors
+from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import plot, statement
+from tff_bandmf.report import report as report_lib
+from tff_bandmf.report import source as source_lib
+
+FORMAT = 'tff_bandmf.public_report'
+VERSION = 1
+
+MARKDOWN_FILE = 'public.md'
+JSON_FILE = 'public.json'
+HTML_FILE = 'public.html'
+
+_UP, _DOWN = (
+  decimal.Context(prec=3, rounding=rounding)
+  for rounding in (decimal.ROUND_CEILING, decimal.ROUND_FLOOR)
+)
+# Of an epsilon above it nobody wants to read e^epsilon.
+_LARGEST_FACTOR = 16.0
+_TITLE = 'Privacy of what was trained'
+# What the report tells of training clients' participation, in words.
+_TOLD = (
+  'The observed epsilon, in three digits: from it one can tell about how often '
+  'the client that took part most often did so, and of no client who it is.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Public:
+  """A report for everybody.
+
+  Attributes:
+    content: of `public.json`.
+    figures: matplotlib figures by name.
+  """
+
+  content: dict[str, Any]
+  figures: dict[str, Any]
+
+  def markdown(self) -> str:
+    """Returns the text of `public.md`."""
+    return report_lib.render('public.md.j2', self.content)
+
+  def html(self) -> str:
+    """Returns the text of `public.html`, which needs no other file."""
+    images = {
+      name: plot.data_uri(figure) for name, figure in self.figures.items()
+    }
+    return report_lib.render(
+      'public.html.j2', {**self.content, 'images': images}
+    )
+
+  def write(self, directory: Union[str, os.PathLike]) -> dict[str, Any]:
+    """Writes the three files; returns the content of `public.json`.
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(self.content, indent=1, allow_nan=False) + '\n'
+    for name, written in (
+      (MARKDOWN_FILE, self.markdown()),
+      (HTML_FILE, self.html()),
+      (JSON_FILE, text),
+    ):
+      _files.write(directory / name, written.encode())
+    return self.content
+
+
+def publish(
+  sources: Sequence[source_lib.Source],
+  notes: Optional[Mapping[str, str]] = None,
+) -> Public:
+  """Returns the public report of runs on the same clients.
+
+  Args:
+    sources: of the runs; the last one says who owns them, what is covered and
+      who is trusted.
+    notes: title, owner, contact, date or model, in place of what runs say.
+
+  Raises:
+    ValueError: there are none, a run is there twice, their adjacencies or units
+      of privacy differ, or a note is not known.
+  """
+  _check(sources, notes or {})
+  last = sources[-1]
+  delta = max(source.claim.delta for source in sources)
+  several = len(sources) > 1 or bool(last.before)
+  together = report_lib.composed(sources, delta) if several else None
+  rows = [_row(source) for source in sources]
+  claimed: dict[str, Any] = {'epsilon': None, 'rho': None}
+  if together or not several:
+    claimed = _numbers(together) if together else rows[0]
+  curve = report_lib.epsilon_curve(last.claim.held, last.claim.delta)
+  accuracies = {
+    row['name']: source.accuracy for row, source in zip(rows, sources)
+  }
+  figures = {
+    'accuracy': plot.accuracy(accuracies),
+    'epsilon': None
+    if several or not curve
+    else plot.epsilon(curve, (rows[0]['epsilon'], delta)),
+  }
+  run = last.run
+  content = {
+    'format': FORMAT,
+    'version': VERSION,
+    **{
+      name: getattr(run, name)
+      if len(sources) == 1 or name in ('owner', 'contact')
+      else None
+      for name in report_lib.NAMED
+    },
+    'title': run.title if run.title and len(sources) == 1 else _TITLE,
+    **(notes or {}),
+    'unit_of_privacy': run.unit_of_privacy,
+    'warnings': _warnings(sources),
+    'epsilon': claimed['epsilon'],
+    'delta': delta,
+    'rho': claimed['rho'],
+    # Not more often than once in so many.
+    'once_in': int(1 / decimal.Decimal(repr(delta))),
+    'factor': _factor(claimed['epsilon']),
+    'adjacency': last.claim.held.cohorts.adjacency,
+    'runs': rows,
+    'together': together
+    and {**_numbers(together), 'composition': together['composition']},
+    'named_before': [name for source in sources for name in source.before],
+    'setting': statement.setting(run),
+    'released': run.released,
+    'covered': statement.covered(run),
+    'not_covered': list(
+      dict.fromkeys(item for each in sources for item in each.run.not_covered)
+    ),
+    'data_accesses': statement.data_accesses(run),
+    'accounting': statement.ACCOUNTING,
+    'assumptions': _assumptions(sources),
+    'told': [
+      _TOLD,
+      *(['Accuracy on validation clients.'] if figures['accuracy'] else []),
+    ],
+  }
+  return Public(
+    content, {name: found for name, found in figures.items() if found}
+  )
+
+
+def three(value: Optional[float], up: bool = True) -> Optional[float]:
+  """Returns a number with three digits, rounded up or down; None for None.
+
+  PRIVACY: up for what a client loses, down for what protects it. Guard:
+  public_test.test_figures_are_rounded_to_the_safe_side.
+  """
+  if value is None:
+    return None
+  # As it is printed, so that 1.2 stays 1.2.
+  return float((_UP if up else _DOWN).create_decimal(repr(float(value))))
+
+
+def _check(
+  sources: Sequence[source_lib.Source], notes: Mapping[str, str]
+) -> None:
+  for name in notes.keys() - set(report_lib.NAMED):
+    raise ValueError(
+      errors.invalid(
+        name,
+        notes[name],
+        'is not what a public report is called',
+        f'use one of {", ".join(report_lib.NAMED)}',
+      )
+    )
+  if not sources:
+    raise ValueError(
+      errors.invalid('runs', 'none', 'are to be reported', 'give one or more')
+    )
+  ids = [source.run.run_id for source in sources if source.run.run_id]
+  for name, values in (
+    ('unit_of_privacy', {source.run.unit_of_privacy for source in sources}),
+    ('runs', set(ids) if len(set(ids)) < len(ids) else set()),
+  ):
+    if name == 'unit_of_privacy' and len(values) == 1:
+      continue
+    if values:
+      raise ValueError(
+        errors.invalid(
+          name,
+          ' and '.join(sorted(map(str, values))),
+          'is not the same in all runs'
+          if name == 'unit_of_privacy'
+          else 'are there twice',
+          'report such runs one by one',
+        )
+      )
+
+
+def _numbers(found: dict[str, Any]) -> dict[str, Any]:
+  return {name: three(found[name]) for name in ('epsilon', 'rho')}
+
+
+def _row(source: source_lib.Source) -> dict[str, Any]:
+  """Returns what everybody may know of a run."""
+  claim, run = source.claim, source.run
+  held = claim_lib.figures(claim.held, claim.delta)
+  schema = claim.planned.cohorts.schema
+  rounds = claim.held.strategy.rounds
+  return {
+    'name': run.title or source.name,
+    'model': run.model,
+    'date': run.date,
+    **_numbers(held),
+    'delta': claim.delta,
+    'planned_epsilon': three(
+      claim_lib.figures(claim.planned, claim.delta)['epsilon']
+    ),
+    'observed_epsilon': three(
+      claim_lib.figures(claim.seen, claim.delta)['epsilon']
+    ),
+    'kept': not claim.violated,
+    'completed': source.completed,
+    'elsewhere': source.elsewhere,
+    'rounds': rounds,
+    'clients_per_round': claim.clients_per_round,
+    'min_sep': schema.min_sep,
+    'participations': schema.participations(rounds),
+    'family': claim.held.strategy.family,
+    'noise_multiplier': three(claim.held.noise_multiplier, up=False),
+    'l2_norm_clip': claim.l2_norm_clip,
+    'strategy_sha256': claim.held.strategy.digest(),
+    'code_sha256': run.code_sha256,
+  }
+
+
+def _factor(epsilon: Optional[float]) -> Optional[str]:
+  """Returns e^epsilon in words, rounded up."""
+  if epsilon is None:
+    return None
+  if epsilon > _LARGEST_FACTOR:
+    return f'e^{epsilon:g}'
+  return f'{_UP.create_decimal_from_float(math.exp(epsilon)):,f}'
+
+
+def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
+  """Returns what leads, of every run, without counts."""
+  found: dict[str, list[str]] = {}
+  for source in sources:
+    for text in statement.public_warnings(
+      source.claim, source.run, source.completed, source.elsewhere
+    ):
+      found.setdefault(text, []).append(source.run.title or source.name)
+  return [
+    text if len(sources) == 1 else f'{", ".join(names)}: {text}'
+    for text, names in found.items()
+  ]
+
+
+def _assumptions(sources: Sequence[source_lib.Source]) -> list[dict[str, str]]:
+  """Returns the assumptions of all runs, each once."""
+  found: dict[str, dict[str, dict[str, None]]] = {}
+  for source in sources:
+    for row in statement.assumptions(
+      source.claim, source.run, source.elsewhere
+    ):
+      kept = found.setdefault(
+        row['assumption'], {'enforced_by': {}, 'checked': {}}
+      )
+      for name, said in kept.items():
+        said[row[name]] = None
+  return [
+    {
+      'assumption': assumption,
+      **{name: '; '.join(said) for name, said in kept.items()},
+    }
+    for assumption, kept in found.items()
+  ]
