@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test quick test-next fuzz races mutants docs bench seeds lint dist test-wheel clean
+.PHONY: help env demo test quick fuzz races mutants docs bench seeds lint dist test-wheel clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -24,9 +24,6 @@ test: env  ## runs the tests (ARGS='-k word' chooses)
 quick: env  ## runs the tests that need no TFF and take no seconds, in a minute
 	$(PYTHON_OF_ENV) -m pytest tests -q --quick -n auto --maxprocesses 4 \
 	  --dist worksteal $(ARGS)
-
-test-next: env  ## runs the accounting tests with dp-accounting 0.6
-	requirements/test_next.sh
 
 fuzz: env  ## feeds 10,000 damaged files to what reads files
 	BANDMF_FUZZ_CASES=10000 $(PYTHON_OF_ENV) -m pytest tests/*/fuzz_*_test.py -q
@@ -52,7 +49,7 @@ lint: env  ## checks format, style and types
 	$(PYTHON_OF_ENV) -m ruff check .
 	$(PYTHON_OF_ENV) -m mypy
 
-test-wheel: dist  ## tests the wheel in an environment of its own (PYTHON=...)
+test-wheel: dist  ## tests the core from the wheel, on any Python (PYTHON=...)
 	requirements/test_wheel.sh
 
 dist: env  ## builds the wheel and the source archive into dist/
@@ -61,5 +58,5 @@ dist: env  ## builds the wheel and the source archive into dist/
 	$(PYTHON_OF_ENV) -m twine check --strict dist/*
 
 clean:  ## removes .venv, runs and caches
-	rm -rf .venv .venv-jax .venv-next runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-jax runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Installs `tff_bandmf`, all of it that needs no TensorFlow Federated."""
+"""Installs `tff_bandmf`: the core, and what each extra adds to it."""
 
 import pathlib
 import runpy
@@ -6,11 +6,31 @@ import runpy
 import setuptools
 
 # TensorFlow Federated is in no requirement and no extra: its release pins a
-# jaxlib that cannot be installed any more, and a pin cannot be overridden from
-# here. `make env` installs it from the locks in requirements/.
-
+# jaxlib, and its google-vizier an SQLAlchemy, that cannot be installed any more,
+# and a pin cannot be overridden from here. This is what both require, but for
+# that; they are installed after it, with pip's --no-deps. `make env` does all
+# from the locks in requirements/.
+_TFF = [
+  'absl-py>=1,<2',
+  'cachetools>=5.3,<6',
+  'googleapis-common-protos==1.61.0',
+  'grpcio>=1.62,<2',
+  'grpcio-tools>=1.62,<1.63',
+  'jax==0.4.30',
+  'jaxlib==0.4.30',
+  'numpy>=1.25,<2',
+  'portpicker>=1.6,<2',
+  'scipy>=1.9.3,<1.10',
+  'setuptools<81',
+  'tensorflow>=2.14,<2.15',
+  'tensorflow-model-optimization==0.7.5',
+  'tensorflow-privacy==0.9.0',
+  'typing-extensions>=4.5,<4.6',
+]
+_OPTIMIZE = ['tensorflow>=2.14']
+_JAX = ['jax>=0.4.30']
 _LOGS = ['pyarrow>=14']
-_PLOT = ['matplotlib>=3.7']
+_PLOTS = ['matplotlib>=3.7']
 _SIMULATIONS = [
   'dacite>=1.8',
   'scikit-learn>=1.3',
@@ -54,11 +74,13 @@ setuptools.setup(
     'Programming Language :: Python :: 3.9',
     'Programming Language :: Python :: 3.10',
     'Programming Language :: Python :: 3.11',
+    'Programming Language :: Python :: 3.12',
+    'Programming Language :: Python :: 3.13',
     'Topic :: Scientific/Engineering :: Artificial Intelligence',
     'Topic :: Security',
     'Typing :: Typed',
   ],
-  python_requires='>=3.9,<3.12',
+  python_requires='>=3.9',
   packages=setuptools.find_packages(include=['tff_bandmf', 'tff_bandmf.*']),
   package_data={'': ['*.j2', '*.json', 'py.typed']},
   install_requires=[
@@ -68,20 +90,21 @@ setuptools.setup(
     'dm-tree>=0.1.8',
     'dp-accounting>=0.4.3,<0.7',
     'jinja2>=3.1',
-    'numpy>=1.24,<2',
+    'numpy>=1.24,<3',
     'scipy>=1.9.3,<2',
-    'sqlalchemy>=1.4,<2',
+    'sqlalchemy>=1.4,<3',
     'tabulate>=0.9',
-    'tensorflow>=2.14,<2.15',
-    'tensorflow-privacy>=0.9,<0.10',
     'threadpoolctl>=3',
     'tqdm>=4.64',
   ],
   extras_require={
+    'tff': _TFF,
+    'optimize': _OPTIMIZE,
+    'jax': _JAX,
     'logs': _LOGS,
-    'plot': _PLOT,
+    'plots': _PLOTS,
     'docs': _DOCS,
-    'dev': _DEV + _DOCS + _LOGS + _PLOT + _SIMULATIONS,
+    'dev': _DEV + _DOCS + _LOGS + _PLOTS + _SIMULATIONS + _TFF,
   },
   entry_points={
     'console_scripts': [

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Regenerates py39.lock, py310.lock and py311.lock from requirements.in and
-# overrides.txt. Needs uv. Pins that still fit are kept; `lock.sh --upgrade`
-# takes newer ones.
+# Regenerates the locks: py*.lock of the whole environment from requirements.in
+# and overrides.txt, core*.lock of the core on newer Pythons from core.in. Needs
+# uv. Pins that still fit are kept; `lock.sh --upgrade` takes newer ones.
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -10,11 +10,18 @@ if ! command -v uv >/dev/null; then
   exit 1
 fi
 
+# Wheels only: building from source would fetch unpinned build requirements.
+compile() {
+  uv pip compile --quiet --python-platform x86_64-manylinux_2_31 \
+    --only-binary :all: --generate-hashes \
+    --no-emit-index-url --no-emit-find-links --no-annotate --no-header "$@"
+}
+
 for version in 3.9 3.10 3.11; do
-  # Wheels only: building from source would fetch unpinned build requirements.
-  uv pip compile "$@" --quiet --python-version "$version" \
-    --python-platform x86_64-manylinux_2_31 --only-binary :all: \
-    --override overrides.txt --generate-hashes \
-    --no-emit-index-url --no-emit-find-links --no-annotate --no-header \
+  compile "$@" --python-version "$version" --override overrides.txt \
     --output-file "py${version/./}.lock" requirements.in
+done
+for version in 3.12 3.13; do
+  compile "$@" --python-version "$version" \
+    --output-file "core${version/./}.lock" core.in
 done

@@ -1,18 +1,36 @@
 #!/usr/bin/env bash
-# Installs the wheel in dist/ and what it requires, by pip alone, and runs the
-# tests of what needs no TensorFlow Federated. PYTHON=... chooses the Python.
+# Installs the wheel in an environment of its own and runs the tests of what
+# needs no TensorFlow there: `test_wheel.sh [test files]`, by default all of the
+# core. PYTHON=... chooses the Python, WHEEL=... a wheel that is not in dist/.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+wheel=$(realpath "${WHEEL:-$(ls dist/*.whl)}")
 venv=$(mktemp -d)
 trap 'rm -rf "$venv"' EXIT
 "${PYTHON:-.venv/bin/python}" -m venv "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-  dist/*.whl hypothesis pytest
+lock=requirements/core$("$venv/bin/python" -c \
+  'import sys; print("%d%d" % sys.version_info[:2])').lock
+install() {
+  if command -v uv >/dev/null; then
+    uv pip install --quiet --python "$venv/bin/python" "$@"
+  else
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+      --no-compile "$@"
+  fi
+}
+if [[ -e $lock ]]; then
+  install --no-deps --only-binary :all: --require-hashes -r "$lock"
+  install --no-deps "$wheel"
+else
+  install "$wheel[logs]" hypothesis pytest
+fi
 
 # Not `python -m pytest`, which would import the packages of this folder.
 cd tests
-TF_CPP_MIN_LOG_LEVEL=${TF_CPP_MIN_LOG_LEVEL:-3} PATH=$venv/bin:$PATH \
-  pytest -q -p no:cacheprovider \
-  cli/cli_test.py participation_test.py report/report_test.py \
-  strategies/strategies_test.py wheel_check.py
+if (($# == 0)); then
+  set -- accounting cli noise participation_test.py choosing_test.py \
+    workloads_test.py program report sensitivity strategies wheel_check.py
+fi
+unset PYTHONPATH
+PATH=$venv/bin:$PATH pytest -q -p no:cacheprovider --quick "$@"

@@ -23,14 +23,16 @@ _NOT_QUICK = (
 )
 
 
-class _WithoutFederated(importlib.abc.MetaPathFinder):
-  """Skips whatever imports TensorFlow Federated, which takes 10 s."""
+class _Without(importlib.abc.MetaPathFinder):
+  """Skips whatever imports a package."""
+
+  def __init__(self, package, reason):
+    self._package = package
+    self._reason = reason
 
   def find_spec(self, name, path, target=None):
-    if name == 'tensorflow_federated':
-      pytest.skip(
-        '--quick leaves out what imports TFF', allow_module_level=True
-      )
+    if name == self._package:
+      pytest.skip(self._reason, allow_module_level=True)
     return None
 
 
@@ -43,7 +45,13 @@ def pytest_addoption(parser):
 def pytest_configure(config):
   config.addinivalue_line('markers', 'slow: takes seconds; not for --quick')
   if config.getoption('--quick'):
-    sys.meta_path.insert(0, _WithoutFederated())
+    # It takes 10 s to import.
+    sys.meta_path.insert(
+      0, _Without('tensorflow_federated', '--quick leaves out what imports TFF')
+    )
+  # The last finder is asked for what no other one has found.
+  for package in 'tensorflow', 'tensorflow_federated', 'simulations':
+    sys.meta_path.append(_Without(package, f'{package} is not installed'))
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -3,6 +3,7 @@
 import ast
 import email
 import importlib.util
+import os
 import pathlib
 import re
 import shutil
@@ -25,10 +26,33 @@ _FOLDERS = (
   'tests',
   'tff_bandmf',
 )
-# What only plots need.
-_OPTIONAL = {'pyarrow', 'matplotlib', 'psycopg2'}
+# What extras bring, and the driver of a database that is the user's choice.
+_OPTIONAL = {
+  'jax',
+  'matplotlib',
+  'psycopg2',
+  'pyarrow',
+  'tensorflow',
+  'tensorflow_privacy',
+}
 # Those that are not called as they are imported.
 _DISTRIBUTIONS = {'tree': 'dm-tree'}
+# What says most about the core in half a minute; `make test-wheel` runs all.
+_CORE_TESTS = (
+  'accounting/accounting_cohorts_test.py',
+  'accounting/gaussian_test.py',
+  'accounting/guarantee_test.py',
+  'cli/cli_observe_test.py',
+  'cli/cli_plan_test.py',
+  'noise/generator_test.py',
+  'participation_test.py',
+  'program/ledger_test.py',
+  'program/plan_test.py',
+  'report/report_test.py',
+  'sensitivity/sensitivity_test.py',
+  'strategies/strategies_test.py',
+  'wheel_check.py',
+)
 _NO_SOURCE = shutil.ignore_patterns('__pycache__', '_build')
 
 
@@ -94,6 +118,39 @@ def _imported_packages(path):
     for name in found
     if 'site-packages' in (importlib.util.find_spec(name).origin or '')
   }
+
+
+def _newest_python():
+  """Returns the newest Python that is found and has a lock of the core."""
+  found = {}
+  folders = os.environ['PATH'].split(':') + [
+    str(path) for path in pathlib.Path.home().glob('.pyenv/versions/*/bin')
+  ]
+  for folder in folders:
+    for lock in (_ROOT / 'requirements').glob('core*.lock'):
+      major, minor = lock.stem[4], lock.stem[5:]
+      python = pathlib.Path(folder, f'python{major}.{minor}')
+      # A name on PATH may be a broken shim.
+      if python.exists() and not subprocess.call(
+        [python, '-c', 'import venv'], stderr=subprocess.DEVNULL
+      ):
+        found[int(major), int(minor)] = str(python)
+  return found[max(found)] if found else None
+
+
+def test_wheel_passes_on_the_newest_python_without_tensorflow(built):
+  python = _newest_python()
+  if python is None:
+    pytest.skip('no Python newer than those of TensorFlow Federated is found')
+  result = subprocess.run(
+    [_ROOT / 'requirements' / 'test_wheel.sh', *_CORE_TESTS],
+    env={**os.environ, 'PYTHON': python, 'WHEEL': str(built[1])},
+    capture_output=True,
+    text=True,
+    timeout=900,
+  )
+  assert result.returncode == 0, result.stdout[-5000:] + result.stderr[-5000:]
+  assert re.search(r'[5-9]\d\d passed', result.stdout), result.stdout[-500:]
 
 
 def test_source_archive_holds_all_files(built, files):

@@ -192,7 +192,7 @@ class _Search:
           name = running[done]
           try:
             found[name] = done.result()
-          except ValueError as error:
+          except (ImportError, ValueError) as error:
             reasons[name] = str(error)
           progress(name)
       except BaseException:

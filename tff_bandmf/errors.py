@@ -43,3 +43,15 @@ def needs_tff(module: str) -> ImportError:
       'install it from requirements/*.lock: make env',
     )
   )
+
+
+def needs_tensorflow(what: str) -> ImportError:
+  """Returns what to raise where TensorFlow is not installed."""
+  return ImportError(
+    invalid(
+      'tensorflow',
+      'not installed',
+      f'{what} needs TensorFlow',
+      "install it: pip install 'tff-bandmf[optimize]'",
+    )
+  )

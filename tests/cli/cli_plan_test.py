@@ -1,5 +1,9 @@
 """Tests of `bandmf plan`."""
 
+import json
+import subprocess
+import sys
+
 import pytest
 
 import tff_bandmf
@@ -44,3 +48,31 @@ def test_bad_input_is_one_line(run, flags, message):
   status, out, error = run(*_FLAGS, *flags)
   assert (status, out, error.count('\n')) == (2, '', 1)
   assert message in error
+
+
+_WITHOUT_TENSORFLOW = """
+import sys
+sys.modules['tensorflow'] = None
+from tff_bandmf.cli import main
+sys.exit(main.main())
+"""
+
+
+def test_without_tensorflow_closed_forms_are_compared():
+  def bandmf(*arguments):
+    return subprocess.run(
+      [sys.executable, '-c', _WITHOUT_TENSORFLOW, *arguments],
+      capture_output=True,
+      text=True,
+      timeout=300,
+    )
+
+  remedy = "pip install 'tff-bandmf[optimize]'"
+  done = bandmf(*_FLAGS, '--json')
+  assert (done.returncode, done.stderr) == (0, '')
+  plan = json.loads(done.stdout)
+  assert remedy in plan['left_out']['banded']
+  assert remedy not in plan['left_out'].get('banded-sqrt', '')
+  done = bandmf('optimize', *'--family banded --rounds 9 --min-sep 3'.split())
+  assert (done.returncode, done.stdout) == (2, '')
+  assert remedy in done.stderr and done.stderr.count('\n') == 1

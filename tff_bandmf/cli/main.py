@@ -52,6 +52,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
   except (MemoryError, OverflowError) as error:
     message = f'{error}; use fewer rounds, or fewer bands.'
   except (ImportError, RuntimeError, TypeError, ValueError) as error:
+    if getattr(error, 'name', None) == 'tensorflow':
+      error = errors.needs_tensorflow(f'bandmf {arguments[0]}')
     message = str(error)
   click.echo(' '.join(message.split()), err=True)
   return _BAD_INPUT

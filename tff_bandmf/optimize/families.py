@@ -44,6 +44,7 @@ def optimize(
     **parameters: of the family, None where they are to be chosen.
 
   Raises:
+    ImportError: the family is searched for in TensorFlow, and there is none.
     TypeError: a parameter of another kind.
     ValueError: an unknown family, a parameter that the family does not take,
       or one that it needs and that nothing else gives.
@@ -69,12 +70,23 @@ def optimize(
   )
   # Before a search that may take minutes, and after it.
   _check_copies(request, declared.memory.least(rounds))
-  find = (
-    pkgutil.resolve_name(declared.optimizer) if declared.optimizer else build
-  )
-  found = find(request)
+  found = _search_of(declared)(request)
   _check_copies(request, found.strategy.noise_copies)
   return found
+
+
+def _search_of(
+  family: strategies.Family,
+) -> Callable[[_Request], solver.Optimized]:
+  """Returns what finds the best strategy of a family."""
+  if not family.optimizer:
+    return build
+  try:
+    return pkgutil.resolve_name(family.optimizer)
+  except ModuleNotFoundError as error:
+    if error.name != 'tensorflow':
+      raise
+    raise errors.needs_tensorflow(f'the search for {family.name}') from error
 
 
 def _check_copies(request: _Request, needed: int) -> None:

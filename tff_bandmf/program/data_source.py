@@ -13,13 +13,13 @@ from collections.abc import Callable
 from typing import Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_bandmf import accounting, errors
 from tff_bandmf.program import cohorts
 from tff_bandmf.program import ledger as ledger_lib
 
 try:
+  import tensorflow as tf
   import tensorflow_federated as tff
 except ImportError as error:
   raise errors.needs_tff(__name__) from error
