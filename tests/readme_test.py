@@ -35,6 +35,7 @@ _NO_PROGRAM = ('', 'text', 'diff', 'json', 'toml', 'csv', 'bibtex')
 
 # Commands that do not run, by how they start.
 _NOT_RUN = {
+  'pip install ': 'changes the environment; environment_test reads extras',
   'make ': 'minutes, or run by other tests; the target is looked up',
   'python -m simulations.run_stackoverflow': (
     'minutes; training_test runs it, here its experiment is read'
