@@ -222,12 +222,30 @@ def test_report_of_a_run_claims_its_plan(whole):
   assert found.content['population'] == 8
 
 
-def _release(directory, plan):
+def _release(directory, plan, after=()):
   """A round of one client without TFF, and the report."""
-  with run.Run(directory, plan) as mine:
+  with run.Run(directory, plan, after=after) as mine:
     with mine.round(cohort=['a']) as opened:
       opened.finish(opened.release([], np.zeros(3)))
     return mine.report()
+
+
+def test_run_claims_what_it_and_those_before_it_guarantee(tmp_path):
+  first = _release(tmp_path / 'first', _plan())
+  assert first.content['together'] is None
+  second = _release(tmp_path / 'second', _plan(), [tmp_path / 'first'])
+  together = second.content['together']
+  assert together['runs'] == ['second', '../first']
+  assert together['epsilon'] > 1.2 * second.content['epsilon']
+  # One round each: its chain says what the run held to.
+  assert 'in whose chain' in second.content['assumptions'][0]['checked']
+  for after, message in (
+    ([], 'after=None'),
+    ([tmp_path / 'second'], 'is the run itself'),
+    ([tmp_path / 'none'], 'has no run.json'),
+  ):
+    with pytest.raises(ValueError, match=message):
+      run.Run(tmp_path / 'second', _plan(), after=after)
 
 
 def test_simulated_run_says_that_it_is_one(tmp_path):

@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Optional
+import os
+import pathlib
+from collections.abc import Sequence
+from typing import Optional, Union
 
-from tff_bandmf import report
+from tff_bandmf import errors, report
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.program import run_record
 
 # At which a plan without one is reported.
 _DELTA = 1e-6
+
+
+def named(
+  directory: pathlib.Path, after: Sequence[Union[str, os.PathLike]]
+) -> Optional[list[dict[str, str]]]:
+  """Returns how a run names those that it comes after; None without any.
+
+  Args:
+    directory: of the run.
+    after: folders of the others.
+
+  Raises:
+    ValueError: one is not a run, or is this one.
+  """
+  found = []
+  for other in map(pathlib.Path, after):
+    if other.resolve() == directory.resolve():
+      raise errors.value_error(
+        'after', other, 'is the run itself', 'name those before it'
+      )
+    run_id = run_record.RunRecord.read(other).run_id
+    found.append(
+      {'run': os.path.relpath(other, directory), 'run_id': str(run_id)}
+    )
+  return found or None
 
 
 def of(

@@ -46,6 +46,7 @@ class Run:
     plan: plan_lib.Plan,
     *,
     ledger: Optional[Union[str, os.PathLike]] = None,
+    after: Sequence[Union[str, os.PathLike]] = (),
     moved: bool = False,
     keep_key: bool = False,
   ):
@@ -57,6 +58,8 @@ class Run:
       ledger: where it is if not in the folder: the path of a SQLite file, or
         postgresql+psycopg2://... The key of its identifiers, and a new URL,
         such as one with another password, are kept in `private/`.
+      after: folders of earlier runs on the same clients; the report claims what
+        all of them guarantee together.
       moved: whether the folder was moved or restored, and is the only one.
       keep_key: whether the key of the noise stays when the run has ended.
 
@@ -77,7 +80,10 @@ class Run:
       self._sampling_key = (
         None if self._ended else sampling.key_of(self.directory, plan)
       )
-      described = record_lib.of(plan, self._sampling_key)
+      described = attrs.evolve(
+        record_lib.of(plan, self._sampling_key),
+        after=record_lib.named(self.directory, after),
+      )
       if (self.directory / run_record.RUN_FILE).exists():
         there = run_record.RunRecord.read(self.directory)
         described = described.noted(there.notes())
