@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from simulations import tables
-from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import clips, errors, strategies, workloads
 
 _LIST_KEYS = 'python -m simulations.run_stackoverflow --list-keys'
 # Noise of a run that claims nothing; next to the strategy families.
@@ -178,7 +178,13 @@ class Privacy:
     max_participations: k, enforced; None leaves it to min_sep.
     epsilon: to calibrate the noise to.
     delta: of epsilon.
-    l2_norm_clip: clipping norm of an update.
+    l2_norm_clip: clipping norm of an update, in the first round if it adapts.
+    clip_quantile: share of updates below the clip, to which the clip then moves
+      from round to round; None for a constant clip.
+    clip_rate: largest step of the logarithm of the clip; None for 0.2.
+    clip_fraction_weight: weight of what the share is estimated from; None for
+      the one that makes noise grow by 1 %.
+    clip_until: round from which on the clip stays; None for no such round.
     zeroing_norm: an update with a coordinate above this counts as zero; None
       for no such bound.
     simulated_clients_per_round: what the cohort stands for, if it is to stand
@@ -194,6 +200,10 @@ class Privacy:
   epsilon: float
   delta: float
   l2_norm_clip: float
+  clip_quantile: Optional[float] = None
+  clip_rate: Optional[float] = None
+  clip_fraction_weight: Optional[float] = None
+  clip_until: Optional[int] = None
   zeroing_norm: Optional[float] = None
   simulated_clients_per_round: Optional[int] = None
   max_memory_bytes: Optional[int] = None
@@ -201,6 +211,17 @@ class Privacy:
   parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
   workload: str = PREFIX
   objective: str = 'mean'
+
+  @property
+  def clip(self) -> Any:
+    """The clip, which may adapt."""
+    return clips.of(
+      self.l2_norm_clip,
+      quantile=self.clip_quantile,
+      rate=self.clip_rate,
+      fraction_weight=self.clip_fraction_weight,
+      until=self.clip_until,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,6 +282,7 @@ class Config:
         f'{training.server_optimizer}',
         f'use {PREFIX}',
       )
+    _ = privacy.clip
     self._check_parameters()
     if privacy.parameters.get('bands', 0) > training.rounds:
       raise errors.value_error(

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from simulations import config as config_lib
-from tff_bandmf import accounting, program, report
+from tff_bandmf import accounting, clips, program, report
 
 _CODE = pathlib.Path(__file__).resolve().parent
 
@@ -39,7 +39,7 @@ def describe(
     claim={
       **guarantee.to_dict(),
       'delta': privacy.delta,
-      'l2_norm_clip': privacy.l2_norm_clip,
+      **clips.claim(privacy.clip),
       'clients_per_round': config.training.clients_per_round,
     },
     unit_of_privacy=(

@@ -64,6 +64,7 @@ def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
         'epsilon': 8.0,
         'delta': 1e-5,
         'l2_norm_clip': 0.5,
+        'clip_quantile': 0.5,
       },
     }
   )

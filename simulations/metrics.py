@@ -26,9 +26,14 @@ class Metrics:
   """Writes rows; see `program.metrics`."""
 
   def __init__(
-    self, directory: pathlib.Path, ledger: program.Ledger, start: int
+    self,
+    directory: pathlib.Path,
+    ledger: program.Ledger,
+    start: int,
+    adaptive_clip: bool,
   ):
-    self._rows = metrics.Metrics(directory, ledger, _COLUMNS, start)
+    self._columns = (*_COLUMNS, *(metrics.RELEASED if adaptive_clip else ()))
+    self._rows = metrics.Metrics(directory, ledger, self._columns, start)
     self._tensorboard = tf.summary.create_file_writer(
       str(directory / 'tensorboard')
     )
@@ -43,6 +48,6 @@ class Metrics:
     """Writes the row of a round that ended; column to number."""
     self._rows.write(row)
     with self._tensorboard.as_default(step=row['round']):
-      for name in _COLUMNS[1:]:
+      for name in self._columns[1:]:
         if name in row:
           tf.summary.scalar(name, row[name])

@@ -226,7 +226,7 @@ def _run(
   with aggregator.dp_aggregator(
     guarantee.noise_multiplier,
     training.clients_per_round,
-    l2_norm_clip=privacy.l2_norm_clip,
+    l2_norm_clip=privacy.clip,
     strategy=strategy,
     participation=sampler.participation,
     zeroing_norm=privacy.zeroing_norm,
@@ -316,7 +316,9 @@ def _train(process, state, span, sampler, config, corpus, directory, validate):
   )
   with (
     program.Ledger(directory / report.LEDGER_FILE) as ledger,
-    metrics.Metrics(directory, ledger, span.start) as rows,
+    metrics.Metrics(
+      directory, ledger, span.start, config.privacy.clip_quantile is not None
+    ) as rows,
     progress,
     rounds.Rounds(process, sampler, datasets, ledger, span.start) as runner,
   ):
@@ -331,6 +333,7 @@ def _train(process, state, span, sampler, config, corpus, directory, validate):
       }
       if done.metrics is not None:
         row['non_finite'] = int(done.metrics['client_work']['non_finite_count'])
+        row.update(done.metrics['aggregator'].get('released', {}))
       else:
         progress.write(
           f'Round {t} is burnt: run again, it gave another result than the '

@@ -21,7 +21,7 @@ from tff_bandmf import (
   strategies,
 )
 from tff_bandmf.noise import position
-from tff_bandmf.program import run_record
+from tff_bandmf.program import metrics, run_record
 from tff_bandmf.run import clients
 
 _ROUNDS = 3
@@ -81,8 +81,8 @@ def _train(directory, plan=None, data=_data, seen=None):
   return state
 
 
-def _train_without_tff(directory, data=_data):
-  with run.Run(directory, _plan(), keep_key=True) as mine:
+def _train_without_tff(directory, data=_data, plan=None):
+  with run.Run(directory, plan or _plan(), keep_key=True) as mine:
     total = mine.restore(lambda: np.zeros(3))
     for opened in mine.rounds(clients=8):
       updates = (data(client, opened.index) for client in opened.cohort)
@@ -166,6 +166,58 @@ def test_release_is_that_of_the_aggregator(whole, tmp_path):
   assert observed.z_stddev == pytest.approx(
     _plan().guarantee.z_stddev_per_clip, rel=1e-6
   )
+
+
+@pytest.mark.slow
+def test_adaptive_clip_goes_on_after_a_kill(runtime, tmp_path):
+  """Its replays clip as the rounds did, with TFF and without."""
+  plan = _plan(l2_norm_clip=tff_bandmf.AdaptiveClip(0.3, rate=2.0))
+  expected = _train(_with_key(tmp_path / 'whole'), plan).sum
+  rows = []
+  for write in range(5, 35, 4):
+    directory = _with_key(tmp_path / f'run{write}')
+    with _killed_at(write):
+      _train_without_tff(directory, plan=plan)
+    total = _train_without_tff(directory, plan=plan)
+    np.testing.assert_array_equal(total, expected)
+    rows.append(metrics.rows(directory))
+    assert rows[-1] == rows[0]
+  clips = [clip for _, clip in metrics.clips(rows[0])]
+  assert len(set(clips)) == _ROUNDS
+  directory = _with_key(tmp_path / 'killed')
+  with _killed_at(20):
+    _train(directory, plan)
+  np.testing.assert_array_equal(_train(directory, plan).sum, expected)
+
+
+def test_adaptive_clip_of_a_process_is_told(runtime, tmp_path):
+  plan = _plan(l2_norm_clip=tff_bandmf.AdaptiveClip(0.3), rounds=_ROUNDS)
+  with run.Run(tmp_path / 'run', plan) as mine:
+    process = mine.aggregator.create(_TYPE)
+    state = mine.restore(process.initialize)
+    for opened in mine.rounds(clients=8):
+      data = [_data(client, opened.index) for client in opened.cohort]
+      output = process.next(state, data)
+      state = opened.finish(
+        output.state,
+        {'aggregator': output.measurements, 'released': {'fraction': 0.1}},
+      )
+    content = mine.report().content
+  told = content['adaptive_clip']
+  assert told['last_l2_norm_clip'] == state.query_state.clip['l2_norm_clip']
+  assert [point['rounds'] for point in told['path']] == [0, 1, 2, 3]
+  assert told['path'][0]['l2_norm_clip'] == told['initial'] == 0.3
+  assert 'clip.png' in content['plots']
+  assert content['l2_norm_clip'] == pytest.approx(0.3 * (1 + 0.14**2) ** 0.5)
+  assert content['measured_z_stddev'] == pytest.approx(plan.z_stddev, rel=1e-6)
+  # What has noise is not listed among what has none.
+  (listed,) = content['not_covered']
+  assert 'released/fraction' in listed
+  assert 'aggregator/released' not in listed
+  sides = [row['where'] for row in content['side_releases']]
+  assert 'metrics.csv, clients' in sides
+  assert 'metrics.csv, fraction' not in sides
+  assert 'share of updates below the clip' in content['covered']
 
 
 @pytest.mark.parametrize('moved', [0.0, 0.1])

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any, Optional
 
 import tree
 
-from tff_bandmf import _checks
+from tff_bandmf import _checks, errors
 
 # Delta is then 1.0098.
 _FRACTION_WEIGHT = 0.28
@@ -86,13 +85,6 @@ class AdaptiveClip:
     """Norm of the indicator in a record, in the unit of S_0."""
     return self.fraction_weight / 2 * norm(self.initial)
 
-  def to_dict(self) -> dict[str, Any]:
-    """Returns the values as a JSON object; norms by layer as a list."""
-    values = dataclasses.asdict(self)
-    if isinstance(self.initial, (tuple, list)):
-      values['initial'] = list(self.initial)
-    return values
-
 
 def layers(l2_norm_clip: Any) -> Any:
   """Returns the clip of an update in the first round, or one a layer."""
@@ -116,16 +108,70 @@ def norm(l2_norm_clip: Any) -> float:
   return math.hypot(*map(float, clips))
 
 
+def growth(l2_norm_clip: Any) -> float:
+  """Returns the norm of a record over that of its update, 1 or Delta."""
+  return norm(l2_norm_clip) / norm(layers(l2_norm_clip))
+
+
 def indicators(l2_norm_clip: Any) -> int:
   """Returns how many coordinates a record has beside those of an update."""
   return int(isinstance(l2_norm_clip, AdaptiveClip))
 
 
+def of(
+  initial: Any,
+  *,
+  quantile: Optional[float] = None,
+  rate: Optional[float] = None,
+  fraction_weight: Optional[float] = None,
+  until: Optional[int] = None,
+) -> Any:
+  """Returns `initial`, or what adapts from there if a quantile is given.
+
+  Raises:
+    TypeError: as `AdaptiveClip`.
+    ValueError: as `AdaptiveClip`; or there is no quantile and another value.
+  """
+  given: dict[str, Any] = {
+    name: value
+    for name, value in (
+      ('rate', rate),
+      ('fraction_weight', fraction_weight),
+      ('until', until),
+    )
+    if value is not None
+  }
+  if quantile is not None:
+    return AdaptiveClip(initial, quantile, **given)
+  for name, value in given.items():
+    raise ValueError(
+      errors.invalid(
+        f'clip_{name}', value, 'is of a clip that adapts', 'give clip_quantile'
+      )
+    )
+  return initial
+
+
+def claim(l2_norm_clip: Any) -> dict[str, Any]:
+  """Returns what the claim of a run says of its clip."""
+  said = {'l2_norm_clip': norm(l2_norm_clip)}
+  if isinstance(l2_norm_clip, AdaptiveClip):
+    said['adaptive_clip'] = to_json(l2_norm_clip)
+  return said
+
+
+def to_json(l2_norm_clip: Any) -> Any:
+  """Returns a number, a list of them by layer, or an object of a clip."""
+  if isinstance(l2_norm_clip, AdaptiveClip):
+    return {
+      **dataclasses.asdict(l2_norm_clip),
+      'initial': to_json(l2_norm_clip.initial),
+    }
+  return list(l2_norm_clip) if isinstance(l2_norm_clip, tuple) else l2_norm_clip
+
+
 def from_json(value: Any) -> Any:
-  """Returns the clip that a JSON object of `to_dict` says, or the value."""
-  if not isinstance(value, Mapping):
-    return value
-  values = dict(value)
-  if isinstance(values.get('initial'), list):
-    values['initial'] = tuple(values['initial'])
-  return AdaptiveClip(**values)
+  """Returns the clip of what `to_json` gave."""
+  if isinstance(value, dict):
+    return AdaptiveClip(**{**value, 'initial': from_json(value['initial'])})
+  return tuple(value) if isinstance(value, list) else value

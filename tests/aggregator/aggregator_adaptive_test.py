@@ -95,7 +95,14 @@ def test_run_without_noise_is_the_clipped_mean(runtime):
         for size in _SIZES
       )
       np.testing.assert_allclose(output.result[name], sums / 4, rtol=1e-4)
-    share = output.measurements['released']['l2_norm_clip'] / 0.5
+    # Three clients of the four that the fraction is over.
+    below = sum(
+      size * 3**0.5 < 0.3 * share and size * 2**0.5 < 0.4 * share
+      for size in _SIZES
+    )
+    released = output.measurements['released']
+    assert released['fraction'] == 0.5 + (below - 1.5) / 4
+    share = released['l2_norm_clip'] / 0.5
 
 
 def test_claim_is_that_of_a_constant_clip():

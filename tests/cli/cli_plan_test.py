@@ -29,9 +29,26 @@ def test_plan_is_printed_and_written(run, run_json, tmp_path):
   assert status == 0 and printed.startswith('60 rounds of 10 clients, min-sep')
 
 
+def test_clip_that_adapts_is_planned(run_json, tmp_path):
+  out = tmp_path / 'plan.json'
+  flags = '--mechanism identity --clip-quantile 0.8 --clip-until 20'.split()
+  record = run_json(*_FLAGS, *flags, '--out', out)
+  adaptive = tff_bandmf.AdaptiveClip(0.5, 0.8, until=20)
+  assert tff_bandmf.Plan.load(out).l2_norm_clip == adaptive
+  assert record['l2_norm_clip'] == {
+    'initial': 0.5,
+    'quantile': 0.8,
+    'rate': 0.2,
+    'fraction_weight': 0.28,
+    'until': 20,
+  }
+
+
 @pytest.mark.parametrize(
   'flags, message',
   [
+    (['--clip-rate', '1'], 'clip_rate=1.0: is of a clip that adapts'),
+    (['--clip-quantile', '2'], 'quantile=2.0: must be in [0, 1]'),
     (['--bands', '7'], 'bands=7: is of a family, and none is named'),
     (['--population', '99'], 'clients=99: cannot fill 60 rounds of 10'),
     (['--noise-multiplier', '1'], 'noise_multiplier=1.0: is given in place'),

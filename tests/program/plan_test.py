@@ -40,6 +40,34 @@ def test_clips_of_layers_are_one_norm():
   assert _plan(l2_norm_clip=(0.3, 0.4)).z_stddev == _plan().z_stddev
 
 
+def test_adaptive_clip_costs_delta_and_is_stored(tmp_path):
+  adaptive = tff_bandmf.AdaptiveClip((0.3, 0.4), fraction_weight=1.5, until=9)
+  plan, constant = _plan(l2_norm_clip=adaptive), _plan()
+  assert plan.guarantee.epsilon(1e-6) == constant.guarantee.epsilon(1e-6)
+  delta = (1 + 1.5**2 / 4) ** 0.5
+  assert plan.z_stddev == pytest.approx(delta * constant.z_stddev)
+  assert plan.rmse == pytest.approx(delta * constant.rmse)
+  plan.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.l2_norm_clip == adaptive
+  assert loaded.request() == plan.request()
+  assert loaded.z_stddev == plan.z_stddev
+  assert 'begins at [0.3, 0.4] and follows the 0.5-quantile' in str(plan)
+  assert '* clip * 1.25, for the indicator' in str(plan)
+  assert 'indicator' not in str(constant)
+  with pytest.raises(TypeError, match='l2_norm_clip'):
+    _plan(l2_norm_clip=tff_bandmf.AdaptiveClip({'kernel': 1.0}))
+
+
+def test_adaptive_clip_is_a_coordinate_of_the_claim(tmp_path):
+  adaptive = tff_bandmf.AdaptiveClip(0.5)
+  plan = _plan(l2_norm_clip=adaptive, dimension=100)
+  assert plan.guarantee == _plan(dimension=101).guarantee
+  plan.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.guarantee.dimension == 101
+
+
 def test_noise_multiplier_is_taken_as_given():
   plan = _plan(epsilon=None, delta=None, noise_multiplier=2.0)
   assert plan.guarantee.noise_multiplier == 2

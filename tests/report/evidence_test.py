@@ -221,7 +221,7 @@ def test_ledger_that_lacks_what_metrics_show_is_refused(tmp_path):
     ([*lines[:3], '2,3,' + lines[3][4:], lines[4]], 'round=2: .*another'),
     ([*lines[:2], *lines[3:]], 'rounds=3: metrics.csv has so many'),
     (
-      [lines[0].replace('quantile', 'number'), *lines[1:]],
+      [lines[0].replace('fraction', 'number'), *lines[1:]],
       'round=0: .*another row',
     ),
   ):

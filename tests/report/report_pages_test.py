@@ -299,7 +299,7 @@ def test_what_carries_no_noise_is_listed_one_by_one(tmp_path):
   assert where.count('run.json') == 2
   # Of which nothing is known, so nothing good is assumed.
   assert {
-    'where': 'metrics.csv, quantile',
+    'where': 'metrics.csv, fraction',
     'what': 'not known to this report',
   } in items
 

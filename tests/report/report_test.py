@@ -72,7 +72,7 @@ def make_run(
   (directory / report.RUN_FILE).write_text(json.dumps(run))
   strategies.save(strategy, directory / report.STRATEGY_FILE)
   enforced = run_record.RunRecord.read(directory).enforced_digest()
-  header = 'round,clients,non_finite,quantile,accuracy\n'
+  header = 'round,clients,non_finite,fraction,accuracy\n'
   lines = [
     f'{t},{len(cohort)},0,0.3,{0.02 * t if t % 2 else ""}\n'
     for t, cohort in enumerate(cohorts)

@@ -22,7 +22,14 @@ from simulations import (
 from simulations.corpora import client_data, docstrings
 from simulations.corpora import vocabulary as vocabulary_lib
 from simulations.sweeps import grid
-from tff_bandmf import accounting, noise, participation, report, strategies
+from tff_bandmf import (
+  accounting,
+  clips,
+  noise,
+  participation,
+  report,
+  strategies,
+)
 from tff_bandmf.program import folder
 
 pytestmark = pytest.mark.slow
@@ -200,7 +207,9 @@ def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
     strategies.Identity(1), participation.MinSep(4, 2), epsilon=8.0, delta=1e-5
   )
   assert written['z_stddev'] == pytest.approx(
-    0.5 * spec.z_stddev_per_clip * (4 / simulated if simulated else 1)
+    clips.norm(config.privacy.clip)
+    * spec.z_stddev_per_clip
+    * (4 / simulated if simulated else 1)
   )
   assert written['measured_z_stddev'] == pytest.approx(
     written['z_stddev'], rel=1e-6
@@ -238,6 +247,9 @@ def test_guarantee_is_for_what_has_noise(ended):
   # Clients are clipped in their groups, not by the aggregator.
   by = written['assumptions'][0]['enforced_by']
   assert 'where clients train' in by and 'aggregator' not in by
+  # The clip adapts, and is released with noise.
+  assert len(written['adaptive_clip']['path']) == 5
+  assert 'metrics.csv, fraction' not in where
 
 
 def test_resumed_run_that_differs_says_so(small, run_copy, capsys):

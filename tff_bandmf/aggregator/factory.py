@@ -264,7 +264,7 @@ def _process(
 
   @tff.tensorflow.computation(state_type)
   def released(state):
-    return query.derive_released(state.query_state)
+    return state.query_state.clip
 
   @tff.federated_computation
   def init_fn():

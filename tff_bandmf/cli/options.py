@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Union
 
 import click
 
-from tff_bandmf import _checks, accounting, errors, strategies, workloads
+from tff_bandmf import _checks, accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
 
@@ -128,6 +128,16 @@ clip = click.option(
   show_default=True,
   type=NUMBER,
   help='L2 norm that a contribution is clipped to; z_stddev is multiplied.',
+)
+_CLIP = (
+  ('quantile', NUMBER_OR_ZERO, 'Share of updates that the clip moves to.'),
+  ('rate', NUMBER, 'Largest step of its logarithm.  [default: 0.2]'),
+  (
+    'fraction-weight',
+    NUMBER,
+    'Weight of what the share is estimated from.  [default: 0.28]',
+  ),
+  ('until', INTEGER, 'Round from which on the clip stays.'),
 )
 adjacency = click.option(
   '--adjacency',
@@ -302,6 +312,21 @@ def schema(
       )
     participation = 'single' if min_sep is None else 'min-sep'
   return participation_lib.from_name(participation, min_sep, max_participations)
+
+
+def adaptive_clip(command: Callable[..., Any]) -> Callable[..., Any]:
+  """Returns the command with flags by which `l2_norm_clip` adapts."""
+  for name, kind, text in reversed(_CLIP):
+    command = click.option(f'--clip-{name}', type=kind, help=text)(command)
+  return command
+
+
+def clip_of(l2_norm_clip: float, flags: dict[str, Any]) -> Any:
+  """Returns the clip of the flags, which it takes out of `flags`."""
+  names = [name.replace('-', '_') for name, _, _ in _CLIP]
+  return clips.of(
+    l2_norm_clip, **{name: flags.pop(f'clip_{name}') for name in names}
+  )
 
 
 def cohorts(

@@ -61,6 +61,7 @@ from tff_bandmf.program import plan as plan_lib
   type=options.NUMBER,
   help='Largest norm of a clipped update.',
 )
+@options.adaptive_clip
 @options.workload
 @options.objective
 @options.dimension
@@ -97,6 +98,7 @@ def plan(
   """
   started = time.perf_counter()
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+  l2_norm_clip = options.clip_of(l2_norm_clip, parameters)
   given = {
     name: value for name, value in parameters.items() if value is not None
   }

@@ -13,6 +13,9 @@ from tff_bandmf import _files, errors
 from tff_bandmf.program import ledger as ledger_lib
 from tff_bandmf.program import run_record
 
+# What a round of an adaptive clip releases beside the model, with noise.
+RELEASED = ('l2_norm_clip', 'fraction')
+
 
 class Metrics:
   """Writes rows whose digests the ledger has; continues a file at a round."""
@@ -105,6 +108,15 @@ def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
   ]
 
 
+def clips(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
+  """Returns (rounds done, the clip then) wherever one was released."""
+  return [
+    (int(row['round']) + 1, float(row[RELEASED[0]]))
+    for row in rows
+    if row.get(RELEASED[0])
+  ]
+
+
 def lines(directory: pathlib.Path) -> dict[int, str]:
   """Returns the rows of `metrics.csv` as they stand there: round to line.
 
@@ -153,7 +165,8 @@ def _read(
     rows = list(csv.DictReader(lines, strict=True))
     for row in rows:
       int(row['round']), int(row.get('clients') or 0)
-      float(row.get('accuracy') or 0)
+      for name in ('accuracy', *RELEASED):
+        float(row.get(name) or 0)
       if None in row or None in row.values():
         raise ValueError('a row of another length')
     if len(rows) != max(len(lines) - 1, 0):

@@ -30,6 +30,7 @@ from tff_bandmf import (
   _files,
   accounting,
   choosing,
+  clips,
   errors,
   optimize,
   sensitivity,
@@ -99,7 +100,10 @@ def _cohorts(value: Any) -> accounting.Cohorts:
   return value
 
 
-def _clips(value: Any) -> Union[float, tuple[float, ...]]:
+def _clips(value: Any) -> Any:
+  if isinstance(value, clips.AdaptiveClip):
+    _clips(value.initial)
+    return value
   if isinstance(value, (tuple, list)):
     return tuple(
       _checks.positive('l2_norm_clip', clip, 'one clip a layer')
@@ -139,7 +143,8 @@ class Plan:
     clients_per_round: B; the mean of a round divides by it.
     cohorts: who takes part: `MinSep`, `FixedEpoch` and `Single` are enforced,
       `CyclicPoisson`, `BallsInBins` and `BMinSep` are sampled and amplify.
-    l2_norm_clip: largest norm of a client's clipped update, or one a layer.
+    l2_norm_clip: largest norm of a client's clipped update, or one a layer; or
+      an `AdaptiveClip`, which follows the updates.
     epsilon: of the whole run; with `delta`, in place of `noise_multiplier`.
     delta: of the whole run.
     noise_multiplier: sigma; 0 adds no noise and claims nothing.
@@ -178,7 +183,9 @@ class Plan:
     )
   )
   cohorts: accounting.Cohorts = attrs.field(converter=_cohorts)
-  l2_norm_clip: Union[float, tuple[float, ...]] = attrs.field(converter=_clips)
+  l2_norm_clip: Union[float, tuple[float, ...], clips.AdaptiveClip] = (
+    attrs.field(converter=_clips)
+  )
   epsilon: Optional[float] = attrs.field(default=None, converter=_epsilon)
   delta: Optional[float] = attrs.field(default=None, converter=_delta)
   noise_multiplier: Optional[float] = None
@@ -247,7 +254,7 @@ class Plan:
     target = choosing.Target(
       1.0 if self.epsilon is None else self.epsilon,
       1e-6 if self.delta is None else self.delta,
-      self.dimension,
+      self.coordinates,
     )
     ranking = choosing.choose(
       self.rounds,
@@ -321,14 +328,14 @@ class Plan:
         strategy,
         cohorts,
         float(self.noise_multiplier or 0),
-        dimension=self.dimension,
+        dimension=self.coordinates,
       )
     return accounting.calibrate(
       strategy,
       cohorts,
       epsilon=self.epsilon,
       delta=self.delta,
-      dimension=self.dimension,
+      dimension=self.coordinates,
     )
 
   @property
@@ -411,20 +418,40 @@ class Plan:
 
   @property
   def clip(self) -> float:
-    """Returns the largest norm of a clipped update, all layers together."""
-    clips = self.l2_norm_clip
-    return math.hypot(*clips) if isinstance(clips, tuple) else clips
+    """Returns the largest norm of what a client contributes.
+
+    That of a clipped update, all layers together; of an adaptive clip that of a
+    record with its indicator, in the first round.
+    """
+    return clips.norm(self.l2_norm_clip)
 
   @property
   def z_stddev(self) -> float:
-    """Returns the standard deviation of Z, the clip included."""
+    """Returns the standard deviation of Z, the clip included.
+
+    Of an adaptive clip, in the first round; then it moves with the clip.
+    """
     return self.guarantee.z_stddev_per_clip * self.clip
+
+  @property
+  def coordinates(self) -> Optional[int]:
+    """Returns how many numbers get noise, where `dimension` says it."""
+    # PRIVACY: the arithmetic of each costs slack. Guard:
+    # plan_test.test_adaptive_clip_is_a_coordinate_of_the_claim.
+    return self.dimension and (
+      self.dimension + clips.indicators(self.l2_norm_clip)
+    )
 
   @functools.cached_property
   def rmse(self) -> float:
     """Returns the root mean square error for clip = 1, noise included."""
     mean, _ = self.strategy.errors(self.workload)
-    return self.guarantee.z_stddev_per_clip * math.sqrt(mean)
+    return self._z_stddev_at_1 * math.sqrt(mean)
+
+  @property
+  def _z_stddev_at_1(self) -> float:
+    """Standard deviation of Z where the clip of an update is 1."""
+    return self.guarantee.z_stddev_per_clip * clips.growth(self.l2_norm_clip)
 
   def what_if(self) -> dict[str, Optional[float]]:
     """Returns epsilon at `delta` if cohorts turn out worse than planned.
@@ -507,16 +534,14 @@ class Plan:
       'cohorts': self.cohorts.to_dict(),
       'workload': self.workload.to_dict(),
       'mechanism': mechanism,
-      'l2_norm_clip': list(self.l2_norm_clip)
-      if isinstance(self.l2_norm_clip, tuple)
-      else self.l2_norm_clip,
+      'l2_norm_clip': clips.to_json(self.l2_norm_clip),
     }
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the plan under their JSON keys."""
     schema = self.cohorts.schema
     mean, largest = self.strategy.errors(self.workload)
-    scale = self.guarantee.z_stddev_per_clip
+    scale = self._z_stddev_at_1
     return {
       **self.guarantee.to_dict(),
       'mechanism': self.strategy.family,
@@ -611,6 +636,7 @@ class Plan:
         **{
           **request,
           'cohorts': accounting.from_dict(request['cohorts']),
+          'l2_norm_clip': clips.from_json(request['l2_norm_clip']),
           'workload': workloads.from_dict(request['workload']),
           'mechanism': _mechanism(written, strategy),
         }
@@ -621,7 +647,7 @@ class Plan:
           strategy,
           accounting.completed(cohorts, strategy.bands),
           float(content['noise_multiplier']),
-          dimension=plan.dimension,
+          dimension=plan.coordinates,
         ),
         tuple((family, rmse) for family, rmse in content['runners_up']),
         content['left_out'],
@@ -714,10 +740,13 @@ def _lines(plan: Plan) -> list[str]:
   lines += [
     f'noise: z_stddev {rounded_up(plan.z_stddev)} = noise multiplier '
     f'{rounded_up(guarantee.noise_multiplier)} * sensitivity '
-    f'{rounded_up(guarantee.sensitivity.value)} ({exact}) * clip',
+    f'{rounded_up(guarantee.sensitivity.value)} ({exact}) * clip'
+    f'{_delta_words(plan)}',
     f'mechanism: {_mechanism_words(plan.strategy)}; its noise keeps '
     f'{plan.strategy.noise_copies} copies of the model',
   ]
+  if isinstance(plan.l2_norm_clip, clips.AdaptiveClip):
+    lines.append(f'clip: {_clip_words(plan, plan.l2_norm_clip)}')
   if guarantee.noise_multiplier:
     lines.append(f'error: {_errors(plan)}')
   if plan.found.runners_up:
@@ -779,6 +808,7 @@ def _errors(plan: Plan) -> str:
   other = (
     plan.guarantee.noise_multiplier
     * sensitivity.sensitivity(identity, schema).value
+    * clips.growth(plan.l2_norm_clip)
     * math.sqrt(mean)
   )
   text = f'rmse {rounded_up(plan.rmse)} at clip 1'
@@ -788,6 +818,26 @@ def _errors(plan: Plan) -> str:
       f'{other / plan.rmse:.2f} times as much'
     )
   return text
+
+
+def _delta_words(plan: Plan) -> str:
+  growth = clips.growth(plan.l2_norm_clip)
+  return f' * {rounded_up(growth)}, for the indicator' * (growth > 1)
+
+
+def _clip_words(plan: Plan, adaptive: clips.AdaptiveClip) -> str:
+  """Returns how the clip moves, and how well what moves it is known."""
+  until = '' if adaptive.until is None else f' until round {adaptive.until}'
+  noise = (
+    plan._z_stddev_at_1
+    * float(plan.strategy.recursion().row_norms.max())
+    / (adaptive.fraction_weight * plan.clients_per_round)
+  )
+  return (
+    f'begins at {clips.to_json(adaptive.initial)} and follows the '
+    f'{adaptive.quantile:g}-quantile of the norms{until}; the noise of a '
+    f"round's fraction has at most stddev {rounded_up(noise)}"
+  )
 
 
 def _mechanism_words(strategy: strategies.Strategy) -> str:

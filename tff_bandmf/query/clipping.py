@@ -290,7 +290,7 @@ class Clipping:
       return clipped
     # PRIVACY: a record that becomes zero is the absent client's, all of it.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
-    sign = tf.where(tf.reduce_all(scales == 1.0), 1, -1)
+    sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
     return clipped, self.indicator_steps * sign
 

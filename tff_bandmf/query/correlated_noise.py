@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 from typing import Any, NamedTuple, Optional
 
 import dp_accounting
@@ -16,7 +17,7 @@ from tff_bandmf.query import clipping
 
 # The round of a state that no run has begun.
 NOT_BEGUN = -1
-# The scale of an adaptive clip stays within a factor of this, and finite.
+# An adaptive clip stays within a factor of this, and finite.
 _MOST_SCALE = 2.0**64
 # What the operations of a release are called in a graph.
 RELEASE_NAME = 'tff_bandmf_release'
@@ -29,9 +30,9 @@ class QueryState(NamedTuple):
     round: scalar int64, rounds done, the index of the next one; `NOT_BEGUN` in
       what `initial_global_state` returns.
     noise: state of the noise source. Secret for noise in the state.
-    clip: for an adaptive clip `scale`, what the next round's is over the first,
-      and `fraction`, the last round's noised share of updates below the clip;
-      both scalar float64. Empty for a constant clip.
+    clip: for an adaptive clip `l2_norm_clip`, that of the next round, and
+      `fraction`, the last round's noised share of updates below theirs; both
+      scalar float64, and released. Empty for a constant clip.
   """
 
   round: Any
@@ -188,15 +189,28 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     TFF evaluates a round on it inside `initialize`: that gives zeros, and
     reads no noise.
     """
-    clip: Any = ()
-    if self.clip.adaptive is not None:
-      clip = collections.OrderedDict(
-        scale=tf.constant(1.0, tf.float64),
-        fraction=tf.constant(0.5, tf.float64),
-      )
     return QueryState(
-      tf.constant(NOT_BEGUN, tf.int64), self._source.initial_state(), clip
+      tf.constant(NOT_BEGUN, tf.int64),
+      self._source.initial_state(),
+      self.initial_clip(),
     )
+
+  def initial_clip(self, l2_norm_clip: Optional[float] = None) -> Any:
+    """Returns the clip of a state that goes on at some clip, or at the first.
+
+    A constant clip has nothing to go on at.
+    """
+    if self.clip.adaptive is None:
+      return ()
+    return collections.OrderedDict(
+      l2_norm_clip=tf.constant(l2_norm_clip or self._first, tf.float64),
+      fraction=tf.constant(0.5, tf.float64),
+    )
+
+  @functools.cached_property
+  def _first(self) -> float:
+    """The clip of the first round."""
+    return clips.norm(self.clip.clips[:-1])
 
   def begin(self, global_state: QueryState) -> QueryState:
     """Returns the state of a new run, from an initial one."""
@@ -208,7 +222,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   def derive_sample_params(self, global_state: QueryState) -> tuple[Any, ...]:
     """Returns what `Clipping.clip` takes beside a record: a scale, if any."""
-    return () if self.clip.adaptive is None else (global_state.clip['scale'],)
+    if self.clip.adaptive is None:
+      return ()
+    return (global_state.clip['l2_norm_clip'] / self._first,)
 
   def preprocess_record(
     self, params: tuple[Any, ...], record: Any
@@ -343,14 +359,15 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     fraction = 0.5 + tf.cast(released, tf.float64) / most
     # PRIVACY: a record times NaN has any bits. Guard:
     # adaptive_clip_test.test_scale_stays_finite.
-    scale = tf.clip_by_value(
-      clip['scale'] * tf.exp(adaptive.rate * (adaptive.quantile - fraction)),
-      1 / _MOST_SCALE,
-      _MOST_SCALE,
+    last = clip['l2_norm_clip']
+    moved = tf.clip_by_value(
+      last * tf.exp(adaptive.rate * (adaptive.quantile - fraction)),
+      self._first / _MOST_SCALE,
+      self._first * _MOST_SCALE,
     )
     if adaptive.until is not None:
-      scale = tf.where(t < adaptive.until, scale, clip['scale'])
-    return collections.OrderedDict(scale=scale, fraction=fraction)
+      moved = tf.where(t < adaptive.until, moved, last)
+    return collections.OrderedDict(l2_norm_clip=moved, fraction=fraction)
 
   def derive_metrics(self, global_state: QueryState) -> Any:
     """Returns what costs no privacy: nothing of it depends on a record."""
@@ -359,16 +376,3 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       z_stddev=tf.constant(self.z_stddev, tf.float32),
       **self._source.metrics(global_state.noise, global_state.round),
     )
-
-  def derive_released(self, global_state: QueryState) -> Any:
-    """Returns what a round released beside the mean: nothing of it is private.
-
-    With an adaptive clip, the clip of the next round, and the noised share of
-    this one's records that were below theirs.
-    """
-    released = collections.OrderedDict()
-    if self.clip.adaptive is not None:
-      norm = clips.norm(self.clip.adaptive.initial)
-      released['l2_norm_clip'] = norm * global_state.clip['scale']
-      released['fraction'] = global_state.clip['fraction']
-    return released

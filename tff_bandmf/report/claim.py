@@ -43,7 +43,8 @@ class Claim:
     signed: whether the chain of the ledger has, for every finished round, the
       clip, the noise and the key of the claim.
     delta: stated for the run.
-    l2_norm_clip: the clipping norm.
+    l2_norm_clip: the clipping norm; of an adaptive clip, that of a record with
+      its indicator, in the first round.
     clients_per_round: divisor of the mean.
   """
 

@@ -85,6 +85,21 @@ def accuracy(
   return figure
 
 
+def clip(path: list[tuple[int, float]]) -> Optional[Any]:
+  """Returns a figure of an adaptive clip by round; None without a path.
+
+  Args:
+    path: (rounds done, clip).
+  """
+  empty = _axes('rounds', 'clip') if path else None
+  if empty is None:
+    return None
+  figure, axes = empty
+  axes.plot(*zip(*path), color=_BLUE)
+  axes.set_yscale('log')
+  return figure
+
+
 def png(figure: Any) -> bytes:
   """Returns a figure as a PNG file."""
   stream = io.BytesIO()

@@ -17,7 +17,7 @@ from typing import Any, Optional, Union
 import jinja2
 import numpy as np
 
-from tff_bandmf import _files, accounting
+from tff_bandmf import _files, accounting, clips
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import plot, statement, transparency
 from tff_bandmf.report import source as source_lib
@@ -116,7 +116,12 @@ def of(source: source_lib.Source) -> Report:
   for each in source.compared:
     accuracies[each.name] = each.accuracy
   curve = epsilon_curve(claim.held, claim.delta)
+  adaptive = _adaptive(source)
   figures = {'accuracy.png': plot.accuracy(accuracies)}
+  if adaptive:
+    figures['clip.png'] = plot.clip(
+      [(each['rounds'], each['l2_norm_clip']) for each in adaptive['path']]
+    )
   if curve:
     figures['epsilon.png'] = plot.epsilon(
       curve,
@@ -139,6 +144,7 @@ def of(source: source_lib.Source) -> Report:
     'simulated': run.simulated is not None,
     **numbers,
     'together': together,
+    'adaptive_clip': adaptive,
     'epsilons': [
       {
         'delta': delta,
@@ -288,6 +294,21 @@ def epsilon_curve(
     {'epsilon': epsilon, 'delta': each}
     for epsilon, each in zip(epsilons, map(guarantee.delta, epsilons))
   ]
+
+
+def _adaptive(source: source_lib.Source) -> Optional[dict[str, Any]]:
+  """Returns how the clip adapts and where it went; None for a constant one."""
+  said = source.run.claim.get('adaptive_clip')
+  if not said:
+    return None
+  first = clips.norm(clips.layers(clips.from_json(said)))
+  path = [(0, first), *source.clips]
+  return {
+    **said,
+    'first_l2_norm_clip': first,
+    'last_l2_norm_clip': path[-1][1],
+    'path': [{'rounds': rounds, 'l2_norm_clip': clip} for rounds, clip in path],
+  }
 
 
 def _row(name: str, source: source_lib.Source) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
-from tff_bandmf import errors, sensitivity
+from tff_bandmf import clips, errors, sensitivity
 from tff_bandmf.program import metrics as metrics_lib
 from tff_bandmf.program import observed as observed_lib
 from tff_bandmf.program import participation_log, run_record
@@ -36,6 +36,7 @@ class Source:
     before: runs on the same clients before it: name to (run_id, claim).
     result: what the last model was measured to do.
     accuracy: (rounds done, validation accuracy).
+    clips: (rounds done, clip) of a clip that adapts.
     compared: runs that are shown next to it.
   """
 
@@ -51,6 +52,7 @@ class Source:
   )
   result: Mapping[str, float] = dataclasses.field(default_factory=dict)
   accuracy: Sequence[tuple[int, float]] = ()
+  clips: Sequence[tuple[int, float]] = ()
   compared: tuple[Source, ...] = ()
 
 
@@ -82,6 +84,7 @@ def of_run(directory: Path) -> Source:
     dict(_before(directory, run, {str(run.run_id)})),
     result,
     metrics_lib.accuracy(metrics),
+    metrics_lib.clips(metrics),
     tuple(
       of_run(path)
       for path in sorted((directory / COMPARE_DIRECTORY).glob('*'))
@@ -163,7 +166,7 @@ def of_log(
     claim={
       **plan.guarantee.to_dict(),
       'delta': plan.delta,
-      'l2_norm_clip': plan.clip,
+      **clips.claim(plan.l2_norm_clip),
       'clients_per_round': plan.clients_per_round,
     },
     unit_of_privacy='one client',

@@ -10,7 +10,7 @@ import pathlib
 from typing import Any, Optional
 
 from tff_bandmf import errors
-from tff_bandmf.program import run_record
+from tff_bandmf.program import metrics, run_record
 from tff_bandmf.report import claim as claim_lib
 
 NOT_STATED = 'not stated'
@@ -35,6 +35,10 @@ _SETTING = (
 )
 _COVERED = (
   'the updates of training clients, through the noised sum of every round'
+)
+_COVERED_CLIP = (
+  ', and through the noised share of updates below the clip, from which the '
+  'clip of the next round follows: both are released'
 )
 
 GENERATOR = 'chacha20'
@@ -133,7 +137,9 @@ def setting(run: run_record.RunRecord) -> str:
 
 def covered(run: run_record.RunRecord) -> str:
   """Returns the accesses to data that the guarantee counts."""
-  return run.covered or _COVERED
+  if run.covered:
+    return run.covered
+  return _COVERED + _COVERED_CLIP * bool(run.claim.get('adaptive_clip'))
 
 
 def formal(
@@ -198,10 +204,16 @@ def assumptions(
   )
   trainer = 'whoever trained' if elsewhere else 'the training program'
   record = 'log' if elsewhere else 'ledger'
+  clipped = f'its L2 norm is clipped to {claim.l2_norm_clip}'
+  if run.claim.get('adaptive_clip'):
+    clipped = (
+      'its L2 norm is clipped to the clip of the round, which earlier releases '
+      'tell; with the indicator of whether it was, the norm over the first '
+      f'clip, times that, is at most {claim.l2_norm_clip}'
+    )
   rows = (
     (
-      'A client sends at most one update a round, and its L2 norm is clipped '
-      f'to {claim.l2_norm_clip}.',
+      f'A client sends at most one update a round, and {clipped}.',
       run.clipped_by or NOT_STATED,
       signed,
     ),
@@ -291,13 +303,16 @@ def side_releases(
   rows = [(run_record.RUN_FILE, 'how many clients may be drawn, exact')]
   if run.train_sha256:
     rows.append((run_record.RUN_FILE, 'a digest of the training data'))
+  # PRIVACY: these two have noise where the clip adapts, and only there. Guard:
+  # run_test.test_adaptive_clip_of_a_process_is_told.
+  noised = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   rows += [
     (
       f'{run_record.METRICS_FILE}, {column}',
       _COLUMNS.get(column, 'not known to this report'),
     )
     for column in columns
-    if column != 'round'
+    if column not in ('round', *noised)
   ]
   if (directory / 'tensorboard').exists():
     rows.append(('tensorboard/', f'the same as {run_record.METRICS_FILE}'))

@@ -52,6 +52,7 @@ class Journal:
     )
     self.next = self._checkpoints.latest()
     self._rows = metrics.Metrics(directory, ledger, columns, self.next)
+    self._released = [name for name in metrics.RELEASED if name in columns]
 
   def restore(self, initialize: Callable[[], Any]) -> Any:
     """Returns the state before `next`; see `Run.restore`."""
@@ -60,6 +61,18 @@ class Journal:
       state, head = self._checkpoints.load(self.next, state)
       folder.check_checkpoint(self.ledger, self.next, head)
     return state
+
+  @property
+  def l2_norm_clip(self) -> Optional[float]:
+    """The clip that the last round released; None before there is one.
+
+    The ledger has the digest of its row, and the row all its digits.
+
+    PRIVACY: a replay clips as the round did, so that its sum is the same.
+    Guard: run_test.test_adaptive_clip_goes_on_after_a_kill.
+    """
+    found = metrics.clips(metrics.rows(self._directory))
+    return found[-1][1] if found else None
 
   def start(self, opened: rounds.Round) -> rounds.Round:
     """Returns the round, which is now open."""
@@ -83,7 +96,12 @@ class Journal:
       )
 
   def finish(
-    self, done: rounds.Round, state: Any, z_stddev: float, measured: Any
+    self,
+    done: rounds.Round,
+    state: Any,
+    z_stddev: float,
+    released: dict[str, float],
+    measured: Any,
   ) -> None:
     """Makes a round durable.
 
@@ -91,6 +109,8 @@ class Journal:
       done: the round, which is open.
       state: of the process after it.
       z_stddev: of the noise that was added, clip included; 0 without noise.
+      released: what an adaptive clip released, with noise; {} if it is in
+        what was measured.
       measured: what stays in `private/`.
 
     Raises:
@@ -129,8 +149,20 @@ class Journal:
       noise_checked=bool(z_stddev),
       enforced=self._enforced,
     )
-    self._rows.write({'round': t, 'clients': len(done.cohort)})
-    self._keep(t, measured)
+    numbers: dict[str, Any] = {
+      '/'.join(map(str, path)): float(value)
+      for path, value in tree.flatten_with_path(measured)
+      if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
+    }
+    # These have noise, and are no secret.
+    told = {
+      name: numbers.pop(f'aggregator/released/{name}', '')
+      for name in self._released
+    }
+    self._rows.write(
+      {'round': t, 'clients': len(done.cohort), **told, **released}
+    )
+    self._keep(t, numbers)
     self._checkpoints.save(state, t + 1, self.ledger.head())
     self._position.close()
     self._position.forget(t)
@@ -138,13 +170,8 @@ class Journal:
     self.opened = None
     self.next = t + 1
 
-  def _keep(self, t: int, measured: Any) -> None:
+  def _keep(self, t: int, found: dict[str, float]) -> None:
     """Writes numbers without noise where nobody reads them but the owner."""
-    found = {
-      '/'.join(map(str, path)): float(value)
-      for path, value in tree.flatten_with_path(measured)
-      if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
-    }
     if not found:
       return
     kept = self._directory / run_record.PRIVATE / 'metrics'

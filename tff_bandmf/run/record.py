@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Optional, Union
 
-from tff_bandmf import errors, report
+from tff_bandmf import clips, errors, report
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.program import run_record
@@ -72,7 +72,7 @@ def of(
     claim={
       **plan.guarantee.to_dict(),
       'delta': plan.delta or _DELTA,
-      'l2_norm_clip': plan.clip,
+      **clips.claim(plan.l2_norm_clip),
       'clients_per_round': plan.clients_per_round,
       # What was sampled is sampled again with its seed.
       **({} if drawn is None else {'bound': plan.bound}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 import tree
@@ -45,15 +45,33 @@ class Releasing:
     )
     self.z_stddev = self._query.z_stddev
     self._state = self._query.begin(self._query.initial_global_state())
+    self._released: tuple[int, dict[str, Any]] = -1, {}
 
   def close(self) -> None:
     """Ends the noise producer and removes its files."""
     self._query.close()
 
-  def release(self, opened: rounds.Round, updates: Iterable[Any]) -> Any:
-    """Returns the mean with noise; see `Round.release`."""
+  def release(
+    self,
+    opened: rounds.Round,
+    updates: Iterable[Any],
+    l2_norm_clip: Optional[float],
+  ) -> Any:
+    """Returns the mean with noise.
+
+    Args:
+      opened: the round.
+      updates: as `Round.release` takes them.
+      l2_norm_clip: what the last round released for this one, if the clip
+        adapts; None is the first clip.
+    """
     import tensorflow as tf
 
+    state = self._state._replace(
+      round=tf.constant(opened.index, tf.int64),
+      clip=self._query.initial_clip(l2_norm_clip),
+    )
+    params = self._query.derive_sample_params(state)
     total = self._query.initial_sample_state()
     for i, update in enumerate(updates):
       # PRIVACY: a client has one update; more are of nobody who was recorded.
@@ -68,10 +86,17 @@ class Releasing:
           )
         )
       record = _checked(update, self._query.record_specs)
-      total = self._query.accumulate_record((), total, record)
-    state = self._state._replace(round=tf.constant(opened.index, tf.int64))
-    mean, _, _ = self._query.get_noised_result(total, state)
+      total = self._query.accumulate_record(params, total, record)
+    mean, after, _ = self._query.get_noised_result(total, state)
+    self._released = opened.index, dict(after.clip)
     return tree.map_structure(lambda leaf: leaf.numpy(), mean)
+
+  def released(self, done: rounds.Round) -> dict[str, float]:
+    """Returns what a round released beside the mean."""
+    index, values = self._released
+    if index != done.index:
+      return {}
+    return {name: float(value) for name, value in values.items()}
 
 
 def _checked(update: Any, specs: Any) -> Any:

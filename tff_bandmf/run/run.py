@@ -15,10 +15,10 @@ import attrs
 import numpy as np
 import tqdm
 
-from tff_bandmf import _files, errors, program, report
+from tff_bandmf import _files, clips, errors, program, report
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.program import folder, run_record
+from tff_bandmf.program import folder, metrics, run_record
 from tff_bandmf.program import ledger as ledger_lib
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.run import clients as clients_lib
@@ -108,7 +108,10 @@ class Run:
         self._position,
         # PRIVACY: who knows how many were drawn can tell who was. Guard:
         # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
-        ('round', 'clients') if plan.sampled is None else ('round',),
+        (
+          *(('round', 'clients') if plan.sampled is None else ('round',)),
+          *metrics.RELEASED * clips.indicators(plan.l2_norm_clip),
+        ),
       )
       self._stack = stack.pop_all()
 
@@ -484,7 +487,7 @@ class Run:
     self._journal.check_open(opened)
     if self._releasing is None:
       self._releasing = releasing.Releasing(self._plan, self._tape(), like)
-    return self._releasing.release(opened, updates)
+    return self._releasing.release(opened, updates, self._journal.l2_norm_clip)
 
   def _finish(self, done: rounds_lib.Round, state: Any, measured: Any) -> None:
     z_stddev = 0.0
@@ -492,4 +495,5 @@ class Run:
       made = self._releasing or self._factory
       # Where nothing was made nothing was released, and the journal says so.
       z_stddev = (made and made.z_stddev) or self._plan.z_stddev
-    self._journal.finish(done, state, z_stddev, measured)
+    released = self._releasing.released(done) if self._releasing else {}
+    self._journal.finish(done, state, z_stddev, released, measured)
