@@ -14,6 +14,7 @@ from tff_bandmf.accounting.cohorts import (
   expecting,
   from_dict,
   from_flags,
+  of_claim,
   sampled,
 )
 from tff_bandmf.accounting.composition import Composition, compose

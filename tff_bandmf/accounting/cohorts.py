@@ -86,6 +86,11 @@ class Sampled(abc.ABC):
   def schema(self) -> participation_lib.Participation:
     """What a client can do at worst; noise multipliers are relative to it."""
 
+  @property
+  @abc.abstractmethod
+  def rule(self) -> str:
+    """How cohorts are drawn, in a clause."""
+
   @abc.abstractmethod
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
     """Returns what accounts for a strategy.
@@ -267,6 +272,14 @@ class CyclicPoisson(Sampled):
     return participation_lib.Single()
 
   @property
+  def rule(self) -> str:
+    return (
+      f'clients are split into {self._known_groups()} groups without a look at '
+      'their data, groups take turns, and each client of the group of a round '
+      f'takes part with probability {self._known_prob()!r}'
+    )
+
+  @property
   def always(self) -> participation_lib.Participation:
     """Rounds of a client are multiples of g apart."""
     return participation_lib.MinSep(self._known_groups())
@@ -380,6 +393,13 @@ class BallsInBins(Sampled):
   def schema(self) -> participation_lib.Participation:
     return participation_lib.FixedEpoch(self.bins)
 
+  @property
+  def rule(self) -> str:
+    return (
+      f'each client draws one of {self.bins} bins once, all as likely, and '
+      f'takes part in round t if that is bin t mod {self.bins}'
+    )
+
   def sampler(self, words: samplers.Words) -> samplers.Sampler:
     return samplers.BallsInBins(words, self._known_population(), self.bins)
 
@@ -435,6 +455,13 @@ class BMinSep(Sampled):
   @property
   def schema(self) -> participation_lib.Participation:
     return participation_lib.MinSep(self.min_sep)
+
+  @property
+  def rule(self) -> str:
+    return (
+      f'each client that took part in none of the last {self.min_sep - 1} '
+      f'rounds takes part with probability {self.sampling_prob!r}'
+    )
 
   def sampler(self, words: samplers.Words) -> samplers.Sampler:
     return samplers.BMinSep(
@@ -574,6 +601,25 @@ def from_dict(
       )
     )
   return kind(**fields)
+
+
+def of_claim(record: Mapping[str, Any]) -> Optional[Sampled]:
+  """Returns the sampled cohorts of `Guarantee.to_dict`; None for others.
+
+  Raises:
+    ValueError: an unknown kind, or a value that it does not take.
+  """
+  if 'amplification' not in record:
+    return None
+  kind = _kind(record['amplification'])
+  # What a round expects is a number of the run, and q is there.
+  return kind(
+    **{
+      name: record[name]
+      for name in attrs.fields_dict(kind)
+      if name in record and name != 'clients_per_round'
+    }
+  )
 
 
 def from_flags(

@@ -59,4 +59,4 @@ def _guarantee(run: str) -> accounting.Guarantee:
   # Reads a ledger: plans do without what that imports.
   from tff_bandmf.report import claim
 
-  return claim.established(path).held
+  return claim.established(path).claimed

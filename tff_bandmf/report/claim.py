@@ -12,6 +12,10 @@
 The noise of a run is what it is. Participation that was worse than planned
 makes the sensitivity larger, the noise multiplier smaller, epsilon larger. If a
 run stopped, the rounds that were started count.
+
+Where chance decides who takes part, all this is about what holds for sure, and
+the amplified claim stands next to it, as long as cohorts are those that were
+drawn.
 """
 
 from __future__ import annotations
@@ -26,6 +30,27 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.program import run_record
 from tff_bandmf.report import evidence
 
+# What the ledger says of cohorts that chance drew.
+DRAWN = {
+  True: 'as the key of the draws gives them',
+  False: 'not as the key of the draws gives them',
+  None: 'not checked',
+}
+# Of the guarantee that leads.
+_OF_CLAIM = (
+  'sensitivity',
+  'sensitivity_method',
+  'sensitivity_reason',
+  'noise_multiplier',
+)
+_FIGURES = (
+  'noise_multiplier',
+  'epsilon',
+  'slack_epsilon',
+  'slack_delta',
+  'delta',
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Claim:
@@ -36,6 +61,9 @@ class Claim:
     held: of the participation that may be claimed: the planned one, in the
       rounds that were started, or, where clients did worse, the observed one.
       Its noise is that of `planned`.
+    amplified: of the cohorts that chance drew; None where none did, or where
+      cohorts were others, so that `held` alone may be claimed.
+    cohorts: that chance was planned to draw; None where they are enforced.
     seen: of the very rounds that clients took; None if nobody took part. It is
       a statement about these alone.
     observed: what the ledger shows, or a log.
@@ -50,6 +78,8 @@ class Claim:
 
   planned: accounting.Guarantee
   held: accounting.Guarantee
+  amplified: Optional[accounting.Guarantee]
+  cohorts: Optional[accounting.Sampled]
   seen: Optional[accounting.Guarantee]
   observed: program.Observed
   violated: bool
@@ -57,6 +87,18 @@ class Claim:
   delta: float
   l2_norm_clip: float
   clients_per_round: float
+
+  @property
+  def claimed(self) -> accounting.Guarantee:
+    """What the report leads with."""
+    return self.amplified or self.held
+
+  @property
+  def amplification(self) -> str:
+    """The kind of cohorts whose chance the claim counts on, or 'none'."""
+    if self.amplified is None or self.cohorts is None:
+      return 'none'
+    return self.cohorts.name
 
   @property
   def rounds(self) -> int:
@@ -71,10 +113,12 @@ class Claim:
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the claim under their JSON keys."""
     strategy, observed = self.held.strategy, self.observed
-    numbers = self.held.to_dict()
+    numbers, claimed = self.held.to_dict(), self.claimed.to_dict()
     mean, largest = strategy.errors()
+    led = figures(self.claimed, self.delta)
     return {
       **numbers,
+      **{name: claimed[name] for name in _OF_CLAIM},
       'min_sep': numbers.get('min_sep'),
       'max_participations': numbers.get('max_participations'),
       'buffers': strategy.buffers,
@@ -83,9 +127,13 @@ class Claim:
       'measured_z_stddev': observed.z_stddev,
       'mean_error': mean,
       'max_error': largest,
-      'rmse': self.held.sensitivity.value * math.sqrt(mean),
-      'max_rmse': self.held.sensitivity.value * math.sqrt(largest),
-      **figures(self.held, self.delta),
+      'rmse': self.claimed.sensitivity.value * math.sqrt(mean),
+      'max_rmse': self.claimed.sensitivity.value * math.sqrt(largest),
+      **{name: led[name] for name in _FIGURES},
+      # It holds whatever chance did.
+      'rho': self.held.rho,
+      'amplification': self.amplification,
+      'sampling': self._sampling(led),
       'l2_norm_clip': self.l2_norm_clip,
       'clients_per_round': self.clients_per_round,
       'strategy_sha256': strategy.digest(),
@@ -102,16 +150,41 @@ class Claim:
         'rounds': observed.rounds,
         'rounds_finished': observed.finished,
         'rounds_burnt': observed.burnt,
-        'clients': observed.clients,
-        'min_cohort': observed.min_cohort,
-        'max_cohort': observed.max_cohort,
-        'min_sep': observed.min_sep,
-        'participations': observed.max_participations,
-        'sensitivity': self.seen and self.seen.sensitivity.value,
-        'sensitivity_method': self.seen and self.seen.sensitivity.method,
-        **figures(self.seen, self.delta),
+        **self._counts(),
       },
       'violated': self.violated,
+    }
+
+  def _counts(self) -> dict[str, Any]:
+    """Returns what the ledger shows of clients; None where chance drew them."""
+    observed, seen = self.observed, self.seen
+    found = {
+      'clients': observed.clients,
+      'min_cohort': observed.min_cohort,
+      'max_cohort': observed.max_cohort,
+      'min_sep': observed.min_sep,
+      'participations': observed.max_participations,
+      'sensitivity': seen and seen.sensitivity.value,
+      'sensitivity_method': seen and seen.sensitivity.method,
+      **figures(seen, self.delta),
+    }
+    if self.amplified is None:
+      return found
+    # PRIVACY: who knows how many were drawn can tell who was. Guard:
+    # report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
+    return {**dict.fromkeys(found), 'delta': self.delta}
+
+  def _sampling(self, led: dict[str, Any]) -> Optional[dict[str, Any]]:
+    """Returns how chance decided, and what holds without it."""
+    if self.cohorts is None:
+      return None
+    return {
+      'kind': self.cohorts.name,
+      'rule': self.cohorts.rule,
+      'drawn': DRAWN[self.observed.drawn],
+      'epsilon_unamplified': figures(self.held, self.delta)['epsilon'],
+      'samples': led.get('samples'),
+      'failure_probability': led.get('failure_probability'),
     }
 
 
@@ -166,7 +239,11 @@ def established(directory: pathlib.Path) -> Claim:
   for name in ('l2_norm_clip', 'clients_per_round'):
     _checks.positive(name, claim[name], f'restore {run_record.RUN_FILE}')
   strategy, _ = strategies.load(directory / run_record.STRATEGY_FILE)
-  planned = _planned(strategy, claim)
+  planned, sampled = _planned(strategy, claim), None
+  cohorts = accounting.sampled(planned.cohorts)
+  if cohorts is not None:
+    sampled = _confirmed(planned, claim, delta)
+    planned = planned.under(cohorts.always)
   observed = evidence.observed(
     directory,
     run,
@@ -182,6 +259,7 @@ def established(directory: pathlib.Path) -> Claim:
     delta=delta,
     l2_norm_clip=float(claim['l2_norm_clip']),
     clients_per_round=claim['clients_per_round'],
+    sampled=sampled,
   )
 
 
@@ -189,6 +267,7 @@ def of(
   planned: accounting.Guarantee,
   observed: program.Observed,
   *,
+  sampled: Optional[accounting.Guarantee] = None,
   signed: bool = False,
   delta: float,
   l2_norm_clip: float,
@@ -197,7 +276,8 @@ def of(
   """Returns the claim of what was planned, in the light of what was observed.
 
   Args:
-    planned: of the schema that was planned.
+    planned: of the schema that was planned, or of what sampling keeps.
+    sampled: of the cohorts that chance was to draw; None without chance.
     observed: with the sensitivity of the strategy.
     signed: as in `Claim`.
     delta: of the claim.
@@ -215,9 +295,14 @@ def of(
       )
     )
   violated = not observed.log.keeps(planned.cohorts.schema, rounds)
+  # PRIVACY: cohorts that were not drawn by the rule have no amplified
+  # guarantee. Guard: report_sampling_test.test_other_cohorts_are_not_amplified.
+  holds = not violated and observed.drawn is not False
   return Claim(
     planned,
     _held(planned, observed, violated),
+    sampled if holds else None,
+    None if sampled is None else accounting.sampled(sampled.cohorts),
     planned.seen(observed.log) if observed.clients else None,
     observed,
     violated,
@@ -286,7 +371,7 @@ def _planned(
   strategy: strategies.Strategy, claim: dict[str, Any]
 ) -> accounting.Guarantee:
   """Returns the guarantee of what was planned, with the noise of `run.json`."""
-  schema = participation_lib.from_name(
+  cohorts = accounting.of_claim(claim) or participation_lib.from_name(
     claim.get('participation', participation_lib.MinSep.name),
     claim.get('min_sep'),
     claim.get('max_participations'),
@@ -295,7 +380,7 @@ def _planned(
   # Guard: report_test.test_slack_is_that_of_the_run.
   guarantee = accounting.Guarantee(
     strategy,
-    schema,
+    cohorts,
     claim['noise_multiplier'],
     dimension=claim.get('dimension'),
     max_slack=claim.get('max_slack', accounting.MAX_SLACK),
@@ -316,6 +401,23 @@ def _planned(
       )
     )
   return guarantee
+
+
+def _confirmed(
+  sampled: accounting.Guarantee, claim: dict[str, Any], delta: float
+) -> accounting.Guarantee:
+  """Returns the guarantee, with its bound sampled again as it was planned."""
+  bound = claim.get('bound')
+  if bound is not None:
+    try:
+      sampled.confirm(accounting.Bound(**bound), delta)
+    except TypeError as error:
+      raise ValueError(
+        errors.invalid(
+          'bound', None, 'is damaged', f'restore {run_record.RUN_FILE}'
+        )
+      ) from error
+  return sampled
 
 
 def _held(

@@ -110,7 +110,11 @@ def publish(
   claimed: dict[str, Any] = {'epsilon': None, 'rho': None}
   if together or not several:
     claimed = _numbers(together) if together else rows[0]
-  curve = report_lib.epsilon_curve(last.claim.held, last.claim.delta)
+  curve = (
+    []
+    if last.claim.amplified
+    else report_lib.epsilon_curve(last.claim.held, last.claim.delta)
+  )
   accuracies = {
     row['name']: source.accuracy for row, source in zip(rows, sources)
   }
@@ -152,10 +156,10 @@ def publish(
       dict.fromkeys(item for each in sources for item in each.run.not_covered)
     ),
     'data_accesses': statement.data_accesses(run),
-    'accounting': statement.ACCOUNTING,
+    'accounting': statement.accounting(last.claim),
     'assumptions': _assumptions(sources),
     'told': [
-      _TOLD,
+      *([_TOLD] if any(not each.claim.amplified for each in sources) else []),
       *(['Accuracy on validation clients.'] if figures['accuracy'] else []),
     ],
   }
@@ -219,6 +223,7 @@ def _numbers(found: dict[str, Any]) -> dict[str, Any]:
 def _row(source: source_lib.Source) -> dict[str, Any]:
   """Returns what everybody may know of a run."""
   claim, run = source.claim, source.run
+  claimed = claim_lib.figures(claim.claimed, claim.delta)
   held = claim_lib.figures(claim.held, claim.delta)
   schema = claim.planned.cohorts.schema
   rounds = claim.held.strategy.rounds
@@ -226,14 +231,21 @@ def _row(source: source_lib.Source) -> dict[str, Any]:
     'name': run.title or source.name,
     'model': run.model,
     'date': run.date,
-    **_numbers(held),
+    'epsilon': three(claimed['epsilon']),
+    'rho': three(held['rho']),
     'delta': claim.delta,
+    'amplification': claim.amplification,
+    'epsilon_unamplified': three(held['epsilon']),
     'planned_epsilon': three(
-      claim_lib.figures(claim.planned, claim.delta)['epsilon']
+      claim_lib.figures(claim.amplified or claim.planned, claim.delta)[
+        'epsilon'
+      ]
     ),
-    'observed_epsilon': three(
-      claim_lib.figures(claim.seen, claim.delta)['epsilon']
-    ),
+    # PRIVACY: what chance drew is not told. Guard:
+    # report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
+    'observed_epsilon': None
+    if claim.amplified
+    else three(claim_lib.figures(claim.seen, claim.delta)['epsilon']),
     'kept': not claim.violated,
     'completed': source.completed,
     'elsewhere': source.elsewhere,
@@ -242,7 +254,7 @@ def _row(source: source_lib.Source) -> dict[str, Any]:
     'min_sep': schema.min_sep,
     'participations': schema.participations(rounds),
     'family': claim.held.strategy.family,
-    'noise_multiplier': three(claim.held.noise_multiplier, up=False),
+    'noise_multiplier': three(claim.claimed.noise_multiplier, up=False),
     'l2_norm_clip': claim.l2_norm_clip,
     'strategy_sha256': claim.held.strategy.digest(),
     'code_sha256': run.code_sha256,

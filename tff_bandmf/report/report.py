@@ -115,7 +115,8 @@ def of(source: source_lib.Source) -> Report:
   accuracies = {numbers['family']: source.accuracy}
   for each in source.compared:
     accuracies[each.name] = each.accuracy
-  curve = epsilon_curve(claim.held, claim.delta)
+  # Each point of a claim by samples would be sampled.
+  curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
   adaptive = _adaptive(source)
   figures = {'accuracy.png': plot.accuracy(accuracies)}
   if adaptive:
@@ -148,14 +149,15 @@ def of(source: source_lib.Source) -> Report:
     'epsilons': [
       {
         'delta': delta,
-        'epsilon': claim_lib.figures(claim.held, delta)['epsilon'],
+        'epsilon': claim_lib.figures(claim.claimed, delta)['epsilon'],
       }
-      for delta in sorted({claim.delta, *_DELTAS}, reverse=True)
+      for delta in sorted(
+        {claim.delta, *(() if claim.amplified else _DELTAS)}, reverse=True
+      )
     ],
     'epsilon_curve': curve,
     'adjacency_meaning': statement.ADJACENCY,
-    'accounting': statement.ACCOUNTING,
-    'amplification': 'none',
+    'accounting': statement.accounting(claim),
     'setting': statement.setting(run),
     'unit_of_privacy': run.unit_of_privacy,
     'released': run.released,
@@ -208,10 +210,12 @@ def composed(
         known.add(run_id)
         claims[id(claim)] = (name, claim)
   names, found = zip(*claims.values())
-  if not all(claim.held.noise_multiplier for claim in found):
+  if not all(claim.claimed.noise_multiplier for claim in found):
     return None
   try:
-    numbers = accounting.compose(claim.held for claim in found).to_dict(delta)
+    numbers = accounting.compose(claim.claimed for claim in found).to_dict(
+      delta
+    )
   except accounting.Unproved:
     return None
   return {'runs': list(names), **numbers}
@@ -350,6 +354,12 @@ def _summary(
     f'{numbers["adjacency"]} adjacency, {rounds} of {clients}, '
     f'{numbers["family"]} noise.'
   )
+  if numbers['amplification'] != 'none':
+    text = (
+      f'{text[:-1]}, amplified by {numbers["amplification"]} sampling; without '
+      'amplification epsilon is '
+      f'{_number(numbers["sampling"]["epsilon_unamplified"])}.'
+    )
   if not source.before:
     return text
   before = statement.count(len(source.before), 'run')

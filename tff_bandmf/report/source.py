@@ -71,14 +71,18 @@ def of_run(directory: Path) -> Source:
   run = run_record.RunRecord.read(directory)
   metrics = metrics_lib.rows(directory)
   result = run_record.read_result(directory)
+  claim = claim_lib.established(directory)
   return Source(
     directory.resolve().name,
     run,
-    claim_lib.established(directory),
+    claim,
     run_record.result_head(directory) is not None,
     False,
     statement.side_releases(
-      directory, run, list(metrics[0]) if metrics else []
+      directory,
+      run,
+      list(metrics[0]) if metrics else [],
+      claim.amplified is not None,
     ),
     transparency.file_digests(directory),
     dict(_before(directory, run, {str(run.run_id)})),

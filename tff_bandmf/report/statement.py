@@ -24,6 +24,16 @@ ACCOUNTING = (
   'lattice with noise from 64-bit words: slack_epsilon and slack_delta of '
   'epsilon and delta are what that costs at most.'
 )
+AMPLIFIED = (
+  'The run is compared with one in which the client contributes zero, over all '
+  'that chance can draw: composed Poisson-sampled Gaussians by the '
+  'distributions of their losses, rounded up, for cyclic-poisson; a mixture '
+  'of Gaussians for the others, whose delta is bounded by random samples, the '
+  'probability that the bound fails being part of delta. That a cohort is too '
+  'large for the lattice is part of delta as well, and so are slack_epsilon '
+  'and slack_delta, what the arithmetic of the noise costs. Without '
+  'amplification the run is one Gaussian release: rho is of that.'
+)
 ADJACENCY = (
   'zero-out: in one of two neighbouring data sets all contributions of one '
   'client are zero, in every round in which it takes part; who takes part is '
@@ -108,6 +118,11 @@ def data_accesses(run: run_record.RunRecord) -> dict[str, str]:
   }
 
 
+def accounting(claim: claim_lib.Claim) -> str:
+  """Returns what kind of accounting the claim rests on."""
+  return ACCOUNTING if claim.amplified is None else AMPLIFIED
+
+
 def generator(run: run_record.RunRecord) -> dict[str, Any]:
   """Returns what made the noise, and where its key came from.
 
@@ -166,17 +181,25 @@ def formal(
     if schema.min_sep is None
     else f', any two of them at least {schema.min_sep} rounds apart'
   )
+  conditions = f'each client contributes to at most {most}{together}'
+  exact = ''
+  if claim.amplified is not None and claim.cohorts is not None:
+    unamplified = guarantee['sampling']['epsilon_unamplified']
+    exact = (
+      'Without amplification, if for sure '
+      f'{conditions}, epsilon is {unamplified!r} at the same delta, and '
+    )
+    conditions = f'{claim.cohorts.rule}, by secret chance'
   return (
     f'{simulated}Let M map a data set of clients to what {started} of this '
     f"run release ({run.released}). Let D and D' be neighbours: D' is D "
     'with every contribution of one unit of privacy '
-    f'({run.unit_of_privacy}) set to zero. If each client contributes to '
-    f'at most {most}{together}, and the '
+    f'({run.unit_of_privacy}) set to zero. If {conditions}, and the '
     "assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
     "delta, also with D and D' exchanged, for every set S of outputs, with "
     f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
-    'the program with its rounding; the same with real numbers and exact '
-    f'Gaussians is {guarantee["rho"]!r}-zCDP.'
+    f'the program with its rounding{". " + exact if exact else "; "}the same '
+    f'with real numbers and exact Gaussians is {guarantee["rho"]!r}-zCDP.'
   )
 
 
@@ -217,11 +240,7 @@ def assumptions(
       run.clipped_by or NOT_STATED,
       signed,
     ),
-    (
-      'Clients take part as often, and as far apart, as the statement says.',
-      enforced,
-      f'the {record}, read for this report',
-    ),
+    *_participants(claim, enforced, record),
     (
       'The log has every participation, and a client has one name in it.',
       'whoever kept the log',
@@ -290,8 +309,48 @@ def assumptions(
   ]
 
 
+def _participants(
+  claim: claim_lib.Claim, enforced: str, record: str
+) -> list[tuple[str, str, str]]:
+  """Returns what the claim assumes of who takes part."""
+  if claim.amplified is None:
+    return [
+      (
+        'Clients take part as often, and as far apart, as the statement says.',
+        enforced,
+        f'the {record}, read for this report',
+      )
+    ]
+  return [
+    (
+      'The server draws every cohort as the statement says, by a key that is '
+      'fresh, secret and used for nothing else.',
+      enforced,
+      _UNCHECKED
+      if claim.observed.drawn is None
+      else 'the run: it drew all cohorts again, and its verdict is in the '
+      'chain of the ledger',
+    ),
+    (
+      'Nobody who sees a release can tell who was drawn, or how many: not from '
+      'the ledger, from metrics, or from whom devices talk to.',
+      'the operator: clients that check in by themselves show it',
+      _UNCHECKED,
+    ),
+    (
+      'Drawn clients come, or count as zero under the same divisor; whether '
+      'one comes does not depend on what another holds.',
+      'the run: it divides by the expected number',
+      _UNCHECKED,
+    ),
+  ]
+
+
 def side_releases(
-  directory: pathlib.Path, run: run_record.RunRecord, columns: list[str]
+  directory: pathlib.Path,
+  run: run_record.RunRecord,
+  columns: list[str],
+  amplified: bool,
 ) -> list[dict[str, str]]:
   """Returns what is released without noise, one by one, and where it is.
 
@@ -299,6 +358,7 @@ def side_releases(
     directory: of the run.
     run: what `run.json` says.
     columns: of `metrics.csv`; one that is not known is taken as not noised.
+    amplified: whether the claim rests on chance: no counts are told.
   """
   rows = [(run_record.RUN_FILE, 'how many clients may be drawn, exact')]
   if run.train_sha256:
@@ -331,12 +391,8 @@ def side_releases(
       else 'hashes of clients, under a key that is gone',
     )
   )
-  rows.append(
-    (
-      'this report',
-      COUNTS,
-    )
-  )
+  if not amplified:
+    rows.append(('this report', COUNTS))
   rows += [('stated by the run', item) for item in run.side_releases]
   return [{'where': where, 'what': what} for where, what in rows]
 
@@ -367,6 +423,16 @@ def warnings(
       f'{_participation(planned.min_sep, most)}. Observed: '
       f'{_participation(seen.min_sep, seen.max_participations)}. The claim '
       'is for what was observed.'
+    )
+  if claim.cohorts is not None and claim.amplified is None:
+    found.append(
+      'Cohorts were not those that the key of the draws gives: sampling '
+      'amplifies nothing here.'
+    )
+  if claim.amplified is not None and completed and seen.drawn is None:
+    found.append(
+      'Whether cohorts are those that the key of the draws gives was not '
+      'checked.'
     )
   if not claim.held.noise_multiplier:
     found.append(_NO_NOISE)
