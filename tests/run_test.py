@@ -381,6 +381,17 @@ def test_noise_is_that_of_the_plan(whole):
   assert not observed.unchecked and not observed.unmeasured
 
 
+def test_noise_of_units_of_several_is_that_of_the_plan(tmp_path):
+  plan = _plan(clients_per_unit=3)
+  with run.Run(tmp_path / 'run', plan) as mine:
+    mine.aggregator.create(_TYPE)
+    # As near as the lattice is to the clip.
+    assert mine.aggregator.z_stddev == pytest.approx(plan.z_stddev, rel=1e-6)
+  found = _release(tmp_path / 'other', plan)
+  assert found.content['clients_per_unit'] == 3
+  assert found.content['measured_z_stddev'] == pytest.approx(plan.z_stddev)
+
+
 def test_round_is_in_the_ledger_before_it_runs(tmp_path, runtime):
   seen = []
   with run.Run(tmp_path / 'run', _plan()) as mine:

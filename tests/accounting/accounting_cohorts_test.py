@@ -5,6 +5,7 @@ import math
 import pathlib
 import re
 
+import attrs
 import dp_accounting
 import numpy as np
 import pytest
@@ -180,3 +181,24 @@ def test_log_in_which_nobody_came_twice_is_single():
   logged = accounting.Logged(found)
   assert logged.schema == participation.Single()
   assert logged.to_dict()['min_sep'] is None
+
+
+@pytest.mark.parametrize('cohorts', _SAMPLED, ids=lambda each: each.name)
+def test_sampled_units_of_several_are_refused(cohorts):
+  guarantee = _make(cohorts)
+  with pytest.raises(ValueError, match='clients_per_unit=2: nothing is proved'):
+    attrs.evolve(guarantee, clients_per_unit=2)
+
+
+def test_log_of_units_of_several_counts_each_client():
+  strategy = strategies.BandedSqrt(12, 4)
+  rounds = np.array([0, 6])
+  found = sensitivity.of_clients([(rounds, rounds * 0)], strategy)
+  one, three = (
+    accounting.Guarantee(
+      strategy, participation.MinSep(4), 1.0, clients_per_unit=count
+    ).seen(found)
+    for count in (1, 3)
+  )
+  assert three.sensitivity.value == pytest.approx(3 * one.sensitivity.value)
+  assert three.noise_multiplier == pytest.approx(one.noise_multiplier)

@@ -1,5 +1,6 @@
 """Tests of guarantees of runs whose schema is enforced."""
 
+import itertools
 import math
 
 import attrs
@@ -92,3 +93,83 @@ def test_log_of_uneven_epochs_is_not_what_was_planned():
   assert seen.epsilon(1e-6) > 1.2 * planned.epsilon(1e-6)
   assert not found.keeps(participation.MinSep(4), 4)
   assert not found.keeps(participation.MinSep(2, 1), 4)
+
+
+def _patterns(rounds, min_sep):
+  """Returns every set of rounds that the schema allows."""
+  return [
+    list(pattern)
+    for size in range(rounds // min_sep + 2)
+    for pattern in itertools.combinations(range(rounds), size)
+    if all(b - a >= min_sep for a, b in zip(pattern, pattern[1:]))
+  ]
+
+
+@pytest.mark.parametrize(
+  'strategy, attained',
+  [
+    (strategies.BandedSqrt(6, 2), True),
+    (strategies.SqrtToeplitz(6), True),
+    (strategies.Dense(np.eye(6) - np.tril(np.full((6, 6), 0.4), -1)), False),
+  ],
+)
+def test_clients_of_a_unit_move_a_run_by_their_sum(strategy, attained):
+  """Each of three takes rounds of its own, and may point either way."""
+  matrix = strategy.matrix()
+  moves = {
+    tuple(matrix[:, pattern] @ np.array(signs))
+    for pattern in _patterns(6, 2)
+    for signs in itertools.product((1.0, -1.0), repeat=len(pattern))
+  }
+  moves = np.array(sorted(moves))
+  # The pair that is farthest; a third moves it on by one client at most.
+  pairs = np.linalg.norm(moves[:, None] + moves, axis=-1).max()
+  alone = np.linalg.norm(moves, axis=-1).max()
+  schema = participation.MinSep(2)
+  two, three = (
+    accounting.Guarantee(strategy, schema, 1.0, clients_per_unit=count)
+    for count in (2, 3)
+  )
+  assert pairs <= two.sensitivity.value
+  assert pairs + alone <= three.sensitivity.value
+  if attained:
+    assert two.sensitivity.value == pytest.approx(pairs)
+  one = accounting.Guarantee(strategy, schema, 1.0)
+  assert two.z_stddev_per_clip >= 2 * one.z_stddev_per_clip
+  # The same noise for one client: twice the noise multiplier.
+  alike = attrs.evolve(two, clients_per_unit=1, noise_multiplier=2.0)
+  assert alike.epsilon(1e-6) == pytest.approx(
+    accounting.gaussian_epsilon(2.0, 1e-6), rel=1e-2
+  )
+
+
+def test_clients_of_a_unit_have_the_slack_of_all():
+  guarantee = accounting.Guarantee(
+    strategies.BandedSqrt(1000, 10),
+    participation.MinSep(100),
+    1.0,
+    dimension=10**6,
+  )
+  several = attrs.evolve(guarantee, clients_per_unit=5)
+  assert several.accountant.participations == 50
+  assert several.claim(1e-6).slack_epsilon > guarantee.claim(1e-6).slack_epsilon
+
+
+def test_calibrated_units_of_several_get_the_noise_of_all():
+  one, four = (
+    accounting.calibrate(
+      strategies.BandedSqrt(8, 2),
+      participation.MinSep(4),
+      epsilon=2.0,
+      delta=1e-6,
+      clients_per_unit=count,
+    )
+    for count in (1, 4)
+  )
+  assert four.epsilon(1e-6) <= 2
+  assert four.z_stddev_per_clip == pytest.approx(
+    4 * one.z_stddev_per_clip, rel=1e-3
+  )
+  assert four.to_dict()['clients_per_unit'] == 4
+  with pytest.raises(ValueError, match='clients_per_unit=0'):
+    attrs.evolve(one, clients_per_unit=0)

@@ -346,3 +346,20 @@ def test_importing_the_face_imports_no_tensorflow():
     "assert not {'tensorflow', 'tensorflow_federated'} & set(sys.modules)"
   )
   subprocess.run([sys.executable, '-c', program], check=True, timeout=120)
+
+
+def test_unit_of_several_clients_gets_the_noise_of_all(tmp_path):
+  one, three = _plan(), _plan(clients_per_unit=3)
+  assert three.z_stddev == pytest.approx(3 * one.z_stddev, rel=1e-3)
+  assert three.guarantee.epsilon(three.delta) <= three.epsilon
+  three.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.guarantee == three.guarantee
+  assert loaded.to_dict()['clients_per_unit'] == 3
+  assert 'a unit of privacy has at most 3 clients' in str(loaded)
+  assert 'unit' not in str(one)
+  # Of worse cohorts too.
+  assert three.what_if() == pytest.approx(one.what_if(), rel=1e-2)
+  best = _plan(clients_per_unit=3, mechanism='best', rounds=24)
+  assert best.guarantee.clients_per_unit == 3
+  assert best.rmse <= min(rmse for _, rmse in best.found.runners_up) * 1.01

@@ -27,6 +27,7 @@ def make_run(
   strategy=None,
   schema=None,
   held=(),
+  clients_per_unit=1,
   verified=None,
   ended=True,
   key=b'key',
@@ -41,7 +42,9 @@ def make_run(
   """
   strategy = strategy or strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5, 0.4])
   schema = schema or participation.MinSep(min_sep, k)
-  spec = accounting.Guarantee(strategy, schema, noise_multiplier)
+  spec = accounting.Guarantee(
+    strategy, schema, noise_multiplier, clients_per_unit=clients_per_unit
+  )
   identity = [
     int.from_bytes(hashlib.sha256(key + part).digest()[:8], 'big') >> 1
     for part in (b'run', b'key')
@@ -264,6 +267,26 @@ def test_run_that_has_not_ended_says_so(tmp_path):
   written = report.write(tmp_path)
   assert not written['completed']
   assert 'has not ended' in (tmp_path / 'report.md').read_text()
+
+
+def test_unit_of_several_clients_is_claimed(tmp_path):
+  spec = make_run(tmp_path, KEPT, clients_per_unit=3)
+  written = report.write(tmp_path)
+  assert written['clients_per_unit'] == 3
+  assert written['epsilon'] == spec.epsilon(1e-5)
+  assert written['sensitivity'] == pytest.approx(3 * math.sqrt(2 * 1.41))
+  assert 'If a unit has at most 3 clients' in written['formal_statement']
+  assert 'One unit of privacy is 3 clients at most.' in [
+    row['assumption'] for row in written['assumptions']
+  ]
+  text = (tmp_path / 'report.md').read_text()
+  assert 'one client, at most 3 clients' in text
+  # The same noise is not that of one client a unit.
+  run = json.loads((tmp_path / report.RUN_FILE).read_text())
+  run['claim']['clients_per_unit'] = 1
+  (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+  with pytest.raises(ValueError, match='contradicts'):
+    report.write(tmp_path)
 
 
 def test_stopped_run_claims_the_rounds_it_started(tmp_path):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
 from typing import ClassVar, Optional
 
 import dp_accounting
@@ -159,9 +160,37 @@ class Exact(Accountant):
 
 
 class Gaussian(Exact):
-  """A whole run whose schema is enforced: one Gaussian release."""
+  """A whole run whose schema is enforced: one Gaussian release.
+
+  A unit of privacy may be several clients. Each moves the run by a vector of
+  norm `sensitivity` at most, in rounds of its own, and all of them by the sum;
+  where they come in the same rounds it is reached.
+  """
 
   sampled = False
+
+  def __init__(
+    self,
+    strategy: strategies.Strategy,
+    schema: participation_lib.Participation,
+    sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
+    clients_per_unit: int = 1,
+  ):
+    """Takes as many clients as a unit of privacy has at most, too."""
+    super().__init__(strategy, schema, sensitivity)
+    if clients_per_unit > 1:
+      # PRIVACY: norms add, and not their squares. Guard:
+      # guarantee_test.test_clients_of_a_unit_move_a_run_by_their_sum.
+      value = clients_per_unit * self.sensitivity.value
+      self.sensitivity = dataclasses.replace(
+        self.sensitivity,
+        value=math.nextafter(value, math.inf),
+        reason=f'{clients_per_unit} clients a unit of privacy, each: '
+        f'{self.sensitivity.reason}',
+      )
+      # PRIVACY: rounds of all of them are compared. Guard:
+      # guarantee_test.test_clients_of_a_unit_have_the_slack_of_all.
+      self.participations *= clients_per_unit
 
   def epsilon(self, noise_multiplier, delta):
     return gaussian.gaussian_epsilon(noise_multiplier, delta)

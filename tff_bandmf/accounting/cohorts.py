@@ -504,10 +504,15 @@ class Logged:
       self.found.min_sep, self.found.max_participations
     )
 
-  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+  def accountant(
+    self, strategy: strategies.Strategy, clients_per_unit: int = 1
+  ) -> accountants.Accountant:
+    """Returns what accounts for a strategy, and units of so many clients."""
     # PRIVACY: of the log, which may be worse than any schema that was planned.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
-    return accountants.Logged(strategy, self.schema, self.found.sensitivity)
+    return accountants.Logged(
+      strategy, self.schema, self.found.sensitivity, clients_per_unit
+    )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the counts of the log as a JSON object."""
@@ -564,8 +569,14 @@ def check(cohorts: object) -> None:
 def accountant(
   strategy: strategies.Strategy,
   cohorts: Union[participation_lib.Participation, Sampled, Logged],
+  clients_per_unit: int = 1,
 ) -> accountants.Accountant:
   """Returns what accounts for a strategy and who takes part.
+
+  Args:
+    strategy: C.
+    cohorts: who takes part.
+    clients_per_unit: clients that a unit of privacy has at most.
 
   Raises:
     TypeError: `cohorts` is of neither kind.
@@ -574,9 +585,24 @@ def accountant(
   # PRIVACY: no randomness but the kinds' own has their guarantees.
   # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
   check(cohorts)
-  if isinstance(cohorts, (Sampled, Logged)):
+  if isinstance(cohorts, Sampled):
+    # PRIVACY: clients of one unit may be drawn together or not. Guard:
+    # accounting_cohorts_test.test_sampled_units_of_several_are_refused.
+    if clients_per_unit > 1:
+      raise ValueError(
+        errors.invalid(
+          'clients_per_unit',
+          clients_per_unit,
+          'nothing is proved for a unit of several clients that are sampled',
+          'enforce a schema: MinSep',
+        )
+      )
     return cohorts.accountant(strategy)
-  return accountants.Gaussian(strategy, cohorts)
+  if isinstance(cohorts, Logged):
+    return cohorts.accountant(strategy, clients_per_unit)
+  return accountants.Gaussian(
+    strategy, cohorts, clients_per_unit=clients_per_unit
+  )
 
 
 def from_dict(

@@ -47,6 +47,8 @@ class Guarantee:
     max_slack: epsilon, and part of delta, that the arithmetic may cost before
       a claim is refused.
     samples: how a claim that rests on random samples is sampled.
+    clients_per_unit: clients that a unit of privacy has at most, such as the
+      devices of a person; the schema is each client's.
 
   Raises:
     ValueError: `noise_multiplier` is negative or not finite, or nothing is
@@ -59,6 +61,13 @@ class Guarantee:
   dimension: Optional[int] = attrs.field(default=None, kw_only=True)
   max_slack: float = attrs.field(default=slack_lib.MAX_SLACK, kw_only=True)
   samples: monte_carlo.Samples = attrs.field(default=_SAMPLES, kw_only=True)
+  clients_per_unit: int = attrs.field(
+    default=1,
+    kw_only=True,
+    converter=lambda value: _checks.count(
+      'clients_per_unit', value, 'such as the devices of a person'
+    ),
+  )
 
   @noise_multiplier.validator
   def _check_noise_multiplier(self, attribute, value):
@@ -77,7 +86,9 @@ class Guarantee:
   @functools.cached_property
   def accountant(self) -> accountants.Accountant:
     """What accounts for the run in real numbers."""
-    return cohorts_lib.accountant(self.strategy, self.cohorts)
+    return cohorts_lib.accountant(
+      self.strategy, self.cohorts, self.clients_per_unit
+    )
 
   @property
   def sensitivity(self) -> sensitivity_lib.Sensitivity:
@@ -211,12 +222,7 @@ class Guarantee:
     Args:
       found: what the log shows, with the sensitivity of the strategy.
     """
-    assert found.sensitivity is not None
-    logged = attrs.evolve(
-      self,
-      cohorts=cohorts_lib.Logged(found),
-      noise_multiplier=self.z_stddev_per_clip / found.sensitivity.value,
-    )
+    logged = self.under(cohorts_lib.Logged(found))
     schema = self.cohorts.schema
     # PRIVACY: that rounds are evenly spaced is not seen, so what was planned
     # for such may not hold. Guard:
@@ -258,6 +264,7 @@ class Guarantee:
       'z_stddev_per_clip': self.z_stddev_per_clip,
       'dimension': self.dimension,
       'max_slack': self.max_slack,
+      'clients_per_unit': self.clients_per_unit,
       'adjacency': self.cohorts.adjacency,
     }
 
@@ -271,6 +278,7 @@ def calibrate(
   dimension: Optional[int] = None,
   max_slack: float = slack_lib.MAX_SLACK,
   samples: monte_carlo.Samples = _SAMPLES,
+  clients_per_unit: int = 1,
 ) -> Guarantee:
   """Returns the guarantee with the least noise that meets (epsilon, delta).
 
@@ -285,6 +293,7 @@ def calibrate(
     dimension: as in `Guarantee`.
     max_slack: as in `Guarantee`.
     samples: as in `Guarantee`; more of them need less noise.
+    clients_per_unit: as in `Guarantee`.
 
   Raises:
     ValueError: a value out of range, nothing is proved for the strategy and
@@ -299,6 +308,7 @@ def calibrate(
     dimension=dimension,
     max_slack=max_slack,
     samples=samples,
+    clients_per_unit=clients_per_unit,
   )
   noise_multiplier, claim = found.accountant.calibrate(
     found.cost, epsilon, delta, samples

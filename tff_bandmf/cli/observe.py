@@ -81,7 +81,9 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     'min_sep': found.min_sep,
     'max_participations': found.max_participations,
     'histogram': {str(k): count for k, count in found.histogram.items()},
-    'sensitivity': found.sensitivity.value,
+    'sensitivity': guarantee.sensitivity.value
+    if guarantee
+    else found.sensitivity.value,
     'sensitivity_method': found.sensitivity.method,
     'noise_multiplier': guarantee and guarantee.noise_multiplier,
     'rho': guarantee and guarantee.rho,

@@ -65,6 +65,14 @@ from tff_bandmf.program import plan as plan_lib
 @options.workload
 @options.objective
 @options.dimension
+@click.option(
+  '--clients-per-unit',
+  default=1,
+  show_default=True,
+  type=options.INTEGER,
+  help='Clients that a unit of privacy has at most, such as the devices of a '
+  'person.',
+)
 @click.option('--out', type=click.Path(), help='File to write.')
 @options.as_json
 def plan(
@@ -86,6 +94,7 @@ def plan(
   workload,
   objective,
   dimension,
+  clients_per_unit,
   out,
   as_json,
   **parameters,
@@ -136,6 +145,7 @@ def plan(
     workload=workload,
     objective=objective,
     dimension=dimension,
+    clients_per_unit=clients_per_unit,
   )
   if population is not None:
     found.check_population(population)

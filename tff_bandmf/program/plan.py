@@ -159,6 +159,8 @@ class Plan:
     objective: 'mean' or 'max' over the errors of the rounds, to rank by.
     dimension: d of the model; None for all whose runs have at most 2^33
       values that are compared.
+    clients_per_unit: clients that a unit of privacy has at most, such as the
+      devices of a person; each keeps to `cohorts`.
     stands_for: clients a round of a larger run that this one simulates;
       `epsilon` and `delta` are then those of the larger run.
 
@@ -196,6 +198,7 @@ class Plan:
   workload: workloads.Workload = workloads.PREFIX
   objective: str = 'mean'
   dimension: Optional[int] = None
+  clients_per_unit: int = 1
   stands_for: Optional[int] = None
 
   def __attrs_post_init__(self):
@@ -268,9 +271,12 @@ class Plan:
     best, *others = ranking.choices
     return Found(
       self._calibrated(best.strategy, cohorts)
-      if self.epsilon is None or self.delta is None
+      if None in (self.epsilon, self.delta) or self.clients_per_unit > 1
       else best.guarantee,
-      tuple((each.strategy.family, each.rmse) for each in others),
+      tuple(
+        (each.strategy.family, each.rmse * self.clients_per_unit)
+        for each in others
+      ),
       ranking.left_out,
     )
 
@@ -329,6 +335,7 @@ class Plan:
         cohorts,
         float(self.noise_multiplier or 0),
         dimension=self.coordinates,
+        clients_per_unit=self.clients_per_unit,
       )
     return accounting.calibrate(
       strategy,
@@ -336,6 +343,7 @@ class Plan:
       epsilon=self.epsilon,
       delta=self.delta,
       dimension=self.coordinates,
+      clients_per_unit=self.clients_per_unit,
     )
 
   @property
@@ -648,6 +656,7 @@ class Plan:
           accounting.completed(cohorts, strategy.bands),
           float(content['noise_multiplier']),
           dimension=plan.coordinates,
+          clients_per_unit=plan.clients_per_unit,
         ),
         tuple((family, rmse) for family, rmse in content['runners_up']),
         content['left_out'],
@@ -782,7 +791,12 @@ def _who(plan: Plan) -> str:
   if plan.sampled is not None:
     return text
   k = plan.cohorts.schema.participations(plan.rounds)
-  return f'{text}: a client is in at most {k} round{"s" * (k > 1)}'
+  most = f'{text}: a client is in at most {k} round{"s" * (k > 1)}'
+  if plan.clients_per_unit == 1:
+    return most
+  return (
+    f'{most}, a unit of privacy has at most {plan.clients_per_unit} clients'
+  )
 
 
 def _claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
@@ -807,6 +821,7 @@ def _errors(plan: Plan) -> str:
   # Where a schema is enforced, every C has the same noise multiplier.
   other = (
     plan.guarantee.noise_multiplier
+    * plan.clients_per_unit
     * sensitivity.sensitivity(identity, schema).value
     * clips.growth(plan.l2_norm_clip)
     * math.sqrt(mean)

@@ -384,6 +384,7 @@ def _planned(
     claim['noise_multiplier'],
     dimension=claim.get('dimension'),
     max_slack=claim.get('max_slack', accounting.MAX_SLACK),
+    clients_per_unit=claim.get('clients_per_unit', 1),
   )
   # PRIVACY: the sensitivity is computed again, not read. Guards:
   # report_test.test_edited_claim_is_refused and

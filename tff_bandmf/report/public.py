@@ -137,6 +137,9 @@ def publish(
     'title': run.title if run.title and len(sources) == 1 else _TITLE,
     **(notes or {}),
     'unit_of_privacy': run.unit_of_privacy,
+    'clients_per_unit': max(
+      source.claim.held.clients_per_unit for source in sources
+    ),
     'warnings': _warnings(sources),
     'epsilon': claimed['epsilon'],
     'delta': delta,

@@ -194,7 +194,8 @@ def formal(
     f'{simulated}Let M map a data set of clients to what {started} of this '
     f"run release ({run.released}). Let D and D' be neighbours: D' is D "
     'with every contribution of one unit of privacy '
-    f'({run.unit_of_privacy}) set to zero. If {conditions}, and the '
+    f'({run.unit_of_privacy}) set to zero. If a unit has at most '
+    f'{count(claim.held.clients_per_unit, "client")}, {conditions}, and the '
     "assumptions hold, then P[M(D) in S] <= e^epsilon P[M(D') in S] + "
     "delta, also with D and D' exchanged, for every set S of outputs, with "
     f'epsilon = {guarantee["epsilon"]!r} and delta = {claim.delta!r}. M is '
@@ -267,7 +268,10 @@ def assumptions(
       _UNCHECKED,
     ),
     (
-      'One unit of privacy is one client: nobody has two.',
+      'One unit of privacy is one client: nobody has two.'
+      if claim.held.clients_per_unit == 1
+      else f'One unit of privacy is {claim.held.clients_per_unit} clients at '
+      'most.',
       'whoever enrols clients',
       _UNCHECKED,
     ),

@@ -171,10 +171,12 @@ class Run:
       from tff_bandmf import aggregator
 
       plan = self._plan
-      # PRIVACY: the noise is that of the claim. Guard:
-      # run_test.test_noise_is_that_of_the_plan.
+      # PRIVACY: the noise is that of the claim. Guards:
+      # run_test.test_noise_is_that_of_the_plan and
+      # test_noise_of_units_of_several_is_that_of_the_plan.
       self._factory = aggregator.dp_aggregator(
-        plan.guarantee.noise_multiplier,
+        # Of one client, whose sensitivity the factory takes.
+        plan.guarantee.noise_multiplier * plan.clients_per_unit,
         plan.clients_per_round,
         l2_norm_clip=plan.l2_norm_clip,
         strategy=plan.strategy,
