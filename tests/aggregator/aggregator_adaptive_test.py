@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import pytest
+import tapes
 import tensorflow_federated as tff
 
 import tff_bandmf
@@ -56,11 +57,22 @@ def _ran(factory):
   return outputs
 
 
-def test_every_place_gives_the_same_noise_and_the_same_clips(runtime):
+def test_every_place_gives_the_same_noise_and_the_same_clips(runtime, tmp_path):
   factory = _factory(placements.InState(), measure_clients=True)
   in_state = _ran(factory)
   on_tape = _ran(_factory(placements.Tape(key=_KEY)))
-  for one, other in zip(in_state, on_tape):
+  # A noise server knows of no clip.
+  server = tapes.make(
+    tmp_path / 'noise',
+    _STRATEGY,
+    resume=True,
+    key=_KEY,
+    dimension=6,
+    z_steps=factory.lattice.z_steps,
+  )
+  served = _ran(_factory(placements.Served(str(server.directory))))
+  server.close()
+  for one, other in zip(in_state * 2, on_tape + served):
     np.testing.assert_array_equal(one.result['a'], other.result['a'])
     assert one.measurements['released'] == other.measurements['released']
     assert one.measurements['free']['z_stddev'] == pytest.approx(

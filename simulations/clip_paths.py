@@ -1,0 +1,144 @@
+"""What clips that adapt did in runs, and what moving them cost.
+
+  python -m simulations.clip_paths RUNS --out=DIR
+
+RUNS is a folder that `run_stackoverflow` wrote. DIR gets
+`adaptive_clipping.json` and `.png`.
+
+With y_t row t of C^-1 Z, Xi_t = y_0 + ... + y_t and S_t the clip of round t,
+the noise of the sum of rounds 0, ..., t is, by Abel's summation,
+
+  sum_{s<=t} S_s y_s = S_t Xi_t - sum_{s<t} (S_{s+1} - S_s) Xi_s
+
+The first term is that of a constant clip, S_t; the other is what moving costs.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import click
+import numpy as np
+from matplotlib import figure as figure_lib
+
+from tff_bandmf import _files, clips, strategies
+from tff_bandmf.program import metrics, run_record
+
+_NAME = 'adaptive_clipping'
+
+
+def noise_of_sums(
+  strategy: strategies.Strategy, path: Sequence[float]
+) -> dict[str, np.ndarray]:
+  """Returns standard deviations of both terms and of their sum, unit z.
+
+  Args:
+    strategy: C.
+    path: [n] S_t.
+
+  Returns:
+    `total`, `constant` and `moving`, [n] float64.
+  """
+  moved = np.asarray(path, np.float64)
+  inverse = np.linalg.inv(strategy.matrix())
+  total = np.cumsum(moved[:, np.newaxis] * inverse, 0)
+  constant = moved[:, np.newaxis] * np.cumsum(inverse, 0)
+  return {
+    name: np.linalg.norm(rows, axis=1)
+    for name, rows in (
+      ('total', total),
+      ('constant', constant),
+      ('moving', total - constant),
+    )
+  }
+
+
+def read(directory: pathlib.Path) -> dict[str, Any]:
+  """Returns what a run was, and what it gave."""
+  run = run_record.RunRecord.read(directory)
+  privacy, training = run.config['privacy'], run.config['training']
+  strategy, _ = strategies.load(directory / run_record.STRATEGY_FILE)
+  first = clips.norm(privacy['l2_norm_clip'])
+  released = [clip for _, clip in metrics.clips(metrics.rows(directory))]
+  path = [first, *released[:-1]] if released else [first] * strategy.rounds
+  return {
+    'name': directory.name,
+    'family': privacy['family'],
+    'adaptive': privacy['clip_quantile'] is not None,
+    'l2_norm_clip': first,
+    'until': privacy['clip_until'],
+    'seed': training['seed'],
+    **run_record.read_result(directory),
+    'path': path,
+    'noise': {
+      name: values.tolist()
+      for name, values in noise_of_sums(strategy, path).items()
+    },
+  }
+
+
+def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
+  """Returns a figure of clips and of noise by round, a column a mechanism.
+
+  Noise is that of the sum of all rounds so far, over the clip of the round:
+  a clip that stays has that of C alone.
+  """
+  families = list(dict.fromkeys(run['family'] for run in runs))
+  drawing = figure_lib.Figure(
+    figsize=(4.2 * len(families), 6.0), layout='constrained'
+  )
+  panels = drawing.subplots(2, len(families), squeeze=False, sharey='row')
+  for family, (above, below) in zip(families, panels.T):
+    above.set_title(family)
+    for run in runs:
+      if run['family'] != family or not run['adaptive'] or run['seed']:
+        continue
+      style = '-' if run['until'] is None else '--'
+      label = f'from {run["l2_norm_clip"]:g}'
+      if run['until'] is not None:
+        label += f', stays from {run["until"]}'
+      rounds = np.arange(1, len(run['path']) + 1)
+      (line,) = above.plot(rounds, run['path'], style, label=label)
+      below.plot(
+        rounds,
+        np.divide(run['noise']['total'], run['path']),
+        style,
+        color=line.get_color(),
+      )
+      constant = np.divide(run['noise']['constant'], run['path'])
+    below.plot(rounds, constant, ':', color='black', label='a constant clip')
+    above.set_yscale('log')
+    below.set_yscale('log')
+    below.set_xlabel('rounds')
+    above.legend(frameon=False)
+    below.legend(frameon=False)
+  panels[0, 0].set_ylabel('clip')
+  panels[1, 0].set_ylabel('noise of the sum over the clip, unit z')
+  return drawing
+
+
+@click.command(help=__doc__.split('\n')[0])
+@click.argument('runs', type=click.Path(path_type=pathlib.Path))
+@click.option('--out', required=True, type=click.Path(path_type=pathlib.Path))
+def main(runs: pathlib.Path, out: pathlib.Path) -> None:
+  """Reads the runs that have ended."""
+  found = [
+    read(directory)
+    for directory in (runs, *sorted((runs / 'compare').glob('*')))
+    if (directory / run_record.RESULT_FILE).exists()
+  ]
+  draw(found).savefig(out / f'{_NAME}.png', dpi=110)
+  short = json.loads(
+    json.dumps(found), parse_float=lambda x: float(f'{float(x):.5g}')
+  )
+  _files.write(
+    out / f'{_NAME}.json',
+    ('[\n' + ',\n'.join(map(json.dumps, short)) + '\n]\n').encode(),
+  )
+
+
+if __name__ == '__main__':
+  main()
