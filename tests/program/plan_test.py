@@ -363,3 +363,49 @@ def test_unit_of_several_clients_gets_the_noise_of_all(tmp_path):
   best = _plan(clients_per_unit=3, mechanism='best', rounds=24)
   assert best.guarantee.clients_per_unit == 3
   assert best.rmse <= min(rmse for _, rmse in best.found.runners_up) * 1.01
+
+
+def test_sweep_gives_what_each_plan_would():
+  plan = _plan()
+  found = plan.sweep(clients_per_round=[50, 100], epsilon=[2, 4, 8])
+  assert len(found.points) == 6
+  for point in found.points:
+    alone = _plan(
+      clients_per_round=point.clients_per_round,
+      epsilon=point.epsilon,
+      mechanism=plan.strategy,
+    )
+    assert point.z_stddev == alone.z_stddev
+    assert point.noise_multiplier == alone.guarantee.noise_multiplier
+    error = alone.rmse * alone.clip / point.clients_per_round
+    assert point.error == pytest.approx(error)
+    assert point.feasible is None
+  text = str(found)
+  assert text.count('\n') == 4 and '*' not in text
+  assert 'epsilon 2' in text and f'{found.points[0].error:.3g}' in text
+  assert json.loads(json.dumps(found.to_dict()))['delta'] == plan.delta
+  (axes,) = found.plot().axes
+  lines = axes.get_lines()
+  assert [len(line.get_xdata()) for line in lines] == [3, 3]
+  assert lines[0].get_ydata()[0] == pytest.approx(found.points[0].error)
+
+
+def test_sweep_marks_cohorts_that_cannot_be_filled():
+  plan = _plan()
+  least = plan.cohorts.min_sep * plan.clients_per_round
+  found = plan.sweep(
+    clients_per_round=[plan.clients_per_round, 10 * plan.clients_per_round],
+    population=least,
+  )
+  assert [point.feasible for point in found.points] == [True, False]
+  assert f'{found.points[1].error:.3g}*' in str(found)
+  assert found.points[0].epsilon == plan.epsilon
+
+
+def test_sweep_needs_a_delta():
+  plan = _plan(epsilon=None, delta=None, noise_multiplier=1.0)
+  with pytest.raises(ValueError, match='delta=None'):
+    plan.sweep(epsilon=[1])
+  plan = _plan(epsilon=None, noise_multiplier=1.0)
+  with pytest.raises(ValueError, match='epsilon=None'):
+    plan.sweep(clients_per_round=[10])

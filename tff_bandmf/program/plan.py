@@ -38,7 +38,7 @@ from tff_bandmf import (
   workloads,
 )
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.program import feasibility
+from tff_bandmf.program import feasibility, trade_off
 
 BEST = 'best'
 FORMAT = 'tff_bandmf.plan'
@@ -496,6 +496,29 @@ class Plan:
         (f'{k + 1} participations', participation_lib.MinSep(least, k + 1))
       )
     return found
+
+  def sweep(
+    self,
+    *,
+    clients_per_round: Sequence[int] = (),
+    epsilon: Sequence[float] = (),
+    population: Optional[int] = None,
+  ) -> trade_off.TradeOff:
+    """Returns what other cohorts and other epsilons would cost.
+
+    Print it for a table; `to_dict` is for programs and `plot` for eyes.
+
+    Args:
+      clients_per_round: to compare; empty for that of the plan.
+      epsilon: to compare; empty for that of the plan.
+      population: clients to draw from, which may be too few for a cohort.
+
+    Raises:
+      ValueError: the plan states no delta, or a value is out of range.
+    """
+    return trade_off.of(
+      self, tuple(clients_per_round), tuple(epsilon), population
+    )
 
   def check_population(self, clients: int) -> None:
     """Raises ValueError if so many clients cannot fill every round.
