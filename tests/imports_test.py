@@ -146,6 +146,16 @@ def test_tensorflow_federated_is_imported_where_it_is_needed(path):
   assert not _of(_imports(path), ['tensorflow_federated'])
 
 
+@pytest.mark.parametrize('path', _FILES, ids=str)
+def test_jax_is_imported_by_its_backend_only(path):
+  if path.name not in ('jax_generator.py', 'jax_devices.py'):
+    assert not _of(_imports(path), ['jax', 'jaxlib'])
+    # Else it would be imported with NumPy's backend too.
+    assert not {
+      name.rsplit('.', 1)[-1] for name in _imports_at_module_level(path)
+    } & {'jax_generator', 'jax_devices'}
+
+
 @pytest.mark.parametrize('package', _WITHOUT_TENSORFLOW)
 def test_tensorflow_is_not_imported_with_the_module(package):
   """Follows the imports of a package, module by module."""

@@ -26,6 +26,15 @@ def points(count=1500):
 
 def largest_error(u, z):
   """Returns the largest error of z = Phi^-1(u) over what the proof allows."""
+  return np.max(_absolute(u, z) / arithmetic.inverse_error(np.abs(z)))
+
+
+def largest_units(u, z):
+  """Returns the largest relative error, in units of 2^-53; z has more bits."""
+  return float(np.max(_absolute(u, z) / np.abs(z)))
+
+
+def _absolute(u, z):
   with mpmath.workdps(40):
     exact = []
     for each in map(float, u):
@@ -33,7 +42,8 @@ def largest_error(u, z):
       near = mpmath.mpf(float(scipy.special.ndtri(each)))
       step = (each - mpmath.ncdf(near)) / mpmath.npdf(near)
       exact.append(near + step * (1 + near * step / 2))
-    error = np.array(
-      [float(abs(float(a) - b) * 2**53) for a, b in zip(z, exact)]
+    high = [float(a) for a in z]
+    low = [float(a - b) for a, b in zip(z, high)]
+    return np.array(
+      [float(abs(a + (b - c)) * 2**53) for a, b, c in zip(low, high, exact)]
     )
-  return np.max(error / arithmetic.inverse_error(np.abs(z)))

@@ -11,6 +11,8 @@ import os
 import pathlib
 import signal
 import stat
+import subprocess
+import sys
 import time
 from unittest import mock
 
@@ -23,6 +25,7 @@ from tff_bandmf.cli import noise_server
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
+from tff_bandmf.noise.tape import writer as tape_lib
 
 pytestmark = pytest.mark.slow
 
@@ -163,6 +166,35 @@ def test_server_serves_the_noise_and_says_what_it_is(server, expected):
       assert stat.S_IMODE(path.stat().st_mode) == 0o600 or (
         path.suffix == '.reached'
       )
+
+
+def test_server_with_jax_needs_no_tensorflow(server, expected):
+  program = """
+import sys
+for name in ('tensorflow', 'tensorflow_federated', 'tensorflow_privacy'):
+  sys.modules[name] = None
+from tff_bandmf.cli import main
+sys.exit(main.main(sys.argv[1:]))
+"""
+  command = [sys.executable, '-c', program, *server.arguments, '--backend=jax']
+  error = server.error.open('wb')
+  process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=error)
+  try:
+    assert tapes.noise_file(server, 0).exists()
+    for t in range(3):
+      assert np.array_equal(tapes.release(server, t), expected[t])
+  finally:
+    process.terminate()
+    printed, _ = process.communicate(timeout=60)
+  assert process.returncode == 0, server.error.read_text()
+  assert json.loads(printed)['device'].startswith('jax ')
+  # No other backend goes on.
+  with pytest.raises(ValueError, match='another tape, device=jax'):
+    tape_lib.Tape(
+      server.directory,
+      stream.Stream(_RECURSION, _Z_STEPS, _DIMENSION, _KEY),
+      resume=True,
+    )
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
@@ -432,7 +464,8 @@ def test_server_ends_in_one_line_when_its_folder_goes(server):
     (['--largest-cohort=0'], 'largest_cohort=0'),
     (['--largest-cohort=2000000000'], 'lattice='),
     (['--z-stddev-per-clip=0'], 'z_stddev_per_clip=0'),
-    (['--device=GPU:9'], 'devices=GPU:9'),
+    (['--device=GPU:9'], 'devices=GPU:9: need a backend'),
+    (['--backend=jax', '--device=gpu:9'], 'devices=gpu:9'),
     (['--max-memory-bytes=0'], 'max_memory_bytes=0'),
   ],
 )

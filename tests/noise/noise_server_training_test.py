@@ -21,8 +21,8 @@ def _small_chunks(monkeypatch):
   monkeypatch.setattr(stream, '_GRID', 16)
 
 
-@pytest.fixture
-def servers(tmp_path):
+@pytest.fixture(params=['numpy', 'jax'])
+def servers(tmp_path, request):
   """What two servers run, each a shard."""
   recursion = _STRATEGY.recursion()
   spec = _factory(placements.Tape()).guarantee
@@ -38,6 +38,7 @@ def servers(tmp_path):
         _SIZE,
         _KEY,
         coordinates=stream.shard(_SIZE, i, 2),
+        backend=request.param,
       ),
       resume=True,
     )
@@ -95,6 +96,7 @@ def test_training_gets_the_noise_that_it_would_make(runtime, servers):
     assert np.array_equal(results, expected[2:])
 
 
+@pytest.mark.parametrize('servers', ['numpy'], indirect=True)
 def test_one_folder_may_be_given_alone(servers):
   with _factory(placements.Served(str(servers[0]))) as factory:
     with pytest.raises(ValueError, match='must be shards of 40 coordinates'):

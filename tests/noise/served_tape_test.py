@@ -203,7 +203,7 @@ def test_shards_that_overlap_are_refused(serve):
 
 
 @pytest.mark.parametrize(
-  'other', [{'key': noise.Key.from_seed(32)}, {'devices': ['CPU:0']}]
+  'other', [{'key': noise.Key.from_seed(32)}, {'backend': 'tensorflow'}]
 )
 def test_shards_of_two_tapes_are_refused(serve, other):
   servers = [serve('0', 0, 2), serve('1', 1, 2, **other)]

@@ -117,10 +117,18 @@ class _Shard(click.ParamType):
   'files.  [default: no bound]',
 )
 @click.option(
+  '--backend',
+  default=stream.NUMPY,
+  show_default=True,
+  type=click.Choice(stream.BACKENDS),
+  help='What makes the noise: NumPy on the host, or a library on its devices.',
+)
+@click.option(
   '--device',
   'devices',
   multiple=True,
-  help='Device of TensorFlow, like GPU:0, once for each.  [default: the host]',
+  help="Device of the backend, once for each, like TensorFlow's GPU:0 and "
+  "JAX's gpu:0.  [default: all GPUs, or the CPU]",
 )
 @options.as_json
 def noise_server(
@@ -135,6 +143,7 @@ def noise_server(
   start_round,
   ahead_bytes,
   max_memory_bytes,
+  backend,
   devices,
   as_json,
 ):
@@ -183,6 +192,7 @@ def noise_server(
             max_memory_bytes,
             coordinates,
             devices,
+            backend,
           ),
           start_round=start_round,
           ahead_bytes=ahead_bytes,

@@ -49,7 +49,7 @@ class Generator:
   """The normals of one key."""
 
   def __init__(self, key: key_lib.Key):
-    self._secret = key.secret
+    self.key = key
 
   def words(
     self, row: int, start: int, count: int, stream: int = WORDS
@@ -76,7 +76,7 @@ class Generator:
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
     block = (start // GROUP) | row << 64 | stream << 127
     cipher = ciphers.Cipher(
-      algorithms.ChaCha20(self._secret, block.to_bytes(16, 'little')), None
+      algorithms.ChaCha20(self.key.secret, block.to_bytes(16, 'little')), None
     )
     groups = -(-count // GROUP)
     return np.frombuffer(

@@ -63,8 +63,8 @@ class Tape(Placement):
     max_memory_bytes: what is remembered of past rounds goes to a file in the
       folder for temporary files (TMPDIR) if it is larger. None keeps it in
       memory.
-    devices: names of TensorFlow's logical devices that make the noise, all of
-      one type; () takes the host.
+    backend: what makes the noise, one of `stream.BACKENDS`.
+    devices: of the backend, all of one kind; () takes those that it prefers.
     position: says which round is open, whatever the state says; None takes the
       round of the state.
   """
@@ -73,6 +73,7 @@ class Tape(Placement):
   key: Optional[key_lib.Key] = None
   start_round: int = 0
   max_memory_bytes: Optional[int] = None
+  backend: str = 'numpy'
   devices: Sequence[str] = ()
   position: Optional[position_lib.Position] = None
 

@@ -87,8 +87,8 @@ class Devices(makers.Maker):
         memory.assign(buffers)
       return y.numpy()
 
-  def _rows(self, i: int) -> np.ndarray:
-    return self._made[i]
+  def _row(self, i: int, r: int) -> np.ndarray:
+    return self._made[i][r]
 
 
 @functools.cache
@@ -141,6 +141,9 @@ def _buffers(rounds: int) -> Callable[..., Any]:
 def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
   """Returns full names of devices, and what kind they are.
 
+  Args:
+    devices: names; none takes all GPUs, or all CPUs where there is none.
+
   Raises:
     ValueError: a device is not known, or they are of several types.
   """
@@ -150,6 +153,11 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
     for device in logical
     for name in (device.name, device.name.removeprefix('/device:'))
   }
+  devices = devices or [
+    device.name
+    for device in tf.config.list_logical_devices('GPU')
+    or tf.config.list_logical_devices('CPU')
+  ]
   for name in devices:
     if name not in by_name:
       raise errors.value_error(

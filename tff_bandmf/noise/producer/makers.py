@@ -83,13 +83,13 @@ class Maker(contextlib.AbstractContextManager):
     """
 
   @abc.abstractmethod
-  def _rows(self, i: int) -> np.ndarray:
-    """Returns y of the block made last, [m, coordinates of chunk i] int32."""
+  def _row(self, i: int, r: int) -> np.ndarray:
+    """Returns row r of the block made last, [coordinates of chunk i] int32."""
 
   def copy_row(self, r: int, y: np.ndarray) -> None:
     """Copies row r of the block made last to y, [coordinates] int32."""
     for i, start in enumerate(self._layout.starts):
-      y[start : start + self._layout.count(i)] = self._rows(i)[r]
+      y[start : start + self._layout.count(i)] = self._row(i, r)
 
 
 class Host(Maker):
@@ -138,3 +138,6 @@ class Host(Maker):
 
   def _rows(self, i: int) -> np.ndarray:
     return self._out[i][self._made]
+
+  def _row(self, i: int, r: int) -> np.ndarray:
+    return self._rows(i)[r]

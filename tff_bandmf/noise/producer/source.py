@@ -333,6 +333,7 @@ def of(
             key,
             placement.max_memory_bytes,
             devices=placement.devices,
+            backend=placement.backend,
           ),
           start_round=placement.start_round,
         ),

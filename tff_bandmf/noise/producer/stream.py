@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -23,8 +23,8 @@ _CHUNK = 1 << 13
 _BLOCK_ROUNDS = range(32, 65)
 _SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
 
-# Where a stream works that no device is given to.
-HOST = 'host'
+# What makes the noise: NumPy on the host, or a library on its devices.
+NUMPY, TENSORFLOW, JAX = BACKENDS = ('numpy', 'tensorflow', 'jax')
 
 
 class Stream:
@@ -45,7 +45,7 @@ class Stream:
     identifier: see `identify`.
     block_rounds: m, rounds a block; the last one may be shorter.
     coordinates: those of y that are made.
-    kind: of what does the work: `HOST`, or the type of the devices.
+    kind: of what does the work: 'host', or of the devices.
   """
 
   def __init__(
@@ -57,6 +57,7 @@ class Stream:
     max_memory_bytes: Optional[int] = None,
     coordinates: Optional[range] = None,
     devices: Sequence[str] = (),
+    backend: str = NUMPY,
   ):
     """Initializes the stream.
 
@@ -69,13 +70,15 @@ class Stream:
         larger; see `chunks.Chunks`. A few rows of y are in memory in any case.
         It has no effect where devices remember.
       coordinates: those of y that are made, one of `shard`; None makes all.
-      devices: names of TensorFlow's logical devices, all of one type, that
-        the chunks are dealt to and that remember their past rounds, up to 63
-        rounds more than the recursion. Without any the host works.
+      devices: names of the backend's devices, all of one kind, that the chunks
+        are dealt to and that remember their past rounds, up to 63 rounds more
+        than the recursion. () takes all of the kind that the backend prefers.
+      backend: one of `BACKENDS`; that of NumPy works on the host.
 
     Raises:
       ValueError: a value out of range, a device is not known, or devices are
-        of several types.
+        of several kinds.
+      ModuleNotFoundError: the backend is not installed.
     """
     if max_memory_bytes is not None:
       _checks.count(
@@ -99,13 +102,8 @@ class Stream:
     self.identifier = identify(key, recursion, dimension, self.z_steps)
     self._generator = generator_lib.Generator(key)
     self._max_memory_bytes = max_memory_bytes
-    self._devices: tuple[str, ...] = ()
-    self.kind = HOST
-    if devices:
-      # TensorFlow is slow to import, and the host needs none.
-      from tff_bandmf.noise.producer import devices as devices_lib
-
-      self._devices, self.kind = devices_lib.known(devices)
+    self._backend = backend
+    self._devices, self.kind = _known(backend, devices)
 
   def rows(self) -> Iterator[Optional[np.ndarray]]:
     """Yields y_t, [len(coordinates)] int32, for t = 0, 1, ...
@@ -154,13 +152,46 @@ class Stream:
       self._memory_rows,
       self.block_rounds,
       self.coordinates,
-      _GRID if self._devices else _CHUNK,
+      _CHUNK if self._backend == NUMPY else _GRID,
     )
-    if self._devices:
-      from tff_bandmf.noise.producer import devices as devices_lib
+    if self._backend == TENSORFLOW:
+      from tff_bandmf.noise.producer import devices
 
-      return devices_lib.Devices(layout, self._generator, self._devices)
+      return devices.Devices(layout, self._generator, self._devices)
+    if self._backend == JAX:
+      from tff_bandmf.noise.producer import jax_devices
+
+      return jax_devices.JaxDevices(layout, self._generator, self._devices)
     return makers.Host(layout, self._generator, self._max_memory_bytes)
+
+
+def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
+  """Returns the devices of a backend, and what kind they are."""
+  # TensorFlow and JAX are slow to import, and the host needs neither.
+  if backend == TENSORFLOW:
+    from tff_bandmf.noise.producer import devices
+
+    return devices.known(names)
+  if backend == JAX:
+    from tff_bandmf.noise.producer import jax_devices
+
+    return jax_devices.known(names)
+  if backend != NUMPY:
+    raise ValueError(
+      errors.invalid(
+        'backend', backend, 'is not known', f'use one of {", ".join(BACKENDS)}'
+      )
+    )
+  if names:
+    raise ValueError(
+      errors.invalid(
+        'devices',
+        ' '.join(names),
+        f'need a backend, and {NUMPY} works on the host',
+        f'use backend={TENSORFLOW!r} or {JAX!r}',
+      )
+    )
+  return (), 'host'
 
 
 def identify(

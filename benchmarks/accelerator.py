@@ -1,0 +1,196 @@
+"""Noise on accelerators with JAX: `python -m benchmarks.accelerator`.
+
+One JSON line a strategy and size. It needs JAX and this package, and neither
+TensorFlow nor TFF. Each case is a process of its own, and so is its peak of
+memory.
+
+  seconds         of a round's noise on the devices, not copied to the host
+  iid_seconds     of as many normals of the same generator
+  ratio           of these two
+  limit_seconds   that the memory takes to move `bytes`, the least that a round
+                  must: its past read, what changes written, y written
+  times_limit     seconds over limit_seconds
+  host_seconds    to copy a row of y to the host
+  peak_bytes      of the first device; of the process where devices are CPUs
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import itertools
+import json
+import multiprocessing
+import pathlib
+import re
+import statistics
+import time
+from typing import Any, Callable
+
+import numpy as np
+
+from tff_bandmf import noise, strategies
+
+ROUNDS = 2052
+Z_STEPS = 2.0**16
+# The next-word LSTM of TFF's baselines, and a large model.
+_PARAMETERS = (4_050_748, 10**8)
+_REPETITIONS = 7
+_COPIED_BYTES = 2**30
+
+STRATEGIES: dict[str, Callable[[], strategies.Strategy]] = {
+  'identity': lambda: strategies.Identity(ROUNDS),
+  'bands_64': lambda: _banded(64),
+  'bands_342': lambda: _banded(342),
+  'blt_4': lambda: strategies.Blt(
+    ROUNDS, np.full(4, 0.1), np.array([0.99, 0.9, 0.7, 0.4])
+  ),
+  'inverse_4': lambda: strategies.BandedInverseSqrt(ROUNDS, 4),
+}
+# Of an accelerator: (most ratio, most times_limit).
+_GOALS = {'bands_64': (1.3, None), 'bands_342': (1.6, None), 'blt_4': (None, 3)}
+
+
+def _banded(bands: int) -> strategies.Strategy:
+  """Returns a strategy of 2052 rounds; how good it is does not matter here."""
+  return strategies.BandedToeplitz(ROUNDS, np.arange(1.0, bands + 1) ** -0.5)
+
+
+def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
+  """Returns what the noise of one strategy costs."""
+  # Not imported by whoever needs the strategies alone.
+  import jax
+
+  from tff_bandmf.noise import jax_generator
+  from tff_bandmf.noise.producer import jax_devices
+
+  devices = jax.devices()
+  made = noise.Stream(
+    STRATEGIES[name]().recursion(),
+    Z_STEPS,
+    parameters,
+    noise.Key.from_entropy(),
+    backend='jax',
+  )
+  m = made.block_rounds
+  moved, held = _bytes(made)
+  result = {
+    'case': name,
+    'parameters': parameters,
+    'devices': f'{len(devices)} x {made.kind}',
+    'block_rounds': m,
+    'bytes': moved,
+    'past_bytes': held,
+  }
+  limit = (devices[0].memory_stats() or {}).get('bytes_limit', np.inf)
+  if held > limit * len(devices):
+    return {**result, 'fits': False}
+  seconds, iid_seconds = [], []
+  # The last block is shorter.
+  blocks = itertools.islice(made._blocks(), repetitions + 1)
+  with made._maker() as maker:
+    assert isinstance(maker, jax_devices.JaxDevices)
+    for block in blocks:
+      began = time.perf_counter()
+      for _ in maker.advance(block):
+        pass
+      seconds.append((time.perf_counter() - began) / m)
+      began = time.perf_counter()
+      with jax_generator.precise():
+        drawn = collections.deque(
+          (
+            maker.draw(i, block.first, np.ones(m))
+            for i in range(len(maker._layout.starts))
+          ),
+          len(devices),
+        )
+      for each in drawn:
+        each.block_until_ready()
+      iid_seconds.append((time.perf_counter() - began) / m)
+    y = np.empty(parameters, np.int32)
+    maker.copy_row(1, y)
+    began = time.perf_counter()
+    maker.copy_row(0, y)
+    host_seconds = time.perf_counter() - began
+    stats = devices[0].memory_stats() or {}
+    peak = stats.get('peak_bytes_in_use', _peak_of_process())
+  # The first ones compile.
+  del seconds[0], iid_seconds[0]
+  bandwidth = _bandwidth(devices[0]) * len(devices)
+  most_ratio, most_times = _GOALS.get(name, (None, None))
+  return {
+    **result,
+    'fits': True,
+    'seconds': statistics.median(seconds),
+    'iid_seconds': statistics.median(iid_seconds),
+    'ratio': statistics.median(
+      each / iid for each, iid in zip(seconds, iid_seconds)
+    ),
+    'goal_ratio': most_ratio,
+    'bytes_per_second': bandwidth,
+    'limit_seconds': moved / bandwidth,
+    'times_limit': statistics.median(seconds) * bandwidth / moved,
+    'goal_times_limit': most_times,
+    'host_seconds': host_seconds,
+    'peak_bytes': peak,
+  }
+
+
+def _bytes(made: noise.Stream) -> tuple[float, int]:
+  """Returns what a round must move at least, and what the past holds."""
+  recursion, m = made.recursion, made.block_rounds
+  rows, size = made._memory_rows, 4 if recursion.keeps == 'y' else 8
+  changed = rows if recursion.keeps == 'buffers' else m
+  coordinates = len(made.coordinates)
+  y = 0 if rows and recursion.keeps == 'y' else 4 * m
+  past = size * (rows + changed) if rows else 0
+  return coordinates * (past + y) / m, coordinates * size * rows
+
+
+def _bandwidth(device: Any) -> float:
+  """Returns the bytes a second that a copy reads and writes."""
+  import jax
+
+  with jax.default_device(device):
+    rows = jax.numpy.zeros(_COPIED_BYTES // 4, np.int32)
+    # In place: new memory is slow on a host.
+    copy = jax.jit(lambda rows: rows + 1, donate_argnums=0)
+    rows = copy(rows).block_until_ready()
+    seconds = []
+    for _ in range(_REPETITIONS):
+      began = time.perf_counter()
+      rows = copy(rows).block_until_ready()
+      seconds.append(time.perf_counter() - began)
+  return 2 * _COPIED_BYTES / statistics.median(seconds)
+
+
+def _peak_of_process() -> int:
+  status = pathlib.Path('/proc/self/status').read_text()
+  return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])
+
+
+def main() -> None:
+  """Prints a line a case."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('names', nargs='*', metavar='NAME')
+  parser.add_argument(
+    '--parameters', nargs='*', type=int, default=_PARAMETERS, metavar='D'
+  )
+  parser.add_argument('--repetitions', type=int, default=_REPETITIONS)
+  given = parser.parse_args()
+  for parameters in given.parameters:
+    for name in given.names or STRATEGIES:
+      with concurrent.futures.ProcessPoolExecutor(
+        1, multiprocessing.get_context('spawn')
+      ) as process:
+        found = process.submit(
+          measure, name, parameters, given.repetitions
+        ).result()
+      print(json.dumps(found), flush=True)
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,160 @@
+"""Tests of the normals that JAX makes."""
+
+import functools
+
+import inverse_cdf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from tff_bandmf import noise
+from tff_bandmf.noise import generator, jax_generator
+
+_KEY = noise.Key(bytes(range(32)))
+
+
+@pytest.fixture(autouse=True)
+def _precise():
+  with jax_generator.precise():
+    yield
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _traced(patched, key, row, group, shape):
+  """Traces again for what was patched."""
+  return jax_generator.normals(key, row, group, shape)
+
+
+def _normals(row, group, shape, key=_KEY, patched=''):
+  words = jax_generator.key_words(key)
+  return np.asarray(
+    _traced(patched, words, np.int64(row), np.int64(group), shape)
+  )
+
+
+_jitted_words = jax.jit(jax_generator.words)
+
+
+def _words(row, groups, stream, key=_KEY):
+  words = jax_generator.key_words(key)
+  return np.asarray(
+    _jitted_words(words, np.array([row]), groups, np.array([stream]))
+  ).ravel()
+
+
+@pytest.mark.parametrize(
+  'key, block, expected',
+  [
+    # 2.3.2, and test vectors 1 and 3 of A.1.
+    (
+      bytes(range(32)),
+      '01000000000000090000004a00000000',
+      '10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e'
+      'd2826446079faa0914c2d705d98b02a2b5129cd1de164eb9cbd083e8a2503c4e',
+    ),
+    (bytes(32), '00' * 16, '76b8e0ada0f13d90405d6ae55386bd28'),
+    (
+      bytes(31) + b'\1',
+      '01' + '00' * 15,
+      '3aeb5224ecf849929b9d828db1ced4dd',
+    ),
+  ],
+)
+def test_words_are_those_of_published_blocks(key, block, expected):
+  number = int.from_bytes(bytes.fromhex(block), 'little')
+  group, row = number & (2**64 - 1), number >> 64
+  words = _words(row, np.array([group]), generator.WORDS, noise.Key(key))
+  assert words.tobytes().hex().startswith(expected)
+
+
+@pytest.mark.parametrize('stream', [generator.WORDS, generator.EXTENSIONS])
+@pytest.mark.parametrize('row', [0, 5, 2**31 + 3, 2**62 + 2**33 + 1])
+def test_words_are_those_of_numpy_to_the_bit(row, stream):
+  first = 2**35
+  expected = generator.Generator(_KEY).words(row, 8 * first, 80, stream)
+  found = _words(row, first + np.arange(10), stream)
+  assert np.array_equal(found, expected)
+
+
+def test_normals_are_those_of_numpy():
+  found = _normals(3, 5, (4, 24_000))
+  expected = generator.Generator(_KEY).rows(3, 4, 40, 24_000)
+  assert found.dtype == np.float64
+  # Both inverses of the CDF are a few units from the truth.
+  np.testing.assert_allclose(found, expected, rtol=2.5e-15, atol=1e-15)
+
+
+def test_inverse_of_the_cdf_errs_less():
+  u = inverse_cdf.points()
+  z = jax.jit(lambda u: jax_generator.inverse(u, jnp))(u)
+  assert inverse_cdf.largest_error(u, np.asarray(z)) < 1
+  # Without the tail, as far as words that are not extended go.
+  u = u[u >= 2.0**-25]
+  parts = (jax_generator._CENTRE, jax_generator._MIDDLE)
+  near = jax.jit(lambda u: jax_generator.inverse(u, jnp, parts))(u)
+  assert inverse_cdf.largest_error(u, np.asarray(near)) < 1
+
+
+def test_inverse_of_the_cdf_never_turns():
+  """Where its parts meet, and where floats are next to each other."""
+  for border in (0.075, np.exp(-25.0), 0.3):
+    u = border + np.spacing(border) * np.arange(-2000, 2000)
+    z = np.asarray(jax_generator.inverse(u, jnp))
+    assert np.diff(z).min() > -8 * np.spacing(np.abs(z).max())
+
+
+def test_formula_errs_as_little_as_the_check_assumes():
+  u = inverse_cdf.points(400)
+  z = jax_generator.inverse(u.astype(np.longdouble), np)
+  assert inverse_cdf.largest_units(u, z) < jax_generator._FORMULA_ERROR
+
+
+def test_small_words_are_extended(monkeypatch):
+  """A word in 2^24 is: here one in eight, in both generators."""
+  monkeypatch.setattr(generator, 'EXTENDED_BELOW', 2**60)
+  expected = generator.Generator(_KEY).rows(1, 2, 8, 240)
+  found = _normals(1, 1, (2, 240), patched='below')
+  np.testing.assert_allclose(found, expected, rtol=2.5e-15, atol=1e-15)
+  # Words of zero, and extensions of a few bits, reach the end of the tail.
+  monkeypatch.setattr(
+    jax_generator,
+    'words',
+    lambda key, rows, groups, streams: jnp.broadcast_to(
+      streams.astype(np.uint64)[:, None, None], (len(rows), len(groups), 8)
+    ),
+  )
+  z = _normals(1, 0, (1, 16), patched='words')
+  np.testing.assert_allclose(
+    z, scipy.special.ndtri(1.5 * 2.0**-128), rtol=1e-14
+  )
+
+
+def test_64_bits_are_for_this_thread_and_no_longer():
+  with jax.experimental.disable_x64():
+    assert jnp.zeros(1, float).dtype == np.float32
+    with jax_generator.precise():
+      assert jnp.zeros(1, float).dtype == np.float64
+    assert jnp.zeros(1, float).dtype == np.float32
+
+
+def test_sound_device_passes():
+  jax_generator.check(jax.devices()[0])
+
+
+@pytest.mark.parametrize('error', [2.0**-30, 2.0**-49.5])
+def test_device_that_rounds_coarsely_is_refused(monkeypatch, error):
+  log = jnp.log
+  monkeypatch.setattr(jnp, 'log', lambda x: log(x) * (1 + error))
+  with pytest.raises(RuntimeError, match='does not compute the normals'):
+    jax_generator.check(jax.devices()[0])
+
+
+def test_device_with_other_words_is_refused(monkeypatch):
+  words = jax_generator.words
+  monkeypatch.setattr(
+    jax_generator, 'words', lambda *args: words(*args).at[2, 8, 7].add(1)
+  )
+  with pytest.raises(RuntimeError, match='does not compute the normals'):
+    jax_generator.check(jax.devices()[0])
