@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 import tff_bandmf
 from tff_bandmf import accounting, aggregator, noise, participation, strategies
+from tff_bandmf.audit import canaries, pattern
 from tff_bandmf.noise import placements
 
 _KEY = noise.Key.from_seed(8)
@@ -115,6 +116,32 @@ def test_run_without_noise_is_the_clipped_mean(runtime):
     released = output.measurements['released']
     assert released['fraction'] == 0.5 + (below - 1.5) / 4
     share = released['l2_norm_clip'] / 0.5
+
+
+def test_audit_follows_the_clip(runtime):
+  """Without noise a canary is seen to give the clip of each of its rounds."""
+
+  def make(l2_norm_clip, **kwargs):
+    return aggregator.dp_aggregator(
+      0.0,
+      l2_norm_clip=tff_bandmf.AdaptiveClip(l2_norm_clip, rate=2.0),
+      strategy=_STRATEGY,
+      participation=participation.MinSep(2),
+      **kwargs,
+    )
+
+  seen = canaries.released(
+    make,
+    4,
+    pattern.Pattern(np.array([0, 2]), np.array([1.0, -1.0]), 1.0),
+    20,
+    30,
+    np.random.default_rng(0),
+    lambda: None,
+  )
+  expected = np.zeros((4, 30))
+  expected[0, :20], expected[2, :20] = 1.0, -1.0
+  np.testing.assert_allclose(seen, expected, atol=1e-4)
 
 
 def test_claim_is_that_of_a_constant_clip():

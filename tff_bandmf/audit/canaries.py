@@ -38,7 +38,8 @@ def released(
 
   Args:
     make_factory: of the aggregator, by keywords `clients_per_round`,
-      `l2_norm_clip` and `largest_cohort`.
+      `l2_norm_clip`, which may be taken for the first clip of one that adapts,
+      and `largest_cohort`.
     rounds: n.
     pattern: when canaries take part.
     canaries: how many do.
@@ -55,6 +56,7 @@ def released(
     for sign in (-1.0, 1.0)
   }
   signs = dict(zip(pattern.rounds.tolist(), pattern.signs.tolist()))
+  clip = np.float32(_CLIP)
   sums = np.zeros((rounds, dimension))
   with make_factory(
     clients_per_round=_CLIENTS_PER_ROUND,
@@ -65,18 +67,22 @@ def released(
     state = process.initialize()
     for t in range(rounds):
       known = generator.normal(size=dimension)
-      known *= 0.5 * _CLIP / np.linalg.norm(known)
+      known *= 0.5 * clip / np.linalg.norm(known)
       known = known.astype(np.float32)
-      cohort = [known, *updates[signs[t]]] if t in signs else [known]
-      output = process.next(state, cohort)
+      sent = [clip * each for each in updates[signs[t]]] if t in signs else []
+      output = process.next(state, [known, *sent])
       state = output.state
       sums[t] = _CLIENTS_PER_ROUND * output.result.astype(np.float64) - known
+      sums[t] /= clip
+      # A clip that adapts tells that of the next round.
+      released = output.measurements.get('released', {})
+      clip = np.float32(released.get('l2_norm_clip', clip))
       on_round()
-  return sums[:, places] / _CLIP
+  return sums[:, places]
 
 
 def _along(i: int, sign: float, dimension: int) -> np.ndarray:
-  """Returns an update along one coordinate, [dimension] float32."""
+  """Returns an update along one coordinate, [dimension] float32, in clips."""
   update = np.zeros(dimension, np.float32)
-  update[i] = sign * _SIZE * _CLIP
+  update[i] = sign * _SIZE
   return update

@@ -258,7 +258,9 @@ def _row(source: source_lib.Source) -> dict[str, Any]:
     'participations': schema.participations(rounds),
     'family': claim.held.strategy.family,
     'noise_multiplier': three(claim.claimed.noise_multiplier, up=False),
-    'l2_norm_clip': claim.l2_norm_clip,
+    'l2_norm_clip': None
+    if run.claim.get('adaptive_clip')
+    else claim.l2_norm_clip,
     'strategy_sha256': claim.held.strategy.digest(),
     'code_sha256': run.code_sha256,
   }
