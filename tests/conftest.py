@@ -13,6 +13,8 @@ import sys
 # matrices are small: threads that wait for one another cost more than they win.
 os.environ.setdefault('OPENBLAS_NUM_THREADS', '1')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# Searches are tested, and not what others found.
+os.environ['BANDMF_CACHE'] = ''
 
 import databases
 import pytest

@@ -160,3 +160,11 @@ def test_secret_that_is_gone_is_an_error_where_it_must_be_there(tmp_path):
   with pytest.raises(FileNotFoundError, match='cannot be read'):
     _files.load_secret(tmp_path / 'a.key', 16, 'key')
   assert not list(tmp_path.iterdir())
+
+
+def test_cache_follows_xdg(monkeypatch, tmp_path):
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
+  assert _files.cache_directory() == tmp_path / 'tff_bandmf'
+  monkeypatch.delenv('XDG_CACHE_HOME')
+  monkeypatch.setenv('HOME', str(tmp_path))
+  assert _files.cache_directory() == tmp_path / '.cache' / 'tff_bandmf'

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import pathlib
@@ -27,6 +28,8 @@ _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _ZEROS = memoryview(bytes(2**20))
 PART = '.part'
+_PACKAGE = pathlib.Path(__file__).resolve().parent
+_CODE = ('.py', '.j2', '.json')
 # Folders that come and go with a process are made here where possible.
 MEMORY = pathlib.Path('/dev/shm')
 
@@ -274,6 +277,33 @@ def naming(path: pathlib.Path, done: str) -> Iterator[None]:
     )
     found.errno = error.errno
     raise found from None
+
+
+def cache_directory() -> pathlib.Path:
+  """Returns `$XDG_CACHE_HOME/tff_bandmf`, by default below `~/.cache`."""
+  cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+  return pathlib.Path(cache) / 'tff_bandmf'
+
+
+def code_digest(root: pathlib.Path = _PACKAGE) -> str:
+  """Returns the SHA-256 of a package's code, for `run.json`.
+
+  It covers the paths below the package and the bytes of its Python files,
+  templates and JSON files, in the order of the paths. The same code has the
+  same digest, wherever it is installed.
+
+  Args:
+    root: folder of the package.
+  """
+  digest = hashlib.sha256()
+  paths = (path for path in root.rglob('*') if path.suffix in _CODE)
+  for name, path in sorted(
+    (path.relative_to(root).as_posix(), path) for path in paths
+  ):
+    # With their lengths, so that no two trees give the same bytes.
+    for part in (name.encode(), path.read_bytes()):
+      digest.update(len(part).to_bytes(8, 'big') + part)
+  return digest.hexdigest()
 
 
 def _fill(path: pathlib.Path, contents) -> None:

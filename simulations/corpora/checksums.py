@@ -1,4 +1,4 @@
-"""Checksums of the files of a corpus, and where files are cached."""
+"""Checksums of the files of a corpus."""
 
 from __future__ import annotations
 
@@ -13,12 +13,6 @@ import tqdm
 from tff_bandmf import errors
 
 _BLOCK = 2**20
-
-
-def default_directory() -> str:
-  """Returns `$XDG_CACHE_HOME/tff_bandmf`, by default below `~/.cache`."""
-  cache = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-  return os.path.join(cache, 'tff_bandmf')
 
 
 @contextlib.contextmanager

@@ -161,12 +161,12 @@ def cache_path(path: str, cache_directory: Optional[str], name: str) -> str:
   Args:
     path: of the SQLite file.
     cache_directory: made if missing; None for the directory of `path` or, where
-      that cannot be written, `checksums.default_directory()`.
+      that cannot be written, the cache of the user.
     name: of what is kept, unique among what is made of `path`.
   """
   directory = cache_directory or os.path.dirname(path) or '.'
   if cache_directory is None and not os.access(directory, os.W_OK):
-    directory = checksums.default_directory()
+    directory = str(_files.cache_directory())
   os.makedirs(directory, exist_ok=True)
   stem = os.path.splitext(os.path.basename(path))[0]
   return os.path.join(directory, f'{stem}-{_CACHE_VERSION}-{name}')

@@ -28,8 +28,8 @@ from typing import Optional, Union
 
 import tqdm
 
-from simulations.corpora import checksums, corpus_file, docstring_text
-from tff_bandmf import errors
+from simulations.corpora import corpus_file, docstring_text
+from tff_bandmf import _files, errors
 
 # Distribution and version. Each is pinned in every lock under requirements/,
 # and its wheels for Python 3.9, 3.10 and 3.11 hold the same sources.
@@ -272,7 +272,7 @@ def cached_corpus(
 
   Args:
     directory: Where `docstrings-<VERSION>.sqlite` is or will be; None for
-      `checksums.default_directory()`. Made if missing.
+      the cache of the user. Made if missing.
     packages: See `read_clients`. Another choice needs another directory.
     expected_checksum: What `checksum` gives for `packages`.
     progress: Whether to draw progress bars on standard error while building.
@@ -281,7 +281,8 @@ def cached_corpus(
     ValueError: A package is missing or has another version, or the text is not
       the expected one. No file is written then.
   """
-  directory = checksums.default_directory() if directory is None else directory
+  if directory is None:
+    directory = _files.cache_directory()
   path = os.path.join(directory, f'docstrings-{VERSION}.sqlite')
   if _has_checksum(path, expected_checksum):
     return path

@@ -16,7 +16,6 @@ import report_test
 
 from tff_bandmf import accounting, noise, report
 from tff_bandmf.report import report as report_lib
-from tff_bandmf.report import transparency
 
 pytestmark = pytest.mark.slow
 
@@ -464,16 +463,16 @@ def test_digest_of_the_code_changes_with_the_code_alone(tmp_path):
   source = pathlib.Path(report.__file__).parent
   copy = tmp_path / 'copy'
   shutil.copytree(source, copy)
-  digest = transparency.code_digest(copy)
+  digest = report.code_digest(copy)
   (copy / '__pycache__').mkdir(exist_ok=True)
   (copy / '__pycache__' / 'claim.pyc').write_bytes(b'compiled')
-  assert digest == transparency.code_digest(copy)
-  assert digest == transparency.code_digest(source)
+  assert digest == report.code_digest(copy)
+  assert digest == report.code_digest(source)
   assert digest != report.code_digest()
   (copy / 'claim.py').rename(copy / 'claims.py')
-  renamed = transparency.code_digest(copy)
+  renamed = report.code_digest(copy)
   (copy / 'claims.py').write_text('x = 1\n')
-  assert len({digest, renamed, transparency.code_digest(copy)}) == 3
+  assert len({digest, renamed, report.code_digest(copy)}) == 3
 
 
 def test_key_is_as_wide_as_the_report_says(tmp_path):

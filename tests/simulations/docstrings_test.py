@@ -10,7 +10,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from simulations.corpora import (
-  checksums,
   corpus_file,
   docstring_text,
   docstrings,
@@ -181,16 +180,6 @@ def test_cached_corpus_raises_one_line_on_other_packages(
     docstrings.cached_corpus(str(tmp_path), packages, checksum, progress=False)
   assert '\n' not in str(error.value)
   assert not list(tmp_path.iterdir())
-
-
-def test_default_directory_follows_xdg(monkeypatch, tmp_path):
-  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path))
-  assert checksums.default_directory() == str(tmp_path / 'tff_bandmf')
-  monkeypatch.delenv('XDG_CACHE_HOME')
-  monkeypatch.setenv('HOME', str(tmp_path))
-  assert checksums.default_directory() == str(
-    tmp_path / '.cache' / 'tff_bandmf'
-  )
 
 
 def test_examples_have_the_columns_of_stackoverflow(small_clients, tmp_path):

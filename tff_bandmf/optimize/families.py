@@ -13,8 +13,8 @@ from typing import Any, Callable, Optional
 
 from tff_bandmf import _checks, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.optimize import cache, solver, sweep
 from tff_bandmf.optimize import request as request_lib
-from tff_bandmf.optimize import solver, sweep
 from tff_bandmf.strategies import families
 
 _Request = request_lib.Request
@@ -70,7 +70,11 @@ def optimize(
   )
   # Before a search that may take minutes, and after it.
   _check_copies(request, declared.memory.least(rounds))
-  found = _search_of(declared)(request)
+  find = _search_of(declared)
+  # What only a search knows is worth keeping.
+  found = (
+    cache.found_before(request, find) if declared.optimizer else find(request)
+  )
   _check_copies(request, found.strategy.noise_copies)
   return found
 

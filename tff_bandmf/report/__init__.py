@@ -1,5 +1,6 @@
 """The privacy report of a run; reads the files of its directory alone."""
 
+from tff_bandmf._files import code_digest
 from tff_bandmf.program.run_record import (
   LEDGER_FILE,
   METRICS_FILE,
@@ -23,4 +24,4 @@ from tff_bandmf.report.report import (
   write,
 )
 from tff_bandmf.report.source import COMPARE_DIRECTORY, Source, of_log, of_run
-from tff_bandmf.report.transparency import code_digest, versions
+from tff_bandmf.report.transparency import versions

@@ -130,7 +130,7 @@ def of(source: source_lib.Source) -> Report:
       epsilon_curve(claim.planned, claim.delta) if claim.violated else None,
     )
   figures = {name: figure for name, figure in figures.items() if figure}
-  code_sha256 = transparency.code_digest()
+  code_sha256 = _files.code_digest()
   together = composed([source], claim.delta) if source.before else None
   content = {
     'format': FORMAT,

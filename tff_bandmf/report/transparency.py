@@ -18,8 +18,6 @@ _PACKAGES = (
   'numpy',
   'scipy',
 )
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
-_CODE = ('.py', '.j2', '.json')
 # By name: never a folder, which could hold the key.
 _HASHED = (
   run_record.RUN_FILE,
@@ -39,27 +37,6 @@ def versions() -> dict[str, str]:
     except importlib.metadata.PackageNotFoundError:
       found[package] = 'not installed'
   return found
-
-
-def code_digest(root: pathlib.Path = _ROOT) -> str:
-  """Returns the SHA-256 of a package's code, for `run.json`.
-
-  It covers the paths below the package and the bytes of its Python files,
-  templates and JSON files, in the order of the paths. The same code has the
-  same digest, wherever it is installed.
-
-  Args:
-    root: folder of the package.
-  """
-  digest = hashlib.sha256()
-  paths = (path for path in root.rglob('*') if path.suffix in _CODE)
-  for name, path in sorted(
-    (path.relative_to(root).as_posix(), path) for path in paths
-  ):
-    # With their lengths, so that no two trees give the same bytes.
-    for part in (name.encode(), path.read_bytes()):
-      digest.update(len(part).to_bytes(8, 'big') + part)
-  return digest.hexdigest()
 
 
 def file_digests(directory: pathlib.Path) -> dict[str, str]:
