@@ -93,7 +93,7 @@ def main(run):
     current.finish(state, {'loss': loss})
   slope, intercept = state.weights
   print(f'slope {slope:.0f}, intercept {intercept:.0f}')
-  run.record(slope=float(slope), intercept=float(intercept))
+  run.record(slope=slope, intercept=intercept)
   print(run.report().statement)
 
 

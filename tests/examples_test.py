@@ -49,12 +49,12 @@ def _context_kept():
   'name', ['own_loop', *(f'{name}_before' for name in _PORTS)]
 )
 def test_example_prints_what_it_says(
-  name, capsys, runtime, tmp_path, monkeypatch
+  name, capfd, runtime, tmp_path, monkeypatch
 ):
   monkeypatch.chdir(tmp_path)
   with _context_kept():
     runpy.run_path(str(_EXAMPLES / f'{name}.py'), run_name='__main__')
-  assert capsys.readouterr().out == _promised(name)
+  assert capfd.readouterr().out == _promised(name)
 
 
 def test_accounting_needs_no_tensorflow():

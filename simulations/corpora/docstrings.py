@@ -282,7 +282,7 @@ def cached_corpus(
       the expected one. No file is written then.
   """
   if directory is None:
-    directory = _files.cache_directory()
+    directory = str(_files.cache_directory())
   path = os.path.join(directory, f'docstrings-{VERSION}.sqlite')
   if _has_checksum(path, expected_checksum):
     return path

@@ -451,7 +451,10 @@ class Run:
         self._journal.ledger.record_drawn(self._as_drawn())
       _files.write_json(
         self.directory / run_record.RESULT_FILE,
-        {**results, run_record.LEDGER_HEAD: self._journal.ledger.head()},
+        {
+          **{name: float(value) for name, value in results.items()},
+          run_record.LEDGER_HEAD: self._journal.ledger.head(),
+        },
       )
       self.note(key_after='kept when the run ended')
       self._ended = True
