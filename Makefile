@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test quick fuzz races mutants docs bench seeds lint dist test-wheel clean
+.PHONY: help env demo test quick fuzz races mutants docs bench seeds lint dist test-wheel test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -52,11 +52,14 @@ lint: env  ## checks format, style and types
 test-wheel: dist  ## tests the core from the wheel, on any Python (PYTHON=...)
 	requirements/test_wheel.sh
 
+test-flower: env  ## tests the example for Flower in an environment of its own
+	requirements/test_flower.sh
+
 dist: env  ## builds the wheel and the source archive into dist/
 	rm -rf dist
 	$(PYTHON_OF_ENV) -m build --no-isolation
 	$(PYTHON_OF_ENV) -m twine check --strict dist/*
 
 clean:  ## removes .venv, runs and caches
-	rm -rf .venv .venv-jax runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf .venv .venv-jax .venv-flower runs build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

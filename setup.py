@@ -5,11 +5,11 @@ import runpy
 
 import setuptools
 
-# TensorFlow Federated is in no requirement and no extra: its release pins a
-# jaxlib, and its google-vizier an SQLAlchemy, that cannot be installed any more,
-# and a pin cannot be overridden from here. This is what both require, but for
-# that; they are installed after it, with pip's --no-deps. `make env` does all
-# from the locks in requirements/.
+# TensorFlow Federated is in no requirement and no extra: it pins a jaxlib, and
+# its google-vizier an SQLAlchemy, that cannot be installed any more, and a pin
+# cannot be overridden from here. This is what both require, but for that; they
+# are installed after it, with pip's --no-deps. `make env` does all from the
+# locks in requirements/.
 _TFF = [
   'absl-py>=1,<2',
   'cachetools>=5.3,<6',
