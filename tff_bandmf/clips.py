@@ -25,7 +25,7 @@ _FRACTION_WEIGHT = 0.28
 
 @dataclasses.dataclass(frozen=True)
 class AdaptiveClip:
-  """A clip that follows a quantile of the norms of updates, and costs no more.
+  """A clip that follows a quantile of the norms of updates.
 
     record of client i:   (clip(x_i, S_t) / S_t,  beta (b_i - 1/2))
     fraction_t = 1/2 + (sum_i beta (b_i - 1/2) + noise)
@@ -70,7 +70,7 @@ class AdaptiveClip:
     for clip in tree.flatten(self.initial):
       _checks.positive('initial', clip, 'TFF begins at 0.1')
     _checks.between('quantile', self.quantile, 0, 1, '0.5 is the median')
-    # More would leave the range of the lattice to one of the two.
+    # Larger ones are mistakes.
     for name, most, remedy in (
       ('rate', 10, 'usual is 0.2'),
       ('fraction_weight', 100, f'usual is {_FRACTION_WEIGHT}'),

@@ -144,6 +144,12 @@ def test_audit_follows_the_clip(runtime):
   np.testing.assert_allclose(seen, expected, atol=1e-4)
 
 
+@pytest.mark.parametrize('secure', [False, True])
+def test_nothing_leaves_past_the_release(secure):
+  with _factory(placements.InState(), secure_sum=secure) as factory:
+    assert aggregator.check_process(factory.create(_TYPE)) == []
+
+
 def test_claim_is_that_of_a_constant_clip():
   factory = _factory(placements.Tape(), dimension=7)
   plain = accounting.Guarantee(

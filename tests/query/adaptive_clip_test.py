@@ -225,6 +225,9 @@ def test_scale_stays_finite():
       for size in (0.0, 1.0, 1e30):
         assert _squares(query.clip.clip(_record(size), scale)) <= 4**26
   assert scale == 2.0**64
+  # Not even a damaged state lets a record be longer.
+  for wrong in (math.nan, math.inf, 0.0, -1.0):
+    assert _squares(query.clip.clip(_record(1.0), wrong)) <= 4**26
 
 
 def test_noise_of_a_run_is_larger_by_delta():

@@ -74,11 +74,6 @@ class Clipping:
     round_h(x_g * min(1, r_g / |x_g|_2))     else, over groups of leaves g
     r_g = clip_g - d_g h^2 / (24 clip_g) - 2 h,   h = l2_norm / 2^clip_bits
 
-  An adaptive clip makes clip_g, r_g and h those of the first round, times the
-  scale of a round, and a record has one group more, its indicator, of clip
-  beta / 2 times that of all others: plus or minus that, or 0 where the record
-  becomes zero.
-
   in int32 multiples of the step h. The sum of their squares over a group is at
   most (clip_g / h)^2, tested in exact arithmetic, so the L2 norm of a record is
   at most (sum_g clip_g^2)^(1/2) = 2^clip_bits steps exactly. Rounding makes a
@@ -90,7 +85,11 @@ class Clipping:
   Every bound is a constant, or known from earlier releases: no record says
   anything about another one's bound, and zeroing, which comes first, costs no
   privacy and raises no sensitivity.
-  Make it with `of`.
+
+  Where the clip adapts, clip_g, r_g and h are those of the first round, times
+  the scale of a round, and a record has one group more, its indicator, of clip
+  beta / 2 times that of all others: it is as much or as little, or 0 where the
+  record becomes zero. Make it with `of`.
 
   Attributes:
     clips: clip_g of every group, the indicator's last.
@@ -281,7 +280,7 @@ class Clipping:
     def cut():
       leaves = [tf.sign(leaf) * tf.floor(tf.abs(leaf)) for leaf in scaled]
       kept = tf.cast(self._fits(leaves), tf.float64)
-      return whole([leaf * kept for leaf in leaves])
+      return whole([tf.math.multiply_no_nan(leaf, kept) for leaf in leaves])
 
     clipped = tf.nest.pack_sequence_as(
       record, tf.cond(self._fits(rounded), lambda: whole(rounded), cut)
