@@ -57,6 +57,16 @@ def test_run_after_one_without_noise_claims_nothing_together(tmp_path):
   assert written['summary'].endswith('before it: no guarantee.')
 
 
+@pytest.mark.parametrize('named', ['first', {'run': 'first'}, {'run_id': 1}])
+def test_damaged_name_of_a_predecessor_is_refused(tmp_path, named):
+  _run(tmp_path / 'run')
+  record = json.loads((tmp_path / 'run' / report.RUN_FILE).read_text())
+  record['after'] = [named]
+  (tmp_path / 'run' / report.RUN_FILE).write_text(json.dumps(record))
+  with pytest.raises(ValueError, match='lacks after'):
+    report.write(tmp_path / 'run')
+
+
 def test_other_run_in_the_place_of_a_predecessor_is_refused(tmp_path):
   _run(tmp_path / 'first')
   _run(tmp_path / 'second', [tmp_path / 'first'])

@@ -198,6 +198,13 @@ class RunRecord:
       if name not in wrong
       and not _IDENTITY.fullmatch(getattr(self, name) or '0' * 16)
     ]
+    if not all(
+      isinstance(named, dict)
+      and named.keys() == {'run', 'run_id'}
+      and all(isinstance(value, str) for value in named.values())
+      for named in self.after or ()
+    ):
+      wrong.append('after')
     if wrong:
       raise ValueError(f'lacks {", ".join(wrong)}, or holds another kind')
 

@@ -102,13 +102,13 @@ def _before(
 ) -> Iterator[tuple[str, tuple[str, claim_lib.Claim]]]:
   """Yields the runs that a run names, and those that they name, each once."""
   for named in run.after or ():
-    if named.get('run_id') in known:
+    if named['run_id'] in known:
       continue
-    path = pathlib.Path(os.path.normpath(directory / named.get('run', '')))
+    path = pathlib.Path(os.path.normpath(directory / named['run']))
     other = run_record.RunRecord.read(path)
     # PRIVACY: a run that took its place may have used less noise. Guard:
     # after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
-    if other.run_id != named.get('run_id'):
+    if other.run_id != named['run_id']:
       raise ValueError(
         errors.invalid(
           'after',

@@ -442,10 +442,11 @@ def warnings(
     found.append(_NO_NOISE)
   if not completed:
     of = count(claim.held.strategy.rounds, 'round')
+    more = claim.rounds < claim.held.strategy.rounds
     found.append(
       f'This run has not ended: {seen.rounds} of {of} '
       f'{"was" if seen.rounds == 1 else "were"} started. The claim is for '
-      'what they released, and grows with those that follow.'
+      f'what they released{", and grows with those that follow" * more}.'
     )
   if seen.burnt:
     found.append(
