@@ -21,6 +21,7 @@ import click
 import numpy as np
 
 from benchmarks import data as bench_data
+from benchmarks import logs as bench_logs
 from benchmarks import noise as bench_noise
 from benchmarks import optimizers as bench_optimize
 from benchmarks import training as bench_training
@@ -205,6 +206,7 @@ _CASES: dict[str, Callable[[], Any]] = {
   'choice': bench_optimize.choices,
   'large_optimisation': bench_optimize.large_optimisations,
   'loss': bench_optimize.losses,
+  'observe': bench_logs.observe,
   'optimisation': bench_optimize.optimisations,
   'producer': bench_noise.producer,
   'tail': bench_noise.tail,

@@ -36,7 +36,7 @@ DRAWN = {
   False: 'not as the key of the draws gives them',
   None: 'not checked',
 }
-# Of the guarantee that leads.
+# What is that of the guarantee which leads.
 _OF_CLAIM = (
   'sensitivity',
   'sensitivity_method',

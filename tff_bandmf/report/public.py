@@ -33,7 +33,7 @@ _UP, _DOWN = (
   decimal.Context(prec=3, rounding=rounding)
   for rounding in (decimal.ROUND_CEILING, decimal.ROUND_FLOOR)
 )
-# Of an epsilon above it nobody wants to read e^epsilon.
+# Nobody wants to read e^epsilon of a larger one.
 _LARGEST_FACTOR = 16.0
 _TITLE = 'Privacy of what was trained'
 # What the report tells of training clients' participation, in words.

@@ -175,7 +175,7 @@ class Run:
       # run_test.test_noise_is_that_of_the_plan and
       # test_noise_of_units_of_several_is_that_of_the_plan.
       self._factory = aggregator.dp_aggregator(
-        # Of one client, whose sensitivity the factory takes.
+        # The factory takes the sensitivity of one client.
         plan.guarantee.noise_multiplier * plan.clients_per_unit,
         plan.clients_per_round,
         l2_norm_clip=plan.l2_norm_clip,
