@@ -146,6 +146,19 @@ def _amplified_sigma(table) -> Iterator[Row]:
       ours / math.sqrt(k),
       table['tol'],
     )
+    # And back: what the printed noise gives.
+    yield Row(
+      '',
+      f'epsilon of sigma {published}, {bands} bands',
+      epsilon,
+      accounting.poisson_epsilon(
+        published * math.sqrt(k),
+        bands * k / rounds,
+        -(-rounds // bands),
+        table['delta'],
+      ),
+      table['epsilon_tol'],
+    )
 
 
 def _banded_rmse(table) -> Iterator[Row]:
