@@ -49,6 +49,17 @@ def test_worse_direction_counts(monkeypatch, bounds):
   assert upper(plans) == max(upper([plan]) for plan in plans) > 0
 
 
+def test_sure_bound_of_a_direction_is_kept(monkeypatch):
+  """It was not sampled, so that it has no eta, and it may be the larger one."""
+  sampled, (direction, *_) = _plan(1e-3), _plan(0.5)
+  sure = (dataclasses.replace(direction, eta=0.0), 0.0, 0.5)
+  mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
+  for plans in ([sampled, sure], [sure, sampled]):
+    monkeypatch.setattr(monte_carlo, 'plans', lambda *_, plans=plans: plans)
+    bound = monte_carlo.delta_bound(mixture, 1.0, 100, _BETA, seed=1)
+    assert bound.upper == 0.5
+
+
 class _Recording(balls_in_bins.BallsInBinsMixture):
   """A mixture that keeps where the generator stood at each draw."""
 

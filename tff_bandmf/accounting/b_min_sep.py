@@ -116,7 +116,8 @@ class BMinSepMixture(monte_carlo.Mixture):
     with np.errstate(over='ignore', invalid='ignore', divide='ignore'):
       terms = np.exp(log_gains + self._log_in)
       rounds, stay = len(terms), np.exp(self._log_out)
-      ratios = np.ones((rounds + self._b, terms.shape[1]))
+      ratios = np.empty((rounds + self._b, terms.shape[1]))
+      ratios[rounds:] = 1.0
       for stop in range(rounds, 0, -self._b):
         start = max(0, stop - self._b)
         terms[start:stop] *= ratios[start + self._b : stop + self._b]
@@ -164,10 +165,11 @@ class BMinSepMixture(monte_carlo.Mixture):
     )
 
   def _losses(self, y: np.ndarray) -> np.ndarray:
-    products = np.zeros_like(y)
+    products = np.empty_like(y)
+    products[:] = -self._squares[:, None] / 2
     for rows, columns, block in self._blocks:
       products[columns] += block.T @ y[rows]
-    return products - self._squares[:, None] / 2
+    return products
 
   def log_normalizer(self, gamma: float) -> float:
     return float(self._log_ratios(gamma * (gamma - 1) / 2 * self._squares)[0])
@@ -255,7 +257,7 @@ def _blocks(rows: np.ndarray) -> list[tuple[slice, slice, np.ndarray]]:
   """
   rounds, bands = rows.shape
   # Smaller ones have fewer zeros, larger ones faster products.
-  size = max(bands // 4, _SMALLEST_BLOCK)
+  size = max(bands // 8, _SMALLEST_BLOCK)
   blocks = []
   for start in range(0, rounds, size):
     stop, first = min(start + size, rounds), max(0, start - bands + 1)

@@ -286,7 +286,7 @@ def delta_bound(
   most = max(mean + margin for _, mean, margin in found)
   for direction, mean, margin in found:
     # B bounds delta for sure: nothing to sample if the other is larger.
-    if direction.bound <= max(upper, failure_probability):
+    if not direction.eta or direction.bound <= max(upper, failure_probability):
       upper = max(upper, direction.bound)
       continue
     count = samples
@@ -325,7 +325,10 @@ def plans(
   """
   plans = []
   for candidates in (_removes(mixture, epsilon), [_add(mixture, epsilon)]):
-    if candidates[0].bound <= math.exp(-log_term):
+    # PRIVACY: a bound that holds for sure needs no samples where it counts for
+    # nothing. Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
+    least = max((mean + margin for _, mean, margin in plans), default=0.0)
+    if candidates[0].bound <= max(least, math.exp(-log_term)):
       plans.append((candidates[0], 0.0, candidates[0].bound))
       continue
     averages = [

@@ -187,7 +187,13 @@ def formal(
     unamplified = guarantee['sampling']['epsilon_unamplified']
     exact = (
       'Without amplification, if for sure '
-      f'{conditions}, epsilon is {unamplified!r} at the same delta, and '
+      f'{conditions}, '
+      + (
+        'no epsilon is proved'
+        if unamplified is None
+        else f'epsilon is {unamplified!r}'
+      )
+      + ' at the same delta, and '
     )
     conditions = f'{claim.cohorts.rule}, by secret chance'
   return (
