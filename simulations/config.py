@@ -41,7 +41,7 @@ class Data:
     vocabulary_size: words, special ids not counted.
     max_sentences_per_client: further ones are left out.
     sequence_length: words of a sentence.
-    unit: whom the guarantee is for, as the report says it: 'one speaker'.
+    unit: what a client is, in the words of the report.
   """
 
   corpus: str = DOCSTRINGS
@@ -50,7 +50,7 @@ class Data:
   vocabulary_size: int = 10_000
   max_sentences_per_client: int = 256
   sequence_length: int = 20
-  unit: str = 'one client'
+  unit: str = 'client'
 
   def __post_init__(self):
     if self.data_dir is not None and self.corpus != STACKOVERFLOW:

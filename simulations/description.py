@@ -43,7 +43,7 @@ def describe(
       'clients_per_round': config.training.clients_per_round,
     },
     unit_of_privacy=(
-      f'{config.data.unit} of the train split, with all its sentences'
+      f'one {config.data.unit} of the train split, with all its sentences'
     ),
     population=corpus.train.num_clients,
     data=(

@@ -166,6 +166,7 @@ def _given():
   import tensorflow as tf
   import tensorflow_federated as tff
 
+  import tff_bandmf
   from tff_bandmf import accounting, participation, program, strategies
 
   element_spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))
@@ -184,6 +185,14 @@ def _given():
     'client_optimizer': tff.learning.optimizers.build_sgdm(0.1),
     'server_optimizer': tff.learning.optimizers.build_sgdm(1.0),
     'guarantee': guarantee,
+    'plan': tff_bandmf.Plan(
+      rounds=4,
+      clients_per_round=2,
+      cohorts=guarantee.cohorts,
+      l2_norm_clip=1.0,
+      noise_multiplier=0.7,
+      mechanism=guarantee.strategy,
+    ),
     'clients_per_round': 2,
     'l2_norm_clip': 1.0,
     'element_spec': element_spec,
