@@ -37,7 +37,7 @@ LIST = pathlib.Path('tests', 'mutants.toml')
 
 # What a copy of the tree does without.
 _LEFT_OUT = (
-  '.venv*', '.git', '*cache*', '.hypothesis', '__pycache__', 'runs', 'build',
+  '.venv*', '.git', '.*cache*', '.hypothesis', '__pycache__', 'runs', 'build',
   'dist', '*.egg-info',
 )  # fmt: skip
 _SECONDS = 900

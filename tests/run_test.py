@@ -15,6 +15,7 @@ import tensorflow_federated as tff
 import tff_bandmf
 from tff_bandmf import (
   _files,
+  accounting,
   participation,
   program,
   run,
@@ -289,6 +290,11 @@ def test_run_claims_what_it_and_those_before_it_guarantee(tmp_path):
   together = second.content['together']
   assert together['runs'] == ['second', '../first']
   assert together['epsilon'] > 1.2 * second.content['epsilon']
+  with run.Run(
+    tmp_path / 'second', _plan(), after=[tmp_path / 'first']
+  ) as mine:
+    found = accounting.compose([mine, _plan()])
+  assert found.guarantees[0].epsilon(1e-5) == second.content['epsilon']
   # One round each: its chain says what the run held to.
   assert 'in whose chain' in second.content['assumptions'][0]['checked']
   for after, message in (

@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 import tqdm
 
-from tff_bandmf import _files, clips, errors, program, report
+from tff_bandmf import _files, accounting, clips, errors, program, report
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements
 from tff_bandmf.program import folder, metrics, run_record
@@ -485,6 +485,11 @@ class Run:
     """Returns the report of the run so far, which is also in the folder."""
     report.write(self.directory)
     return report.build(self.directory)
+
+  @property
+  def guarantee(self) -> accounting.Guarantee:
+    """What the run so far may claim; `accounting.compose` takes runs."""
+    return report.of_run(self.directory).claim.claimed
 
   def _release(
     self, opened: rounds_lib.Round, updates: Iterable[Any], like: Any
