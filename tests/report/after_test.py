@@ -45,6 +45,14 @@ def test_report_claims_the_composition(tmp_path, run_json):
     text = (tmp_path / 'third' / name).read_text()
     assert 'with the runs before it' in text and '../first' in text
   folders = [tmp_path / name for name in ('first', 'second', 'third')]
+  shown = run_json('report', folders[-1], '--public')
+  assert shown['named_before'] == ['first', 'second']
+  assert expected.epsilon <= shown['epsilon'] <= 1.01 * expected.epsilon
+  shown = run_json(
+    *('report', *folders[1:], '--public', '--out', tmp_path / 'out')
+  )
+  assert shown['named_before'] == ['first']
+  assert expected.epsilon <= shown['epsilon'] <= 1.01 * expected.epsilon
   found = run_json('compose', *folders, '--delta', '1e-5')
   assert found['epsilon'] == pytest.approx(expected.epsilon)
 

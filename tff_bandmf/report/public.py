@@ -151,7 +151,14 @@ def publish(
     'runs': rows,
     'together': together
     and {**_numbers(together), 'composition': together['composition']},
-    'named_before': [name for source in sources for name in source.before],
+    'named_before': sorted(
+      {
+        pathlib.PurePath(name).name
+        for source in sources
+        for name, (run_id, _) in source.before.items()
+        if run_id not in {each.run.run_id for each in sources}
+      }
+    ),
     'setting': statement.setting(run),
     'released': run.released,
     'covered': statement.covered(run),
@@ -187,36 +194,29 @@ def _check(
   sources: Sequence[source_lib.Source], notes: Mapping[str, str]
 ) -> None:
   for name in notes.keys() - set(report_lib.NAMED):
-    raise ValueError(
-      errors.invalid(
-        name,
-        notes[name],
-        'is not what a public report is called',
-        f'use one of {", ".join(report_lib.NAMED)}',
-      )
+    raise errors.value_error(
+      name,
+      notes[name],
+      'is not what a public report is called',
+      f'use one of {", ".join(report_lib.NAMED)}',
     )
   if not sources:
-    raise ValueError(
-      errors.invalid('runs', 'none', 'are to be reported', 'give one or more')
+    raise errors.value_error(
+      'runs', 'none', 'are to be reported', 'give one or more'
     )
   ids = [source.run.run_id for source in sources if source.run.run_id]
-  for name, values in (
-    ('unit_of_privacy', {source.run.unit_of_privacy for source in sources}),
-    ('runs', set(ids) if len(set(ids)) < len(ids) else set()),
-  ):
-    if name == 'unit_of_privacy' and len(values) == 1:
-      continue
-    if values:
-      raise ValueError(
-        errors.invalid(
-          name,
-          ' and '.join(sorted(map(str, values))),
-          'is not the same in all runs'
-          if name == 'unit_of_privacy'
-          else 'are there twice',
-          'report such runs one by one',
-        )
-      )
+  if len(set(ids)) < len(ids):
+    raise errors.value_error(
+      'runs', ' and '.join(ids), 'are there twice', 'give each once'
+    )
+  units = sorted({source.run.unit_of_privacy for source in sources})
+  if len(units) > 1:
+    raise errors.value_error(
+      'unit_of_privacy',
+      ' and '.join(units),
+      'is not the same in all runs',
+      'report such runs one by one',
+    )
 
 
 def _numbers(found: dict[str, Any]) -> dict[str, Any]:
