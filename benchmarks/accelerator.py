@@ -26,6 +26,7 @@ import pathlib
 import re
 import statistics
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable
 
 import numpy as np
@@ -76,7 +77,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
   m = made.block_rounds
   moved, held = _bytes(made)
   result = {
-    'case': name,
+    'strategy': name,
     'parameters': parameters,
     'devices': f'{len(devices)} x {made.kind}',
     'block_rounds': m,
@@ -170,6 +171,19 @@ def _peak_of_process() -> int:
   return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])
 
 
+def cases(
+  parameters: int = 1_000_000,
+  names: Iterable[str] = tuple(STRATEGIES),
+  repetitions: int = _REPETITIONS,
+) -> Iterator[dict[str, Any]]:
+  """Yields what each strategy costs."""
+  for name in names:
+    with concurrent.futures.ProcessPoolExecutor(
+      1, multiprocessing.get_context('spawn')
+    ) as process:
+      yield process.submit(measure, name, parameters, repetitions).result()
+
+
 def main() -> None:
   """Prints a line a case."""
   parser = argparse.ArgumentParser(
@@ -182,13 +196,9 @@ def main() -> None:
   parser.add_argument('--repetitions', type=int, default=_REPETITIONS)
   given = parser.parse_args()
   for parameters in given.parameters:
-    for name in given.names or STRATEGIES:
-      with concurrent.futures.ProcessPoolExecutor(
-        1, multiprocessing.get_context('spawn')
-      ) as process:
-        found = process.submit(
-          measure, name, parameters, given.repetitions
-        ).result()
+    for found in cases(
+      parameters, given.names or tuple(STRATEGIES), given.repetitions
+    ):
       print(json.dumps(found), flush=True)
 
 

@@ -20,6 +20,7 @@ from typing import Any, Callable
 import click
 import numpy as np
 
+from benchmarks import accelerator
 from benchmarks import data as bench_data
 from benchmarks import logs as bench_logs
 from benchmarks import noise as bench_noise
@@ -201,6 +202,7 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
 
 
 _CASES: dict[str, Callable[[], Any]] = {
+  'accelerator': lambda: list(accelerator.cases()),
   'aggregation': aggregation,
   'client_ids': bench_data.client_ids,
   'choice': bench_optimize.choices,

@@ -17,7 +17,7 @@ from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import blocks, makers
 
 # Rounds whose sums are taken together.
-_TOGETHER = 4
+_TOGETHER = 8
 # What a chunk of coordinates may need beside its past: a cache, or memory.
 _CPU_BYTES, _BYTES = 2**22, 2**31
 # Most rows that are added up in one expression.
@@ -155,50 +155,42 @@ def _window(memory, z, far, near, scale, row):
   scale = jnp.pad(scale, (0, more), constant_values=1.0)
 
   def make_group(g, made):
-    y, fed = made
     start = g * _TOGETHER
 
     def group(rows, axis=0):
       return jax.lax.dynamic_slice_in_dim(rows, start, _TOGETHER, axis)
 
     # Zeros meet the groups to come.
-    means = group(mean) + product(group(near), fed)
+    means = group(mean) + product(group(near), made[0])
     weights, noise, scales = group(group(near), 1), group(z), group(scale)
-    new_y: list[Any] = []
-    new_fed: list[Any] = []
+    fed: list[Any] = []
+    y: list[Any] = []
     for r in range(_TOGETHER):
       m = means[r]
       for s in range(r):
-        m += weights[r, s] * new_fed[s]
-      new_y.append(jnp.rint(noise[r] + m))
+        m += weights[r, s] * fed[s]
+      y.append(jnp.rint(noise[r] + m))
       # PRIVACY: the y that is added is what feeds back. Guard:
       # jax_devices_test.test_devices_make_the_noise_of_the_host.
-      new_fed.append(new_y[r] if feeds_y else (new_y[r] - m) / scales[r])
-
-    def put(rows, new):
-      return jax.lax.dynamic_update_slice(rows, jnp.stack(new), (start, 0))
-
-    return put(y, new_y), put(fed, new_fed)
-
-  empty = jnp.zeros_like(z)
-  y, fed = (
-    made[:rounds]
-    for made in jax.lax.fori_loop(
-      0, len(z) // _TOGETHER, make_group, (empty, empty)
+      fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
+    return tuple(
+      jax.lax.dynamic_update_slice(rows, jnp.stack(new), (start, 0))
+      for rows, new in zip(made, (fed, y))
     )
-  )
-  made = y.astype(np.int32)
-  latest = made if feeds_y else fed
+
+  # U, and Y where it is another.
+  made = (jnp.zeros_like(z),) * (1 if feeds_y else 2)
+  groups = len(z) // _TOGETHER
+  made = jax.lax.fori_loop(0, groups, make_group, made)
+  fed, y = made[0][:rounds], made[-1][:rounds]
+  latest = fed.astype(memory.dtype)
   memory = jax.lax.dynamic_update_slice(memory, latest, (row, 0))
-  return memory, None if feeds_y else made, _largest(y)
+  return memory, None if feeds_y else y.astype(np.int32), _largest(y)
 
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames='mixes')
 def _buffers(memory, z, readout, update, gain, mixes):
-  """Makes a `blocks.BufferBlock`; see `_window`.
-
-  mixes: whether updates have more than a diagonal.
-  """
+  """Makes a `blocks.BufferBlock`, whose update `mixes` beside its diagonal."""
   made = []
   for r in range(len(z)):
     y = jnp.rint(z[r] + _product(readout[r : r + 1], memory)[0])
@@ -255,15 +247,12 @@ def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
   """Returns devices and what kind they are.
 
   Args:
-    names: like gpu:0; none takes all of JAX's default platform.
+    names: like gpu:0; none takes all that JAX has.
 
   Raises:
     ValueError: a device is not known, or they are of several kinds.
   """
-  seen = {
-    f'{each.platform}:{each.id}': each
-    for each in (*jax.devices(), *jax.devices('cpu'))
-  }
+  seen = {f'{each.platform}:{each.id}': each for each in jax.local_devices()}
   for name in names:
     if name not in seen:
       raise ValueError(
@@ -274,7 +263,7 @@ def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
           f'use {" ".join(seen)}',
         )
       )
-  found = tuple(seen[name] for name in names) or tuple(jax.devices())
+  found = tuple(seen[name] for name in names or seen)
   # PRIVACY: which device makes a chunk depends on how many there are; kinds
   # that round differently would make noise that cannot be made again. Guard:
   # jax_devices_test.test_devices_of_two_kinds_are_refused.
