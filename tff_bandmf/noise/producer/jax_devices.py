@@ -147,7 +147,8 @@ def _window(memory, z, far, near, scale, row):
   product = _exact_product if feeds_y else _product
   mean = product(far, memory)
   # Whole groups; y of rounds behind the last is 0.
-  more = -rounds % _TOGETHER
+  together = min(_TOGETHER, rounds)
+  more = -rounds % together
   mean, z, near = (
     jnp.pad(rows, ((0, more), (0, 0))) for rows in (mean, z, near)
   )
@@ -155,17 +156,17 @@ def _window(memory, z, far, near, scale, row):
   scale = jnp.pad(scale, (0, more), constant_values=1.0)
 
   def make_group(g, made):
-    start = g * _TOGETHER
+    start = g * together
 
     def group(rows, axis=0):
-      return jax.lax.dynamic_slice_in_dim(rows, start, _TOGETHER, axis)
+      return jax.lax.dynamic_slice_in_dim(rows, start, together, axis)
 
     # Zeros meet the groups to come.
     means = group(mean) + product(group(near), made[0])
     weights, noise, scales = group(group(near), 1), group(z), group(scale)
     fed: list[Any] = []
     y: list[Any] = []
-    for r in range(_TOGETHER):
+    for r in range(together):
       m = means[r]
       for s in range(r):
         m += weights[r, s] * fed[s]
@@ -180,7 +181,7 @@ def _window(memory, z, far, near, scale, row):
 
   # U, and Y where it is another.
   made = (jnp.zeros_like(z),) * (1 if feeds_y else 2)
-  groups = len(z) // _TOGETHER
+  groups = len(z) // together
   made = jax.lax.fori_loop(0, groups, make_group, made)
   fed, y = made[0][:rounds], made[-1][:rounds]
   latest = fed.astype(memory.dtype)
