@@ -78,7 +78,10 @@ class JaxDevices(makers.Maker):
       z = self.draw(i, block.first, block.noise_scale)
       memory = self._memories[i]
       if memory is None:
-        memory = jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype)
+        # As what follows it, which one program is for.
+        memory = jax.device_put(
+          jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype), device
+        )
       if isinstance(block, blocks.WindowBlock):
         memory, made, largest = _window(
           memory, z, block.far, block.near, block.scale, block.row
