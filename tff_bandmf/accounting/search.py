@@ -70,11 +70,10 @@ def least(
     log_x = scipy.optimize.brentq(log_excess, low, high, xtol=1e-2)
   # Near it by more samples, the same ones at each step.
   many = max(_MANY, samples // 100)
-  for _ in range(2):
-    excess = log_excess(log_x, many)
-    slope = min(-1.0, (log_excess(log_x + 0.03, many) - excess) / 0.03)
-    log_x += max(-0.1, min(0.1, -excess / slope))
-  log_x += 3e-3
+  excess = log_excess(log_x, many)
+  slope = min(-1.0, (log_excess(log_x + 0.03, many) - excess) / 0.03)
+  log_x += max(-0.1, min(0.1, -excess / slope))
+  log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope)) + 3e-3
   for attempt in attempts:
     if log_x >= math.log(start):
       return None
