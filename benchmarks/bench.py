@@ -21,6 +21,7 @@ import click
 import numpy as np
 
 from benchmarks import accelerator
+from benchmarks import cohorts as bench_cohorts
 from benchmarks import data as bench_data
 from benchmarks import logs as bench_logs
 from benchmarks import noise as bench_noise
@@ -204,6 +205,7 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
 _CASES: dict[str, Callable[[], Any]] = {
   'accelerator': lambda: list(accelerator.cases()),
   'aggregation': aggregation,
+  'calibration': bench_cohorts.calibration,
   'client_ids': bench_data.client_ids,
   'choice': bench_optimize.choices,
   'large_optimisation': bench_optimize.large_optimisations,
@@ -211,6 +213,7 @@ _CASES: dict[str, Callable[[], Any]] = {
   'observe': bench_logs.observe,
   'optimisation': bench_optimize.optimisations,
   'producer': bench_noise.producer,
+  'sampled': bench_cohorts.sampled,
   'tail': bench_noise.tail,
   'training': bench_training.training,
 }
