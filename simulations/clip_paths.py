@@ -97,11 +97,8 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
       if run['family'] != family or not run['adaptive'] or run['seed']:
         continue
       style = '-' if run['until'] is None else '--'
-      label = f'from {run["l2_norm_clip"]:g}'
-      if run['until'] is not None:
-        label += f', stays from {run["until"]}'
       rounds = np.arange(1, len(run['path']) + 1)
-      (line,) = above.plot(rounds, run['path'], style, label=label)
+      (line,) = above.plot(rounds, run['path'], style, label=run['name'])
       below.plot(
         rounds,
         np.divide(run['noise']['total'], run['path']),
@@ -111,6 +108,8 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
       constant = np.divide(run['noise']['constant'], run['path'])
     below.plot(rounds, constant, ':', color='black', label='a constant clip')
     above.set_yscale('log')
+    # A clip that ran away leaves the panel.
+    above.set_ylim(top=4 * max(run['l2_norm_clip'] for run in runs))
     below.set_yscale('log')
     below.set_xlabel('rounds')
     above.legend(frameon=False)
@@ -131,8 +130,13 @@ def main(runs: pathlib.Path, out: pathlib.Path) -> None:
     if (directory / run_record.RESULT_FILE).exists()
   ]
   draw(found).savefig(out / f'{_NAME}.png', dpi=110)
+  # A figure needs the noise of all rounds; what is told is that of the end.
+  for run in found:
+    run['noise'] = {name: values[-1] for name, values in run['noise'].items()}
+    if not run['adaptive']:
+      del run['path']
   short = json.loads(
-    json.dumps(found), parse_float=lambda x: float(f'{float(x):.5g}')
+    json.dumps(found), parse_float=lambda text: float(f'{float(text):.4g}')
   )
   _files.write(
     out / f'{_NAME}.json',
