@@ -1,7 +1,11 @@
 """Tests of runs whose cohorts are drawn by chance: killed, doctored."""
 
+import collections
+import contextlib
+
 import numpy as np
 import pytest
+import tensorflow_federated as tff
 
 import tff_bandmf
 from tff_bandmf import program, run, strategies
@@ -211,3 +215,60 @@ def test_cohort_that_differs_voids_the_claim(tmp_path, monkeypatch):
   _train(tmp_path, plan)
   with _ledger(tmp_path) as ledger:
     assert ledger.observed().drawn is False
+
+
+class _Process:
+  """A process of nobody's making: its state is the sum of all releases."""
+
+  def __init__(self, factory):
+    self._process = factory.create(tff.to_type((np.float32, (3,))))
+
+  def initialize(self):
+    return _State(np.zeros(3), self._process.initialize())
+
+  def next(self, state, data):
+    output = self._process.next(state.aggregator, data)
+    return _State(state.sum + output.result, output.state)
+
+
+_State = collections.namedtuple('_State', ['sum', 'aggregator'])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('cohorts', 'epsilon'),
+  [
+    (tff_bandmf.CyclicPoisson(0.1, 2, population=12), 8.0),
+    (tff_bandmf.BallsInBins(3, population=12), 2.0),
+    (tff_bandmf.BMinSep(2, 0.1, population=12), 8.0),
+  ],
+  ids=str,
+)
+def test_aggregator_gets_what_is_drawn(runtime, tmp_path, cohorts, epsilon):
+  """Few clients: some cohorts are empty, and a round has noise all the same."""
+  plan = _plan(
+    cohorts,
+    clients_per_round=max(1, round(cohorts.expected_cohort(_ROUNDS))),
+    noise_multiplier=None,
+    epsilon=epsilon,
+    delta=1e-3,
+  )
+  states = []
+  for kill in (3, None):
+    with contextlib.suppress(_Killed), run.Run(tmp_path, plan) as mine:
+      process = _Process(mine.aggregator)
+      state = mine.restore(process.initialize)
+      for opened in mine.rounds(clients=12):
+        data = [np.full(3, 0.1, np.float32) for _ in opened.cohort]
+        before, state = state, process.next(state, data)
+        assert (state.sum != before.sum).all()
+        if opened.index == kill:
+          raise _Killed
+        states.append(opened.finish(state))
+      mine.record(total=float(state.sum.sum()))
+      content = mine.report().content
+  assert len(states) == _ROUNDS
+  assert content['epsilon'] <= epsilon and content['delta'] == 1e-3
+  assert content['amplification'] == cohorts.name
+  assert content['sampling']['drawn'] == 'as the key of the draws gives them'
+  assert content['observed']['rounds_finished'] == _ROUNDS
