@@ -26,6 +26,7 @@ from benchmarks import data as bench_data
 from benchmarks import logs as bench_logs
 from benchmarks import noise as bench_noise
 from benchmarks import optimizers as bench_optimize
+from benchmarks import run as bench_run
 from benchmarks import training as bench_training
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -204,6 +205,7 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
 
 _CASES: dict[str, Callable[[], Any]] = {
   'accelerator': lambda: list(accelerator.cases()),
+  'admission': bench_run.admission,
   'aggregation': aggregation,
   'calibration': bench_cohorts.calibration,
   'client_ids': bench_data.client_ids,
@@ -213,6 +215,7 @@ _CASES: dict[str, Callable[[], Any]] = {
   'observe': bench_logs.observe,
   'optimisation': bench_optimize.optimisations,
   'producer': bench_noise.producer,
+  'run': bench_run.overhead,
   'sampled': bench_cohorts.sampled,
   'tail': bench_noise.tail,
   'training': bench_training.training,

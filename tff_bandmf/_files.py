@@ -1,8 +1,9 @@
 """Files: whole or not there, locked, secret, read from anybody.
 
 A file is written under another name, synced to the disk and then given its own
-name; the folder is synced too. A process that is killed meanwhile leaves a file
-`*.part`, which nothing reads.
+name; the folder is synced too. Where a power cut may lose the file there is no
+sync. A process that is killed meanwhile leaves a file `*.part`, which nothing
+reads.
 """
 
 from __future__ import annotations
@@ -34,25 +35,30 @@ _CODE = ('.py', '.j2', '.json')
 MEMORY = pathlib.Path('/dev/shm')
 
 
-def write(path: pathlib.Path, *contents, mode: int = 0o644) -> None:
+def write(
+  path: pathlib.Path, *contents, mode: int = 0o644, durable: bool = True
+) -> None:
   """Writes a file, or replaces it, whole or not at all.
 
   Args:
     path: of the file, in a folder that is there.
     *contents: bytes, one after another.
     mode: of the file, less what the umask takes.
+    durable: whether it is on the disk when this returns. Else a power cut, and
+      nothing but that, may lose it or empty it.
 
   Raises:
     OSError: it cannot be written; one line that names the file.
   """
-  with naming(path, 'written'), replacing(path, mode) as part:
+  replaced = replacing(path, mode, durable=durable)
+  with naming(path, 'written'), replaced as part:
     _fill(part, contents)
 
 
-def write_json(path: pathlib.Path, content: Any, mode: int = 0o644) -> None:
+def write_json(path: pathlib.Path, content: Any, **kwargs: Any) -> None:
   """Writes a JSON file as `write` does; NaN and infinities are refused."""
   text = json.dumps(content, indent=1, allow_nan=False) + '\n'
-  write(path, text.encode(), mode=mode)
+  write(path, text.encode(), **kwargs)
 
 
 @contextlib.contextmanager
@@ -60,6 +66,7 @@ def replacing(
   path: Union[str, os.PathLike],
   mode: int = 0o644,
   take: Callable[[pathlib.Path, pathlib.Path], None] = os.replace,
+  durable: bool = True,
 ) -> Iterator[pathlib.Path]:
   """Yields the path of an empty file that becomes `path` when the block ends.
 
@@ -70,6 +77,7 @@ def replacing(
     path: of the file to make or replace, in a folder that is there.
     mode: of the file, less what the umask takes.
     take: gives the new file its name.
+    durable: as for `write`.
   """
   path = pathlib.Path(path)
   part = path.with_name(f'{path.name}.{secrets.token_hex(4)}{PART}')
@@ -79,7 +87,8 @@ def replacing(
     # PRIVACY: rounds that outlive their key could not be told from those of
     # new clients. Guard:
     # files_test.test_name_appears_after_the_content_is_on_the_disk.
-    _sync(part)
+    if durable:
+      _sync(part)
     take(part, path)
   except BaseException:
     if not mode & 0o077:
@@ -87,7 +96,8 @@ def replacing(
     raise
   finally:
     part.unlink(missing_ok=True)
-  _sync(path.parent)
+  if durable:
+    _sync(path.parent)
 
 
 def load_or_create_secret(

@@ -1,12 +1,15 @@
 """Tests of the rule that lets a client into a round."""
 
 import itertools
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import program, sensitivity, strategies
+from tff_bandmf.program import history as history_lib
+from tff_bandmf.program import records
 
 _SCHEMAS = [
   participation_lib.Single(),
@@ -139,3 +142,46 @@ def test_separation_beyond_every_round_lets_in_once():
   cohort = np.array([0, 1])
   found = program.admit(cohort, 2**30 - 1, schema, 2**30, history)
   assert found.admitted.tolist() == [False, True]
+
+
+def test_past_is_that_of_every_round_before(tmp_path):
+  """With merges at every round or two, forwards, backwards and by another."""
+  generator = np.random.default_rng(0)
+  clients = [f'client {i}' for i in range(60)]
+  expected = history_lib.History.empty(60)
+  path = tmp_path / 'ledger.sqlite'
+  with (
+    mock.patch.object(history_lib, '_SHORT', 7),
+    program.Ledger(path) as ledger,
+    program.Ledger(path) as writer,
+  ):
+    for t in range(0, 40, 2):
+      found = ledger.past(clients[::-1], t)
+      np.testing.assert_array_equal(found.count[::-1], expected.count)
+      np.testing.assert_array_equal(found.last_round[::-1], expected.last_round)
+      if t == 20:
+        then = found
+      cohort = generator.choice(60, generator.integers(0, 9), replace=False)
+      writer.start_round(t, [clients[i] for i in cohort])
+      expected.record(t, cohort)
+    np.testing.assert_array_equal(
+      ledger.past(clients[::-1], 20).last_round, then.last_round
+    )
+    assert ledger.past([], 40).count.tolist() == []
+
+
+def test_past_looks_at_new_rounds_alone(tmp_path):
+  read = []
+
+  def cohorts(connection, before, start):
+    for t, cohort in real(connection, before, start):
+      read.append(t)
+      yield t, cohort
+
+  real = records.cohorts
+  with program.Ledger(tmp_path / 'ledger.sqlite') as ledger:
+    with mock.patch.object(records, 'cohorts', cohorts):
+      for t in range(5):
+        ledger.past(['a', 'b'], t)
+        ledger.start_round(t, ['a'])
+  assert read == [0, 1, 2, 3]

@@ -116,8 +116,12 @@ class Position:
     return self.directory / 'released'
 
   def _write(self, round_index: int, attempt: int) -> None:
-    content = f'{self.run} {round_index} {attempt}'
-    _files.write(self.directory / 'position', content.encode(), mode=0o600)
+    content = f'{self.run} {round_index} {attempt}'.encode()
+    # Not synced: after a power cut no round is open, and who begins again says
+    # so before anything reads this.
+    _files.write(
+      self.directory / 'position', content, mode=0o600, durable=False
+    )
 
   def _numbers(self, now: tf.Tensor) -> tf.Tensor:
     # The path depends on the round: file operations count as pure.

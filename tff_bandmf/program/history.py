@@ -11,6 +11,8 @@ from tff_bandmf import errors
 # Twice as far below 0 does not overflow, and no round is as high.
 _NEVER = -(2**30)
 MAX_ROUNDS = 2**30
+# New clients that are not merged into many old ones at once.
+_SHORT = 2**16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -68,3 +70,70 @@ class History:
       )
     self.last_round[cohort] = round_index
     self.count[cohort] = count + 1
+
+
+class Seen:
+  """Who took part in the rounds of a ledger, by identifier.
+
+  A round is added in the time of its cohort, on average, and clients are found
+  in theirs: who is new goes to a short part, which is now and then merged into
+  the long one. 14 bytes a client.
+
+  Attributes:
+    next: the round after the last one that was added.
+  """
+
+  def __init__(self):
+    self.next = 0
+    nobody = np.empty(0, np.int64), History.empty(0)
+    self._long, self._short = nobody, nobody
+
+  def record(self, round_index: int, cohort: np.ndarray) -> None:
+    """Adds a round above those that were added.
+
+    Args:
+      round_index: the round.
+      cohort: [m] int64 identifiers, ascending.
+    """
+    for part in self._long, self._short:
+      there, place = _places(part[0], cohort)
+      part[1].record(round_index, place)
+      cohort = cohort[~there]
+    new = History.empty(len(cohort))
+    new.record(round_index, np.arange(len(cohort)))
+    self._short = _merged(self._short, (cohort, new))
+    if len(self._short[0]) > max(_SHORT, len(self._long[0]) // 8):
+      self._long = _merged(self._long, self._short)
+      self._short = np.empty(0, np.int64), History.empty(0)
+    self.next = round_index + 1
+
+  def of(self, clients: np.ndarray) -> History:
+    """Returns the history of clients, [m] int64 identifiers, in their order."""
+    found = History.empty(len(clients))
+    for known, history in (self._long, self._short):
+      there, place = _places(known, clients)
+      found.last_round[there] = history.last_round[place]
+      found.count[there] = history.count[place]
+    return found
+
+
+def _places(
+  known: np.ndarray, clients: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns which clients are known, [m] bool, and where those stand."""
+  place = np.searchsorted(known, clients)
+  there = place < len(known)
+  there[there] = known[place[there]] == clients[there]
+  return there, place[there]
+
+
+def _merged(
+  one: tuple[np.ndarray, History], other: tuple[np.ndarray, History]
+) -> tuple[np.ndarray, History]:
+  """Returns two parts, without a client in common, as one."""
+  known = np.concatenate([one[0], other[0]])
+  order = np.argsort(known, kind='stable')
+  return known[order], History(
+    np.concatenate([one[1].last_round, other[1].last_round])[order],
+    np.concatenate([one[1].count, other[1].count])[order],
+  )

@@ -182,19 +182,6 @@ def _swapped(values: np.ndarray) -> np.ndarray:
   return values << np.uint64(32) | values >> np.uint64(32)
 
 
-def find(known: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-  """Returns where in `known` what is in `wanted` stands, ascending.
-
-  Args:
-    known: [n] int64 ascending; what is there twice is found twice.
-    wanted: [m] int64 ascending.
-  """
-  start = np.searchsorted(known, wanted)
-  count = np.searchsorted(known, wanted, 'right') - start
-  before = np.cumsum(count) - count
-  return np.repeat(start - before, count) + np.arange(count.sum())
-
-
 def _index(client: object) -> int:
   if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
     raise TypeError(

@@ -137,6 +137,7 @@ class Ledger(ledger_reader.Reader):
     noise_checked: bool = False,
     rounds_done: Optional[int] = None,
     enforced: Optional[bytes] = None,
+    row: Optional[bytes] = None,
   ) -> None:
     """Records that the result of a started round was taken over.
 
@@ -153,6 +154,7 @@ class Ledger(ledger_reader.Reader):
         (`round` in its measurements), if it is known.
       enforced: digest of what the program held to in this round, such as its
         clip; see `RunRecord.enforced_digest`.
+      row: as `record_row` takes it, at the same instant.
 
     Raises:
       ValueError: there is no attempt that was started and has no outcome yet,
@@ -189,6 +191,7 @@ class Ledger(ledger_reader.Reader):
         bool(noise_checked),
       ),
       enforced,
+      row,
     )
 
   def fail_round(self, round_index: int) -> None:
@@ -199,7 +202,13 @@ class Ledger(ledger_reader.Reader):
     """
     self._end(chain.Event(_round(round_index), chain.FAILED))
 
-  def _end(self, event: chain.Event, enforced: Optional[bytes] = None) -> None:
+  def _end(
+    self,
+    event: chain.Event,
+    enforced: Optional[bytes] = None,
+    row: Optional[bytes] = None,
+  ) -> None:
+    """Appends an end, what was held to before it and the row after it."""
     with self._write() as connection:
       attempts = records.attempts(connection, event.round)
       if not attempts or attempts[-1].outcome != chain.STARTED:
@@ -217,12 +226,13 @@ class Ledger(ledger_reader.Reader):
             'do not release this one: abandon the round',
           )
         )
-      held = (
+      held, rows = (
         []
-        if enforced is None
-        else [chain.Event(event.round, chain.ENFORCED, bytes(enforced))]
+        if digest is None
+        else [chain.Event(event.round, kind, bytes(digest))]
+        for kind, digest in ((chain.ENFORCED, enforced), (chain.ROW, row))
       )
-      records.append(connection, *held, event)
+      records.append(connection, *held, event, *rows)
 
   def abandon_round(self, round_index: int) -> None:
     """Records that a started round is burnt: it is never started again.

@@ -71,14 +71,26 @@ class Metrics:
         self._lines.append(line)
     self._write()
 
-  def write(self, row: dict[str, Any]) -> None:
-    """Writes the row of a round that ended; column to number."""
-    line = _line([row.get(name, '') for name in self._columns])
+  def digest(self, row: dict[str, Any]) -> bytes:
+    """Returns what the ledger has of a row; see `row_digest`."""
+    return row_digest(self._lines[0], self._line(row))
+
+  def write(self, row: dict[str, Any], recorded: bool = False) -> None:
+    """Writes the row of a round that ended.
+
+    Args:
+      row: column to number.
+      recorded: whether the ledger has its digest.
+    """
     # PRIVACY: before the row, so that the ledger lacks nothing that the file
     # shows. Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
-    self._ledger.record_row(row['round'], row_digest(self._lines[0], line))
-    self._lines.append(line)
+    if not recorded:
+      self._ledger.record_row(row['round'], self.digest(row))
+    self._lines.append(self._line(row))
     self._write()
+
+  def _line(self, row: dict[str, Any]) -> str:
+    return _line([row.get(name, '') for name in self._columns])
 
   def _write(self) -> None:
     _files.write(self._path, ''.join(self._lines).encode())

@@ -368,10 +368,12 @@ def digest(
 
 
 def cohorts(
-  connection: sa.engine.Connection, before: Optional[int] = None
+  connection: sa.engine.Connection,
+  before: Optional[int] = None,
+  start: int = 0,
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Yields rounds, ascending, and their identifiers; reads a few at a time."""
-  for round_index, found, _ in _rounds(connection, before):
+  for round_index, found, _ in _rounds(connection, before, start):
     yield round_index, found
 
 

@@ -142,13 +142,6 @@ class Journal:
           'leave it: it is burnt, and the run goes on',
         )
       )
-    self.ledger.finish_round(
-      t,
-      z_stddev,
-      result,
-      noise_checked=bool(z_stddev),
-      enforced=self._enforced,
-    )
     numbers: dict[str, Any] = {
       '/'.join(map(str, path)): float(value)
       for path, value in tree.flatten_with_path(measured)
@@ -159,9 +152,16 @@ class Journal:
       name: numbers.pop(f'aggregator/released/{name}', '')
       for name in self._released
     }
-    self._rows.write(
-      {'round': t, 'clients': len(done.cohort), **told, **released}
+    row = {'round': t, 'clients': len(done.cohort), **told, **released}
+    self.ledger.finish_round(
+      t,
+      z_stddev,
+      result,
+      noise_checked=bool(z_stddev),
+      enforced=self._enforced,
+      row=self._rows.digest(row),
     )
+    self._rows.write(row, recorded=True)
     self._keep(t, numbers)
     self._checkpoints.save(state, t + 1, self.ledger.head())
     self._position.close()
@@ -177,7 +177,8 @@ class Journal:
     kept = self._directory / run_record.PRIVATE / 'metrics'
     kept.mkdir(mode=0o700, exist_ok=True)
     values = {name: repr(value) for name, value in found.items()}
-    _files.write_json(kept / f'{t:08d}.json', values, mode=0o600)
+    # Not synced: nothing is claimed about them, and nothing goes on from them.
+    _files.write_json(kept / f'{t:08d}.json', values, mode=0o600, durable=False)
     # PRIVACY: what has no noise is named. Guard:
     # run_test.test_metrics_stay_private_and_are_named.
     self.say(

@@ -1,0 +1,134 @@
+"""Benchmarks of a run: what it adds to a round, and admission of clients."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+_CLIENTS = 4
+_MIN_SEP = 8
+
+
+@contextlib.contextmanager
+def _syncs() -> Iterator[list[int]]:
+  """Yields a list that gets a file descriptor for every fsync of Python."""
+  found: list[int] = []
+  real = os.fsync
+
+  def sync(handle):
+    found.append(handle)
+    real(handle)
+
+  with mock.patch.object(os, 'fsync', sync):
+    yield found
+
+
+def overhead(rounds: int = 30) -> list[dict[str, Any]]:
+  """Returns what a run adds to `process.next` of its aggregator, with a tape.
+
+  Both go through the same rounds, one of each in turn; `added` is the median
+  of the differences. `syncs` are those of files; a commit of the ledger, two a
+  round, has one more.
+  """
+  import tensorflow_federated as tff
+
+  import tff_bandmf
+  from tff_bandmf import aggregator, participation, strategies
+  from tff_bandmf.program import runtime
+
+  results = []
+  with runtime.local_runtime():
+    for parameters in 1_000, 4_050_748:
+      plan = tff_bandmf.Plan(
+        rounds=rounds,
+        clients_per_round=_CLIENTS,
+        cohorts=participation.MinSep(_MIN_SEP),
+        delta=1e-6,
+        l2_norm_clip=1.0,
+        noise_multiplier=1.0,
+        mechanism=strategies.BandedToeplitz(rounds, [1.0, 0.5]),
+      )
+      value_type = tff.TensorType(np.float32, [parameters])
+      values = [np.full(parameters, 1e-3, np.float32)] * _CLIENTS
+      seconds: list[tuple[float, float]] = []
+      with (
+        tempfile.TemporaryDirectory() as folder,
+        tff_bandmf.Run(pathlib.Path(folder, 'run'), plan) as run,
+        aggregator.dp_aggregator(
+          1.0,
+          _CLIENTS,
+          l2_norm_clip=1.0,
+          strategy=plan.strategy,
+          participation=participation.MinSep(_MIN_SEP),
+        ) as factory,
+        _syncs() as syncs,
+      ):
+        bare = factory.create(value_type)
+        state = bare.initialize()
+        process = run.aggregator.create(value_type)
+        mine = run.restore(process.initialize)
+        opened = run.rounds(clients=_CLIENTS * _MIN_SEP)
+        syncs.clear()
+        for _ in range(rounds):
+          began = time.perf_counter()
+          state = bare.next(state, values).state
+          between = time.perf_counter()
+          each = next(opened)
+          mine = each.finish(process.next(mine, values).state)
+          seconds.append((between - began, time.perf_counter() - between))
+      results.append(
+        {
+          'parameters': parameters,
+          'clients': _CLIENTS,
+          'seconds': statistics.median(whole for _, whole in seconds),
+          'bare_seconds': statistics.median(bare for bare, _ in seconds),
+          'added': statistics.median(whole - bare for bare, whole in seconds),
+          'syncs': len(syncs) / rounds,
+        }
+      )
+  return results
+
+
+def admission(
+  clients: int = 10**7, cohort: int = 10**4, repetitions: int = 5
+) -> dict[str, Any]:
+  """Returns what it takes to admit and record clients that came by themselves.
+
+  The ledger, a SQLite file, has a round of every `cohort` of the clients.
+  `first_seconds` is what a program that is begun again takes once.
+  """
+  from tff_bandmf import participation, program
+
+  rounds = clients // cohort
+  schema = participation.MinSep(2)
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    program.Ledger(pathlib.Path(folder, 'ledger.sqlite')) as ledger,
+  ):
+    for t in range(rounds):
+      ledger.start_round(t, np.arange(t * cohort, (t + 1) * cohort))
+      ledger.fail_round(t)
+    seconds = []
+    for t in range(rounds, rounds + repetitions + 1):
+      came = np.random.default_rng(t).choice(clients, cohort, replace=False)
+      began = time.perf_counter()
+      admitted = program.admit(
+        came, t, schema, t + 1, ledger.past(came, t)
+      ).admitted
+      ledger.start_round(t, came[admitted])
+      seconds.append(time.perf_counter() - began)
+  return {
+    'clients': clients,
+    'cohort': cohort,
+    'first_seconds': seconds[0],
+    'seconds': statistics.median(seconds[1:]),
+  }
