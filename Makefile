@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test quick fuzz races mutants docs bench seeds lint dist test-wheel test-flower clean
+.PHONY: help env demo test quick fuzz races mutants kills docs bench seeds lint dist test-wheel test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -33,6 +33,11 @@ races: env  ## has two processes write to a ledger at once, 300 times each
 
 mutants: env  ## changes privacy-critical lines; tests must notice (ARGS='word')
 	$(PYTHON_OF_ENV) tests/mutants.py $(ARGS)
+
+kills: env  ## kills runs anywhere, each way of driving them (ARGS='--kills=9')
+	$(PYTHON_OF_ENV) -m pytest -q tests/run_test.py -k killed_run --every-write
+	PYTHONPATH=. $(PYTHON_OF_ENV) tests/kills.py $(ARGS)
+	$(PYTHON_OF_ENV) -m simulations.kill_test
 
 docs: env  ## builds the site into build/docs; runs the notebooks in it
 	$(PYTHON_OF_ENV) -m sphinx -W --keep-going -b html docs build/docs

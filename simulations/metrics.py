@@ -1,19 +1,15 @@
-"""The metrics of a run, a row a round: in `metrics.csv` and in TensorBoard."""
+"""The metrics of a run: columns of `metrics.csv`, and TensorBoard."""
 
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from collections.abc import Mapping
 
 import tensorflow as tf
 
-from tff_bandmf import program
-from tff_bandmf.program import metrics
-
-_COLUMNS = (
-  'round',
+# Besides those of every run.
+COLUMNS = (
   'seconds',
-  'clients',
   'non_finite',
   'accuracy',
   'accuracy_with_end',
@@ -22,32 +18,20 @@ _COLUMNS = (
 )
 
 
-class Metrics:
-  """Writes rows; see `program.metrics`."""
+class TensorBoard:
+  """Writes a row a round into the folder `tensorboard` of a run."""
 
-  def __init__(
-    self,
-    directory: pathlib.Path,
-    ledger: program.Ledger,
-    start: int,
-    adaptive_clip: bool,
-  ):
-    self._columns = (*_COLUMNS, *(metrics.RELEASED if adaptive_clip else ()))
-    self._rows = metrics.Metrics(directory, ledger, self._columns, start)
-    self._tensorboard = tf.summary.create_file_writer(
-      str(directory / 'tensorboard')
-    )
+  def __init__(self, directory: pathlib.Path):
+    self._writer = tf.summary.create_file_writer(str(directory / 'tensorboard'))
 
-  def __enter__(self) -> Metrics:
+  def __enter__(self) -> TensorBoard:
     return self
 
   def __exit__(self, *exc_info) -> None:
-    self._tensorboard.close()
+    self._writer.close()
 
-  def write(self, row: dict[str, Any]) -> None:
-    """Writes the row of a round that ended; column to number."""
-    self._rows.write(row)
-    with self._tensorboard.as_default(step=row['round']):
-      for name in self._columns[1:]:
-        if name in row:
-          tf.summary.scalar(name, row[name])
+  def write(self, round_index: int, row: Mapping[str, float]) -> None:
+    """Writes the row of a round, name to number."""
+    with self._writer.as_default(step=round_index):
+      for name, value in row.items():
+        tf.summary.scalar(name, value)

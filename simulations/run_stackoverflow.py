@@ -244,7 +244,7 @@ def train_all(
   corpus = training.load_corpus(next(iter(runs.values()))[0].data)
   _say('checking that all cohorts can be filled')
   for config, _ in runs.values():
-    training.make_sampler(config, corpus)
+    training.check_cohorts(config, corpus)
   patience = patience_lib.Patience(
     round_timeout, lambda line: click.echo(line, err=True)
   )

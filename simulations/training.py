@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -10,11 +11,11 @@ import sys
 import time
 from typing import Any, Optional
 
-import attrs
 import numpy as np
 import tensorflow_federated as tff
 import tqdm
 
+import tff_bandmf
 from simulations import config as config_lib
 from simulations import (
   description,
@@ -32,9 +33,6 @@ from simulations.corpora import (
 )
 from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import (
-  _files,
-  accounting,
-  aggregator,
   errors,
   optimize,
   program,
@@ -43,9 +41,9 @@ from tff_bandmf import (
   workloads,
 )
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.noise import placements
-from tff_bandmf.program import checkpoints as checkpoints_lib
-from tff_bandmf.program import folder, rounds, run_record
+from tff_bandmf import run as run_lib
+from tff_bandmf.program import folder, run_record
+from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.program import workers as workers_lib
 
 
@@ -95,32 +93,25 @@ def load_corpus(data: config_lib.Data) -> Corpus:
 
 
 def planned_participation(
-  privacy: config_lib.Privacy,
+  config: config_lib.Config,
 ) -> participation_lib.Participation:
   """Returns the schema that the cohorts of an experiment are drawn for."""
-  return participation_lib.MinSep(privacy.min_sep, privacy.max_participations)
+  privacy = config.privacy
+  return participation_lib.MinSep(
+    min(privacy.min_sep, config.training.rounds), privacy.max_participations
+  )
 
 
-def make_sampler(
-  config: config_lib.Config, corpus: Corpus
-) -> program.CohortSampler:
-  """Returns the sampler of an experiment, after a dry run of all rounds.
-
-  Raises:
-    ValueError: a cohort cannot be filled.
-  """
-  training, privacy = config.training, config.privacy
-  sampler = program.CohortSampler(
+def check_cohorts(config: config_lib.Config, corpus: Corpus) -> None:
+  """Raises ValueError if a cohort of an experiment cannot be filled."""
+  training = config.training
+  program.CohortSampler(
     corpus.train.num_clients,
     training.clients_per_round,
     training.rounds,
-    planned_participation(privacy),
+    planned_participation(config),
     training.seed,
   )
-  history = program.History.empty(sampler.clients)
-  for t in range(training.rounds):
-    history.record(t, sampler.sample(t, history))
-  return sampler
 
 
 def strategy_request(config: config_lib.Config) -> dict[str, Any]:
@@ -130,7 +121,7 @@ def strategy_request(config: config_lib.Config) -> dict[str, Any]:
   return {
     'family': strategies.Identity.family if without else privacy.family,
     'rounds': training.rounds,
-    'participation': planned_participation(privacy),
+    'participation': planned_participation(config),
     'workload': training.server_schedule
     if privacy.workload == config_lib.MOMENTUM
     else workloads.PREFIX,
@@ -169,7 +160,7 @@ def run(
   """Trains and tests; returns the result, which is also in the directory.
 
   A resumed run goes on from its last checkpoint and replays the rounds after it
-  with the very cohorts and the very noise that they had; see `rounds`.
+  with the very cohorts and the very noise that they had; see `Run`.
 
   Args:
     config: the experiment; `compare` is not looked at.
@@ -189,165 +180,119 @@ def run(
     ValueError: a value out of range, a run is there and `resume` is False, or
       the run that is there had another configuration, is running, or is a copy.
   """
-  sampler = make_sampler(config, corpus)
+  training = config.training
+  check_cohorts(config, corpus)
   if not resume:
     folder.refuse_existing(directory)
-  with folder.locked(directory):
-    return _run(
-      config, corpus, sampler, directory, strategy, workers, stop_after, moved
-    )
-
-
-def _run(
-  config, corpus, sampler, directory, strategy, workers, stop_after, moved
-) -> Optional[dict[str, Any]]:
-  training, privacy = config.training, config.privacy
-  if (directory / report.RUN_FILE).exists():
-    strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
-  elif strategy is None:
-    strategy = find_strategy(config)
-  guarantee, simulated = _guarantees(config, strategy, sampler.participation)
-  record = description.describe(config, corpus, guarantee, simulated)
-  if (directory / report.RESULT_FILE).exists():
-    folder.check_record(directory, record)
-    return json.loads((directory / report.RESULT_FILE).read_text())
-
-  key = folder.open_run(
-    directory, record, strategy, sampler.participation, moved
-  )
-  corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
-  model = models.build(
-    config.model, corpus.train.vocabulary.num_ids, training.seed
-  )
-  checkpoints = checkpoints_lib.Checkpoints(directory / run_record.CHECKPOINTS)
-  start = checkpoints.latest()
-  # PRIVACY: the noise is that of `guarantee`. Guard:
-  # training_test.test_noise_is_that_of_the_claim.
-  with aggregator.dp_aggregator(
-    guarantee.noise_multiplier,
-    training.clients_per_round,
-    l2_norm_clip=privacy.clip,
-    strategy=strategy,
-    participation=sampler.participation,
-    zeroing_norm=privacy.zeroing_norm,
-    noise=placements.Tape(
-      key=key, start_round=start, max_memory_bytes=privacy.max_memory_bytes
+  if (directory / run_record.PLAN_FILE).exists():
+    strategy = plan_lib.Plan.load(directory / run_record.PLAN_FILE).strategy
+  with tff_bandmf.Run(
+    directory,
+    _plan(config, strategy or find_strategy(config)),
+    moved=moved,
+    keep_key=True,
+    program=run_lib.Program(
+      description.describe(config, corpus),
+      metrics.COLUMNS,
+      config.privacy.max_memory_bytes,
     ),
-  ) as factory:
+  ) as started:
+    if (directory / report.RESULT_FILE).exists():
+      return json.loads((directory / report.RESULT_FILE).read_text())
+    corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
+    model = models.build(
+      config.model, corpus.train.vocabulary.num_ids, training.seed
+    )
     process = fed_avg.build(
       model,
       config.data.sequence_length,
       tff.learning.optimizers.build_sgdm(training.client_learning_rate),
       server_optimizer.build(training),
-      factory,
+      started.aggregator,
       training.batch_size,
       workers,
     )
-    state = process.initialize()
-    if start:
-      state, head = checkpoints.load(start, state)
-      with program.Ledger(directory / report.LEDGER_FILE) as ledger:
-        folder.check_checkpoint(
-          ledger, start, head, checkpoints_lib.digest(state)
-        )
-    stop = min(training.rounds, start + (stop_after or training.rounds))
-    state = _train(
-      process,
-      state,
-      range(start, stop),
-      sampler,
-      config,
-      corpus,
-      directory,
-      evaluation.Evaluator(
-        model, corpus.validation, training.evaluation_sentences
-      ),
+    evaluator = evaluation.Evaluator(
+      model, corpus.validation, training.evaluation_sentences
     )
-  if stop < training.rounds:
-    return None
-  result = _test(process, model, state, corpus)
-  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
-    result[run_record.LEDGER_HEAD] = ledger.head()
-  _files.write_json(directory / report.RESULT_FILE, result)
-  return result
+    state = _train(started, process, config, corpus, evaluator, stop_after)
+    if started.rounds_left:
+      return None
+    started.record(**_test(process, model, state, corpus))
+  return json.loads((directory / report.RESULT_FILE).read_text())
 
 
-def _guarantees(
-  config: config_lib.Config,
-  strategy: strategies.Strategy,
-  participation: participation_lib.Participation,
-) -> tuple[accounting.Guarantee, Optional[accounting.Guarantee]]:
-  """Returns that of the run's noise, and of what it stands for, if so."""
-  privacy = config.privacy
-  if privacy.family == config_lib.NO_NOISE:
-    return accounting.Guarantee(strategy, participation, 0.0), None
-  guarantee = accounting.calibrate(
-    strategy, participation, epsilon=privacy.epsilon, delta=privacy.delta
+def _plan(
+  config: config_lib.Config, strategy: strategies.Strategy
+) -> tff_bandmf.Plan:
+  """Returns the plan of an experiment."""
+  training, privacy = config.training, config.privacy
+  without = privacy.family == config_lib.NO_NOISE
+  return tff_bandmf.Plan(
+    rounds=training.rounds,
+    clients_per_round=training.clients_per_round,
+    cohorts=planned_participation(config),
+    epsilon=None if without else privacy.epsilon,
+    delta=privacy.delta,
+    noise_multiplier=0.0 if without else None,
+    l2_norm_clip=privacy.clip,
+    zeroing_norm=privacy.zeroing_norm,
+    mechanism=strategy,
+    stands_for=None if without else privacy.simulated_clients_per_round,
   )
-  if privacy.simulated_clients_per_round is None:
-    return guarantee, None
-  # PRIVACY: the claim of the run is about the noise that it gets. Guard:
-  # training_test.test_simulated_run_says_that_it_is_one.
-  scale = (
-    config.training.clients_per_round / privacy.simulated_clients_per_round
-  )
-  return attrs.evolve(
-    guarantee, noise_multiplier=scale * guarantee.noise_multiplier
-  ), guarantee
 
 
-def _train(process, state, span, sampler, config, corpus, directory, validate):
-  """Returns the state after the rounds of `span`."""
+def _train(started, process, config, corpus, validate, stop_after) -> Any:
+  """Returns the state after the last round, or after `stop_after` of them."""
   training = config.training
-  checkpoints = checkpoints_lib.Checkpoints(directory / run_record.CHECKPOINTS)
+  state = started.restore(process.initialize)
+  left = started.rounds_left
+  stop = left - min(left, stop_after or left)
 
-  def datasets(t, cohort):
+  def prepare(t, cohort):
     return fed_avg.group_datasets(
       corpus.train, cohort, training.client_groups, training.seed, t
     )
 
-  progress = tqdm.trange(
-    span.start,
-    span.stop,
-    initial=span.start,
-    total=training.rounds,
-    desc=directory.name,
-    unit='round',
-  )
   with (
-    program.Ledger(directory / report.LEDGER_FILE) as ledger,
-    metrics.Metrics(
-      directory, ledger, span.start, config.privacy.clip_quantile is not None
-    ) as rows,
-    progress,
-    rounds.Rounds(process, sampler, datasets, ledger, span.start) as runner,
+    tqdm.tqdm(
+      initial=training.rounds - left,
+      total=training.rounds,
+      desc=started.directory.name,
+      unit='round',
+    ) as progress,
+    metrics.TensorBoard(started.directory) as board,
   ):
-    for t in progress:
+    for opened in started.rounds(
+      clients=corpus.train.num_clients, seed=training.seed, prepare=prepare
+    ):
       began = time.perf_counter()
-      done = runner.run(state)
-      state = done.state
-      row = {
-        'round': t,
-        'clients': len(done.cohort),
-        'seconds': time.perf_counter() - began,
-      }
-      if done.metrics is not None:
-        row['non_finite'] = int(done.metrics['client_work']['non_finite_count'])
-        row.update(done.metrics['aggregator'].get('released', {}))
-      else:
+      output = opened.attempt(
+        functools.partial(process.next, state, opened.data)
+      )
+      if output is None:
         progress.write(
-          f'Round {t} is burnt: run again, it gave another result than the '
-          'one in the ledger. The model stays as it was.',
+          f'Round {opened.index} is burnt: run again, it gave another result '
+          'than the one in the ledger. The model stays as it was.',
           sys.stderr,
         )
-      last = t + 1 == span.stop
-      if last or (t + 1) % training.evaluate_every == 0:
-        row.update(validate(process.get_model_weights(state).trainable))
+        progress.update()
+        continue
+      row = {
+        'seconds': time.perf_counter() - began,
+        'non_finite': int(output.metrics['client_work']['non_finite_count']),
+        **output.metrics['aggregator'].get('released', {}),
+      }
+      done = opened.index + 1
+      if done == training.rounds - stop or done % training.evaluate_every == 0:
+        weights = process.get_model_weights(output.state).trainable
+        row.update(validate(weights))
         progress.set_postfix(accuracy=f'{row["accuracy"]:.4f}')
-      rows.write(row)
-      if 'accuracy' in row:
-        # Last, so that a round before a checkpoint is complete everywhere.
-        checkpoints.save(state, t + 1, ledger.head())
+      state = opened.finish(output.state, shown=row)
+      board.write(opened.index, {'clients': len(opened.cohort), **row})
+      progress.update()
+      if started.rounds_left == stop:
+        break
   return state
 
 

@@ -42,6 +42,9 @@ def pytest_addoption(parser):
   parser.addoption(
     '--quick', action='store_true', help='leaves out TFF and what is slow'
   )
+  parser.addoption(
+    '--every-write', action='store_true', help='kills runs at each write'
+  )
 
 
 def pytest_configure(config):
@@ -83,6 +86,12 @@ def runtime():
 
   with runtime_lib.local_runtime(concurrency=2):
     yield
+
+
+@pytest.fixture
+def every_write(request):
+  """Whether runs are killed at each of their durable writes."""
+  return request.config.getoption('--every-write')
 
 
 @pytest.fixture

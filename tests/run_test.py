@@ -113,22 +113,33 @@ class _Killed(BaseException):
 
 
 @contextlib.contextmanager
-def _killed_at(write):
-  """Ends the program at a durable write, as kill -9 would: nothing is closed
-  but what the system closes."""
-  left = itertools.count()
+def _counting(left, end=-1):
+  """Counts durable writes, and ends the program at one."""
 
-  def killing(function):
+  def counting(function):
     @contextlib.contextmanager
     def step(*args, **kwargs):
       # The tape's thread is not that of the program.
       mine = threading.current_thread() is threading.main_thread()
-      if mine and next(left) == write:
+      if mine and next(left) == end:
         raise _Killed
       with function(*args, **kwargs) as made:
         yield made
 
     return step
+
+  with contextlib.ExitStack() as stack:
+    for owner, name in (_files, 'replacing'), (program.Ledger, '_write'):
+      stack.enter_context(
+        mock.patch.object(owner, name, counting(getattr(owner, name)))
+      )
+    yield
+
+
+@contextlib.contextmanager
+def _killed_at(write):
+  """Ends the program at a durable write, as kill -9 would: nothing is closed
+  but what the system closes."""
 
   def die(self):
     for made in self._factory, self._releasing:
@@ -136,10 +147,7 @@ def _killed_at(write):
     self._stack.close()
 
   with contextlib.ExitStack() as stack:
-    for owner, name in (_files, 'replacing'), (program.Ledger, '_write'):
-      stack.enter_context(
-        mock.patch.object(owner, name, killing(getattr(owner, name)))
-      )
+    stack.enter_context(_counting(itertools.count(), write))
     stack.enter_context(mock.patch.object(run.Run, 'close', die))
     stack.enter_context(pytest.raises(_Killed))
     yield
@@ -147,15 +155,29 @@ def _killed_at(write):
     raise _Killed
 
 
-@pytest.mark.slow
-def test_killed_run_ends_as_an_undisturbed_one(whole, tmp_path):
-  _, expected = whole
-  for write in range(4, 40, 3):
+def test_killed_run_ends_as_an_undisturbed_one(tmp_path, every_write):
+  """Killed at durable writes: three of them, or each for `make kills`."""
+  whole = _with_key(tmp_path / 'whole')
+  counted = itertools.count()
+  with _counting(counted):
+    expected = _train_without_tff(whole)
+  writes = next(counted)
+  assert writes > 10 * _ROUNDS
+  for write in range(writes) if every_write else (7, writes // 2, writes - 2):
     directory = _with_key(tmp_path / f'run{write}')
     with _killed_at(write):
-      _train(directory)
-    np.testing.assert_array_equal(_train(directory).sum, expected.sum)
-    assert run.Run(directory, _plan(), moved=True).close() is None
+      _train_without_tff(directory)
+    np.testing.assert_array_equal(_train_without_tff(directory), expected)
+    assert _outcomes(directory) == _outcomes(whole)
+
+
+def _outcomes(directory):
+  """What every round released, and who took part."""
+  with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
+    return [
+      (ledger.attempts(t)[-1].result, ledger.cohort(t).tolist())
+      for t in range(_ROUNDS)
+    ]
 
 
 def test_release_is_that_of_the_aggregator(whole, tmp_path):
@@ -654,7 +676,8 @@ def test_learning_process_is_trained_by_the_run(tmp_path, runtime, capsys):
         if done.round + 1 == stop:
           break
   assert indices == [0, 1, 2]
-  assert '3/3' in capsys.readouterr().err
+  shown = capsys.readouterr().err
+  assert '3/3' in shown and f'epsilon {_plan().spent(3):.4g}' in shown
   with run.Run(tmp_path / 'run', _plan()) as mine:
     assumptions = mine.report().content['assumptions']
   (row,) = [each for each in assumptions if 'passes' in each['assumption']]

@@ -1,5 +1,7 @@
 """Clients and a model that train in milliseconds, for tests."""
 
+import hashlib
+
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -66,3 +68,11 @@ def functional_model(model, sequence_length):
     loss_fn=loss,
     input_spec=(spec, spec),
   )
+
+
+def digest(state):
+  """Returns the SHA-256 of model and optimiser of a learning process."""
+  sha = hashlib.sha256()
+  for leaf in tf.nest.flatten((state.global_model_weights, state.finalizer)):
+    sha.update(np.asarray(leaf).tobytes())
+  return sha.digest()

@@ -155,7 +155,7 @@ def _cached_strategy(
       strategies.save(
         training.find_strategy(config),
         path,
-        participation=training.planned_participation(config.privacy),
+        participation=training.planned_participation(config),
       )
   strategy, _ = strategies.load(path)
   return strategy

@@ -15,6 +15,7 @@ import subprocess
 import sys
 from unittest import mock
 
+import attrs
 import pytest
 
 from simulations import config as config_lib
@@ -22,6 +23,7 @@ from simulations import description, kill_test, training
 from simulations.corpora import docstrings, vocabulary
 from tff_bandmf import _files, program, report
 from tff_bandmf.program import folder, metrics
+from tff_bandmf.run import record
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -61,14 +63,9 @@ def run_copy(left, tmp_path):
 
 def _describe(config, corpus):
   """What a run says of itself, its strategy and its schema."""
-  strategy = training.find_strategy(config)
-  planned = training.make_sampler(config, corpus).participation
-  spec, simulated = training._guarantees(config, strategy, planned)
-  return (
-    description.describe(config, corpus, spec, simulated),
-    strategy,
-    planned,
-  )
+  plan = training._plan(config, training.find_strategy(config))
+  said = description.describe(config, corpus)
+  return attrs.evolve(record.of(plan), **said), plan.strategy, plan.cohorts
 
 
 @pytest.fixture(scope='module')
@@ -94,7 +91,7 @@ def test_copy_is_refused_until_it_is_said_to_move(small, described, run_copy):
     assert '\n' not in str(caught.value)
   assert training.run(*small, run_copy, resume=True, moved=True)
   # It is the run from then on.
-  _open(run_copy, described)
+  assert training.run(*small, run_copy, resume=True)
   assert report.write(run_copy)['completed']
 
 

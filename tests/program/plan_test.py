@@ -4,11 +4,12 @@ import json
 import subprocess
 import sys
 
+import attrs
 import numpy as np
 import pytest
 
 import tff_bandmf
-from tff_bandmf import accounting, strategies
+from tff_bandmf import accounting, participation, strategies
 from tff_bandmf.program import plan as plan_lib
 
 
@@ -409,3 +410,26 @@ def test_sweep_needs_a_delta():
   plan = _plan(epsilon=None, noise_multiplier=1.0)
   with pytest.raises(ValueError, match='epsilon=None'):
     plan.sweep(clients_per_round=[10])
+
+
+def test_spent_is_at_least_that_of_a_run_so_short():
+  coefficients = np.array([1.0, 0.7, 0.4])
+  schema = participation.MinSep(3)
+  plan = plan_lib.Plan(
+    rounds=12,
+    clients_per_round=5,
+    cohorts=schema,
+    noise_multiplier=1.0,
+    delta=1e-6,
+    l2_norm_clip=1.0,
+    mechanism=strategies.BandedToeplitz(12, coefficients),
+  )
+  spent = [plan.spent(t) for t in range(13)]
+  assert spent[0] == 0.0 and spent == sorted(spent)
+  assert spent[3] < spent[4] and spent[12] == plan.guarantee.epsilon(1e-6)
+  for t in range(3, 13):
+    short = accounting.Guarantee(
+      strategies.BandedToeplitz(t, coefficients), schema, 1.0
+    )
+    same = 1.0 * plan.guarantee.z_stddev_per_clip / short.z_stddev_per_clip
+    assert attrs.evolve(short, noise_multiplier=same).epsilon(1e-6) <= spent[t]

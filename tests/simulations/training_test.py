@@ -138,6 +138,8 @@ def test_comparison_of_runs_sees_what_differs(small, ended, tmp_path):
   found = list(kill_test.differences(ended, tmp_path / 'other', 4))
   # With keys of their own: other noise, the same cohorts.
   assert found == [
+    # With what they held to: the clip, and their keys.
+    'observed',
     *(f'release of round {t}' for t in range(4)),
     'result',
     'metrics',
@@ -275,9 +277,9 @@ def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
 @pytest.mark.parametrize(
   'change, named',
   [
-    ({'privacy.epsilon': 2.0}, 'config.privacy.epsilon=2.0'),
+    ({'privacy.epsilon': 2.0}, 'epsilon=2.0: is not what'),
     ({'training.client_learning_rate': 0.25}, 'client_learning_rate=0.25'),
-    ({'privacy.l2_norm_clip': 0.25}, 'l2_norm_clip=0.25'),
+    ({'privacy.l2_norm_clip': 0.25}, "l2_norm_clip={'initial': 0.25"),
   ],
 )
 def test_what_changed_since_the_start_is_named(small, ended, change, named):
@@ -286,12 +288,12 @@ def test_what_changed_since_the_start_is_named(small, ended, change, named):
     training.run(config_lib.changed(config, change), corpus, ended, resume=True)
 
 
-def test_strategy_that_was_changed_is_refused(small, run_copy):
+def test_strategy_that_was_changed_is_refused(run_copy):
   strategies.save(
     strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE
   )
-  with pytest.raises(ValueError, match='claim.*another configuration'):
-    training.run(*small, run_copy, resume=True, moved=True)
+  with pytest.raises(ValueError, match='contradicts strategy.json'):
+    report.write(run_copy)
 
 
 def test_other_code_is_refused_where_rounds_are_left(small, run_copy):

@@ -1,6 +1,6 @@
 """What a training program adds: cohorts, their ledger, the TFF runtime.
 
-`runtime`, `data_source`, `folder` and `rounds` are imported by their own names,
+`runtime`, `data_source` and `folder` are imported by their own names,
 since they need TensorFlow or TensorFlow Federated.
 """
 

@@ -22,23 +22,6 @@ _KEPT = 2
 _BYTES = 32
 
 
-def digest(state: Any) -> bytes:
-  """Returns the SHA-256 of the model and optimiser of a learning process.
-
-  What a round released can be computed from them, and they from it: rounds
-  with the same digest are one release. Noise and its key are not in it.
-
-  Args:
-    state: `tff.learning.templates.LearningAlgorithmState`.
-  """
-  sha = hashlib.sha256()
-  for leaf in tree.flatten((state.global_model_weights, state.finalizer)):
-    leaf = np.asarray(leaf)
-    sha.update(f'{leaf.dtype} {leaf.shape}\n'.encode())
-    sha.update(leaf.tobytes())
-  return sha.digest()
-
-
 class Checkpoints:
   """The latest states of a run, in a private folder.
 

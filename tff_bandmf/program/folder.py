@@ -13,7 +13,7 @@ import os
 import pathlib
 import socket
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 from tff_bandmf import _files, errors, participation, strategies
 from tff_bandmf.noise import key as key_lib
@@ -196,7 +196,6 @@ def check_checkpoint(
   ledger: ledger_lib.Ledger,
   round_index: int,
   head: str,
-  result: Optional[bytes] = None,
 ) -> None:
   """Raises ValueError unless a state is what the ledger's rounds led to.
 
@@ -208,14 +207,9 @@ def check_checkpoint(
     ledger: of the run.
     round_index: that the state is of the beginning of, above 0.
     head: of the ledger's chain, as the checkpoint has it.
-    result: digest of what the round before released, as the state tells it.
   """
   attempts = ledger.attempts(round_index - 1)
-  if (
-    not attempts
-    or attempts[-1].head != head
-    or (result is not None and attempts[-1].result not in (None, result))
-  ):
+  if not attempts or attempts[-1].head != head:
     raise ValueError(
       errors.invalid(
         'checkpoint',

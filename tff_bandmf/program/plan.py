@@ -475,6 +475,31 @@ class Plan:
       for text, schema in self._worse()
     }
 
+  def spent(self, rounds: int) -> Optional[float]:
+    """Returns a bound of epsilon at `delta` of the first rounds alone.
+
+    None where none is claimed; of sampled cohorts that of the whole run.
+    """
+    if not rounds:
+      return 0.0
+    schema, found = self.cohorts.schema, self.guarantee
+    if self.sampled is None and schema.min_sep is not None:
+      # PRIVACY: in t rounds a client has ceil(t / b) participations at most.
+      # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
+      most = schema.participations(min(rounds, self.rounds))
+      if most < schema.participations(self.rounds):
+        if most not in self._shorter:
+          self._shorter[most] = found.under(
+            participation_lib.MinSep(schema.min_sep, most)
+          )
+        found = self._shorter[most]
+    return proved_epsilon(found, self.delta)
+
+  @functools.cached_property
+  def _shorter(self) -> dict[int, accounting.Guarantee]:
+    """Guarantees by participations, which take seconds."""
+    return {}
+
   def _worse(self) -> list[tuple[str, participation_lib.Participation]]:
     """Returns schemas that are worse than the plan's, each with its words."""
     schema = self.cohorts.schema

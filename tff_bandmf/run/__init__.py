@@ -4,4 +4,4 @@ A program that is killed is begun again as it is, and goes on.
 """
 
 from tff_bandmf.run.rounds import Done, Round
-from tff_bandmf.run.run import Run
+from tff_bandmf.run.run import Program, Run

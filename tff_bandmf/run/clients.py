@@ -13,8 +13,9 @@ loop nor the ledger knows which rule it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Optional, Protocol, Union
+import concurrent.futures
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Callable, Optional, Protocol, Union
 
 import numpy as np
 
@@ -96,6 +97,31 @@ def drawing(
       clients, plan.clients_per_round, plan.rounds, plan.cohorts.schema, seed
     )
   )
+
+
+def ahead(
+  drawn: Iterable[tuple[int, np.ndarray]],
+  prepare: Optional[Callable[[int, np.ndarray], Any]],
+) -> Iterator[tuple[int, np.ndarray, Callable[[], Any]]]:
+  """Yields rounds, cohorts and what gives their data, made one round ahead.
+
+  Args:
+    drawn: rounds and their cohorts.
+    prepare: gives the data of (round, cohort), in another thread.
+  """
+  if prepare is None:
+    for t, cohort in drawn:
+      yield t, cohort, lambda: None
+    return
+  before: Optional[tuple[int, np.ndarray, Callable[[], Any]]] = None
+  with concurrent.futures.ThreadPoolExecutor(1) as thread:
+    for t, cohort in drawn:
+      data = thread.submit(prepare, t, cohort)
+      if before is not None:
+        yield before
+      before = t, cohort, data.result
+    if before is not None:
+      yield before
 
 
 class _Enforced:

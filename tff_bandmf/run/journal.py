@@ -109,8 +109,8 @@ class Journal:
       done: the round, which is open.
       state: of the process after it.
       z_stddev: of the noise that was added, clip included; 0 without noise.
-      released: what an adaptive clip released, with noise; {} if it is in
-        what was measured.
+      released: what goes to `metrics.csv`; what an adaptive clip released may
+        also be in what was measured.
       measured: what stays in `private/`.
 
     Raises:
@@ -208,12 +208,12 @@ class Journal:
 
   def is_burnt(self, t: int) -> bool:
     """Returns whether the round may not run again."""
-    abandoned = any(
-      attempt.outcome == 'abandoned' for attempt in self.ledger.attempts(t)
-    )
+    attempts = self.ledger.attempts(t)
+    abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
     # PRIVACY: two sums were about to meet one noise. Guard:
     # run_test.test_round_whose_replay_differs_is_burnt.
     released = {sum_ for _, sum_ in self._position.released(t)}
+    released |= {each.result for each in attempts} - {None}
     return abandoned or len(released) > 1
 
   def burn(self, t: int, clients: int) -> None:

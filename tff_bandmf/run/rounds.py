@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, Callable, Optional
 
 import numpy as np
 
@@ -33,11 +33,18 @@ class Round:
     index: t.
     cohort: [m] the clients that take part.
     refused: how many came and were not admitted.
+    data: of the cohort, as `prepare` of `Run.rounds` gives it.
     finished: whether it is on the disk.
   """
 
   def __init__(
-    self, run: Any, index: int, cohort: np.ndarray, refused: int = 0
+    self,
+    run: Any,
+    index: int,
+    cohort: np.ndarray,
+    *,
+    refused: int = 0,
+    data: Callable[[], Any] = lambda: None,
   ):
     """Takes the `Run` that makes the round durable."""
     self.index = index
@@ -45,19 +52,42 @@ class Round:
     self.refused = refused
     self.finished = False
     self._run = run
+    self._data = data
 
-  def finish(self, state: Any, metrics: Any = None) -> Any:
+  @property
+  def data(self) -> Any:
+    return self._data()
+
+  def attempt(self, function: Callable[[], Any]) -> Any:
+    """Returns what a function gives; None if it burnt the round.
+
+    It does where the round released before, and now was to release another sum:
+    the model stays as it was, and the next round follows.
+
+    Args:
+      function: calls `next` of the process, or releases.
+    """
+    return self._run._attempt(self, function)
+
+  def finish(
+    self,
+    state: Any,
+    metrics: Any = None,
+    shown: Optional[Mapping[str, Any]] = None,
+  ) -> Any:
     """Returns the state, when it and the round are on the disk.
 
     Args:
       state: of the process, after the round.
       metrics: numbers in any structure, which have no noise: they stay in
         `private/`, and the report names them.
+      shown: what goes to `metrics.csv`, for everybody: numbers by those of the
+        columns that the run was opened with.
 
     Raises:
       ValueError: the round was finished before, or nothing was released in it.
     """
-    self._run._finish(self, state, metrics)
+    self._run._finish(self, state, metrics, shown or {})
     return state
 
   def release(self, updates: Iterable[Any], like: Any) -> Any:

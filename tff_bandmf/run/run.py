@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 import attrs
@@ -37,6 +38,22 @@ _TOLD = {
 }
 
 
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """What a program of its own adds to a run.
+
+  Attributes:
+    says: what `run.json` says in place of the run, see `program.RunRecord`.
+    columns: of `metrics.csv`, besides those that every run has; they are for
+      everybody.
+    max_memory_bytes: as for `placements.Tape`.
+  """
+
+  says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  columns: Sequence[str] = ()
+  max_memory_bytes: Optional[int] = None
+
+
 class Run:
   """The run of a plan in a folder; use it in a `with` statement."""
 
@@ -49,6 +66,7 @@ class Run:
     after: Sequence[Union[str, os.PathLike]] = (),
     moved: bool = False,
     keep_key: bool = False,
+    program: Program = Program(),
   ):
     """Makes the folder, or goes on with the run that is in it.
 
@@ -62,12 +80,14 @@ class Run:
         all of them guarantee together.
       moved: whether the folder was moved or restored, and is the only one.
       keep_key: whether the key of the noise stays when the run has ended.
+      program: what a program of its own adds.
 
     Raises:
       ValueError: the folder is in use, is a copy, or holds another run.
     """
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
+    self._program = program
     self._factory: Any = None
     self._releasing: Optional[releasing.Releasing] = None
     self._as_drawn: Optional[Callable[[], bool]] = None
@@ -83,6 +103,7 @@ class Run:
       described = attrs.evolve(
         record_lib.of(plan, self._sampling_key),
         after=record_lib.named(self.directory, after),
+        **program.says,
       )
       if (self.directory / run_record.RUN_FILE).exists():
         there = run_record.RunRecord.read(self.directory)
@@ -111,6 +132,7 @@ class Run:
         (
           *(('round', 'clients') if plan.sampled is None else ('round',)),
           *metrics.RELEASED * clips.indicators(plan.l2_norm_clip),
+          *program.columns,
         ),
       )
       self._stack = stack.pop_all()
@@ -193,6 +215,7 @@ class Run:
       key=self._key,
       start_round=self._journal.next,
       position=self._position,
+      max_memory_bytes=self._program.max_memory_bytes,
     )
 
   @property
@@ -216,7 +239,11 @@ class Run:
     return self._journal.restore(initialize)
 
   def rounds(
-    self, *, clients: clients_lib.Clients, seed: int = 0
+    self,
+    *,
+    clients: clients_lib.Clients,
+    seed: int = 0,
+    prepare: Optional[Callable[[int, np.ndarray], Any]] = None,
   ) -> Iterator[rounds_lib.Round]:
     """Yields the rounds that are left, each with its cohort, in the ledger.
 
@@ -226,6 +253,8 @@ class Run:
       clients: how many, or who: different indices or strings, or an object that
         has them as `client_ids`, such as TFF's `ClientData`.
       seed: of the draws of the cohorts, where no guarantee rests on them.
+      prepare: gives `round.data` of (round, cohort), in another thread and one
+        round ahead.
 
     Raises:
       ValueError: cohorts cannot be filled, a round was not finished, or who
@@ -243,20 +272,24 @@ class Run:
         drawing.as_drawn, kept.ledger, ids, plan.rounds
       )
     history = kept.ledger.past(ids, kept.next)
-    while kept.next < plan.rounds:
-      t = kept.next
-      cohort = drawing.cohort(t, history)
-      history.record(t, cohort)
+
+    def drawn():
+      for t in range(kept.next, plan.rounds):
+        cohort = drawing.cohort(t, history)
+        history.record(t, cohort)
+        yield t, ids[cohort]
+
+    for t, cohort, data in clients_lib.ahead(drawn(), prepare):
       if kept.is_burnt(t):
         kept.burn(t, len(cohort))
         continue
       # PRIVACY: the lattice has no room for them. Guard:
       # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
       if len(cohort) > plan.most_clients:
-        kept.start(rounds_lib.Round(self, t, ids[cohort]))
+        kept.start(rounds_lib.Round(self, t, cohort))
         kept.burn(t, len(cohort))
         continue
-      yield kept.start(rounds_lib.Round(self, t, ids[cohort]))
+      yield kept.start(rounds_lib.Round(self, t, cohort, data=data))
       if kept.opened is not None:
         raise ValueError(
           errors.invalid(
@@ -309,7 +342,7 @@ class Run:
     )
     admitted = ids[found.admitted][: plan.most_clients]
     opened = kept.start(
-      rounds_lib.Round(self, t, admitted, len(ids) - len(admitted))
+      rounds_lib.Round(self, t, admitted, refused=len(ids) - len(admitted))
     )
     try:
       yield opened
@@ -328,7 +361,7 @@ class Run:
     """Yields the rounds that are left, each when it is done.
 
     A round whose sum is another one than was released before is burnt. Standard
-    error shows rounds, their rate and the time that is left.
+    error shows rounds, their rate, the time that is left and epsilon spent.
 
     Args:
       process: `tff.learning.templates.LearningProcess` with `aggregator`.
@@ -349,12 +382,10 @@ class Run:
         data = [
           dataset(client, opened.index) for client in opened.cohort.tolist()
         ]
-        try:
-          output = process.next(state, data)
-        except Exception:
-          if not kept.is_burnt(opened.index):
-            raise
-          kept.burn(opened.index, len(opened.cohort))
+        spent = self._plan.spent(opened.index + 1)
+        bar.set_postfix_str('' if spent is None else f'epsilon {spent:.4g}')
+        output = opened.attempt(functools.partial(process.next, state, data))
+        if output is None:
           bar.update(kept.next - bar.n)
           continue
         state = opened.finish(output.state, output.metrics)
@@ -499,11 +530,32 @@ class Run:
       self._releasing = releasing.Releasing(self._plan, self._tape(), like)
     return self._releasing.release(opened, updates, self._journal.l2_norm_clip)
 
-  def _finish(self, done: rounds_lib.Round, state: Any, measured: Any) -> None:
+  def _attempt(
+    self, opened: rounds_lib.Round, function: Callable[[], Any]
+  ) -> Any:
+    kept = self._journal
+    kept.check_open(opened)
+    try:
+      output = function()
+    except Exception:
+      if not kept.is_burnt(opened.index):
+        raise
+    if kept.is_burnt(opened.index):
+      kept.burn(opened.index, len(opened.cohort))
+      return None
+    return output
+
+  def _finish(
+    self,
+    done: rounds_lib.Round,
+    state: Any,
+    measured: Any,
+    shown: Mapping[str, Any],
+  ) -> None:
     z_stddev = 0.0
     if self._plan.guarantee.noise_multiplier > 0:
       made = self._releasing or self._factory
       # Where nothing was made nothing was released, and the journal says so.
       z_stddev = (made and made.z_stddev) or self._plan.z_stddev
     released = self._releasing.released(done) if self._releasing else {}
-    self._journal.finish(done, state, z_stddev, released, measured)
+    self._journal.finish(done, state, z_stddev, {**shown, **released}, measured)

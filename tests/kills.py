@@ -1,0 +1,169 @@
+"""Kills runs at random instants, each way of driving them, and begins again.
+
+  make kills          # ARGS='--kills=200 --way=train'
+
+Every run is one of `tff_bandmf.Run` in a process of its own, with the key of an
+undisturbed run. It is killed (SIGKILL) once or several times in a row; then it
+is begun again, and ends with the model, the cohorts and the claim of the
+undisturbed run. One JSON line a way comes out; the exit status is 1 if a
+run ended otherwise. `run_test` dies at each durable write in turn.
+"""
+
+import functools
+import itertools
+import json
+import pathlib
+import random
+import signal
+import sys
+import tempfile
+import time
+
+import click
+import numpy as np
+import small_training
+import tensorflow_federated as tff
+
+import tff_bandmf
+from simulations import kill_test
+from tff_bandmf import _files, participation, program, strategies
+from tff_bandmf.program import run_record, runtime
+
+_ROUNDS = 6
+_SECRET = bytes(range(32))
+
+
+def _dataset(client, t):
+  return small_training.batches(
+    small_training.CLIENTS, client, 3, seed=0, round_index=t
+  )
+
+
+def _process(run):
+  return tff.learning.algorithms.build_unweighted_fed_avg(
+    small_training.functional_model(
+      small_training.MODEL, small_training.LENGTH
+    ),
+    tff.learning.optimizers.build_sgdm(0.5),
+    tff.learning.optimizers.build_sgdm(1.0, 0.9),
+    model_aggregator=run.aggregator,
+  )
+
+
+def _rounds(run):
+  process = _process(run)
+  state = run.restore(process.initialize)
+  for opened in run.rounds(clients=9):
+    data = [_dataset(client, opened.index) for client in opened.cohort.tolist()]
+    state = opened.finish(process.next(state, data).state)
+
+
+def _train(run):
+  for _ in run.train(_process(run), _dataset, clients=9):
+    pass
+
+
+def _train_model(run):
+  run.train_model(_process(run), _dataset, clients=9)
+
+
+def _release(run):
+  total = run.restore(lambda: np.zeros(3))
+  for opened in run.rounds(clients=9):
+    updates = (np.full(3, 0.1 * client) for client in opened.cohort)
+    total = total + opened.release(updates, np.zeros(3, np.float32))
+    opened.finish(total)
+
+
+_WAYS = {
+  'release': _release,
+  'rounds': _rounds,
+  'train': _train,
+  'train_model': _train_model,
+}
+
+
+def _work(way, directory):
+  """Runs, or goes on, and writes the report."""
+  if not (directory / run_record.RUN_FILE).exists():
+    _files.load_or_create_secret(
+      directory / run_record.NEW_NOISE_KEY, 32, 'key', lambda _: _SECRET
+    )
+  plan = tff_bandmf.Plan(
+    rounds=_ROUNDS,
+    clients_per_round=3,
+    cohorts=participation.MinSep(2),
+    delta=1e-5,
+    l2_norm_clip=0.2,
+    noise_multiplier=0.5,
+    mechanism=strategies.BandedToeplitz(_ROUNDS, [1, 0.5]),
+  )
+  with (
+    runtime.local_runtime(concurrency=1, program=way == 'train_model'),
+    tff_bandmf.Run(directory, plan, keep_key=True) as run,
+  ):
+    _WAYS[way](run)
+    run.record()
+    run.report()
+
+
+def _ended(directory):
+  """Returns the model, the cohorts and the claim of a run."""
+  path = directory / run_record.CHECKPOINTS / f'{_ROUNDS:08d}.npz'
+  with np.load(path) as content:
+    # What comes after the model names this start of the tape.
+    model = [
+      content[f'arr_{i}'].tobytes()
+      for i in range(min(len(content.files), len(small_training.SPECS)))
+    ]
+  with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
+    cohorts = [ledger.cohort(t).tolist() for t in range(_ROUNDS)]
+    observed = ledger.observed()
+  report = json.loads((directory / 'report.json').read_text())
+  return model, cohorts, observed.finished, report['epsilon']
+
+
+def _kill(way, directory, kills, instants):
+  """Returns how many runs of a way were killed, and which ended otherwise."""
+
+  def start(name):
+    return kill_test.start(
+      functools.partial(_work, way, directory / name), directory / f'{name}.log'
+    )
+
+  status, seconds = kill_test.finish(start('whole'))
+  if status:
+    raise RuntimeError((directory / 'whole.log').read_text())
+  expected = _ended(directory / 'whole')
+  killed, failed = 0, []
+  for i in itertools.count():
+    if killed >= kills:
+      break
+    name = f'killed{i}'
+    status = signal.SIGKILL
+    while status == signal.SIGKILL:
+      after = instants.uniform(0, seconds) if instants.random() < 0.7 else None
+      status, _ = kill_test.finish(start(name), after)
+      killed += status == signal.SIGKILL
+    if status or _ended(directory / name) != expected:
+      failed.append(name)
+  return {'way': way, 'kills': killed, 'seconds': seconds, 'failed': failed}
+
+
+@click.command(help=__doc__.split('\n')[0])
+@click.option('--kills', default=50, show_default=True)
+@click.option('--way', type=click.Choice(sorted(_WAYS)))
+@click.option('--seed', type=int)
+def main(kills, way, seed):
+  seed = int(time.time()) if seed is None else seed
+  failed = False
+  for name in [way] if way else _WAYS:
+    with tempfile.TemporaryDirectory() as directory:
+      found = _kill(name, pathlib.Path(directory), kills, random.Random(seed))
+    click.echo(json.dumps({**found, 'seed': seed}))
+    failed |= bool(found['failed'])
+  sys.exit(failed)
+
+
+if __name__ == '__main__':
+  main()
