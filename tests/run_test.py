@@ -162,7 +162,7 @@ def test_killed_run_ends_as_an_undisturbed_one(tmp_path, every_write):
   with _counting(counted):
     expected = _train_without_tff(whole)
   writes = next(counted)
-  assert writes > 10 * _ROUNDS
+  assert writes > 5 * _ROUNDS
   for write in range(writes) if every_write else (7, writes // 2, writes - 2):
     directory = _with_key(tmp_path / f'run{write}')
     with _killed_at(write):
