@@ -453,7 +453,7 @@ def test_round_whose_replay_differs_is_burnt(tmp_path, runtime):
   with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
     assert ledger.observed().burnt == 1
   with run.Run(directory, _plan(), keep_key=True) as mine:
-    assert '1 of 3 rounds were burnt' in ''.join(
+    assert '1 of 3 rounds was burnt' in ''.join(
       mine.report().content['warnings']
     )
 
