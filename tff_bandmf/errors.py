@@ -55,3 +55,16 @@ def needs_tensorflow(what: str) -> ImportError:
       "install it: pip install 'tff-bandmf[optimize]'",
     )
   )
+
+
+def needs_jax(what: str) -> ImportError:
+  """Returns what to raise where JAX is not installed."""
+  return ImportError(
+    invalid(
+      'jax',
+      'not installed',
+      f'{what} needs JAX',
+      "install it: pip install 'tff-bandmf[jax]', and JAX's own package for "
+      'your accelerator',
+    )
+  )

@@ -70,7 +70,7 @@ def _make_on_devices(path):
   """Saves the noise of strategies, made on all devices."""
   grid, width = _small_pieces()
   # Compiled for every device, and tried in the other process.
-  sound = mock.patch.object(jax_generator, 'check')
+  sound = mock.patch.object(jax_devices, 'check')
   with grid, width, sound:
     made = {
       name: _rows(name, backend='jax') for name in ('banded', 'blt', 'inverse')
@@ -148,6 +148,22 @@ def test_devices_multiply_in_float64(monkeypatch):
     )
   highest = jax.lax.Precision.HIGHEST
   assert set(seen) == {(np.dtype(float), np.dtype(float), highest)}
+
+
+@pytest.mark.parametrize('wrong', ['product', 'normals'])
+def test_device_that_is_not_exact_is_refused(monkeypatch, wrong):
+  (device,) = jax.devices()
+  if wrong == 'normals':
+    monkeypatch.setattr(jax_generator, 'is_exact', lambda _: False)
+  else:
+    # As of three products of half the bits each.
+    monkeypatch.setattr(
+      jax_devices,
+      '_exact_product',
+      lambda weights, rows: weights @ rows.astype(float) * (1 + 2.0**-50),
+    )
+  with pytest.raises(RuntimeError, match='does not compute the noise as exact'):
+    jax_devices.check.__wrapped__(device)
 
 
 def test_key_is_in_no_program():

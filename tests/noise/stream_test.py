@@ -1,6 +1,7 @@
 """Tests of the streamed noise of every family against its definition."""
 
 import functools
+import sys
 
 import families
 import numpy as np
@@ -264,6 +265,17 @@ def test_coordinates_off_the_pieces_are_refused(monkeypatch, coordinates):
 def test_noise_of_no_size_is_refused():
   with pytest.raises(ValueError, match='z_steps=0'):
     _streamed(_FAMILIES['banded'], z_steps=0.0)
+
+
+def test_backend_that_is_not_there_is_refused(monkeypatch):
+  with pytest.raises(ValueError, match='backend=torch.*numpy, tensorflow, jax'):
+    _streamed(_FAMILIES['banded'], backend='torch')
+  name = 'tff_bandmf.noise.producer.jax_devices'
+  monkeypatch.delitem(sys.modules, name, raising=False)
+  monkeypatch.delattr('tff_bandmf.noise.producer.jax_devices', raising=False)
+  monkeypatch.setitem(sys.modules, 'jax', None)
+  with pytest.raises(ImportError, match=r"backend='jax'.*tff-bandmf\[jax\]"):
+    _streamed(_FAMILIES['banded'], backend='jax')
 
 
 def test_blas_has_one_thread_while_noise_is_made(monkeypatch):

@@ -15,6 +15,7 @@ from tff_bandmf import errors
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import blocks, makers
+from tff_bandmf.strategies import recursion as recursion_lib
 
 # Rounds whose sums are taken together.
 _TOGETHER = 8
@@ -47,7 +48,7 @@ class JaxDevices(makers.Maker):
     size = _width(devices[0].platform, layout.memory_rows, layout.block_rounds)
     super().__init__(dataclasses.replace(layout, chunk=size), generator)
     for device in devices:
-      jax_generator.check(device)
+      check(device)
     words = jax_generator.key_words(generator.key)
     self._keys = [jax.device_put(words, device) for device in devices]
     self._devices = devices
@@ -247,6 +248,34 @@ def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
   return 1 << max(13, most.bit_length() - 1)
 
 
+@functools.cache
+def check(device: Any) -> None:
+  """Tries a device of JAX, on normals and on sums.
+
+  Raises:
+    RuntimeError: it does not compute as exactly as it must.
+  """
+  random = np.random.default_rng(0)
+  rows = random.integers(-(2**31), 2**31, (96, 512), np.int32)
+  weights = random.uniform(-1, 1, (24, 96))
+  weights = recursion_lib.cut(weights, np.abs(weights).sum(1).max())
+  with jax_generator.precise(), jax.default_device(device):
+    product = np.asarray(jax.jit(_exact_product)(weights, rows))
+  # PRIVACY: a library may make products of float64 out of shorter ones. Guard:
+  # jax_devices_test.test_device_that_is_not_exact_is_refused.
+  if not np.array_equal(product, weights @ rows) or not (
+    jax_generator.is_exact(device)
+  ):
+    raise RuntimeError(
+      errors.invalid(
+        'device',
+        device,
+        'does not compute the noise as exactly as the guarantee assumes',
+        "use another device or version of JAX, or backend='numpy'",
+      )
+    )
+
+
 def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
   """Returns devices and what kind they are.
 
@@ -259,13 +288,11 @@ def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
   seen = {f'{each.platform}:{each.id}': each for each in jax.local_devices()}
   for name in names:
     if name not in seen:
-      raise ValueError(
-        errors.invalid(
-          'devices',
-          name,
-          'is not a device that JAX sees',
-          f'use {" ".join(seen)}',
-        )
+      raise errors.value_error(
+        'devices',
+        name,
+        'is not a device that JAX sees',
+        f'use {" ".join(seen)}',
       )
   found = tuple(seen[name] for name in names or seen)
   # PRIVACY: which device makes a chunk depends on how many there are; kinds
@@ -273,12 +300,10 @@ def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
   # jax_devices_test.test_devices_of_two_kinds_are_refused.
   kinds = {each.device_kind for each in found}
   if len(kinds) > 1:
-    raise ValueError(
-      errors.invalid(
-        'devices',
-        ' '.join(names),
-        'are of several kinds',
-        'use devices of one kind',
-      )
+    raise errors.value_error(
+      'devices',
+      ' '.join(names or seen),
+      'are of several kinds',
+      'use devices of one kind',
     )
   return found, f'jax {jax.__version__} {kinds.pop()}'

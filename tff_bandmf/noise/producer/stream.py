@@ -78,7 +78,7 @@ class Stream:
     Raises:
       ValueError: a value out of range, a device is not known, or devices are
         of several kinds.
-      ModuleNotFoundError: the backend is not installed.
+      ImportError: the backend is not installed.
     """
     if max_memory_bytes is not None:
       _checks.count(
@@ -173,23 +173,21 @@ def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
 
     return devices.known(names)
   if backend == JAX:
-    from tff_bandmf.noise.producer import jax_devices
-
+    try:
+      from tff_bandmf.noise.producer import jax_devices
+    except ModuleNotFoundError as error:
+      raise errors.needs_jax(f'backend={JAX!r}') from error
     return jax_devices.known(names)
   if backend != NUMPY:
-    raise ValueError(
-      errors.invalid(
-        'backend', backend, 'is not known', f'use one of {", ".join(BACKENDS)}'
-      )
+    raise errors.value_error(
+      'backend', backend, 'is not known', f'use one of {", ".join(BACKENDS)}'
     )
   if names:
-    raise ValueError(
-      errors.invalid(
-        'devices',
-        ' '.join(names),
-        f'need a backend, and {NUMPY} works on the host',
-        f'use backend={TENSORFLOW!r} or {JAX!r}',
-      )
+    raise errors.value_error(
+      'devices',
+      ' '.join(names),
+      f'need a backend, and {NUMPY} works on the host',
+      f'use backend={TENSORFLOW!r} or {JAX!r}',
     )
   return (), 'host'
 
