@@ -456,7 +456,7 @@ def test_round_of_too_many_clients_fails_and_says_what_to_do(runtime, sums):
   with _factory('state') as factory:
     assert factory.lattice is None
     if sums:
-      clipping, process = factory.create_for_sums(_type(_SPECS))
+      clipping, _, process = factory.create_for_sums(_type(_SPECS))
       updates = [
         (clipping.clip(update), np.int32(1)) for update in _updates(6, seed=0)
       ]
@@ -479,7 +479,7 @@ def test_sums_of_groups_are_those_of_their_clients(runtime):
     process = factory.create(_type(_SPECS))
     expected = process.next(_start(process), updates).result
   with _factory('state') as factory:
-    clipping, process = factory.create_for_sums(_type(_SPECS))
+    clipping, _, process = factory.create_for_sums(_type(_SPECS))
     state = _start(process)
     clipped = list(map(clipping.clip, updates))
     for ends in ([1, 2, 3, 4, 5], [2, 5], [5]):

@@ -195,6 +195,7 @@ def test_clip_follows_what_is_released():
       scale *= math.exp(-0.5 * (fraction - 0.7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('start', [0.05, 5.0])
 def test_clip_comes_to_the_quantile_from_far_away(start):
   adaptive = tff_bandmf.AdaptiveClip(start, quantile=0.75)
@@ -247,6 +248,7 @@ def test_indicator_is_one_of_the_coordinates_of_a_claim():
     _query(tff_bandmf.AdaptiveClip(0.5), 0.7, dimension=5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('enough', [True, False])
 def test_audit_finds_noise_without_delta(enough):
   """Rounds of identity noise, each with a client of its own or without one."""
