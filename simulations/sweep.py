@@ -15,6 +15,10 @@ that fails does not stop the others. --resume goes on after any crash, and tries
 failed cells again. The guarantee of a report is that of its run: the tuning
 runs are others on the same clients, and no guarantee covers the choice.
 
+Cells may run elsewhere, on machines that share DIR: --list prints those that
+can run now, --cell=NAME runs one of them and ends; it does nothing if that is
+done.
+
 DIR holds the run directories, `logs/`, `summary.md`, `.json`, `.csv` and plots.
 """
 
@@ -117,6 +121,8 @@ def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
     frozenset(cores[i::processes] or [cores[i % len(cores)]])
     for i in range(processes)
   ]
+  # Cells keep the server that forks them alive when the sweep has ended.
+  alive, _held = context.Pipe(duplex=False)
   ended: dict[str, Optional[sweep_cell.Result]] = {}
   running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}
   with _stopping(running), tqdm.tqdm(unit='cell') as progress:
@@ -134,7 +140,7 @@ def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
       while waiting and slots:
         cell, slot = waiting.pop(0), slots.pop(0)
         process = context.Process(
-          target=sweep_cell.run, args=(cell, directory, slot)
+          target=sweep_cell.run, args=(cell, directory, slot, alive)
         )
         process.start()
         running[process.sentinel] = process, cell, slot
@@ -160,6 +166,47 @@ def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
           )
         ended[cell.name] = result
         progress.update()
+
+
+def ready(
+  grid: grid_lib.Grid, directory: pathlib.Path
+) -> tuple[dict[str, sweep_cell.Cell], Ended]:
+  """Returns the cells that could run now, by name, and what others gave.
+
+  Args:
+    grid: of the sweep.
+    directory: of the sweep.
+
+  Raises:
+    ValueError: a finished cell is of another grid.
+  """
+  ended: dict[str, Optional[sweep_cell.Result]] = {}
+  while True:
+    waiting = _waiting(grid, ended, {})
+    done = {
+      cell.name: result
+      for cell in waiting
+      if (result := sweep_cell.read(cell, directory)) is not None
+    }
+    if not done:
+      return {cell.name: cell for cell in waiting}, ended
+    ended.update(done)
+
+
+def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
+  """Runs one cell in this process, or goes on with it.
+
+  Raises:
+    ValueError: there is no such cell, or its learning rate is not known yet.
+  """
+  waiting, ended = ready(grid, directory)
+  if name in ended:
+    return
+  if name not in waiting:
+    raise errors.value_error(
+      'cell', name, 'is not one that can run now', 'take one of --list'
+    )
+  sweep_cell.run(waiting[name], directory, frozenset(os.sched_getaffinity(0)))
 
 
 def _waiting(
@@ -247,6 +294,10 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
   '--out', required=True, metavar='DIR', help='Where the output goes.'
 )
 @click.option('--resume', is_flag=True, help='Continue the sweep in DIR.')
+@click.option(
+  '--list', 'list_', is_flag=True, help='Print the cells that can run now.'
+)
+@click.option('--cell', metavar='NAME', help='Run this cell of --list alone.')
 @run_stackoverflow.one_line_errors
 def main(
   grid_path: str,
@@ -256,10 +307,19 @@ def main(
   processes: int,
   out: str,
   resume: bool,
+  list_: bool,
+  cell: Optional[str],
 ) -> None:
   grid = grid_lib.load(grid_path, settings, only)
   grid = dataclasses.replace(grid, seeds=seeds or grid.seeds)
   directory = pathlib.Path(out)
+  if list_:
+    for name in ready(grid, directory)[0]:
+      click.echo(name)
+    return
+  if cell is not None:
+    run_cell(grid, directory, cell)
+    return
   with _only_sweep(directory, resume):
     ended = run(grid, directory, processes)
     summary = sweep_summary.Summary.of(

@@ -53,6 +53,7 @@ _NOT_RUN = {
   '.venv/bin/python -m benchmarks.side_by_side': 'needs that other library',
   '.venv/lib/': 'a worker for other machines; workers_test starts some',
   'srun ': 'needs a cluster',
+  'sbatch ': 'needs a cluster',
 }
 # What runs in the place of a command, by how that starts.
 _SHORTER = {

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import hashlib
 import json
+import multiprocessing.connection
 import os
 import pathlib
 import signal
 import sys
+import threading
 from typing import Optional
 
 from simulations import config as config_lib
@@ -17,8 +18,6 @@ from simulations.sweeps import grid as grid_lib
 from tff_bandmf import __version__ as version
 from tff_bandmf import _files, errors, report, strategies
 from tff_bandmf.program import metrics, run_record
-
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,13 +97,25 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   )
 
 
-def run(cell: Cell, sweep: pathlib.Path, cores: frozenset[int]) -> None:
+def run(
+  cell: Cell,
+  sweep: pathlib.Path,
+  cores: frozenset[int],
+  alive: Optional[multiprocessing.connection.Connection] = None,
+) -> None:
   """Runs a cell, or goes on with it, in a process that does nothing else.
 
-  Standard output and error go to its log. It ends with the process that
-  started it, and takes no other cores than `cores`.
+  Standard output and error go to its log.
+
+  Args:
+    cell: to run.
+    sweep: directory of the sweep.
+    cores: that it takes.
+    alive: a pipe that nobody writes to; the process ends when it is closed, by
+      the end of whoever holds the other end.
   """
-  ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+  if alive is not None:
+    threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
   os.sched_setaffinity(0, cores)
   log = log_file(cell, sweep)
   log.parent.mkdir(parents=True, exist_ok=True)
@@ -133,6 +144,11 @@ def run(cell: Cell, sweep: pathlib.Path, cores: frozenset[int]) -> None:
         strategy=strategy,
       )
     report.write(directory)
+
+
+def _end_with(alive: multiprocessing.connection.Connection) -> None:
+  alive.poll(None)
+  os.kill(os.getpid(), signal.SIGKILL)
 
 
 def log_file(cell: Cell, sweep: pathlib.Path) -> pathlib.Path:

@@ -284,6 +284,15 @@ def _refusal(grid_path, directory, *more):
   return result.output
 
 
+def _printed(grid_path, directory, *more):
+  """Returns what a sweep prints that ends at once."""
+  result = testing.CliRunner().invoke(
+    sweep.main, _command(grid_path, directory, *more)[3:]
+  )
+  assert result.exit_code == 0
+  return result.output
+
+
 def _wait(condition, log_path):
   deadline = time.monotonic() + 900
   while not condition():
@@ -308,12 +317,23 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     process.send_signal(signal.SIGKILL)
     process.wait()
     # With the sweep go its cells.
-    fcntl.flock(lock, fcntl.LOCK_UN)
     _wait(lambda: not _holders(directory), log_path)
+    fcntl.flock(lock, fcntl.LOCK_UN)
     (strategy,) = (directory / 'strategies').glob('online-tree*.json')
     kept = first / report.RESULT_FILE, strategy
     before = [os.stat(path) for path in kept]
 
+    # As a job of its own, which does nothing for a cell that is done.
+    assert _printed(grid_path, directory, '--list').splitlines() == [
+      'crowd_epsilon8/seed1',
+      'crowd_epsilon8/seed2',
+      'tree_epsilon8/seed2',
+    ]
+    refused = _refusal(grid_path, directory, '--cell=tree_epsilon8/seed3')
+    assert 'cell=tree_epsilon8/seed3' in refused
+    process = _start(grid_path, directory, log, '--cell=tree_epsilon8/seed2')
+    assert process.wait(timeout=900) == 0, log_path.read_text()
+    assert not _printed(grid_path, directory, '--cell=tree_epsilon8/seed1')
     process = _start(grid_path, directory, log, '--resume')
     assert process.wait(timeout=900) == 1, log_path.read_text()
   for path, stat in zip(kept, before):
