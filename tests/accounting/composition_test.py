@@ -96,9 +96,9 @@ def test_sampled_runs_are_never_below_the_integral(q, other, noise, second):
 
 def test_runs_of_any_sampling_get_the_sum_of_their_shares():
   bins = _run(
-    2.0,
-    strategies.Identity(4),
-    accounting.BallsInBins(4),
+    0.8,
+    strategies.Identity(16),
+    accounting.BallsInBins(16),
     max_slack=0.5,
     samples=_SAMPLES,
   )
@@ -113,6 +113,28 @@ def test_runs_of_any_sampling_get_the_sum_of_their_shares():
     gaussians.epsilon(delta / 2) + bins.epsilon(delta / 2)
   )
   assert claim.failure_probability > 0
+
+
+def test_runs_whose_chance_gives_little_are_composed_without_it():
+  # One bin: nothing is left to chance.
+  runs = [
+    _run(
+      noise,
+      strategies.Identity(4),
+      accounting.BallsInBins(1),
+      max_slack=0.5,
+      samples=_SAMPLES,
+    )
+    for noise in (4.0, 4.0, 5.0)
+  ]
+  composed = accounting.compose(runs)
+  assert composed.method == 'upper_bound'
+  claim = composed.claim(1e-3)
+  mu = math.hypot(*(1 / run.noise_multiplier for run in runs))
+  exact = accounting.gaussian_epsilon(1 / mu, 1e-3)
+  assert exact <= claim.epsilon <= exact * 1.02 + claim.slack_epsilon
+  assert claim.epsilon < sum(run.epsilon(1e-3 / 3) for run in runs)
+  assert claim.failure_probability == 0
 
 
 def test_slacks_of_runs_add():

@@ -15,8 +15,9 @@ A run may be chosen by what those before it released. Then
 | that a log shows              |                                              |
 | of cyclic Poisson sampling    | losses add: their distributions are          |
 | too                           | convolved, rounded up                        |
-| of another sampling           | epsilons add, each at its share of delta: an |
-|                               | upper bound                                  |
+| of another sampling           | epsilons add, each at its share of delta, or |
+|                               | nothing counts on chance, where that is      |
+|                               | less: an upper bound                         |
 
 Computed releases are near exact ones in one run after the other, so
 
@@ -35,6 +36,7 @@ from typing import Any, Optional
 from tff_bandmf import errors
 from tff_bandmf.accounting import (
   accountants,
+  cohorts,
   gaussian,
   guarantee,
   monte_carlo,
@@ -88,7 +90,8 @@ class Composition:
     """Returns an epsilon that holds at `delta`, and what it is made of.
 
     What composes by its losses gets one share of delta, and every other run
-    one; epsilons and deltas of the shares add.
+    one; epsilons and deltas of the shares add. Where it gives less, runs are
+    composed by what holds without chance instead.
 
     Raises:
       ValueError: a value out of range.
@@ -105,6 +108,14 @@ class Composition:
     found = [each.claim(share) for each in others]
     if composed:
       found.append(_claim(composed, share))
+    if others:
+      try:
+        certain = _claim([*composed, *map(_without_chance, others)], delta)
+      except ValueError:
+        # So little noise proves nothing without chance.
+        certain = None
+      if certain and certain.epsilon <= sum(each.epsilon for each in found):
+        return certain
     return monte_carlo.Bound(
       epsilon=math.fsum(each.epsilon for each in found) * (1 + _ROUNDING),
       estimate=math.fsum(each.estimate for each in found),
@@ -195,6 +206,12 @@ def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
       run.exact_noise, accountant.sampling_prob, accountant.compositions
     )
   return None
+
+
+def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
+  """Returns what holds whatever cohorts are drawn."""
+  sampled = cohorts.sampled(run.cohorts)
+  return run if sampled is None else run.under(sampled.always)
 
 
 def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
