@@ -620,7 +620,10 @@ def test_learning_process_adds_the_noise_to_its_weights(
 
 def test_weighted_fed_avg_is_refused():
   with _factory('state') as factory:
-    with pytest.raises(TypeError, match='Weighted'):
+    # The troubleshooting page has the remedy under these words of TFF.
+    with pytest.raises(
+      TypeError, match='Expected tensorflow_federated.*WeightedAggregation'
+    ):
       tff.learning.algorithms.build_weighted_fed_avg(
         _linear_model(),
         tff.learning.optimizers.build_sgdm(0.1),

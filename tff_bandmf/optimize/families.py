@@ -70,27 +70,25 @@ def optimize(
   )
   # Before a search that may take minutes, and after it.
   _check_copies(request, declared.memory.least(rounds))
-  find = _search_of(declared)
-  # What only a search knows is worth keeping.
   found = (
-    cache.found_before(request, find) if declared.optimizer else find(request)
+    cache.found_before(request, _search)
+    if declared.optimizer
+    else build(request)
   )
   _check_copies(request, found.strategy.noise_copies)
   return found
 
 
-def _search_of(
-  family: strategies.Family,
-) -> Callable[[_Request], solver.Optimized]:
-  """Returns what finds the best strategy of a family."""
-  if not family.optimizer:
-    return build
+def _search(request: _Request) -> solver.Optimized:
+  """Returns what the optimiser of a family finds; it may import TensorFlow."""
+  family = request.family
   try:
-    return pkgutil.resolve_name(family.optimizer)
+    find = pkgutil.resolve_name(family.optimizer)
   except ModuleNotFoundError as error:
     if error.name != 'tensorflow':
       raise
     raise errors.needs_tensorflow(f'the search for {family.name}') from error
+  return find(request)
 
 
 def _check_copies(request: _Request, needed: int) -> None:
