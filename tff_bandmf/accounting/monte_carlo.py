@@ -323,7 +323,7 @@ def plans(
   Returns:
     (direction, mean, margin) each; mean + margin is the bound to expect.
   """
-  plans = []
+  plans: list[tuple[_Direction, float, float]] = []
   for candidates in (_removes(mixture, epsilon), [_add(mixture, epsilon)]):
     # PRIVACY: a bound that holds for sure needs no samples where it counts for
     # nothing. Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
