@@ -145,13 +145,12 @@ def test_separation_beyond_every_round_lets_in_once():
 
 
 def test_past_is_that_of_every_round_before(tmp_path):
-  """With merges at every round or two, forwards, backwards and by another."""
+  """Forwards, backwards, and where another process writes."""
   generator = np.random.default_rng(0)
   clients = [f'client {i}' for i in range(60)]
   expected = history_lib.History.empty(60)
   path = tmp_path / 'ledger.sqlite'
   with (
-    mock.patch.object(history_lib, '_SHORT', 7),
     program.Ledger(path) as ledger,
     program.Ledger(path) as writer,
   ):

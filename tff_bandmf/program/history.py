@@ -11,8 +11,6 @@ from tff_bandmf import errors
 # Twice as far below 0 does not overflow, and no round is as high.
 _NEVER = -(2**30)
 MAX_ROUNDS = 2**30
-# New clients that are not merged into many old ones at once.
-_SHORT = 2**16
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -76,8 +74,8 @@ class Seen:
   """Who took part in the rounds of a ledger, by identifier.
 
   A round is added in the time of its cohort, on average, and clients are found
-  in theirs: who is new goes to a short part, which is now and then merged into
-  the long one. 14 bytes a client.
+  in theirs: who is new makes a part, and parts that are not twice as large as
+  the next one are merged with it. 14 bytes a client.
 
   Attributes:
     next: the round after the last one that was added.
@@ -85,8 +83,7 @@ class Seen:
 
   def __init__(self):
     self.next = 0
-    nobody = np.empty(0, np.int64), History.empty(0)
-    self._long, self._short = nobody, nobody
+    self._parts: list[tuple[np.ndarray, History]] = []
 
   def record(self, round_index: int, cohort: np.ndarray) -> None:
     """Adds a round above those that were added.
@@ -95,22 +92,24 @@ class Seen:
       round_index: the round.
       cohort: [m] int64 identifiers, ascending.
     """
-    for part in self._long, self._short:
-      there, place = _places(part[0], cohort)
-      part[1].record(round_index, place)
+    for known, history in self._parts:
+      there, place = _places(known, cohort)
+      history.record(round_index, place)
       cohort = cohort[~there]
     new = History.empty(len(cohort))
     new.record(round_index, np.arange(len(cohort)))
-    self._short = _merged(self._short, (cohort, new))
-    if len(self._short[0]) > max(_SHORT, len(self._long[0]) // 8):
-      self._long = _merged(self._long, self._short)
-      self._short = np.empty(0, np.int64), History.empty(0)
+    self._parts.append((cohort, new))
+    while len(self._parts) > 1 and len(self._parts[-2][0]) < 2 * len(
+      self._parts[-1][0]
+    ):
+      last = self._parts.pop()
+      self._parts[-1] = _merged(self._parts[-1], last)
     self.next = round_index + 1
 
   def of(self, clients: np.ndarray) -> History:
     """Returns the history of clients, [m] int64 identifiers, in their order."""
     found = History.empty(len(clients))
-    for known, history in (self._long, self._short):
+    for known, history in self._parts:
       there, place = _places(known, clients)
       found.last_round[there] = history.last_round[place]
       found.count[there] = history.count[place]
