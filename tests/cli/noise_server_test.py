@@ -352,7 +352,7 @@ def test_folder_of_another_tape_is_refused_in_one_line(server, run, tmp_path):
     assert 'holds another tape' in line and said in line
   # Of the same key.
   (tmp_path / 'key.use').unlink()
-  line = _refused(run, server, '--device=CPU:0')
+  line = _refused(run, server, '--backend=jax')
   assert 'holds another tape' in line and 'device=host' in line
   assert _names(server.directory) == left
   # A refusal is no use of a key.
