@@ -226,6 +226,8 @@ def test_table_rounds_up(run):
     *('--noise-multiplier', 1.23456781, '--delta', 1e-6),
   )
   shown = dict(line.split(None, 1) for line in out.splitlines())
+  # What was asked for comes first.
+  assert list(shown)[:3] == ['z_stddev', 'noise_multiplier', 'epsilon']
   _, out, _ = run(
     *('account', _toeplitz(), '--min-sep', 342),
     *('--noise-multiplier', 1.23456781, '--delta', 1e-6, '--json'),
