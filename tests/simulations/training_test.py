@@ -13,6 +13,7 @@ import pytest
 
 from simulations import config as config_lib
 from simulations import (
+  description,
   evaluation,
   kill_test,
   models,
@@ -436,6 +437,13 @@ def test_comparison_named_as_the_main_run_is_refused():
 def test_directory_with_a_run_is_refused(small, ended):
   with pytest.raises(ValueError, match='--resume'):
     training.run(*small, ended)
+
+
+def test_report_calls_a_client_what_it_is(small):
+  config, corpus = small
+  changed = config_lib.changed(config, {'data.unit': 'speaker'})
+  found = description.describe(changed, corpus)['unit_of_privacy']
+  assert found == 'one speaker of the train split, with all its sentences'
 
 
 def test_cohort_that_cannot_be_filled_stops_before_training(
