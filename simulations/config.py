@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from simulations import tables
-from tff_bandmf import clips, errors, strategies, workloads
+from tff_bandmf import accounting, clips, errors, strategies, workloads
+from tff_bandmf import participation as participation_lib
 
 _LIST_KEYS = 'python -m simulations.run_stackoverflow --list-keys'
 # Noise of a run that claims nothing; next to the strategy families.
@@ -193,6 +194,10 @@ class Privacy:
       none of the run itself, and its files say so.
     max_memory_bytes: of a tape, for the noise that it remembers; more goes to
       a file.
+    amplification: how the run draws cohorts in secret, 'cyclic-poisson',
+      'balls-in-bins' with min_sep bins, or 'b-min-sep'; None for cohorts that
+      are enforced.
+    sampling_prob: of 'b-min-sep', of a client that may take part.
   """
 
   family: str
@@ -211,6 +216,8 @@ class Privacy:
   parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
   workload: str = PREFIX
   objective: str = 'mean'
+  amplification: Optional[str] = None
+  sampling_prob: Optional[float] = None
 
   @property
   def clip(self) -> Any:
@@ -283,6 +290,7 @@ class Config:
         f'use {PREFIX}',
       )
     _ = privacy.clip
+    self._check_amplification()
     self._check_parameters()
     if privacy.parameters.get('bands', 0) > training.rounds:
       raise errors.value_error(
@@ -291,6 +299,40 @@ class Config:
         f'must not exceed training.rounds={training.rounds}',
         'use fewer bands',
       )
+
+  def cohorts(self, clients: int) -> accounting.Cohorts:
+    """Returns who takes part, of so many clients."""
+    privacy = self.privacy
+    if privacy.amplification is None:
+      return participation_lib.MinSep(
+        min(privacy.min_sep, self.training.rounds), privacy.max_participations
+      )
+    kind = accounting.KINDS[privacy.amplification]
+    return accounting.from_flags(
+      privacy.amplification,
+      privacy.min_sep if 'min_sep' in kind.flags else None,
+      privacy.sampling_prob,
+      clients,
+    )
+
+  def _check_amplification(self) -> None:
+    """Raises ValueError unless cohorts can be drawn as it says."""
+    privacy = self.privacy
+    if privacy.amplification is not None:
+      _check_one_of(
+        'privacy.amplification', privacy.amplification, list(accounting.KINDS)
+      )
+    elif privacy.sampling_prob is not None:
+      raise errors.value_error(
+        'privacy.sampling_prob',
+        privacy.sampling_prob,
+        'is of cohorts that amplify',
+        'leave it out, or give privacy.amplification',
+      )
+    try:
+      self.cohorts(self.training.clients_per_round)
+    except ValueError as error:
+      raise ValueError(f'privacy.{error}') from None
 
   def _check_parameters(self) -> None:
     """Raises ValueError unless the family takes the parameters."""

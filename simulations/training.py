@@ -33,6 +33,7 @@ from simulations.corpora import (
 )
 from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import (
+  accounting,
   errors,
   optimize,
   program,
@@ -95,23 +96,23 @@ def load_corpus(data: config_lib.Data) -> Corpus:
 def planned_participation(
   config: config_lib.Config,
 ) -> participation_lib.Participation:
-  """Returns the schema that the cohorts of an experiment are drawn for."""
-  privacy = config.privacy
-  return participation_lib.MinSep(
-    min(privacy.min_sep, config.training.rounds), privacy.max_participations
-  )
+  """Returns the schema that the strategy of an experiment is for."""
+  # However many clients there are.
+  return config.cohorts(config.training.clients_per_round).schema
 
 
 def check_cohorts(config: config_lib.Config, corpus: Corpus) -> None:
   """Raises ValueError if a cohort of an experiment cannot be filled."""
-  training = config.training
-  program.CohortSampler(
-    corpus.train.num_clients,
-    training.clients_per_round,
-    training.rounds,
-    planned_participation(config),
-    training.seed,
-  )
+  training, clients = config.training, corpus.train.num_clients
+  cohorts = config.cohorts(clients)
+  if accounting.sampled(cohorts) is None:
+    program.CohortSampler(
+      clients,
+      training.clients_per_round,
+      training.rounds,
+      cohorts.schema,
+      training.seed,
+    )
 
 
 def strategy_request(config: config_lib.Config) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def run(
     strategy = plan_lib.Plan.load(directory / run_record.PLAN_FILE).strategy
   with tff_bandmf.Run(
     directory,
-    _plan(config, strategy or find_strategy(config)),
+    _plan(config, strategy or find_strategy(config), corpus.train.num_clients),
     moved=moved,
     keep_key=True,
     program=run_lib.Program(
@@ -223,7 +224,7 @@ def run(
 
 
 def _plan(
-  config: config_lib.Config, strategy: strategies.Strategy
+  config: config_lib.Config, strategy: strategies.Strategy, clients: int
 ) -> tff_bandmf.Plan:
   """Returns the plan of an experiment."""
   training, privacy = config.training, config.privacy
@@ -231,7 +232,7 @@ def _plan(
   return tff_bandmf.Plan(
     rounds=training.rounds,
     clients_per_round=training.clients_per_round,
-    cohorts=planned_participation(config),
+    cohorts=config.cohorts(clients),
     epsilon=None if without else privacy.epsilon,
     delta=privacy.delta,
     noise_multiplier=0.0 if without else None,
@@ -278,18 +279,22 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
         )
         progress.update()
         continue
-      row = {
-        'seconds': time.perf_counter() - began,
-        'non_finite': int(output.metrics['client_work']['non_finite_count']),
-        **output.metrics['aggregator'].get('released', {}),
-      }
+      row = dict(output.metrics['aggregator'].get('released', {}))
+      # PRIVACY: what chance drew is told by how long a round took. Guard:
+      # training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
+      if config.privacy.amplification is None:
+        row.update(
+          seconds=time.perf_counter() - began,
+          non_finite=int(output.metrics['client_work']['non_finite_count']),
+          clients=len(opened.cohort),
+        )
       done = opened.index + 1
       if done == training.rounds - stop or done % training.evaluate_every == 0:
         weights = process.get_model_weights(output.state).trainable
         row.update(validate(weights))
         progress.set_postfix(accuracy=f'{row["accuracy"]:.4f}')
       state = opened.finish(output.state, shown=row)
-      board.write(opened.index, {'clients': len(opened.cohort), **row})
+      board.write(opened.index, row)
       progress.update()
       if started.rounds_left == stop:
         break

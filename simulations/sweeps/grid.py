@@ -19,9 +19,6 @@ rows instead, all corpora x mechanisms x epsilons:
 | `  .about`               | where its rows come from                         |
 | `  .rate_exponents`      | i, or candidates [i, ...], of a server learning  |
 |                          | rate of 1.7^i; a corpus may have its own         |
-| `  .noise_multiplier`    | of rows whose epsilon rests on sampling that no  |
-|                          | sampler here does: the row has that noise, and   |
-|                          | claims the larger epsilon that holds without     |
 
 A mechanism that has the name of a strategy family is of that family. A table
 with epsilons for keys (0.5 in quotes) has one value an epsilon. Several
@@ -44,7 +41,7 @@ from typing import Any, Callable, Optional, TypeVar, Union
 
 from simulations import config as config_lib
 from simulations import tables
-from tff_bandmf import _checks, accounting, errors
+from tff_bandmf import _checks, errors
 
 RATE_BASE = 1.7
 _NUMBER = re.compile(r'\d+(\.\d+)?', re.ASCII)
@@ -74,7 +71,6 @@ class _Mechanism(_Layer):
   about: str = ''
   epsilons: Optional[list[float]] = None
   rate_exponents: Any = None
-  noise_multiplier: Any = None
 
 
 _Layers = tuple[_Layer, _Corpus, _Mechanism]
@@ -318,22 +314,6 @@ def _row(
     comments.append(
       'Server learning rate: to be tuned among 1.7^i, '
       f'i = {", ".join(map(str, exponents))}; the middle one stands here.'
-    )
-  multiplier = _at(own.noise_multiplier, epsilon)
-  if multiplier is not None and 'privacy.epsilon' not in changed:
-    # PRIVACY: what the cohorts of the run support, not what sampling would.
-    # Guard: grid_test.test_amplified_rows_claim_what_holds_without_sampling.
-    claimed = accounting.gaussian_epsilon(
-      _checks.positive(
-        'noise_multiplier', multiplier, 'correct it in the grid'
-      ),
-      config_lib.from_tree(tree).privacy.delta,
-    )
-    tree['privacy']['epsilon'] = float(f'{claimed:.9g}')
-    comments.append(
-      f'Has the noise that gives epsilon {epsilon:g} with cyclic Poisson '
-      'sampling. No sampler here draws cohorts so: the run claims the '
-      'epsilon below, which holds without.'
     )
   if assumed:
     comments.append('Not given by the source: ' + ', '.join(assumed) + '.')

@@ -63,7 +63,9 @@ def run_copy(left, tmp_path):
 
 def _describe(config, corpus):
   """What a run says of itself, its strategy and its schema."""
-  plan = training._plan(config, training.find_strategy(config))
+  plan = training._plan(
+    config, training.find_strategy(config), corpus.train.num_clients
+  )
   said = description.describe(config, corpus)
   return attrs.evolve(record.of(plan), **said), plan.strategy, plan.cohorts
 

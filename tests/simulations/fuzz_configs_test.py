@@ -81,7 +81,7 @@ def test_damaged_grid_is_loaded_or_refused(path):
       'corpora': {'x': {'data': {'vocabulary_size': {'2': 9, '8.5': 8}}}},
       'mechanisms': {
         'blt': {'rate_exponents': {'2': [-1, 0, 1], '8.5': 1}},
-        'far': {'epsilons': [2], 'noise_multiplier': {'2': 0.5}},
+        'far': {'epsilons': [2], 'rate_exponents': {'2': 1}},
       },
     },
   ]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import pathlib
 import shutil
 import subprocess
@@ -32,6 +33,7 @@ from tff_bandmf import (
   strategies,
 )
 from tff_bandmf.program import folder
+from tff_bandmf.program import metrics as metrics_lib
 
 pytestmark = pytest.mark.slow
 
@@ -510,3 +512,57 @@ def test_evaluator_agrees_with_a_direct_computation():
   assert found['accuracy'] == pytest.approx(
     (logits.argmax(-1) == y)[counted].mean()
   )
+
+
+@pytest.mark.parametrize(
+  ('amplification', 'epsilon', 'changes'),
+  [
+    ('cyclic-poisson', 2.0, {'parameters': {'bands': 2}}),
+    ('balls-in-bins', 8.0, {}),
+    ('b-min-sep', 8.0, {'sampling_prob': 0.05}),
+  ],
+)
+def test_amplified_experiment_tells_nothing_of_its_cohorts(
+  small, tmp_path, runtime, amplification, epsilon, changes
+):
+  """Left and gone on with; what it claims is that of draws it made itself."""
+  config, corpus = small
+  privacy = dataclasses.replace(
+    config.privacy,
+    amplification=amplification,
+    epsilon=epsilon,
+    min_sep=4,
+    max_participations=None,
+    clip_quantile=None,
+    **changes,
+  )
+  config = dataclasses.replace(config, privacy=privacy)
+  clients = corpus.train.num_clients
+  cohorts = accounting.completed(
+    accounting.expecting(
+      config.cohorts(clients), config.training.clients_per_round
+    ),
+    2,
+  )
+  expected = cohorts.expected_cohort(config.training.rounds)
+  config = dataclasses.replace(
+    config,
+    training=dataclasses.replace(
+      config.training, clients_per_round=max(1, round(expected))
+    ),
+  )
+  assert training.run(config, corpus, tmp_path / 'run', stop_after=2) is None
+  training.run(config, corpus, tmp_path / 'run', resume=True)
+  content = report.build(tmp_path / 'run').content
+  assert content['amplification'] == amplification
+  assert (
+    content['epsilon']
+    <= epsilon
+    < (content['sampling']['epsilon_unamplified'] or math.inf)
+  )
+  assert content['sampling']['drawn'] == 'as the key of the draws gives them'
+  columns = {'round', 'accuracy', 'loss'}
+  for row in metrics_lib.rows(tmp_path / 'run'):
+    told = {name for name, value in row.items() if value}
+    assert told <= columns | {name for name in row if name.startswith('acc')}
+  assert content['observed']['clients'] is None
