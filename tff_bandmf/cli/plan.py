@@ -149,8 +149,8 @@ def plan(
   )
   if population is not None:
     found.check_population(population)
-  if delta is not None:
-    output.warn_of_weak(plan_lib.proved_epsilon(found.guarantee, delta), delta)
+  if epsilon is not None and delta is not None:
+    output.warn_of_weak(epsilon, delta)
   if out is not None:
     found.save(out)
   if as_json:
