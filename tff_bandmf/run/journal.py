@@ -210,8 +210,9 @@ class Journal:
     """Returns whether the round may not run again."""
     attempts = self.ledger.attempts(t)
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
-    # PRIVACY: two sums were about to meet one noise. Guard:
-    # run_test.test_round_whose_replay_differs_is_burnt.
+    # PRIVACY: two sums were about to meet one noise. Guards:
+    # run_test.test_round_whose_replay_differs_is_burnt and
+    # training_test.test_resumed_run_that_differs_says_so.
     released = {sum_ for _, sum_ in self._position.released(t)}
     released |= {each.result for each in attempts} - {None}
     return abandoned or len(released) > 1

@@ -158,6 +158,7 @@ class _Process:
     except Exception:
       if not self._journal.is_burnt(opened.index):
         raise
+    if self._journal.is_burnt(opened.index):
       self._journal.burn(opened.index, len(opened.cohort))
       return self.next(state, None)
     # PRIVACY: nobody has seen what is not durable. Guard:
