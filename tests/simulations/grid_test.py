@@ -1,6 +1,7 @@
 """Tests of grids: their rows are experiments, and can be run."""
 
 import dataclasses
+import math
 import pathlib
 import signal
 
@@ -265,6 +266,31 @@ def test_amplified_rows_are_drawn_as_they_claim():
   ].config()
   assert plan.privacy.parameters['bands'] == 32
   assert plan.training.server_learning_rate == 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  ('name', 'bands', 'published'),
+  [
+    ('dp-sgd-poisson_epsilon2', 1, 0.30481),
+    ('banded-poisson_epsilon8', 64, 0.43490),
+  ],
+)
+def test_amplified_rows_have_the_noise_of_table_5(name, bands, published):
+  """Of the matrices there, whose sensitivity is 1 in 6 rounds; not below."""
+  config = grid.one(f'{_CONFIGS}/bandmf23.toml:stackoverflow_{name}').config()
+  cohorts = accounting.expecting(
+    config.cohorts(342_477), config.training.clients_per_round
+  )
+  found = accounting.calibrate(
+    strategies.BandedSqrt(config.training.rounds, bands),
+    accounting.completed(cohorts, bands),
+    epsilon=config.privacy.epsilon,
+    delta=config.privacy.delta,
+  )
+  sigma = found.noise_multiplier / math.sqrt(6)
+  # A cohort is 1000 of 342,477 here, and 6 of 2052 there.
+  assert published * (1 - 2e-3) < sigma < published * (1 + 2e-3)
 
 
 def test_values_are_looked_up_by_epsilon(tmp_path):
