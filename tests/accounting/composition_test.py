@@ -177,6 +177,15 @@ def test_mixed_adjacencies_are_refused():
     accounting.compose(runs)
 
 
+def test_mixed_units_are_refused():
+  runs = [_run(1.0), _run(1.0, clients_per_unit=3)]
+  with pytest.raises(ValueError, match='clients_per_unit=1 and 3: must be'):
+    accounting.compose(runs)
+  assert accounting.compose([runs[1]] * 2).epsilon(1e-6) > (
+    runs[1].epsilon(1e-6)
+  )
+
+
 def test_nothing_is_refused():
   with pytest.raises(ValueError, match='runs=none'):
     accounting.compose([])

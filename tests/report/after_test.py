@@ -11,7 +11,7 @@ from tff_bandmf import accounting, report
 pytestmark = pytest.mark.slow
 
 
-def _run(folder, after=(), **changes):
+def _run(folder, after=(), key=None, **changes):
   """Makes a run that names others; each has its own noise."""
   named = [
     {
@@ -23,7 +23,7 @@ def _run(folder, after=(), **changes):
   return report_test.make_run(
     folder,
     report_test.KEPT,
-    key=folder.name.encode(),
+    key=key or folder.name.encode(),
     **({'after': named} if named else {}),
     **changes,
   )
@@ -55,6 +55,23 @@ def test_report_claims_the_composition(tmp_path, run_json):
   assert expected.epsilon <= shown['epsilon'] <= 1.01 * expected.epsilon
   found = run_json('compose', *folders, '--delta', '1e-5')
   assert found['epsilon'] == pytest.approx(expected.epsilon)
+
+
+def test_predecessors_of_one_name_all_count(tmp_path):
+  old, new = tmp_path / '1' / 'tune', tmp_path / '2' / 'tune'
+  specs = [
+    _run(old, key=b'old'),
+    _run(new, key=b'new'),
+    _run(tmp_path / '1' / 'main', [old], key=b'first'),
+    _run(tmp_path / '2' / 'main', [new, tmp_path / '1' / 'main']),
+  ]
+  written = report.write(tmp_path / '2' / 'main')
+  expected = accounting.compose(specs).claim(1e-5)
+  assert written['together']['epsilon'] == pytest.approx(expected.epsilon)
+  assert written['together']['runs'] == [
+    'main',
+    *('../tune', '../../1/main', '../../1/tune'),
+  ]
 
 
 def test_run_after_one_without_noise_claims_nothing_together(tmp_path):

@@ -155,7 +155,8 @@ def compose(runs: Iterable[Any]) -> Composition:
     runs: guarantees, or what has a `guarantee`, such as a `Plan`.
 
   Raises:
-    ValueError: there are none, one has no noise, or their adjacencies differ.
+    ValueError: there are none, one has no noise, or their adjacencies or units
+      of privacy differ.
 
   >>> from tff_bandmf import participation, strategies
   >>> one = guarantee.calibrate(
@@ -181,6 +182,18 @@ def compose(runs: Iterable[Any]) -> Composition:
           'leave it out only if its releases stay private',
         )
       )
+  units = sorted({each.clients_per_unit for each in found})
+  # PRIVACY: what protects one client of a unit leaves the others. Guard:
+  # composition_test.test_mixed_units_are_refused.
+  if len(units) > 1:
+    raise ValueError(
+      errors.invalid(
+        'clients_per_unit',
+        ' and '.join(map(str, units)),
+        'must be the same in all runs',
+        'state all runs for units of the same size',
+      )
+    )
   adjacencies = sorted({each.cohorts.adjacency for each in found})
   # PRIVACY: neighbours of one run are not those of another. Guard:
   # composition_test.test_mixed_adjacencies_are_refused.

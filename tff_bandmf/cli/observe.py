@@ -10,7 +10,7 @@ from typing import Any, Optional
 import attrs
 import click
 
-from tff_bandmf import accounting, errors, sensitivity
+from tff_bandmf import accounting, clips, errors, sensitivity
 from tff_bandmf.cli import options, output
 from tff_bandmf.program import participation_log
 from tff_bandmf.program import plan as plan_lib
@@ -48,7 +48,13 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
       )
     strategy = plan.strategy
     delta = plan.delta if delta is None else delta
-    dimension = plan.dimension if dimension is None else dimension
+    # PRIVACY: an indicator that gets noise costs slack too. Guard:
+    # cli_observe_test.test_indicator_is_a_coordinate_of_the_claim.
+    dimension = (
+      plan.coordinates
+      if dimension is None
+      else dimension + clips.indicators(plan.l2_norm_clip)
+    )
   found = sensitivity.of_clients(
     participation_log.ParticipationLog(log).parts(), strategy
   )

@@ -152,12 +152,13 @@ def publish(
     'together': together
     and {**_numbers(together), 'composition': together['composition']},
     'named_before': sorted(
-      {
-        pathlib.PurePath(name).name
+      pathlib.PurePath(name).name
+      for run_id, name in {
+        run_id: name
         for source in sources
-        for name, (run_id, _) in source.before.items()
-        if run_id not in {each.run.run_id for each in sources}
-      }
+        for run_id, (name, _) in source.before.items()
+      }.items()
+      if run_id not in {each.run.run_id for each in sources}
     ),
     'setting': statement.setting(run),
     'released': run.released,

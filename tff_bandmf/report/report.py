@@ -205,7 +205,7 @@ def composed(
   claims = {id(source.claim): (source.name, source.claim) for source in sources}
   known = {source.run.run_id for source in sources}
   for source in sources:
-    for name, (run_id, claim) in source.before.items():
+    for run_id, (name, claim) in source.before.items():
       if run_id not in known:
         known.add(run_id)
         claims[id(claim)] = (name, claim)

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_bandmf import clips, errors, sensitivity
@@ -33,7 +33,7 @@ class Source:
     elsewhere: whether a log is all that there is of it.
     side_releases: what is released without noise.
     files_sha256: file to SHA-256.
-    before: runs on the same clients before it: name to (run_id, claim).
+    before: runs on the same clients before it: run_id to (name, claim).
     result: what the last model was measured to do.
     accuracy: (rounds done, validation accuracy).
     clips: (rounds done, clip) of a clip that adapts.
@@ -85,7 +85,7 @@ def of_run(directory: Path) -> Source:
       claim.amplified is not None,
     ),
     transparency.file_digests(directory),
-    dict(_before(directory, run, {str(run.run_id)})),
+    _before(directory, run),
     result,
     metrics_lib.accuracy(metrics),
     metrics_lib.clips(metrics),
@@ -98,17 +98,21 @@ def of_run(directory: Path) -> Source:
 
 
 def _before(
-  directory: pathlib.Path, run: run_record.RunRecord, known: set[str]
-) -> Iterator[tuple[str, tuple[str, claim_lib.Claim]]]:
-  """Yields the runs that a run names, and those that they name, each once."""
-  for named in run.after or ():
-    if named['run_id'] in known:
+  directory: pathlib.Path, run: run_record.RunRecord
+) -> dict[str, tuple[str, claim_lib.Claim]]:
+  """Returns the runs that a run names, and those that they name, each once."""
+  # PRIVACY: by what tells runs apart, for several may have one name. Guard:
+  # after_test.test_predecessors_of_one_name_all_count.
+  found: dict[str, tuple[str, claim_lib.Claim]] = {}
+  named = [(directory, each) for each in run.after or ()]
+  for here, each in named:
+    if each['run_id'] in (run.run_id, *found):
       continue
-    path = pathlib.Path(os.path.normpath(directory / named['run']))
+    path = pathlib.Path(os.path.normpath(here / each['run']))
     other = run_record.RunRecord.read(path)
     # PRIVACY: a run that took its place may have used less noise. Guard:
     # after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
-    if other.run_id != named['run_id']:
+    if other.run_id != each['run_id']:
       raise ValueError(
         errors.invalid(
           'after',
@@ -117,9 +121,10 @@ def _before(
           'put that run back into its place',
         )
       )
-    known.add(named['run_id'])
-    yield named['run'], (named['run_id'], claim_lib.established(path))
-    yield from _before(path, other, known)
+    name = os.path.relpath(path, directory)
+    found[each['run_id']] = name, claim_lib.established(path)
+    named += [(path, more) for more in other.after or ()]
+  return found
 
 
 def of_log(
