@@ -3,7 +3,9 @@
 import collections
 import contextlib
 import itertools
+import os
 import pathlib
+import shutil
 import threading
 from unittest import mock
 
@@ -282,6 +284,44 @@ def test_round_that_met_two_sums_is_not_finished(tmp_path):
       opened.finish(0)
   with run.Run(directory, _plan()) as mine:
     assert next(mine.rounds(clients=8)).index == 1
+
+
+def _released_once(directory):
+  """Runs round 0 of a program that hands out what it gets at once."""
+  with run.Run(directory, _plan()) as mine:
+    opened = next(mine.rounds(clients=8))
+    opened.release([np.ones(3)], np.zeros(3))
+    opened.finish(0)
+
+
+def test_sum_that_only_the_ledger_knows_keeps_others_out(tmp_path):
+  """As after a power cut that took the marks and the checkpoint."""
+  _released_once(tmp_path)
+  for folder in 'released', 'checkpoints':
+    shutil.rmtree(tmp_path / 'private' / folder)
+  with run.Run(tmp_path, _plan()) as mine:
+    opened = next(mine.rounds(clients=8))
+    assert opened.index == 0
+    with pytest.raises(Exception, match='released another sum'):
+      opened.release([np.zeros(3)], np.zeros(3))
+  with run.Run(tmp_path, _plan()) as mine:
+    assert next(mine.rounds(clients=8)).index == 1
+
+
+def test_mark_is_on_the_disk_before_the_mean(tmp_path):
+  marks, synced = tmp_path / 'private' / 'released', []
+
+  def sync(handle):
+    path = pathlib.Path(os.readlink(f'/proc/self/fd/{handle}'))
+    synced.append((path, [each.name for each in marks.glob('*')]))
+
+  with run.Run(tmp_path, _plan()) as mine:
+    opened = next(mine.rounds(clients=8))
+    with mock.patch.object(os, 'fsync', sync):
+      opened.release([np.ones(3)], np.zeros(3))
+    path, names = synced[-1]
+    assert path == marks.resolve()
+    assert [name[:11] for name in names] == ['00000000-1-']
 
 
 def test_report_of_a_run_claims_its_plan(whole):

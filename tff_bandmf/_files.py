@@ -88,7 +88,7 @@ def replacing(
     # new clients. Guard:
     # files_test.test_name_appears_after_the_content_is_on_the_disk.
     if durable:
-      _sync(part)
+      sync(part)
     take(part, path)
   except BaseException:
     if not mode & 0o077:
@@ -97,7 +97,7 @@ def replacing(
   finally:
     part.unlink(missing_ok=True)
   if durable:
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def load_or_create_secret(
@@ -192,6 +192,15 @@ def lock(path: pathlib.Path) -> Optional[int]:
     pass
   os.close(handle)
   return None
+
+
+def sync(path: pathlib.Path) -> None:
+  """Returns when a file, or the names in a folder, are on the disk."""
+  handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+  try:
+    os.fsync(handle)
+  finally:
+    os.close(handle)
 
 
 @contextlib.contextmanager
@@ -327,22 +336,13 @@ def _link(part: pathlib.Path, path: pathlib.Path) -> None:
     os.link(part, path)
 
 
-def _sync(path: pathlib.Path) -> None:
-  """Returns when a file, or the names in a folder, are on the disk."""
-  handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-  try:
-    os.fsync(handle)
-  finally:
-    os.close(handle)
-
-
 def _make_folder(path: pathlib.Path) -> None:
   """Makes a folder, and those above it that are missing, with mode 0700."""
   if path.is_dir():
     return
   _make_folder(path.parent)
   path.mkdir(mode=0o700, exist_ok=True)
-  _sync(path.parent)
+  sync(path.parent)
 
 
 def _not_a_file(path: pathlib.Path, name: str) -> ValueError:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -34,10 +35,32 @@ class Position:
   directory: pathlib.Path
   run: int
 
-  def open(self, round_index: int, attempt: int) -> None:
-    """Says that an attempt at a round begins."""
-    self._marks.mkdir(mode=0o700, exist_ok=True)
+  def open(
+    self,
+    round_index: int,
+    attempt: int,
+    before: Iterable[tuple[int, bytes]] = (),
+  ) -> None:
+    """Says that an attempt at a round begins.
+
+    Args:
+      round_index: the round.
+      attempt: at it, from 1.
+      before: what others released in it, as `released` gives it.
+    """
+    if not self._marks.is_dir():
+      self._marks.mkdir(mode=0o700)
+      _files.sync(self.directory)
+    # PRIVACY: a power cut may have lost their marks. Guard:
+    # run_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
+    for other, fingerprint in before:
+      name = f'{round_index:08d}-{other}-{fingerprint.decode()}'
+      (self._marks / name).touch()
     self._write(round_index, attempt)
+
+  def sync(self) -> None:
+    """Returns when the marks are on the disk."""
+    _files.sync(self._marks)
 
   def close(self) -> None:
     """Says that no round is open: an aggregator that is asked for one fails."""

@@ -76,11 +76,19 @@ class Journal:
 
   def start(self, opened: rounds.Round) -> rounds.Round:
     """Returns the round, which is now open."""
-    attempt = len(self.ledger.attempts(opened.index)) + 1
+    attempts = self.ledger.attempts(opened.index)
     # PRIVACY: durable before the round, so a crash cannot hide it. Guard:
     # run_test.test_round_is_in_the_ledger_before_it_runs.
     self.ledger.start_round(opened.index, opened.cohort)
-    self._position.open(opened.index, attempt)
+    self._position.open(
+      opened.index,
+      len(attempts) + 1,
+      [
+        (i, attempt.result)
+        for i, attempt in enumerate(attempts, 1)
+        if attempt.result is not None
+      ],
+    )
     self.opened = opened
     return opened
 
