@@ -2,6 +2,7 @@
 
 import collections
 import contextlib
+import errno
 import itertools
 import os
 import pathlib
@@ -322,6 +323,33 @@ def test_mark_is_on_the_disk_before_the_mean(tmp_path):
     path, names = synced[-1]
     assert path == marks.resolve()
     assert [name[:11] for name in names] == ['00000000-1-']
+
+
+def test_clients_keep_the_kind_of_their_names(tmp_path):
+  with run.Run(tmp_path, _plan()) as mine:
+    with mine.round(cohort=[1, 2]) as opened:
+      opened.finish(opened.release([], np.zeros(3)))
+    # NumPy makes '1' of 1 among strings.
+    with pytest.raises(ValueError, match='clients=strings: are not what'):
+      with mine.round(cohort=[1, 'a']):
+        pass
+    with pytest.raises(ValueError, match='clients=strings: are not what'):
+      next(mine.rounds(clients=list('12345678')))
+
+
+def test_full_disk_in_finish_is_what_is_told(tmp_path):
+  directory = tmp_path / 'run'
+  full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+  with pytest.raises(OSError, match='No space'):
+    with run.Run(directory, _plan()) as mine:
+      opened = next(mine.rounds(clients=8))
+      mean = opened.release([np.ones(3)], np.zeros(3))
+      with mock.patch.object(metrics.Metrics, 'write', side_effect=full):
+        opened.finish(mean)
+  with run.Run(directory, _plan()) as mine:
+    opened = next(mine.rounds(clients=8))
+    assert (opened.release([np.ones(3)], np.zeros(3)) == mean).all()
+    opened.finish(mean)
 
 
 def test_report_of_a_run_claims_its_plan(whole):

@@ -309,6 +309,10 @@ def test_other_files_are_refused_in_one_line(tmp_path, edit):
     (dict(l2_norm_clip=0), 'l2_norm_clip=0'),
     (dict(largest_cohort=9), 'largest_cohort=9: must be at least'),
     (dict(stands_for=9), 'stands_for=9: must be at least'),
+    (
+      dict(cohorts=tff_bandmf.CyclicPoisson(population=500), stands_for=30),
+      'stands_for=30: a larger cohort is drawn with',
+    ),
     (dict(cohorts=tff_bandmf.MinSep(61)), 'min_sep=61: exceeds rounds=60'),
   ],
 )

@@ -135,6 +135,11 @@ class Reader:
     with database.transaction(self._reader) as connection:
       return records.last_round(connection)
 
+  def by_index(self) -> Optional[bool]:
+    """Returns whether clients are indices; None if nobody took part."""
+    with database.transaction(self._reader) as connection:
+      return records.by_index(connection)
+
   def next_round(self) -> int:
     """Returns where a run goes on: the last started round, or the one after it.
 

@@ -226,6 +226,18 @@ class Plan:
             'leave it out',
           )
         )
+    # PRIVACY: q is that of these clients, and of a larger cohort another one.
+    # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
+    if self.stands_for is not None and accounting.sampled(self.cohorts):
+      raise ValueError(
+        errors.invalid(
+          'stands_for',
+          self.stands_for,
+          'a larger cohort is drawn with another probability, and amplifies '
+          'less',
+          'leave it out, or enforce a schema: MinSep',
+        )
+      )
     self._check_schema()
 
   def _check_schema(self) -> None:

@@ -194,6 +194,14 @@ def last_round(connection: sa.engine.Connection) -> int:
   return -1 if found is None else found
 
 
+def by_index(connection: sa.engine.Connection) -> Optional[bool]:
+  """Returns whether the first client is an index; None without one."""
+  for _, found, highest in _rounds(connection):
+    if len(found):
+      return highest >= 0
+  return None
+
+
 def add_round(
   connection: sa.engine.Connection,
   round_index: int,

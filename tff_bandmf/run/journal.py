@@ -44,6 +44,7 @@ class Journal:
     """Goes on where the folder of the run is; `columns` are of its metrics."""
     self.ledger = ledger
     self.opened: Optional[rounds.Round] = None
+    self._by_index: Optional[bool] = None
     self._directory = directory
     self._enforced = run_record.RunRecord.read(directory).enforced_digest()
     self._position = position
@@ -76,6 +77,7 @@ class Journal:
 
   def start(self, opened: rounds.Round) -> rounds.Round:
     """Returns the round, which is now open."""
+    self._check_kind(opened.cohort)
     attempts = self.ledger.attempts(opened.index)
     # PRIVACY: durable before the round, so a crash cannot hide it. Guard:
     # run_test.test_round_is_in_the_ledger_before_it_runs.
@@ -91,6 +93,21 @@ class Journal:
     )
     self.opened = opened
     return opened
+
+  def _check_kind(self, cohort: np.ndarray) -> None:
+    if self._by_index is None:
+      self._by_index = self.ledger.by_index()
+    # PRIVACY: a client that was 1 and is '1' now would look new. Guard:
+    # run_test.test_clients_keep_the_kind_of_their_names.
+    if len(cohort) and self._by_index not in (None, cohort.dtype.kind in 'iu'):
+      raise ValueError(
+        errors.invalid(
+          'clients',
+          'strings' if self._by_index else 'indices',
+          'are not what they were in the rounds before',
+          'name clients as the run began to: all by index, or all by string',
+        )
+      )
 
   def check_open(self, opened: rounds.Round) -> None:
     """Raises ValueError unless this round is the open one."""
@@ -210,9 +227,11 @@ class Journal:
   def leave(self) -> None:
     """Fails the round that is open, if one is."""
     if self.opened is not None:
+      t, self.opened = self.opened.index, None
       self._position.close()
-      self.ledger.fail_round(self.opened.index)
-      self.opened = None
+      # Where a full disk stopped `finish` half way it has ended.
+      if self.ledger.attempts(t)[-1].outcome == 'started':
+        self.ledger.fail_round(t)
 
   def is_burnt(self, t: int) -> bool:
     """Returns whether the round may not run again."""
