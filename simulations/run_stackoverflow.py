@@ -360,12 +360,26 @@ def main(
   written = report.write(directory)
   click.echo(written['summary'])
   for name, (_, folder) in runs.items():
-    seconds = [float(row['seconds']) for row in metrics.rows(folder)]
-    click.echo(f'{name}: {statistics.median(seconds):.2f} seconds a round')
+    for line in speed(name, metrics.rows(folder)):
+      click.echo(line)
   for row in written['runs']:
     accuracy = 100 * row['test_accuracy']
     click.echo(f'{row["name"]}: test accuracy {accuracy:.2f}%')
   click.echo(f'Report: {directory / report.MARKDOWN_FILE}')
+
+
+def speed(name: str, rows: list[dict[str, str]]) -> list[str]:
+  """Returns how long a round took, in a line; none where nothing tells it.
+
+  Args:
+    name: of the run.
+    rows: of its metrics; how long a round with sampled clients took is not
+      told.
+  """
+  seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
+  if not seconds:
+    return []
+  return [f'{name}: {statistics.median(seconds):.2f} seconds a round']
 
 
 if __name__ == '__main__':

@@ -25,8 +25,8 @@ NOTE = (
 )
 CLAIMS_MORE = (
   'Where a row claims more than its epsilon, it guarantees what it claims '
-  'and no less: epsilon is then what sampling that no run here does would '
-  'give, or a larger cohort that the run only stands for.'
+  'and no less: epsilon is then that of a larger cohort, which the run only '
+  'stands for.'
 )
 _HEADERS = {
   'mechanism': 'mechanism',

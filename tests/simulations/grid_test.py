@@ -268,6 +268,13 @@ def test_amplified_rows_are_drawn_as_they_claim():
   assert plan.training.server_learning_rate == 1.0
 
 
+def test_speed_is_told_where_it_may_be():
+  rows = [{'seconds': '1.0'}, {'seconds': '2.0'}, {'seconds': '4.0'}]
+  assert run_stackoverflow.speed('x', rows) == ['x: 2.00 seconds a round']
+  # Of cohorts that chance draws it would tell how many they are.
+  assert run_stackoverflow.speed('x', [{'seconds': ''}, {}]) == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'bands', 'published'),

@@ -355,10 +355,15 @@ def _summary(
     f'{numbers["family"]} noise.'
   )
   if numbers['amplification'] != 'none':
+    other = numbers['sampling']['epsilon_unamplified']
     text = (
       f'{text[:-1]}, amplified by {numbers["amplification"]} sampling; without '
-      'amplification epsilon is '
-      f'{_number(numbers["sampling"]["epsilon_unamplified"])}.'
+      'amplification '
+      + (
+        'no epsilon is proved.'
+        if other is None
+        else f'epsilon is {_number(other)}.'
+      )
     )
   if not source.before:
     return text
