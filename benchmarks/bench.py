@@ -210,6 +210,7 @@ _CASES: dict[str, Callable[[], Any]] = {
   'calibration': bench_cohorts.calibration,
   'client_ids': bench_data.client_ids,
   'choice': bench_optimize.choices,
+  'large': bench_run.large,
   'large_optimisation': bench_optimize.large_optimisations,
   'loss': bench_optimize.losses,
   'observe': bench_logs.observe,

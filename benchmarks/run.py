@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import itertools
+import multiprocessing
 import os
 import pathlib
+import resource
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -96,6 +100,74 @@ def overhead(rounds: int = 30) -> list[dict[str, Any]]:
         }
       )
   return results
+
+
+def large(parameters: int = 10**8, rounds: int = 5) -> list[dict[str, Any]]:
+  """Returns what rounds of a large model take through `Round.release`.
+
+  Without TFF, of two clients, in a process of its own a mechanism. The peak of
+  memory has the updates, which are of 4 bytes a parameter; `noise_bytes` is
+  what the noise keeps.
+  """
+  return [_in_a_process(_released, name, parameters, rounds) for name in _LARGE]
+
+
+_LARGE = ('blt-4', 'inverse-4')
+
+
+def _in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
+  with concurrent.futures.ProcessPoolExecutor(
+    1, multiprocessing.get_context('spawn')
+  ) as process:
+    return process.submit(function, *arguments).result()
+
+
+def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
+  """Returns seconds and memory of one mechanism."""
+  import tff_bandmf
+  from tff_bandmf import strategies
+
+  planned = 100
+  strategy = {
+    'blt-4': lambda: strategies.Blt(
+      planned, np.full(4, 0.1), np.array([0.99, 0.9, 0.7, 0.4])
+    ),
+    'inverse-4': lambda: strategies.BandedInverseSqrt(planned, 4),
+  }[name]()
+  plan = tff_bandmf.Plan(
+    rounds=planned,
+    clients_per_round=2,
+    cohorts=tff_bandmf.MinSep(10),
+    delta=1e-8,
+    l2_norm_clip=1.0,
+    noise_multiplier=1.0,
+    mechanism=strategy,
+    dimension=parameters,
+  )
+  seconds, cpu = [], []
+  with (
+    tempfile.TemporaryDirectory() as folder,
+    tff_bandmf.Run(pathlib.Path(folder, 'run'), plan) as run,
+  ):
+    like = np.zeros(parameters, np.float32)
+    update = np.full(parameters, parameters**-0.5, np.float32)
+    for opened in itertools.islice(run.rounds(clients=40), rounds):
+      began, used = time.perf_counter(), time.process_time()
+      opened.release([update, update], like=like)
+      seconds.append(time.perf_counter() - began)
+      cpu.append(time.process_time() - used)
+      # The model would be the whole checkpoint.
+      opened.finish(np.zeros(1))
+  return {
+    'mechanism': name,
+    'parameters': parameters,
+    'seconds': statistics.median(seconds),
+    'first_seconds': seconds[0],
+    'cpu_seconds': statistics.median(cpu),
+    'noise_bytes': 8 * strategy.noise_copies * parameters,
+    'peak_memory_bytes': 1024
+    * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+  }
 
 
 def admission(
