@@ -140,7 +140,7 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
     cohorts=tff_bandmf.MinSep(10),
     delta=1e-8,
     l2_norm_clip=1.0,
-    noise_multiplier=1.0,
+    noise_multiplier=0.4,
     mechanism=strategy,
     dimension=parameters,
   )
