@@ -49,7 +49,7 @@ STRATEGIES: dict[str, Callable[[], strategies.Strategy]] = {
   ),
   'inverse_4': lambda: strategies.BandedInverseSqrt(ROUNDS, 4),
 }
-# Of an accelerator, the last one for 10^8 parameters.
+# What an accelerator is to reach, the last for 10^8 parameters.
 _GOALS = {
   'bands_64': {'goal_ratio': 1.3},
   'bands_342': {'goal_ratio': 1.6},

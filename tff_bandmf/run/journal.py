@@ -172,7 +172,7 @@ class Journal:
       for path, value in tree.flatten_with_path(measured)
       if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
     }
-    # These have noise, and are no secret.
+    # These have noise, and may be told.
     told = {
       name: numbers.pop(f'aggregator/released/{name}', '')
       for name in self._released
