@@ -449,7 +449,7 @@ class Plan:
   def z_stddev(self) -> float:
     """Returns the standard deviation of Z, the clip included.
 
-    That of an adaptive clip holds for the first round, then moves with the clip.
+    Where the clip adapts it is that of the first round, and moves with the clip.
     """
     return self.guarantee.z_stddev_per_clip * self.clip
 
