@@ -449,7 +449,7 @@ class Plan:
   def z_stddev(self) -> float:
     """Returns the standard deviation of Z, the clip included.
 
-    Where the clip adapts it is that of the first round, and moves with the clip.
+    If the clip adapts, it is that of the first round, and moves with the clip.
     """
     return self.guarantee.z_stddev_per_clip * self.clip
 
