@@ -44,6 +44,8 @@ class AdaptiveClip:
   Attributes:
     initial: S_0, what a constant clip is: one norm, or norms by layer, which
       move by one common factor. An update is below them if all its layers are.
+      Begin low: noise is proportional to it, and a model that too much of it
+      ruined has updates that the clip follows upwards.
     quantile: gamma, in [0, 1]; TFF's `target_unclipped_quantile`.
     rate: eta, positive; TFF's `clip_learning_rate`.
     fraction_weight: beta, positive. The standard deviation of the fraction is
