@@ -394,6 +394,12 @@ def test_run_claims_what_it_and_those_before_it_guarantee(tmp_path):
   ):
     with pytest.raises(ValueError, match=message):
       run.Run(tmp_path / 'second', _plan(), after=after)
+  with pytest.raises(ValueError, match='clients_per_unit=2: is 1 in .*first'):
+    run.Run(
+      tmp_path / 'third',
+      _plan(clients_per_unit=2),
+      after=[tmp_path / 'first'],
+    )
 
 
 def test_simulated_run_says_that_it_is_one(tmp_path):

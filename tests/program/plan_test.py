@@ -387,6 +387,14 @@ def test_sweep_gives_what_each_plan_would():
     error = alone.rmse * alone.clip / point.clients_per_round
     assert point.error == pytest.approx(error)
     assert point.feasible is None
+  moving = _plan(
+    l2_norm_clip=tff_bandmf.AdaptiveClip(plan.clip, fraction_weight=4.0)
+  )
+  (point,) = moving.sweep().points
+  mean, _ = plan.strategy.errors()
+  assert point.error == pytest.approx(
+    point.z_stddev * np.sqrt(mean) / point.clients_per_round
+  )
   text = str(found)
   assert text.count('\n') == 4 and '*' not in text
   assert 'epsilon 2' in text and f'{found.points[0].error:.3g}' in text

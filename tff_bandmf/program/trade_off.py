@@ -16,7 +16,7 @@ from typing import Any, Optional
 import attrs
 import tabulate
 
-from tff_bandmf import errors
+from tff_bandmf import clips, errors
 from tff_bandmf.program import feasibility
 
 
@@ -141,6 +141,8 @@ def of(
       name, None, 'is what is traded for noise', 'plan with epsilon and delta'
     )
   mechanism = plan.strategy if plan.sampled is None else plan.mechanism
+  # That of an update; what an indicator adds is in `rmse`.
+  norm = clips.norm(clips.layers(plan.l2_norm_clip))
   points = []
   for clients in clients_per_round or (plan.clients_per_round,):
     for epsilon in epsilons:
@@ -159,7 +161,7 @@ def of(
           float(epsilon),
           other.guarantee.noise_multiplier,
           other.z_stddev,
-          other.rmse * other.clip / clients,
+          other.rmse * norm / clients,
           None if population is None else _feasible(other, population),
         )
       )

@@ -17,26 +17,39 @@ _DELTA = 1e-6
 
 
 def named(
-  directory: pathlib.Path, after: Sequence[Union[str, os.PathLike]]
+  directory: pathlib.Path,
+  after: Sequence[Union[str, os.PathLike]],
+  plan: plan_lib.Plan,
 ) -> Optional[list[dict[str, str]]]:
   """Returns how a run names those that it comes after; None without any.
 
   Args:
     directory: of the run.
     after: folders of the others.
+    plan: of the run.
 
   Raises:
-    ValueError: one is not a run, or is this one.
+    ValueError: one is not a run, is this one, or has other neighbours.
   """
-  found = []
+  found, claim = [], plan.guarantee.to_dict()
   for other in map(pathlib.Path, after):
     if other.resolve() == directory.resolve():
       raise errors.value_error(
         'after', other, 'is the run itself', 'name those before it'
       )
-    run_id = run_record.RunRecord.read(other).run_id
+    run = run_record.RunRecord.read(other)
+    for name in ('clients_per_unit', 'adjacency'):
+      # Before any round: no report could claim anything for both.
+      there = run.claim.get(name, claim[name])
+      if there != claim[name]:
+        raise errors.value_error(
+          name,
+          claim[name],
+          f'is {there} in {other}, which this run comes after',
+          'plan runs on the same clients for the same neighbours',
+        )
     found.append(
-      {'run': os.path.relpath(other, directory), 'run_id': str(run_id)}
+      {'run': os.path.relpath(other, directory), 'run_id': str(run.run_id)}
     )
   return found or None
 

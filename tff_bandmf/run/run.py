@@ -102,7 +102,7 @@ class Run:
       )
       described = attrs.evolve(
         record_lib.of(plan, self._sampling_key),
-        after=record_lib.named(self.directory, after),
+        after=record_lib.named(self.directory, after, plan),
         **program.says,
       )
       if (self.directory / run_record.RUN_FILE).exists():
