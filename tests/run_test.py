@@ -25,7 +25,7 @@ from tff_bandmf import (
   strategies,
 )
 from tff_bandmf.noise import position
-from tff_bandmf.program import metrics, run_record
+from tff_bandmf.program import checkpoints, metrics, run_record
 from tff_bandmf.run import clients
 
 _ROUNDS = 3
@@ -350,6 +350,33 @@ def test_full_disk_in_finish_is_what_is_told(tmp_path):
     opened = next(mine.rounds(clients=8))
     assert (opened.release([np.ones(3)], np.zeros(3)) == mean).all()
     opened.finish(mean)
+
+
+@pytest.mark.parametrize(
+  'owner, name, error',
+  [
+    (checkpoints.Checkpoints, 'save', OSError),
+    (position.Position, 'forget', KeyboardInterrupt),
+  ],
+)
+def test_round_that_ends_half_way_leaves_a_run_that_goes_on(
+  tmp_path, owner, name, error
+):
+  """Before its checkpoint it is burnt; after it nothing is left to do."""
+  with contextlib.suppress(error), run.Run(tmp_path, _plan()) as mine:
+    with mine.round(cohort=[1, 2]) as opened:
+      mean = opened.release([], np.zeros(3))
+      with mock.patch.object(owner, name, side_effect=error):
+        opened.finish(mean)
+  with run.Run(tmp_path, _plan(), keep_key=True) as mine:
+    state = mine.restore(lambda: np.zeros(3))
+    burnt = error is OSError
+    assert (state == (0 if burnt else mean)).all()
+    with mine.round(cohort=[3]) as opened:
+      assert opened.index == 1
+      opened.finish(opened.release([], np.zeros(3)))
+    observed = mine.report().content['observed']
+  assert observed['rounds_burnt'] == burnt
 
 
 def test_report_of_a_run_claims_its_plan(whole):

@@ -44,6 +44,7 @@ class Metrics:
     self._ledger = ledger
     self._columns = columns
     self._lines = [_line(columns)]
+    self._round = -1
     for t, line in lines(directory).items():
       attempts = ledger.attempts(t)
       # PRIVACY: rounds that ran and are forgotten would run with other sums.
@@ -86,6 +87,10 @@ class Metrics:
     # shows. Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
     if not recorded:
       self._ledger.record_row(row['round'], self.digest(row))
+    if self._round == row['round']:
+      # It was about to be finished, and is burnt.
+      self._lines.pop()
+    self._round = row['round']
     self._lines.append(self._line(row))
     self._write()
 

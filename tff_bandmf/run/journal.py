@@ -189,11 +189,11 @@ class Journal:
     self._rows.write(row, recorded=True)
     self._keep(t, numbers)
     self._checkpoints.save(state, t + 1, self.ledger.head())
-    self._position.close()
-    self._position.forget(t)
     done.finished = True
     self.opened = None
     self.next = t + 1
+    self._position.close()
+    self._position.forget(t)
 
   def _keep(self, t: int, found: dict[str, float]) -> None:
     """Writes numbers without noise where nobody reads them but the owner."""
@@ -247,6 +247,8 @@ class Journal:
   def burn(self, t: int, clients: int) -> None:
     """Records that a round of so many clients gives nothing."""
     self.leave()
-    self.ledger.abandon_round(t)
-    self._rows.write({'round': t, 'clients': clients})
+    # Where the state after it is on the disk it is finished, and stays so.
+    if self._checkpoints.latest() <= t:
+      self.ledger.abandon_round(t)
+      self._rows.write({'round': t, 'clients': clients})
     self.next = t + 1

@@ -62,6 +62,8 @@ async def train_model(
   first = await tff.program.materialize_value(process.initialize())
   state = journal.restore(lambda: first)
   if journal.next == last:
+    # It gives none, and looks at who was drawn.
+    next(rounds, None)
     await outputs.release(state, f'training_checkpoint_round_{last}')
   else:
     await tff.learning.programs.train_model(
