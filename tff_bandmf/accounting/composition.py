@@ -163,7 +163,7 @@ def compose(runs: Iterable[Any]) -> Composition:
   ...     strategies.BandedSqrt(8, 2), participation.MinSep(4),
   ...     epsilon=1.0, delta=1e-6)
   >>> round(compose([one, one]).epsilon(1e-6), 2)
-  1.48
+  1.46
   """
   found = tuple(getattr(run, 'guarantee', run) for run in runs)
   if not found:
