@@ -7,7 +7,8 @@
 | beta_i    |                        |                                       |
 
 Neighbours are data sets that differ in one unit of privacy, in all runs alike.
-A run may be chosen by what those before it released. Then
+What a run does to data may be chosen by what those before it released, and its
+noise, its rounds and who takes part may not. Then
 
 | runs                          | together                                     |
 |-------------------------------|----------------------------------------------|

@@ -89,6 +89,13 @@ ELSEWHERE = (
   'that was made as the plan and this library make it.'
 )
 _UNCHECKED = 'not checked here'
+_STOPPED = (
+  'That no more rounds were started was not decided by what was released.'
+)
+_CHOSEN = (
+  'The noise of this run and its rounds were not chosen by what the runs '
+  'before it released.'
+)
 _SIMULATED = (
   'SIMULATED: a small cohort stands for a larger one. No privacy claim '
   'is made for a deployment; what is claimed here is for the noise that '
@@ -272,6 +279,17 @@ def assumptions(
       'Who takes part does not depend on what the clients hold.',
       trainer,
       _UNCHECKED,
+    ),
+    # PRIVACY: mu of what may still come counts, where releases decide whether
+    # it does. Guards: after_test.test_report_claims_the_composition,
+    # report_test.test_stopped_run_claims_the_rounds_it_started.
+    *(
+      (what, trainer, _UNCHECKED)
+      for what, holds in (
+        (_STOPPED, claim.rounds < claim.held.strategy.rounds),
+        (_CHOSEN, run.after),
+      )
+      if holds
     ),
     (
       'One unit of privacy is one client: nobody has two.'
