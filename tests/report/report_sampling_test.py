@@ -9,7 +9,8 @@ import pytest
 import tff_bandmf
 from tff_bandmf import program, report, run, strategies
 from tff_bandmf.accounting import samplers
-from tff_bandmf.program import run_record
+from tff_bandmf.program import folder, run_record
+from tff_bandmf.run import record
 
 _ROUNDS, _CLIENTS = 6, 60
 _DELTA = 1e-3
@@ -134,8 +135,25 @@ def test_run_without_a_verdict_is_not_checked(tmp_path):
   (tmp_path / run_record.RESULT_FILE).write_text(
     json.dumps({'total': 1.0, run_record.LEDGER_HEAD: head})
   )
-  warnings = report.build(tmp_path).content['warnings']
-  assert any('was not checked' in each for each in warnings)
+  for made in (
+    report.build(tmp_path),
+    report.publish([report.source.of_run(tmp_path)]),
+  ):
+    warnings = made.content['warnings']
+    assert any('was not checked' in str(each) for each in warnings)
+
+
+def test_cohorts_that_no_key_drew_are_not_amplified(tmp_path):
+  """As of a program with a ledger of its own and the claim of a plan."""
+  plan = _plan(_KINDS[0])
+  described = record.of(plan)
+  with folder.locked(tmp_path):
+    folder.open_run(tmp_path, described, plan.strategy, plan.cohorts.schema)
+  with program.Ledger(tmp_path / run_record.LEDGER_FILE) as ledger:
+    ledger.start_round(0, [1, 2])
+  content = report.build(tmp_path).content
+  assert content['amplification'] == 'none'
+  assert content['epsilon'] == content['sampling']['epsilon_unamplified']
 
 
 @pytest.mark.parametrize('everybody', [False, True])

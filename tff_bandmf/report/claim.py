@@ -250,7 +250,7 @@ def established(directory: pathlib.Path) -> Claim:
     strategy,
     planned.z_stddev_per_clip * claim['l2_norm_clip'],
   )
-  return of(
+  found = of(
     planned,
     observed,
     # PRIVACY: what one round did not say of itself is not checked. Guard:
@@ -261,6 +261,11 @@ def established(directory: pathlib.Path) -> Claim:
     clients_per_round=claim['clients_per_round'],
     sampled=sampled,
   )
+  # PRIVACY: where no key draws, chance of a key is not claimed. Guard:
+  # report_sampling_test.test_cohorts_that_no_key_drew_are_not_amplified.
+  if run.sampling_key_id is None:
+    found = dataclasses.replace(found, amplified=None)
+  return found
 
 
 def of(

@@ -101,6 +101,9 @@ _SIMULATED = (
   'is made for a deployment; what is claimed here is for the noise that '
   'this run had.'
 )
+_NOT_LOOKED_AT = (
+  'Whether cohorts are those that the key of the draws gives was not checked.'
+)
 _NOTHING_RELEASED = 'No round finished: nothing of the clients was released.'
 _NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
@@ -458,10 +461,7 @@ def warnings(
       'amplifies nothing here.'
     )
   if claim.amplified is not None and completed and seen.drawn is None:
-    found.append(
-      'Whether cohorts are those that the key of the draws gives was not '
-      'checked.'
-    )
+    found.append(_NOT_LOOKED_AT)
   if not claim.held.noise_multiplier:
     found.append(_NO_NOISE)
   if not completed:
@@ -516,6 +516,10 @@ def public_warnings(
     (
       not completed,
       'Training has not ended. The claim is for the rounds so far.',
+    ),
+    (
+      claim.amplified is not None and completed and seen.drawn is None,
+      _NOT_LOOKED_AT,
     ),
     (seen.burnt > 0, 'Some rounds are not in the model; the claim has them.'),
     (
