@@ -203,13 +203,11 @@ class _Search:
     left_out = {name: reasons[name] for name in names if name in reasons}
     choices = [each for name in names for each in found.get(name, [])]
     if not choices:
-      raise ValueError(
-        errors.invalid(
-          'families',
-          ', '.join(left_out),
-          'none fits',
-          next(iter(left_out.values()), 'name one').rstrip('.'),
-        )
+      raise errors.value_error(
+        'families',
+        ', '.join(left_out),
+        'none fits',
+        next(iter(left_out.values()), 'name one').rstrip('.'),
       )
     key = 'rmse' if self.objective == optimize.MEAN else 'max_rmse'
     choices.sort(key=lambda choice: getattr(choice, key))
@@ -251,13 +249,11 @@ class _Search:
     if bands is None:
       return [{}]
     if not family.few_bands:
-      raise ValueError(
-        errors.invalid(
-          'family',
-          family.name,
-          'has no few bands, which cyclic Poisson needs',
-          'compare it without amplification',
-        )
+      raise errors.value_error(
+        'family',
+        family.name,
+        'has no few bands, which cyclic Poisson needs',
+        'compare it without amplification',
       )
     if not family.parameter('bands'):
       return [{}]

@@ -146,10 +146,8 @@ def of(
   if quantile is not None:
     return AdaptiveClip(initial, quantile, **given)
   for name, value in given.items():
-    raise ValueError(
-      errors.invalid(
-        f'clip_{name}', value, 'is of a clip that adapts', 'give clip_quantile'
-      )
+    raise errors.value_error(
+      f'clip_{name}', value, 'is of a clip that adapts', 'give clip_quantile'
     )
   return initial
 

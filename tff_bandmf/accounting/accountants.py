@@ -338,13 +338,11 @@ def check_nonnegative(smallest: float) -> None:
   # PRIVACY: the theorems assume C >= 0.
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.
   if smallest < 0:
-    raise ValueError(
-      errors.invalid(
-        'strategy',
-        f'entry {smallest:g}',
-        'this amplification is proved for C without negative entries only',
-        'use another strategy, or cyclic-poisson',
-      )
+    raise errors.value_error(
+      'strategy',
+      f'entry {smallest:g}',
+      'this amplification is proved for C without negative entries only',
+      'use another strategy, or cyclic-poisson',
     )
 
 

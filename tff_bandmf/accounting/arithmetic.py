@@ -162,23 +162,19 @@ class Arithmetic:
     _checks.positive('rho', self.rho, 'it is at least 1')
     _checks.positive('cell_width', self.cell_width, 'it is 1 / max c')
     if self.cell_width > 1:
-      raise ValueError(
-        errors.invalid(
-          'cell_width',
-          self.cell_width,
-          'must be at most 1',
-          'make the lattice finer',
-        )
+      raise errors.value_error(
+        'cell_width',
+        self.cell_width,
+        'must be at most 1',
+        'make the lattice finer',
       )
     for name in ('shift', 'feedback'):
       if not 0 <= getattr(self, name) < float('inf'):
-        raise ValueError(
-          errors.invalid(
-            name,
-            getattr(self, name),
-            'must be at least 0 and finite',
-            'it is a bound of an error',
-          )
+        raise errors.value_error(
+          name,
+          getattr(self, name),
+          'must be at least 0 and finite',
+          'it is a bound of an error',
         )
 
   @property

@@ -209,13 +209,11 @@ class BMinSep(accountants.Sampled):
     # ratio does not factor into rounds.
     # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
     if strategy.bands > min_sep:
-      raise ValueError(
-        errors.invalid(
-          'min_sep',
-          min_sep,
-          f'must be at least the bands={strategy.bands} of C',
-          'use a strategy with fewer bands',
-        )
+      raise errors.value_error(
+        'min_sep',
+        min_sep,
+        f'must be at least the bands={strategy.bands} of C',
+        'use a strategy with fewer bands',
       )
     self.rows = strategy.band_rows(0, strategy.rounds)
     accountants.check_nonnegative(np.min(self.rows))

@@ -107,13 +107,11 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   _checks.count('bins', bins, 'rounds of an epoch')
   rounds, bands = strategy.rounds, strategy.bands
   if bins > rounds:
-    raise ValueError(
-      errors.invalid(
-        'bins',
-        bins,
-        f'must not exceed rounds={rounds}',
-        'a bin without a round never takes part',
-      )
+    raise errors.value_error(
+      'bins',
+      bins,
+      f'must not exceed rounds={rounds}',
+      'a bin without a round never takes part',
     )
   gram = np.zeros((bins, bins))
   block = max(1, _BLOCK_ENTRIES // max(bands, bins))

@@ -72,13 +72,11 @@ class Sampled(abc.ABC):
     # are mixtures (and dp-accounting 0.4.3 silently takes it for add-remove).
     # Guard: accounting_cohorts_test.test_replace_one_is_refused.
     if value not in (participation_lib.ZERO_OUT, ADD_REMOVE):
-      raise ValueError(
-        errors.invalid(
-          'adjacency',
-          value,
-          f'must be {participation_lib.ZERO_OUT} or {ADD_REMOVE}',
-          'no amplified guarantee is proved for it',
-        )
+      raise errors.value_error(
+        'adjacency',
+        value,
+        f'must be {participation_lib.ZERO_OUT} or {ADD_REMOVE}',
+        'no amplified guarantee is proved for it',
       )
 
   @property
@@ -141,13 +139,11 @@ class Sampled(abc.ABC):
 
   def _known_population(self) -> int:
     if self.population is None:
-      raise ValueError(
-        errors.invalid(
-          'population',
-          None,
-          f'{self.name} cohorts are drawn from it',
-          'give the number of clients',
-        )
+      raise errors.value_error(
+        'population',
+        None,
+        f'{self.name} cohorts are drawn from it',
+        'give the number of clients',
       )
     return self.population
 
@@ -219,13 +215,11 @@ class CyclicPoisson(Sampled):
   @clients_per_round.validator
   def _check_clients(self, attribute, value):
     if value is not None and value > (self.population or value):
-      raise ValueError(
-        errors.invalid(
-          'clients_per_round',
-          value,
-          f'must not exceed the population={self.population}',
-          'use smaller cohorts',
-        )
+      raise errors.value_error(
+        'clients_per_round',
+        value,
+        f'must not exceed the population={self.population}',
+        'use smaller cohorts',
       )
 
   @staticmethod
@@ -256,14 +250,12 @@ class CyclicPoisson(Sampled):
     # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
     sampling_prob = groups * clients_per_round / population
     if sampling_prob > 1:
-      raise ValueError(
-        errors.invalid(
-          'groups',
-          groups,
-          f'a group has {population / groups:g} clients, fewer than '
-          f'clients_per_round={clients_per_round}',
-          'use fewer bands or smaller cohorts',
-        )
+      raise errors.value_error(
+        'groups',
+        groups,
+        f'a group has {population / groups:g} clients, fewer than '
+        f'clients_per_round={clients_per_round}',
+        'use fewer bands or smaller cohorts',
       )
     return CyclicPoisson(sampling_prob, groups, population=population)
 
@@ -321,10 +313,8 @@ class CyclicPoisson(Sampled):
 
   def _known_groups(self) -> int:
     if self.groups is None:
-      raise ValueError(
-        errors.invalid(
-          'groups', None, 'are as many as C has bands', 'give their number'
-        )
+      raise errors.value_error(
+        'groups', None, 'are as many as C has bands', 'give their number'
       )
     return self.groups
 
@@ -344,22 +334,18 @@ class CyclicPoisson(Sampled):
     # would no longer be compositions.
     # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
     if strategy.bands > groups:
-      raise ValueError(
-        errors.invalid(
-          'groups',
-          groups,
-          f'must be at least the bands={strategy.bands} of C',
-          'use a strategy with fewer bands',
-        )
+      raise errors.value_error(
+        'groups',
+        groups,
+        f'must be at least the bands={strategy.bands} of C',
+        'use a strategy with fewer bands',
       )
     if groups > strategy.rounds:
-      raise ValueError(
-        errors.invalid(
-          'groups',
-          groups,
-          f'must not exceed the rounds={strategy.rounds}',
-          'a group without a round never takes part',
-        )
+      raise errors.value_error(
+        'groups',
+        groups,
+        f'must not exceed the rounds={strategy.rounds}',
+        'a group without a round never takes part',
       )
     return -(-strategy.rounds // groups)
 
@@ -443,13 +429,11 @@ class BMinSep(Sampled):
   @sampling_prob.validator
   def _check_sampling_prob(self, attribute, value):
     if value >= 1:
-      raise ValueError(
-        errors.invalid(
-          'sampling_prob',
-          value,
-          'must be below 1',
-          'who takes part for sure is not sampled',
-        )
+      raise errors.value_error(
+        'sampling_prob',
+        value,
+        'must be below 1',
+        'who takes part for sure is not sampled',
       )
 
   @property
@@ -589,13 +573,11 @@ def accountant(
     # PRIVACY: clients of one unit may be drawn together or not. Guard:
     # accounting_cohorts_test.test_sampled_units_of_several_are_refused.
     if clients_per_unit > 1:
-      raise ValueError(
-        errors.invalid(
-          'clients_per_unit',
-          clients_per_unit,
-          'nothing is proved for a unit of several clients that are sampled',
-          'enforce a schema: MinSep',
-        )
+      raise errors.value_error(
+        'clients_per_unit',
+        clients_per_unit,
+        'nothing is proved for a unit of several clients that are sampled',
+        'enforce a schema: MinSep',
       )
     return cohorts.accountant(strategy)
   if isinstance(cohorts, Logged):
@@ -618,13 +600,8 @@ def from_dict(
     return participation_lib.from_name(fields.pop('participation'), **fields)
   kind = _kind(fields.pop('amplification', None))
   for name in fields.keys() - attrs.fields_dict(kind).keys():
-    raise ValueError(
-      errors.invalid(
-        name,
-        fields[name],
-        f'{kind.name} does not take it',
-        'leave it out',
-      )
+    raise errors.value_error(
+      name, fields[name], f'{kind.name} does not take it', 'leave it out'
     )
   return kind(**fields)
 
@@ -671,13 +648,11 @@ def from_flags(
     needed = name in kind.flags
     follows = name in kind.follows and population is not None
     if (value is not None) != needed and not (value is None and follows):
-      raise ValueError(
-        errors.invalid(
-          name,
-          value,
-          f'{kind.name} {"needs" if needed else "takes no"} {name}',
-          'see --help for its meaning' if needed else 'leave it out',
-        )
+      raise errors.value_error(
+        name,
+        value,
+        f'{kind.name} {"needs" if needed else "takes no"} {name}',
+        'see --help for its meaning' if needed else 'leave it out',
       )
     if needed:
       fields[kind.flags[name]] = value
@@ -685,13 +660,11 @@ def from_flags(
 
 
 def _no_prob() -> ValueError:
-  return ValueError(
-    errors.invalid(
-      'sampling_prob',
-      None,
-      'cyclic-poisson needs sampling_prob',
-      'give it, or population and clients_per_round',
-    )
+  return errors.value_error(
+    'sampling_prob',
+    None,
+    'cyclic-poisson needs sampling_prob',
+    'give it, or population and clients_per_round',
   )
 
 
@@ -702,9 +675,7 @@ def _kind(name: Any) -> type[Sampled]:
     ValueError: there is none.
   """
   if name not in KINDS:
-    raise ValueError(
-      errors.invalid(
-        'amplification', name, 'is not known', f'use {" or ".join(KINDS)}'
-      )
+    raise errors.value_error(
+      'amplification', name, 'is not known', f'use {" or ".join(KINDS)}'
     )
   return KINDS[name]

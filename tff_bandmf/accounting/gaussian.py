@@ -49,13 +49,11 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
   """
   _check_noise_multiplier(noise_multiplier)
   if not 0 <= epsilon < float('inf'):
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        'must be at least 0 and finite',
-        'typical values are 0.1 to 20',
-      )
+    raise errors.value_error(
+      'epsilon',
+      epsilon,
+      'must be at least 0 and finite',
+      'typical values are 0.1 to 20',
     )
   loss = _loss(noise_multiplier)
   half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
@@ -88,13 +86,11 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
   if holds(0.0):
     return 0.0
   if not holds(_LARGEST_EPSILON):
-    raise ValueError(
-      errors.invalid(
-        'noise_multiplier',
-        noise_multiplier,
-        f'epsilon would exceed {_LARGEST_EPSILON:g}',
-        'add noise',
-      )
+    raise errors.value_error(
+      'noise_multiplier',
+      noise_multiplier,
+      f'epsilon would exceed {_LARGEST_EPSILON:g}',
+      'add noise',
     )
   return _bisect(holds, _LARGEST_EPSILON)
 
@@ -172,13 +168,11 @@ def check_epsilon(epsilon: float) -> None:
   """Raises ValueError unless epsilon can be calibrated to: in (0, 1e6]."""
   _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
   if epsilon > _LARGEST_EPSILON:
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        f'must be at most {_LARGEST_EPSILON:g}',
-        'train without noise if no guarantee is wanted',
-      )
+    raise errors.value_error(
+      'epsilon',
+      epsilon,
+      f'must be at most {_LARGEST_EPSILON:g}',
+      'train without noise if no guarantee is wanted',
     )
 
 
@@ -186,11 +180,9 @@ def check_delta(delta: float) -> None:
   """Raises ValueError unless delta is in [1e-50, 1)."""
   _checks.positive('delta', delta, 'use less than 1 / population')
   if not _SMALLEST_DELTA <= delta < 1:
-    raise ValueError(
-      errors.invalid(
-        'delta',
-        delta,
-        f'must be in [{_SMALLEST_DELTA:g}, 1)',
-        'use less than 1 / population',
-      )
+    raise errors.value_error(
+      'delta',
+      delta,
+      f'must be in [{_SMALLEST_DELTA:g}, 1)',
+      'use less than 1 / population',
     )

@@ -172,14 +172,11 @@ class Guarantee:
       self.cost, self.noise_multiplier, bound, delta
     )
     if found.epsilon > bound.epsilon * (1 + _SAME) or found.total > delta:
-      raise ValueError(
-        errors.invalid(
-          'epsilon',
-          bound.epsilon,
-          f'is not what the noise gives, {found.epsilon} at delta '
-          f'{found.total}',
-          'calibrate it again',
-        )
+      raise errors.value_error(
+        'epsilon',
+        bound.epsilon,
+        f'is not what the noise gives, {found.epsilon} at delta {found.total}',
+        'calibrate it again',
       )
     self._claims[delta] = found
 

@@ -131,13 +131,11 @@ class Samples:
       'failure_probability', self.failure_probability, '1e-8 is usual'
     )
     if self.failure_probability >= 1:
-      raise ValueError(
-        errors.invalid(
-          'failure_probability',
-          self.failure_probability,
-          'must be below 1',
-          '1e-8 is usual',
-        )
+      raise errors.value_error(
+        'failure_probability',
+        self.failure_probability,
+        'must be below 1',
+        '1e-8 is usual',
       )
 
   def completed(self, count: int, delta: float = 1.0) -> tuple[int, float, int]:
@@ -154,13 +152,11 @@ class Samples:
     if failure is None:
       failure = min(FAILURE_PROBABILITY, delta / 100)
     if 2 * failure > delta:
-      raise ValueError(
-        errors.invalid(
-          'failure_probability',
-          failure,
-          f'must be at most half of delta={delta}',
-          'it is part of the delta to claim',
-        )
+      raise errors.value_error(
+        'failure_probability',
+        failure,
+        f'must be at most half of delta={delta}',
+        'it is part of the delta to claim',
       )
     seed = secrets.randbits(128) if self.seed is None else self.seed
     return self.count or count, failure, seed
@@ -266,13 +262,11 @@ def delta_bound(
     ValueError: a value out of range.
   """
   if not 0 <= epsilon < math.inf:
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        'must be at least 0 and finite',
-        'typical values are 0.1 to 20',
-      )
+    raise errors.value_error(
+      'epsilon',
+      epsilon,
+      'must be at least 0 and finite',
+      'typical values are 0.1 to 20',
     )
   # PRIVACY: the samples are others than those that chose gamma and eta, and
   # each direction may fail with half of the probability.

@@ -167,13 +167,11 @@ def composed_delta(parts: Sequence[Part], epsilon: float) -> float:
   for part in parts:
     _check(part.noise_multiplier, part.sampling_prob, part.compositions)
   if not 0 <= epsilon < math.inf:
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        'must be at least 0 and finite',
-        'typical values are 0.1 to 20',
-      )
+    raise errors.value_error(
+      'epsilon',
+      epsilon,
+      'must be at least 0 and finite',
+      'typical values are 0.1 to 20',
     )
   total = sum(part.compositions for part in parts)
   # Finer than for epsilon: delta is the more sensitive of the two.
@@ -238,14 +236,12 @@ def poisson_noise_multiplier(
   if sampling_prob == 1:
     return unamplified
   if sampling_prob * compositions <= delta:
-    raise ValueError(
-      errors.invalid(
-        'delta',
-        delta,
-        'is no less than the probability that a client takes part at all, '
-        f'{sampling_prob * compositions:g}: the claim holds without noise',
-        'ask for a smaller delta',
-      )
+    raise errors.value_error(
+      'delta',
+      delta,
+      'is no less than the probability that a client takes part at all, '
+      f'{sampling_prob * compositions:g}: the claim holds without noise',
+      'ask for a smaller delta',
     )
   interval = _interval(16 * epsilon, compositions)
 
@@ -321,13 +317,11 @@ def _check(
     'it is stddev(z) / (clip * column_norm)',
   )
   if noise_multiplier < _LEAST_NOISE:
-    raise ValueError(
-      errors.invalid(
-        'noise_multiplier',
-        noise_multiplier,
-        f'below {_LEAST_NOISE} epsilon is in the thousands',
-        'use more noise',
-      )
+    raise errors.value_error(
+      'noise_multiplier',
+      noise_multiplier,
+      f'below {_LEAST_NOISE} epsilon is in the thousands',
+      'use more noise',
     )
   check_sampling_prob(sampling_prob)
   _checks.count('compositions', compositions, 'it is ceil(rounds / groups)')
@@ -383,13 +377,11 @@ def _epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
   # Guard: cyclic_poisson_test.test_delta_below_rounding_is_refused.
   left = delta - lost
   if not 0 < left < 1:
-    raise ValueError(
-      errors.invalid(
-        'delta',
-        delta,
-        f'must be in ({lost:g}, 1)',
-        'use less than 1 / population; rounding hides smaller ones',
-      )
+    raise errors.value_error(
+      'delta',
+      delta,
+      f'must be in ({lost:g}, 1)',
+      'use less than 1 / population; rounding hides smaller ones',
     )
   return float(_losses(parts, interval).get_epsilon_for_delta(left))
 

@@ -49,9 +49,7 @@ def check_prob(name: str, value: Any, remedy: str) -> float:
   """
   drawn = math.floor(_checks.between(name, value, 0, 1, remedy) * _WORDS)
   if not drawn:
-    raise ValueError(
-      errors.invalid(name, value, 'must be at least 2^-64', remedy)
-    )
+    raise errors.value_error(name, value, 'must be at least 2^-64', remedy)
   return drawn / _WORDS
 
 

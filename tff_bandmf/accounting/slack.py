@@ -92,13 +92,11 @@ def slack(
     Unproved: the slack exceeds `largest`.
   """
   if not 0 <= epsilon < float('inf'):
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        'must be at least 0 and finite',
-        'typical values are 0.1 to 20',
-      )
+    raise errors.value_error(
+      'epsilon',
+      epsilon,
+      'must be at least 0 and finite',
+      'typical values are 0.1 to 20',
     )
   _checks.positive('delta', delta, 'use less than 1 / population')
   accidents = max(each.accidents for each in arithmetics)
@@ -228,13 +226,11 @@ class Cost:
       ValueError: a value out of range.
     """
     if not 0 < max_slack < 1:
-      raise ValueError(
-        errors.invalid(
-          'max_slack',
-          max_slack,
-          'must be in (0, 1)',
-          f'the default is {MAX_SLACK}',
-        )
+      raise errors.value_error(
+        'max_slack',
+        max_slack,
+        'must be in (0, 1)',
+        f'the default is {MAX_SLACK}',
       )
     recursion = strategy.recursion()
     # PRIVACY: windows of y forget what a client did not touch; all else, and
@@ -315,13 +311,11 @@ class Cost:
     # PRIVACY: more cells have more slack than fewer.
     # Guard: slack_test.test_larger_models_have_to_be_named.
     if dimension > self.largest_dimension:
-      raise ValueError(
-        errors.invalid(
-          'dimension',
-          dimension,
-          f'must be at most {self.largest_dimension}, which the claim covers',
-          f'give dimension={dimension} where the noise is calibrated',
-        )
+      raise errors.value_error(
+        'dimension',
+        dimension,
+        f'must be at most {self.largest_dimension}, which the claim covers',
+        f'give dimension={dimension} where the noise is calibrated',
       )
 
 
@@ -332,12 +326,10 @@ def less(epsilon: float, found: Slack) -> float:
     ValueError: the slack alone exceeds `epsilon`.
   """
   if epsilon <= found.epsilon:
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        f'must exceed what the arithmetic adds, {found.epsilon:.3g}',
-        'ask for a larger epsilon',
-      )
+    raise errors.value_error(
+      'epsilon',
+      epsilon,
+      f'must exceed what the arithmetic adds, {found.epsilon:.3g}',
+      'ask for a larger epsilon',
     )
   return epsilon - found.epsilon

@@ -135,13 +135,11 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         for updates of single clients.
     """
     if self._sums.secure or self._sums.measured:
-      raise ValueError(
-        errors.invalid(
-          'secure_sum' if self._sums.secure else 'measure_clients',
-          True,
-          'is for updates of single clients',
-          'leave it out for sums over groups',
-        )
+      raise errors.value_error(
+        'secure_sum' if self._sums.secure else 'measure_clients',
+        True,
+        'is for updates of single clients',
+        'leave it out for sums over groups',
       )
     return self._create(value_type, sums=True)
 
@@ -157,13 +155,11 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     # PRIVACY: two runs with one key would get the same noise.
     # Guard: aggregator_test.test_second_process_of_a_factory_is_refused.
     if self._query is not None:
-      raise ValueError(
-        errors.invalid(
-          'create',
-          'called twice',
-          'an aggregator serves one run',
-          'call dp_aggregator for every learning process',
-        )
+      raise errors.value_error(
+        'create',
+        'called twice',
+        'an aggregator serves one run',
+        'call dp_aggregator for every learning process',
       )
     self._query = query = query_lib.CorrelatedNoiseQuery.of(
       self.guarantee,
@@ -190,14 +186,12 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     if self.noise.key_in_state and isinstance(
       tff.framework.get_context_stack().current, tff.program.FederatedContext
     ):
-      raise ValueError(
-        errors.invalid(
-          'noise',
-          type(self.noise).__name__,
-          'its key would be released: programs such as train_model give '
-          'the whole training state to a release manager',
-          'use Tape()',
-        )
+      raise errors.value_error(
+        'noise',
+        type(self.noise).__name__,
+        'its key would be released: programs such as train_model give '
+        'the whole training state to a release manager',
+        'use Tape()',
       )
 
 
@@ -219,13 +213,11 @@ def skip_round(state: Any) -> Any:
   """
   query_state = state.query_state
   if 'key' in query_state.noise:
-    raise ValueError(
-      errors.invalid(
-        'noise',
-        'InState()',
-        'cannot leave a round out',
-        'use Tape(), or start anew',
-      )
+    raise errors.value_error(
+      'noise',
+      'InState()',
+      'cannot leave a round out',
+      'use Tape(), or start anew',
     )
   return state._replace(
     query_state=query_state._replace(round=query_state.round + np.int64(1))
@@ -425,22 +417,18 @@ def dp_aggregator(
       )
     )
   if not placement.start_round <= strategy.rounds:
-    raise ValueError(
-      errors.invalid(
-        'start_round',
-        placement.start_round,
-        f'must be in [0, rounds={strategy.rounds}]',
-        'give the round of the state that the run goes on from',
-      )
+    raise errors.value_error(
+      'start_round',
+      placement.start_round,
+      f'must be in [0, rounds={strategy.rounds}]',
+      'give the round of the state that the run goes on from',
     )
   if secure_sum and measure_clients:
-    raise ValueError(
-      errors.invalid(
-        'measure_clients',
-        measure_clients,
-        'would tell the server about each client, past the secure sum',
-        'leave one of them out',
-      )
+    raise errors.value_error(
+      'measure_clients',
+      measure_clients,
+      'would tell the server about each client, past the secure sum',
+      'leave one of them out',
     )
   return CorrelatedNoiseFactory(
     accounting.Guarantee(

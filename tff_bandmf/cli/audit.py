@@ -79,13 +79,11 @@ def audit(
   """
   started = time.perf_counter()
   if (epsilon is None) == (noise_multiplier is None):
-    raise ValueError(
-      errors.invalid(
-        'epsilon',
-        epsilon,
-        'give either it or noise_multiplier',
-        'use --epsilon or --noise-multiplier',
-      )
+    raise errors.value_error(
+      'epsilon',
+      epsilon,
+      'give either it or noise_multiplier',
+      'use --epsilon or --noise-multiplier',
     )
   strategy, kept = output.load(file)
   schema = options.schema(participation, min_sep, max_participations, kept)

@@ -92,13 +92,11 @@ def choose(
       schema = options.schema(*who)
       ranking = choosing.choose(rounds, schema, target, **shared)
     elif amplification != accounting.CyclicPoisson.name:
-      raise ValueError(
-        errors.invalid(
-          'amplification',
-          amplification,
-          'is not compared between families',
-          'use none or cyclic-poisson; bandmf calibrate takes it',
-        )
+      raise errors.value_error(
+        'amplification',
+        amplification,
+        'is not compared between families',
+        'use none or cyclic-poisson; bandmf calibrate takes it',
       )
     else:
       _check_sampled(*who)
@@ -144,23 +142,19 @@ def _check_sampled(participation, min_sep, max_participations) -> None:
       if min_sep is not None
       else ('participation', participation)
     )
-    raise ValueError(
-      errors.invalid(
-        name,
-        value,
-        'does not go with cyclic Poisson sampling, which gives no client a '
-        'pattern that could be enforced',
-        'leave it out',
-      )
+    raise errors.value_error(
+      name,
+      value,
+      'does not go with cyclic Poisson sampling, which gives no client a '
+      'pattern that could be enforced',
+      'leave it out',
     )
   if max_participations is None:
-    raise ValueError(
-      errors.invalid(
-        'max_participations',
-        None,
-        'cyclic Poisson sampling needs it',
-        'give the number of rounds a client is expected in',
-      )
+    raise errors.value_error(
+      'max_participations',
+      None,
+      'cyclic Poisson sampling needs it',
+      'give the number of rounds a client is expected in',
     )
 
 

@@ -38,13 +38,11 @@ class _Shard(click.ParamType):
     except ValueError:
       index = shards = 0
     if not 1 <= index <= shards:
-      raise ValueError(
-        errors.invalid(
-          'shard',
-          value,
-          'must be I/N with I from 1 to N',
-          'give 1/2 to the first of two servers',
-        )
+      raise errors.value_error(
+        'shard',
+        value,
+        'must be I/N with I from 1 to N',
+        'give 1/2 to the first of two servers',
       )
     return index, shards
 

@@ -43,8 +43,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     strategy = output.load(file)[0]
   else:
     if z_stddev is not None:
-      raise ValueError(
-        errors.invalid('z_stddev', z_stddev, 'the plan says it', 'leave it out')
+      raise errors.value_error(
+        'z_stddev', z_stddev, 'the plan says it', 'leave it out'
       )
     strategy = plan.strategy
     delta = plan.delta if delta is None else delta
@@ -59,8 +59,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     participation_log.ParticipationLog(log).parts(), strategy
   )
   if not found.clients:
-    raise ValueError(
-      errors.invalid('log', log, 'shows no participation', 'give a whole log')
+    raise errors.value_error(
+      'log', log, 'shows no participation', 'give a whole log'
     )
   assert found.sensitivity is not None
   guarantee = None
@@ -77,8 +77,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
       max_slack=max_slack,
     )
   if guarantee is not None and delta is None:
-    raise ValueError(
-      errors.invalid('delta', None, 'epsilon is at a delta', 'give --delta')
+    raise errors.value_error(
+      'delta', None, 'epsilon is at a delta', 'give --delta'
     )
   record = {
     'clients': found.clients,

@@ -25,9 +25,7 @@ class _Number(click.ParamType):
       number = self._kind(value)
     except ValueError:
       rule = f'must be {"an" if self._kind is int else "a"} {self.name}'
-      raise ValueError(
-        errors.invalid(param.name, value, rule, 'correct it')
-      ) from None
+      raise errors.value_error(param.name, value, rule, 'correct it') from None
     return self._check(param.name, number)
 
 
@@ -53,13 +51,11 @@ class _OneOf(click.ParamType):
   def convert(self, value, param, ctx):
     if value in self._words:
       return value
-    raise ValueError(
-      errors.invalid(
-        param.name,
-        value,
-        self._rule if value in self._refused else 'is not known',
-        f'use {" or ".join(self._words)}',
-      )
+    raise errors.value_error(
+      param.name,
+      value,
+      self._rule if value in self._refused else 'is not known',
+      f'use {" or ".join(self._words)}',
     )
 
 
@@ -289,26 +285,22 @@ def schema(
   """
   if (participation, min_sep, max_participations) == (None, None, None):
     if kept is None:
-      raise ValueError(
-        errors.invalid(
-          'participation',
-          None,
-          'neither flags nor a strategy file say who takes part, and it is '
-          'not guessed',
-          'give --min-sep, the least r2 - r1, or --participation single if no '
-          'client takes part twice',
-        )
+      raise errors.value_error(
+        'participation',
+        None,
+        'neither flags nor a strategy file say who takes part, and it is '
+        'not guessed',
+        'give --min-sep, the least r2 - r1, or --participation single if no '
+        'client takes part twice',
       )
     return kept
   if participation is None:
     if min_sep is None and max_participations not in (None, 1):
-      raise ValueError(
-        errors.invalid(
-          'max_participations',
-          max_participations,
-          'needs min_sep',
-          'give --min-sep, the least r2 - r1; 1 allows consecutive rounds',
-        )
+      raise errors.value_error(
+        'max_participations',
+        max_participations,
+        'needs min_sep',
+        'give --min-sep, the least r2 - r1; 1 allows consecutive rounds',
       )
     participation = 'single' if min_sep is None else 'min-sep'
   return participation_lib.from_name(participation, min_sep, max_participations)
@@ -365,13 +357,11 @@ def cohorts(
   )
   for name, value in refused.items():
     if value is not None:
-      raise ValueError(
-        errors.invalid(
-          name,
-          value,
-          f'does not go with amplification {amplification}',
-          'leave it out',
-        )
+      raise errors.value_error(
+        name,
+        value,
+        f'does not go with amplification {amplification}',
+        'leave it out',
       )
   if sampled:
     return accounting.from_flags(

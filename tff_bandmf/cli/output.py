@@ -155,12 +155,7 @@ def load(
     ValueError: there is none.
   """
   if not os.path.isfile(file):
-    raise ValueError(
-      errors.invalid(
-        'file',
-        file,
-        'is not a file',
-        'write one with bandmf optimize --out FILE',
-      )
+    raise errors.value_error(
+      'file', file, 'is not a file', 'write one with bandmf optimize --out FILE'
     )
   return strategies.load(file)

@@ -116,13 +116,11 @@ def plan(
     chosen = plan_lib.Mechanism(mechanism, **given)
   elif given:
     name, value = next(iter(given.items()))
-    raise ValueError(
-      errors.invalid(
-        name,
-        value,
-        'is of a family, and none is named',
-        'give --mechanism FAMILY',
-      )
+    raise errors.value_error(
+      name,
+      value,
+      'is of a family, and none is named',
+      'give --mechanism FAMILY',
     )
   found = plan_lib.Plan(
     rounds=rounds,

@@ -25,13 +25,11 @@ class _WhatIf(click.ParamType):
       name, _, number = part.partition('=')
       name = name.strip().replace('-', '_')
       if name not in ('min_sep', 'max_participations') or name in found:
-        raise ValueError(
-          errors.invalid(
-            'what_if',
-            value,
-            'takes min_sep and max_participations, each once',
-            'give --what-if min_sep=B,max_participations=K',
-          )
+        raise errors.value_error(
+          'what_if',
+          value,
+          'takes min_sep and max_participations, each once',
+          'give --what-if min_sep=B,max_participations=K',
         )
       found[name] = _count(name, number)
     return found
@@ -42,9 +40,7 @@ def _count(name: str, text: str) -> int:
   try:
     number = int(text)
   except ValueError:
-    raise ValueError(
-      errors.invalid(name, text, 'must be an integer', remedy)
-    ) from None
+    raise errors.value_error(name, text, 'must be an integer', remedy) from None
   return _checks.count(name, number, remedy)
 
 
@@ -59,8 +55,8 @@ class _Note(click.ParamType):
   def convert(self, value, param, ctx):
     name, found, text = value.partition('=')
     if not found:
-      raise ValueError(
-        errors.invalid('note', value, 'is NAME=TEXT', 'give --note title=TEXT')
+      raise errors.value_error(
+        'note', value, 'is NAME=TEXT', 'give --note title=TEXT'
       )
     return name, text
 
@@ -118,10 +114,8 @@ def report(run_dirs, what_if, plan, log, notes, public, out, as_json):
   _check(run_dirs, elsewhere, public)
   if what_if is not None:
     if len(run_dirs) != 1:
-      raise ValueError(
-        errors.invalid(
-          'what_if', what_if, 'is of the noise of one run', 'give one RUN_DIR'
-        )
+      raise errors.value_error(
+        'what_if', what_if, 'is of the noise of one run', 'give one RUN_DIR'
       )
     found = report_lib.what_if(run_dirs[0], **what_if)
     if as_json:
@@ -165,33 +159,27 @@ def _check(
 ) -> None:
   """Raises ValueError unless a run is named, or a plan and a log."""
   if len(run_dirs) > 1 and not public:
-    raise ValueError(
-      errors.invalid(
-        'run_dir',
-        run_dirs[1],
-        'is one too many: only a public report is of several runs',
-        'give --public',
-      )
+    raise errors.value_error(
+      'run_dir',
+      run_dirs[1],
+      'is one too many: only a public report is of several runs',
+      'give --public',
     )
   if not run_dirs:
     for name in ('plan', 'log'):
       if elsewhere[name] is None:
-        raise ValueError(
-          errors.invalid(
-            name,
-            None,
-            'a report is of a run, or of a plan and a log',
-            'give RUN_DIR, or --plan FILE --log FILE',
-          )
+        raise errors.value_error(
+          name,
+          None,
+          'a report is of a run, or of a plan and a log',
+          'give RUN_DIR, or --plan FILE --log FILE',
         )
     return
   for name, value in elsewhere.items():
     if value is not None and not (public and name == 'note'):
-      raise ValueError(
-        errors.invalid(
-          name,
-          value,
-          'is for training that ran elsewhere, and RUN_DIR is a run',
-          'leave it out; a run notes statements by run.note',
-        )
+      raise errors.value_error(
+        name,
+        value,
+        'is for training that ran elsewhere, and RUN_DIR is a run',
+        'leave it out; a run notes statements by run.note',
       )

@@ -147,14 +147,10 @@ def _check_out(path: pathlib.Path, force: bool) -> None:
   """
   strategies.check_path(path)
   if path.is_dir() or not os.access(path.parent, os.W_OK):
-    raise ValueError(
-      errors.invalid(
-        'out', path, 'cannot be written', 'name a file in a writable folder'
-      )
+    raise errors.value_error(
+      'out', path, 'cannot be written', 'name a file in a writable folder'
     )
   if path.exists() and not force:
-    raise ValueError(
-      errors.invalid(
-        'out', path, 'is there already', 'name another file, or give --force'
-      )
+    raise errors.value_error(
+      'out', path, 'is there already', 'name another file, or give --force'
     )

@@ -122,13 +122,11 @@ def admit(
   check_round(round_index, rounds)
   cohort = np.asarray(cohort)
   if len(history.count) != len(cohort):
-    raise ValueError(
-      errors.invalid(
-        'history',
-        f'{len(history.count)} clients',
-        f'must be of the {len(cohort)} clients of the cohort',
-        'take it with History.of or Ledger.past',
-      )
+    raise errors.value_error(
+      'history',
+      f'{len(history.count)} clients',
+      f'must be of the {len(cohort)} clients of the cohort',
+      'take it with History.of or Ledger.past',
     )
   too_soon, too_often = violations(participation, rounds, round_index, history)
   # PRIVACY: 0 rounds apart is too soon. Guard:
@@ -146,11 +144,6 @@ def admit(
 def check_round(round_index: int, rounds: int) -> None:
   """Raises ValueError if the round is not one of `rounds`."""
   if not 0 <= round_index < rounds:
-    raise ValueError(
-      errors.invalid(
-        'round_index',
-        round_index,
-        f'must be in [0, {rounds})',
-        'the run is over',
-      )
+    raise errors.value_error(
+      'round_index', round_index, f'must be in [0, {rounds})', 'the run is over'
     )

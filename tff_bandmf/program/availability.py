@@ -53,23 +53,16 @@ class Diurnal:
       'rounds_per_day', self.rounds_per_day, 'one a day is the least'
     )
     if not self.zones:
-      raise ValueError(
-        errors.invalid(
-          'zones',
-          self.zones,
-          'must not be empty',
-          'give at least one, in hours ahead of UTC',
-        )
+      raise errors.value_error(
+        'zones',
+        self.zones,
+        'must not be empty',
+        'give at least one, in hours ahead of UTC',
       )
     for name in ('charging', 'drop_out'):
       if not 0 <= getattr(self, name) <= 1:
-        raise ValueError(
-          errors.invalid(
-            name,
-            getattr(self, name),
-            'must be in [0, 1]',
-            'it is a probability',
-          )
+        raise errors.value_error(
+          name, getattr(self, name), 'must be in [0, 1]', 'it is a probability'
         )
 
   def available(self, round_index: int, clients: np.ndarray) -> np.ndarray:

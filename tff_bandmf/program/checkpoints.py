@@ -73,13 +73,11 @@ class Checkpoints:
     if [(leaf.dtype, leaf.shape) for leaf in found] != [
       (leaf.dtype, leaf.shape) for leaf in leaves
     ]:
-      raise ValueError(
-        errors.invalid(
-          'checkpoint',
-          path,
-          'is of another model, optimiser or noise placement',
-          'restore the files of this run',
-        )
+      raise errors.value_error(
+        'checkpoint',
+        path,
+        'is of another model, optimiser or noise placement',
+        'restore the files of this run',
       )
     return tree.unflatten_as(template, found), head
 
@@ -103,10 +101,8 @@ def seal(content, head: str) -> bytes:
   """
   sealed = bytes.fromhex(head)
   if len(sealed) != _BYTES:
-    raise ValueError(
-      errors.invalid(
-        'head', head, f'must be {_BYTES} bytes', 'give Ledger.head()'
-      )
+    raise errors.value_error(
+      'head', head, f'must be {_BYTES} bytes', 'give Ledger.head()'
     )
   digest = hashlib.sha256(content)
   digest.update(sealed)
@@ -126,12 +122,10 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
     len(found) < 2 * _BYTES
     or hashlib.sha256(found[:-_BYTES]).digest() != found[-_BYTES:]
   ):
-    raise ValueError(
-      errors.invalid(
-        'checkpoint',
-        path,
-        'is damaged',
-        'restore it, or remove it: the run goes on from the one before',
-      )
+    raise errors.value_error(
+      'checkpoint',
+      path,
+      'is damaged',
+      'restore it, or remove it: the run goes on from the one before',
     )
   return found[: -2 * _BYTES], found[-2 * _BYTES : -_BYTES].hex()

@@ -78,13 +78,11 @@ class CohortSampler:
     for name in ('clients', 'cohort_size', 'rounds'):
       _checks.count(name, getattr(self, name), 'see the configuration')
     if self.rounds > history_lib.MAX_ROUNDS:
-      raise ValueError(
-        errors.invalid(
-          'rounds',
-          self.rounds,
-          f'must not exceed {history_lib.MAX_ROUNDS}',
-          'use fewer rounds',
-        )
+      raise errors.value_error(
+        'rounds',
+        self.rounds,
+        f'must not exceed {history_lib.MAX_ROUNDS}',
+        'use fewer rounds',
       )
     self._check_schema()
     choice, rule = self.clients, f'clients={self.clients}'
@@ -173,13 +171,11 @@ class CohortSampler:
     }
     fitting[self.SHUFFLED_EPOCHS] = fitting[self.UNIFORM]
     if self.sampling not in fitting:
-      raise ValueError(
-        errors.invalid(
-          'sampling',
-          self.sampling,
-          'is not known',
-          f'use {", ".join(sorted(fitting))}',
-        )
+      raise errors.value_error(
+        'sampling',
+        self.sampling,
+        'is not known',
+        f'use {", ".join(sorted(fitting))}',
       )
     name = getattr(self.participation, 'name', None)
     if name not in fitting[self.sampling]:
@@ -255,13 +251,11 @@ class CohortSampler:
   def _check(self, round_index: int, history: history_lib.History) -> None:
     admission.check_round(round_index, self.rounds)
     if len(history.count) != self.clients:
-      raise ValueError(
-        errors.invalid(
-          'history',
-          f'{len(history.count)} clients',
-          f'must be of the clients={self.clients}',
-          'resume with the data that the run started with',
-        )
+      raise errors.value_error(
+        'history',
+        f'{len(history.count)} clients',
+        f'must be of the clients={self.clients}',
+        'resume with the data that the run started with',
       )
 
   def _candidates(self, round_index: int) -> range:

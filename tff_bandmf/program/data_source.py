@@ -73,13 +73,11 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     source = self._source
     sampler, round_index = source.sampler, self.round_index
     if k not in (None, sampler.cohort_size):
-      raise ValueError(
-        errors.invalid(
-          'k',
-          k,
-          f'must be the cohort_size={sampler.cohort_size}',
-          'the sampler was made for it',
-        )
+      raise errors.value_error(
+        'k',
+        k,
+        f'must be the cohort_size={sampler.cohort_size}',
+        'the sampler was made for it',
       )
     # Another iterator may have got on meanwhile.
     source.check(round_index)
@@ -180,14 +178,12 @@ class CohortDataSource(tff.program.FederatedDataSource):
     # Guards: data_source_test.test_loop_that_is_resumed_goes_on and
     # test_start_that_the_ledger_contradicts_is_refused.
     if not (0 if self.replay else first) <= round_index <= last + 1:
-      raise ValueError(
-        errors.invalid(
-          'round',
-          round_index,
-          f'is not where the ledger ends, round {first}',
-          'go on from the state before that round; a simulation may replay '
-          'finished rounds with replay=True',
-        )
+      raise errors.value_error(
+        'round',
+        round_index,
+        f'is not where the ledger ends, round {first}',
+        'go on from the state before that round; a simulation may replay '
+        'finished rounds with replay=True',
       )
 
 
@@ -197,20 +193,16 @@ def _check_plan(
   # PRIVACY: cohorts of another schema than the noise is for. Guard:
   # data_source_test.test_sampler_of_another_plan_is_refused.
   if sampler.participation != guarantee.cohorts:
-    raise ValueError(
-      errors.invalid(
-        'sampler',
-        sampler.participation,
-        f'is not the participation of the guarantee, {guarantee.cohorts}',
-        'make both with one schema',
-      )
+    raise errors.value_error(
+      'sampler',
+      sampler.participation,
+      f'is not the participation of the guarantee, {guarantee.cohorts}',
+      'make both with one schema',
     )
   if sampler.rounds > guarantee.strategy.rounds:
-    raise ValueError(
-      errors.invalid(
-        'sampler',
-        f'{sampler.rounds} rounds',
-        f'are more than the strategy has, {guarantee.strategy.rounds}',
-        'make both for as many rounds',
-      )
+    raise errors.value_error(
+      'sampler',
+      f'{sampler.rounds} rounds',
+      f'are more than the strategy has, {guarantee.strategy.rounds}',
+      'make both for as many rounds',
     )

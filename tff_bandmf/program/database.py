@@ -37,13 +37,11 @@ def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
   if url.get_backend_name() != 'sqlite':
     return None
   if url.database in (None, '', ':memory:'):
-    raise ValueError(
-      errors.invalid(
-        'ledger',
-        url,
-        'must be a file, since memory survives no crash',
-        'give a path',
-      )
+    raise errors.value_error(
+      'ledger',
+      url,
+      'must be a file, since memory survives no crash',
+      'give a path',
     )
   return pathlib.Path(url.database)
 
@@ -65,13 +63,11 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
     sa.event.listen(writer, 'begin', _begin_sqlite)
     return writer, writer.execution_options(reads=True)
   if url.drivername not in ('postgresql', 'postgresql+psycopg2'):
-    raise ValueError(
-      errors.invalid(
-        'ledger',
-        url.drivername,
-        'is not a database that a ledger can be in',
-        'use a SQLite file or postgresql+psycopg2://',
-      )
+    raise errors.value_error(
+      'ledger',
+      url.drivername,
+      'is not a database that a ledger can be in',
+      'use a SQLite file or postgresql+psycopg2://',
     )
   from tff_bandmf.program import postgresql
 
@@ -106,14 +102,12 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
 def unusable(url: object, error: sa.exc.SQLAlchemyError) -> ValueError:
   """Returns what to raise for an error of the database at this URL."""
   # Never the statement, whose parameters are identifiers of clients.
-  return ValueError(
-    errors.invalid(
-      'ledger',
-      url,
-      f'cannot be used ({getattr(error, "orig", None) or error})',
-      'look at the space and the permissions of its disk, or the address '
-      'of its server; do not touch the files of a run',
-    )
+  return errors.value_error(
+    'ledger',
+    url,
+    f'cannot be used ({getattr(error, "orig", None) or error})',
+    'look at the space and the permissions of its disk, or the address '
+    'of its server; do not touch the files of a run',
   )
 
 

@@ -44,13 +44,11 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
     private.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle = _files.lock(private / 'lock')
     if handle is None:
-      raise ValueError(
-        errors.invalid(
-          'output_dir',
-          directory,
-          'is in use by another process',
-          'wait for it to end, or choose another directory',
-        )
+      raise errors.value_error(
+        'output_dir',
+        directory,
+        'is in use by another process',
+        'wait for it to end, or choose another directory',
       )
     try:
       for folder in directory, private, directory / run_record.CHECKPOINTS:
@@ -72,13 +70,11 @@ def refuse_existing(directory: pathlib.Path) -> None:
     run_record.CHECKPOINTS,
   ):
     if (directory / name).exists():
-      raise ValueError(
-        errors.invalid(
-          'output_dir',
-          directory,
-          f'holds a run ({name})',
-          'continue it with --resume, or choose another directory',
-        )
+      raise errors.value_error(
+        'output_dir',
+        directory,
+        f'holds a run ({name})',
+        'continue it with --resume, or choose another directory',
       )
 
 
@@ -121,39 +117,33 @@ def open_run(
   place = directory / run_record.PLACE
   begins = fresh.exists() and not (path.exists() or place.exists())
   if not (begins or path.exists()):
-    raise ValueError(
-      errors.invalid(
-        'noise.key',
-        path,
-        'is gone, and the run was already started',
-        'without its noise rounds cannot be replayed: restore it, or start '
-        'a new run',
-      )
+    raise errors.value_error(
+      'noise.key',
+      path,
+      'is gone, and the run was already started',
+      'without its noise rounds cannot be replayed: restore it, or start '
+      'a new run',
     )
   key = key_lib.Key.load_or_create(fresh if begins else path)
   bound = record.of_key(key).bound()
   if run_record.RunRecord.read(directory).bound() != bound:
-    raise ValueError(
-      errors.invalid(
-        'noise.key',
-        path,
-        f'is that of another run than {run_record.RUN_FILE} '
-        'says, or that file was edited',
-        'restore the files of this run, or start a new one',
-      )
+    raise errors.value_error(
+      'noise.key',
+      path,
+      f'is that of another run than {run_record.RUN_FILE} '
+      'says, or that file was edited',
+      'restore the files of this run, or start a new one',
     )
   # A key that serves is never without its ledger: what took part would be
   # forgotten.
   with ledger_lib.of_run(directory, create=begins) as ledger:
     begun = ledger.last_round() >= 0
     if not begins and ledger.bound() == (None, None):
-      raise ValueError(
-        errors.invalid(
-          'ledger',
-          directory / run_record.LEDGER_FILE,
-          'is not the one that the key was used with',
-          'restore the files of this run, or start a new one',
-        )
+      raise errors.value_error(
+        'ledger',
+        directory / run_record.LEDGER_FILE,
+        'is not the one that the key was used with',
+        'restore the files of this run, or start a new one',
       )
     ledger.bind(run=bound[0], noise_key=bound[1])
   if begins:
@@ -163,14 +153,12 @@ def open_run(
   # PRIVACY: two directories with one key would each go on alone. Guard:
   # folder_test.test_copy_is_refused_until_it_is_said_to_move.
   elif not place.exists() or _files.read_json(place) != _place(path):
-    raise ValueError(
-      errors.invalid(
-        'output_dir',
-        directory,
-        'is a copy, or was moved: its key lies in another place',
-        'go on in the original; if there is none any more, say so with '
-        '--moved (moved=True)',
-      )
+    raise errors.value_error(
+      'output_dir',
+      directory,
+      'is a copy, or was moved: its key lies in another place',
+      'go on in the original; if there is none any more, say so with '
+      '--moved (moved=True)',
     )
   return key
 
@@ -210,11 +198,9 @@ def check_checkpoint(
   """
   attempts = ledger.attempts(round_index - 1)
   if not attempts or attempts[-1].head != head:
-    raise ValueError(
-      errors.invalid(
-        'checkpoint',
-        round_index,
-        'is not what the rounds in the ledger led to',
-        'restore the files of this run, all of one time',
-      )
+    raise errors.value_error(
+      'checkpoint',
+      round_index,
+      'is not what the rounds in the ledger led to',
+      'restore the files of this run, all of one time',
     )

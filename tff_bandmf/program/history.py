@@ -42,13 +42,11 @@ class History:
     if len(clients) and not (
       0 <= clients.min() and clients.max() < len(self.count)
     ):
-      raise ValueError(
-        errors.invalid(
-          'client',
-          f'{clients.min()}..{clients.max()}',
-          f'is not among the {len(self.count)} clients',
-          'use the population that the run started with',
-        )
+      raise errors.value_error(
+        'client',
+        f'{clients.min()}..{clients.max()}',
+        f'is not among the {len(self.count)} clients',
+        'use the population that the run started with',
       )
     return History(self.last_round[clients], self.count[clients])
 
@@ -58,13 +56,11 @@ class History:
     # PRIVACY: a count that wraps to 0 lets a client in again. Guard:
     # cohorts_test.test_count_that_would_wrap_is_refused.
     if len(count) and count.max() == np.iinfo(count.dtype).max:
-      raise ValueError(
-        errors.invalid(
-          'participations',
-          int(count.max()),
-          'a client cannot have more',
-          'use a larger min_sep or fewer rounds',
-        )
+      raise errors.value_error(
+        'participations',
+        int(count.max()),
+        'a client cannot have more',
+        'use a larger min_sep or fewer rounds',
       )
     self.last_round[cohort] = round_index
     self.count[cohort] = count + 1

@@ -59,13 +59,11 @@ class Identifiers:
 
   def __post_init__(self):
     if len(self.secret) != _BYTES:
-      raise ValueError(
-        errors.invalid(
-          'len(ledger key)',
-          len(self.secret),
-          f'must be {_BYTES} bytes',
-          'restore the file that the ledger was started with',
-        )
+      raise errors.value_error(
+        'len(ledger key)',
+        len(self.secret),
+        f'must be {_BYTES} bytes',
+        'restore the file that the ledger was started with',
       )
 
   def __repr__(self) -> str:
@@ -81,13 +79,11 @@ class Identifiers:
     try:
       return cls(_files.load_secret(path, _BYTES, 'ledger key'))
     except FileNotFoundError:
-      raise ValueError(
-        errors.invalid(
-          'ledger key',
-          path,
-          'is gone, and rounds were already started',
-          'without it every client looks new: restore it',
-        )
+      raise errors.value_error(
+        'ledger key',
+        path,
+        'is gone, and rounds were already started',
+        'without it every client looks new: restore it',
       ) from None
 
   @classmethod
@@ -205,6 +201,6 @@ def _check_indices(clients: np.ndarray) -> None:
 
 def _no_index(client: int) -> ValueError:
   rule = 'must be at least 0' if client < 0 else 'must be below 2^63'
-  return ValueError(
-    errors.invalid('client', client, rule, 'it is an index in the population')
+  return errors.value_error(
+    'client', client, rule, 'it is an index in the population'
   )

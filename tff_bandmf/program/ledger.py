@@ -75,13 +75,11 @@ class Ledger(ledger_reader.Reader):
     round_index = _round(round_index)
     found = np.sort(self._hash().of(cohort))
     if np.any(found[1:] == found[:-1]):
-      raise ValueError(
-        errors.invalid(
-          'cohort',
-          f'{len(found)} clients',
-          f'has a client twice in round {round_index}',
-          'a client takes part once in a round',
-        )
+      raise errors.value_error(
+        'cohort',
+        f'{len(found)} clients',
+        f'has a client twice in round {round_index}',
+        'a client takes part once in a round',
       )
     highest = _highest(cohort)
     digest = chain.cohort_digest(found, highest)
@@ -93,34 +91,28 @@ class Ledger(ledger_reader.Reader):
         # Guard: ledger_test.test_round_below_a_started_one_cannot_start.
         last = records.last_round(connection)
         if round_index <= last:
-          raise ValueError(
-            errors.invalid(
-              'round',
-              round_index,
-              f'was never started, and round {last} was',
-              'go on above it',
-            )
+          raise errors.value_error(
+            'round',
+            round_index,
+            f'was never started, and round {last} was',
+            'go on above it',
           )
         records.add_round(connection, round_index, found, highest)
       # PRIVACY: one round's noise never meets two cohorts.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
       elif recorded != digest:
-        raise ValueError(
-          errors.invalid(
-            'round',
-            round_index,
-            'was already started with another cohort',
-            'its noise may not be used twice: resume with the data, seed '
-            'and configuration of the first start',
-          )
+        raise errors.value_error(
+          'round',
+          round_index,
+          'was already started with another cohort',
+          'its noise may not be used twice: resume with the data, seed '
+          'and configuration of the first start',
         )
       # PRIVACY: nor does it meet two sums of one cohort.
       # Guard: ledger_test.test_abandoned_round_cannot_start_again.
       if _abandoned(attempts):
-        raise ValueError(
-          errors.invalid(
-            'round', round_index, 'was abandoned', 'go on with the next round'
-          )
+        raise errors.value_error(
+          'round', round_index, 'was abandoned', 'go on with the next round'
         )
       records.append(
         connection,
@@ -164,23 +156,19 @@ class Ledger(ledger_reader.Reader):
     # PRIVACY: the noise of another round met this cohort. Guard:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:
-      raise ValueError(
-        errors.invalid(
-          'round',
-          round_index,
-          f'is not the one that the aggregator did, {int(rounds_done) - 1}',
-          'do not release its result; resume with state and ledger of one time',
-        )
+      raise errors.value_error(
+        'round',
+        round_index,
+        f'is not the one that the aggregator did, {int(rounds_done) - 1}',
+        'do not release its result; resume with state and ledger of one time',
       )
     z_stddev = None if z_stddev is None else float(z_stddev)
     if z_stddev is not None and not 0 <= z_stddev < math.inf:
-      raise ValueError(
-        errors.invalid(
-          'z_stddev',
-          z_stddev,
-          'must be finite and at least 0',
-          'leave it out if it was not measured',
-        )
+      raise errors.value_error(
+        'z_stddev',
+        z_stddev,
+        'must be finite and at least 0',
+        'leave it out if it was not measured',
       )
     self._end(
       chain.Event(
@@ -218,13 +206,11 @@ class Ledger(ledger_reader.Reader):
       if event.kind == chain.FINISHED and any(
         attempt.result not in (None, event.digest) for attempt in attempts
       ):
-        raise ValueError(
-          errors.invalid(
-            'round',
-            event.round,
-            'was finished with another result',
-            'do not release this one: abandon the round',
-          )
+        raise errors.value_error(
+          'round',
+          event.round,
+          'was finished with another result',
+          'do not release this one: abandon the round',
         )
       held, rows = (
         []
@@ -269,10 +255,8 @@ class Ledger(ledger_reader.Reader):
     with self._write() as connection:
       attempts = records.attempts(connection, round_index)
       if not attempts or attempts[-1].outcome == chain.STARTED:
-        raise ValueError(
-          errors.invalid(
-            'round', round_index, 'has not ended', 'finish or abandon it first'
-          )
+        raise errors.value_error(
+          'round', round_index, 'has not ended', 'finish or abandon it first'
         )
       records.append(
         connection, chain.Event(round_index, chain.ROW, bytes(digest))
@@ -312,26 +296,22 @@ class Ledger(ledger_reader.Reader):
 
 
 def _of_another_run() -> ValueError:
-  return ValueError(
-    errors.invalid(
-      'ledger',
-      'that of another run or noise key',
-      'a started round keeps its key and its run',
-      'restore the files of this run, or start a new one',
-    )
+  return errors.value_error(
+    'ledger',
+    'that of another run or noise key',
+    'a started round keeps its key and its run',
+    'restore the files of this run, or start a new one',
   )
 
 
 def _round(round_index: int) -> int:
   round_index = operator.index(round_index)
   if not 0 <= round_index < history_lib.MAX_ROUNDS:
-    raise ValueError(
-      errors.invalid(
-        'round',
-        round_index,
-        f'must be in [0, {history_lib.MAX_ROUNDS})',
-        'rounds count from 0',
-      )
+    raise errors.value_error(
+      'round',
+      round_index,
+      f'must be in [0, {history_lib.MAX_ROUNDS})',
+      'rounds count from 0',
     )
   return round_index
 

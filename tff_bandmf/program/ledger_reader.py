@@ -203,13 +203,11 @@ class Reader:
       there = np.isin(recorded, hashes).all()
       found = np.unique(np.asarray(population)[np.isin(hashes, recorded)])
     if not there:
-      raise ValueError(
-        errors.invalid(
-          'round',
-          round_index,
-          'has clients that are not among those looked at',
-          'give the population that the run started with',
-        )
+      raise errors.value_error(
+        'round',
+        round_index,
+        'has clients that are not among those looked at',
+        'give the population that the run started with',
       )
     return found
 
@@ -225,13 +223,11 @@ class Reader:
     """
     highest = self._last_client()
     if highest >= clients:
-      raise ValueError(
-        errors.invalid(
-          'client',
-          highest,
-          f'is not among the {clients} clients',
-          'resume with the data that the run started with',
-        )
+      raise errors.value_error(
+        'client',
+        highest,
+        f'is not among the {clients} clients',
+        'resume with the data that the run started with',
       )
     hashed = self._hash()
     history = history_lib.History.empty(clients)
@@ -240,13 +236,11 @@ class Reader:
       # PRIVACY: whoever is not in the history may take part too early. Guard:
       # ledger_test.test_clients_can_be_strings.
       if len(found) and not (0 <= found.min() and found.max() < clients):
-        raise ValueError(
-          errors.invalid(
-            'round',
-            round_index,
-            f'has clients that are not among the {clients} indices',
-            'resume with the data that the run started with',
-          )
+        raise errors.value_error(
+          'round',
+          round_index,
+          f'has clients that are not among the {clients} indices',
+          'resume with the data that the run started with',
         )
       history.record(round_index, found)
     return history
@@ -297,13 +291,11 @@ class Reader:
     """Returns the hash function of this ledger, and makes it at first."""
     if self._identifiers is None:
       if self._key_file is None:
-        raise ValueError(
-          errors.invalid(
-            'key_file',
-            None,
-            'a ledger in a database server needs it',
-            'give a file next to the other secrets of the run',
-          )
+        raise errors.value_error(
+          'key_file',
+          None,
+          'a ledger in a database server needs it',
+          'give a file next to the other secrets of the run',
         )
       with database.transaction(self._reader) as connection:
         recorded = records.row(connection).key
@@ -318,13 +310,11 @@ class Reader:
       with self._write() as connection:
         recorded = records.claim(connection, key=mine).key
       if recorded != mine:
-        raise ValueError(
-          errors.invalid(
-            'ledger key',
-            self._key_file,
-            'is not that of this ledger',
-            'restore the file that it was started with',
-          )
+        raise errors.value_error(
+          'ledger key',
+          self._key_file,
+          'is not that of this ledger',
+          'restore the file that it was started with',
         )
       self._identifiers = found
     return self._identifiers
@@ -341,30 +331,24 @@ class Reader:
 
 
 def _missing(url: object) -> ValueError:
-  return ValueError(
-    errors.invalid(
-      'ledger',
-      url,
-      'does not exist or is empty',
-      'without it nobody knows who took part, and nothing is claimed',
-    )
+  return errors.value_error(
+    'ledger',
+    url,
+    'does not exist or is empty',
+    'without it nobody knows who took part, and nothing is claimed',
   )
 
 
 def _not_a_ledger(url: object) -> ValueError:
-  return ValueError(
-    errors.invalid(
-      'ledger',
-      url,
-      'is not a participation ledger, or cannot be opened',
-      'do not touch the files of a run; check the address of a server',
-    )
+  return errors.value_error(
+    'ledger',
+    url,
+    'is not a participation ledger, or cannot be opened',
+    'do not touch the files of a run; check the address of a server',
   )
 
 
 def not_started(round_index: int) -> ValueError:
-  return ValueError(
-    errors.invalid(
-      'round', round_index, 'has no attempt that could end', 'start it first'
-    )
+  return errors.value_error(
+    'round', round_index, 'has no attempt that could end', 'start it first'
   )

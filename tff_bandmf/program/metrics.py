@@ -50,24 +50,20 @@ class Metrics:
       # PRIVACY: rounds that ran and are forgotten would run with other sums.
       # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
       if not attempts:
-        raise ValueError(
-          errors.invalid(
-            'ledger',
-            directory / run_record.LEDGER_FILE,
-            f'lacks round {t}, which {run_record.METRICS_FILE} has',
-            'it is that of an earlier moment: restore all files of one '
-            'time, the latest',
-          )
+        raise errors.value_error(
+          'ledger',
+          directory / run_record.LEDGER_FILE,
+          f'lacks round {t}, which {run_record.METRICS_FILE} has',
+          'it is that of an earlier moment: restore all files of one '
+          'time, the latest',
         )
       if t < start:
         if attempts[-1].row != row_digest(self._lines[0], line):
-          raise ValueError(
-            errors.invalid(
-              'metrics',
-              self._path,
-              f'has another row of round {t} than the ledger',
-              'restore the file, or remove it',
-            )
+          raise errors.value_error(
+            'metrics',
+            self._path,
+            f'has another row of round {t} than the ledger',
+            'restore the file, or remove it',
           )
         self._lines.append(line)
     self._write()
@@ -194,11 +190,9 @@ def _read(
 
 
 def _damaged(directory: pathlib.Path) -> ValueError:
-  return ValueError(
-    errors.invalid(
-      'metrics',
-      directory / run_record.METRICS_FILE,
-      'is damaged',
-      'restore the file, or remove it',
-    )
+  return errors.value_error(
+    'metrics',
+    directory / run_record.METRICS_FILE,
+    'is damaged',
+    'restore the file, or remove it',
   )

@@ -169,8 +169,8 @@ class ParticipationLog:
     return hashes
 
   def _refused(self, column: str, what: str, remedy: str) -> ValueError:
-    return ValueError(
-      errors.invalid(str(self.path), column, f'its values {what}', remedy)
+    return errors.value_error(
+      str(self.path), column, f'its values {what}', remedy
     )
 
 
@@ -200,13 +200,11 @@ def _batches(path: pathlib.Path) -> Iterator[Any]:
       )
     ) from error
   if path.suffix not in (*_CSV, *_PARQUET):
-    raise ValueError(
-      errors.invalid(
-        'log',
-        path,
-        f'must end in one of {", ".join((*_CSV, *_PARQUET))}',
-        'give a CSV or Parquet file',
-      )
+    raise errors.value_error(
+      'log',
+      path,
+      f'must end in one of {", ".join((*_CSV, *_PARQUET))}',
+      'give a CSV or Parquet file',
     )
   if not path.is_file():
     raise FileNotFoundError(
@@ -236,11 +234,9 @@ def _batches(path: pathlib.Path) -> Iterator[Any]:
     if isinstance(error, OSError) and error.errno is not None:
       raise
     text = ' '.join(str(error).split())
-    raise ValueError(
-      errors.invalid(
-        'log',
-        path,
-        f'cannot be read: {text}',
-        f'give the columns {" and ".join(COLUMNS)}, one row a participation',
-      )
+    raise errors.value_error(
+      'log',
+      path,
+      f'cannot be read: {text}',
+      f'give the columns {" and ".join(COLUMNS)}, one row a participation',
     ) from error

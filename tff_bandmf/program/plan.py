@@ -204,13 +204,11 @@ class Plan:
   def __attrs_post_init__(self):
     claimed = self.epsilon is not None and self.delta is not None
     if claimed == (self.noise_multiplier is not None):
-      raise ValueError(
-        errors.invalid(
-          'noise_multiplier',
-          self.noise_multiplier,
-          'is given in place of epsilon and delta',
-          'give epsilon and delta, or noise_multiplier (0 claims nothing)',
-        )
+      raise errors.value_error(
+        'noise_multiplier',
+        self.noise_multiplier,
+        'is given in place of epsilon and delta',
+        'give epsilon and delta, or noise_multiplier (0 claims nothing)',
       )
     for name, least in (
       ('largest_cohort', self.clients_per_round),
@@ -218,25 +216,20 @@ class Plan:
     ):
       value = getattr(self, name)
       if value is not None and _checks.count(name, value, 'clients') < least:
-        raise ValueError(
-          errors.invalid(
-            name,
-            value,
-            f'must be at least clients_per_round={least}',
-            'leave it out',
-          )
+        raise errors.value_error(
+          name,
+          value,
+          f'must be at least clients_per_round={least}',
+          'leave it out',
         )
     # PRIVACY: q is that of these clients, and of a larger cohort another one.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
     if self.stands_for is not None and accounting.sampled(self.cohorts):
-      raise ValueError(
-        errors.invalid(
-          'stands_for',
-          self.stands_for,
-          'a larger cohort is drawn with another probability, and amplifies '
-          'less',
-          'leave it out, or enforce a schema: MinSep',
-        )
+      raise errors.value_error(
+        'stands_for',
+        self.stands_for,
+        'a larger cohort is drawn with another probability, and amplifies less',
+        'leave it out, or enforce a schema: MinSep',
       )
     self._check_schema()
 
@@ -244,13 +237,11 @@ class Plan:
     """Raises ValueError for a separation that no run of n rounds can show."""
     min_sep = self.cohorts.schema.min_sep
     if min_sep is not None and min_sep > self.rounds:
-      raise ValueError(
-        errors.invalid(
-          'min_sep',
-          min_sep,
-          f'exceeds rounds={self.rounds}, so that clients take part once',
-          'use tff_bandmf.Single()',
-        )
+      raise errors.value_error(
+        'min_sep',
+        min_sep,
+        f'exceeds rounds={self.rounds}, so that clients take part once',
+        'use tff_bandmf.Single()',
       )
 
   @functools.cached_property
@@ -326,13 +317,11 @@ class Plan:
         **mechanism.parameters,
       ).strategy
     if mechanism.rounds != self.rounds:
-      raise ValueError(
-        errors.invalid(
-          'mechanism',
-          mechanism.family,
-          f'is for {mechanism.rounds} rounds, not for rounds={self.rounds}',
-          'optimise it for the rounds of the plan',
-        )
+      raise errors.value_error(
+        'mechanism',
+        mechanism.family,
+        f'is for {mechanism.rounds} rounds, not for rounds={self.rounds}',
+        'optimise it for the rounds of the plan',
       )
     return mechanism
 
@@ -414,26 +403,22 @@ class Plan:
       return
     expected = cohorts.expected_cohort(self.rounds)
     if abs(expected - self.clients_per_round) > 1:
-      raise ValueError(
-        errors.invalid(
-          'clients_per_round',
-          self.clients_per_round,
-          f'is what the mean divides by, and cohorts have {expected:g} '
-          'clients on average',
-          f'use clients_per_round={round(expected)}',
-        )
+      raise errors.value_error(
+        'clients_per_round',
+        self.clients_per_round,
+        f'is what the mean divides by, and cohorts have {expected:g} '
+        'clients on average',
+        f'use clients_per_round={round(expected)}',
       )
     least = cohorts.largest_cohort(self.rounds)
     # PRIVACY: smaller ones burn rounds more often than delta counts. Guard:
     # plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
     if self.largest_cohort is not None and self.largest_cohort < least:
-      raise ValueError(
-        errors.invalid(
-          'largest_cohort',
-          self.largest_cohort,
-          f'must be at least {least}, which sampled cohorts seldom exceed',
-          'leave it out',
-        )
+      raise errors.value_error(
+        'largest_cohort',
+        self.largest_cohort,
+        f'must be at least {least}, which sampled cohorts seldom exceed',
+        'leave it out',
       )
 
   @property
@@ -573,14 +558,12 @@ class Plan:
         f'{"clients_per_round" if name == "cohort_size" else name}={value}'
         for name, value in fitting.items()
       )
-      raise ValueError(
-        errors.invalid(
-          'clients',
-          clients,
-          f'cannot fill {self.rounds} rounds of {self.clients_per_round} where '
-          f'cohorts are {_who(self)}',
-          f'use {remedy}' if remedy else 'use more clients',
-        )
+      raise errors.value_error(
+        'clients',
+        clients,
+        f'cannot fill {self.rounds} rounds of {self.clients_per_round} where '
+        f'cohorts are {_who(self)}',
+        f'use {remedy}' if remedy else 'use more clients',
       )
 
   def request(self) -> dict[str, Any]:
@@ -647,8 +630,8 @@ class Plan:
     """
     path = pathlib.Path(path)
     if path.exists():
-      raise ValueError(
-        errors.invalid('plan', path, 'is there already', 'choose another name')
+      raise errors.value_error(
+        'plan', path, 'is there already', 'choose another name'
       )
     _files.write_json(
       path,
@@ -682,19 +665,15 @@ class Plan:
     path = pathlib.Path(path)
     content = _files.read_json(path)
     if not isinstance(content, dict) or content.get('format') != FORMAT:
-      raise ValueError(
-        errors.invalid(
-          'plan', path, 'is not a plan', 'write one with bandmf plan --out FILE'
-        )
+      raise errors.value_error(
+        'plan', path, 'is not a plan', 'write one with bandmf plan --out FILE'
       )
     if content.get('version') != VERSION:
-      raise ValueError(
-        errors.invalid(
-          'version',
-          content.get('version'),
-          f'{path} must have version {VERSION}',
-          'make the plan again with this release',
-        )
+      raise errors.value_error(
+        'version',
+        content.get('version'),
+        f'{path} must have version {VERSION}',
+        'make the plan again with this release',
       )
     try:
       request = dict(content['request'])
@@ -722,10 +701,8 @@ class Plan:
         content['left_out'],
       )
     except (KeyError, TypeError, AttributeError) as error:
-      raise ValueError(
-        errors.invalid(
-          'plan', path, 'is damaged', 'write it again with bandmf plan'
-        )
+      raise errors.value_error(
+        'plan', path, 'is damaged', 'write it again with bandmf plan'
       ) from error
     plan.__dict__['found'] = found
     plan._check_found(path, content.get('bound'))
@@ -750,13 +727,11 @@ class Plan:
       except (TypeError, ValueError):
         holds = False
     if not holds:
-      raise ValueError(
-        errors.invalid(
-          'plan',
-          path,
-          'its noise does not give what it claims',
-          'it was changed: make the plan again',
-        )
+      raise errors.value_error(
+        'plan',
+        path,
+        'its noise does not give what it claims',
+        'it was changed: make the plan again',
       )
 
   def __str__(self) -> str:

@@ -164,13 +164,11 @@ def claim(connection: sa.engine.Connection, **values: int) -> Row:
   if not missing:
     return there
   if there.events:
-    raise ValueError(
-      errors.invalid(
-        'ledger',
-        ', '.join(sorted(missing)),
-        'must be said before the first round starts',
-        'bind a new ledger, and start its rounds then',
-      )
+    raise errors.value_error(
+      'ledger',
+      ', '.join(sorted(missing)),
+      'must be said before the first round starts',
+      'bind a new ledger, and start its rounds then',
     )
   connection.execute(sa.update(_LEDGER).values(**missing))
   return row(connection)
@@ -425,34 +423,28 @@ def _content(value: Any, name: str) -> bytes:
 
 def other_format(version: object) -> ValueError:
   """Returns the error of a ledger of another version of this package."""
-  return ValueError(
-    errors.invalid(
-      'ledger',
-      f'format {version}',
-      f'cannot be read: this version has format {chain.FORMAT}',
-      'end the run with the version that began it, or start a new one',
-    )
+  return errors.value_error(
+    'ledger',
+    f'format {version}',
+    f'cannot be read: this version has format {chain.FORMAT}',
+    'end the run with the version that began it, or start a new one',
   )
 
 
 def _broken(round_index: int) -> ValueError:
-  return ValueError(
-    errors.invalid(
-      'ledger',
-      f'round {round_index}',
-      'is not what the chain of its rounds says',
-      'it was changed or is damaged: restore the file',
-    )
+  return errors.value_error(
+    'ledger',
+    f'round {round_index}',
+    'is not what the chain of its rounds says',
+    'it was changed or is damaged: restore the file',
   )
 
 
 def _require(holds: bool, name: str) -> None:
   if not holds:
-    raise ValueError(
-      errors.invalid(
-        'ledger',
-        name,
-        'is not what a ledger writes',
-        'it was changed or is damaged: restore the file',
-      )
+    raise errors.value_error(
+      'ledger',
+      name,
+      'is not what a ledger writes',
+      'it was changed or is damaged: restore the file',
     )

@@ -241,13 +241,11 @@ class RunRecord:
     """
     fixed = sorted({*notes} - {*_NOTES})
     if fixed:
-      raise ValueError(
-        errors.invalid(
-          fixed[0],
-          notes[fixed[0]],
-          'is not a statement that a run notes',
-          f'use one of {", ".join(_NOTES)}',
-        )
+      raise errors.value_error(
+        fixed[0],
+        notes[fixed[0]],
+        'is not a statement that a run notes',
+        f'use one of {", ".join(_NOTES)}',
       )
     return attrs.evolve(self, **notes)
 
@@ -286,29 +284,25 @@ class RunRecord:
     try:
       found = _files.read_json(path)
     except FileNotFoundError as error:
-      raise ValueError(
-        errors.invalid(
-          'run',
-          directory,
-          f'has no {RUN_FILE}',
-          'give the output directory of a training run',
-        )
+      raise errors.value_error(
+        'run',
+        directory,
+        f'has no {RUN_FILE}',
+        'give the output directory of a training run',
       ) from error
     except ValueError as error:
-      raise ValueError(
-        errors.invalid('run', path, 'is damaged', 'train again')
+      raise errors.value_error(
+        'run', path, 'is damaged', 'train again'
       ) from error
     if not isinstance(found, dict) or (
       found.pop('format', None),
       found.pop('version', None),
     ) != (RUN_FORMAT, RUN_VERSION):
-      raise ValueError(
-        errors.invalid(
-          'run',
-          path,
-          f'must be {RUN_FORMAT} version {RUN_VERSION}',
-          'end it with the release that began it, or train again',
-        )
+      raise errors.value_error(
+        'run',
+        path,
+        f'must be {RUN_FORMAT} version {RUN_VERSION}',
+        'end it with the release that began it, or train again',
       )
     try:
       names = [field.name for field in attrs.fields(cls)]
@@ -318,8 +312,8 @@ class RunRecord:
         raise ValueError(f'holds what is not known, {", ".join(found)}')
       return record
     except ValueError as error:
-      raise ValueError(
-        errors.invalid('run', path, str(error), 'restore the file')
+      raise errors.value_error(
+        'run', path, str(error), 'restore the file'
       ) from error
 
   def check_same(self, wanted: RunRecord, ended: bool) -> None:
@@ -341,14 +335,12 @@ class RunRecord:
       if ended and name.split('.')[0] in _CODE_KEYS:
         continue
       if mine.get(name) != wanted_here.get(name):
-        raise ValueError(
-          errors.invalid(
-            name,
-            wanted_here.get(name),
-            'another configuration, corpus or version than the run started '
-            f'with, {mine.get(name)}',
-            'go back to that, or choose another directory',
-          )
+        raise errors.value_error(
+          name,
+          wanted_here.get(name),
+          'another configuration, corpus or version than the run started '
+          f'with, {mine.get(name)}',
+          'go back to that, or choose another directory',
         )
 
 
@@ -384,10 +376,8 @@ def _read_result(
     TypeError,
     ValueError,
   ) as error:
-    raise ValueError(
-      errors.invalid(
-        'result', path, 'is damaged', 'remove it and resume the run'
-      )
+    raise errors.value_error(
+      'result', path, 'is damaged', 'remove it and resume the run'
     ) from error
 
 

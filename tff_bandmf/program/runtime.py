@@ -147,13 +147,11 @@ def check_program() -> None:
   """Raises ValueError unless the context is that of a federated program."""
   context = tff.framework.get_context_stack().current
   if not isinstance(context, tff.program.FederatedContext):
-    raise ValueError(
-      errors.invalid(
-        'context',
-        type(context).__name__,
-        'is not that of a federated program',
-        'call it inside of runtime.local_runtime(program=True)',
-      )
+    raise errors.value_error(
+      'context',
+      type(context).__name__,
+      'is not that of a federated program',
+      'call it inside of runtime.local_runtime(program=True)',
     )
 
 

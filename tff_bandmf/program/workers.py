@@ -111,13 +111,11 @@ def connected(
     for address in addresses:
       host, colon, port = address.rpartition(':')
       if not (host and colon and port.isdigit()) or address in contexts:
-        raise ValueError(
-          errors.invalid(
-            'workers',
-            address,
-            'must be host:port, and there once',
-            'for instance --workers=10.0.0.2:8000,10.0.0.3:8000',
-          )
+        raise errors.value_error(
+          'workers',
+          address,
+          'must be host:port, and there once',
+          'for instance --workers=10.0.0.2:8000,10.0.0.3:8000',
         )
       check = functools.partial(_require, address)
       check()

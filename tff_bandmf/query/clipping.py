@@ -44,23 +44,19 @@ def record_dimension(record_specs: Any) -> int:
         )
       )
     if not spec.shape.is_fully_defined():
-      raise ValueError(
-        errors.invalid(
-          f'update[{name}].shape',
-          spec.shape,
-          'must be static',
-          'give every dimension',
-        )
+      raise errors.value_error(
+        f'update[{name}].shape',
+        spec.shape,
+        'must be static',
+        'give every dimension',
       )
     dimension += int(np.prod(spec.shape.as_list(), dtype=np.int64))
   if not dimension:
-    raise ValueError(
-      errors.invalid(
-        'update',
-        record_specs,
-        'holds no coordinate',
-        'aggregate the updates of a model',
-      )
+    raise errors.value_error(
+      'update',
+      record_specs,
+      'holds no coordinate',
+      'aggregate the updates of a model',
     )
   return dimension
 
@@ -114,13 +110,11 @@ class Clipping:
     # PRIVACY: above it sums of squares are rounded. Guard:
     # query_test.test_norm_is_compared_exactly.
     if self.clip_bits > lattice.MOST_CLIP_BITS:
-      raise ValueError(
-        errors.invalid(
-          'clip_bits',
-          self.clip_bits,
-          f'must be at most {lattice.MOST_CLIP_BITS}',
-          'give those of a noise.Lattice',
-        )
+      raise errors.value_error(
+        'clip_bits',
+        self.clip_bits,
+        f'must be at most {lattice.MOST_CLIP_BITS}',
+        'give those of a noise.Lattice',
       )
     for clip, dimension, bound in zip(
       self.clips, self.dimensions, self._squared_bounds
@@ -129,15 +123,13 @@ class Clipping:
       # No privacy is lost here, but updates: rounding would leave little of
       # such a group, and its noise would be that of a full one.
       if dimension and bound < least**2:
-        raise ValueError(
-          errors.invalid(
-            'l2_norm_clip',
-            clip,
-            f'is {math.sqrt(bound):.3g} steps of the lattice for '
-            f'{dimension} coordinates, which rounding would empty; it must '
-            f'be {least:.3g}',
-            'raise the clip of that layer, or use one clip for all',
-          )
+        raise errors.value_error(
+          'l2_norm_clip',
+          clip,
+          f'is {math.sqrt(bound):.3g} steps of the lattice for '
+          f'{dimension} coordinates, which rounding would empty; it must '
+          f'be {least:.3g}',
+          'raise the clip of that layer, or use one clip for all',
         )
 
   @classmethod
@@ -183,13 +175,11 @@ class Clipping:
     # PRIVACY: `tree` passes over leaves that the clips do not name.
     # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
     if len(groups) != len(specs):
-      raise ValueError(
-        errors.invalid(
-          'l2_norm_clip',
-          layers,
-          'must be a number, or have the outer structure of the update',
-          'give one clip for all leaves, or one for each layer',
-        )
+      raise errors.value_error(
+        'l2_norm_clip',
+        layers,
+        'must be a number, or have the outer structure of the update',
+        'give one clip for all leaves, or one for each layer',
       )
     check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
     dimensions = [0] * len(bounds)
@@ -390,13 +380,11 @@ def check_bounds(
       'one that adapts is a tff_bandmf.AdaptiveClip',
     )
     if not _LEAST_CLIP <= float(clip) <= _MOST_CLIP:
-      raise ValueError(
-        errors.invalid(
-          'l2_norm_clip',
-          clip,
-          'must be in [2^-300, 2^300]',
-          'change the unit of the updates',
-        )
+      raise errors.value_error(
+        'l2_norm_clip',
+        clip,
+        'must be in [2^-300, 2^300]',
+        'change the unit of the updates',
       )
   if zeroing_norm is not None:
     _checks.positive(
@@ -406,11 +394,9 @@ def check_bounds(
       'of its own',
     )
   if zeroing_norm_order not in (2, math.inf):
-    raise ValueError(
-      errors.invalid(
-        'zeroing_norm_order',
-        zeroing_norm_order,
-        'must be 2 or inf',
-        'inf compares the largest magnitude',
-      )
+    raise errors.value_error(
+      'zeroing_norm_order',
+      zeroing_norm_order,
+      'must be 2 or inf',
+      'inf compares the largest magnitude',
     )

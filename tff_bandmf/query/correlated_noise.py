@@ -108,13 +108,11 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     dimension = clipping.record_dimension(record_specs)
     dimension += clips.indicators(clip.adaptive)
     if dimension != source.dimension:
-      raise ValueError(
-        errors.invalid(
-          'source.dimension',
-          source.dimension,
-          f'must be {dimension}, the coordinates of a record',
-          'make the source for this record',
-        )
+      raise errors.value_error(
+        'source.dimension',
+        source.dimension,
+        f'must be {dimension}, the coordinates of a record',
+        'make the source for this record',
       )
 
   @classmethod

@@ -231,10 +231,8 @@ def established(directory: pathlib.Path) -> Claim:
     'delta', claim['delta'], f'restore {run_record.RUN_FILE}'
   )
   if delta >= 1:
-    raise ValueError(
-      errors.invalid(
-        'delta', delta, 'must be below 1', 'a delta of 1 guarantees nothing'
-      )
+    raise errors.value_error(
+      'delta', delta, 'must be below 1', 'a delta of 1 guarantees nothing'
     )
   for name in ('l2_norm_clip', 'clients_per_round'):
     _checks.positive(name, claim[name], f'restore {run_record.RUN_FILE}')
@@ -341,13 +339,11 @@ def what_if(
       support a claim.
   """
   if min_sep is None and max_participations is None:
-    raise ValueError(
-      errors.invalid(
-        'what_if',
-        None,
-        'needs min_sep or max_participations',
-        'give one of them or both',
-      )
+    raise errors.value_error(
+      'what_if',
+      None,
+      'needs min_sep or max_participations',
+      'give one of them or both',
     )
   claim = established(directory)
   planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
@@ -397,14 +393,12 @@ def _planned(
   if not math.isclose(
     guarantee.z_stddev_per_clip, claim['z_stddev_per_clip'], rel_tol=1e-9
   ):
-    raise ValueError(
-      errors.invalid(
-        'z_stddev_per_clip',
-        claim['z_stddev_per_clip'],
-        f'{run_record.RUN_FILE} contradicts {run_record.STRATEGY_FILE}, '
-        f'which gives {guarantee.z_stddev_per_clip}',
-        'nothing can be claimed for a changed run',
-      )
+    raise errors.value_error(
+      'z_stddev_per_clip',
+      claim['z_stddev_per_clip'],
+      f'{run_record.RUN_FILE} contradicts {run_record.STRATEGY_FILE}, '
+      f'which gives {guarantee.z_stddev_per_clip}',
+      'nothing can be claimed for a changed run',
     )
   return guarantee
 
@@ -418,10 +412,8 @@ def _confirmed(
     try:
       sampled.confirm(accounting.Bound(**bound), delta)
     except TypeError as error:
-      raise ValueError(
-        errors.invalid(
-          'bound', None, 'is damaged', f'restore {run_record.RUN_FILE}'
-        )
+      raise errors.value_error(
+        'bound', None, 'is damaged', f'restore {run_record.RUN_FILE}'
       ) from error
   return sampled
 

@@ -216,4 +216,4 @@ def _require(holds: bool, name: str, value: object, rule: str) -> None:
   if not holds:
     if isinstance(value, tuple):
       (value,) = value
-    raise ValueError(errors.invalid(name, value, rule, _NOTHING))
+    raise errors.value_error(name, value, rule, _NOTHING)

@@ -113,13 +113,11 @@ def _before(
     # PRIVACY: a run that took its place may have used less noise. Guard:
     # after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
     if other.run_id != each['run_id']:
-      raise ValueError(
-        errors.invalid(
-          'after',
-          path,
-          f'is not the run that {run_record.RUN_FILE} names',
-          'put that run back into its place',
-        )
+      raise errors.value_error(
+        'after',
+        path,
+        f'is not the run that {run_record.RUN_FILE} names',
+        'put that run back into its place',
       )
     name = os.path.relpath(path, directory)
     found[each['run_id']] = name, claim_lib.established(path)
@@ -146,30 +144,24 @@ def of_log(
   # PRIVACY: a log does not show how cohorts were drawn. Guard:
   # elsewhere_test.test_sampled_cohorts_are_refused.
   if plan.cohorts is not plan.cohorts.schema:
-    raise ValueError(
-      errors.invalid(
-        'cohorts',
-        type(plan.cohorts).__name__,
-        'are sampled, and a log does not show how they were drawn',
-        'see what it shows without that: bandmf observe',
-      )
+    raise errors.value_error(
+      'cohorts',
+      type(plan.cohorts).__name__,
+      'are sampled, and a log does not show how they were drawn',
+      'see what it shows without that: bandmf observe',
     )
   if plan.delta is None:
-    raise ValueError(
-      errors.invalid(
-        'delta',
-        None,
-        'epsilon is at a delta, and the plan states none',
-        'plan with epsilon and delta',
-      )
+    raise errors.value_error(
+      'delta',
+      None,
+      'epsilon is at a delta, and the plan states none',
+      'plan with epsilon and delta',
     )
   log = participation_log.ParticipationLog(log_file)
   found = sensitivity.of_clients(log.parts(), plan.strategy)
   if not found.clients:
-    raise ValueError(
-      errors.invalid(
-        'log', log_file, 'shows no participation', 'give a whole log'
-      )
+    raise errors.value_error(
+      'log', log_file, 'shows no participation', 'give a whole log'
     )
   run = run_record.RunRecord(
     claim={

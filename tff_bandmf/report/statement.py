@@ -143,14 +143,12 @@ def generator(run: run_record.RunRecord) -> dict[str, Any]:
   # PRIVACY: the slack is that of this generator and of no other.
   # Guard: report_pages_test.test_other_generators_are_refused.
   if name != GENERATOR:
-    raise ValueError(
-      errors.invalid(
-        'noise_generator',
-        name,
-        f'must be {GENERATOR}: nothing is proved '
-        'here about the arithmetic of another',
-        'use the release that trained the run',
-      )
+    raise errors.value_error(
+      'noise_generator',
+      name,
+      f'must be {GENERATOR}: nothing is proved '
+      'here about the arithmetic of another',
+      'use the release that trained the run',
     )
   return {**_GENERATOR, 'key_source': run.noise_key or NOT_STATED}
 

@@ -64,13 +64,11 @@ def population(clients: Clients) -> np.ndarray:
   # run_test.test_clients_in_another_order_are_drawn_as_before.
   ordered = np.unique(found)
   if len(ordered) < len(found):
-    raise ValueError(
-      errors.invalid(
-        'clients',
-        f'{len(found)} ids',
-        f'has only {len(ordered)} different ones',
-        'name a client once',
-      )
+    raise errors.value_error(
+      'clients',
+      f'{len(found)} ids',
+      f'has only {len(ordered)} different ones',
+      'name a client once',
     )
   return ordered
 

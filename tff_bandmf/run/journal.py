@@ -100,13 +100,11 @@ class Journal:
     # PRIVACY: a client that was 1 and is '1' now would look new. Guard:
     # run_test.test_clients_keep_the_kind_of_their_names.
     if len(cohort) and self._by_index not in (None, cohort.dtype.kind in 'iu'):
-      raise ValueError(
-        errors.invalid(
-          'clients',
-          'strings' if self._by_index else 'indices',
-          'are not what they were in the rounds before',
-          'name clients as the run began to: all by index, or all by string',
-        )
+      raise errors.value_error(
+        'clients',
+        'strings' if self._by_index else 'indices',
+        'are not what they were in the rounds before',
+        'name clients as the run began to: all by index, or all by string',
       )
 
   def check_open(self, opened: rounds.Round) -> None:
@@ -114,10 +112,8 @@ class Journal:
     # PRIVACY: who is in the sum was recorded for this round. Guard:
     # run_test.test_round_that_is_over_releases_nothing.
     if opened is not self.opened:
-      raise ValueError(
-        errors.invalid(
-          'round', opened.index, 'is not open', 'finish a round once'
-        )
+      raise errors.value_error(
+        'round', opened.index, 'is not open', 'finish a round once'
       )
 
   def finish(
@@ -147,25 +143,18 @@ class Journal:
     # PRIVACY: what went past the aggregator has no noise. Guard:
     # run_test.test_round_past_the_aggregator_is_not_finished.
     if z_stddev and result is None:
-      raise ValueError(
-        errors.invalid(
-          'round',
-          t,
-          'released nothing through run.aggregator or round.release',
-          'make the process with model_aggregator=run.aggregator, and run it '
-          'once in each round',
-        )
+      raise errors.value_error(
+        'round',
+        t,
+        'released nothing through run.aggregator or round.release',
+        'make the process with model_aggregator=run.aggregator, and run it '
+        'once in each round',
       )
     # PRIVACY: a second sum was refused, and the first is not this state's.
     # Guard: run_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
-      raise ValueError(
-        errors.invalid(
-          'round',
-          t,
-          'met two sums',
-          'leave it: it is burnt, and the run goes on',
-        )
+      raise errors.value_error(
+        'round', t, 'met two sums', 'leave it: it is burnt, and the run goes on'
       )
     numbers: dict[str, Any] = {
       '/'.join(map(str, path)): float(value)

@@ -77,13 +77,11 @@ class Releasing:
       # PRIVACY: a client has one update; more are of nobody who was recorded.
       # Guard: run_test.test_more_updates_than_clients_are_refused.
       if i >= len(opened.cohort):
-        raise ValueError(
-          errors.invalid(
-            'updates',
-            f'{i + 1} or more',
-            f'are more than the {len(opened.cohort)} clients of the round',
-            'give one of each client of round.cohort, at most',
-          )
+        raise errors.value_error(
+          'updates',
+          f'{i + 1} or more',
+          f'are more than the {len(opened.cohort)} clients of the round',
+          'give one of each client of round.cohort, at most',
         )
       record = _checked(update, self._query.record_specs)
       total = self._query.accumulate_record(params, total, record)
@@ -113,11 +111,9 @@ def _checked(update: Any, specs: Any) -> Any:
   try:
     return tree.map_structure(leaf_of, specs, update)
   except (TypeError, ValueError) as error:
-    raise ValueError(
-      errors.invalid(
-        'update',
-        type(update).__name__,
-        'has other shapes than `like`',
-        'give float arrays in its structure',
-      )
+    raise errors.value_error(
+      'update',
+      type(update).__name__,
+      'has other shapes than `like`',
+      'give float arrays in its structure',
     ) from error

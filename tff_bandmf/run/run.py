@@ -174,15 +174,13 @@ class Run:
     written, given = stored.request(), plan.request()
     for name, value in given.items():
       if written[name] != value:
-        raise ValueError(
-          errors.invalid(
-            name,
-            value,
-            f'is not what the run was planned with, {written[name]}',
-            f'go back to that; {_GO_ON}'
-            if name == 'rounds'
-            else 'go back to that, or choose another folder',
-          )
+        raise errors.value_error(
+          name,
+          value,
+          f'is not what the run was planned with, {written[name]}',
+          f'go back to that; {_GO_ON}'
+          if name == 'rounds'
+          else 'go back to that, or choose another folder',
         )
     return stored
 
@@ -291,10 +289,8 @@ class Run:
         continue
       yield kept.start(rounds_lib.Round(self, t, cohort, data=data))
       if kept.opened is not None:
-        raise ValueError(
-          errors.invalid(
-            'round', t, 'was not finished', 'call round.finish(state) in it'
-          )
+        raise errors.value_error(
+          'round', t, 'was not finished', 'call round.finish(state) in it'
         )
 
   @contextlib.contextmanager
@@ -317,13 +313,11 @@ class Run:
     # PRIVACY: who comes by himself was not drawn. Guard:
     # run_sampling_test.test_clients_that_come_by_themselves_are_refused.
     if plan.sampled is not None:
-      raise ValueError(
-        errors.invalid(
-          'cohorts',
-          plan.sampled.name,
-          'are drawn by the run, and no clients come by themselves',
-          'use run.rounds or run.train, or a plan with MinSep',
-        )
+      raise errors.value_error(
+        'cohorts',
+        plan.sampled.name,
+        'are drawn by the run, and no clients come by themselves',
+        'use run.rounds or run.train, or a plan with MinSep',
       )
     while kept.ledger.attempts(kept.next):
       # PRIVACY: nobody knows what was seen of it. Guard:
@@ -331,10 +325,8 @@ class Run:
       kept.burn(kept.next, kept.ledger.observed().cohort_sizes[kept.next])
     t = kept.next
     if t >= plan.rounds or self._ended:
-      raise ValueError(
-        errors.invalid(
-          'round', t, f'is past the last of the plan, {plan.rounds - 1}', _GO_ON
-        )
+      raise errors.value_error(
+        'round', t, f'is past the last of the plan, {plan.rounds - 1}', _GO_ON
       )
     ids = np.asarray(cohort)
     found = program.admit(
@@ -469,13 +461,11 @@ class Run:
       ValueError: rounds are left.
     """
     if self._journal.next < self._plan.rounds:
-      raise ValueError(
-        errors.invalid(
-          'record',
-          f'round {self._journal.next}',
-          f'comes before the last of {self._plan.rounds} rounds',
-          'call it when all rounds are done',
-        )
+      raise errors.value_error(
+        'record',
+        f'round {self._journal.next}',
+        f'comes before the last of {self._plan.rounds} rounds',
+        'call it when all rounds are done',
       )
     if not self._ended:
       if self._as_drawn is not None:
@@ -500,13 +490,11 @@ class Run:
       ValueError: the run goes on, and needs to know who took part.
     """
     if not self._ended:
-      raise ValueError(
-        errors.invalid(
-          'erase_identifiers',
-          f'round {self._journal.next}',
-          'comes before the end of the run: every client would look new',
-          'call run.record(...) after the last round',
-        )
+      raise errors.value_error(
+        'erase_identifiers',
+        f'round {self._journal.next}',
+        'comes before the end of the run: every client would look new',
+        'call run.record(...) after the last round',
       )
     # PRIVACY: without it no hash leads to a client. Guard:
     # run_test.test_identifiers_can_be_erased.

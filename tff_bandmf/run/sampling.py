@@ -33,14 +33,11 @@ def key_of(
     return None
   path = directory / run_record.SAMPLING_KEY
   if (directory / run_record.RUN_FILE).exists() and not path.exists():
-    raise ValueError(
-      errors.invalid(
-        'sampling.key',
-        path,
-        'is gone, and the run was already started',
-        'without it nobody can draw its cohorts: restore it, or start a new '
-        'run',
-      )
+    raise errors.value_error(
+      'sampling.key',
+      path,
+      'is gone, and the run was already started',
+      'without it nobody can draw its cohorts: restore it, or start a new run',
     )
   return key_lib.Key.load_or_create(path)
 
@@ -59,14 +56,12 @@ class Drawing:
     # PRIVACY: of fewer clients each is drawn as often, but sizes are others.
     # Guard: run_sampling_test.test_other_population_is_refused.
     if cohorts.population != clients:
-      raise ValueError(
-        errors.invalid(
-          'clients',
-          clients,
-          f'are not the population={cohorts.population} of the plan, from '
-          'which cohorts are drawn',
-          'give those clients, or make another plan',
-        )
+      raise errors.value_error(
+        'clients',
+        clients,
+        f'are not the population={cohorts.population} of the plan, from '
+        'which cohorts are drawn',
+        'give those clients, or make another plan',
       )
     self._cohorts, self._key = cohorts, key
     self._sampler = self._fresh()
@@ -91,13 +86,11 @@ class Drawing:
     """
     last = rounds - 1
     if rounds and not ledger.same_cohort(last, ids[self._sampler.cohort(last)]):
-      raise ValueError(
-        errors.invalid(
-          'clients',
-          len(ids),
-          f'are not those from whom the cohort of round {last} was drawn',
-          'resume with the clients that the run started with',
-        )
+      raise errors.value_error(
+        'clients',
+        len(ids),
+        f'are not those from whom the cohort of round {last} was drawn',
+        'resume with the clients that the run started with',
       )
 
   def as_drawn(
