@@ -379,6 +379,26 @@ def test_round_that_ends_half_way_leaves_a_run_that_goes_on(
   assert observed['rounds_burnt'] == burnt
 
 
+def test_run_without_noise_is_reported_after_a_crash(tmp_path):
+  """It claims nothing, and may finish a round with any sum."""
+  plan = _plan(noise_multiplier=0, delta=None)
+  for error in OSError, None:
+    with contextlib.suppress(OSError), run.Run(tmp_path, plan) as mine:
+      opened = next(mine.rounds(clients=8))
+      mean = opened.release([], np.zeros(3))
+      with contextlib.ExitStack() as stack:
+        if error is not None:
+          save = mock.patch.object(
+            checkpoints.Checkpoints, 'save', side_effect=error
+          )
+          stack.enter_context(save)
+        opened.finish(mean)
+  with run.Run(tmp_path, plan) as mine:
+    content = mine.report().content
+  assert content['epsilon'] is None
+  assert content['observed']['rounds_finished'] == 1
+
+
 def test_report_of_a_run_claims_its_plan(whole):
   directory, state = whole
   with run.Run(directory, _plan()) as mine:

@@ -84,7 +84,7 @@ def observed(
   # PRIVACY: two sums that met one noise show their difference. Guard:
   # evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
-    not found.finished_twice,
+    not (z_stddev and found.finished_twice),
     'round',
     found.finished_twice[:1],
     'was finished twice, and the ledger does not show that one result was '
