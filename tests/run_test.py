@@ -538,6 +538,7 @@ def test_noise_of_units_of_several_is_that_of_the_plan(tmp_path):
     assert mine.aggregator.z_stddev == pytest.approx(plan.z_stddev, rel=1e-6)
   found = _release(tmp_path / 'other', plan)
   assert found.content['clients_per_unit'] == 3
+  assert 'one unit of privacy, at most 3 clients' in found.markdown()
   assert found.content['measured_z_stddev'] == pytest.approx(plan.z_stddev)
 
 

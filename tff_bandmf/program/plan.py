@@ -439,6 +439,11 @@ class Plan:
     return self.guarantee.z_stddev_per_clip * self.clip
 
   @property
+  def unit(self) -> str:
+    """Returns whom the run protects, in its first words."""
+    return 'one client' if self.clients_per_unit == 1 else 'one unit of privacy'
+
+  @property
   def coordinates(self) -> Optional[int]:
     """Returns how many numbers get noise, where `dimension` says it."""
     # PRIVACY: the arithmetic of each costs slack. Guard:

@@ -170,7 +170,7 @@ def of_log(
       **clips.claim(plan.l2_norm_clip),
       'clients_per_round': plan.clients_per_round,
     },
-    unit_of_privacy='one client',
+    unit_of_privacy=plan.unit,
     data=statement.NOT_STATED,
     released='the model after every round',
     not_covered=[],

@@ -36,8 +36,8 @@ AMPLIFIED = (
 )
 ADJACENCY = (
   'zero-out: in one of two neighbouring data sets all contributions of one '
-  'client are zero, in every round in which it takes part; who takes part is '
-  'the same in both'
+  'unit of privacy are zero, in every round in which it takes part; who takes '
+  'part is the same in both'
 )
 _SETTING = (
   'central: whoever trains, clips, sums and adds the noise sees updates in '

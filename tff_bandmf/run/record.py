@@ -91,7 +91,7 @@ def of(
       **({} if drawn is None else {'bound': plan.bound}),
     },
     config=plan.request(),
-    unit_of_privacy='one client',
+    unit_of_privacy=plan.unit,
     data='not stated',
     released='the model after every round',
     not_covered=[],
