@@ -40,6 +40,7 @@ def test_report_claims_the_composition(tmp_path, run_json):
   assert written['together']['runs'] == ['third', '../second', '../first']
   assert written['together']['composition'] == 'exact'
   assert written['epsilon'] < written['together']['epsilon']
+  assert 'goes on' not in str(written['warnings'])
   said = str(written['assumptions'])
   assert 'not chosen by what the runs before it released' in said
   assert 'not decided by what was released' not in said
@@ -75,6 +76,18 @@ def test_predecessors_of_one_name_all_count(tmp_path):
     'main',
     *('../tune', '../../1/main', '../../1/tune'),
   ]
+
+
+def test_predecessor_that_may_go_on_is_warned_of(tmp_path, run_json):
+  first = tmp_path / 'first'
+  make = report_test.make_run
+  make(first, report_test.KEPT[:3], ended=False, key=b'first')
+  _run(tmp_path / 'second', [first])
+  written = report.write(tmp_path / 'second')
+  (text,) = [each for each in written['warnings'] if 'goes on' in each]
+  shown = run_json('report', tmp_path / 'second', '--public')
+  assert text in shown['warnings']
+  assert written['together']['epsilon'] > written['epsilon']
 
 
 def test_run_after_one_without_noise_claims_nothing_together(tmp_path):

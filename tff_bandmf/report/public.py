@@ -280,9 +280,10 @@ def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
   """Returns what leads, of every run, without counts."""
   found: dict[str, list[str]] = {}
   for source in sources:
-    for text in statement.public_warnings(
+    texts = statement.public_warnings(
       source.claim, source.run, source.completed, source.elsewhere
-    ):
+    )
+    for text in texts + source.warned_before:
       found.setdefault(text, []).append(source.run.title or source.name)
   return [
     text if len(sources) == 1 else f'{", ".join(names)}: {text}'

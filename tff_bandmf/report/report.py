@@ -139,7 +139,8 @@ def of(source: source_lib.Source) -> Report:
     'summary': _summary(numbers, source, together),
     'warnings': statement.warnings(
       claim, run, source.completed, code_sha256, source.elsewhere
-    ),
+    )
+    + source.warned_before,
     'completed': source.completed,
     'elsewhere': source.elsewhere,
     'simulated': run.simulated is not None,

@@ -55,6 +55,18 @@ class Source:
   clips: Sequence[tuple[int, float]] = ()
   compared: tuple[Source, ...] = ()
 
+  @property
+  def warned_before(self) -> list[str]:
+    """What has to be known of the runs before it."""
+    # PRIVACY: the composition is of what was released so far. Guard:
+    # after_test.test_predecessor_that_may_go_on_is_warned_of.
+    if all(
+      claim.rounds == claim.held.strategy.rounds
+      for _, claim in self.before.values()
+    ):
+      return []
+    return [statement.UNENDED_BEFORE]
+
 
 def of_run(directory: Path) -> Source:
   """Returns what the folder of a run holds.

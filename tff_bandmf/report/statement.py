@@ -88,6 +88,10 @@ ELSEWHERE = (
   'not check the noise: the claim is for the rounds in the log and for noise '
   'that was made as the plan and this library make it.'
 )
+UNENDED_BEFORE = (
+  'A run before it has not started all its rounds: epsilon of all together is '
+  'for the rounds so far, and grows if that run goes on.'
+)
 _UNCHECKED = 'not checked here'
 _STOPPED = (
   'That no more rounds were started was not decided by what was released.'
