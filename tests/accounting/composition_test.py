@@ -105,6 +105,7 @@ def test_runs_of_any_sampling_get_the_sum_of_their_shares():
   delta = 3e-2
   composed = accounting.compose([_run(1.0), bins, _run(2.0)])
   assert composed.method == 'upper_bound'
+  assert accounting.compose([bins]).method == 'upper_bound'
   assert composed.rho is None
   claim = composed.claim(delta)
   assert claim.total <= delta * (1 + 1e-9)

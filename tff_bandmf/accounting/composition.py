@@ -74,7 +74,7 @@ class Composition:
   def method(self) -> str:
     """How runs are composed: exact, losses convolved, or an upper bound."""
     parts = [_part(each) for each in self.guarantees]
-    if None in parts and len(parts) > 1:
+    if None in parts:
       return UPPER_BOUND
     sampled = [part for part in parts if part and part.sampling_prob < 1]
     return CONVOLVED if sampled else EXACT
