@@ -118,3 +118,11 @@ def test_other_run_in_the_place_of_a_predecessor_is_refused(tmp_path):
   (tmp_path / 'other').rename(tmp_path / 'first')
   with pytest.raises(ValueError, match='after=.*first: is not the run'):
     report.write(tmp_path / 'second')
+
+
+def test_runs_before_those_that_are_listed_are_asked_for(tmp_path, run):
+  _run(tmp_path / 'first')
+  _run(tmp_path / 'second', [tmp_path / 'first'])
+  status, out, error = run('compose', tmp_path / 'second', '--delta', '1e-5')
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert 'runs=../first: is before one of these runs' in error

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pathlib
 import time
+from collections.abc import Sequence
 
 import click
 
-from tff_bandmf import accounting
+from tff_bandmf import accounting, errors
 from tff_bandmf.cli import options, output
 from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.program import run_record
 
 
 @click.command()
@@ -25,6 +27,7 @@ def compose(runs, delta, as_json):
   """
   started = time.perf_counter()
   guarantees = [_guarantee(run) for run in runs]
+  _check_listed(runs)
   found = accounting.compose(guarantees).to_dict(delta)
   output.warn_of_weak(found['epsilon'], delta)
   rows = [
@@ -49,6 +52,24 @@ def compose(runs, delta, as_json):
     as_json,
   )
   return output.DONE
+
+
+def _check_listed(runs: Sequence[str]) -> None:
+  """Raises ValueError if a run names one before it that is not listed."""
+  records = [
+    run_record.RunRecord.read(pathlib.Path(run))
+    for run in runs
+    if not pathlib.Path(run).is_file()
+  ]
+  listed = {record.run_id for record in records}
+  for record in records:
+    for each in record.after or ():
+      # PRIVACY: what was released before counts too. Guard:
+      # after_test.test_runs_before_those_that_are_listed_are_asked_for.
+      if each['run_id'] not in listed:
+        raise errors.value_error(
+          'runs', each['run'], 'is before one of these runs', 'list it too'
+        )
 
 
 def _guarantee(run: str) -> accounting.Guarantee:
