@@ -399,6 +399,7 @@ def test_sweep_gives_what_each_plan_would():
   assert text.count('\n') == 4 and '*' not in text
   assert 'epsilon 2' in text and f'{found.points[0].error:.3g}' in text
   assert json.loads(json.dumps(found.to_dict()))['delta'] == plan.delta
+  pytest.importorskip('matplotlib')
   (axes,) = found.plot().axes
   lines = axes.get_lines()
   assert [len(line.get_xdata()) for line in lines] == [3, 3]

@@ -117,7 +117,7 @@ def test_busy_worker_is_not_taken_for_a_stopped_one(fresh):
   assert 'may just be busy' in line
 
 
-@pytest.mark.filterwarnings('error')
+@pytest.mark.filterwarnings('error', 'ignore:os.fork')
 def test_block_ends_without_a_traceback(fresh, capfd):
   with runtime_lib.local_runtime(concurrency=1):
     pass

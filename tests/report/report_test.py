@@ -113,6 +113,20 @@ def make_run(
 KEPT = [[0, 1], [2, 3], [4, 5], [0, 6], [2, 7], [4, 8]]
 
 
+@pytest.mark.parametrize(
+  'clients, status', [(KEPT, 0), ([[0, 1], [2, 3], [0, 5], *KEPT[3:]], 1)]
+)
+def test_command_says_whether_the_claim_held(tmp_path, run, clients, status):
+  make_run(tmp_path, clients)
+  found, out, error = run('report', tmp_path)
+  summary, path = out.splitlines()
+  assert found == error.count('\n') == status
+  assert path == str(tmp_path / 'report.md')
+  found, out, _ = run('report', tmp_path, '--json')
+  assert found == status
+  assert json.loads(out)['summary'] == summary
+
+
 def test_slack_is_that_of_the_run(tmp_path):
   make_run(tmp_path, KEPT)
   slacks = []
