@@ -197,7 +197,7 @@ def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
   """Runs one cell in this process, or goes on with it.
 
   Raises:
-    ValueError: there is no such cell, or its learning rate is not known yet.
+    ValueError: the sweep has no such cell, or does not know its rate yet.
   """
   waiting, ended = ready(grid, directory)
   if name in ended:

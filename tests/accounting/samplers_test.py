@@ -72,7 +72,7 @@ def _of_cyclic_poisson(taken, cohorts):
   found = _sizes(taken, size, q)
   in_group = [taken[group::groups].any(0) for group in range(groups)]
   found['one group each'] = float((np.sum(in_group, 0) <= 1).all())
-  # Of a client in one round of its group and in the next one.
+  # A client may be in two rounds of its group that follow one another.
   again = (taken[:-groups] & taken[groups:]).sum()
   pairs = scipy.stats.binom((len(taken) - groups) * size, q * q)
   found['rounds of a client'] = _two_sided(pairs, again)
