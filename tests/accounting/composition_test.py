@@ -39,7 +39,12 @@ def _poisson(noise_multiplier, q, rounds=1, **options):
 def test_gaussian_runs_compose_exactly(noises, log_delta):
   delta = 10.0**log_delta
   composed = accounting.compose(map(_run, noises))
-  claim = composed.claim(delta)
+  try:
+    claim = composed.claim(delta)
+  except slack.Unproved:
+    # So little noise proves no epsilon at so small a delta; it is refused.
+    assert delta < 1e-5 and min(noises) <= 1
+    return
   mu = math.hypot(*(1 / noise for noise in noises))
   # What the arithmetic costs is there, and nothing else.
   assert true_delta(1 / mu, claim.epsilon) <= delta
