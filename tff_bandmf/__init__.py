@@ -31,7 +31,8 @@ if TYPE_CHECKING:
   from tff_bandmf.accounting import BallsInBins, BMinSep, CyclicPoisson
   from tff_bandmf.clips import AdaptiveClip
   from tff_bandmf.participation import FixedEpoch, MinSep, Single
-  from tff_bandmf.program.plan import Mechanism, Plan
+  from tff_bandmf.program.mechanism import Mechanism
+  from tff_bandmf.program.plan import Plan
   from tff_bandmf.run import Run
   from tff_bandmf.workloads import Workload
 
@@ -43,7 +44,7 @@ _MODULES = {
   'BallsInBins': 'accounting',
   'CyclicPoisson': 'accounting',
   'FixedEpoch': 'participation',
-  'Mechanism': 'program.plan',
+  'Mechanism': 'program.mechanism',
   'MinSep': 'participation',
   'Plan': 'program.plan',
   'Run': 'run',

@@ -10,6 +10,7 @@ import pytest
 
 import tff_bandmf
 from tff_bandmf import accounting, participation, strategies
+from tff_bandmf.program import mechanism, plan_file, plan_words
 from tff_bandmf.program import plan as plan_lib
 
 
@@ -51,7 +52,7 @@ def test_adaptive_clip_costs_delta_and_is_stored(tmp_path):
   plan.save(tmp_path / 'plan.json')
   loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
   assert loaded.l2_norm_clip == adaptive
-  assert loaded.request() == plan.request()
+  assert plan_file.request(loaded) == plan_file.request(plan)
   assert loaded.z_stddev == plan.z_stddev
   assert 'begins at [0.3, 0.4] and follows the 0.5-quantile' in str(plan)
   assert '* clip * 1.25, for the indicator' in str(plan)
@@ -248,7 +249,9 @@ def test_stored_plan_is_the_plan(tmp_path, changes):
   plan = _plan(**changes)
   plan.save(tmp_path / 'plan.json')
   loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
-  assert loaded.request() == json.loads(json.dumps(plan.request()))
+  assert plan_file.request(loaded) == json.loads(
+    json.dumps(plan_file.request(plan))
+  )
   assert str(loaded) == str(plan)
   assert loaded.strategy.digest() == plan.strategy.digest()
   assert loaded.guarantee.noise_multiplier == plan.guarantee.noise_multiplier
@@ -339,9 +342,9 @@ def test_population_that_cannot_fill_the_rounds_is_told_before_them():
 
 
 def test_numbers_are_printed_rounded_up():
-  assert plan_lib.rounded_up(1.00001) == '1.001'
-  assert plan_lib.rounded_up(0.5) == '0.5'
-  assert float(plan_lib.rounded_up(123456.1)) >= 123456.1
+  assert plan_words.rounded_up(1.00001) == '1.001'
+  assert plan_words.rounded_up(0.5) == '0.5'
+  assert float(plan_words.rounded_up(123456.1)) >= 123456.1
 
 
 @pytest.mark.slow
@@ -366,7 +369,7 @@ def test_unit_of_several_clients_gets_the_noise_of_all(tmp_path, monkeypatch):
   # Of worse cohorts too.
   assert three.what_if() == pytest.approx(one.what_if(), rel=1e-2)
   families = ('identity', 'dp-cgd')
-  monkeypatch.setattr(plan_lib.Plan, '_compared', lambda *_: families)
+  monkeypatch.setattr(mechanism, '_compared', lambda *_: families)
   best = _plan(clients_per_unit=3, mechanism='best')
   assert best.guarantee.clients_per_unit == 3
   assert best.rmse <= min(rmse for _, rmse in best.found.runners_up) * 1.01

@@ -201,6 +201,15 @@ class Guarantee:
       return float('inf')
     return self.claim(delta).epsilon
 
+  def proved_epsilon(self, delta: Optional[float]) -> Optional[float]:
+    """Returns epsilon at `delta`; None where none is claimed or proved."""
+    if delta is None or not self.noise_multiplier:
+      return None
+    try:
+      return self.epsilon(delta)
+    except slack_lib.Unproved:
+      return None
+
   def delta(self, epsilon: float) -> float:
     """Returns delta at `epsilon`, rounded up; 1 without noise.
 

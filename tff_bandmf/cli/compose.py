@@ -37,7 +37,7 @@ def compose(runs, delta, as_json):
       'sensitivity': each.sensitivity.value,
       'noise_multiplier': each.noise_multiplier,
       'rho': each.rho,
-      'epsilon': plan_lib.proved_epsilon(each, delta),
+      'epsilon': each.proved_epsilon(delta),
     }
     for run, each in zip(runs, guarantees)
   ]

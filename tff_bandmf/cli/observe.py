@@ -12,7 +12,7 @@ import click
 
 from tff_bandmf import accounting, clips, errors, sensitivity
 from tff_bandmf.cli import options, output
-from tff_bandmf.program import participation_log
+from tff_bandmf.program import participation_log, plan_file
 from tff_bandmf.program import plan as plan_lib
 
 
@@ -93,7 +93,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     'sensitivity_method': found.sensitivity.method,
     'noise_multiplier': guarantee and guarantee.noise_multiplier,
     'rho': guarantee and guarantee.rho,
-    'epsilon': plan_lib.proved_epsilon(guarantee, delta) if guarantee else None,
+    'epsilon': guarantee and guarantee.proved_epsilon(delta),
     'delta': delta,
     **_planned(plan, found, delta),
     'seconds': time.perf_counter() - started,
@@ -113,7 +113,7 @@ def _plan(file: str) -> Optional[plan_lib.Plan]:
     content = json.loads(path.read_bytes())
   except ValueError:
     return None
-  if not isinstance(content, dict) or content.get('format') != plan_lib.FORMAT:
+  if not isinstance(content, dict) or content.get('format') != plan_file.FORMAT:
     return None
   return plan_lib.Plan.load(path)
 
@@ -128,6 +128,6 @@ def _planned(
     return {}
   return {
     'planned_sensitivity': plan.guarantee.sensitivity.value,
-    'planned_epsilon': plan_lib.proved_epsilon(plan.guarantee, delta),
+    'planned_epsilon': plan.guarantee.proved_epsilon(delta),
     'keeps_min_sep': found.keeps(plan.cohorts.schema, plan.rounds),
   }

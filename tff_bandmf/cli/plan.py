@@ -9,6 +9,7 @@ import click
 
 from tff_bandmf import errors, strategies
 from tff_bandmf.cli import options, output
+from tff_bandmf.program import mechanism as mechanism_lib
 from tff_bandmf.program import plan as plan_lib
 
 
@@ -36,7 +37,7 @@ from tff_bandmf.program import plan as plan_lib
 @options.sampling_prob
 @click.option(
   '--mechanism',
-  default=plan_lib.BEST,
+  default=mechanism_lib.BEST,
   show_default=True,
   help='A family, a strategy file, a .npy file of C, or the best that fits.',
 )
@@ -113,7 +114,7 @@ def plan(
   }
   chosen = mechanism
   if mechanism in strategies.FAMILIES:
-    chosen = plan_lib.Mechanism(mechanism, **given)
+    chosen = mechanism_lib.Mechanism(mechanism, **given)
   elif given:
     name, value = next(iter(given.items()))
     raise errors.value_error(

@@ -10,7 +10,7 @@ from typing import Optional, Union
 from tff_bandmf import clips, errors, report
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.program import plan as plan_lib
-from tff_bandmf.program import run_record
+from tff_bandmf.program import plan_file, run_record
 
 # At which a plan without one is reported.
 _DELTA = 1e-6
@@ -90,7 +90,7 @@ def of(
       # What was sampled is sampled again with its seed.
       **({} if drawn is None else {'bound': plan.bound}),
     },
-    config=plan.request(),
+    config=plan_file.request(plan),
     unit_of_privacy=plan.unit,
     data='not stated',
     released='the model after every round',

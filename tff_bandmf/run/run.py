@@ -19,7 +19,7 @@ import tqdm
 from tff_bandmf import _files, accounting, clips, errors, program, report
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.program import folder, metrics, run_record
+from tff_bandmf.program import folder, metrics, plan_file, run_record
 from tff_bandmf.program import ledger as ledger_lib
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.run import clients as clients_lib
@@ -171,7 +171,7 @@ class Run:
     if not path.exists():
       plan.save(path)
     stored = plan_lib.Plan.load(path)
-    written, given = stored.request(), plan.request()
+    written, given = plan_file.request(stored), plan_file.request(plan)
     for name, value in given.items():
       if written[name] != value:
         raise errors.value_error(
