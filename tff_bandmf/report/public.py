@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 from tff_bandmf import _files, errors
+from tff_bandmf.report import assumptions, caveats, plot, statement
 from tff_bandmf.report import claim as claim_lib
-from tff_bandmf.report import plot, statement
 from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import source as source_lib
 
@@ -280,7 +280,7 @@ def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
   """Returns what leads, of every run, without counts."""
   found: dict[str, list[str]] = {}
   for source in sources:
-    texts = statement.public_warnings(
+    texts = caveats.public_warnings(
       source.claim, source.run, source.completed, source.elsewhere
     )
     for text in texts + source.warned_before:
@@ -295,9 +295,7 @@ def _assumptions(sources: Sequence[source_lib.Source]) -> list[dict[str, str]]:
   """Returns the assumptions of all runs, each once."""
   found: dict[str, dict[str, dict[str, None]]] = {}
   for source in sources:
-    for row in statement.assumptions(
-      source.claim, source.run, source.elsewhere
-    ):
+    for row in assumptions.of(source.claim, source.run, source.elsewhere):
       kept = found.setdefault(
         row['assumption'], {'enforced_by': {}, 'checked': {}}
       )

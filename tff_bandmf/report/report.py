@@ -18,8 +18,14 @@ import jinja2
 import numpy as np
 
 from tff_bandmf import _files, accounting, clips
+from tff_bandmf.report import (
+  assumptions,
+  caveats,
+  plot,
+  statement,
+  transparency,
+)
 from tff_bandmf.report import claim as claim_lib
-from tff_bandmf.report import plot, statement, transparency
 from tff_bandmf.report import source as source_lib
 
 FORMAT = 'tff_bandmf.report'
@@ -137,7 +143,7 @@ def of(source: source_lib.Source) -> Report:
     'version': VERSION,
     **{name: getattr(run, name) for name in NAMED},
     'summary': _summary(numbers, source, together),
-    'warnings': statement.warnings(
+    'warnings': caveats.warnings(
       claim, run, source.completed, code_sha256, source.elsewhere
     )
     + source.warned_before,
@@ -166,7 +172,7 @@ def of(source: source_lib.Source) -> Report:
     'not_covered': run.not_covered,
     'data_accesses': statement.data_accesses(run),
     'formal_statement': statement.formal(claim, numbers, run),
-    'assumptions': statement.assumptions(claim, run, source.elsewhere),
+    'assumptions': assumptions.of(claim, run, source.elsewhere),
     'side_releases': source.side_releases,
     'enforced': run.enforced,
     'population': run.population,

@@ -14,8 +14,13 @@ from tff_bandmf.program import metrics as metrics_lib
 from tff_bandmf.program import observed as observed_lib
 from tff_bandmf.program import participation_log, run_record
 from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.report import (
+  caveats,
+  side_releases,
+  statement,
+  transparency,
+)
 from tff_bandmf.report import claim as claim_lib
-from tff_bandmf.report import statement, transparency
 
 COMPARE_DIRECTORY = 'compare'
 Path = Union[str, os.PathLike]
@@ -65,7 +70,7 @@ class Source:
       for _, claim in self.before.values()
     ):
       return []
-    return [statement.UNENDED_BEFORE]
+    return [caveats.UNENDED_BEFORE]
 
 
 def of_run(directory: Path) -> Source:
@@ -90,7 +95,7 @@ def of_run(directory: Path) -> Source:
     claim,
     run_record.result_head(directory) is not None,
     False,
-    statement.side_releases(
+    side_releases.of(
       directory,
       run,
       list(metrics[0]) if metrics else [],
@@ -207,7 +212,7 @@ def of_log(
       {'where': where, 'what': what}
       for where, what in (
         ('the log', 'who took part in which round; do not publish it'),
-        ('this report', statement.COUNTS),
+        ('this report', side_releases.COUNTS),
         *(('stated', item) for item in run.side_releases),
       )
     ],

@@ -1,0 +1,173 @@
+"""What the claim of a run rests on."""
+
+from __future__ import annotations
+
+from tff_bandmf.program import run_record
+from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import statement
+
+_UNCHECKED = 'not checked here'
+_STOPPED = (
+  'That no more rounds were started was not decided by what was released.'
+)
+_CHOSEN = (
+  'The noise of this run and its rounds were not chosen by what the runs '
+  'before it released.'
+)
+
+
+def of(
+  claim: claim_lib.Claim, run: run_record.RunRecord, elsewhere: bool
+) -> list[dict[str, str]]:
+  """Returns what the claim rests on, who enforces it, who checked it.
+
+  Args:
+    claim: of the run.
+    run: what `run.json` says.
+    elsewhere: whether only a log of the training is there.
+  """
+  enforced = (run.enforced or {}).get('by', statement.NOT_STATED)
+  signed = (
+    'the ledger, in whose chain it stands for every round that finished'
+    if claim.signed
+    else _UNCHECKED
+  )
+  measured = (
+    'not checked: the ledger has no measurement'
+    if claim.observed.z_stddev is None
+    else 'the ledger has the standard deviation that the aggregator told of '
+    'each round; compared with the claim here'
+  )
+  trainer = 'whoever trained' if elsewhere else 'the training program'
+  record = 'log' if elsewhere else 'ledger'
+  clipped = f'its L2 norm is clipped to {claim.l2_norm_clip}'
+  if run.claim.get('adaptive_clip'):
+    clipped = (
+      'its L2 norm is clipped to the clip of the round, which earlier releases '
+      'tell; with the indicator of whether it was, the norm over the first '
+      f'clip, times that, is at most {claim.l2_norm_clip}'
+    )
+  rows = (
+    (
+      f'A client sends at most one update a round, and {clipped}.',
+      run.clipped_by or statement.NOT_STATED,
+      signed,
+    ),
+    *_participants(claim, enforced, record),
+    (
+      'The log has every participation, and a client has one name in it.',
+      'whoever kept the log',
+      _UNCHECKED,
+    )
+    if elsewhere
+    else (
+      'The ledger has every cohort that was used: it is written before its '
+      'round.',
+      trainer,
+      f'compared with {run_record.METRICS_FILE} and '
+      f'{run_record.RESULT_FILE} here',
+    ),
+    (
+      'No round was released for two cohorts.',
+      trainer if elsewhere else 'the ledger refuses a second cohort',
+      _UNCHECKED
+      if elsewhere
+      else 'the ledger has one cohort of each round, and one result',
+    ),
+    (
+      'Who takes part does not depend on what the clients hold.',
+      trainer,
+      _UNCHECKED,
+    ),
+    # PRIVACY: mu of what may still come counts, where releases decide whether
+    # it does. Guards: after_test.test_report_claims_the_composition,
+    # report_test.test_stopped_run_claims_the_rounds_it_started.
+    *(
+      (what, trainer, _UNCHECKED)
+      for what, holds in (
+        (_STOPPED, claim.rounds < claim.held.strategy.rounds),
+        (_CHOSEN, run.after),
+      )
+      if holds
+    ),
+    (
+      'One unit of privacy is one client: nobody has two.'
+      if claim.held.clients_per_unit == 1
+      else f'One unit of privacy is {claim.held.clients_per_unit} clients at '
+      'most.',
+      'whoever enrols clients',
+      _UNCHECKED,
+    ),
+    (
+      'The noise of all rounds is that of the strategy and of this standard '
+      'deviation.',
+      trainer if elsewhere else 'the aggregator',
+      _UNCHECKED if elsewhere else measured,
+    ),
+    (
+      'One key makes the noise of the run, and is used for nothing else.',
+      trainer if elsewhere else 'the run: its ledger is bound to the key',
+      signed,
+    ),
+    (
+      'The words of the generator, ChaCha20, cannot be told from uniform '
+      'ones: its key is secret.',
+      trainer
+      if elsewhere
+      else 'the operator: the file of the key is readable to its owner alone',
+      run.key_after or _UNCHECKED,
+    ),
+    (
+      'Nothing of clients passes the aggregator but what is named here.',
+      'the learning process',
+      run.process or _UNCHECKED,
+    ),
+    (
+      'The inverse of the normal CDF is right to 8 units in the last place; '
+      'all else that arithmetic costs is proved and part of epsilon and '
+      'delta.',
+      'SciPy, or TensorFlow where noise is made in a graph',
+      'measured by tests, not proved',
+    ),
+  )
+  return [
+    {'assumption': assumption, 'enforced_by': by, 'checked': checked}
+    for assumption, by, checked in rows
+  ]
+
+
+def _participants(
+  claim: claim_lib.Claim, enforced: str, record: str
+) -> list[tuple[str, str, str]]:
+  """Returns what the claim assumes of who takes part."""
+  if claim.amplified is None:
+    return [
+      (
+        'Clients take part as often, and as far apart, as the statement says.',
+        enforced,
+        f'the {record}, read for this report',
+      )
+    ]
+  return [
+    (
+      'The server draws every cohort as the statement says, by a key that is '
+      'fresh, secret and used for nothing else.',
+      enforced,
+      _UNCHECKED
+      if claim.observed.drawn is None
+      else 'the run: it drew all cohorts again, and its verdict is in the '
+      'chain of the ledger',
+    ),
+    (
+      'Nobody who sees a release can tell who was drawn, or how many: not from '
+      'the ledger, from metrics, or from whom devices talk to.',
+      'the operator: clients that check in by themselves show it',
+      _UNCHECKED,
+    ),
+    (
+      'Drawn clients come, or count as zero under the same divisor; whether '
+      'one comes does not depend on what another holds.',
+      'the run: it divides by the expected number',
+      _UNCHECKED,
+    ),
+  ]

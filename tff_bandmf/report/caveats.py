@@ -1,0 +1,138 @@
+"""What a reader has to know before the numbers."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from tff_bandmf.program import run_record
+from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.report import statement
+
+# What a report of training that ran elsewhere cannot know.
+_ELSEWHERE = (
+  'Training ran elsewhere. This report did not enforce who took part, and did '
+  'not check the noise: the claim is for the rounds in the log and for noise '
+  'that was made as the plan and this library make it.'
+)
+UNENDED_BEFORE = (
+  'A run before it has not started all its rounds: epsilon of all together is '
+  'for the rounds so far, and grows if that run goes on.'
+)
+_SIMULATED = (
+  'SIMULATED: a small cohort stands for a larger one. No privacy claim '
+  'is made for a deployment; what is claimed here is for the noise that '
+  'this run had.'
+)
+_NOT_LOOKED_AT = (
+  'Whether cohorts are those that the key of the draws gives was not checked.'
+)
+_NOTHING_RELEASED = 'No round finished: nothing of the clients was released.'
+_NO_NOISE = 'No noise was added: this run guarantees nothing.'
+
+
+def warnings(
+  claim: claim_lib.Claim,
+  run: run_record.RunRecord,
+  completed: bool,
+  code_sha256: str,
+  elsewhere: bool,
+) -> list[str]:
+  """Returns what a reader has to know before the numbers, worst first."""
+  seen = claim.observed
+  found = []
+  # PRIVACY: figures of a run that stands for another are not taken for a
+  # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
+  if run.simulated is not None:
+    found.append(_SIMULATED)
+  if elsewhere:
+    found.append(_ELSEWHERE)
+  elif not seen.finished:
+    found.append(_NOTHING_RELEASED)
+  if claim.violated:
+    planned = claim.planned.cohorts.schema
+    most = planned.participations(claim.held.strategy.rounds)
+    found.append(
+      'The participation schema was not kept. Planned: '
+      f'{_participation(planned.min_sep, most)}. Observed: '
+      f'{_participation(seen.min_sep, seen.max_participations)}. The claim '
+      'is for what was observed.'
+    )
+  if claim.cohorts is not None and claim.amplified is None:
+    found.append(
+      'Cohorts were not those that the key of the draws gives: sampling '
+      'amplifies nothing here.'
+    )
+  if claim.amplified is not None and completed and seen.drawn is None:
+    found.append(_NOT_LOOKED_AT)
+  if not claim.held.noise_multiplier:
+    found.append(_NO_NOISE)
+  if not completed:
+    of = statement.count(claim.held.strategy.rounds, 'round')
+    more = claim.rounds < claim.held.strategy.rounds
+    found.append(
+      f'This run has not ended: {seen.rounds} of {of} '
+      f'{"was" if seen.rounds == 1 else "were"} started. The claim is for '
+      f'what they released{", and grows with those that follow" * more}.'
+    )
+  if seen.burnt:
+    found.append(
+      f'{seen.burnt} of {statement.count(seen.rounds, "round")} '
+      f'{"was" if seen.burnt == 1 else "were"} burnt: started, and what came '
+      'of it is not in the model. The claim counts burnt rounds.'
+    )
+  population = run.population or seen.clients
+  if claim.delta * population >= 1:
+    found.append(
+      f'delta = {claim.delta!r} is not below 1 / population = 1 / '
+      f'{population}: publishing all of one client may meet it.'
+    )
+  if seen.z_stddev is None and seen.finished and not elsewhere:
+    found.append('The ledger has no measurement of the noise that was added.')
+  if (run.code_sha256 or code_sha256) != code_sha256:
+    found.append(
+      'The code that wrote this report is not the code that trained.'
+    )
+  return found
+
+
+def public_warnings(
+  claim: claim_lib.Claim,
+  run: run_record.RunRecord,
+  completed: bool,
+  elsewhere: bool,
+) -> list[str]:
+  """Returns what everybody has to know before the numbers; no counts."""
+  seen = claim.observed
+  # PRIVACY: of clients there are no counts here. Guard:
+  # public_test.test_counts_of_clients_are_not_published.
+  rows = (
+    (run.simulated is not None, _SIMULATED),
+    (elsewhere, _ELSEWHERE),
+    (not seen.finished, _NOTHING_RELEASED),
+    (not claim.held.noise_multiplier, _NO_NOISE),
+    (
+      claim.violated,
+      'Clients took part more often, or closer together, than was planned. The '
+      'claim is for what they did.',
+    ),
+    (
+      not completed,
+      'Training has not ended. The claim is for the rounds so far.',
+    ),
+    (
+      claim.amplified is not None and completed and seen.drawn is None,
+      _NOT_LOOKED_AT,
+    ),
+    (seen.burnt > 0, 'Some rounds are not in the model; the claim has them.'),
+    (
+      claim.delta * (run.population or seen.clients) >= 1,
+      'delta is not below one over the number of clients: publishing all of '
+      'one client may meet it.',
+    ),
+  )
+  return [text for holds, text in rows if holds]
+
+
+def _participation(min_sep: Optional[int], participations: int) -> str:
+  apart = '' if min_sep is None else f'min_sep {min_sep}, '
+  return f'{apart}participations {participations}'
