@@ -145,8 +145,7 @@ def _killed_at(write):
   but what the system closes."""
 
   def die(self):
-    for made in self._factory, self._releasing:
-      made and made.close()
+    self._noised.close()
     self._stack.close()
 
   with contextlib.ExitStack() as stack:

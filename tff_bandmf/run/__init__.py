@@ -3,5 +3,6 @@
 A program that is killed is begun again as it is, and goes on.
 """
 
+from tff_bandmf.run.opening import Program
 from tff_bandmf.run.rounds import Done, Round
-from tff_bandmf.run.run import Program, Run
+from tff_bandmf.run.run import Run

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import os
 import pathlib
@@ -12,46 +11,23 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
-import attrs
 import numpy as np
 import tqdm
 
-from tff_bandmf import _files, accounting, clips, errors, program, report
-from tff_bandmf.noise import key as key_lib
+from tff_bandmf import _files, accounting, errors, program, report
 from tff_bandmf.noise import placements
-from tff_bandmf.program import folder, metrics, plan_file, run_record
-from tff_bandmf.program import ledger as ledger_lib
 from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.program import run_record
 from tff_bandmf.run import clients as clients_lib
-from tff_bandmf.run import journal, releasing, sampling
-from tff_bandmf.run import record as record_lib
+from tff_bandmf.run import noised, opening, sampling
 from tff_bandmf.run import rounds as rounds_lib
-
-_GO_ON = (
-  'for more, make a new plan and run it in another folder, from the last '
-  'state; `bandmf compose` says what both cost together'
-)
 
 _TOLD = {
   'train_metrics_manager': 'metrics of training rounds, without noise',
   'evaluation_manager': 'evaluations of the model on clients, without noise',
 }
-
-
-@dataclasses.dataclass(frozen=True)
-class Program:
-  """What a program of its own adds to a run.
-
-  Attributes:
-    says: what `run.json` says in place of the run, see `program.RunRecord`.
-    columns: of `metrics.csv`, besides those that every run has; they are for
-      everybody.
-    max_memory_bytes: as for `placements.Tape`.
-  """
-
-  says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  columns: Sequence[str] = ()
-  max_memory_bytes: Optional[int] = None
+# No program of its own.
+_ALONE = opening.Program()
 
 
 class Run:
@@ -66,7 +42,7 @@ class Run:
     after: Sequence[Union[str, os.PathLike]] = (),
     moved: bool = False,
     keep_key: bool = False,
-    program: Program = Program(),
+    program: opening.Program = _ALONE,
   ):
     """Makes the folder, or goes on with the run that is in it.
 
@@ -87,55 +63,30 @@ class Run:
     """
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
-    self._program = program
-    self._factory: Any = None
-    self._releasing: Optional[releasing.Releasing] = None
     self._as_drawn: Optional[Callable[[], bool]] = None
-    with contextlib.ExitStack() as stack:
-      stack.enter_context(folder.locked(self.directory))
-      self._plan = plan = self._stored(plan)
-      if ledger is not None:
-        ledger_lib.place(self.directory, ledger)
-      self._ended = (self.directory / run_record.RESULT_FILE).exists()
-      self._sampling_key = (
-        None if self._ended else sampling.key_of(self.directory, plan)
-      )
-      described = attrs.evolve(
-        record_lib.of(plan, self._sampling_key),
-        after=record_lib.named(self.directory, after, plan),
-        **program.says,
-      )
-      if (self.directory / run_record.RUN_FILE).exists():
-        there = run_record.RunRecord.read(self.directory)
-        described = described.noted(there.notes())
-        if self._ended:
-          described = attrs.evolve(
-            described, sampling_key_id=there.sampling_key_id
-          )
-      if self._ended:
-        folder.check_record(self.directory, described)
-        self._key = key_lib.Key.from_entropy()
-      else:
-        self._key = folder.open_run(
-          self.directory, described, plan.strategy, plan.cohorts.schema, moved
-        )
-        # PRIVACY: what was killed in a round left it open, and its noise would
-        # meet who is not recorded. Guard:
-        # run_test.test_round_that_a_kill_left_open_is_closed.
-        self._position.close()
-      self._journal = journal.Journal(
-        self.directory,
-        stack.enter_context(ledger_lib.of_run(self.directory)),
-        self._position,
-        # PRIVACY: who knows how many were drawn can tell who was. Guard:
-        # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
-        (
-          *(('round', 'clients') if plan.sampled is None else ('round',)),
-          *metrics.RELEASED * clips.indicators(plan.l2_norm_clip),
-          *program.columns,
-        ),
-      )
-      self._stack = stack.pop_all()
+    opened = opening.open_folder(
+      self.directory,
+      plan,
+      ledger=ledger,
+      after=after,
+      moved=moved,
+      program=program,
+    )
+    self._plan = opened.plan
+    self._ended = opened.ended
+    self._sampling_key = opened.sampling_key
+    self._position = opened.position
+    self._journal = opened.journal
+    self._stack = opened.stack
+    self._noised = noised.Noised(
+      opened.plan,
+      lambda: placements.Tape(
+        key=opened.key,
+        start_round=opened.journal.next,
+        position=opened.position,
+        max_memory_bytes=program.max_memory_bytes,
+      ),
+    )
 
   def __enter__(self) -> Run:
     return self
@@ -153,9 +104,7 @@ class Run:
 
   def _end_noise(self) -> None:
     """Ends the noise, and destroys its key if the run has ended."""
-    for made in self._factory, self._releasing:
-      if made is not None:
-        made.close()
+    self._noised.close()
     if self._ended and not self._keep_key:
       # PRIVACY: who finds it takes the noise off. Guard:
       # run_test.test_key_ends_with_the_run_and_the_report_says_so.
@@ -165,63 +114,10 @@ class Run:
         key_after='destroyed when the run ended, with tapes and buffers'
       )
 
-  def _stored(self, plan: plan_lib.Plan) -> plan_lib.Plan:
-    """Returns the plan that the folder keeps, if it is the one given."""
-    path = self.directory / run_record.PLAN_FILE
-    if not path.exists():
-      plan.save(path)
-    stored = plan_lib.Plan.load(path)
-    written, given = plan_file.request(stored), plan_file.request(plan)
-    for name, value in given.items():
-      if written[name] != value:
-        raise errors.value_error(
-          name,
-          value,
-          f'is not what the run was planned with, {written[name]}',
-          f'go back to that; {_GO_ON}'
-          if name == 'rounds'
-          else 'go back to that, or choose another folder',
-        )
-    return stored
-
   @property
   def aggregator(self) -> Any:
     """The aggregation factory for the one learning process of the run."""
-    if self._factory is None:
-      from tff_bandmf import aggregator
-
-      plan = self._plan
-      # PRIVACY: the noise is that of the claim. Guards:
-      # run_test.test_noise_is_that_of_the_plan and
-      # test_noise_of_units_of_several_is_that_of_the_plan.
-      self._factory = aggregator.dp_aggregator(
-        # The factory takes the sensitivity of one client.
-        plan.guarantee.noise_multiplier * plan.clients_per_unit,
-        plan.clients_per_round,
-        l2_norm_clip=plan.l2_norm_clip,
-        strategy=plan.strategy,
-        participation=plan.cohorts.schema,
-        largest_cohort=plan.most_clients,
-        dimension=plan.dimension,
-        zeroing_norm=plan.zeroing_norm,
-        noise=self._tape(),
-      )
-    return self._factory
-
-  def _tape(self) -> placements.Tape:
-    return placements.Tape(
-      key=self._key,
-      start_round=self._journal.next,
-      position=self._position,
-      max_memory_bytes=self._program.max_memory_bytes,
-    )
-
-  @property
-  def _position(self) -> Any:
-    from tff_bandmf.noise import position
-
-    run, _ = run_record.RunRecord.read(self.directory).bound()
-    return position.Position(self.directory / run_record.PRIVATE, run)
+    return self._noised.aggregator
 
   def restore(self, initialize: Callable[[], Any]) -> Any:
     """Returns the state that the run goes on from.
@@ -326,7 +222,10 @@ class Run:
     t = kept.next
     if t >= plan.rounds or self._ended:
       raise errors.value_error(
-        'round', t, f'is past the last of the plan, {plan.rounds - 1}', _GO_ON
+        'round',
+        t,
+        f'is past the last of the plan, {plan.rounds - 1}',
+        opening.GO_ON,
       )
     ids = np.asarray(cohort)
     found = program.admit(
@@ -369,7 +268,7 @@ class Run:
     state = self.restore(process.initialize)
     with tqdm.tqdm(initial=kept.next, total=last) as bar:
       if kept.next == last:
-        bar.write(f'All {last} rounds are done; {_GO_ON}.', sys.stderr)
+        bar.write(f'All {last} rounds are done; {opening.GO_ON}.', sys.stderr)
       for opened in self.rounds(clients=clients, seed=seed):
         data = [
           dataset(client, opened.index) for client in opened.cohort.tolist()
@@ -514,9 +413,9 @@ class Run:
     self, opened: rounds_lib.Round, updates: Iterable[Any], like: Any
   ) -> Any:
     self._journal.check_open(opened)
-    if self._releasing is None:
-      self._releasing = releasing.Releasing(self._plan, self._tape(), like)
-    mean = self._releasing.release(opened, updates, self._journal.l2_norm_clip)
+    mean = self._noised.release(
+      opened, updates, like, self._journal.l2_norm_clip
+    )
     # PRIVACY: a power cut before `finish` would let another sum follow what may
     # have been seen. Guard: run_test.test_mark_is_on_the_disk_before_the_mean.
     self._position.sync()
@@ -544,10 +443,5 @@ class Run:
     measured: Any,
     shown: Mapping[str, Any],
   ) -> None:
-    z_stddev = 0.0
-    if self._plan.guarantee.noise_multiplier > 0:
-      made = self._releasing or self._factory
-      # Where nothing was made nothing was released, and the journal says so.
-      z_stddev = (made and made.z_stddev) or self._plan.z_stddev
-    released = self._releasing.released(done) if self._releasing else {}
-    self._journal.finish(done, state, z_stddev, {**shown, **released}, measured)
+    shown = {**shown, **self._noised.released(done)}
+    self._journal.finish(done, state, self._noised.z_stddev, shown, measured)
