@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
-import json
 import math
-import re
 import typing
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from simulations import tables
 from tff_bandmf import accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
-_LIST_KEYS = 'python -m simulations.run_stackoverflow --list-keys'
 # Noise of a run that claims nothing; next to the strategy families.
 NO_NOISE = 'none'
 FAMILIES = (NO_NOISE, *strategies.FAMILIES)
@@ -389,119 +384,8 @@ def _check_positive(name: str, value: Any) -> None:
     )
 
 
-def changed(config: Config, changes: dict[str, Any]) -> Config:
-  """Returns the experiment with some 'group.key' values replaced.
-
-  Another family has none of the parameters that only the old one takes.
-
-  Raises:
-    ValueError: an unknown key or a value out of range.
-  """
-  tree = to_tree(config)
-  tree['compare'] = {}
-  family = _family(changes.get('privacy.family', config.privacy.family))
-  for name in config.privacy.parameters:
-    if family is None or not family.takes(name):
-      del tree['privacy'][name]
-  for key, value in changes.items():
-    tables.assign(tree, key, value)
-  return from_tree(tree)
-
-
-def _family(name: Any) -> Optional[strategies.Family]:
-  """Returns the family of that name; None for no noise."""
-  return None if name == NO_NOISE else strategies.families.get(name)
-
-
 def with_seed(config: Config, seed: int) -> Config:
   """Returns the experiment, and those it is compared with, with this seed."""
   return dataclasses.replace(
     config, training=dataclasses.replace(config.training, seed=seed)
   )
-
-
-def to_tree(config: Config) -> dict[str, Any]:
-  """Returns the tables of a file with this experiment."""
-  tree = copy.deepcopy(dataclasses.asdict(config))
-  tree['privacy'].update(tree['privacy'].pop('parameters'))
-  return tree
-
-
-def from_tree(tree: dict[str, Any]) -> Config:
-  """Returns the checked experiment of a parsed file.
-
-  Raises:
-    ValueError: an unknown or missing key, or a value out of range.
-  """
-  offers = {key: f'{group}.{key}' for group in GROUPS for key in _keys(group)}
-  offers.update({group: group for group in GROUPS})
-  tables.check_keys('', tree, tables.names(Config), _LIST_KEYS, offers)
-  for group in GROUPS:
-    if isinstance(tree.get(group), dict):
-      tables.check_keys(group, tree[group], _keys(group), _LIST_KEYS, offers)
-  if isinstance(tree.get('privacy'), dict):
-    privacy = dict(tree['privacy'])
-    privacy['parameters'] = {
-      name: privacy.pop(name)
-      for name in strategies.PARAMETERS
-      if name in privacy
-    }
-    tree = {**tree, 'privacy': privacy}
-  config = tables.parse(Config, tree, 'config')
-  for name, changes in config.compare.items():
-    check_plain_name('compare', name)
-    for key in changes:
-      if not key.startswith(('training.', 'privacy.')):
-        raise errors.value_error(
-          f'compare.{name}',
-          key,
-          'must be a training or privacy key',
-          'compared runs share data and model',
-        )
-    changed(config, changes)
-  return config
-
-
-def _keys(group: str) -> list[str]:
-  """Returns the keys of a table; those of the parameters come last."""
-  keys = tables.names(GROUPS[group])
-  if group == 'privacy':
-    keys.remove('parameters')
-    keys += strategies.PARAMETERS
-  return keys
-
-
-def list_keys() -> str:
-  """Returns a line a key: its name, what it is if not given, what it says."""
-  lines = []
-  for group, kind in GROUPS.items():
-    said = dict(
-      re.findall(
-        r'^    (\w+): (.+(?:\n {6}.+)*)', kind.__doc__ or '', re.MULTILINE
-      )
-    )
-    for field in dataclasses.fields(kind):
-      if field.name == 'parameters':
-        lines += [
-          f'privacy.{each.name} (may be left out): {each.about}'
-          for each in strategies.PARAMETERS.values()
-        ]
-        continue
-      default = (
-        'to be given'
-        if field.default is dataclasses.MISSING
-        else 'may be left out'
-        if field.default is None
-        else json.dumps(field.default)
-      )
-      text = ' '.join(said[field.name].split())
-      lines.append(f'{group}.{field.name} ({default}): {text}')
-  return '\n'.join(lines)
-
-
-def check_plain_name(name: str, value: str) -> None:
-  """Raises ValueError unless the value can be a part of a folder's name."""
-  if not value.replace('-', '').replace('_', '').isalnum():
-    raise errors.value_error(
-      name, value, 'must be a plain name', 'it names a folder'
-    )

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 from simulations import config as config_lib
+from simulations import config_keys
 from tff_bandmf import report
 
 _CODE = pathlib.Path(__file__).resolve().parent
@@ -19,7 +20,7 @@ def describe(config: config_lib.Config, corpus: Any) -> dict[str, Any]:
     config: the experiment.
     corpus: `training.Corpus`.
   """
-  tree = config_lib.to_tree(config)
+  tree = config_keys.to_tree(config)
   del tree['compare']
   return {
     'config': tree,

@@ -33,7 +33,7 @@ from typing import Any, Callable, Optional
 import click
 
 from simulations import config as config_lib
-from simulations import run_stackoverflow
+from simulations import config_keys, run_stackoverflow
 from tff_bandmf import strategies
 
 _PACKAGE = 'absl-py'
@@ -41,7 +41,7 @@ _PACKAGE = 'absl-py'
 
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
   """Returns the experiment: every kind of state, as little as can be."""
-  return config_lib.from_tree(
+  return config_keys.from_tree(
     {
       'data': {
         'corpus': str(corpus),

@@ -24,6 +24,7 @@ from typing import Any, Callable, Optional
 import click
 
 from simulations import config as config_lib
+from simulations import config_keys
 from simulations.sweeps import grid
 from tff_bandmf import errors
 
@@ -32,7 +33,7 @@ def _print_keys(
   context: click.Context, _: click.Parameter, given: bool
 ) -> None:
   if given:
-    click.echo(config_lib.list_keys())
+    click.echo(config_keys.list_keys())
     context.exit()
 
 
@@ -198,7 +199,7 @@ def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
         'change privacy.family, or rename what it is compared with',
       )
     runs[name] = (
-      config_lib.changed(config, changes),
+      config_keys.changed(config, changes),
       directory / 'compare' / name,
     )
   return runs

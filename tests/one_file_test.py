@@ -56,8 +56,7 @@ _USE = """
 import contextlib, io, json, pathlib
 
 import report_test
-from simulations import config as config_lib
-from simulations import training
+from simulations import config_keys, training
 from tff_bandmf import report, strategies
 from tff_bandmf.cli import main
 
@@ -88,9 +87,9 @@ tree = {
   'data': {}, 'model': {}, 'training': {'rounds': 6, 'clients_per_round': 2},
   'privacy': {'family': 'example', 'own_part': 0.3, 'min_sep': 2,
               'epsilon': 2.0, 'delta': 1e-6, 'l2_norm_clip': 1.0}}
-config = config_lib.from_tree(tree)
-assert config_lib.to_tree(config)['privacy']['own_part'] == 0.3
-assert 'privacy.own_part (may be left out): Part of' in config_lib.list_keys()
+config = config_keys.from_tree(tree)
+assert config_keys.to_tree(config)['privacy']['own_part'] == 0.3
+assert 'privacy.own_part (may be left out): Part of' in config_keys.list_keys()
 strategy = training.find_strategy(config)
 assert strategy == strategies.load('x.json')[0]
 

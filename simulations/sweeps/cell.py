@@ -14,6 +14,7 @@ import threading
 from typing import Optional
 
 from simulations import config as config_lib
+from simulations import config_keys
 from simulations.sweeps import grid as grid_lib
 from tff_bandmf import __version__ as version
 from tff_bandmf import _files, errors, report, strategies
@@ -76,7 +77,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   ):
     return None
   run = run_record.RunRecord.read(directory)
-  expected = config_lib.to_tree(cell.config)
+  expected = config_keys.to_tree(cell.config)
   del expected['compare']
   if run.config != json.loads(json.dumps(expected)):
     raise errors.value_error(

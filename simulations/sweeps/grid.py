@@ -40,7 +40,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, Optional, TypeVar, Union
 
 from simulations import config as config_lib
-from simulations import tables
+from simulations import config_keys, tables
 from tff_bandmf import _checks, errors
 
 RATE_BASE = 1.7
@@ -121,7 +121,7 @@ class Row:
     tree = copy.deepcopy(self.tree)
     if exponent is not None:
       tree['training']['server_learning_rate'] = rate(exponent)
-    return config_lib.from_tree(tree)
+    return config_keys.from_tree(tree)
 
   def toml(self) -> str:
     """Returns the experiment as a file with nothing else."""
@@ -260,7 +260,7 @@ def _parts(file: _File, folder: str) -> Iterator[tuple[str, float, _Layers]]:
       if mechanism in of_corpus.leaves:
         continue
       series = f'{corpus}_{mechanism}' if corpus else mechanism
-      config_lib.check_plain_name('mechanisms', series)
+      config_keys.check_plain_name('mechanisms', series)
       if mechanism in config_lib.FAMILIES:
         own = dataclasses.replace(
           own, privacy={'family': mechanism, **own.privacy}
@@ -275,7 +275,7 @@ def _plain_row(
 ) -> Row:
   """Returns the checked row of a file with one experiment."""
   changed = tables.apply(tree, settings)
-  epsilon = config_lib.from_tree(tree).privacy.epsilon
+  epsilon = config_keys.from_tree(tree).privacy.epsilon
   return Row(name, name, epsilon, (), tree, _note(changed))
 
 

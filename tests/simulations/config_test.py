@@ -5,7 +5,7 @@ import pathlib
 import families
 import pytest
 
-from simulations import config
+from simulations import config_keys
 from simulations.sweeps import grid
 
 _DEMO = str(
@@ -25,7 +25,7 @@ def test_demo_configuration_loads():
 
 def test_compared_runs_share_the_guarantee():
   demo = _load(_DEMO)
-  identity = config.changed(demo, demo.compare['identity'])
+  identity = config_keys.changed(demo, demo.compare['identity'])
   for name in ('epsilon', 'delta', 'min_sep', 'max_participations'):
     assert getattr(identity.privacy, name) == getattr(demo.privacy, name)
   assert identity.training.rounds == demo.training.rounds
@@ -111,9 +111,9 @@ def test_every_parameter_is_a_key(name):
   assert {
     key: str(value) for key, value in found.privacy.parameters.items()
   } == values
-  assert config.from_tree(config.to_tree(found)) == found
+  assert config_keys.from_tree(config_keys.to_tree(found)) == found
   # What it is compared with takes none of them.
-  identity = config.changed(found, {'privacy.family': 'identity'})
+  identity = config_keys.changed(found, {'privacy.family': 'identity'})
   assert not identity.privacy.parameters
 
 
@@ -125,7 +125,7 @@ def test_momentum_is_that_of_the_run():
   rates = schedule.learning_rates(found.training.rounds)
   assert (rates < 1).sum() == falling == 40
   with pytest.raises(ValueError, match='privacy.workload=momentum: is that of'):
-    config.changed(found, {'training.server_optimizer': 'adam'})
+    config_keys.changed(found, {'training.server_optimizer': 'adam'})
 
 
 def test_file_that_is_no_toml_is_named(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from click import testing
 
 from simulations import config as config_lib
-from simulations import run_stackoverflow
+from simulations import config_keys, run_stackoverflow
 from simulations.sweeps import grid
 from tff_bandmf import (
   accounting,
@@ -351,7 +351,7 @@ def test_base_may_be_another_file(tmp_path):
   ).rows
   demo = grid.one(str(base)).config()
   assert demo.compare
-  assert row.config() == config_lib.changed(demo, {})
+  assert row.config() == config_keys.changed(demo, {})
   assert row.exponents == ()
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from simulations import config as config_lib
 from simulations import (
+  config_keys,
   description,
   evaluation,
   kill_test,
@@ -172,7 +173,7 @@ def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
 def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
   config, corpus = small
   # Clients that learn nothing: all that moves the model is noise.
-  config = config_lib.changed(
+  config = config_keys.changed(
     config,
     {
       'privacy.family': 'identity',
@@ -223,7 +224,7 @@ def test_noise_is_that_of_the_claim(small, tmp_path, runtime, simulated):
 
 def test_simulated_run_says_that_it_is_one(small, tmp_path, runtime):
   config, corpus = small
-  config = config_lib.changed(
+  config = config_keys.changed(
     config, {'privacy.simulated_clients_per_round': 40}
   )
   training.run(config, corpus, tmp_path / 'run')
@@ -288,7 +289,9 @@ def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
 def test_what_changed_since_the_start_is_named(small, ended, change, named):
   config, corpus = small
   with pytest.raises(ValueError, match=named):
-    training.run(config_lib.changed(config, change), corpus, ended, resume=True)
+    training.run(
+      config_keys.changed(config, change), corpus, ended, resume=True
+    )
 
 
 def test_strategy_that_was_changed_is_refused(run_copy):
@@ -371,7 +374,7 @@ def test_updates_above_the_zeroing_norm_do_not_move_the_model(
   small, tmp_path, runtime, zeroing_norm, moves
 ):
   config, corpus = small
-  config = config_lib.changed(
+  config = config_keys.changed(
     config,
     {
       'privacy.family': 'none',
@@ -443,7 +446,7 @@ def test_directory_with_a_run_is_refused(small, ended):
 
 def test_report_calls_a_client_what_it_is(small):
   config, corpus = small
-  changed = config_lib.changed(config, {'data.unit': 'speaker'})
+  changed = config_keys.changed(config, {'data.unit': 'speaker'})
   found = description.describe(changed, corpus)['unit_of_privacy']
   assert found == 'one speaker of the train split, with all its sentences'
 
