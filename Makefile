@@ -46,7 +46,7 @@ bench: env  ## runs the benchmarks; one JSON line a case
 	@$(PYTHON_OF_ENV) -m benchmarks.bench
 
 seeds: env  ## repeats the demo over several seeds
-	$(PYTHON_OF_ENV) -m simulations.sweep --grid=configs/demo_seeds.toml \
+	$(PYTHON_OF_ENV) -m simulations.sweep --config=configs/demo_seeds.toml \
 	  --out=runs/seeds --resume
 
 lint: env  ## checks format, style and types

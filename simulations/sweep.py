@@ -1,13 +1,16 @@
 """Runs a grid of experiments over local processes, and compares them.
 
-  python -m simulations.sweep --grid=FILE --out=DIR [--processes=2]
+  python -m simulations.sweep --config=FILE --out=DIR [--processes=2] [--resume]
 
 `simulations/sweeps/grid.py` says what a grid is. Every row runs
 
   1. with each candidate of the server learning rate, on seed 0. The rate with
-     the best last validation accuracy is taken; if that is the least or the
-     largest of them, the next power of 1.7 is tried as well;
-  2. with the rate taken, on seeds 1, 2, ...: their test accuracy is reported.
+     the least validation loss, averaged over the last fifth of the rounds, is
+     taken; if that is the least or the largest of them, the next power of 1.7
+     is tried as well. Where a grid has a rule, the candidates of one row are
+     tried and no others, and the rates of all follow from the noise;
+  2. with the rate taken, on its seeds 1, 2, ...: their test loss is reported,
+     that of the last model, measured once.
 
 Each run is a cell with a process, a TFF worker, a run directory, a report and a
 log of its own, calibrated at its own cohort, min_sep and participations. A cell
@@ -15,21 +18,24 @@ that fails does not stop the others. --resume goes on after any crash, and tries
 failed cells again. The guarantee of a report is that of its run: the tuning
 runs are others on the same clients, and no guarantee covers the choice.
 
-Cells may run elsewhere, on machines that share DIR: --list prints those that
-can run now, --cell=NAME runs one of them and ends; it does nothing if that is
-done.
+Cells may run elsewhere, on machines that share DIR: --list prints all that have
+not ended, with how long they may take and whether they can run now; --cell=NAME
+runs one of them and ends; it does nothing if that is done. --results prints
+what has ended so far as JSON.
 
-DIR holds the run directories, `logs/`, `summary.md`, `.json`, `.csv` and plots.
+DIR holds the run directories, `logs/`, `summary.md`, `.json` and plots.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
+import statistics
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Optional
@@ -43,10 +49,9 @@ from simulations.sweeps import grid as grid_lib
 from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import _files, errors
 
-TUNING_SEED = 0
-# Rates tried beyond those of the grid.
-_MOST_EXTENSIONS = 4
 _STOP_SECONDS = 30
+# A guess, while no cell has ended.
+_SECONDS_PER_CLIENT = 0.008
 
 # Cell name to result; None for a cell that failed.
 Ended = Mapping[str, Optional[sweep_cell.Result]]
@@ -67,14 +72,14 @@ def choose_rate(
   exponents = sorted(row.exponents)
   if len(exponents) < 2:
     return (exponents[0] if exponents else None), []
-  most = len(exponents) + _MOST_EXTENSIONS
+  most = len(exponents) + row.extensions
   while True:
-    cells = [sweep_cell.Cell(row, i, TUNING_SEED) for i in exponents]
+    cells = [sweep_cell.Cell(row, i, sweep_cell.TUNING_SEED) for i in exponents]
     if not all(cell.name in ended for cell in cells):
       return None, cells
-    scores = [_validation(ended[cell.name]) for cell in cells]
-    best = scores.index(max(scores))
-    if scores[best] < 0:
+    losses = [_validation(ended[cell.name]) for cell in cells]
+    best = losses.index(min(losses))
+    if losses[best] == math.inf:
       return None, cells
     if len(exponents) < most and best == 0:
       exponents.insert(0, exponents[0] - 1)
@@ -85,21 +90,30 @@ def choose_rate(
 
 
 def _validation(result: Optional[sweep_cell.Result]) -> float:
-  """Returns the last validation accuracy; -1 for a cell that failed."""
-  return result.validation[-1][1] if result is not None else -1.0
+  """Returns the validation loss; infinity where there is none."""
+  if result is None or math.isnan(result.validation_loss):
+    return math.inf
+  return result.validation_loss
 
 
-def test_cells(
-  row: grid_lib.Row, seeds: int, ended: Ended
-) -> list[sweep_cell.Cell]:
+def _constant(rule: grid_lib.Rule, ended: Ended) -> Optional[float]:
+  """Returns the constant of a rule; None while it is not fitted."""
+  exponent, _ = choose_rate(rule.row, ended)
+  if exponent is None:
+    return None
+  best = ended[sweep_cell.Cell(rule.row, exponent, sweep_cell.TUNING_SEED).name]
+  # One that was chosen has ended well.
+  assert best is not None
+  return rule.constant(exponent, best.noise)
+
+
+def test_cells(row: grid_lib.Row, ended: Ended) -> list[sweep_cell.Cell]:
   """Returns the cells that test a row; none while its rate is not chosen."""
   exponent, tuning = choose_rate(row, ended)
-  if tuning and exponent is None:
+  constant = None if row.rule is None else _constant(row.rule, ended)
+  if (tuning and exponent is None) or (row.rule and constant is None):
     return []
-  return [
-    sweep_cell.Cell(row, exponent, TUNING_SEED + 1 + seed)
-    for seed in range(seeds)
-  ]
+  return [sweep_cell.Cell(row, exponent, seed, constant) for seed in row.seeds]
 
 
 def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
@@ -144,7 +158,7 @@ def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
         )
         process.start()
         running[process.sentinel] = process, cell, slot
-      progress.total = progress.n + len(running) + len(waiting)
+      progress.total = len(_cells(grid, ended))
       progress.set_postfix_str(
         ', '.join(cell.name for _, cell, _ in running.values())
       )
@@ -212,13 +226,77 @@ def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
 def _waiting(
   grid: grid_lib.Grid, ended: Ended, running: Mapping[int, Any]
 ) -> list[sweep_cell.Cell]:
-  """Returns the cells that could start now, tuning first."""
+  """Returns the cells that could start now, in the order of `_cells`."""
   started = {*ended, *(cell.name for _, cell, _ in running.values())}
-  cells = [cell for row in grid.rows for cell in choose_rate(row, ended)[1]]
-  cells += [
-    cell for row in grid.rows for cell in test_cells(row, grid.seeds, ended)
+  return [
+    cell
+    for cell, chosen in _cells(grid, ended)
+    if chosen and cell.name not in started
   ]
-  return [cell for cell in cells if cell.name not in started]
+
+
+def _cells(
+  grid: grid_lib.Grid, ended: Ended
+) -> list[tuple[sweep_cell.Cell, bool]]:
+  """Returns all cells, and whether their learning rates are chosen.
+
+  First those that tune, then seed after seed, and each with least noise first.
+  """
+  cells = [
+    (cell, True) for row in _tuned(grid) for cell in choose_rate(row, ended)[1]
+  ]
+  tests = [
+    (cell, bool(chosen))
+    for row in grid.rows
+    for chosen in [test_cells(row, ended)]
+    for cell in chosen
+    or [sweep_cell.Cell(row, None, seed) for seed in row.seeds]
+  ]
+  return cells + sorted(
+    tests, key=lambda test: (test[0].seed, -test[0].row.epsilon)
+  )
+
+
+def _tuned(grid: grid_lib.Grid) -> list[grid_lib.Row]:
+  """Returns the rows whose rates may be searched for, each once."""
+  rules = {row.rule.row.name: row.rule.row for row in grid.rows if row.rule}
+  return [*rules.values(), *grid.rows]
+
+
+def outcome(grid: grid_lib.Grid, ended: Ended) -> list[sweep_summary.Outcome]:
+  """Returns every cell of a sweep, and what it gave if it has ended."""
+  taken = {row.name: choose_rate(row, ended)[0] for row in _tuned(grid)[::-1]}
+  return [
+    sweep_summary.Outcome(
+      cell,
+      ended.get(cell.name),
+      failed=cell.name in ended and ended[cell.name] is None,
+      taken=cell.seed != sweep_cell.TUNING_SEED
+      or taken[cell.row.name] == cell.exponent,
+    )
+    for cell, _ in _cells(grid, ended)
+  ]
+
+
+def _listing(grid: grid_lib.Grid, ended: Ended) -> Iterator[str]:
+  """Yields a line a cell that has not ended: name, minutes, state."""
+  seconds = _SECONDS_PER_CLIENT
+  known = [
+    result.seconds / (training.rounds * training.clients_per_round)
+    for cell, _ in _cells(grid, ended)
+    for result, training in [(ended.get(cell.name), cell.config().training)]
+    if result is not None and result.seconds is not None
+  ]
+  if known:
+    seconds = statistics.median(known)
+  for cell, chosen in _cells(grid, ended):
+    if cell.name not in ended:
+      training = cell.config().training
+      clients = training.rounds * training.clients_per_round
+      yield (
+        f'{cell.name}\t{clients * seconds / 60:.0f} min\t'
+        f'{"ready" if chosen else "waits for its rate"}'
+      )
 
 
 @contextlib.contextmanager
@@ -259,7 +337,7 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
 
 @click.command(help=__doc__.split('\n')[0])
 @click.option(
-  '--grid',
+  '--config',
   'grid_path',
   required=True,
   metavar='FILE',
@@ -281,7 +359,7 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
 @click.option(
   '--seeds',
   type=click.IntRange(min=1),
-  help='That test a row, in place of those of the grid.',
+  help='That test a row at most, the first of those of the grid.',
 )
 @click.option(
   '--processes',
@@ -295,7 +373,13 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
 )
 @click.option('--resume', is_flag=True, help='Continue the sweep in DIR.')
 @click.option(
-  '--list', 'list_', is_flag=True, help='Print the cells that can run now.'
+  '--list',
+  'list_',
+  is_flag=True,
+  help='Print the cells that have not ended: name, minutes, state.',
+)
+@click.option(
+  '--results', is_flag=True, help='Print what has ended so far, as JSON.'
 )
 @click.option('--cell', metavar='NAME', help='Run this cell of --list alone.')
 @run_stackoverflow.one_line_errors
@@ -308,26 +392,31 @@ def main(
   out: str,
   resume: bool,
   list_: bool,
+  results: bool,
   cell: Optional[str],
 ) -> None:
   grid = grid_lib.load(grid_path, settings, only)
-  grid = dataclasses.replace(grid, seeds=seeds or grid.seeds)
+  if seeds is not None:
+    grid = grid_lib.Grid(
+      tuple(
+        dataclasses.replace(row, seeds=row.seeds[:seeds]) for row in grid.rows
+      )
+    )
   directory = pathlib.Path(out)
   if list_:
-    for name in ready(grid, directory)[0]:
-      click.echo(name)
+    for line in _listing(grid, ready(grid, directory)[1]):
+      click.echo(line)
+    return
+  if results:
+    ended = ready(grid, directory)[1]
+    click.echo(sweep_summary.Summary.of(outcome(grid, ended)).json(), nl=False)
     return
   if cell is not None:
     run_cell(grid, directory, cell)
     return
   with _only_sweep(directory, resume):
-    ended = run(grid, directory, processes)
     summary = sweep_summary.Summary.of(
-      [
-        (row, *choose_rate(row, ended), test_cells(row, grid.seeds, ended))
-        for row in grid.rows
-      ],
-      ended,
+      outcome(grid, run(grid, directory, processes))
     )
     summary.write(directory)
   click.echo(summary.markdown())

@@ -189,7 +189,7 @@ def run(
     strategy = plan_lib.Plan.load(directory / run_record.PLAN_FILE).strategy
   with tff_bandmf.Run(
     directory,
-    _plan(config, strategy or find_strategy(config), corpus.train.num_clients),
+    plan(config, strategy or find_strategy(config), corpus.train.num_clients),
     moved=moved,
     keep_key=True,
     program=run_lib.Program(
@@ -223,7 +223,7 @@ def run(
   return json.loads((directory / report.RESULT_FILE).read_text())
 
 
-def _plan(
+def plan(
   config: config_lib.Config, strategy: strategies.Strategy, clients: int
 ) -> tff_bandmf.Plan:
   """Returns the plan of an experiment."""

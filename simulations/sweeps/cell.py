@@ -9,6 +9,7 @@ import multiprocessing.connection
 import os
 import pathlib
 import signal
+import statistics
 import sys
 import threading
 from typing import Optional
@@ -17,8 +18,11 @@ from simulations import config as config_lib
 from simulations import config_keys
 from simulations.sweeps import grid as grid_lib
 from tff_bandmf import __version__ as version
-from tff_bandmf import _files, errors, report, strategies
+from tff_bandmf import _files, errors, report, strategies, workloads
 from tff_bandmf.program import metrics, run_record
+
+# Of the runs that search for a rate.
+TUNING_SEED = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,11 +33,13 @@ class Cell:
     row: of the grid.
     exponent: of the server learning rate, None for that of the row.
     seed: of initial weights, cohorts and the order of sentences.
+    constant: of the row's rule, None for a rate that does not follow from it.
   """
 
   row: grid_lib.Row
   exponent: Optional[int]
   seed: int
+  constant: Optional[float] = None
 
   @property
   def name(self) -> str:
@@ -41,9 +47,21 @@ class Cell:
     rate = '' if self.exponent is None else f'_rate{self.exponent:+d}'
     return f'{self.row.name}/seed{self.seed}{rate}'
 
-  @property
-  def config(self) -> config_lib.Config:
-    return config_lib.with_seed(self.row.config(self.exponent), self.seed)
+  def config(self, noise: float = 0.0) -> config_lib.Config:
+    """Returns the experiment.
+
+    Args:
+      noise: L of its strategy, which a rule makes a learning rate of.
+    """
+    config = self.row.config(
+      None if self.exponent is None else grid_lib.rate(self.exponent)
+    )
+    if self.constant is not None and self.row.rule is not None:
+      largest = config.training.server_learning_rate
+      config = self.row.config(
+        self.row.rule.rate(self.constant, noise, largest)
+      )
+    return config_lib.with_seed(config, self.seed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,17 +69,35 @@ class Result:
   """What a finished cell says.
 
   Attributes:
-    test_accuracy: in [0, 1], of the test split.
-    validation: (rounds done, accuracy in [0, 1]) of the validation split.
+    rate: of the server.
+    test_loss: nats a word of the test split, of the last model.
+    test_accuracy: in [0, 1], likewise.
+    validation: (rounds done, loss, accuracy) of the validation split.
     epsilon: that its report claims.
-    rmse: of the sum of all updates, from noise alone, over clip times clients
-      a round: what the mechanism costs the model, before any training.
+    noise: L, the root mean squared error of the sum of all updates so far, from
+      noise alone, over clip times clients a round: what the mechanism costs
+      the model, before any training.
+    momentum_noise: the same of the models that the server's momentum and
+      schedule make of the updates.
+    seconds: of all rounds; None where they are not told.
   """
 
+  rate: float
+  test_loss: float
   test_accuracy: float
-  validation: tuple[tuple[int, float], ...]
+  validation: tuple[tuple[int, float, float], ...]
   epsilon: Optional[float]
-  rmse: float
+  noise: float
+  momentum_noise: float
+  seconds: Optional[float]
+
+  @property
+  def validation_loss(self) -> float:
+    """Returns the mean loss over the last fifth of the rounds."""
+    last = self.validation[-1][0]
+    return statistics.fmean(
+      loss for done, loss, _ in self.validation if done > 0.8 * last
+    )
 
 
 def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
@@ -77,7 +113,10 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   ):
     return None
   run = run_record.RunRecord.read(directory)
-  expected = config_keys.to_tree(cell.config)
+  strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
+  z_stddev = run.claim['z_stddev_per_clip']
+  config = cell.config(_noise(strategy, z_stddev, cell.config()))
+  expected = config_keys.to_tree(config)
   del expected['compare']
   if run.config != json.loads(json.dumps(expected)):
     raise errors.value_error(
@@ -86,16 +125,36 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
       'holds a run with another configuration',
       'give the grid and the --set of that sweep, or another directory',
     )
-  claim = run.claim
-  strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
-  mean_error, _ = strategy.errors()
+  rows = metrics.rows(directory)
+  seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
+  result = run_record.read_result(directory)
   written = json.loads((directory / report.JSON_FILE).read_text())
   return Result(
-    run_record.read_result(directory)['test_accuracy'],
-    tuple(metrics.accuracy(metrics.rows(directory))),
+    config.training.server_learning_rate,
+    result['test_loss'],
+    result['test_accuracy'],
+    tuple(
+      (int(row['round']) + 1, float(row['loss']), float(row['accuracy']))
+      for row in rows
+      if row.get('loss')
+    ),
     written['epsilon'],
-    claim['z_stddev_per_clip'] * mean_error**0.5 / claim['clients_per_round'],
+    _noise(strategy, z_stddev, config),
+    _noise(strategy, z_stddev, config, config.training.server_schedule),
+    sum(seconds) if seconds else None,
   )
+
+
+def _noise(
+  strategy: strategies.Strategy,
+  z_stddev_per_clip: float,
+  config: config_lib.Config,
+  workload: workloads.Workload = workloads.PREFIX,
+) -> float:
+  """Returns L; see `Result`."""
+  mean_error, _ = strategy.errors(workload)
+  clients = config.training.clients_per_round
+  return z_stddev_per_clip * mean_error**0.5 / clients
 
 
 def run(
@@ -134,12 +193,15 @@ def run(
   # PRIVACY: two processes in one run directory could give one noise to two
   # states. Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
   with _files.locked(log.with_suffix('.lock')):
-    config = cell.config
+    config = cell.config()
     strategy = _cached_strategy(config, sweep / 'strategies')
+    corpus = training.load_corpus(config.data)
+    plan = training.plan(config, strategy, corpus.train.num_clients)
+    z_stddev = plan.guarantee.z_stddev_per_clip
     with runtime.local_runtime(len(cores)):
       training.run(
-        config,
-        training.load_corpus(config.data),
+        cell.config(_noise(strategy, z_stddev, config)),
+        corpus,
         directory,
         resume=True,
         strategy=strategy,

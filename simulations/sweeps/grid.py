@@ -11,19 +11,27 @@ rows instead, all corpora x mechanisms x epsilons:
 | `base`                   | what all rows share: the tables of an experiment |
 |                          | (`simulations/config.py`), or such a file's name |
 | `epsilons`               | a list; a mechanism may have one of its own      |
-| `seeds`                  | of a sweep, that test the chosen rates; 3        |
+| `seeds`                  | of a sweep, that test the chosen rates;          |
+|                          | [1, 2, 3]; a mechanism may have its own          |
 | `assumed`                | keys whose value the source does not give        |
+| `rule`                   | optional; the server learning rate of all rows   |
+|                          | without candidates, from their noise: `slope`,   |
+|                          | and, to fit its constant, `row`, that row's      |
+|                          | name, and `rate_exponents`, its candidates       |
 | `corpora.NAME`           | optional; what changes with the corpus; `leaves` |
 |                          | lists mechanisms it does without                 |
 | `mechanisms.NAME`        | what changes with the mechanism, and             |
 | `  .about`               | where its rows come from                         |
+| `  .without`             | keys of the base, such as 'privacy.min_sep',     |
+|                          | that it leaves out                               |
 | `  .rate_exponents`      | i, or candidates [i, ...], of a server learning  |
 |                          | rate of 1.7^i; a corpus may have its own         |
 
-A mechanism that has the name of a strategy family is of that family. A table
-with epsilons for keys (0.5 in quotes) has one value an epsilon. Several
-candidates are to be tuned (`simulations/sweep.py`); the row itself has the
-middle one. What --set gives comes last.
+A mechanism that has the name of a strategy family is of that family; `none` has
+one row, without an epsilon. A table with epsilons for keys (0.5 in quotes) has
+one value an epsilon. Several candidates are to be tuned
+(`simulations/sweep.py`); the row itself has the middle one, and a row by the
+rule has the largest rate that the rule may give. What --set gives comes last.
 """
 
 from __future__ import annotations
@@ -32,6 +40,7 @@ import copy
 import dataclasses
 import fnmatch
 import functools
+import math
 import os
 import pathlib
 import re
@@ -44,6 +53,7 @@ from simulations import config_keys, tables
 from tff_bandmf import _checks, errors
 
 RATE_BASE = 1.7
+_RATE = 'training.server_learning_rate'
 _NUMBER = re.compile(r'\d+(\.\d+)?', re.ASCII)
 _Kind = TypeVar('_Kind')
 # Beyond lie rates that no number has.
@@ -70,7 +80,16 @@ class _Corpus(_Layer):
 class _Mechanism(_Layer):
   about: str = ''
   epsilons: Optional[list[float]] = None
+  seeds: Optional[list[int]] = None
+  without: list[str] = dataclasses.field(default_factory=list)
   rate_exponents: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rule:
+  slope: float
+  row: str
+  rate_exponents: list[int]
 
 
 _Layers = tuple[_Layer, _Corpus, _Mechanism]
@@ -83,8 +102,9 @@ class _File:
   mechanisms: dict[str, Any] = dataclasses.field(default_factory=dict)
   base: Union[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
   epsilons: list[float] = dataclasses.field(default_factory=list)
-  seeds: int = 3
+  seeds: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3])
   assumed: list[str] = dataclasses.field(default_factory=list)
+  rule: Optional[dict[str, Any]] = None
   corpora: dict[str, Any] = dataclasses.field(default_factory=lambda: {'': {}})
 
 
@@ -95,11 +115,14 @@ class Row:
   Attributes:
     name: unique in the grid; of a file or a folder.
     series: its corpus, if the grid has several, and its mechanism.
-    epsilon: of the grid; that of `tree` where no sampling is relied on.
-    exponents: candidates i of the server learning rate 1.7^i; none if the base
-      or --set gives the rate.
+    epsilon: of the grid; infinity without noise.
+    exponents: candidates i of the server learning rate 1.7^i; none if the base,
+      the rule or --set gives the rate.
     tree: the experiment, with the middle candidate.
     comments: what a reader of the experiment should know.
+    seeds: that test it in a sweep.
+    rule: that gives its learning rate, if one does.
+    extensions: how many rates a search may try beyond its candidates.
   """
 
   name: str
@@ -108,19 +131,22 @@ class Row:
   exponents: tuple[int, ...]
   tree: dict[str, Any]
   comments: tuple[str, ...]
+  seeds: tuple[int, ...] = (1, 2, 3)
+  rule: Optional[Rule] = None
+  extensions: int = 4
 
-  def config(self, exponent: Optional[int] = None) -> config_lib.Config:
+  def config(self, rate: Optional[float] = None) -> config_lib.Config:
     """Returns the checked experiment.
 
     Args:
-      exponent: of the learning rate, in place of the middle candidate.
+      rate: of the server, in place of that of `tree`.
 
     Raises:
       ValueError: an unknown or missing key, or a value out of range.
     """
     tree = copy.deepcopy(self.tree)
-    if exponent is not None:
-      tree['training']['server_learning_rate'] = rate(exponent)
+    if rate is not None:
+      tree['training']['server_learning_rate'] = rate
     return config_keys.from_tree(tree)
 
   def toml(self) -> str:
@@ -134,11 +160,45 @@ class Row:
 
 
 @dataclasses.dataclass(frozen=True)
+class Rule:
+  """How the server learning rates of rows follow from their noise L.
+
+    log(rate) = slope log(L) + constant
+
+  [BandMF23, App I], and no more than the rate of the row's tree. The constant
+  makes it so for the best candidate of one row.
+
+  Attributes:
+    slope: below 0.
+    row: with the candidates.
+  """
+
+  slope: float
+  row: Row
+
+  def constant(self, exponent: int, noise: float) -> float:
+    """Returns the constant, from the best candidate of `row` and its L."""
+    return math.log(rate(exponent)) - self.slope * math.log(noise)
+
+  def rate(self, constant: float, noise: float, largest: float) -> float:
+    """Returns a learning rate, to six digits.
+
+    Args:
+      constant: of the rule.
+      noise: L; 0 has the largest rate.
+      largest: rate, whatever the rule says.
+    """
+    if noise == 0:
+      return largest
+    given = math.exp(self.slope * math.log(noise) + constant)
+    return float(f'{min(given, largest):.6g}')
+
+
+@dataclasses.dataclass(frozen=True)
 class Grid:
-  """The rows of a file, and how many seeds test each in a sweep."""
+  """The rows of a file."""
 
   rows: tuple[Row, ...]
-  seeds: int
 
   def listing(self) -> str:
     """Returns a line a row: name, the epsilon that it claims, family."""
@@ -183,29 +243,32 @@ def load(
     path, name = source, ''
   tree = tables.read(path)
   rows: dict[str, Callable[[], Row]] = {}
-  seeds = _File.seeds
+  rule = None
   if {field.name for field in dataclasses.fields(_File)} & {*tree}:
     file = _parse(_File, tree, '')
-    seeds = _checks.count('seeds', file.seeds, 'how many test a row')
-    for series, epsilon, layers in _parts(file, os.path.dirname(path)):
-      row_name = f'{series}_epsilon{epsilon:g}'
+    for row_name, series, epsilon, layers in _parts(
+      file, os.path.dirname(path)
+    ):
       if row_name in rows:
         raise errors.value_error(
           'row', row_name, 'is there twice', 'leave out one epsilon'
         )
       rows[row_name] = functools.partial(
-        _row, row_name, series, epsilon, layers, file.assumed, settings
+        _row, row_name, series, epsilon, layers, file, settings
       )
     if not rows:
       raise errors.value_error(
         'mechanisms', path, 'gives no row', 'add [mechanisms.NAME] and epsilons'
       )
+    # A rate that is given is that of all rows.
+    if not any(each.split('=')[0].strip() == _RATE for each in settings):
+      rule = _rule(file, rows)
   else:
     stem = pathlib.Path(path).stem
     rows[stem] = functools.partial(_plain_row, stem, tree, settings)
   patterns = (name,) if name else only or ('*',)
   chosen = tuple(
-    row()
+    _with_rule(row(), rule)
     for each, row in rows.items()
     if any(fnmatch.fnmatchcase(each, pattern) for pattern in patterns)
   )
@@ -216,7 +279,7 @@ def load(
       {each: each for each in rows},
       f'python -m simulations.run_stackoverflow --config={path} --list',
     )
-  return Grid(chosen, seeds)
+  return Grid(chosen)
 
 
 def one(source: str, settings: tuple[str, ...] = ()) -> Row:
@@ -241,8 +304,55 @@ def _parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
   return tables.parse(kind, table, name or 'grid')
 
 
-def _parts(file: _File, folder: str) -> Iterator[tuple[str, float, _Layers]]:
-  """Yields the series, the epsilon and the layers of each row.
+def _rule(file: _File, rows: dict[str, Callable[[], Row]]) -> Optional[Rule]:
+  """Returns the rule of a grid, if it has one."""
+  if file.rule is None:
+    return None
+  table = _parse(_Rule, file.rule, 'rule')
+  if not -math.inf < table.slope < 0:
+    raise errors.value_error(
+      'rule.slope', table.slope, 'must be below 0', 'the literature has -0.95'
+    )
+  if table.row not in rows:
+    raise tables.unknown(
+      'rule.row',
+      table.row,
+      {each: each for each in rows},
+      'simulations/sweeps/grid.py',
+    )
+  candidates = _exponents(table.rate_exponents)
+  row = rows[table.row]()
+  if len(candidates) < 2 or row.epsilon == math.inf:
+    raise errors.value_error(
+      'rule',
+      table.row,
+      'must be a row with noise, and have at least two rate_exponents',
+      'correct it in the grid',
+    )
+  return Rule(
+    table.slope,
+    dataclasses.replace(row, exponents=candidates, extensions=0),
+  )
+
+
+def _with_rule(row: Row, rule: Optional[Rule]) -> Row:
+  """Returns the row, with the rule where that gives its rate."""
+  if rule is None or row.exponents or row.epsilon == math.inf:
+    return row
+  return dataclasses.replace(
+    row,
+    rule=rule,
+    comments=(
+      *row.comments,
+      'Server learning rate: by the rule of the grid; its largest stands here.',
+    ),
+  )
+
+
+def _parts(
+  file: _File, folder: str
+) -> Iterator[tuple[str, str, float, _Layers]]:
+  """Yields the name, the series, the epsilon and the layers of each row.
 
   Args:
     file: the grid.
@@ -265,9 +375,13 @@ def _parts(file: _File, folder: str) -> Iterator[tuple[str, float, _Layers]]:
         own = dataclasses.replace(
           own, privacy={'family': mechanism, **own.privacy}
         )
+      if own.privacy.get('family') == config_lib.NO_NOISE:
+        yield series, series, math.inf, (base, of_corpus, own)
+        continue
       for epsilon in file.epsilons if own.epsilons is None else own.epsilons:
         _checks.positive('epsilons', epsilon, 'give a list of epsilons')
-        yield series, epsilon, (base, of_corpus, own)
+        name = f'{series}_epsilon{epsilon:g}'
+        yield name, series, epsilon, (base, of_corpus, own)
 
 
 def _plain_row(
@@ -284,7 +398,7 @@ def _row(
   series: str,
   epsilon: float,
   layers: _Layers,
-  assumed: list[str],
+  file: _File,
   settings: tuple[str, ...],
 ) -> Row:
   """Returns a checked row of a grid."""
@@ -293,7 +407,14 @@ def _row(
   for layer in layers:
     for group, values in tree.items():
       values.update(_at(getattr(layer, group), epsilon))
-  tree['privacy']['epsilon'] = epsilon
+  for key in own.without:
+    group, _, value = key.partition('.')
+    if tree.get(group, {}).pop(value, None) is None:
+      raise errors.value_error(
+        'without', key, 'is not a key of the base', f'leave it out of {name}'
+      )
+  # Without noise it says nothing.
+  tree['privacy']['epsilon'] = 1.0 if epsilon == math.inf else epsilon
   comments = [own.about] if own.about else []
   exponents = _exponents(
     _at(
@@ -308,17 +429,23 @@ def _row(
       exponents[len(exponents) // 2]
     )
   changed = tables.apply(tree, settings)
-  if 'training.server_learning_rate' in changed:
+  if _RATE in changed:
     exponents = ()
   if len(exponents) > 1:
     comments.append(
       'Server learning rate: to be tuned among 1.7^i, '
       f'i = {", ".join(map(str, exponents))}; the middle one stands here.'
     )
-  if assumed:
-    comments.append('Not given by the source: ' + ', '.join(assumed) + '.')
+  if file.assumed:
+    comments.append('Not given by the source: ' + ', '.join(file.assumed) + '.')
   row = Row(
-    name, series, epsilon, exponents, tree, (*comments, *_note(changed))
+    name,
+    series,
+    epsilon,
+    exponents,
+    tree,
+    (*comments, *_note(changed)),
+    _seeds(file.seeds if own.seeds is None else own.seeds),
   )
   row.config()
   return row
@@ -328,6 +455,15 @@ def _note(changed: list[str]) -> tuple[str, ...]:
   if not changed:
     return ()
   return (f'Changed with --set: {", ".join(changed)}.',)
+
+
+def _seeds(seeds: list[int]) -> tuple[int, ...]:
+  """Returns the seeds that test a row; 0 is of the search for its rate."""
+  if min(seeds, default=0) < 1 or len({*seeds}) < len(seeds):
+    raise errors.value_error(
+      'seeds', seeds, 'must be distinct and at least 1', 'give such as [1, 2]'
+    )
+  return tuple(seeds)
 
 
 def _exponents(value: Any) -> tuple[int, ...]:

@@ -5,84 +5,125 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
+import matplotlib
 import numpy as np
 from matplotlib import figure as figure_lib
 
-_PANEL = (5.0, 3.6)
+from simulations.sweeps import analysis
 
-Curves = Mapping[tuple[str, float], Sequence[Sequence[tuple[int, float]]]]
+_PANEL = (5.6, 4.0)
+_MARKERS = 'osD^vP'
+
+Runs = Sequence[Mapping[str, Any]]
 
 
-def accuracy(rows: Sequence[Mapping[str, Any]]) -> Optional[figure_lib.Figure]:
-  """Returns a figure of test accuracy against epsilon.
+def noise(runs: Runs) -> Optional[figure_lib.Figure]:
+  """Returns a figure of test loss against L, the error that theory gives.
 
-  Bars are one standard deviation over seeds to each side. A row that claims
-  more than the epsilon of the grid stands at what it claims.
+  Left that of prefix sums, right that of the models that momentum and schedule
+  make. A point is a run; the line is `analysis.curve` through all of them, and
+  the dashed one the mean without noise.
 
   Args:
-    rows: of `sweep_summary.Summary`.
+    runs: of `Summary.tests`.
   """
-  if not rows:
+  noised = [
+    run for run in runs if run['noise'] > 0 and run['test_loss'] is not None
+  ]
+  if not noised:
     return None
-  drawing = figure_lib.Figure(figsize=_PANEL, layout='constrained')
-  axes = _style(drawing.subplots(), 'epsilon', 'test accuracy (%)')
-  for series in _unique(row['mechanism'] for row in rows):
-    points = sorted(
-      (_epsilon(row), row['accuracy_mean'], row['accuracy_stdev'] or 0.0)
-      for row in rows
-      if row['mechanism'] == series
-    )
-    epsilons, means, stdevs = zip(*points)
-    axes.errorbar(epsilons, means, stdevs, marker='.', capsize=3, label=series)
-  ticks = sorted({_epsilon(row) for row in rows})
-  axes.set_xscale('log')
-  axes.set_xticks(ticks, [f'{epsilon:.3g}' for epsilon in ticks])
-  axes.minorticks_off()
-  axes.legend(frameon=False)
+  width, height = _PANEL
+  drawing = figure_lib.Figure(figsize=(2 * width, height), layout='constrained')
+  panels = drawing.subplots(1, 2, sharey=True)
+  colors = _colors(noised)
+  epsilons = _unique(run['epsilon'] for run in noised)
+  silent = [run['test_loss'] for run in runs if run['noise'] == 0]
+  for panel, key, of in zip(
+    panels, ('noise', 'momentum_noise'), ('sums of updates', 'models')
+  ):
+    _style(panel, f'L: predicted error of {of}', 'test loss (nats a word)')
+    panel.set_xscale('log')
+    for run in noised:
+      panel.plot(
+        run[key],
+        run['test_loss'],
+        linestyle='',
+        color=colors[run['mechanism']],
+        marker=_MARKERS[epsilons.index(run['epsilon']) % len(_MARKERS)],
+        fillstyle='full' if run['stands_for'] else 'none',
+      )
+    fitted = analysis.curve([(run[key], run['test_loss']) for run in noised])
+    if fitted is not None:
+      values = [run[key] for run in noised]
+      x = np.geomspace(min(values), max(values))
+      panel.plot(x, fitted(x), color='gray', linewidth=1, zorder=0)
+    if silent:
+      panel.axhline(np.mean(silent), color='gray', linestyle='--', zorder=0)
+  for name, color in colors.items():
+    panels[1].plot([], [], 's', color=color, label=name)
+  for epsilon, marker in zip(epsilons, _MARKERS):
+    panels[1].plot([], [], marker, color='gray', label=f'epsilon {epsilon:g}')
+  _legend(panels[1])
   return drawing
 
 
-def convergence(curves: Curves) -> Optional[figure_lib.Figure]:
-  """Returns a figure of validation accuracy by round, a panel an epsilon.
+def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
+  """Returns a figure of validation loss by round, a panel an epsilon.
 
-  Lines are means over seeds, bands one standard deviation to each side.
+  Lines are means over seeds, bands one standard deviation to each side. What
+  has no noise is in every panel.
 
   Args:
-    curves: (series, epsilon) to curves of (rounds done, accuracy in [0, 1]).
+    runs: of `Summary.tests`.
   """
-  epsilons = sorted({epsilon for _, epsilon in curves})
-  if not epsilons:
+  drawn = [
+    run for run in runs if all(loss is not None for _, loss in run['curve'])
+  ]
+  if not drawn:
     return None
+  epsilons = sorted({run['epsilon'] for run in drawn if run['epsilon']})
   width, height = _PANEL
   drawing = figure_lib.Figure(
-    figsize=(width * len(epsilons), height), layout='constrained'
+    figsize=(width * max(1, len(epsilons)), height), layout='constrained'
   )
-  panels = drawing.subplots(1, len(epsilons), squeeze=False, sharey=True)[0]
-  for panel, epsilon in zip(panels, epsilons):
-    _style(panel, 'rounds', 'validation accuracy (%)')
-    panel.set_title(f'epsilon {epsilon:g}')
+  panels = drawing.subplots(
+    1, max(1, len(epsilons)), squeeze=False, sharey=True
+  )
+  colors = _colors(drawn)
+  for panel, epsilon in zip(panels[0], epsilons or [None]):
+    _style(panel, 'rounds', 'validation loss (nats a word)')
     panel.xaxis.get_major_locator().set_params(integer=True)
-    for (series, of_epsilon), runs in curves.items():
-      if of_epsilon != epsilon:
-        continue
-      rounds = [round_ for round_, _ in runs[0]]
-      values = 100 * np.array([[value for _, value in run] for run in runs])
-      mean, stdev = values.mean(0), values.std(0, ddof=int(len(runs) > 1))
-      (line,) = panel.plot(rounds, mean, label=series)
+    if epsilon is not None:
+      panel.set_title(f'epsilon {epsilon:g}')
+    shown = [run for run in drawn if run['epsilon'] in (epsilon, None)]
+    for name in _unique(run['mechanism'] for run in shown):
+      curves = [run['curve'] for run in shown if run['mechanism'] == name]
+      rounds, losses = np.array(curves[0])[:, 0], np.array(curves)[:, :, 1]
+      mean, stdev = losses.mean(0), losses.std(0, ddof=int(len(losses) > 1))
+      panel.plot(rounds, mean, color=colors[name], label=name)
       panel.fill_between(
         rounds,
         mean - stdev,
         mean + stdev,
-        color=line.get_color(),
+        color=colors[name],
         alpha=0.15,
         linewidth=0,
       )
-  panels[0].legend(frameon=False)
+  _legend(panels[0][-1])
   return drawing
 
 
-def _epsilon(row: Mapping[str, Any]) -> float:
-  return max(row['epsilon'], row['claimed_epsilon'] or 0.0)
+def _colors(runs: Runs) -> dict[str, Any]:
+  """Returns a colour a mechanism."""
+  palette = matplotlib.colormaps['tab20']
+  names = _unique(run['mechanism'] for run in runs)
+  return {name: palette(i % palette.N) for i, name in enumerate(names)}
+
+
+def _legend(axes: Any) -> None:
+  axes.legend(
+    frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1)
+  )
 
 
 def _style(axes: Any, x: str, y: str) -> Any:
@@ -93,5 +134,5 @@ def _style(axes: Any, x: str, y: str) -> Any:
   return axes
 
 
-def _unique(names: Any) -> list[str]:
+def _unique(names: Any) -> list[Any]:
   return list(dict.fromkeys(names))

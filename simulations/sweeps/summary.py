@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
+import json
+import math
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
+import numpy as np
 import tabulate
 
+from simulations.sweeps import analysis
 from simulations.sweeps import cell as sweep_cell
-from simulations.sweeps import grid as grid_lib
 from simulations.sweeps import plots as sweep_plots
 from tff_bandmf import _files
 
@@ -32,68 +33,159 @@ _HEADERS = {
   'mechanism': 'mechanism',
   'epsilon': 'epsilon',
   'claimed_epsilon': 'claimed',
-  'server_learning_rate': 'rate',
+  'rate': 'rate',
+  'noise': 'noise L',
   'seeds': 'seeds',
-  'accuracy_mean': 'test accuracy (%)',
-  'accuracy_stdev': 'stdev',
-  'accuracy_least': 'least',
-  'accuracy_most': 'most',
-  'rmse': 'noise (rmse)',
+  'loss_mean': 'test loss',
+  'loss_stdev': 'stdev',
+  'perplexity': 'perplexity',
+  'accuracy_mean': 'accuracy (%)',
 }
-_TUNING_HEADERS = {
+_SEARCH_HEADERS = {
   'mechanism': 'mechanism',
   'epsilon': 'epsilon',
-  'server_learning_rate': 'rate',
-  'validation_accuracy': 'validation accuracy (%)',
+  'rate': 'rate',
+  'validation_loss': 'validation loss',
   'taken': 'taken',
 }
+_PAIR_HEADERS = {
+  'epsilon': 'epsilon',
+  'first': 'mechanism',
+  'second': 'and the next one',
+  'seeds': 'seeds',
+  'difference': 'difference in loss',
+  'p_value': 'p',
+  'shown': 'shown',
+}
+_CURVE_POINTS = 26
 
-Ended = Mapping[str, Optional[sweep_cell.Result]]
-# A row, the exponent taken, its tuning cells and its test cells.
-Planned = tuple[
-  grid_lib.Row, Optional[int], list[sweep_cell.Cell], list[sweep_cell.Cell]
-]
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+  """A cell of a sweep, and what became of it.
+
+  Attributes:
+    cell: of the sweep.
+    result: None where it has not ended, or failed.
+    failed: whether it ended without a result.
+    taken: whether the rate of a search was chosen.
+  """
+
+  cell: sweep_cell.Cell
+  result: Optional[sweep_cell.Result]
+  failed: bool
+  taken: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """The tables of a sweep.
+  """The finished runs of a sweep, and the names of those that are not.
 
   Attributes:
-    rows: one an experiment of the grid with a finished test; accuracies in
-      percent, their standard deviation over seeds None for a single one.
-    tuning: one a candidate of a learning rate.
-    failed: cells that did not finish, and rows that could not be tested.
-    curves: (series, epsilon) to the validation curves of the test seeds.
+    runs: one an ended cell; see `_run`.
+    missing: cells that have not ended.
+    failed: cells that ended without a result.
   """
 
-  rows: tuple[dict[str, Any], ...]
-  tuning: tuple[dict[str, Any], ...]
+  runs: tuple[dict[str, Any], ...]
+  missing: tuple[str, ...]
   failed: tuple[str, ...]
-  curves: dict[tuple[str, float], list[tuple[tuple[int, float], ...]]]
 
   @classmethod
-  def of(cls, planned: Sequence[Planned], ended: Ended) -> Summary:
-    """Returns the summary of what has ended."""
-    rows, tuning, failed, curves = [], [], [], {}
-    for row, taken, tuning_cells, test_cells in planned:
-      for cell in tuning_cells:
-        tuning.append(_tuning_row(cell, ended[cell.name], taken))
-      outcomes = [ended[cell.name] for cell in test_cells]
-      results = [result for result in outcomes if result is not None]
-      failed += [
-        cell.name
-        for cell in (*tuning_cells, *test_cells)
-        if ended[cell.name] is None
+  def of(cls, outcomes: Sequence[Outcome]) -> Summary:
+    """Returns the summary of a sweep."""
+    return cls(
+      tuple(
+        _run(each.cell, each.result, each.taken)
+        for each in outcomes
+        if each.result is not None
+      ),
+      tuple(
+        each.cell.name
+        for each in outcomes
+        if each.result is None and not each.failed
+      ),
+      tuple(each.cell.name for each in outcomes if each.failed),
+    )
+
+  @classmethod
+  def read(cls, text: str) -> Summary:
+    """Returns what `json` wrote."""
+    content = json.loads(text)
+    return cls(*(tuple(content[name]) for name in _fields()))
+
+  def json(self) -> str:
+    """Returns the summary as JSON, a run a line."""
+    parts = []
+    for name in _fields():
+      lines = [
+        json.dumps(each, allow_nan=False) for each in getattr(self, name)
       ]
-      if results:
-        rows.append(_row(test_cells[0], results))
-        curves[row.series, row.epsilon] = [
-          result.validation for result in results
-        ]
-      elif not test_cells:
-        failed.append(f'{row.name}: no learning rate worked')
-    return cls(tuple(rows), tuple(tuning), tuple(failed), curves)
+      parts.append(f'"{name}": [\n' + ',\n'.join(lines) + '\n]')
+    return '{\n' + ',\n'.join(parts) + '\n}\n'
+
+  @property
+  def tests(self) -> list[dict[str, Any]]:
+    """Returns the runs whose rates were not searched for with them."""
+    return [run for run in self.runs if not run['search']]
+
+  @property
+  def rows(self) -> list[dict[str, Any]]:
+    """Returns an element a mechanism and epsilon: means over seeds.
+
+    Accuracies are in percent; a standard deviation is None for one seed.
+    """
+    groups: dict[Any, list[dict[str, Any]]] = {}
+    for run in self.tests:
+      groups.setdefault((run['mechanism'], run['epsilon']), []).append(run)
+    return [_row(runs) for runs in groups.values()]
+
+  @property
+  def pairs(self) -> list[dict[str, Any]]:
+    """Returns the differences of mechanisms with several seeds.
+
+    They are in the order of their losses, each with the next one.
+    """
+    found = []
+    rows = [
+      row
+      for row in self.rows
+      if row['seeds'] > 1 and row['loss_mean'] < math.inf
+    ]
+    for epsilon in sorted({_infinite(row['epsilon']) for row in rows}):
+      ordered = sorted(
+        (
+          row
+          for row in rows
+          if epsilon == _infinite(row['epsilon']) or row['epsilon'] is None
+        ),
+        key=lambda row: row['loss_mean'],
+      )
+      for first, second in zip(ordered, ordered[1:]):
+        paired = analysis.paired(self._losses(first), self._losses(second))
+        if paired is not None:
+          found.append(
+            {
+              'epsilon': epsilon,
+              'first': first['mechanism'],
+              'second': second['mechanism'],
+              'seeds': paired.seeds,
+              'difference': f'{paired.mean:+.4f} ± {paired.half_width:.4f}',
+              'stdev': paired.stdev,
+              'p_value': paired.p_value,
+              'shown': 'yes' if paired.shown else 'no',
+            }
+          )
+    return found
+
+  def _losses(self, row: Mapping[str, Any]) -> dict[int, float]:
+    """Returns the test losses of a row by seed."""
+    return {
+      run['seed']: run['test_loss']
+      for run in self.tests
+      if (run['mechanism'], run['epsilon'])
+      == (row['mechanism'], row['epsilon'])
+    }
 
   @property
   def notes(self) -> list[str]:
@@ -101,86 +193,133 @@ class Summary:
     # PRIVACY: an epsilon that no run has is not taken for its guarantee.
     # Guard: sweep_runs_test.test_row_that_claims_more_says_so.
     more = any(
-      (row['claimed_epsilon'] or 0) > row['epsilon'] for row in self.rows
+      (row['claimed_epsilon'] or 0) > _infinite(row['epsilon'])
+      for row in self.rows
     )
     return [NOTE, CLAIMS_MORE] if more else [NOTE]
 
+  def table(self) -> str:
+    """Returns the rows as Markdown."""
+    return _table(self.rows, _HEADERS)
+
+  def pairs_table(self) -> str:
+    """Returns the pairs as Markdown; '' without any."""
+    return _table(self.pairs, _PAIR_HEADERS)
+
+  def search_table(self) -> str:
+    """Returns the candidates of learning rates as Markdown; '' without any."""
+    return _table([run for run in self.runs if run['search']], _SEARCH_HEADERS)
+
   def markdown(self) -> str:
-    parts = [_table(self.rows, _HEADERS, 'github'), *self.notes]
-    if self.tuning:
-      parts.append(_table(self.tuning, _TUNING_HEADERS, 'github'))
+    parts = [
+      self.table(),
+      *self.notes,
+      self.pairs_table(),
+      self.search_table(),
+    ]
     if self.failed:
       parts.append('Failed: ' + ', '.join(self.failed) + '.')
+    if self.missing:
+      parts.append('Missing: ' + ', '.join(self.missing) + '.')
     return '\n\n'.join(part for part in parts if part) + '\n'
 
   def write(self, directory: pathlib.Path) -> None:
-    """Writes `summary.md`, `summary.json`, `summary.csv` and the plots."""
+    """Writes `summary.md`, `summary.json` and the plots."""
     _files.write(directory / 'summary.md', self.markdown().encode())
-    content = {
-      'rows': self.rows,
-      'tuning': self.tuning,
-      'failed': self.failed,
-      'note': ' '.join(self.notes),
-    }
-    _files.write_json(directory / 'summary.json', content)
-    table = io.StringIO(newline='')
-    writer = csv.DictWriter(table, list(_HEADERS))
-    writer.writeheader()
-    writer.writerows(self.rows)
-    _files.write(directory / 'summary.csv', table.getvalue().encode())
+    _files.write(directory / 'summary.json', self.json().encode())
+    self.draw(directory, '')
+
+  def draw(self, directory: pathlib.Path, prefix: str) -> None:
+    """Writes the plots `noise.png` and `convergence.png`, where they show any.
+
+    Args:
+      directory: of the plots.
+      prefix: of their names.
+    """
     for name, figure in (
-      ('accuracy', sweep_plots.accuracy(self.rows)),
-      ('convergence', sweep_plots.convergence(self.curves)),
+      ('noise', sweep_plots.noise(self.tests)),
+      ('convergence', sweep_plots.convergence(self.tests)),
     ):
       if figure is not None:
-        with _files.replacing(directory / f'{name}.png') as part:
-          figure.savefig(part, format='png', dpi=160)
+        path = directory / f'{prefix}{name}.png'
+        with _files.replacing(path) as part:
+          figure.savefig(part, format='png', dpi=110, metadata={'Software': ''})
 
 
-def _row(
-  cell: sweep_cell.Cell, results: list[sweep_cell.Result]
+def _fields() -> list[str]:
+  return [field.name for field in dataclasses.fields(Summary)]
+
+
+def _infinite(epsilon: Optional[float]) -> float:
+  return math.inf if epsilon is None else epsilon
+
+
+def _run(
+  cell: sweep_cell.Cell, result: sweep_cell.Result, taken: bool
 ) -> dict[str, Any]:
-  accuracies = [100 * result.test_accuracy for result in results]
-  claims = [result.epsilon for result in results if result.epsilon is not None]
+  """Returns what JSON says of a run; a search has no test."""
+  config = cell.config()
+  step = -(-len(result.validation) // _CURVE_POINTS)
+  search = cell.seed == sweep_cell.TUNING_SEED
   return {
+    'name': cell.name,
     'mechanism': cell.row.series,
-    'epsilon': cell.row.epsilon,
+    'family': config.privacy.family,
+    'epsilon': None if cell.row.epsilon == math.inf else cell.row.epsilon,
+    'claimed_epsilon': result.epsilon,
+    'stands_for': config.privacy.simulated_clients_per_round,
+    'seed': cell.seed,
+    'search': search,
+    'taken': taken,
+    'rate': result.rate,
+    'noise': result.noise,
+    'momentum_noise': result.momentum_noise,
+    'validation_loss': _finite(result.validation_loss),
+    'test_loss': None if search else _finite(result.test_loss),
+    'test_accuracy': None if search else result.test_accuracy,
+    'minutes': None if result.seconds is None else result.seconds / 60,
+    # The last one is kept.
+    'curve': [
+      [done, _finite(round(loss, 4))]
+      for done, loss, _ in result.validation[::-1][::step][::-1]
+    ],
+  }
+
+
+def _finite(loss: float) -> Optional[float]:
+  """Returns a loss; None for that of a model that diverged."""
+  return loss if math.isfinite(loss) else None
+
+
+def _row(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """Returns the means of the runs of a row."""
+  claims = [run['claimed_epsilon'] for run in runs]
+  losses = [math.inf if (x := run['test_loss']) is None else x for run in runs]
+  return {
+    **{
+      name: runs[0][name] for name in ('mechanism', 'epsilon', 'rate', 'noise')
+    },
     # A run without noise claims nothing.
-    'claimed_epsilon': (max(claims) if len(claims) == len(results) else None),
-    'server_learning_rate': cell.config.training.server_learning_rate,
-    'seeds': len(results),
-    'accuracy_mean': statistics.mean(accuracies),
-    'accuracy_stdev': (
-      statistics.stdev(accuracies) if len(accuracies) > 1 else None
+    'claimed_epsilon': None if None in claims else max(claims),
+    'seeds': len(runs),
+    'loss_mean': statistics.fmean(losses),
+    'loss_stdev': (
+      statistics.stdev(losses)
+      if len(runs) > 1 and math.inf not in losses
+      else None
     ),
-    'accuracy_least': min(accuracies),
-    'accuracy_most': max(accuracies),
-    'rmse': results[0].rmse,
+    'perplexity': float(np.exp(statistics.fmean(losses))),
+    'accuracy_mean': 100
+    * statistics.fmean(run['test_accuracy'] for run in runs),
   }
 
 
-def _tuning_row(
-  cell: sweep_cell.Cell,
-  result: Optional[sweep_cell.Result],
-  taken: Optional[int],
-) -> dict[str, Any]:
-  return {
-    'mechanism': cell.row.series,
-    'epsilon': cell.row.epsilon,
-    'server_learning_rate': cell.config.training.server_learning_rate,
-    'validation_accuracy': (
-      None if result is None else 100 * result.validation[-1][1]
-    ),
-    'taken': cell.exponent == taken,
-  }
-
-
-def _table(
-  rows: Sequence[dict[str, Any]], headers: Mapping[str, str], form: str
-) -> str:
+def _table(rows: Sequence[dict[str, Any]], headers: Mapping[str, str]) -> str:
+  if not rows:
+    return ''
   return tabulate.tabulate(
     [[row[key] for key in headers] for row in rows],
     list(headers.values()),
-    form,
+    'github',
     floatfmt='.4g',
   )

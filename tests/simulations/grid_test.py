@@ -21,7 +21,7 @@ from tff_bandmf import (
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 _BANDMF23 = grid.load(str(_CONFIGS / 'bandmf23.toml'))
-_GRIDS = ('bandmf23', 'docstrings_comparison', 'demo_seeds')
+_GRIDS = ('bandmf23', 'docstrings_comparison', 'demo_seeds', 'evidence')
 _CLIENTS = {'stackoverflow': 342_477, 'docstrings': 14_700}
 _ROWS = [
   row
@@ -232,7 +232,8 @@ def test_every_row_on_docstrings_is_calibrated_at_its_schema():
   found_for = {}
   for row in _ROWS:
     config = row.config()
-    if config.data.corpus != 'docstrings':
+    # Strategies of 1,032 rounds take minutes.
+    if config.data.corpus != 'docstrings' or config.training.rounds > 120:
       continue
     privacy, rounds = config.privacy, config.training.rounds
     key = privacy.family, str(privacy.parameters), rounds, _schema(config)
@@ -314,7 +315,7 @@ def test_values_are_looked_up_by_epsilon(tmp_path):
   wide = rows['dp-sgd_epsilon8']
   assert wide.exponents == (1, 2, 3)
   assert wide.config().training.server_learning_rate == 2.89
-  assert wide.config(1).training.server_learning_rate == 1.7
+  assert wide.config(0.5).training.server_learning_rate == 0.5
 
 
 def test_settings_come_last(tmp_path):
@@ -322,7 +323,7 @@ def test_settings_come_last(tmp_path):
   wide = grid.one(
     f'{tmp_path}/grid.toml:dp-sgd_epsilon8', ('training.rounds=5',)
   )
-  assert wide.config(1).training.rounds == 5
+  assert wide.config(1.7).training.rounds == 5
   assert wide.exponents == (1, 2, 3)
   # A rate that is given is not tuned.
   for row in grid.load(
@@ -377,9 +378,30 @@ def test_base_may_be_another_file(tmp_path):
     ('epsilons = [2, 8]', 'epsilons = []', 'gives no row'),
     ('epsilons = [2, 8]', 'epsilons = 2', 'epsilons'),
     ('epsilons = [2, 8]', 'epsilons = [2, 2]', 'epsilon2: is there twice'),
-    ('epsilons = [2, 8]', 'epsilons = [2, 8]\nseeds = 0', 'seeds=0'),
+    ('epsilons = [2, 8]', 'epsilons = [2, 8]\nseeds = [0]', 'seeds=[0]'),
     ('epsilons = [2, 8]', 'epsilons = [2, 8]\ncorpora = 3', 'corpora'),
     ('[base]', '[base]\ncompare = {}', 'key=base.compare'),
+    (
+      '[mechanisms.banded]',
+      "[mechanisms.banded]\nwithout = ['privacy.buffers']",
+      'without=privacy.buffers: is not a key of the base',
+    ),
+    (
+      '[base]',
+      "[rule]\nslope = 1\nrow = ''\nrate_exponents = []\n[base]",
+      'rule.slope=1',
+    ),
+    (
+      '[base]',
+      "[rule]\nslope = -1\nrow = 'x_epsilon2'\nrate_exponents = [0]\n[base]",
+      'rule.row=x_epsilon2: is not known',
+    ),
+    (
+      '[base]',
+      "[rule]\nslope = -1\nrow = 'banded_epsilon2'\nrate_exponents = [0]\n"
+      '[base]',
+      'rule=banded_epsilon2: must be a row with noise',
+    ),
     ("'identity'", "'fourier'", 'privacy.family=fourier'),
   ],
 )
@@ -389,3 +411,57 @@ def test_bad_grid_is_told_in_one_line(tmp_path, old, new, named):
     _load(tmp_path, _GRID.replace(old, new))
   assert named in str(caught.value)
   assert '\n' not in str(caught.value)
+
+
+_RULE = """
+[rule]
+slope = -0.95
+row = 'banded_epsilon8'
+rate_exponents = [-1, 0]
+[mechanisms.none]
+[mechanisms.alone]
+privacy.family = 'identity'
+seeds = [7]
+without = ['privacy.zeroing_norm']
+privacy.amplification = 'cyclic-poisson'
+"""
+
+
+def test_rule_gives_the_rates_that_are_not_given(tmp_path):
+  text = _GRID.replace('min_sep = 4', 'min_sep = 4, zeroing_norm = 2.0')
+  rows = {row.name: row for row in _load(tmp_path, text + _RULE).rows}
+  assert {name for name, row in rows.items() if row.rule} == {
+    'banded_epsilon2',
+    'banded_epsilon8',
+    'alone_epsilon2',
+    'alone_epsilon8',
+  }
+  rule = rows['alone_epsilon8'].rule
+  assert (rule.slope, rule.row.name) == (-0.95, 'banded_epsilon8')
+  assert rule.row.exponents == (-1, 0) and rule.row.extensions == 0
+  assert rows['none'].epsilon == math.inf
+  assert rows['none'].config().privacy.family == 'none'
+  assert rows['none'].seeds == (1, 2, 3)
+  assert rows['alone_epsilon2'].seeds == (7,)
+  assert rows['alone_epsilon2'].config().privacy.zeroing_norm is None
+  assert rows['banded_epsilon2'].config().privacy.zeroing_norm == 2.0
+  (row,) = grid.load(
+    f'{tmp_path}/grid.toml',
+    ('training.server_learning_rate=0.5',),
+    ('alone_epsilon8',),
+  ).rows
+  assert row.rule is None
+
+
+def test_evidence_is_what_the_protocol_says():
+  rows = grid.load(str(_CONFIGS / 'evidence.toml')).rows
+  rules = [row.rule for row in rows if row.rule]
+  searched = len(rules[0].row.exponents)
+  assert searched + sum(len(row.seeds) for row in rows) <= 55
+  assert len({row.config().privacy.family for row in rows} - {'none'}) == 11
+  for row in rows:
+    config = row.config()
+    own = row.name.startswith(('true-', 'poisson-'))
+    assert (config.privacy.simulated_clients_per_round is None) == own
+    # Nobody chose a rate for a mechanism.
+    assert (row.rule is None) == (row.name == 'none')

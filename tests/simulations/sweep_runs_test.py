@@ -1,10 +1,11 @@
 """Tests of sweeps of experiments: rates, seeds, crashes, summaries."""
 
-import csv
+import dataclasses
 import fcntl
-import json
+import math
 import os
 import pathlib
+import re
 import signal
 import statistics
 import subprocess
@@ -16,8 +17,8 @@ from click import testing
 
 from simulations import sweep
 from simulations.corpora import docstrings
+from simulations.sweeps import analysis, grid
 from simulations.sweeps import cell as sweep_cell
-from simulations.sweeps import grid
 from simulations.sweeps import plots as sweep_plots
 from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import report
@@ -27,7 +28,11 @@ pytestmark = pytest.mark.slow
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TOML = """
 epsilons = [8]
-seeds = 2
+seeds = [1]
+[rule]
+slope = -0.5
+row = 'tree_epsilon8'
+rate_exponents = [-1, 0]
 [base.data]
 corpus = '{corpus}'
 vocabulary_size = 100
@@ -36,6 +41,7 @@ max_sentences_per_client = 2
 embedding_size = 4
 lstm_size = 4
 [base.training]
+server_learning_rate = 3.0
 rounds = 4
 clients_per_round = 3
 evaluate_every = 2
@@ -74,18 +80,25 @@ def _row(*exponents):
   )
 
 
-def _result(accuracy, claimed=8.0):
+def _result(loss, claimed=8.0, noise=0.01, rate=1.7):
   return sweep_cell.Result(
-    accuracy + 0.01, ((2, accuracy / 2), (4, accuracy)), claimed, 0.5
+    rate,
+    loss + 0.1,
+    0.25,
+    ((2, 9.0, 0.1), (8, 2 * loss, 0.1), (10, loss, 0.2)),
+    claimed,
+    noise,
+    10 * noise,
+    90.0,
   )
 
 
-def _ended(accuracies):
+def _ended(losses):
   return {
     f'blt_epsilon8/seed0_rate{exponent:+d}': (
-      None if accuracy is None else _result(accuracy)
+      None if loss is None else _result(loss)
     )
-    for exponent, accuracy in accuracies.items()
+    for exponent, loss in losses.items()
   }
 
 
@@ -93,153 +106,249 @@ def _exponents(cells):
   return [cell.exponent for cell in cells]
 
 
-def test_rate_of_best_validation_is_taken():
+def test_rate_of_least_validation_loss_is_taken():
   taken, cells = sweep.choose_rate(
-    _row(2, 0, 1), _ended({0: 0.1, 1: 0.3, 2: 0.2})
+    _row(2, 0, 1), _ended({0: 4.9, 1: 4.7, 2: 4.8})
   )
   assert taken == 1
   assert _exponents(cells) == [0, 1, 2]
-  assert {cell.seed for cell in cells} == {sweep.TUNING_SEED}
+  assert {cell.seed for cell in cells} == {sweep_cell.TUNING_SEED}
+
+
+def test_validation_loss_is_that_of_the_last_fifth():
+  steps = tuple((t, float(t), 0.1) for t in range(10, 101, 10))
+  result = dataclasses.replace(_result(1.0), validation=steps)
+  assert result.validation_loss == 95.0
 
 
 def test_smaller_of_two_equal_rates_is_taken():
   assert (
     sweep.choose_rate(
-      _row(0, 1, 2, 3), _ended({0: 0.1, 1: 0.3, 2: 0.3, 3: 0.2})
+      _row(0, 1, 2, 3), _ended({0: 4.9, 1: 4.7, 2: 4.7, 3: 4.8})
     )[0]
     == 1
   )
 
 
 def test_rate_is_open_while_a_candidate_runs():
-  taken, cells = sweep.choose_rate(_row(0, 1, 2), _ended({0: 0.1, 1: 0.3}))
+  taken, cells = sweep.choose_rate(_row(0, 1, 2), _ended({0: 4.9, 1: 4.7}))
   assert taken is None
   assert _exponents(cells) == [0, 1, 2]
-  assert sweep.test_cells(_row(0, 1, 2), 3, _ended({0: 0.1, 1: 0.3})) == []
+  assert sweep.test_cells(_row(0, 1, 2), _ended({0: 4.9, 1: 4.7})) == []
 
 
 @pytest.mark.parametrize(
-  'scores, tried',
+  'losses, tried',
   [
-    ({0: 0.3, 1: 0.2}, [-1, 0, 1]),
-    ({0: 0.2, 1: 0.3}, [0, 1, 2]),
-    ({0: 0.2, 1: 0.3, 2: 0.4}, [0, 1, 2, 3]),
-    ({0: None, 1: 0.3}, [0, 1, 2]),
+    ({0: 4.7, 1: 4.8}, [-1, 0, 1]),
+    ({0: 4.8, 1: 4.7}, [0, 1, 2]),
+    ({0: 4.8, 1: 4.7, 2: 4.6}, [0, 1, 2, 3]),
+    ({0: None, 1: 4.7}, [0, 1, 2]),
+    ({0: math.nan, 1: 4.7}, [0, 1, 2]),
   ],
 )
-def test_search_goes_on_beyond_an_edge(scores, tried):
-  taken, cells = sweep.choose_rate(_row(0, 1), _ended(scores))
+def test_search_goes_on_beyond_an_edge(losses, tried):
+  taken, cells = sweep.choose_rate(_row(0, 1), _ended(losses))
   assert taken is None
   assert _exponents(cells) == tried
 
 
 def test_search_beyond_an_edge_ends():
-  scores = {i: 0.01 * (i + 1) for i in range(6)}
-  taken, cells = sweep.choose_rate(_row(0, 1), _ended(scores))
+  losses = {i: 5 - 0.01 * (i + 1) for i in range(6)}
+  taken, cells = sweep.choose_rate(_row(0, 1), _ended(losses))
   assert taken == 5
   assert _exponents(cells) == list(range(6))
 
 
 def test_failed_candidates_are_not_taken():
   assert (
-    sweep.choose_rate(_row(0, 1, 2), _ended({0: 0.1, 1: None, 2: None}))[0]
+    sweep.choose_rate(_row(0, 1, 2), _ended({0: 4.9, 1: None, 2: None}))[0]
     is None
   )
-  ended = _ended({-1: 0.05, 0: 0.1, 1: None, 2: None})
+  ended = _ended({-1: 4.95, 0: 4.9, 1: None, 2: None})
   assert sweep.choose_rate(_row(0, 1, 2), ended)[0] == 0
-  nothing = _ended({0: None, 1: None})
+  nothing = _ended({0: None, 1: math.inf})
   assert sweep.choose_rate(_row(0, 1), nothing)[0] is None
-  assert sweep.test_cells(_row(0, 1), 3, nothing) == []
+  assert sweep.test_cells(_row(0, 1), nothing) == []
 
 
 def test_test_seeds_are_fresh():
-  ended = _ended({0: 0.1, 1: 0.3, 2: 0.2})
-  cells = sweep.test_cells(_row(0, 1, 2), 3, ended)
+  ended = _ended({0: 4.9, 1: 4.7, 2: 4.8})
+  cells = sweep.test_cells(_row(0, 1, 2), ended)
   assert [(cell.exponent, cell.seed) for cell in cells] == [
     (1, 1),
     (1, 2),
     (1, 3),
   ]
-  assert [cell.config.training.seed for cell in cells] == [1, 2, 3]
-  assert cells[0].config.training.server_learning_rate == 1.7
+  assert [cell.config().training.seed for cell in cells] == [1, 2, 3]
+  assert cells[0].config().training.server_learning_rate == 1.7
   assert cells[0].name == 'blt_epsilon8/seed1_rate+1'
 
 
-def _summary(tmp_path, claimed=8.0):
-  row = _row(0, 1, 2)
-  ended = _ended({0: 0.1, 1: 0.3, 2: None})
-  cells = sweep.test_cells(row, 3, ended)
-  accuracies = (0.25, 0.35, 0.3)
-  ended.update(
-    {
-      cell.name: _result(value, claimed)
-      for cell, value in zip(cells, accuracies)
-    }
-  )
-  summary = sweep_summary.Summary.of(
-    [(row, *sweep.choose_rate(row, ended), cells)], ended
-  )
-  summary.write(tmp_path)
-  return summary
+def _by_rule(**changes):
+  rule = grid.Rule(-0.95, dataclasses.replace(_row(0, 1), extensions=0))
+  return dataclasses.replace(_row(), rule=rule, **changes)
+
+
+def test_rates_by_the_rule_follow_from_the_noise():
+  row = _by_rule(name='tree_epsilon8')
+  row.tree['training']['server_learning_rate'] = 5.0
+  # No rate beyond the candidates is tried.
+  assert sweep.test_cells(row, _ended({0: 4.7})) == []
+  cell, *_ = sweep.test_cells(row, _ended({0: 4.8, 1: 4.7}))
+  assert cell.name == 'tree_epsilon8/seed1'
+
+  def rate(noise):
+    return cell.config(noise).training.server_learning_rate
+
+  # What was fitted had L = 0.01 and took 1.7.
+  assert rate(0.01) == 1.7
+  assert rate(0.02) == pytest.approx(1.7 * 2**-0.95, rel=1e-5)
+  assert rate(0.005) == pytest.approx(1.7 * 2**0.95, rel=1e-5)
+  assert rate(0.0001) == rate(0.0) == 5.0
+
+
+def test_cells_come_seed_by_seed_and_least_noise_first():
+  rows = [
+    _by_rule(name=name, epsilon=epsilon, seeds=seeds)
+    for name, epsilon, seeds in (
+      ('a2', 2.0, (1, 2)),
+      ('a8', 8.0, (1,)),
+      ('none', math.inf, (1, 2)),
+    )
+  ]
+  outcomes = sweep.outcome(grid.Grid(tuple(rows)), {})
+  assert [each.cell.name for each in outcomes] == [
+    'blt_epsilon8/seed0_rate+0',
+    'blt_epsilon8/seed0_rate+1',
+    'none/seed1',
+    'a8/seed1',
+    'a2/seed1',
+    'none/seed2',
+    'a2/seed2',
+  ]
+
+
+def _outcomes(claimed=8.0):
+  losses = {
+    f'{name}_epsilon8/seed{seed}': loss
+    for name, three in (
+      ('blt', (4.5, 4.6, 4.4)),
+      ('tree', (4.7, 4.81, 4.59)),
+    )
+    for seed, loss in enumerate(three, 1)
+  }
+  ended = {
+    name: _result(loss, claimed, noise=0.02 - loss / 1000)
+    for name, loss in losses.items()
+  }
+  tree = dataclasses.replace(_row(), name='tree_epsilon8', series='tree')
+  rows = [_row(), tree]
+  return sweep.outcome(grid.Grid(tuple(rows)), ended)
+
+
+def _summary(claimed=8.0):
+  return sweep_summary.Summary.of(_outcomes(claimed))
 
 
 def test_summary_has_means_and_spread(tmp_path):
-  summary = _summary(tmp_path)
-  (row,) = json.loads((tmp_path / 'summary.json').read_text())['rows']
-  # The test accuracies, not those that the rate was chosen by.
-  expected = [26.0, 36.0, 31.0]
-  assert row['accuracy_mean'] == pytest.approx(statistics.mean(expected))
-  assert row['accuracy_stdev'] == pytest.approx(statistics.stdev(expected))
-  assert (row['accuracy_least'], row['accuracy_most']) == pytest.approx(
-    (26.0, 36.0)
-  )
+  _summary().write(tmp_path)
+  summary = sweep_summary.Summary.read((tmp_path / 'summary.json').read_text())
+  assert summary == _summary()
+  row, _ = summary.rows
+  # The test losses, not those that the rate was chosen by.
+  expected = [4.6, 4.7, 4.5]
+  assert row['loss_mean'] == pytest.approx(statistics.mean(expected))
+  assert row['loss_stdev'] == pytest.approx(statistics.stdev(expected))
+  assert row['perplexity'] == pytest.approx(math.exp(4.6))
+  assert row['accuracy_mean'] == 25.0
   assert (row['seeds'], row['claimed_epsilon']) == (3, 8.0)
-  assert row['server_learning_rate'] == 1.7
-  with open(tmp_path / 'summary.csv', newline='') as stream:
-    (read,) = csv.DictReader(stream)
-  assert float(read['accuracy_mean']) == row['accuracy_mean']
-  assert summary.failed == ('blt_epsilon8/seed0_rate+2',)
-  assert 'blt_epsilon8/seed0_rate+2' in summary.markdown()
-  taken = [
-    each['server_learning_rate'] for each in summary.tuning if each['taken']
-  ]
-  assert taken == [1.7]
+  assert summary.runs[0]['curve'][-1] == [10, 4.5]
+  assert summary.missing == summary.failed == ()
+  for name in ('noise', 'convergence'):
+    assert (tmp_path / f'{name}.png').read_bytes().startswith(b'\x89PNG')
 
 
-def test_summary_says_what_no_guarantee_covers(tmp_path):
-  summary = _summary(tmp_path)
+def test_summary_claims_an_order_where_seeds_show_it():
+  (pair,) = _summary().pairs
+  assert (pair['first'], pair['second'], pair['seeds']) == ('blt', 'tree', 3)
+  # On every seed about 0.2, whatever the seed.
+  assert pair['shown'] == 'yes'
+  assert '-0.2000 ± 0.0248' in pair['difference']
+  assert 'blt' in _summary().pairs_table()
+
+
+def test_paired_difference_is_that_of_common_seeds():
+  found = analysis.paired({1: 1.0, 2: 3.0, 3: 2.0}, {1: 0.0, 2: 1.0, 4: 9.0})
+  assert (found.seeds, found.mean) == (2, 1.5)
+  # t of one degree of freedom.
+  assert found.half_width == pytest.approx(12.7062 * found.stdev / 2**0.5)
+  assert not found.shown
+  assert analysis.paired({1: 1.0}, {1: 2.0}) is None
+  least = analysis.least_difference(0.1, 3)
+  assert least == pytest.approx(4.30265 * 0.1 / 3**0.5)
+
+
+def test_curve_goes_through_what_lies_on_it():
+  points = [(x, 4 + 0.1 * math.log(x) ** 2) for x in (0.01, 0.1, 1, 2, 5)]
+  found = analysis.curve(points)
+  assert found([0.5]) == pytest.approx([4 + 0.1 * math.log(0.5) ** 2])
+  assert found.stdev < 1e-9
+  assert analysis.curve(points[:4]) is None
+
+
+def test_summary_says_what_has_not_ended():
+  ended = _ended({0: 4.9, 1: None})
+  summary = sweep_summary.Summary.of(
+    sweep.outcome(grid.Grid((_row(0, 1, 2),)), ended)
+  )
+  assert summary.failed == ('blt_epsilon8/seed0_rate+1',)
+  assert summary.missing == (
+    'blt_epsilon8/seed0_rate+2',
+    *(f'blt_epsilon8/seed{seed}' for seed in (1, 2, 3)),
+  )
+  assert 'Missing: blt_epsilon8/seed0_rate+2' in summary.markdown()
+  (run,) = summary.runs
+  # What a rate is chosen by says nothing of the test.
+  assert run['search'] and run['test_loss'] is None
+  assert run['validation_loss'] == 4.9
+
+
+def test_model_that_diverged_is_no_number(tmp_path):
+  (outcome, *others) = _outcomes()
+  lost = dataclasses.replace(outcome.result, test_loss=math.nan)
+  lost = dataclasses.replace(outcome, result=lost)
+  summary = sweep_summary.Summary.of([lost, *others])
+  summary.write(tmp_path)
+  assert summary.rows[0]['loss_mean'] == math.inf
+  assert summary.pairs == []
+
+
+def test_summary_says_what_no_guarantee_covers():
   assert 'learning rates' in sweep_summary.NOTE
   assert 'covered by any of them' in sweep_summary.NOTE
-  assert sweep_summary.NOTE in summary.markdown()
-  assert sweep_summary.NOTE in (tmp_path / 'summary.json').read_text()
+  assert sweep_summary.NOTE in _summary().markdown()
 
 
-def test_row_that_claims_more_says_so(tmp_path):
+def test_row_that_claims_more_says_so():
   # Such as one that stands for a larger cohort.
-  assert sweep_summary.CLAIMS_MORE not in _summary(tmp_path).markdown()
-  summary = _summary(tmp_path, claimed=20.0)
-  assert sweep_summary.CLAIMS_MORE in summary.markdown()
-  assert sweep_summary.CLAIMS_MORE in (tmp_path / 'summary.json').read_text()
-  (axes,) = sweep_plots.accuracy(summary.rows).axes
-  assert list(axes.lines[0].get_xdata()) == [20.0]
-  assert [label.get_text() for label in axes.get_xticklabels()] == ['20']
+  assert sweep_summary.CLAIMS_MORE not in _summary().markdown()
+  assert sweep_summary.CLAIMS_MORE in _summary(claimed=20.0).markdown()
 
 
-def test_plots_show_means_and_spread(tmp_path):
-  summary = _summary(tmp_path)
-  for name in ('accuracy', 'convergence'):
-    assert (tmp_path / f'{name}.png').read_bytes().startswith(b'\x89PNG')
-  (axes,) = sweep_plots.convergence(summary.curves).axes
+def test_plots_show_every_run():
+  tests = _summary().tests
+  left, right = sweep_plots.noise(tests).axes
+  assert [line.get_xdata()[0] for line in left.lines[: len(tests)]] == [
+    run['noise'] for run in tests
+  ]
+  assert right.lines[0].get_xdata()[0] == tests[0]['momentum_noise']
+  (axes,) = sweep_plots.convergence(tests).axes
   rounds, mean = axes.lines[0].get_data()
-  assert list(rounds) == [2, 4]
-  assert list(mean) == pytest.approx([15.0, 30.0])
-  (axes,) = sweep_plots.accuracy(summary.rows).axes
-  (bars,) = axes.containers
-  segment = bars.lines[2][0].get_segments()[0]
-  stdev = summary.rows[0]['accuracy_stdev']
-  assert list(segment[:, 1]) == pytest.approx([31 - stdev, 31 + stdev])
-  assert sweep_plots.accuracy(()) is None
-  assert sweep_plots.convergence({}) is None
+  assert list(rounds) == [2, 8, 10]
+  assert mean[-1] == pytest.approx(4.5)
+  assert sweep_plots.noise(()) is None
+  assert sweep_plots.convergence(()) is None
 
 
 @pytest.fixture(scope='module')
@@ -258,7 +367,7 @@ def _command(grid_path, directory, *more):
     sys.executable,
     '-m',
     'simulations.sweep',
-    f'--grid={grid_path}',
+    f'--config={grid_path}',
     f'--out={directory}',
     *more,
   ]
@@ -302,15 +411,16 @@ def _wait(condition, log_path):
 
 def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
   directory, log_path = tmp_path / 'sweep', tmp_path / 'log'
-  first = directory / 'tree_epsilon8' / 'seed1'
-  held = directory / 'logs' / 'tree_epsilon8' / 'seed2.lock'
+  first = directory / 'tree_epsilon8' / 'seed0_rate-1'
+  second, last = first.parent / 'seed0_rate+0', first.parent / 'seed1'
+  held = directory / 'logs' / 'tree_epsilon8' / 'seed0_rate+0.lock'
   held.parent.mkdir(parents=True)
   with open(log_path, 'ab') as log, open(held, 'ab') as lock:
-    # Somebody else seems to run the last cell: it waits.
+    # Somebody else seems to run the other candidate: it waits.
     fcntl.flock(lock, fcntl.LOCK_EX)
     process = _start(grid_path, directory, log)
     _wait((first / report.JSON_FILE).exists, log_path)
-    assert not (first.parent / 'seed2').exists()
+    assert not second.exists()
     assert 'another sweep is at work' in _refusal(
       grid_path, directory, '--resume'
     )
@@ -324,34 +434,44 @@ def test_killed_sweep_goes_on_where_it_was(tmp_path, grid_path):
     before = [os.stat(path) for path in kept]
 
     # As a job of its own, which does nothing for a cell that is done.
-    assert _printed(grid_path, directory, '--list').splitlines() == [
-      'crowd_epsilon8/seed1',
-      'crowd_epsilon8/seed2',
-      'tree_epsilon8/seed2',
+    listed = _printed(grid_path, directory, '--list').splitlines()
+    assert [re.split(r'\t\d+ min\t', line) for line in listed] == [
+      ['tree_epsilon8/seed0_rate+0', 'ready'],
+      ['crowd_epsilon8/seed1', 'waits for its rate'],
+      ['tree_epsilon8/seed1', 'waits for its rate'],
     ]
-    refused = _refusal(grid_path, directory, '--cell=tree_epsilon8/seed3')
-    assert 'cell=tree_epsilon8/seed3' in refused
-    process = _start(grid_path, directory, log, '--cell=tree_epsilon8/seed2')
+    refused = _refusal(grid_path, directory, '--cell=tree_epsilon8/seed1')
+    assert 'cell=tree_epsilon8/seed1' in refused
+    cell = '--cell=tree_epsilon8/seed0_rate+0'
+    process = _start(grid_path, directory, log, cell)
     assert process.wait(timeout=900) == 0, log_path.read_text()
-    assert not _printed(grid_path, directory, '--cell=tree_epsilon8/seed1')
+    assert not _printed(grid_path, directory, cell)
     process = _start(grid_path, directory, log, '--resume')
     assert process.wait(timeout=900) == 1, log_path.read_text()
   for path, stat in zip(kept, before):
     after = os.stat(path)
     assert (after.st_mtime_ns, after.st_ino) == (stat.st_mtime_ns, stat.st_ino)
-  summary = json.loads((directory / 'summary.json').read_text())
-  (row,) = summary['rows']
-  assert (row['mechanism'], row['seeds']) == ('tree', 2)
+  text = (directory / 'summary.json').read_text()
+  assert _printed(grid_path, directory, '--results') == text.replace(
+    '"failed": [\n"crowd_epsilon8/seed1"\n]', '"failed": [\n\n]'
+  ).replace('"missing": [\n\n]', '"missing": [\n"crowd_epsilon8/seed1"\n]')
+  summary = sweep_summary.Summary.read(text)
+  (row,) = summary.rows
+  assert (row['mechanism'], row['seeds']) == ('tree', 1)
   assert row['claimed_epsilon'] <= 8
-  assert summary['failed'] == ['crowd_epsilon8/seed1', 'crowd_epsilon8/seed2']
+  # The row that the rule was fitted on has the rate that was taken.
+  (taken,) = [run for run in summary.runs if run['search'] and run['taken']]
+  assert row['rate'] == taken['rate']
+  assert row['noise'] == taken['noise'] > 0
+  assert summary.failed == ('crowd_epsilon8/seed1',)
   assert (
     'cohort_size=100000'
     in (directory / 'logs' / 'crowd_epsilon8' / 'seed1.log').read_text()
   )
   assert 'crowd_epsilon8/seed1: failed' in log_path.read_text()
-  # That of the tree, optimised once, and that of the failed cells.
+  # That of the tree, optimised once, and that of the failed cell.
   assert len(list((directory / 'strategies').glob('*.json'))) == 2
-  for run in (first, first.parent / 'seed2'):
+  for run in (first, last):
     written = report.build(run).content
     assert written['epsilon'] <= 8
     assert written['observed']['rounds_finished'] == 4
