@@ -21,7 +21,7 @@ from tff_bandmf import __version__ as version
 from tff_bandmf import _files, errors, report, strategies, workloads
 from tff_bandmf.program import metrics, run_record
 
-# Of the runs that search for a rate.
+# The seed of runs that search for a rate.
 TUNING_SEED = 0
 
 
