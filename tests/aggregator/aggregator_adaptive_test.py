@@ -4,6 +4,7 @@ import collections
 
 import numpy as np
 import pytest
+import small_aggregator
 import tapes
 import tensorflow_federated as tff
 
@@ -44,14 +45,7 @@ def _ran(factory):
   outputs = []
   with factory:
     process = factory.create(_TYPE)
-    state = process.initialize()
-    if state.query_state.noise and 'key' in state.query_state.noise:
-      known = collections.OrderedDict(
-        state.query_state.noise, key=np.frombuffer(_KEY.secret, np.int32)
-      )
-      state = state._replace(
-        query_state=state.query_state._replace(noise=known)
-      )
+    state = small_aggregator.with_key(process.initialize(), _KEY)
     for _ in range(_STRATEGY.rounds):
       outputs.append(process.next(state, list(map(_update, _SIZES))))
       state = outputs[-1].state

@@ -1,9 +1,8 @@
 """Tests of the aggregator with a strategy of every kind of recursion."""
 
-import collections
-
 import numpy as np
 import pytest
+import small_aggregator
 import tensorflow_federated as tff
 
 from tff_bandmf import aggregator, noise, participation, strategies
@@ -40,13 +39,7 @@ def test_sums_of_nothing_are_the_noise(runtime, name, placement):
     else placements.Tape(key=_KEY),
   ) as factory:
     process = factory.create(tff.TensorType(np.float32, [_DIMENSION]))
-    state = process.initialize()
-    query_state = state.query_state
-    if placement == 'state':
-      known = collections.OrderedDict(
-        query_state.noise, key=np.frombuffer(_KEY.secret, np.int32)
-      )
-      state = state._replace(query_state=query_state._replace(noise=known))
+    state = small_aggregator.with_key(process.initialize(), _KEY)
     sums = []
     for _ in range(_ROUNDS):
       output = process.next(state, [np.zeros(_DIMENSION, np.float32)] * 2)

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import psutil
 import pytest
+import small_aggregator
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -54,13 +55,7 @@ def _process(factory):
 
 def _start(process):
   """A state with the key that the tests know."""
-  state = process.initialize()
-  if not state.query_state.noise:
-    return state
-  known = collections.OrderedDict(
-    state.query_state.noise, key=np.frombuffer(_KEY.secret, np.int32)
-  )
-  return state._replace(query_state=state.query_state._replace(noise=known))
+  return small_aggregator.with_key(process.initialize(), _KEY)
 
 
 def _update(kernel, bias):

@@ -153,7 +153,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     )
     self._refuse_release_of_key()
     # PRIVACY: two runs with one key would get the same noise.
-    # Guard: aggregator_test.test_second_process_of_a_factory_is_refused.
+    # Guard: aggregator_runs_test.test_second_process_of_a_factory_is_refused.
     if self._query is not None:
       raise errors.value_error(
         'create',
@@ -203,7 +203,7 @@ def skip_round(state: Any) -> Any:
 
   PRIVACY: y_t alone, which a round of nobody would release, takes the noise off
   what was seen of the round before. Guard:
-  aggregator_test.test_skipped_round_releases_nothing.
+  aggregator_runs_test.test_skipped_round_releases_nothing.
 
   Args:
     state: of what `CorrelatedNoiseFactory.create` made, before the round.
@@ -243,7 +243,7 @@ def _process(
 
   # PRIVACY: runs are told apart, but not before `initialize` has evaluated a
   # round, which would then be another run's. Guard:
-  # aggregator_test.test_second_run_on_a_tape_is_refused_its_first_round.
+  # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
   @tff.tensorflow.computation(process.initialize.type_signature.result.member)
   def begin(state):
     return state._replace(query_state=query.begin(state.query_state))

@@ -153,7 +153,7 @@ class StateSource(NoiseSource):
 
   def begin(self, state):
     # PRIVACY: a key a run: no two runs share noise. Guard:
-    # aggregator_test.test_two_runs_in_the_state_share_no_noise.
+    # aggregator_runs_test.test_two_runs_in_the_state_share_no_noise.
     return collections.OrderedDict(state, key=graph_generator.fresh_key_words())
 
   def release(self, state, round_index, total):
@@ -278,7 +278,7 @@ def _hold(key: key_lib.Key) -> int:
   with _holding:
     # PRIVACY: two runs with one key have the same noise, and the difference of
     # their releases has none. Guard:
-    # aggregator_test.test_second_factory_with_a_key_is_refused.
+    # aggregator_runs_test.test_second_factory_with_a_key_is_refused.
     if name in _held:
       raise errors.value_error(
         'key',
