@@ -26,7 +26,8 @@ quick: env  ## runs the tests that need no TFF and take no seconds, in a minute
 	  --dist worksteal $(ARGS)
 
 fuzz: env  ## feeds 10,000 damaged files to what reads files
-	BANDMF_FUZZ_CASES=10000 $(PYTHON_OF_ENV) -m pytest tests/*/fuzz_*_test.py -q
+	BANDMF_FRESH_CASES=1 BANDMF_FUZZ_CASES=10000 \
+	  $(PYTHON_OF_ENV) -m pytest tests/*/fuzz_*_test.py -q
 
 races: env  ## has two processes write to a ledger at once, 300 times each
 	LEDGER_RACES=300 $(PYTHON_OF_ENV) -m pytest tests/program/ledger_races_test.py -q

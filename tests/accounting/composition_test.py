@@ -31,7 +31,7 @@ def _poisson(noise_multiplier, q, rounds=1, **options):
   return _run(noise_multiplier, strategies.Identity(rounds), cohorts)
 
 
-@hypothesis.settings(deadline=None, max_examples=20)
+@hypothesis.settings(max_examples=20)
 @hypothesis.given(
   noises=st.lists(st.floats(0.5, 20), min_size=1, max_size=5),
   log_delta=st.integers(-10, -3),
@@ -73,7 +73,7 @@ def test_order_does_not_matter_and_every_run_counts():
 
 
 @pytest.mark.slow
-@hypothesis.settings(deadline=None, max_examples=8)
+@hypothesis.settings(max_examples=8)
 @hypothesis.given(
   q=st.floats(0.05, 0.95),
   other=st.floats(0.05, 1.0),

@@ -138,7 +138,7 @@ def test_two_compositions_are_the_integral(epsilon):
 
 
 @pytest.mark.slow
-@hypothesis.settings(deadline=None, max_examples=6)
+@hypothesis.settings(max_examples=6)
 @hypothesis.given(
   entries=st.lists(st.floats(-1, 1), min_size=3, max_size=3),
   q=st.floats(0.05, 0.95),

@@ -191,7 +191,7 @@ def test_too_little_noise_is_refused():
 @hypothesis.given(
   epsilon=st.floats(1e-3, 1e3), delta_exponent=st.floats(-20, -0.01)
 )
-@hypothesis.settings(max_examples=100, deadline=None)
+@hypothesis.settings(max_examples=100)
 def test_calibrated_noise_reports_no_more_than_was_asked(
   epsilon, delta_exponent
 ):

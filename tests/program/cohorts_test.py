@@ -56,7 +56,7 @@ def _draws_whatever_the_size():
 
 @pytest.mark.slow
 @pytest.mark.parametrize('draws', [False, True])
-@hypothesis.settings(max_examples=300, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=300)
 @hypothesis.given(
   clients=st.integers(1, 30),
   share=st.floats(0, 1),

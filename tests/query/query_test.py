@@ -135,7 +135,7 @@ def test_norm_is_at_most_the_clip_in_every_dtype(mix, l2_norm_clip):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=200)
 @hypothesis.given(
   values=st.lists(
     st.floats(width=16, allow_nan=False, allow_infinity=False),

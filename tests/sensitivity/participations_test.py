@@ -67,7 +67,7 @@ def _observed(patterns, strategy=None, **options):
 
 @pytest.mark.parametrize('whole', [True, False])
 @pytest.mark.parametrize('name', _STRATEGIES)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(patterns=_PATTERNS)
 def test_observed_is_brute_force(name, whole, patterns):
   strategy = _STRATEGIES[name]
@@ -84,7 +84,7 @@ def test_observed_is_brute_force(name, whole, patterns):
   np.testing.assert_allclose(worst, max(squares), rtol=1e-12)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(patterns=_PATTERNS, at_a_time=st.integers(1, 60))
 def test_parts_show_what_the_whole_shows(patterns, at_a_time):
   counts = [len(each) for each in patterns]
@@ -105,7 +105,7 @@ def test_parts_show_what_the_whole_shows(patterns, at_a_time):
 
 
 @pytest.mark.parametrize('name', _STRATEGIES)
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
   starts=st.lists(st.integers(0, 8), min_size=1, max_size=5),
   gaps=st.lists(st.integers(5, 9), min_size=4, max_size=4),

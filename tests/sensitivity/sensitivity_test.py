@@ -354,7 +354,7 @@ def test_what_is_no_schema_is_refused():
     sensitivity.sensitivity(strategies.Identity(3), 3)
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=150)
 @hypothesis.given(
   weights=st.lists(st.floats(0, 10), min_size=1, max_size=9),
   min_sep=st.integers(1, 10),

@@ -101,7 +101,7 @@ def test_every_family_is_here():
 
 
 @_each_family
-@hypothesis.settings(max_examples=12, deadline=None)
+@hypothesis.settings(max_examples=12)
 @hypothesis.given(data=st.data())
 def test_errors_equal_the_dense_ones(name, data):
   rounds = data.draw(st.integers(1, 40))
@@ -121,7 +121,7 @@ def test_errors_equal_the_dense_ones(name, data):
 
 
 @_each_family
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(data=st.data())
 def test_sensitivity_is_safe(name, data):
   rounds = data.draw(st.integers(1, _MOST_ROUNDS))
@@ -131,7 +131,7 @@ def test_sensitivity_is_safe(name, data):
 
 
 @_each_family
-@hypothesis.settings(max_examples=30, deadline=None)
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(data=st.data())
 def test_sensitivity_is_safe_where_rounds_are_many(name, data):
   rounds = data.draw(st.integers(1, _MOST_ROUNDS))
@@ -162,7 +162,7 @@ def test_stamped_banded_inverse_overlaps(make):
 
 
 @_each_family
-@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(data=st.data())
 def test_sensitivity_is_exact_where_theory_says_so(name, data):
   strategy = data.draw(
@@ -183,7 +183,7 @@ def test_sensitivity_is_exact_where_theory_says_so(name, data):
 
 
 @_each_family
-@hypothesis.settings(max_examples=10, deadline=None)
+@hypothesis.settings(max_examples=10)
 @hypothesis.given(data=st.data())
 def test_file_keeps_the_strategy(name, data):
   strategy = data.draw(families.DRAWN[name](data.draw(st.integers(1, 9))))
@@ -198,7 +198,7 @@ def test_file_keeps_the_strategy(name, data):
 
 
 @_each_family
-@hypothesis.settings(max_examples=15, deadline=None)
+@hypothesis.settings(max_examples=15)
 @hypothesis.given(data=st.data())
 def test_digest_tells_matrices_apart(name, data):
   rounds = st.integers(1, 4)

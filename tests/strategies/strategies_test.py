@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tff_bandmf import participation, strategies
 from tff_bandmf.strategies import files
 
-_few_examples = hypothesis.settings(max_examples=50, deadline=None)
+_few_examples = hypothesis.settings(max_examples=50)
 
 
 def _dense_errors(matrix):
