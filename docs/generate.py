@@ -2,10 +2,14 @@
 
     bandmf reproduce --json | python docs/generate.py reproduction
     make -s bench | python docs/generate.py benchmarks
+    python -m simulations.sweep --config=configs/evidence.toml --out=DIR \
+        --results | python docs/generate.py comparison
 
 Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
 which is committed: what the site shows was computed by the code of that commit
-or of an earlier one, on the machine that the page names.
+or of an earlier one, on the machine that the page names. The comparison is made
+of one object, which stays beside it as `evidence.json`; it has plots, and a
+part of README.md.
 """
 
 from __future__ import annotations
@@ -81,6 +85,23 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
   )
 
 
+def write_comparison(text: str) -> None:
+  """Writes the page, its plots, what it is made of and README's part."""
+  sys.path.insert(0, str(_FOLDER.parent))
+  import comparison
+
+  from simulations.sweeps import summary as summary_lib
+
+  summary = summary_lib.Summary.read(text)
+  (_FOLDER / 'evidence.json').write_text(summary.json())
+  (_FOLDER / 'comparison.md').write_text(comparison.page(summary))
+  summary.draw(_FOLDER, 'comparison_')
+  path = _FOLDER.parent.parent / 'README.md'
+  before, begin, rest = path.read_text().partition('<!-- comparison -->\n')
+  _, end, after = rest.partition('<!-- end of comparison -->\n')
+  path.write_text(before + begin + comparison.readme(summary) + end + after)
+
+
 _PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}
 
 
@@ -115,10 +136,13 @@ def _command(page: str, source: str) -> str:
 
 def main(arguments: list[str]) -> int:
   """Returns the exit status."""
-  if len(arguments) != 1 or arguments[0] not in _PAGES:
+  if len(arguments) != 1 or arguments[0] not in (*_PAGES, 'comparison'):
     print(__doc__, file=sys.stderr)
     return 2
   (page,) = arguments
+  if page == 'comparison':
+    write_comparison(sys.stdin.read())
+    return 0
   rows = [json.loads(line) for line in sys.stdin if line.startswith('{')]
   if not rows:
     print(f'{page}: no JSON lines on standard input.', file=sys.stderr)

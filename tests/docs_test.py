@@ -189,6 +189,72 @@ def test_page_of_no_figures_is_not_written(tmp_path):
   assert done.returncode == 2 and not path.exists()
 
 
+def _runs(seeds):
+  """Yields runs such as a sweep prints; correlated noise gains 0.2."""
+  for seed in seeds:
+    for name, noise, loss in (
+      ('none', 0.0, 4.7),
+      ('identity', 0.04, 5.0),
+      ('banded', 0.005, 4.8),
+      ('tree', 0.008, 4.8 - 0.01 * (-1) ** seed),
+    ):
+      yield {
+        'name': f'{name}/seed{seed}',
+        'mechanism': name,
+        'epsilon': 8.0 if noise else None,
+        'claimed_epsilon': 90.0 if noise else None,
+        'stands_for': 850,
+        'seed': seed,
+        'search': False,
+        'taken': True,
+        'rate': 0.3,
+        'noise': noise,
+        'momentum_noise': 9 * noise,
+        'validation_loss': loss,
+        'test_loss': loss + 0.001 * seed**2,
+        'test_accuracy': 0.1,
+        'curve': [[20, 6.0], [1032, loss]],
+      }
+
+
+def test_comparison_claims_what_its_runs_show(tmp_path):
+  docs = tmp_path / 'docs'
+  (docs / 'reference').mkdir(parents=True)
+  readme = tmp_path / 'README.md'
+  readme.write_text(
+    'a\n<!-- comparison -->\nold\n<!-- end of comparison -->\nb\n'
+  )
+  for name in ('generate.py', 'comparison.py'):
+    (docs / name).write_text((_DOCS / name).read_text())
+  given = json.dumps(
+    {'runs': list(_runs((1, 2, 3))), 'missing': ['x'], 'failed': []}
+  )
+  subprocess.run(
+    [sys.executable, str(docs / 'generate.py'), 'comparison'],
+    input=given,
+    text=True,
+    check=True,
+    env={**os.environ, 'PYTHONPATH': str(_ROOT)},
+  )
+  reference = docs / 'reference'
+  page = (reference / 'comparison.md').read_text()
+  assert '**12 of 13 runs have ended**, 1 are missing' in page
+  assert '| banded      |         8 |       3 | -0.200 ± 0.000 |' in page
+  assert 'Not shown: the order of banded and tree at epsilon 8.' in page
+  first, _ = re.findall(r'!\[[^]]*\]\((.*?)\)', page)
+  for plot in re.findall(r'!\[[^]]*\]\((.*?)\)', page):
+    assert (reference / plot).exists()
+  assert first == 'comparison_noise.png'
+  assert page.index(first) < page.index('## What was expected')
+  text = readme.read_text()
+  assert text.startswith('a\n<!-- comparison -->\n## What it gains\n')
+  assert text.endswith('<!-- end of comparison -->\nb\n') and 'old' not in text
+  assert '| `banded`' in text and '-0.200 ± 0.000' in text
+  # Once more, from what stays beside the page.
+  kept = (reference / 'evidence.json').read_text()
+  assert json.loads(kept) == json.loads(given)
+
+
 @pytest.mark.parametrize('name', _MODULES)
 def test_examples_in_docstrings_hold(name):
   failed, _ = doctest.testmod(

@@ -178,6 +178,26 @@ class Summary:
           )
     return found
 
+  def against(self, mechanism: str) -> dict[Any, analysis.Paired]:
+    """Returns (mechanism, epsilon) to how its loss differs from another's.
+
+    Args:
+      mechanism: the other; at the same epsilon, or without noise.
+    """
+    rows = self.rows
+    found = {}
+    for other in rows:
+      for row in rows:
+        if (
+          other['mechanism'] == mechanism != row['mechanism']
+          and other['epsilon'] in (row['epsilon'], None)
+          and max(row['loss_mean'], other['loss_mean']) < math.inf
+        ):
+          paired = analysis.paired(self._losses(row), self._losses(other))
+          if paired is not None:
+            found[row['mechanism'], row['epsilon']] = paired
+    return found
+
   def _losses(self, row: Mapping[str, Any]) -> dict[int, float]:
     """Returns the test losses of a row by seed."""
     return {

@@ -1,0 +1,257 @@
+"""The page on what correlated noise gains, from the runs of a sweep."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import Any, Optional
+
+import tabulate
+
+from simulations.sweeps import analysis
+from simulations.sweeps import summary as summary_lib
+
+_COMMAND = (
+  'python -m simulations.sweep --config=configs/evidence.toml '
+  '--out=runs/evidence'
+)
+# What the others are compared with.
+_INDEPENDENT, _SILENT = 'identity', 'none'
+
+_EXPECTED = """\
+- The error L of a mechanism, computed before any training, decides: runs with
+  the same L end with the same loss, whatever the matrix. L is the root mean
+  squared error of the sum of all updates so far, from noise alone, in clipping
+  norms times clients a round.
+- Mechanisms come in the order of L. Here independent noise has an L about
+  seven times that of banded, the tree with its optimal decoder half as much
+  again; BLT, banded inverse and banded differ by less than a quarter.
+- Matrices optimised for the models that momentum makes have the least error of
+  the models, and more error of the sums. BandMF23 found that they train no
+  better.
+"""
+
+_LIMITS = """\
+- Epsilon is that of 850 clients a round, which 85 stand for: the noise of the
+  mean is that of the larger cohort, its guarantee is not. `true-` and
+  `poisson-` rows have a guarantee of their own, and noise to match; so few
+  clients learn little then.
+- One corpus of docstrings, one model of 0.2 million parameters, 1,032 rounds:
+  nothing is shown of other text or of longer training.
+- Rates follow from L by the rule of BandMF23, and the same one for all; a
+  search for each mechanism may change what is close.
+- Tests compare two mechanisms at a time. Nothing corrects for how many there
+  are.
+- An adaptive clip and amplified cohorts change more than L. Those runs show
+  that they train, and not what they gain.
+"""
+
+
+def page(summary: summary_lib.Summary) -> str:
+  """Returns the page."""
+  planned = len(summary.runs) + len(summary.missing) + len(summary.failed)
+  parts = [
+    '# Comparison',
+    'Does correlated noise pay? Every mechanism trains the same next-word '
+    'model, for 1,032 rounds with six participations a client; what differs '
+    'is the matrix, and the learning rate that follows from it.',
+    _progress(len(summary.runs), planned, len(summary.failed)),
+    '![Test loss against the predicted error](comparison_noise.png)',
+    'A point is a run: what theory said before, and the loss of its last '
+    'model. The line is one curve through all of them, the dashed one training '
+    'without noise. Hollow points have a guarantee of their own.',
+    '## What was expected',
+    _EXPECTED.strip(),
+    '## What was seen',
+    *_seen(summary),
+    summary.table(),
+    '![Validation loss by round](comparison_convergence.png)',
+    '## What was not shown',
+    '\n'.join([*_unseen(summary), _LIMITS.strip()]),
+    '## How it was made',
+    f'    {_COMMAND} --resume\n'
+    f'    {_COMMAND} --results > evidence.json\n'
+    '    python docs/generate.py comparison < evidence.json',
+    'The first command goes on where it was after any crash, and the last '
+    'writes this page from the finished runs alone. Learning rates: log(rate) '
+    '= -0.95 log(L) + constant, no larger than what is stable without noise; '
+    'the candidates on one row gave the constant, by validation loss:',
+    summary.search_table() or 'None has ended.',
+    *summary.notes,
+  ]
+  return '\n\n'.join(part for part in parts if part) + '\n'
+
+
+def readme(summary: summary_lib.Summary) -> str:
+  """Returns the part of README.md: a table and a picture; '' without runs."""
+  rows = {
+    name: [row for row in summary.rows if row['mechanism'] == name]
+    for name in dict.fromkeys(
+      row['mechanism'] for row in summary.rows if row['seeds'] > 1
+    )
+  }
+  if _INDEPENDENT not in rows:
+    return ''
+  epsilons = sorted(
+    {row['epsilon'] for each in rows.values() for row in each} - {None}
+  )
+  gains = summary.against(_INDEPENDENT)
+  table = tabulate.tabulate(
+    [
+      [f'`{name}`']
+      + [
+        cell
+        for epsilon in epsilons
+        for cell in _cells(each, epsilon, gains.get((name, epsilon)))
+      ]
+      for name, each in rows.items()
+    ],
+    ['mechanism']
+    + [
+      head
+      for epsilon in epsilons
+      for head in (f'loss, epsilon {epsilon:g}', 'against independent')
+    ],
+    'github',
+  )
+  return (
+    '## What it gains\n\n'
+    '![Test loss against the predicted error]'
+    '(docs/reference/comparison_noise.png)\n\n'
+    f'{table}\n\n'
+    'Test loss in nats a word after 1,032 rounds on real text, means over '
+    'seeds, with 95 % intervals of the differences on the same seeds. Epsilon '
+    'is that of a cohort ten times larger, which the runs stand for: '
+    '[comparison](docs/reference/comparison.md).\n'
+  )
+
+
+def _cells(
+  rows: list[dict[str, Any]], epsilon: float, gain: Optional[analysis.Paired]
+) -> tuple[str, str]:
+  """Returns the loss of a mechanism at an epsilon, and what it gains."""
+  losses = [
+    row['loss_mean'] for row in rows if row['epsilon'] in (epsilon, None)
+  ]
+  return (
+    f'{losses[0]:.3f}' if losses else '',
+    '' if gain is None else _of(gain),
+  )
+
+
+def _progress(ended: int, planned: int, failed: int) -> str:
+  """Returns how many runs there are, if some are not."""
+  if ended == planned:
+    return ''
+  more = f'{failed} failed, ' if failed else ''
+  return (
+    f'**{ended} of {planned} runs have ended**, {more}'
+    f'{planned - ended - failed} are missing; what follows is about those that '
+    'are there.'
+  )
+
+
+def _seen(summary: summary_lib.Summary) -> list[str]:
+  """Returns sentences and tables of what the runs show."""
+  found = []
+  noised = [
+    run
+    for run in summary.tests
+    if run['noise'] > 0 and run['test_loss'] is not None
+  ]
+  spread = [
+    row['loss_stdev'] for row in summary.rows if row['loss_stdev'] is not None
+  ]
+  for key, name in (
+    ('noise', 'sums of updates'),
+    ('momentum_noise', 'models'),
+  ):
+    curve = analysis.curve([(run[key], run['test_loss']) for run in noised])
+    if curve is not None:
+      text = (
+        f'One curve in the L of the {name} holds {len(noised)} runs to '
+        f'{curve.stdev:.3f} nats a word'
+      )
+      if spread:
+        seeds = analysis.pooled(spread)
+        text += (
+          f'; seeds of one mechanism differ by {seeds:.3f} (standard '
+          'deviations), '
+        )
+        text += (
+          'so L explains what the mechanisms differ in'
+          if curve.stdev < 1.5 * seeds
+          else 'so mechanisms differ in more than L'
+        )
+      found.append(f'{text}.')
+  for other, said in (
+    (_INDEPENDENT, 'independent noise'),
+    (_SILENT, 'training without noise'),
+  ):
+    differences = summary.against(other)
+    if differences:
+      found.append(
+        f'Loss minus that of {said}, on the same seeds, with 95 % intervals:'
+      )
+      found.append(
+        tabulate.tabulate(
+          [
+            [
+              name,
+              epsilon,
+              each.seeds,
+              _of(each),
+              'yes' if each.shown else 'no',
+            ]
+            for (name, epsilon), each in differences.items()
+          ],
+          ['mechanism', 'epsilon', 'seeds', 'difference', 'shown'],
+          'github',
+        )
+      )
+  if summary.pairs:
+    found.append(
+      'The order, each with the next one; it is claimed where it is shown:'
+    )
+    found.append(summary.pairs_table())
+  return found
+
+
+def _unseen(summary: summary_lib.Summary) -> list[str]:
+  """Returns items of what the runs are too few for."""
+  found = []
+  if summary.pairs:
+    seeds = statistics.mode(pair['seeds'] for pair in summary.pairs)
+    stdevs = [pair['stdev'] for pair in summary.pairs if pair['seeds'] == seeds]
+    least = analysis.least_difference(analysis.pooled(stdevs), seeds)
+    found.append(
+      f'- {seeds} seeds show a difference of {least:.3f} nats a word, and none '
+      f'that is smaller: a factor of {math.exp(least):.3f} in perplexity.'
+    )
+    unshown = [pair for pair in summary.pairs if pair['shown'] == 'no']
+    if unshown:
+      found.append(
+        '- Not shown: the order of '
+        + ', '.join(
+          f'{pair["first"]} and {pair["second"]} at epsilon {pair["epsilon"]:g}'
+          for pair in unshown
+        )
+        + '.'
+      )
+  single = [row['mechanism'] for row in summary.rows if row['seeds'] == 1]
+  if single:
+    found.append(
+      '- One seed says nothing of the order: ' + ', '.join(single) + '.'
+    )
+  taken = [run for run in summary.runs if run['search'] and run['taken']]
+  rates = [run['rate'] for run in summary.runs if run['search']]
+  if taken and taken[0]['rate'] in (min(rates), max(rates)):
+    found.append(
+      '- The candidate that gave the constant is the last on its side: a '
+      'better one may lie beyond.'
+    )
+  return found
+
+
+def _of(paired: analysis.Paired) -> str:
+  return f'{paired.mean:+.3f} ± {paired.half_width:.3f}'
