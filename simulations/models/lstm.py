@@ -42,7 +42,7 @@ def initial_weights(
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
-  The softmax bias starts at Zipf's law, that of the cell's candidate at 1.
+  The softmax bias starts at Zipf's law, that of the forget gate at 1.
 
   Args:
     num_ids: vocabulary with its special ids, see `initial.softmax_bias`.
@@ -63,7 +63,7 @@ def initial_weights(
   """
   generator = np.random.default_rng(seed)
 
-  # The gates of BlockLSTMV2: input, forget, candidate, output.
+  # The gates of BlockLSTM: input, candidate, forget, output.
   lstm_bias = np.repeat([0.0, 0.0, 1.0, 0.0], lstm_size)
   weights = [
     generator.uniform(
@@ -102,8 +102,10 @@ def logits(
   embedded = tf.transpose(tf.gather(embedding, x), [1, 0, 2])
   zero = tf.zeros([tf.shape(x)[0], lstm_size])
   peephole = tf.zeros([lstm_size])
-  # One fused operation for all steps: no loop in the graph of a client.
-  hidden = tf.raw_ops.BlockLSTMV2(
+  # One fused operation for all steps: no loop in the graph of a client. Not
+  # BlockLSTMV2: TensorFlow gives it this one's gradient, and its gates come in
+  # another order.
+  hidden = tf.raw_ops.BlockLSTM(
     seq_len_max=tf.shape(x, out_type=tf.int64)[1],
     x=embedded,
     cs_prev=zero,
@@ -113,7 +115,8 @@ def logits(
     wcf=peephole,
     wco=peephole,
     b=bias,
-    cell_clip=0.0,
+    forget_bias=0.0,
+    cell_clip=-1.0,
     use_peephole=False,
   ).h
   if projection.shape[0] > lstm_size:

@@ -98,7 +98,7 @@ def _numpy_lstm(weights, x):
     for time in range(x.shape[1]):
       word = embedding[x[row, time]]
       gates = np.concatenate([word, hidden]) @ kernel + bias
-      enter, forget, new, leave = np.split(gates, 4)
+      enter, new, forget, leave = np.split(gates, 4)
       cell = _sigmoid(enter) * np.tanh(new) + _sigmoid(forget) * cell
       hidden = _sigmoid(leave) * np.tanh(cell)
       seen = (
@@ -170,7 +170,7 @@ def _numpy_transformer(weights, x):
   return logits
 
 
-@pytest.mark.parametrize(
+_ORACLES = pytest.mark.parametrize(
   'name, oracle',
   [
     ('lstm', _numpy_lstm),
@@ -179,6 +179,9 @@ def _numpy_transformer(weights, x):
     ('transformer', _numpy_transformer),
   ],
 )
+
+
+@_ORACLES
 def test_logits_are_those_of_numpy(name, oracle):
   model = _random_model(name)
   x = _ids()
@@ -189,6 +192,40 @@ def test_logits_are_those_of_numpy(name, oracle):
     rtol=2e-4,
     atol=2e-4,
   )
+
+
+@_ORACLES
+def test_gradients_are_differences_of_numpy(name, oracle):
+  model = _random_model(name)
+  rows = _ids()
+  x, y = rows[:, :-1], rows[:, 1:]
+
+  def loss(weights):
+    logits = oracle(weights, x)
+    of_words = np.log(np.exp(logits).sum(-1))
+    return np.mean(
+      of_words - np.take_along_axis(logits, y[..., np.newaxis], -1)[..., 0]
+    )
+
+  weights = [np.float64(w) for w in model.weights]
+  tensors = list(map(tf.constant, model.weights))
+  with tf.GradientTape() as tape:
+    tape.watch(tensors)
+    value = model.loss(tensors, x, y)
+  generator = np.random.default_rng(2)
+  for i, gradient in enumerate(tape.gradient(value, tensors)):
+    way = generator.normal(size=weights[i].shape)
+    ahead, behind = (
+      loss([*weights[:i], weights[i] + move * way, *weights[i + 1 :]])
+      for move in (1e-5, -1e-5)
+    )
+    np.testing.assert_allclose(
+      np.vdot(tf.convert_to_tensor(gradient), way),
+      (ahead - behind) / 2e-5,
+      rtol=1e-3,
+      atol=1e-5,
+      err_msg=f'weight {i}',
+    )
 
 
 @_EACH
@@ -239,7 +276,7 @@ def test_loss_falls_the_same_way_every_time(name):
 
   def losses():
     weights = [tf.constant(w) for w in model.weights]
-    for _ in range(40):
+    for _ in range(60):
       loss, weights = step(weights)
       yield float(loss)
 
