@@ -1,0 +1,169 @@
+"""Training at the size of the literature: one JSON line.
+
+    python -m benchmarks.real_size --folder=DIR [--rounds=10] [--row=ROW]
+
+Writes a file with the schema and the clients of StackOverflow, if DIR has none,
+and trains the first rounds of a row of `configs/bandmf23.toml` from it, as a
+user would: 100 of its 342,477 clients a round, which stand for 1,000, with the
+model of 4,050,748 parameters. Its sentences are drawn at random: this measures
+time, memory and disk, and teaches nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+import numpy as np
+
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+# Clients of the splits, as TFF has them; 'heldout' is smaller here.
+_CLIENTS = {'train': 342_477, 'heldout': 1_000, 'test': 1_000}
+_VOCABULARY = 10_000
+_ROW = 'stackoverflow_banded_epsilon8'
+_COHORT = 100
+_ROUNDS = 2052
+_BANDS = 342
+_PARAMETERS = 4_050_748
+_CORES = 16
+
+
+def write(folder: pathlib.Path, sentences: int) -> None:
+  """Writes `stackoverflow.sqlite` and `stackoverflow.word_count`.
+
+  Args:
+    folder: of the files.
+    sentences: of every client.
+  """
+  from simulations.corpora import corpus_file, stackoverflow
+
+  words = np.array([f'word{i}' for i in range(_VOCABULARY)])
+  generator = np.random.default_rng(0)
+  # As frequent as words are: a share of 1 / i.
+  share = 1 / np.arange(1, _VOCABULARY + 1)
+  drawn = generator.choice(words, (1 << 14, 20), p=share / share.sum())
+  texts = [' '.join(row) for row in drawn.tolist()]
+
+  def rows() -> Iterator[tuple[str, str, str, str]]:
+    for split, clients in _CLIENTS.items():
+      for client in range(clients):
+        first = (client * 7919) % len(texts)
+        for i in range(sentences):
+          yield split, f'{client:08d}', '', texts[(first + i) % len(texts)]
+
+  (folder / stackoverflow.WORD_COUNTS_FILE).write_text(
+    ''.join(f'{word} {_VOCABULARY - i}\n' for i, word in enumerate(words))
+  )
+  corpus_file.write(
+    str(folder / stackoverflow.FILE), rows(), lambda: f'random {sentences}'
+  )
+
+
+def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
+  """Returns what the first rounds of a row take, its processes together."""
+  import psutil
+
+  run = folder / 'run'
+  shutil.rmtree(run, ignore_errors=True)
+  began = time.perf_counter()
+  process = psutil.Popen(
+    [
+      sys.executable,
+      '-m',
+      'simulations.run_stackoverflow',
+      f'--config={_ROOT / "configs" / "bandmf23.toml"}:{row}',
+      f'--data-dir={folder}',
+      f'--set=training.clients_per_round={_COHORT}',
+      '--set=privacy.simulated_clients_per_round=1000',
+      f'--stop-after={rounds}',
+      f'--output_dir={run}',
+    ],
+    cwd=_ROOT,
+    stdin=subprocess.DEVNULL,
+    stdout=sys.stderr,
+  )
+  memory, cpu = 0, {'clients': 0.0, 'server': 0.0}
+  while process.poll() is None:
+    try:
+      tree = [process, *process.children(recursive=True)]
+      memory = max(memory, sum(each.memory_info().rss for each in tree))
+      seconds = [sum(each.cpu_times()[:2]) for each in tree]
+      cpu = {'clients': sum(seconds[1:]), 'server': seconds[0]}
+    except psutil.NoSuchProcess:
+      pass
+    time.sleep(0.5)
+  if process.returncode:
+    raise SystemExit(process.returncode)
+  return {
+    'seconds': time.perf_counter() - began,
+    'peak_memory_bytes': memory,
+    **{f'{name}_cpu_seconds': value for name, value in cpu.items()},
+    'run_bytes': sum(
+      path.stat().st_size for path in run.rglob('*') if path.is_file()
+    ),
+  }
+
+
+@click.command()
+@click.option('--folder', required=True, metavar='DIR', help='Of the files.')
+@click.option('--rounds', default=10, show_default=True)
+@click.option('--row', default=_ROW, show_default=True)
+@click.option(
+  '--sentences', default=8, show_default=True, help='Of every client.'
+)
+def main(folder: str, rounds: int, row: str, sentences: int) -> None:
+  """Writes the file, trains, and prints what it took."""
+  from simulations.corpora import stackoverflow
+  from tff_bandmf.program import metrics
+
+  directory = pathlib.Path(folder)
+  directory.mkdir(parents=True, exist_ok=True)
+  began = time.perf_counter()
+  if not (directory / stackoverflow.FILE).exists():
+    write(directory, sentences)
+  written = time.perf_counter() - began
+  found = _train(directory, row, rounds)
+  # The first round compiles.
+  seconds = [
+    float(each['seconds']) for each in metrics.rows(directory / 'run')
+  ][1:]
+  median = statistics.median(seconds)
+  cores = len(os.sched_getaffinity(0))
+  # More cores make the clients' part faster, and the server's as it is.
+  share = found['clients_cpu_seconds'] / (
+    found['clients_cpu_seconds'] + found['server_cpu_seconds']
+  )
+  on_more = median * (share * min(1.0, cores / _CORES) + 1 - share)
+  print(
+    json.dumps(
+      {
+        'case': 'real_size',
+        'row': row,
+        'clients': _CLIENTS['train'],
+        'clients_per_round': _COHORT,
+        'sentences': sentences,
+        'rounds': rounds,
+        'parameters': _PARAMETERS,
+        'file_bytes': (directory / stackoverflow.FILE).stat().st_size,
+        'write_seconds': written,
+        **found,
+        'seconds_a_round': median,
+        'noise_bytes': 4 * (_BANDS - 1) * _PARAMETERS,
+        'cores': cores,
+        'estimated_hours': _ROUNDS * median / 3600,
+        f'estimated_hours_on_{_CORES}_cores': _ROUNDS * on_more / 3600,
+      }
+    )
+  )
+
+
+if __name__ == '__main__':
+  main()
