@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Installs the wheel in an environment of its own and runs the tests of what
-# needs no TensorFlow there: `test_wheel.sh [test files]`, by default all of the
-# core. PYTHON=... chooses the Python, WHEEL=... a wheel that is not in dist/.
+# Installs the wheel in an environment of its own and runs its tests there:
+# `test_wheel.sh [test files]`, by default all of the core. PYTHON=... chooses the
+# Python, WHEEL=... a wheel that is not in dist/. What is installed is the lock of
+# the Python, or with WITH='tensorflow numpy<2' the newest that agrees with that.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -19,18 +20,20 @@ install() {
       --no-compile "$@"
   fi
 }
-if [[ -e $lock ]]; then
+if [[ -e $lock && -z ${WITH:-} ]]; then
   install --no-deps --only-binary :all: --require-hashes -r "$lock"
   install --no-deps "$wheel"
 else
-  install "$wheel[logs]" hypothesis pytest
+  read -ra with <<<"${WITH:-}"
+  install "$wheel[logs]" hypothesis jsonschema pytest "${with[@]}"
 fi
 
 # Not `python -m pytest`, which would import the packages of this folder.
 cd tests
 if (($# == 0)); then
-  set -- accounting cli noise participation_test.py choosing_test.py \
-    workloads_test.py program report sensitivity strategies wheel_check.py
+  set -- accounting audit cli noise optimize participation_test.py \
+    choosing_test.py workloads_test.py program report reproduction sensitivity \
+    strategies wheel_check.py
 fi
 unset PYTHONPATH
 PATH=$venv/bin:$PATH pytest -q -p no:cacheprovider --quick "$@"

@@ -34,14 +34,14 @@ _NOT_QUICK = (
 
 
 class _Without(importlib.abc.MetaPathFinder):
-  """Skips whatever imports a package."""
+  """Skips whatever imports a package or a module."""
 
-  def __init__(self, package, reason):
-    self._package = package
+  def __init__(self, name, reason):
+    self._name = name
     self._reason = reason
 
   def find_spec(self, name, path, target=None):
-    if name == self._package:
+    if name == self._name:
       pytest.skip(self._reason, allow_module_level=True)
     return None
 
@@ -63,8 +63,9 @@ def pytest_configure(config):
       0, _Without('tensorflow_federated', '--quick leaves out what imports TFF')
     )
   # The last finder is asked for what no other one has found.
-  for package in 'tensorflow', 'tensorflow_federated', 'simulations':
-    sys.meta_path.append(_Without(package, f'{package} is not installed'))
+  # Of a wheel there is a namespace `simulations`: the folder of its tests.
+  for name in 'tensorflow', 'tensorflow_federated', 'simulations.config':
+    sys.meta_path.append(_Without(name, f'{name} is not installed'))
 
 
 def pytest_ignore_collect(collection_path, config):

@@ -3,14 +3,16 @@
 import functools
 
 import inverse_cdf
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
 
 from tff_bandmf import noise
-from tff_bandmf.noise import generator, jax_generator
+from tff_bandmf.noise import generator
+
+jax = pytest.importorskip('jax')
+jnp = jax.numpy
+from tff_bandmf.noise import jax_generator  # noqa: E402
 
 _KEY = noise.Key(bytes(range(32)))
 
