@@ -4,8 +4,9 @@ import pytest
 
 from tff_bandmf.reproduction import plots
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_every_plot_is_drawn(tmp_path, monkeypatch):
   for name, value in (
     ('_PICTURE_ROUNDS', 16),
