@@ -1,8 +1,8 @@
 """Noise on accelerators with JAX: `python -m benchmarks.accelerator`.
 
-One JSON line a strategy and size. It needs JAX and this package, and neither
-TensorFlow nor TFF. Each case is a process of its own, and so is its peak of
-memory.
+One JSON line a strategy and size. It needs what `pip install '.[jax]'` brings,
+JAX for the accelerator, and neither TensorFlow nor TFF. Each case is a process
+of its own, and so is its peak of memory.
 
   seconds         of a round's noise on the devices, not copied to the host
   iid_seconds     of as many normals of the same generator
@@ -122,7 +122,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
     peak = stats.get('peak_bytes_in_use', _peak_of_process())
   # The first ones compile.
   del seconds[0], iid_seconds[0]
-  bandwidth = _bandwidth(devices[0]) * len(devices)
+  bandwidth = _bandwidth(devices[0], repetitions) * len(devices)
   goals = {} if devices[0].platform == 'cpu' else _GOALS.get(name, {})
   return {
     **result,
@@ -152,7 +152,7 @@ def _bytes(made: noise.Stream) -> tuple[float, int]:
   return coordinates * (past + y) / m, coordinates * size * rows
 
 
-def _bandwidth(device: Any) -> float:
+def _bandwidth(device: Any, repetitions: int) -> float:
   """Returns the bytes a second that a copy reads and writes."""
   import jax
 
@@ -162,7 +162,7 @@ def _bandwidth(device: Any) -> float:
     copy = jax.jit(lambda rows: rows + 1, donate_argnums=0)
     rows = copy(rows).block_until_ready()
     seconds = []
-    for _ in range(_REPETITIONS):
+    for _ in range(repetitions):
       began = time.perf_counter()
       rows = copy(rows).block_until_ready()
       seconds.append(time.perf_counter() - began)

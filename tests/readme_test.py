@@ -57,6 +57,11 @@ _NOT_RUN = {
 }
 # What runs in the place of a command, by how that starts.
 _SHORTER = {
+  # An accelerator makes the noise of 10^8 parameters.
+  'python -m benchmarks.accelerator': (
+    'python -m benchmarks.accelerator identity --parameters 1000 '
+    '--repetitions 1'
+  ),
   # All tables take 4 minutes.
   'bandmf reproduce': 'bandmf reproduce gboard_report',
   # All families take minutes at so many rounds.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Optional, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -68,20 +68,19 @@ def release(
   released = total + y
   # PRIVACY: the difference of two sums with one y has no noise; so a sum is
   # marked before it leaves, and no other one leaves. Where two are marked at
-  # once, at least one sees the other. Guard:
-  # tape_release_test.test_round_releases_one_sum.
+  # once, at least one sees the other, on two hosts too: who makes a name in a
+  # folder sees what is there. Guards:
+  # tape_release_test.test_round_releases_one_sum,
+  # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = tf.unstack(fingerprint(released))
-  with tf.control_dependencies(
-    [check for folder in folders for check in folder.unused(high)]
-  ):
-    owner = tf.strings.join(
-      [tf.strings.as_string(run), _digits(high, 10), _digits(low, 10)], '-'
-    )
-  checks = [folder.not_released_otherwise(owner, high) for folder in folders]
+  owner = tf.strings.join(
+    [tf.strings.as_string(run), _digits(high, 10), _digits(low, 10)], '-'
+  )
+  checks = [each for folder in folders for each in folder.unused(high, owner)]
   with tf.control_dependencies(checks):
     marked = [folder.mark(owner) for folder in folders]
   with tf.control_dependencies(marked):
-    checks = [folder.not_released_otherwise(owner, low) for folder in folders]
+    checks = [each for folder in folders for each in folder.unused(low, owner)]
   with tf.control_dependencies(checks):
     return tf.identity(released)
 
@@ -188,9 +187,16 @@ class _Folder:
     with tf.control_dependencies([genuine]):
       return tf.identity(y)
 
-  def unused(self, now: tf.Tensor) -> list[tf.Operation]:
-    """Returns checks that the round is there for this run."""
-    numbers, runs, _ = self._marks(now)
+  def unused(
+    self, now: tf.Tensor, owner: Optional[tf.Tensor] = None
+  ) -> list[tf.Operation]:
+    """Returns checks that the round is there for this run.
+
+    Args:
+      now: what is known when the folder is to be looked at, a number.
+      owner: of a sum, which no other one then precedes.
+    """
+    numbers, runs, owners = self._marks(now)
     known = self._check(
       tf.size(numbers) > 0,
       'the tape is not there; was its factory closed, or is its folder not '
@@ -203,37 +209,26 @@ class _Folder:
       'the noise of this round was already used and removed; resume with a '
       'tape that starts at the round of the state',
     )
+    here = tf.equal(numbers, self._round_index)
     # PRIVACY: a round meets the cohort of one run, also when another run comes
     # before a later round is read. Guard:
     # tape_release_test.test_round_of_one_run_is_refused_to_another.
-    others = (
-      tf.equal(numbers, self._round_index)
-      & tf.not_equal(runs, '')
-      & tf.not_equal(runs, self._run)
-    )
+    others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
     own = self._check(
       ~tf.reduce_any(others),
       'the noise of this round was used by another run; resume that one from '
       'its own state, or start with a new key',
     )
-    return [unused, own]
-
-  def not_released_otherwise(
-    self, owner: tf.Tensor, now: tf.Tensor
-  ) -> tf.Operation:
-    """Returns a check that no other sum has the noise of the round."""
-    numbers, runs, owners = self._marks(now)
-    others = (
-      tf.equal(numbers, self._round_index)
-      & tf.not_equal(runs, '')
-      & tf.not_equal(owners, owner)
-    )
-    return self._check(
+    if owner is None:
+      return [unused, own]
+    others = here & tf.equal(runs, self._run) & tf.not_equal(owners, owner)
+    one = self._check(
       ~tf.reduce_any(others),
       'this round has released another sum, and its noise serves no second '
       'one; run it again with the same cohort and model, or go on with the '
       'round after it',
     )
+    return [unused, own, one]
 
   def ready_count(self) -> tf.Tensor:
     """Returns how many files of this round and later ones are there."""
