@@ -71,6 +71,8 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
   """Returns what the first rounds of a row take, its processes together."""
   import psutil
 
+  from tff_bandmf.program import metrics
+
   run = folder / 'run'
   shutil.rmtree(run, ignore_errors=True)
   began = time.perf_counter()
@@ -90,22 +92,30 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
     stdin=subprocess.DEVNULL,
     stdout=sys.stderr,
   )
-  memory, cpu = 0, {'clients': 0.0, 'server': 0.0}
+  memory = 0
+  # (rounds done, CPU seconds of the server, those of what it started).
+  done: list[tuple[int, float, float]] = []
   while process.poll() is None:
     try:
       tree = [process, *process.children(recursive=True)]
       memory = max(memory, sum(each.memory_info().rss for each in tree))
-      seconds = [sum(each.cpu_times()[:2]) for each in tree]
-      cpu = {'clients': sum(seconds[1:]), 'server': seconds[0]}
+      cpu = [sum(each.cpu_times()[:2]) for each in tree]
+      rounds_done = len(metrics.rows(run))
+      if len(cpu) > 1 and rounds_done > (done[-1][0] if done else 0):
+        done.append((rounds_done, cpu[0], sum(cpu[1:])))
     except psutil.NoSuchProcess:
       pass
     time.sleep(0.5)
   if process.returncode:
     raise SystemExit(process.returncode)
+  # The first round compiles.
+  first, last = np.array(done[0]), np.array(done[-1])
+  _, server, clients = (last - first) / (last[0] - first[0])
   return {
     'seconds': time.perf_counter() - began,
     'peak_memory_bytes': memory,
-    **{f'{name}_cpu_seconds': value for name, value in cpu.items()},
+    'server_cpu_seconds_a_round': server,
+    'clients_cpu_seconds_a_round': clients,
     'run_bytes': sum(
       path.stat().st_size for path in run.rglob('*') if path.is_file()
     ),
@@ -131,17 +141,22 @@ def main(folder: str, rounds: int, row: str, sentences: int) -> None:
     write(directory, sentences)
   written = time.perf_counter() - began
   found = _train(directory, row, rounds)
-  # The first round compiles.
   seconds = [
     float(each['seconds']) for each in metrics.rows(directory / 'run')
   ][1:]
-  median = statistics.median(seconds)
   cores = len(os.sched_getaffinity(0))
-  # More cores make the clients' part faster, and the server's as it is.
-  share = found['clients_cpu_seconds'] / (
-    found['clients_cpu_seconds'] + found['server_cpu_seconds']
-  )
-  on_more = median * (share * min(1.0, cores / _CORES) + 1 - share)
+
+  def hours(cores: int) -> float:
+    """Returns what all rounds take where nothing else runs.
+
+    More cores make the clients' part faster, and the server's as it is.
+    """
+    seconds = (
+      found['server_cpu_seconds_a_round']
+      + found['clients_cpu_seconds_a_round'] / cores
+    )
+    return _ROUNDS * seconds / 3600
+
   print(
     json.dumps(
       {
@@ -155,11 +170,10 @@ def main(folder: str, rounds: int, row: str, sentences: int) -> None:
         'file_bytes': (directory / stackoverflow.FILE).stat().st_size,
         'write_seconds': written,
         **found,
-        'seconds_a_round': median,
+        'seconds_a_round': statistics.median(seconds),
         'noise_bytes': 4 * (_BANDS - 1) * _PARAMETERS,
         'cores': cores,
-        'estimated_hours': _ROUNDS * median / 3600,
-        f'estimated_hours_on_{_CORES}_cores': _ROUNDS * on_more / 3600,
+        **{f'hours_on_{each}_cores': hours(each) for each in (cores, _CORES)},
       }
     )
   )

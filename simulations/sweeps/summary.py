@@ -29,6 +29,10 @@ CLAIMS_MORE = (
   'and no less: epsilon is then that of a larger cohort, which the run only '
   'stands for.'
 )
+CLAIMS_NOTHING = (
+  'Where a row has an epsilon and claims none, that is of a larger cohort, '
+  'which the run only stands for: it guarantees nothing.'
+)
 _HEADERS = {
   'mechanism': 'mechanism',
   'epsilon': 'epsilon',
@@ -216,7 +220,16 @@ class Summary:
       (row['claimed_epsilon'] or 0) > _infinite(row['epsilon'])
       for row in self.rows
     )
-    return [NOTE, CLAIMS_MORE] if more else [NOTE]
+    # PRIVACY: nor is one that no run claims. Guard:
+    # sweep_runs_test.test_row_that_claims_nothing_says_so.
+    nothing = any(
+      row['epsilon'] and row['claimed_epsilon'] is None for row in self.rows
+    )
+    return [
+      NOTE,
+      *([CLAIMS_MORE] if more else []),
+      *([CLAIMS_NOTHING] if nothing else []),
+    ]
 
   def table(self) -> str:
     """Returns the rows as Markdown."""

@@ -336,6 +336,11 @@ def test_row_that_claims_more_says_so():
   assert sweep_summary.CLAIMS_MORE in _summary(claimed=20.0).markdown()
 
 
+def test_row_that_claims_nothing_says_so():
+  assert sweep_summary.CLAIMS_NOTHING not in _summary().markdown()
+  assert sweep_summary.CLAIMS_NOTHING in _summary(claimed=None).markdown()
+
+
 def test_plots_show_every_run():
   tests = _summary().tests
   left, right = sweep_plots.noise(tests).axes
