@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
-from tff_bandmf.accounting import b_min_sep
+from tff_bandmf.accounting import b_min_sep, columns, importance
 
 _SAMPLES = 40_000
 
@@ -75,7 +75,9 @@ def _samples(seed, count=_SAMPLES, failure_probability=1e-6):
 @pytest.mark.parametrize('vanishing', [2050, 2085, 2095])
 def test_ratios_that_all_but_vanish_are_done_again(vanishing):
   """They grow again in earlier rounds, and what was lost would grow too."""
-  mixture = b_min_sep.BMinSepMixture(np.ones((3100, 1)), 1.0, 1, 0.3)
+  mixture = b_min_sep.BMinSepMixture(
+    columns.Columns.of_rows(np.ones((3100, 1))), 1.0, 1, 0.3
+  )
   gains = np.ones((3100, 1))
   gains[-vanishing:] = -800
   exact = vanishing * math.log(0.7)
@@ -93,7 +95,8 @@ def test_recursions_are_the_sums_over_patterns():
   center = odds @ means
   assert mixture.square_mean == pytest.approx(center @ center)
   for gamma in (1.0, 1.7, 3.0):
-    assert mixture.log_normalizer(gamma) == pytest.approx(
+    tilt = importance.Tilt(1, gamma - 1)
+    assert mixture.log_normalizer(tilt) == pytest.approx(
       math.log(odds @ np.exp(gamma * (gamma - 1) / 2 * squares))
     )
   y = np.random.default_rng(0).standard_normal((7, 5))

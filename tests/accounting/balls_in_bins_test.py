@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
-from tff_bandmf.accounting import balls_in_bins, monte_carlo
+from tff_bandmf.accounting import balls_in_bins, importance, monte_carlo
 
 _MATRIX = np.array(
   [
@@ -124,7 +124,7 @@ def test_weights_do_not_change_the_mean():
   mixture = spec.accountant.mixture(0.6)
   exact = _exact_delta(spec.accountant.gram, spec.z_stddev_per_clip, 1.5)
   rng = np.random.default_rng(0)
-  directions = monte_carlo._removes(mixture, 1.5)
+  directions = importance.removes(mixture, 1.5)
   assert len(directions) >= 3
   for direction in directions:
     x = direction.draw(rng, _SAMPLES)
@@ -139,7 +139,7 @@ def test_added_client_is_sampled_where_it_matters():
   gram = np.array([[4.0, 3.9], [3.9, 4.0]])
   mixture = balls_in_bins.BallsInBinsMixture(gram, 2.0)
   rng = np.random.default_rng(0)
-  direction = monte_carlo._add(mixture, 3.0)
+  direction = importance.add(mixture, 3.0)
   x = direction.draw(rng, _SAMPLES)
   assert x.max() <= direction.bound < 0.1
   # The two bins are nearly one, so delta is nearly that of a Gaussian.
@@ -238,10 +238,9 @@ def test_published_noise_is_confirmed(epsilon, rmse, gamma):
     mixture = balls_in_bins.BallsInBinsMixture(
       gram, factor * rmse / math.sqrt(mean_error)
     )
-    loss, tilted = mixture.sample_remove(
-      np.random.default_rng(9), 20_000, gamma
-    )
-    weight = np.exp(mixture.log_normalizer(gamma) + loss - tilted)
+    tilt = importance.Tilt(1, gamma - 1)
+    loss, tilted = mixture.remove(tilt)(np.random.default_rng(9), 20_000)
+    weight = np.exp(mixture.log_normalizer(tilt) + loss - tilted)
     x = np.maximum(1 - np.exp(epsilon - loss), 0) * weight
     margin = 5 * x.std() / math.sqrt(len(x))
     assert (x.mean() + margin < 1e-5) if enough else (x.mean() - margin > 1e-5)

@@ -6,7 +6,12 @@ import math
 import numpy as np
 import pytest
 
-from tff_bandmf.accounting import balls_in_bins, monte_carlo, search
+from tff_bandmf.accounting import (
+  balls_in_bins,
+  importance,
+  monte_carlo,
+  search,
+)
 
 _BETA = 1e-3
 _GRAM = np.array([[2.0, 0.5], [0.5, 1.0]])
@@ -15,7 +20,7 @@ _GRAM = np.array([[2.0, 0.5], [0.5, 1.0]])
 def _plan(bound):
   """Returns a direction whose values were all 0, as `plans` gives it."""
   # eta is as large as it may be: then the bound is as tight as one can be.
-  direction = monte_carlo._Direction(
+  direction = importance.Direction(
     lambda rng, count: np.zeros(count), bound, (1 - 1e-12) / bound
   )
   return direction, 0.0, 0.0
@@ -71,9 +76,14 @@ class _Recording(balls_in_bins.BallsInBinsMixture):
     # Where two generators stand alike they give the same samples from there.
     self.starts.append(rng.bit_generator.state['state']['state'])
 
-  def sample_remove(self, rng, count, gamma):
-    self._keep(rng)
-    return super().sample_remove(rng, count, gamma)
+  def remove(self, tilt):
+    sample = super().remove(tilt)
+
+    def draw(rng, count):
+      self._keep(rng)
+      return sample(rng, count)
+
+    return draw
 
   def sample_add(self, rng, count, kappa):
     self._keep(rng)
@@ -85,7 +95,7 @@ def test_samples_of_the_bound_are_used_once():
   mixture = _Recording()
   monte_carlo.delta_bound(mixture, 1.0, 1000, _BETA, seed=1)
   directions = 2
-  pilots = len(monte_carlo._removes(mixture, 1.0)) + 1
+  pilots = len(importance.removes(mixture, 1.0)) + 1
   assert len(mixture.starts) == pilots + directions
   assert len(set(mixture.starts)) == len(mixture.starts)
 

@@ -18,7 +18,7 @@ import dp_accounting
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting import gaussian, monte_carlo, search
+from tff_bandmf.accounting import gaussian, importance, monte_carlo, search
 from tff_bandmf.accounting import slack as slack_lib
 
 _SMALLEST_DELTA = 1e-300
@@ -231,7 +231,7 @@ class Sampled(Accountant):
   default_samples: ClassVar[int]
 
   @abc.abstractmethod
-  def mixture(self, noise_multiplier: float) -> monte_carlo.Mixture:
+  def mixture(self, noise_multiplier: float) -> importance.Mixture:
     """Returns P."""
 
   def moved(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:

@@ -21,21 +21,29 @@ is a product over S, and its mean over S is a recursion: L_n = 1 and
   L_i = (1 - p) L_{i+1} + p e^(l_i) L_{i+b},
   l_i = (2 <c_i, y> - |c_i|^2) / (2 s^2),
 
-with L_i = 1 past the last round; dP/dQ is L_0. The same recursion with
-gamma l_i, or with gamma (gamma - 1) |c_i|^2 / (2 s^2), gives all that sampling
-needs (`monte_carlo`).
+with L_i = 1 past the last round; dP/dQ is L_0. The same recursion with a l_i,
+or with a (a - 1) |c_i|^2 / (2 s^2), gives all that sampling with one copy of S
+needs (`importance`); `b_min_sep_pairs` has two.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import scipy.sparse
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.accounting import accountants, monte_carlo
+from tff_bandmf.accounting import (
+  accountants,
+  b_min_sep_pairs,
+  columns,
+  importance,
+)
 
-_SMALLEST_BLOCK = 32
+# Rounds times min_sep, up to which there is memory for pairs.
+_MOST_OF_PAIRS = 2**23
 # From here down float64 loses digits.
 _SMALLEST_RATIO = 1e-290
 
@@ -57,11 +65,11 @@ def participation(
   return sampling_prob * eligible
 
 
-class BMinSepMixture(monte_carlo.Mixture):
+class BMinSepMixture(importance.Mixture):
   """P for a banded C.
 
   Args:
-    rows: [n, bands] float64, rows[t, s] = C[t, t - s], 0 where t < s.
+    strategy: C.
     z_stddev: s.
     min_sep: b.
     sampling_prob: p, less than 1.
@@ -69,25 +77,24 @@ class BMinSepMixture(monte_carlo.Mixture):
 
   def __init__(
     self,
-    rows: np.ndarray,
+    strategy: columns.Columns,
     z_stddev: float,
     min_sep: int,
     sampling_prob: float,
   ):
+    self._columns, self._stddev = strategy, z_stddev
     # In units of s, z is standard normal.
-    rows = rows / z_stddev
-    self._blocks = _blocks(rows)
-    self._matrix = _sparse(rows)
-    self._squares = self._matrix.power(2).sum(axis=0).A1
+    self._squares = strategy.squares / z_stddev**2
     # One round at most, however much further apart they must be.
     self._b = min(min_sep, len(self._squares))
+    self._prob = sampling_prob
     self._log_in = np.log(sampling_prob)
     self._log_out = np.log1p(-sampling_prob)
-    self._rates = participation(len(rows), self._b, sampling_prob)
-    self._mean = self._matrix @ self._rates
-    self.mean_square = float(self._rates @ self._squares)
+    rates = participation(len(self._squares), self._b, sampling_prob)
+    self._mean = strategy.matrix @ rates / z_stddev
+    self.mean_square = float(rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
-    self.entries = 6 * len(self._squares)
+    self.entries = 4 * len(self._squares)
 
   def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
     """Returns ln L_i for gains e^(log_gains) a round.
@@ -165,23 +172,43 @@ class BMinSepMixture(monte_carlo.Mixture):
     )
 
   def _losses(self, y: np.ndarray) -> np.ndarray:
-    products = np.empty_like(y)
-    products[:] = -self._squares[:, None] / 2
-    for rows, columns, block in self._blocks:
-      products[columns] += block.T @ y[rows]
-    return products
+    losses = self._columns.products(y)
+    losses /= self._stddev
+    losses -= self._squares[:, None] / 2
+    return losses
 
-  def log_normalizer(self, gamma: float) -> float:
-    return float(self._log_ratios(gamma * (gamma - 1) / 2 * self._squares)[0])
-
-  def sample_remove(self, rng, count, gamma):
-    taken = self._draw_rounds(
-      rng, count, gamma * (gamma - 1) / 2 * self._squares
+  def _pairs(self, factor: float) -> b_min_sep_pairs.Pairs:
+    return b_min_sep_pairs.Pairs(
+      self._columns.gram / self._stddev**2, self._b, self._prob, factor
     )
-    y = rng.standard_normal(taken.shape)
-    y += (self._matrix @ (gamma * taken)).toarray()
-    losses = self._losses(y)
-    return self._log_mean(losses), self._log_mean(gamma * losses)
+
+  def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
+    """Returns t of one copy, by rounds."""
+    return tilt.factor * (tilt.factor - 1) / 2 * self._squares
+
+  def log_normalizer(self, tilt):
+    if tilt.copies == 1:
+      return float(self._log_ratios(self._log_tilts(tilt))[0])
+    if len(self._squares) * self._b > _MOST_OF_PAIRS:
+      return math.inf
+    return self._pairs(tilt.factor).log_normalizer
+
+  def remove(self, tilt):
+    a, log_tilts = tilt.factor, self._log_tilts(tilt)
+    pairs = self._pairs(a) if tilt.copies == 2 else None
+
+    def draw(rng, count):
+      if pairs is None:
+        taken = self._draw_rounds(rng, count, log_tilts)
+      else:
+        taken = pairs.draw(rng, count)
+      y = rng.standard_normal(taken.shape)
+      y += (self._columns.matrix @ (a / self._stddev * taken)).toarray()
+      losses = self._losses(y)
+      loss = self._log_mean(losses)
+      return loss, loss if a == 1 else self._log_mean(a * losses)
+
+    return draw
 
   def sample_add(self, rng, count, kappa):
     y = rng.standard_normal((len(self._squares), count))
@@ -190,13 +217,9 @@ class BMinSepMixture(monte_carlo.Mixture):
 
 
 class BMinSep(accountants.Sampled):
-  """Patterns that are at least b apart, of a strategy.
+  """Patterns that are at least b apart, of a strategy."""
 
-  Attributes:
-    rows: [n, bands] float64, rows[t, s] = C[t, t - s].
-  """
-
-  default_samples = 300_000
+  default_samples = 100_000
 
   def __init__(
     self,
@@ -215,53 +238,16 @@ class BMinSep(accountants.Sampled):
         f'must be at least the bands={strategy.bands} of C',
         'use a strategy with fewer bands',
       )
-    self.rows = strategy.band_rows(0, strategy.rounds)
-    accountants.check_nonnegative(np.min(self.rows))
+    rows = strategy.band_rows(0, strategy.rounds)
+    accountants.check_nonnegative(np.min(rows))
     super().__init__(strategy, schema)
+    self._columns = columns.Columns.of_rows(rows)
     self._min_sep, self._sampling_prob = min_sep, sampling_prob
 
   def mixture(self, noise_multiplier: float) -> BMinSepMixture:
     return BMinSepMixture(
-      self.rows,
+      self._columns,
       noise_multiplier * self.sensitivity.value,
       self._min_sep,
       self._sampling_prob,
     )
-
-
-def _sparse(rows: np.ndarray) -> scipy.sparse.csr_matrix:
-  """Returns C as a sparse matrix.
-
-  Args:
-    rows: [n, bands] float64, rows[t, s] = C[t, t - s].
-  """
-  rounds, bands = rows.shape
-  diagonals = np.zeros((bands, rounds))
-  for s in range(bands):
-    diagonals[s, : rounds - s] = rows[s:, s]
-  return scipy.sparse.dia_matrix(
-    (diagonals, -np.arange(bands)), shape=(rounds, rounds)
-  ).tocsr()
-
-
-def _blocks(rows: np.ndarray) -> list[tuple[slice, slice, np.ndarray]]:
-  """Returns C in dense blocks of rows, with the columns that they reach.
-
-  Args:
-    rows: [n, bands] float64, rows[t, s] = C[t, t - s].
-
-  Returns:
-    (rows, columns, [rows, columns] float64) each.
-  """
-  rounds, bands = rows.shape
-  # Smaller ones have fewer zeros, larger ones faster products.
-  size = max(bands // 8, _SMALLEST_BLOCK)
-  blocks = []
-  for start in range(0, rounds, size):
-    stop, first = min(start + size, rounds), max(0, start - bands + 1)
-    block = np.zeros((stop - start, stop - first))
-    for s in range(bands):
-      t = np.arange(max(start, s), stop)
-      block[t - start, t - s - first] = rows[t, s]
-    blocks.append((slice(start, stop), slice(first, stop), block))
-  return blocks

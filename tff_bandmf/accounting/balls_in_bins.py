@@ -17,12 +17,12 @@ the run is dominated by the pair [BnB24, Sec 3]
 
   L = logsumexp_j((2 <m_j, y> - |m_j|^2) / (2 s^2)) - ln b.
 
-Only G is needed: for y = gamma m_J + s z,
+Only G is needed: for y = a m_J + s z,
 
-  <m, y> = gamma G[:, J] + s chol(G) z.
+  <m, y> = a G[:, J] + s chol(G) z.
 
-Delta is sampled and bounded (`monte_carlo`); it never exceeds that of the run
-without amplification, whose sensitivity is max_j |m_j|.
+Delta is sampled (`importance`) and bounded (`monte_carlo`); it never exceeds
+that of the run without amplification, whose sensitivity is max_j |m_j|.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from scipy.linalg import blas
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.accounting import accountants, monte_carlo
+from tff_bandmf.accounting import accountants, importance
 
 _BLOCK_ENTRIES = 2**22
 
 
-class BallsInBinsMixture(monte_carlo.Mixture):
+class BallsInBinsMixture(importance.Mixture):
   """P for a Gram matrix.
 
   Args:
@@ -56,8 +56,13 @@ class BallsInBinsMixture(monte_carlo.Mixture):
     self.square_mean = float(self._gram.mean())
     self.entries = 4 * len(gram)
 
-  def _log_tilts(self, gamma: float) -> np.ndarray:
-    return gamma * (gamma - 1) / 2 * self._squares
+  def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
+    """Returns t of each bin, or of each pair of bins."""
+    a = tilt.factor
+    tilts = a * (a - 1) / 2 * self._squares
+    if tilt.copies == 1:
+      return tilts
+    return tilts[:, None] + tilts + a**2 * self._gram
 
   def _noise(self, rng, count):
     """Returns <m_j, s z> / s^2, [count, b]."""
@@ -69,19 +74,26 @@ class BallsInBinsMixture(monte_carlo.Mixture):
     top = scaled.max(axis=1)
     return top + np.log(np.exp(scaled - top[:, None]).mean(axis=1))
 
-  def log_normalizer(self, gamma: float) -> float:
+  def log_normalizer(self, tilt):
     return float(
-      scipy.special.logsumexp(self._log_tilts(gamma))
-      - math.log(len(self._gram))
+      scipy.special.logsumexp(self._log_tilts(tilt))
+      - tilt.copies * math.log(len(self._gram))
     )
 
-  def sample_remove(self, rng, count, gamma):
-    prior = scipy.special.softmax(self._log_tilts(gamma))
-    bins = rng.choice(len(prior), size=count, p=prior)
-    losses = self._noise(rng, count)
-    losses += gamma * self._gram[bins]
-    losses -= self._squares / 2
-    return self._log_mean(losses), self._log_mean(gamma * losses)
+  def remove(self, tilt):
+    a, tilts = tilt.factor, self._log_tilts(tilt)
+    prior = scipy.special.softmax(tilts.ravel())
+
+    def draw(rng, count):
+      drawn = rng.choice(len(prior), size=count, p=prior)
+      losses = self._noise(rng, count)
+      for bins in np.unravel_index(drawn, tilts.shape):
+        losses += a * self._gram[bins]
+      losses -= self._squares / 2
+      loss = self._log_mean(losses)
+      return loss, loss if a == 1 else self._log_mean(a * losses)
+
+    return draw
 
   def sample_add(self, rng, count, kappa):
     products = self._noise(rng, count)
@@ -137,7 +149,7 @@ class BallsInBins(accountants.Sampled):
     gram: [b, b] float64, G.
   """
 
-  default_samples = 2_000_000
+  default_samples = 400_000
 
   def __init__(
     self,

@@ -1,105 +1,38 @@
 """Delta of a Gaussian mixture, sampled, with a bound that holds.
 
-A client's participations S are random, and the run releases y = m_S + s z:
+  delta <= B for sure, and delta = E x_i of N independent x_i in [0, B]
 
-| symbol | meaning                                                        |
-|--------|----------------------------------------------------------------|
-| m_S    | C 1_S, where a client's contributions take y; S is secret      |
-| s      | standard deviation of z over clip                              |
-| P, Q   | E_S N(m_S, s^2), the mixture, and N(0, s^2), without the client |
-| l_S    | ln N(m_S, s^2) / Q = (2 <m_S, y> - |m_S|^2) / (2 s^2)          |
-| L      | ln P / Q = ln E_S e^(l_S), the privacy loss                    |
-| d_S    | |m_S|^2 / s^2                                                  |
-| m      | E_S m_S                                                        |
-
-  remove: delta = E_P (1 - e^(epsilon - L))_+
-  add:    delta = E_Q (1 - e^(epsilon + L))_+
-
-Both are averages of values in [0, 1] that are hardly ever above 0, so samples
-come from where they are, and are weighted for it:
-
-  remove: from R ~ Q E_S e^(gamma l_S), gamma >= 1: S tilted by
-          e^(gamma (gamma - 1) d_S / 2), then N(gamma m_S, s^2).
-          P / R = A e^(L - ln E_S e^(gamma l_S)),
-          A = E_S e^(gamma (gamma - 1) d_S / 2)
-  add:    from N(-kappa m, s^2), kappa >= 0
-
-By Jensen's inequality ln E_S e^(gamma l_S) >= gamma L and L >= E l_S, so where
-a value is not 0, with u = L - epsilon > 0 or u = -L - epsilon > 0, it is
-
-  remove: (1 - e^(-u)) P / R <= A e^(-(gamma - 1) (epsilon + u)) (1 - e^(-u))
-  add:    at most e^(kappa^2 |m|^2 / (2 s^2) + kappa (E d_S / 2 - epsilon - u))
-          (1 - e^(-u))
-
-and the largest (1 - e^(-u)) e^(-k u) is g(k) = k^k / (1 + k)^(1 + k). Call the
-bound B; gamma and kappa are near those with the least.
-
-So the N values x_i are independent and in [0, B]. For any eta in [0, 1 / B]
-fixed before, the product of (1 - eta x_i) / (1 - eta delta) has expectation 1,
-and by Markov's inequality, with probability 1 - beta,
+(`importance`: both directions of delta, how they are sampled, and B). For any
+eta in [0, 1 / B] fixed before, the product of (1 - eta x_i) / (1 - eta delta)
+has expectation 1, and by Markov's inequality, with probability 1 - beta,
 
   delta <= (1 - e^(mean ln(1 - eta x_i) - ln(1 / beta) / N)) / eta.
 
-No variance is estimated and nothing is approximate. gamma and eta are chosen by
-pilot samples of their own; a bad choice costs tightness alone.
+No variance is estimated and nothing is approximate. What is drawn and eta are
+chosen by pilot samples of their own; a bad choice costs tightness alone.
 """
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import math
 import secrets
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import numpy as np
-import scipy.optimize
-import scipy.special
 
 from tff_bandmf import _checks, errors
+from tff_bandmf.accounting import importance
 
 FAILURE_PROBABILITY = 1e-8
 
 _PILOT_SAMPLES = 5_000
-_CHUNK_ENTRIES = 2**23
+# Chunks that stay in a processor's cache, and for which memory is kept.
+_CHUNK_ENTRIES = 2**21
 # By so much fewer samples do for a direction whose delta is much smaller.
 _FEWER = 16
-# Times the gamma - 1 with the least bound: more samples the tail better.
-_TILTS = (1.0, 1.4, 2.0)
-# The log weight at which sampling is given up.
-_LARGEST_LOG_WEIGHT = 20.0
 # Times 1 / B.
 _LARGEST_ETA = 0.95
-
-
-class Mixture(abc.ABC):
-  """P = E_S N(m_S, s^2) against Q = N(0, s^2).
-
-  Attributes:
-    mean_square: E_S |m_S|^2 / s^2.
-    square_mean: |E_S m_S|^2 / s^2.
-    entries: numbers that one sample takes in memory.
-  """
-
-  mean_square: float
-  square_mean: float
-  entries: int
-
-  @abc.abstractmethod
-  def log_normalizer(self, gamma: float) -> float:
-    """Returns ln A = ln E_S e^(gamma (gamma - 1) |m_S|^2 / (2 s^2))."""
-
-  @abc.abstractmethod
-  def sample_remove(
-    self, rng: np.random.Generator, count: int, gamma: float
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (L, ln E_S e^(gamma l_S)), [count] float64 each, at y from R."""
-
-  @abc.abstractmethod
-  def sample_add(
-    self, rng: np.random.Generator, count: int, kappa: float
-  ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (L, <m, y> / s^2), [count] float64, y from N(-kappa m, s^2)."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -215,21 +148,6 @@ class Bound:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Direction:
-  """How to sample one direction's delta.
-
-  Attributes:
-    draw: returns values x in [0, bound], [count], whose mean is delta.
-    bound: B.
-    eta: at most 1 / B.
-  """
-
-  draw: Callable[[np.random.Generator, int], np.ndarray]
-  bound: float
-  eta: float = 0.0
-
-
-@dataclasses.dataclass(frozen=True)
 class _Average:
   """Averages of x, x^2 and ln(1 - eta x)."""
 
@@ -243,7 +161,7 @@ class _Average:
 
 
 def delta_bound(
-  mixture: Mixture,
+  mixture: importance.Mixture,
   epsilon: float,
   samples: int,
   failure_probability: float,
@@ -297,13 +215,13 @@ def delta_bound(
 
 
 def plans(
-  mixture: Mixture,
+  mixture: importance.Mixture,
   epsilon: float,
   samples: int,
   log_term: float,
   rng: np.random.Generator,
   pilots: int = _PILOT_SAMPLES,
-) -> list[tuple[_Direction, float, float]]:
+) -> list[tuple[importance.Direction, float, float]]:
   """Returns, for each direction, how to sample it and what to expect.
 
   Args:
@@ -317,8 +235,11 @@ def plans(
   Returns:
     (direction, mean, margin) each; mean + margin is the bound to expect.
   """
-  plans: list[tuple[_Direction, float, float]] = []
-  for candidates in (_removes(mixture, epsilon), [_add(mixture, epsilon)]):
+  plans: list[tuple[importance.Direction, float, float]] = []
+  for candidates in (
+    importance.removes(mixture, epsilon),
+    [importance.add(mixture, epsilon)],
+  ):
     # PRIVACY: a bound that holds for sure needs no samples where it counts for
     # nothing. Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
     least = max((mean + margin for _, mean, margin in plans), default=0.0)
@@ -341,77 +262,11 @@ def plans(
   return plans
 
 
-def _removes(mixture: Mixture, epsilon: float) -> list[_Direction]:
-  """Returns ways to sample delta with the client removed, by gamma."""
-
-  def log_weight(excess):
-    return mixture.log_normalizer(1 + excess) - excess * epsilon
-
-  def direction(excess):
-    gamma = 1 + excess
-    log_normalizer = mixture.log_normalizer(gamma)
-
-    def draw(rng, count):
-      loss, tilted = mixture.sample_remove(rng, count, gamma)
-      weight = np.exp(
-        np.where(loss > epsilon, log_normalizer + loss - tilted, 0.0)
-      )
-      return -np.expm1(np.minimum(epsilon - loss, 0.0)) * weight
-
-    return _Direction(draw, math.exp(log_weight(excess) + _log_g(excess)))
-
-  best = _least_bound(log_weight, epsilon, mixture.mean_square)
-  return [
-    direction(factor * best)
-    for factor in _TILTS
-    if factor <= 1 or log_weight(factor * best) < _LARGEST_LOG_WEIGHT
-  ]
-
-
-def _add(mixture: Mixture, epsilon: float) -> _Direction:
-  """Returns the way to sample delta with the client added."""
-  gap = epsilon - mixture.mean_square / 2
-
-  def log_weight(kappa):
-    return kappa**2 * mixture.square_mean / 2 - kappa * gap
-
-  kappa = _least_bound(log_weight, abs(gap), mixture.square_mean)
-  shift = kappa**2 * mixture.square_mean / 2
-
-  def draw(rng, count):
-    loss, projection = mixture.sample_add(rng, count, kappa)
-    weight = np.exp(np.where(loss < -epsilon, kappa * projection + shift, 0.0))
-    return -np.expm1(np.minimum(epsilon + loss, 0.0)) * weight
-
-  return _Direction(draw, math.exp(log_weight(kappa) + _log_g(kappa)))
-
-
-def _log_g(k: float) -> float:
-  """Returns ln g(k), the largest of ln(1 - e^-u) - k u over u > 0."""
-  return float(scipy.special.xlogy(k, k) - (1 + k) * math.log1p(k))
-
-
-def _least_bound(
-  log_weight: Callable[[float], float], slope: float, curvature: float
-) -> float:
-  """Returns the k >= 0 with the least log_weight(k) + ln g(k).
-
-  Args:
-    log_weight: convex, at least -slope k + curvature k^2 / 2.
-    slope: at least 0.
-    curvature: positive.
-  """
-  # There -slope + curvature k - 1 / k > 0, and the sum grows.
-  most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
-  return float(
-    scipy.optimize.minimize_scalar(
-      lambda k: log_weight(k) + _log_g(k), bounds=(0.0, most), method='bounded'
-    ).x
-  )
-
-
 def _average(
-  direction: _Direction, count: int, entries: int, rng: np.random.Generator
+  direction: importance.Direction,
+  count: int,
+  entries: int,
+  rng: np.random.Generator,
 ) -> _Average:
   """Returns averages over `count` values, drawn in chunks."""
   chunk = max(1, _CHUNK_ENTRIES // entries)
@@ -429,7 +284,7 @@ def _eta(bound: float, square: float, samples: int, log_term: float) -> float:
 
 
 def _upper(
-  direction: _Direction, log: float, samples: int, log_term: float
+  direction: importance.Direction, log: float, samples: int, log_term: float
 ) -> float:
   """Returns the bound of delta; see the module."""
   # PRIVACY: Markov's inequality; B bounds the mean, too.

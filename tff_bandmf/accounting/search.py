@@ -9,7 +9,7 @@ from typing import Callable, Optional
 import numpy as np
 import scipy.optimize
 
-from tff_bandmf.accounting import monte_carlo
+from tff_bandmf.accounting import importance, monte_carlo
 
 _ATTEMPTS = 4
 # Pilot samples of each candidate: far from x, and near it.
@@ -17,7 +17,7 @@ _FEW, _MANY = 1_000, 5_000
 
 
 def least(
-  problem: Callable[[float], tuple[monte_carlo.Mixture, float]],
+  problem: Callable[[float], tuple[importance.Mixture, float]],
   start: float,
   delta: float,
   samples: int,
@@ -86,7 +86,7 @@ def least(
 
 
 def attempted(
-  mixture: monte_carlo.Mixture,
+  mixture: importance.Mixture,
   epsilon: float,
   samples: int,
   failure_probability: float,

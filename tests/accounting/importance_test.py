@@ -1,0 +1,170 @@
+"""Tests of where samples come from: their law, their mean and their bound."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from tff_bandmf import strategies
+from tff_bandmf.accounting import b_min_sep, balls_in_bins, columns, importance
+
+_STDDEV = 1.4
+_EPSILON = 1.2
+
+
+def _patterns(rounds, min_sep, prob):
+  """Returns the rounds that one client may take, and how likely they are."""
+  patterns, odds = [], []
+  for pattern in itertools.product([0, 1], repeat=rounds):
+    likely, free = 1.0, 0
+    for t, taken in enumerate(pattern):
+      if t < free:
+        likely *= not taken
+      else:
+        likely *= prob if taken else 1 - prob
+        free = t + min_sep if taken else free
+    if likely:
+      patterns.append(pattern)
+      odds.append(likely)
+  assert sum(odds) == pytest.approx(1)
+  return np.array(patterns, float), np.array(odds)
+
+
+def _b_min_sep(rounds, min_sep, bands, prob=0.3):
+  """Returns a mixture, and [patterns, n] means over s with their odds."""
+  coefficients = np.array([1.0, 0.7, 0.4])[:bands]
+  strategy = strategies.BandedToeplitz(rounds, coefficients)
+  patterns, odds = _patterns(rounds, min_sep, prob)
+  return (
+    b_min_sep.BMinSepMixture(
+      columns.Columns.of_rows(strategy.band_rows(0, rounds)),
+      _STDDEV,
+      min_sep,
+      prob,
+    ),
+    patterns @ strategy.matrix().T / _STDDEV,
+    odds,
+    patterns,
+  )
+
+
+def _balls_in_bins():
+  means = np.array([[1.5, 0.4, 0.0], [0.3, 1.2, 0.5], [0.0, 0.2, 1.1]])
+  mixture = balls_in_bins.BallsInBinsMixture(means @ means.T, _STDDEV)
+  return mixture, means / _STDDEV, np.full(3, 1 / 3)
+
+
+def _tilted_odds(means, odds, tilt):
+  """Returns the odds of one pattern, or of each pair, times e^t."""
+  a, squares = tilt.factor, (means**2).sum(1)
+  if tilt.copies == 1:
+    return odds * np.exp(a * (a - 1) / 2 * squares)
+  both = ((means[:, None] + means) ** 2).sum(2)
+  logs = a**2 * both / 2 - a * (squares[:, None] + squares) / 2
+  return odds[:, None] * odds * np.exp(logs)
+
+
+_TILTS = [
+  importance.Tilt(1, 0.6),
+  importance.Tilt(2, 1.0),
+  importance.Tilt(2, 2.1),
+]
+
+
+@pytest.mark.parametrize('tilt', _TILTS, ids=str)
+@pytest.mark.parametrize(
+  ('rounds', 'min_sep', 'bands'),
+  [(6, 1, 1), (6, 2, 2), (6, 3, 3), (7, 4, 2), (3, 7, 3), (1, 1, 1)],
+)
+def test_normalizer_is_the_mean_over_all_rounds(rounds, min_sep, bands, tilt):
+  mixture, means, odds, _ = _b_min_sep(rounds, min_sep, min(bands, rounds))
+  assert mixture.log_normalizer(tilt) == pytest.approx(
+    math.log(_tilted_odds(means, odds, tilt).sum()), rel=1e-12
+  )
+
+
+@pytest.mark.parametrize('tilt', _TILTS, ids=str)
+def test_normalizer_is_the_mean_over_all_bins(tilt):
+  mixture, means, odds = _balls_in_bins()
+  assert mixture.log_normalizer(tilt) == pytest.approx(
+    math.log(_tilted_odds(means, odds, tilt).sum()), rel=1e-12
+  )
+
+
+@pytest.mark.parametrize(('min_sep', 'bands'), [(1, 1), (2, 2), (3, 2)])
+def test_pairs_of_rounds_are_drawn_with_the_tilted_odds(min_sep, bands):
+  """Chi-squared over what two copies add up to; one false alarm in 10^6."""
+  count, tilt = 40_000, importance.Tilt(2, 1.5)
+  mixture, means, odds, patterns = _b_min_sep(5, min_sep, bands)
+  drawn = mixture._pairs(tilt.factor).draw(np.random.default_rng(1), count)
+  code = 3.0 ** np.arange(5)
+  sums = ((patterns[:, None] + patterns) @ code).ravel()
+  tilted = _tilted_odds(means, odds, tilt).ravel()
+  codes, cells = np.unique(sums, return_inverse=True)
+  expected = count * np.bincount(cells, tilted) / tilted.sum()
+  seen, found = np.unique(code @ drawn.toarray(), return_counts=True)
+  assert set(seen) <= set(codes)
+  observed = np.zeros(len(codes))
+  observed[np.searchsorted(codes, seen)] = found
+  statistic = ((observed - expected) ** 2 / expected).sum()
+  degrees = len(codes) - 1
+  # Laurent and Massart's bound of the chi-squared tail.
+  assert statistic <= degrees + 2 * math.sqrt(degrees * 14) + 28
+
+
+def _exact(means, odds):
+  """Returns delta with the client removed, integrated on a grid."""
+  axes = [np.linspace(-6, m.max() + 7, 101) for m in means.T]
+  volume = math.prod(axis[1] - axis[0] for axis in axes)
+  y = np.stack(np.meshgrid(*axes, indexing='ij'), -1).reshape(-1, len(axes))
+  ratio = np.exp(y @ means.T - (means**2).sum(1) / 2) @ odds
+  density = np.exp(-(y**2).sum(1) / 2) / (2 * math.pi) ** (len(axes) / 2)
+  return volume * (np.maximum(ratio - math.exp(_EPSILON), 0) * density).sum()
+
+
+@pytest.mark.parametrize('tilt', _TILTS, ids=str)
+@pytest.mark.parametrize('kind', ['b-min-sep', 'balls-in-bins'])
+def test_values_respect_their_bound_and_average_to_delta(kind, tilt):
+  if kind == 'b-min-sep':
+    mixture, means, odds, _ = _b_min_sep(3, 2, 2)
+  else:
+    mixture, means, odds = _balls_in_bins()
+  exact = _exact(means, odds)
+  direction = importance.remove(
+    mixture, _EPSILON, tilt, mixture.log_normalizer(tilt)
+  )
+  x = direction.draw(np.random.default_rng(2), 100_000)
+  assert 0 <= x.min() <= x.max() <= direction.bound
+  # 5 standard deviations: one false alarm in a million.
+  assert abs(x.mean() - exact) <= 5 * x.std() / math.sqrt(len(x)) + 1e-6
+
+
+def test_two_copies_bound_what_chance_hides():
+  """Hidden among 300 rounds: without samples, one copy bounds nothing."""
+  rounds = 300
+  strategy = strategies.BandedToeplitz(rounds, [1.0, 0.5])
+  mixture = b_min_sep.BMinSepMixture(
+    columns.Columns.of_rows(strategy.band_rows(0, rounds)), 0.6, 100, 1 / 300
+  )
+  bounds = {
+    copies: min(
+      importance.remove(mixture, 4.0, tilt, mixture.log_normalizer(tilt)).bound
+      for tilt in (importance.Tilt(copies, k) for k in (1.0, 1.4, 2.0))
+    )
+    for copies in (1, 2)
+  }
+  assert bounds[2] < bounds[1] / 10
+  assert importance.removes(mixture, 4.0)[0].bound < bounds[1] / 10
+
+
+def test_pairs_beyond_the_range_of_float64_are_not_used():
+  mixture = b_min_sep.BMinSepMixture(
+    columns.Columns.of_rows(np.ones((3000, 1))), 0.05, 1, 0.5
+  )
+  assert mixture.log_normalizer(importance.Tilt(2, 1.0)) == math.inf
+
+
+def test_tilts_that_bound_nothing_are_refused():
+  with pytest.raises(ValueError, match='excess=0.5: must be at least 1'):
+    importance.Tilt(2, 0.5)

@@ -1,0 +1,246 @@
+"""Where samples of a Gaussian mixture come from, and what bounds their weights.
+
+A client's participations S are random, and the run releases y = m_S + s z:
+
+| symbol | meaning                                                        |
+|--------|----------------------------------------------------------------|
+| m_S    | C 1_S, where a client's contributions take y; S is secret      |
+| s      | standard deviation of z over clip                              |
+| P, Q   | E_S N(m_S, s^2), the mixture, and N(0, s^2), without the client |
+| l_S    | ln N(m_S, s^2) / Q = (2 <m_S, y> - |m_S|^2) / (2 s^2)          |
+| L      | ln P / Q = ln E_S e^(l_S), the privacy loss                    |
+| d_S    | |m_S|^2 / s^2                                                  |
+| m      | E_S m_S                                                        |
+
+  remove: delta = E_P (1 - e^(epsilon - L))_+
+  add:    delta = E_Q (1 - e^(epsilon + L))_+
+
+Both are averages of values in [0, 1] that are hardly ever above 0, so samples
+come from where they are, and are weighted for it:
+
+  remove: from R = Q (E_S e^(a l_S))^r / A, with a >= 1 and r copies S_1, ...
+          of S: these tilted by e^t, then y from N(a (m_(S_1) + ...), s^2), with
+          t = a^2 |m_(S_1) + ...|^2 / (2 s^2) - a (d_(S_1) + ...) / 2
+          P / R = A e^(L - r ln E_S e^(a l_S)),  A = E e^t
+  add:    from N(-kappa m, s^2), kappa >= 0
+
+By Jensen's inequality r ln E_S e^(a l_S) >= gamma L, where gamma = r a, and
+L >= E l_S, so where a value is not 0, with u = L - epsilon > 0 or
+u = -L - epsilon > 0, it is
+
+  remove: (1 - e^(-u)) P / R <= A e^(-(gamma - 1) (epsilon + u)) (1 - e^(-u))
+  add:    at most e^(kappa^2 |m|^2 / (2 s^2) + kappa (E d_S / 2 - epsilon - u))
+          (1 - e^(-u))
+
+and the largest (1 - e^(-u)) e^(-k u) is g(k) = k^k / (1 + k)^(1 + k). Call the
+bound B; gamma and kappa are near those with the least.
+
+One copy knows nothing of amplification: where one S tells all, e^(a l_S) counts
+its small probability once, and e^(a L) a times. Two copies seldom coincide, so
+their A is small where chance hides a client; with a = 1 it is E_Q e^(2 L), and
+nothing is lost.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import functools
+import math
+from typing import Callable
+
+import numpy as np
+import scipy.optimize
+import scipy.special
+
+from tff_bandmf import errors
+
+# Times the gamma - 1 with the least bound: more samples the tail better.
+_FACTORS = (1.0, 1.4, 2.0)
+# By so much gamma - 1 grows from one pair of copies to the next that is tried.
+_STEP = 1.2
+# The log weight at which sampling is given up.
+_LARGEST_LOG_WEIGHT = 20.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Tilt:
+  """What R is.
+
+  Attributes:
+    copies: r, 1 or 2.
+    excess: gamma - 1, at least copies - 1.
+
+  Raises:
+    ValueError: `excess` is less.
+  """
+
+  copies: int
+  excess: float
+
+  def __post_init__(self):
+    # PRIVACY: for a below 1 Jensen's inequality is the other way round.
+    # Guard: importance_test.test_tilts_that_bound_nothing_are_refused.
+    if self.factor < 1:
+      raise errors.value_error(
+        'excess',
+        self.excess,
+        f'must be at least {self.copies - 1} for {self.copies} copies',
+        'nothing bounds the weights',
+      )
+
+  @property
+  def factor(self) -> float:
+    """Returns a."""
+    return (1 + self.excess) / self.copies
+
+
+Draw = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
+
+
+class Mixture(abc.ABC):
+  """P = E_S N(m_S, s^2) against Q = N(0, s^2).
+
+  Attributes:
+    mean_square: E_S |m_S|^2 / s^2.
+    square_mean: |E_S m_S|^2 / s^2.
+    entries: numbers that one sample takes in memory.
+  """
+
+  mean_square: float
+  square_mean: float
+  entries: int
+
+  @abc.abstractmethod
+  def log_normalizer(self, tilt: Tilt) -> float:
+    """Returns ln A; infinity where it is not known."""
+
+  @abc.abstractmethod
+  def remove(self, tilt: Tilt) -> Draw:
+    """Returns what draws (L, ln E_S e^(a l_S)), [count] each, at y from R."""
+
+  @abc.abstractmethod
+  def sample_add(
+    self, rng: np.random.Generator, count: int, kappa: float
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (L, <m, y> / s^2), [count] float64, y from N(-kappa m, s^2)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Direction:
+  """How to sample one direction's delta.
+
+  Attributes:
+    draw: returns values x in [0, bound], [count], whose mean is delta.
+    bound: B.
+    eta: at most 1 / B.
+  """
+
+  draw: Callable[[np.random.Generator, int], np.ndarray]
+  bound: float
+  eta: float = 0.0
+
+
+def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
+  """Returns ways to sample delta with the client removed, the least B first.
+
+  Args:
+    mixture: P.
+    epsilon: at least 0.
+  """
+  normalizer = functools.cache(mixture.log_normalizer)
+
+  def log_weight(tilt):
+    return normalizer(tilt) - tilt.excess * epsilon
+
+  def log_bound(tilt):
+    return log_weight(tilt) + _log_g(tilt.excess)
+
+  one = Tilt(
+    1,
+    _least_bound(
+      lambda excess: log_weight(Tilt(1, excess)), epsilon, mixture.mean_square
+    ),
+  )
+  two, following = Tilt(2, 1.0), Tilt(2, _STEP)
+  while log_bound(following) < log_bound(two):
+    two, following = following, Tilt(2, _STEP * following.excess)
+  best = min(one, two, key=log_bound)
+  tilts = [Tilt(best.copies, factor * best.excess) for factor in _FACTORS]
+  return [
+    remove(mixture, epsilon, tilt, normalizer(tilt))
+    for tilt in tilts
+    if tilt == best or log_weight(tilt) < _LARGEST_LOG_WEIGHT
+  ]
+
+
+def remove(
+  mixture: Mixture, epsilon: float, tilt: Tilt, log_normalizer: float
+) -> Direction:
+  """Returns one way to sample delta with the client removed.
+
+  Args:
+    mixture: P.
+    epsilon: at least 0.
+    tilt: which R.
+    log_normalizer: ln A of this tilt.
+  """
+  sample = mixture.remove(tilt)
+
+  def draw(rng, count):
+    loss, tilted = sample(rng, count)
+    log_ratio = log_normalizer + loss - tilt.copies * tilted
+    weight = np.exp(np.where(loss > epsilon, log_ratio, 0.0))
+    return -np.expm1(np.minimum(epsilon - loss, 0.0)) * weight
+
+  return Direction(
+    draw,
+    math.exp(log_normalizer - tilt.excess * epsilon + _log_g(tilt.excess)),
+  )
+
+
+def add(mixture: Mixture, epsilon: float) -> Direction:
+  """Returns the way to sample delta with the client added.
+
+  Args:
+    mixture: P.
+    epsilon: at least 0.
+  """
+  gap = epsilon - mixture.mean_square / 2
+
+  def log_weight(kappa):
+    return kappa**2 * mixture.square_mean / 2 - kappa * gap
+
+  kappa = _least_bound(log_weight, abs(gap), mixture.square_mean)
+  shift = kappa**2 * mixture.square_mean / 2
+
+  def draw(rng, count):
+    loss, projection = mixture.sample_add(rng, count, kappa)
+    weight = np.exp(np.where(loss < -epsilon, kappa * projection + shift, 0.0))
+    return -np.expm1(np.minimum(epsilon + loss, 0.0)) * weight
+
+  return Direction(draw, math.exp(log_weight(kappa) + _log_g(kappa)))
+
+
+def _log_g(k: float) -> float:
+  """Returns ln g(k), the largest of ln(1 - e^-u) - k u over u > 0."""
+  return float(scipy.special.xlogy(k, k) - (1 + k) * math.log1p(k))
+
+
+def _least_bound(
+  log_weight: Callable[[float], float], slope: float, curvature: float
+) -> float:
+  """Returns the k >= 0 with the least log_weight(k) + ln g(k).
+
+  Args:
+    log_weight: convex, at least -slope k + curvature k^2 / 2.
+    slope: at least 0.
+    curvature: positive.
+  """
+  # There -slope + curvature k - 1 / k > 0, and the sum grows.
+  most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
+  return float(
+    scipy.optimize.minimize_scalar(
+      lambda k: log_weight(k) + _log_g(k), bounds=(0.0, most), method='bounded'
+    ).x
+  )
