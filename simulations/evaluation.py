@@ -1,4 +1,4 @@
-"""Accuracy of next-word predictions."""
+"""Loss and accuracies of next-word predictions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ _BATCH = 256
 class Evaluator:
   """Evaluates weights on the sentences of one split.
 
-  The three accuracies are those of `models.ignored_targets`: the headline does
-  not count out-of-vocabulary and end-of-sentence targets. None counts padding,
-  nor does the loss.
+  The three accuracies are those of `models.accuracies`. Neither they nor the
+  loss count padding.
   """
 
   def __init__(
@@ -35,7 +34,7 @@ class Evaluator:
       sentences: at most this many are taken, at even distances; None for all.
     """
     self._x, self._y = clients.arrays(sentences)
-    self._ignored = models.ignored_targets(clients.vocabulary.num_ids)
+    self._accuracies = models.accuracies(clients.vocabulary.num_ids)
 
     @tf.function(autograph=False)
     def evaluate_batch(weights, x, y):
@@ -47,8 +46,8 @@ class Evaluator:
         [
           (models.next_word_loss(logits, y) * words, words),
           *(
-            models.correct_words(logits, y, ignored)
-            for ignored in self._ignored.values()
+            accuracy.correct(logits, y)
+            for accuracy in self._accuracies.values()
           ),
         ]
       )
@@ -58,11 +57,11 @@ class Evaluator:
   def __call__(self, weights: Any) -> dict[str, float]:
     """Returns accuracies in [0, 1] by name, and `loss` in nats a word."""
     weights = [tf.constant(weight) for weight in weights]
-    totals = np.zeros((1 + len(self._ignored), 2))
+    totals = np.zeros((1 + len(self._accuracies), 2))
     for start in range(0, len(self._x), _BATCH):
       stop = start + _BATCH
       totals += self._evaluate_batch(
         weights, self._x[start:stop], self._y[start:stop]
       ).numpy()
     means = (totals[:, 0] / totals[:, 1]).tolist()
-    return dict(zip(('loss', *self._ignored), means))
+    return dict(zip(('loss', *self._accuracies), means))

@@ -12,7 +12,7 @@ COLUMNS = (
   'seconds',
   'non_finite',
   'accuracy',
-  'accuracy_with_end',
+  'accuracy_of_tff',
   'accuracy_with_end_and_unknown',
   'loss',
 )

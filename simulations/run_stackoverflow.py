@@ -365,7 +365,10 @@ def main(
       click.echo(line)
   for row in written['runs']:
     accuracy = 100 * row['test_accuracy']
-    click.echo(f'{row["name"]}: test accuracy {accuracy:.2f}%')
+    click.echo(
+      f'{row["name"]}: test loss {row["test_loss"]:.3f}, '
+      f'accuracy {accuracy:.2f}%'
+    )
   click.echo(f'Report: {directory / report.MARKDOWN_FILE}')
 
 

@@ -292,7 +292,7 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
       if done == training.rounds - stop or done % training.evaluate_every == 0:
         weights = process.get_model_weights(output.state).trainable
         row.update(validate(weights))
-        progress.set_postfix(accuracy=f'{row["accuracy"]:.4f}')
+        progress.set_postfix(loss=f'{row["loss"]:.4f}')
       state = opened.finish(output.state, shown=row)
       board.write(opened.index, row)
       progress.update()

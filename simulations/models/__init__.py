@@ -1,9 +1,9 @@
 """Next-word models: pure functions of weights."""
 
 from simulations.models.next_word import (
+  Accuracy,
   Model,
-  correct_words,
-  ignored_targets,
+  accuracies,
   next_word_loss,
 )
 from simulations.models.registry import build

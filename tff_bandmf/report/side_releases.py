@@ -14,7 +14,7 @@ _COLUMNS = {
     'counted as zero, exact'
   ),
   'accuracy': 'of released models, on validation clients without noise',
-  'accuracy_with_end': 'the same, ends of sentence counted',
+  'accuracy_of_tff': 'the same, as TFF counts',
   'accuracy_with_end_and_unknown': (
     'the same, ends of sentence and unknown words counted'
   ),
