@@ -3,6 +3,7 @@
 import ast
 import collections
 import dataclasses
+import functools
 import glob
 import pathlib
 import shutil
@@ -90,8 +91,10 @@ def _of_kind(kind):
   )
 
 
+@functools.cache
 def _imported_modules(path):
-  """Yields the dotted names that a file may import, and those around them."""
+  """Returns what a file may import, and what is around that, as paths."""
+  found = set()
   for node in ast.walk(ast.parse((_ROOT / path).read_text())):
     if isinstance(node, ast.Import):
       names = [alias.name for alias in node.names]
@@ -102,7 +105,8 @@ def _imported_modules(path):
     for name in names:
       parts = name.split('.')
       for end in range(1, len(parts) + 1):
-        yield '/'.join(parts[:end])
+        found.add('/'.join(parts[:end]))
+  return found
 
 
 def _imported_libraries(paths):

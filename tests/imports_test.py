@@ -1,6 +1,7 @@
 """Tests that packages import one way only, and nothing heavy by accident."""
 
 import ast
+import functools
 import pathlib
 
 import pytest
@@ -68,6 +69,7 @@ def _modules(nodes):
         yield f'{node.module}.{alias.name}'
 
 
+@functools.cache
 def _imports(path):
   """Returns what a file imports, functions included."""
   return set(_modules(ast.walk(ast.parse((_ROOT / path).read_text()))))
@@ -88,6 +90,7 @@ def _executed(node):
     yield from _executed(child)
 
 
+@functools.cache
 def _imports_at_module_level(path):
   return set(_modules(_executed(ast.parse((_ROOT / path).read_text()))))
 

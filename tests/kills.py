@@ -26,7 +26,7 @@ import tensorflow_federated as tff
 
 import tff_bandmf
 from simulations import kill_test
-from tff_bandmf import _files, participation, program, strategies
+from tff_bandmf import _files, program
 from tff_bandmf.program import run_record, runtime
 
 _ROUNDS = 6
@@ -89,15 +89,7 @@ def _work(way, directory):
     _files.load_or_create_secret(
       directory / run_record.NEW_NOISE_KEY, 32, 'key', lambda _: _SECRET
     )
-  plan = tff_bandmf.Plan(
-    rounds=_ROUNDS,
-    clients_per_round=3,
-    cohorts=participation.MinSep(2),
-    delta=1e-5,
-    l2_norm_clip=0.2,
-    noise_multiplier=0.5,
-    mechanism=strategies.BandedToeplitz(_ROUNDS, [1, 0.5]),
-  )
+  plan = small_training.plan(_ROUNDS)
   with (
     runtime.local_runtime(concurrency=1, program=way == 'train_model'),
     tff_bandmf.Run(directory, plan, keep_key=True) as run,

@@ -1,6 +1,7 @@
 """A family in one new file is found everywhere; no list elsewhere names one."""
 
 import ast
+import functools
 import os
 import pathlib
 import shutil
@@ -119,19 +120,22 @@ def test_family_in_one_new_file_is_found_everywhere(tmp_path):
   assert done.returncode == 0, done.stderr[-3000:]
 
 
-def _sources():
-  """Yields the files outside of `strategies`, parsed."""
-  for package in ('tff_bandmf', 'simulations'):
-    for path in sorted((_ROOT / package).rglob('*.py')):
-      if _ROOT / 'tff_bandmf/strategies' not in path.parents:
-        yield path, ast.parse(path.read_text())
+@functools.cache
+def _nodes():
+  """Returns (file, node) of the files outside of `strategies`."""
+  return [
+    (path.relative_to(_ROOT), node)
+    for package in ('tff_bandmf', 'simulations')
+    for path in sorted((_ROOT / package).rglob('*.py'))
+    if _ROOT / 'tff_bandmf/strategies' not in path.parents
+    for node in ast.walk(ast.parse(path.read_text()))
+  ]
 
 
 def test_no_name_of_a_family_stands_elsewhere():
   found = [
-    f'{path.relative_to(_ROOT)}:{node.lineno} {node.value}'
-    for path, tree in _sources()
-    for node in ast.walk(tree)
+    f'{path}:{node.lineno} {node.value}'
+    for path, node in _nodes()
     if isinstance(node, ast.Constant) and node.value in strategies.FAMILIES
   ]
   assert not found
@@ -146,11 +150,11 @@ def test_no_kind_of_strategy_is_asked_for_elsewhere():
     and each is not strategies.Strategy
   }
   found = [
-    f'{path.relative_to(_ROOT)}:{node.lineno}'
-    for path, tree in _sources()
-    for node in ast.walk(tree)
+    f'{path}:{node.lineno}'
+    for path, node in _nodes()
     if isinstance(node, ast.Call)
-    and ast.unparse(node.func) in ('isinstance', 'issubclass', 'type')
+    and isinstance(node.func, ast.Name)
+    and node.func.id in ('isinstance', 'issubclass', 'type')
     and {
       each.attr for each in ast.walk(node) if isinstance(each, ast.Attribute)
     }

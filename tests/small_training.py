@@ -6,10 +6,12 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import tff_bandmf
 from simulations import config as config_lib
 from simulations import models
 from simulations.corpora import client_data
 from simulations.corpora import vocabulary as vocabulary_lib
+from tff_bandmf import participation, strategies
 
 _CLIENTS = 9
 LENGTH = 6
@@ -67,6 +69,19 @@ def functional_model(model, sequence_length):
     predict_on_batch_fn=predict,
     loss_fn=loss,
     input_spec=(spec, spec),
+  )
+
+
+def plan(rounds):
+  """Returns a plan of so many rounds, of three clients each."""
+  return tff_bandmf.Plan(
+    rounds=rounds,
+    clients_per_round=3,
+    cohorts=participation.MinSep(2),
+    delta=1e-5,
+    l2_norm_clip=0.2,
+    noise_multiplier=0.5,
+    mechanism=strategies.BandedToeplitz(rounds, [1, 0.5]),
   )
 
 

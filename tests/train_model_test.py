@@ -6,7 +6,6 @@ import small_training
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import tff_bandmf
 from tff_bandmf import aggregator, participation, program, run, strategies
 from tff_bandmf.noise import placements
 from tff_bandmf.program import run_record
@@ -44,16 +43,7 @@ def program_runtime(runtime):
 
 
 def _open(directory):
-  plan = tff_bandmf.Plan(
-    rounds=_ROUNDS,
-    clients_per_round=3,
-    cohorts=participation.MinSep(2),
-    delta=1e-5,
-    l2_norm_clip=0.2,
-    noise_multiplier=0.5,
-    mechanism=strategies.BandedToeplitz(_ROUNDS, [1, 0.5]),
-  )
-  return run.Run(directory, plan, keep_key=True)
+  return run.Run(directory, small_training.plan(_ROUNDS), keep_key=True)
 
 
 def _train(mine, dataset=None, **managers):

@@ -75,6 +75,7 @@ sys.exit(main.main())
 """
 
 
+@pytest.mark.slow
 def test_without_tensorflow_closed_forms_are_compared():
   def bandmf(*arguments):
     return subprocess.run(

@@ -332,20 +332,20 @@ def test_counting_agrees_with_drawing(sampling, schema):
   for clients, size, rounds in itertools.product(
     range(1, 11), range(1, 4), (1, 2, 3, 5, 8)
   ):
-    plan = sampling, clients, size, rounds, schema
+    plan = feasibility.Wanted(sampling, clients, size, rounds, schema)
     if size > clients // (schema.min_sep if sampling == 'multiples' else 1):
       continue
-    proved[plan] = feasibility.surely(*plan), feasibility.never(*plan)
+    proved[plan] = plan.surely(), plan.never()
     assert not all(proved[plan])
   # Where all rounds are drawn, whatever the count.
   with mock.patch.multiple(
-    feasibility, surely=lambda *_: False, never=lambda *_: False
+    feasibility.Wanted, surely=lambda _: False, never=lambda _: False
   ):
     for plan, (surely, never) in proved.items():
-      _, clients, size, rounds, _ = plan
+      sizes = plan.clients, plan.cohort_size, plan.rounds
       for seed in range(6):
         try:
-          program.CohortSampler(clients, size, rounds, schema, seed, sampling)
+          program.CohortSampler(*sizes, schema, seed, sampling)
           assert not never, plan
         except program.CohortError:
           assert not surely, plan

@@ -45,7 +45,7 @@ def test_log_shows_its_rows(tmp_path, suffix, order):
   assert _seen(log) == sensitivity.Observed(2, 5, 4, 3, {2: 1, 3: 1})
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
   rows=st.sets(
     st.tuples(st.integers(0, 30), st.text(max_size=9)), min_size=1, max_size=60

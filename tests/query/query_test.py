@@ -374,10 +374,10 @@ def test_sums_are_exact_in_any_order():
   records = [
     tf.constant([value]) for value in (0.99902, 1.0, 0.5, 1e-6, 3e-7, -0.3, 0.7)
   ]
-  state = _begun(query)
+  state, rng = _begun(query), np.random.default_rng(0)
+  orders = [rng.permutation(len(records)) for _ in range(25)]
   sums = {
-    int(_sum(query, order, state)[0])
-    for order in itertools.islice(itertools.permutations(records), 100)
+    int(_sum(query, [records[i] for i in order], state)[0]) for order in orders
   }
   assert len(sums) == 1
   without, _ = _sum(query, records[1:], state)

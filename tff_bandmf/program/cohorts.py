@@ -112,17 +112,20 @@ class CohortSampler:
           'use fewer clients a round or a smaller min_sep',
         )
       )
-    plan = (
+    if self._wanted.never():
+      raise self._not_filled('')
+    if self.availability is not None or not self._wanted.surely():
+      self._fill()
+
+  @property
+  def _wanted(self) -> feasibility.Wanted:
+    return feasibility.Wanted(
       self.sampling,
       self.clients,
       self.cohort_size,
       self.rounds,
       self.participation,
     )
-    if feasibility.never(*plan):
-      raise self._not_filled('')
-    if self.availability is not None or not feasibility.surely(*plan):
-      self._fill()
 
   def _fill(self) -> None:
     """Draws the cohorts of all rounds, as a run without replays would."""
@@ -136,14 +139,9 @@ class CohortSampler:
         ) from None
 
   def _not_filled(self, where: str) -> CohortError:
-    found = feasibility.largest(
-      self.sampling,
-      self.clients,
-      self.cohort_size,
-      self.rounds,
-      self.participation,
+    fitting = ', or '.join(
+      f'{name} {value}' for name, value in self._wanted.largest().items()
     )
-    fitting = ', or '.join(f'{name} {value}' for name, value in found.items())
     least = (
       ''
       if self.availability is None

@@ -31,112 +31,91 @@ with k >= n_r nobody comes too often.
 
 from __future__ import annotations
 
+import dataclasses
+
 from tff_bandmf import participation as participation_lib
 
 
-def surely(
-  sampling: str,
-  clients: int,
-  cohort_size: int,
-  rounds: int,
-  participation: participation_lib.Participation,
-) -> bool:
-  """Returns whether every round is filled, whatever was drawn before it.
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+  """Cohorts that are wanted of a population.
 
-  Args:
+  Attributes:
     sampling: of the cohorts, see `cohorts`.
     clients: N.
     cohort_size: m.
     rounds: n.
     participation: the schema.
   """
-  b, k = participation.separation(rounds), participation.participations(rounds)
-  if sampling == 'shuffled-epochs':
-    epoch = clients // cohort_size
-    return b <= epoch and k >= -(-rounds // epoch)
-  if sampling == 'uniform':
-    return _uniform(clients, cohort_size, rounds, b, k)
-  # Fixed epochs with fewer participations want clients back at once.
-  if participation.evenly_spaced and (k < -(-rounds // b)):
-    return False
-  return all(
-    _uniform(there, cohort_size, taken, 1, k)
-    for there, taken in _classes(clients, rounds, b)
-  )
 
+  sampling: str
+  clients: int
+  cohort_size: int
+  rounds: int
+  participation: participation_lib.Participation
 
-def never(
-  sampling: str,
-  clients: int,
-  cohort_size: int,
-  rounds: int,
-  participation: participation_lib.Participation,
-) -> bool:
-  """Returns whether some round cannot be filled, however cohorts are drawn.
-
-  Args:
-    sampling: of the cohorts, see `cohorts`.
-    clients: N.
-    cohort_size: m.
-    rounds: n.
-    participation: the schema.
-  """
-  b, k = participation.separation(rounds), participation.participations(rounds)
-  if sampling == 'multiples':
-    return any(
-      cohort_size > there or taken * cohort_size > there * min(k, taken)
-      for there, taken in _classes(clients, rounds, b)
+  @property
+  def _schema(self) -> tuple[int, int]:
+    """Returns b and k."""
+    return (
+      self.participation.separation(self.rounds),
+      self.participation.participations(self.rounds),
     )
-  return (
-    min(b, rounds) * cohort_size > clients or rounds * cohort_size > clients * k
-  )
 
-
-def largest(
-  sampling: str,
-  clients: int,
-  cohort_size: int,
-  rounds: int,
-  participation: participation_lib.Participation,
-) -> dict[str, int]:
-  """Returns min_sep, cohort_size and rounds that `surely` fit, each alone.
-
-  Each is as large as it can be while the others stay; one that cannot help is
-  missing.
-
-  Args:
-    sampling: of the cohorts, see `cohorts`.
-    clients: N.
-    cohort_size: m.
-    rounds: n.
-    participation: the schema.
-  """
-  found = {
-    'cohort_size': _most(
-      cohort_size,
-      lambda value: surely(sampling, clients, value, rounds, participation),
-    ),
-    'rounds': _most(
-      rounds,
-      lambda value: surely(
-        sampling, clients, cohort_size, value, participation
-      ),
-    ),
-  }
-  if participation.min_sep is not None:
-    found['min_sep'] = _most(
-      participation.min_sep,
-      lambda value: surely(
-        sampling,
-        clients,
-        cohort_size,
-        rounds,
-        participation_lib.from_name(
-          participation.name, value, participation.max_participations
-        ),
-      ),
+  def surely(self) -> bool:
+    """Returns whether every round is filled, whatever was drawn before it."""
+    b, k = self._schema
+    if self.sampling == 'shuffled-epochs':
+      epoch = self.clients // self.cohort_size
+      return b <= epoch and k >= -(-self.rounds // epoch)
+    if self.sampling == 'uniform':
+      return _uniform(self.clients, self.cohort_size, self.rounds, b, k)
+    # Fixed epochs with fewer participations want clients back at once.
+    if self.participation.evenly_spaced and (k < -(-self.rounds // b)):
+      return False
+    return all(
+      _uniform(there, self.cohort_size, taken, 1, k)
+      for there, taken in _classes(self.clients, self.rounds, b)
     )
-  return {name: value for name, value in sorted(found.items()) if value}
+
+  def never(self) -> bool:
+    """Returns whether some round cannot be filled, whatever is drawn."""
+    b, k = self._schema
+    m, n = self.cohort_size, self.rounds
+    if self.sampling == 'multiples':
+      return any(
+        m > there or taken * m > there * min(k, taken)
+        for there, taken in _classes(self.clients, n, b)
+      )
+    return min(b, n) * m > self.clients or n * m > self.clients * k
+
+  def largest(self) -> dict[str, int]:
+    """Returns min_sep, cohort_size and rounds that `surely` fit, each alone.
+
+    Each is as large as it can be while the others stay; one that cannot help
+    is missing.
+    """
+    schema = self.participation
+    found = {
+      name: _most(
+        getattr(self, name),
+        lambda value, name=name: dataclasses.replace(
+          self, **{name: value}
+        ).surely(),
+      )
+      for name in ('cohort_size', 'rounds')
+    }
+    if schema.min_sep is not None:
+      found['min_sep'] = _most(
+        schema.min_sep,
+        lambda value: dataclasses.replace(
+          self,
+          participation=participation_lib.from_name(
+            schema.name, value, schema.max_participations
+          ),
+        ).surely(),
+      )
+    return {name: value for name, value in sorted(found.items()) if value}
 
 
 def _uniform(

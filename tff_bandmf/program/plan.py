@@ -392,15 +392,13 @@ class Plan:
     However cohorts are drawn: see `feasibility`. Sampled cohorts may be small.
     """
     schema = self.cohorts.schema
-    if self.sampled is None and feasibility.never(
+    wanted = feasibility.Wanted(
       'uniform', clients, self.clients_per_round, self.rounds, schema
-    ):
-      fitting = feasibility.largest(
-        'uniform', clients, self.clients_per_round, self.rounds, schema
-      )
+    )
+    if self.sampled is None and wanted.never():
       remedy = ', or '.join(
         f'{"clients_per_round" if name == "cohort_size" else name}={value}'
-        for name, value in fitting.items()
+        for name, value in wanted.largest().items()
       )
       raise errors.value_error(
         'clients',

@@ -169,13 +169,14 @@ def of(
 
 
 def _feasible(plan: Any, population: int) -> bool:
-  return plan.sampled is not None or not feasibility.never(
+  wanted = feasibility.Wanted(
     'uniform',
     population,
     plan.clients_per_round,
     plan.rounds,
     plan.cohorts.schema,
   )
+  return plan.sampled is not None or not wanted.never()
 
 
 def _cell(point: Optional[Point]) -> str:
