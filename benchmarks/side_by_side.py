@@ -3,7 +3,8 @@
 The two cannot share an environment. Make one for jax_privacy, and give its
 Python:
 
-    python3.11 -m venv .venv-jax && .venv-jax/bin/pip install jax_privacy==2.0.0
+    python3.11 -m venv .venv-jax && .venv-jax/bin/pip install \\
+        git+https://github.com/google-deepmind/jax_privacy@8967688
     .venv/bin/python -m benchmarks.side_by_side --other .venv-jax/bin/python
 
 Each side runs in a process of its own, one after the other, and the order turns

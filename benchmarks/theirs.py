@@ -90,7 +90,10 @@ def _toeplitz_sensitivity(
     return _timed(
       lambda: jnp.sqrt(
         mf.toeplitz.minsep_sensitivity_squared(
-          coefficients, task['min_sep'], task['max_participations']
+          coefficients,
+          task['min_sep'],
+          n=task['rounds'],
+          max_participations=task['max_participations'],
         )
       ),
       'exact',
