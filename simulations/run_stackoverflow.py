@@ -211,7 +211,7 @@ def train_all(
   workers: Optional[str] = None,
   stop_after: Optional[int] = None,
   round_timeout: Optional[float] = None,
-  moved: bool = False,
+  **kept: bool,
 ) -> dict[str, dict[str, Any]]:
   """Trains the runs in order and writes their reports.
 
@@ -223,7 +223,7 @@ def train_all(
     workers: 'host:port,...' on which the clients train; None trains them here.
     stop_after: so many rounds of a run this call leaves it.
     round_timeout: seconds that a worker may take for its part of a round.
-    moved: whether the folders were moved, and are the only ones of their runs.
+    **kept: `moved` and `keep_key`, as `tff_bandmf.Run` takes them.
 
   Raises:
     ValueError: `resume` is False and a folder holds a run.
@@ -269,7 +269,7 @@ def train_all(
         resume,
         workers=there,
         stop_after=stop_after,
-        moved=moved,
+        **kept,
       )
       if result is not None:
         results[name] = result
@@ -322,6 +322,11 @@ def _say(phase: str) -> None:
   is_flag=True,
   help='DIR was moved or restored, and no other one goes on.',
 )
+@click.option(
+  '--keep-key',
+  is_flag=True,
+  help='Keeps the key of the noise when a run has ended; the report says so.',
+)
 @one_line_errors
 def main(
   config_path: str,
@@ -334,6 +339,7 @@ def main(
   round_timeout: float,
   resume: bool,
   moved: bool,
+  keep_key: bool,
 ) -> None:
   if show is None:
     check_system(output_dir)
@@ -353,7 +359,15 @@ def main(
   config = experiment.config()
   directory = pathlib.Path(output_dir)
   runs = planned_runs(config, directory)
-  train_all(runs, resume, workers, stop_after, round_timeout, moved)
+  train_all(
+    runs,
+    resume,
+    workers,
+    stop_after,
+    round_timeout,
+    moved=moved,
+    keep_key=keep_key,
+  )
   # Again, now that the runs it is compared with are there.
   from tff_bandmf import report
   from tff_bandmf.program import metrics

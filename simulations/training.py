@@ -156,7 +156,7 @@ def run(
   strategy: Optional[strategies.Strategy] = None,
   workers: Optional[workers_lib.Workers] = None,
   stop_after: Optional[int] = None,
-  moved: bool = False,
+  **kept: bool,
 ) -> Optional[dict[str, Any]]:
   """Trains and tests; returns the result, which is also in the directory.
 
@@ -174,8 +174,7 @@ def run(
       The result is the same.
     stop_after: so many rounds the call ends, and None comes back if some are
       left; another call with `resume` goes on.
-    moved: whether the directory was moved or restored from a copy, and no other
-      one of the run goes on.
+    **kept: `moved` and `keep_key`, as `tff_bandmf.Run` takes them.
 
   Raises:
     ValueError: a value out of range, a run is there and `resume` is False, or
@@ -190,8 +189,7 @@ def run(
   with tff_bandmf.Run(
     directory,
     plan(config, strategy or find_strategy(config), corpus.train.num_clients),
-    moved=moved,
-    keep_key=True,
+    **kept,
     program=run_lib.Program(
       description.describe(config, corpus),
       metrics.COLUMNS,

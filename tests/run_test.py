@@ -215,6 +215,36 @@ def test_adaptive_clip_goes_on_after_a_kill(runtime, tmp_path):
   np.testing.assert_array_equal(_train(directory, plan).sum, expected)
 
 
+def test_adaptive_clip_without_its_metrics_is_refused(tmp_path):
+  """The first clip again would be another one than the next round's."""
+  plan = _plan(
+    rounds=5,
+    l2_norm_clip=tff_bandmf.AdaptiveClip(0.3, rate=2.0),
+    mechanism='identity',
+  )
+  path = tmp_path / 'run' / run_record.METRICS_FILE
+  like = np.zeros(3, np.float32)
+  with run.Run(tmp_path / 'run', plan) as mine:
+    for opened in itertools.islice(mine.rounds(clients=8), 2):
+      opened.finish(opened.release([], like))
+    # Where the program that wrote it goes on nothing is lost.
+    rows = path.read_text()
+    path.unlink()
+    for opened in itertools.islice(mine.rounds(clients=8), 1):
+      opened.finish(opened.release([], like))
+  assert path.read_text().startswith(rows)
+  rows = path.read_text()
+  path.unlink()
+  with run.Run(tmp_path / 'run', plan) as mine:
+    opened = next(mine.rounds(clients=8))
+    with pytest.raises(ValueError, match='metrics.csv: lacks the clip of rou'):
+      opened.release([], like)
+  path.write_text(rows)
+  with run.Run(tmp_path / 'run', plan) as mine:
+    opened = next(mine.rounds(clients=8))
+    opened.finish(opened.release([], like))
+
+
 def test_adaptive_clip_of_a_process_is_told(runtime, tmp_path):
   plan = _plan(l2_norm_clip=tff_bandmf.AdaptiveClip(0.3), rounds=_ROUNDS)
   with run.Run(tmp_path / 'run', plan) as mine:

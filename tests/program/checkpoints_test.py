@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
+from tff_bandmf import _files
 from tff_bandmf.program import checkpoints as checkpoints_lib
 
 _HEAD = '0123456789abcdef' * 4
@@ -64,6 +65,27 @@ def test_file_that_was_not_finished_does_not_count(checkpoints, tmp_path):
   assert checkpoints.latest() == 3
   checkpoints.save(_state(), 6, _HEAD)
   assert checkpoints.latest() == 6
+
+
+def test_kill_while_an_old_one_is_wiped_leaves_none_of_zeros(
+  checkpoints, tmp_path, monkeypatch
+):
+  def killed(path):
+    path.write_bytes(bytes(path.stat().st_size))
+    raise SystemExit
+
+  for t in (3, 6):
+    checkpoints.save(_state(t), t, _HEAD)
+  monkeypatch.setattr(_files, 'wipe', killed)
+  with pytest.raises(SystemExit):
+    checkpoints.save(_state(9), 9, _HEAD)
+  found = sorted((tmp_path / 'private').glob('*.npz'))
+  assert [path.stem for path in found] == ['00000006', '00000009']
+  for path in found:
+    checkpoints_lib.read(path)
+  # `folder.locked` removes it.
+  (rest,) = (tmp_path / 'private').glob(f'*{_files.PART}')
+  assert not any(rest.read_bytes())
 
 
 def test_no_checkpoint_is_round_0(checkpoints):

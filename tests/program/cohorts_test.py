@@ -263,7 +263,7 @@ def test_count_that_would_wrap_is_refused():
   history = program.History.empty(3)
   history.count[1] = 2**16 - 2
   history.record(0, np.array([1, 2]))
-  with pytest.raises(ValueError, match='participations=65535'):
+  with pytest.raises(ValueError, match='participations=65536'):
     history.record(1, np.array([1, 2]))
   assert history.count.tolist() == [0, 2**16 - 1, 1]
 

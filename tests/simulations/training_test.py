@@ -33,7 +33,7 @@ from tff_bandmf import (
   report,
   strategies,
 )
-from tff_bandmf.program import folder
+from tff_bandmf.program import folder, run_record
 from tff_bandmf.program import metrics as metrics_lib
 
 pytestmark = pytest.mark.slow
@@ -103,7 +103,7 @@ def small(corpus_path):
 def ended(small, tmp_path_factory, runtime):
   """The directory of that experiment's run, with its report."""
   directory = tmp_path_factory.mktemp('ended') / 'run'
-  training.run(*small, directory)
+  training.run(*small, directory, keep_key=True)
   report.write(directory)
   return directory
 
@@ -343,12 +343,17 @@ def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
   assert training.run(*small, tmp_path / 'run', stop_after=3) is None
   assert not (tmp_path / 'run' / report.RESULT_FILE).exists()
   assert not report.write(tmp_path / 'run')['completed']
+  assert (tmp_path / 'run' / run_record.NOISE_KEY).exists()
   result = training.run(*small, tmp_path / 'run', resume=True, stop_after=3)
   assert result is not None
-  assert (
-    report.write(tmp_path / 'run')['observed']
-    == report.write(ended)['observed']
-  )
+  written, kept = report.write(tmp_path / 'run'), report.write(ended)
+  assert written['observed'] == kept['observed']
+  # The key ends with the run, unless it was asked for.
+  assert not (tmp_path / 'run' / run_record.NOISE_KEY).exists()
+  assert (ended / run_record.NOISE_KEY).exists()
+  for content, told in (written, 'destroyed when'), (kept, 'kept when'):
+    assert told in str(content['assumptions'])
+  assert training.run(*small, tmp_path / 'run', resume=True) == result
 
 
 def test_key_of_another_run_is_refused(small, run_copy, tmp_path):

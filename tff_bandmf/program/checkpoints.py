@@ -52,8 +52,9 @@ class Checkpoints:
     _files.write(
       self._path(round_index), archive, seal(archive, head), mode=0o600
     )
-    for old in sorted(self._rounds())[:-_KEPT]:
-      _files.wipe(self._path(old))
+    for old in map(self._path, sorted(self._rounds())[:-_KEPT]):
+      # A kill leaves no checkpoint of zeros, but what `folder.locked` removes.
+      _files.wipe(old.rename(old.with_suffix(_files.PART)))
 
   def load(self, round_index: int, template: Any) -> tuple[Any, str]:
     """Returns the state before a round, and the head that led to it.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -11,6 +12,10 @@ from tff_bandmf import errors
 # Twice as far below 0 does not overflow, and no round is as high.
 _NEVER = -(2**30)
 MAX_ROUNDS = 2**30
+# That a count of 16 bits holds.
+_MOST = 2**16 - 1
+# Participations that are sorted together: 60 bytes each for a moment.
+_BLOCK = 2**24
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -52,26 +57,30 @@ class History:
 
   def record(self, round_index: int, cohort: np.ndarray) -> None:
     """Adds a round, in place; no client may be twice in the cohort."""
-    count = self.count[cohort]
+    self.add(cohort, History(np.int32(round_index), np.uint16(1)))
+
+  def add(self, clients: np.ndarray, later: History) -> None:
+    """Adds later rounds of different clients, in place."""
+    count = self.count[clients].astype(np.int64) + later.count
     # PRIVACY: a count that wraps to 0 lets a client in again. Guard:
     # cohorts_test.test_count_that_would_wrap_is_refused.
-    if len(count) and count.max() == np.iinfo(count.dtype).max:
+    if len(count) and count.max() > _MOST:
       raise errors.value_error(
         'participations',
         int(count.max()),
-        'a client cannot have more',
+        f'a client cannot have more than {_MOST}',
         'use a larger min_sep or fewer rounds',
       )
-    self.last_round[cohort] = round_index
-    self.count[cohort] = count + 1
+    self.last_round[clients] = later.last_round
+    self.count[clients] = count
 
 
 class Seen:
   """Who took part in the rounds of a ledger, by identifier.
 
-  A round is added in the time of its cohort, on average, and clients are found
-  in theirs: who is new makes a part, and parts that are not twice as large as
-  the next one are merged with it. 14 bytes a client.
+  Rounds are sorted together, and clients are found in the time of theirs: who
+  is new makes a part, and parts that are not twice as large as the next one are
+  merged with it. 14 bytes a client.
 
   Attributes:
     next: the round after the last one that was added.
@@ -81,26 +90,37 @@ class Seen:
     self.next = 0
     self._parts: list[tuple[np.ndarray, History]] = []
 
-  def record(self, round_index: int, cohort: np.ndarray) -> None:
-    """Adds a round above those that were added.
+  def record(self, rounds: Iterable[tuple[int, np.ndarray]]) -> None:
+    """Adds rounds above those that were added, ascending.
 
     Args:
-      round_index: the round.
-      cohort: [m] int64 identifiers, ascending.
+      rounds: each with its cohort, [m] int64 identifiers, all different.
     """
+    block: list[tuple[int, np.ndarray]] = []
+    size = 0
+    for each in rounds:
+      block.append(each)
+      size += len(each[1])
+      if size >= _BLOCK:
+        self._add(block)
+        block, size = [], 0
+    if block:
+      self._add(block)
+
+  def _add(self, rounds: list[tuple[int, np.ndarray]]) -> None:
+    clients, later = _sorted(rounds)
     for known, history in self._parts:
-      there, place = _places(known, cohort)
-      history.record(round_index, place)
-      cohort = cohort[~there]
-    new = History.empty(len(cohort))
-    new.record(round_index, np.arange(len(cohort)))
-    self._parts.append((cohort, new))
+      there, place = _places(known, clients)
+      history.add(place, later.of(np.flatnonzero(there)))
+      new = np.flatnonzero(~there)
+      clients, later = clients[new], later.of(new)
+    self._parts.append((clients, later))
     while len(self._parts) > 1 and len(self._parts[-2][0]) < 2 * len(
       self._parts[-1][0]
     ):
       last = self._parts.pop()
       self._parts[-1] = _merged(self._parts[-1], last)
-    self.next = round_index + 1
+    self.next = rounds[-1][0] + 1
 
   def of(self, clients: np.ndarray) -> History:
     """Returns the history of clients, [m] int64 identifiers, in their order."""
@@ -110,6 +130,25 @@ class Seen:
       found.last_round[there] = history.last_round[place]
       found.count[there] = history.count[place]
     return found
+
+
+def _sorted(
+  rounds: list[tuple[int, np.ndarray]],
+) -> tuple[np.ndarray, History]:
+  """Returns the clients of some rounds, each once, and their history."""
+  clients = np.concatenate([cohort for _, cohort in rounds])
+  order = np.argsort(clients, kind='stable')
+  clients = clients[order]
+  first = np.flatnonzero(np.r_[True, clients[1:] != clients[:-1]][: len(order)])
+  after = np.r_[first[1:], len(order)][: len(first)]
+  indices, cohorts = zip(*rounds)
+  # The last of one client is of the latest round.
+  last = np.repeat(
+    np.array(indices, np.int32), [len(cohort) for cohort in cohorts]
+  )[order[after - 1]]
+  history = History.empty(len(first))
+  history.add(np.arange(len(first)), History(last, after - first))
+  return clients[first], history
 
 
 def _places(

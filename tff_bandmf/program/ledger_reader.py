@@ -260,8 +260,7 @@ class Reader:
     # admission_test.test_past_is_that_of_every_round_before.
     if self._seen.next > before:
       self._seen = history_lib.Seen()
-    for round_index, cohort in self._cohorts(before, self._seen.next):
-      self._seen.record(round_index, cohort)
+    self._seen.record(self._cohorts(before, self._seen.next))
     return self._seen.of(self._hash().of(clients))
 
   def observed(

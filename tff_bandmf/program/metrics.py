@@ -68,6 +68,10 @@ class Metrics:
         self._lines.append(line)
     self._write()
 
+  def rows(self) -> list[dict[str, str]]:
+    """Returns the rows, column to text, whatever became of the file."""
+    return list(csv.DictReader(self._lines))
+
   def digest(self, row: dict[str, Any]) -> bytes:
     """Returns what the ledger has of a row; see `row_digest`."""
     return row_digest(self._lines[0], self._line(row))
