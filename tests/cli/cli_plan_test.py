@@ -7,7 +7,8 @@ import sys
 import pytest
 
 import tff_bandmf
-from tff_bandmf import strategies
+from tff_bandmf import choosing, strategies
+from tff_bandmf.optimize import cache
 
 _FLAGS = (
   'plan --rounds 60 --clients-per-round 10 --min-sep 12 --epsilon 4 '
@@ -67,6 +68,20 @@ def test_bad_input_is_one_line(run, flags, message):
   assert message in error
 
 
+def test_file_that_is_there_is_told_before_the_search(
+  run, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(choosing, 'choose', None)
+  (tmp_path / 'plan.json').touch()
+  for name, told in (
+    ('plan.json', 'is there already; name another file.\n'),
+    ('none/plan.json', 'cannot be written; name a file in a wr'),
+  ):
+    status, out, error = run(*_FLAGS, '--out', tmp_path / name)
+    assert (status, out, error.count('\n')) == (2, '', 1)
+    assert told in error
+
+
 _WITHOUT_TENSORFLOW = """
 import sys
 sys.modules['tensorflow'] = None
@@ -75,22 +90,43 @@ sys.exit(main.main())
 """
 
 
-@pytest.mark.slow
-def test_without_tensorflow_closed_forms_are_compared():
-  def bandmf(*arguments):
-    return subprocess.run(
-      [sys.executable, '-c', _WITHOUT_TENSORFLOW, *arguments],
-      capture_output=True,
-      text=True,
-      timeout=300,
-    )
+_REMEDY = "pip install 'tff-bandmf[optimize]'"
 
-  remedy = "pip install 'tff-bandmf[optimize]'"
+
+def _bandmf_without_tensorflow(*arguments):
+  return subprocess.run(
+    [sys.executable, '-c', _WITHOUT_TENSORFLOW, *arguments],
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def test_best_that_was_found_before_needs_no_tensorflow(
+  run, tmp_path, monkeypatch
+):
+  monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+  flags = [*_FLAGS, '--memory-copies', '3']
+  status, cold, _ = run(*flags)
+  assert status == 0
+  for told in (
+    'runners-up by rmse: ',
+    'left out: dense: noise_copies=3: dense keeps 59 model copies',
+    'left out: robust-toeplitz: b0=None: robust-toeplitz needs it; give b0',
+  ):
+    assert told in cold
+  done = _bandmf_without_tensorflow(*flags)
+  assert (done.stdout, done.stderr, done.returncode) == (cold, '', 0)
+
+
+def test_without_tensorflow_closed_forms_are_compared(tmp_path, monkeypatch):
+  monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+  bandmf = _bandmf_without_tensorflow
   done = bandmf(*_FLAGS, '--json')
   assert (done.returncode, done.stderr) == (0, '')
   plan = json.loads(done.stdout)
-  assert remedy in plan['left_out']['banded']
-  assert remedy not in plan['left_out'].get('banded-sqrt', '')
+  assert _REMEDY in plan['left_out']['banded']
+  assert _REMEDY not in plan['left_out'].get('banded-sqrt', '')
   done = bandmf('optimize', *'--family banded --rounds 9 --min-sep 3'.split())
   assert (done.returncode, done.stdout) == (2, '')
-  assert remedy in done.stderr and done.stderr.count('\n') == 1
+  assert _REMEDY in done.stderr and done.stderr.count('\n') == 1

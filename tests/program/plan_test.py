@@ -104,7 +104,9 @@ def test_mechanism_may_be_named_given_or_read(tmp_path, monkeypatch, mechanism):
 
 @pytest.mark.slow
 def test_best_is_of_the_families_that_fit():
-  plan = _plan(mechanism='best', memory_copies=1)
+  plan, told = _plan(mechanism='best', memory_copies=1), []
+  assert plan.search(told.append) is plan.found
+  assert sorted(told) == sorted(strategies.FAMILIES)
   assert plan.strategy.noise_copies <= 1
   rmses = [plan.rmse, *(rmse for _, rmse in plan.found.runners_up)]
   assert rmses == sorted(rmses)
@@ -113,6 +115,12 @@ def test_best_is_of_the_families_that_fit():
   text = str(plan)
   for family in (*dict(plan.found.runners_up), *plan.found.left_out):
     assert family in text
+
+
+def test_search_of_one_family_tells_its_losses():
+  told = []
+  _plan(mechanism='dp-cgd').search(told.append)
+  assert told and all(step.startswith('loss ') for step in told)
 
 
 def test_plan_that_simulates_claims_what_its_own_noise_gives():

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 import click
-import tqdm
 
 from tff_bandmf import accounting, choosing, errors, strategies
 from tff_bandmf.cli import options, output
@@ -69,24 +67,13 @@ def choose(
   families = families or tuple(strategies.FAMILIES)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   target = choosing.Target(**flags)
-  with tqdm.tqdm(
-    total=len(families),
-    unit=' families',
-    leave=False,
-    disable=None,
-    file=sys.stderr,
-  ) as bar:
-
-    def progress(family):
-      bar.set_description(family)
-      bar.update()
-
+  with output.progress('comparing families', len(families)) as told:
     shared = {
       'noise_copies': memory_copies,
       'objective': objective,
       'workload': workload,
       'families': families,
-      'progress': progress,
+      'progress': told,
     }
     if amplification == 'none':
       schema = options.schema(*who)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import decimal
 import json
 import math
 import os
-from collections.abc import Sequence
-from typing import Any, Optional
+import pathlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable, Optional
 
 import click
 import tabulate
+import tqdm
 
 from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
@@ -27,6 +31,47 @@ _LARGEST_DELTA = 1e-3
 # PRIVACY: numbers of the table are rounded up, so that no epsilon and no noise
 # is printed below the one computed. Guard: cli_test.test_table_rounds_up.
 _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
+
+
+@contextlib.contextmanager
+def progress(
+  phase: str, total: Optional[int] = None
+) -> Iterator[Callable[[str], None]]:
+  """Yields what to call with every step; a terminal shows a line a phase.
+
+  Args:
+    phase: what takes its time.
+    total: steps, if it is known how many.
+  """
+  with tqdm.tqdm(
+    desc=phase, total=total, unit=' steps', disable=None, file=sys.stderr
+  ) as bar:
+
+    def step(told):
+      bar.set_postfix_str(told, refresh=False)
+      bar.update()
+
+    yield step
+
+
+def check_out(path: str, force: Optional[bool] = None) -> None:
+  """Raises now what would stop a command when it writes what took minutes.
+
+  Args:
+    path: of the file to write.
+    force: whether to overwrite one that is there; None if nobody can ask.
+
+  Raises:
+    ValueError: the file cannot be written, or it is there without `force`.
+  """
+  out = pathlib.Path(path)
+  if out.is_dir() or not os.access(out.parent, os.W_OK):
+    raise errors.value_error(
+      'out', path, 'cannot be written', 'name a file in a writable folder'
+    )
+  if out.exists() and not force:
+    remedy = 'name another file' + ', or give --force' * (force is not None)
+    raise errors.value_error('out', path, 'is there already', remedy)
 
 
 def describe(

@@ -107,6 +107,8 @@ def plan(
   sampling probability are chosen together; the other kinds take --min-sep.
   """
   started = time.perf_counter()
+  if out is not None:
+    output.check_out(out)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   l2_norm_clip = options.clip_of(l2_norm_clip, parameters)
   given = {
@@ -146,6 +148,8 @@ def plan(
     dimension=dimension,
     clients_per_unit=clients_per_unit,
   )
+  with output.progress('searching the mechanism') as told:
+    found.search(told)
   if population is not None:
     found.check_population(population)
   if epsilon is not None and delta is not None:
@@ -160,5 +164,7 @@ def plan(
     }
     output.show(record, as_json)
   else:
-    click.echo(str(found))
+    with output.progress('looking at worse cohorts'):
+      text = str(found)
+    click.echo(text)
   return output.DONE

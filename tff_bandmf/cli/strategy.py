@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
-import sys
 import time
 
 import click
-import tqdm
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import optimize as optimize_lib
@@ -49,24 +47,19 @@ def optimize(
   )
   force = flags.pop('force')
   if out is not None:
-    _check_out(pathlib.Path(out), force)
+    strategies.check_path(pathlib.Path(out))
+    output.check_out(out, force)
   # TensorFlow, where it is needed, without its remarks about the machine.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  # The bar shows on a terminal only.
-  with tqdm.tqdm(
-    desc=f'optimising {family}',
-    unit=' steps',
-    leave=False,
-    disable=None,
-    file=sys.stderr,
-  ) as bar:
-
-    def progress(loss):
-      bar.set_postfix(loss=f'{loss:.6g}', refresh=False)
-      bar.update()
-
+  with output.progress(f'optimising {family}') as told:
     found = optimize_lib.optimize(
-      family, rounds, schema, workload, objective, callback=progress, **flags
+      family,
+      rounds,
+      schema,
+      workload,
+      objective,
+      callback=lambda loss: told(f'loss {loss:.6g}'),
+      **flags,
     )
   strategy = found.strategy
   optimized = {
@@ -137,20 +130,3 @@ def evaluate(
   )
   output.show({**record, 'seconds': time.perf_counter() - started}, as_json)
   return output.DONE
-
-
-def _check_out(path: pathlib.Path, force: bool) -> None:
-  """Raises now what would stop `save` after the optimisation.
-
-  Raises:
-    ValueError: the file cannot be written, or it is there without `force`.
-  """
-  strategies.check_path(path)
-  if path.is_dir() or not os.access(path.parent, os.W_OK):
-    raise errors.value_error(
-      'out', path, 'cannot be written', 'name a file in a writable folder'
-    )
-  if path.exists() and not force:
-    raise errors.value_error(
-      'out', path, 'is there already', 'name another file, or give --force'
-    )

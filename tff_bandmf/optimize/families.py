@@ -68,7 +68,10 @@ def optimize(
     noise_copies,
     callback,
   )
-  # Before a search that may take minutes, and after it.
+  # Before a search, which imports TensorFlow and may take minutes.
+  for each in declared.parameters:
+    if each.required:
+      request.needed(each.name)
   _check_copies(request, declared.memory.least(rounds))
   found = (
     cache.found_before(request, _search)

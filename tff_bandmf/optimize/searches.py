@@ -44,7 +44,7 @@ def banded_toeplitz(request: _Request) -> solver.Optimized:
 
 def robust_toeplitz(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C with few bands, tapered from b0 on."""
-  b0, bands = request.needed('b0'), request.bands
+  b0, bands = request['b0'], request.bands
   if b0 > bands:
     raise errors.value_error(
       'b0',

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 import attrs
 
@@ -49,12 +49,17 @@ class Found:
   left_out: Mapping[str, str] = attrs.Factory(dict)
 
 
-def find(plan: Any) -> Found:
-  """Returns the mechanism of a `Plan` and its guarantee; this takes seconds."""
+def find(plan: Any, progress: Callable[[str], None]) -> Found:
+  """Returns the mechanism of a `Plan` and its guarantee; this takes seconds.
+
+  Args:
+    plan: a `Plan`.
+    progress: called with a family that was searched, or the loss reached.
+  """
   cohorts = accounting.expecting(plan.cohorts, plan.clients_per_round)
   families = _compared(plan, cohorts)
   if families == ():
-    return Found(_calibrated(plan, _named(plan), cohorts))
+    return Found(_calibrated(plan, _named(plan, progress), cohorts))
   # Without a claim any serves: the order does not depend on it.
   target = choosing.Target(
     1.0 if plan.epsilon is None else plan.epsilon,
@@ -69,6 +74,7 @@ def find(plan: Any) -> Found:
     objective=plan.objective,
     workload=plan.workload,
     families=families,
+    progress=progress,
   )
   best, *others = ranking.choices
   return Found(
@@ -102,7 +108,7 @@ def _compared(
   return ()
 
 
-def _named(plan: Any) -> strategies.Strategy:
+def _named(plan: Any, progress: Callable[[str], None]) -> strategies.Strategy:
   """Returns the strategy that is not searched for among families."""
   mechanism = plan.mechanism
   if isinstance(mechanism, (str, os.PathLike)):
@@ -117,6 +123,7 @@ def _named(plan: Any) -> strategies.Strategy:
       plan.cohorts.schema,
       plan.workload,
       plan.objective,
+      callback=lambda loss: progress(f'loss {loss:.6g}'),
       **mechanism.parameters,
     ).strategy
   if mechanism.rounds != plan.rounds:

@@ -19,7 +19,7 @@ import functools
 import math
 import os
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, Callable, Optional, Union
 
 import attrs
 
@@ -209,8 +209,13 @@ class Plan:
   @functools.cached_property
   def found(self) -> mechanism_lib.Found:
     """What was found for the plan; the search takes seconds."""
-    found = mechanism_lib.find(self)
+    return self.search(lambda told: None)
+
+  def search(self, progress: Callable[[str], None]) -> mechanism_lib.Found:
+    """Returns `found`, and tells a function of every step of the search."""
+    found = mechanism_lib.find(self, progress)
     self._check_sizes(accounting.sampled(found.guarantee.cohorts))
+    self.__dict__['found'] = found
     return found
 
   @property

@@ -10,7 +10,9 @@ import numpy as np
 from tff_bandmf import errors
 from tff_bandmf.strategies import base, families, toeplitz
 
-_B0 = families.Parameter('b0', int, 'Least min_sep that is expected.')
+_B0 = families.Parameter(
+  'b0', int, 'Least min_sep that is expected.', required=True
+)
 
 
 @attrs.frozen(slots=False, eq=False)

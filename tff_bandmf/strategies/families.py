@@ -37,6 +37,7 @@ class Parameter:
       is not.
     default: where it is neither given nor swept; None where the optimiser of
       the family knows, or else it has to be given.
+    required: whether a search needs it to be given, too.
     field: of the family's class; by default the name, and an underscore behind
       a word of Python.
   """
@@ -48,6 +49,7 @@ class Parameter:
   high: float = 1.0
   sweep: Optional[tuple[float, float]] = None
   default: Any = None
+  required: bool = False
   field: str = attrs.field()
 
   @field.default
