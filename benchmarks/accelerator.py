@@ -179,7 +179,7 @@ def cases(
   names: Iterable[str] = tuple(STRATEGIES),
   repetitions: int = _REPETITIONS,
 ) -> Iterator[dict[str, Any]]:
-  """Yields what each strategy costs."""
+  """Yields what noise costs on the devices of JAX, a strategy each."""
   for name in names:
     with concurrent.futures.ProcessPoolExecutor(
       1, multiprocessing.get_context('spawn')

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 _ROUNDS, _MIN_SEP, _TIMES = 2000, 300, 6
+_GOALS = {'goal_cpu_seconds': 60.0, 'goal_peak_memory_bytes': 4e9}
 
 
 def observe(
@@ -39,7 +40,7 @@ def observe(
         1, multiprocessing.get_context('spawn')
       ) as process:
         measured = process.submit(_measure, folder / f'{name}.parquet').result()
-      found.append({'log': name, 'clients': count, **measured})
+      found.append({'log': name, 'clients': count, **measured, **_GOALS})
   return found
 
 

@@ -24,6 +24,8 @@ from typing import Any
 
 import tabulate
 
+# Before the name of the figure that it is for.
+_GOAL = 'goal_'
 _FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
 
 
@@ -62,9 +64,9 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
   text = (
     '# Benchmarks\n\n'
     'One run of each. Ratios compare what was measured in the '
-    'same run; seconds depend on the machine, and on what else it did. What '
-    'a case measures stands in `benchmarks/`, in the function of '
-    'its name.\n\n'
+    'same run; seconds depend on the machine, and on what else it did. A goal '
+    'is the most that a figure is to be. More on a case stands in '
+    '`benchmarks/`, in the function of its name.\n\n'
     f'Machine: {platform.machine()}, {os.cpu_count()} cores, Python '
     f'{platform.python_version()}.\n'
   )
@@ -72,12 +74,13 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
   for name in names:
     results = [case for case in cases if case['case'] == name]
     keys = dict.fromkeys(key for result in results for key in result)
-    text += f'\n## {name}\n\n' + _table(
+    about = results[0]['about'].partition(' ')[2]
+    text += f'\n## {name}\n\n{about[0].upper()}{about[1:]}\n\n' + _table(
       ['quantity'] + ['value'] * len(results),
       [
-        [key, *(_cell(result.get(key, '')) for result in results)]
+        [key, *(_with_goal(result, key) for result in results)]
         for key in keys
-        if key != 'case'
+        if key not in ('case', 'about') and not key.startswith(_GOAL)
       ],
     )
   return text + _command(
@@ -105,11 +108,21 @@ def write_comparison(text: str) -> None:
 _PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}
 
 
+def _with_goal(result: dict[str, Any], key: str) -> str:
+  goal = result.get(_GOAL + key)
+  text = _cell(result.get(key, ''))
+  return text if goal is None else f'{text} (goal {_cell(goal)})'
+
+
 def _cell(value: Any) -> str:
   if isinstance(value, float):
     return f'{value:.4g}'
   if isinstance(value, dict):
-    return ', '.join(f'{key}: {_cell(each)}' for key, each in value.items())
+    return ', '.join(
+      f'{key}: {_with_goal(value, key)}'
+      for key in value
+      if not key.startswith(_GOAL)
+    )
   if isinstance(value, list):
     return ', '.join(map(_cell, value))
   return str(value)

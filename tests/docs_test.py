@@ -25,9 +25,11 @@ _MODULES = sorted(
 )
 _BENCHMARK = {
   'case': 'loss',
+  'about': 'Returns the cost of a loss.',
   'rounds': 1024,
   'ratio': 0.123456789,
-  'methods': {'ours|theirs': 1.5},
+  'goal_ratio': 1.1,
+  'methods': {'ours|theirs': 1.5, 'goal_ours|theirs': 2.0},
   'seconds': [0.5, 2.0],
 }
 _ROW = {
@@ -173,7 +175,16 @@ def _generate(page, lines, folder):
 @pytest.mark.parametrize(
   'page, row, expected',
   [
-    ('benchmarks', _BENCHMARK, ['## loss', '0.1235', 'theirs: 1.5', '0.5, 2']),
+    (
+      'benchmarks',
+      _BENCHMARK,
+      [
+        '## loss\n\nThe cost of a loss.\n',
+        '0.1235 (goal 1.1)',
+        'theirs: 1.5 (goal 2)',
+        '0.5, 2',
+      ],
+    ),
     ('reproduction', _ROW, ['## gboard_report', '1 of 1 rows', '+2.0e-07']),
   ],
 )

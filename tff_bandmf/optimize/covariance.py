@@ -59,8 +59,7 @@ def per_query_errors(columns: tf.Tensor):
     columns: [n, m + 1] float64, L[j + s, j] at [j, s], 0 where j + s >= n.
   """
   rounds, bands = columns.shape
-  size = max(bands - 1, _SHORTEST_BLOCK)
-  count = -(-rounds // size)
+  count, size = _blocks(rounds, max(bands - 1, _SHORTEST_BLOCK))
   # Rows of the identity fill the last block. Every row is as wide as puts its
   # diagonal one further to the right than the row before, once reshaped.
   padding = count * size - rounds
@@ -86,7 +85,7 @@ def per_query_errors(columns: tf.Tensor):
     [nothing, tf.matmul(inverse[1:], blocks[:-1, :, size:], transpose_b=True)],
     0,
   )
-  covariance = _accumulate(
+  covariance, before = _accumulate(
     tf.matmul(inverse, inverse, transpose_b=True), step, forward=True
   )
   e = tf.reshape(tf.linalg.diag_part(covariance), [-1])[:rounds]
@@ -94,13 +93,11 @@ def per_query_errors(columns: tf.Tensor):
   def gradient(de):
     de = tf.reshape(tf.pad(de, [[0, padding]]), [count, size])
     later = tf.concat([step[1:], nothing], 0)
-    adjoint = _accumulate(tf.linalg.diag(de), later, forward=False)
+    adjoint, _ = _accumulate(tf.linalg.diag(de), later, forward=False)
     # K^T = G T^-1, and all that follows transposed as `blocks` are.
     k = tf.matmul(adjoint, inverse)
     d_diagonal = tf.matmul(covariance, k)
-    d_left = tf.matmul(
-      covariance[:-1], tf.matmul(step[1:], k[1:], transpose_a=True)
-    )
+    d_left = tf.matmul(before[1:], k[1:], transpose_a=True)
     d_blocks = 2 * tf.concat([-d_diagonal, tf.concat([d_left, nothing], 0)], 2)
     d_flat = tf.pad(
       tf.reshape(d_blocks, [count, size * (width - 1)]), [[0, 0], [0, size]]
@@ -110,25 +107,45 @@ def per_query_errors(columns: tf.Tensor):
   return e, gradient
 
 
-def _accumulate(terms: tf.Tensor, steps: tf.Tensor, forward: bool) -> tf.Tensor:
+def _blocks(rounds: int, shortest: int) -> tuple[int, int]:
+  """Returns how many blocks, and their length, take the fewest operations."""
+  most = -(-rounds // shortest)
+  return min(
+    ((count, -(-rounds // count)) for count in (most, max(most - 1, 1))),
+    key=lambda found: found[0] * max(found[1], shortest) ** 3,
+  )
+
+
+def _accumulate(
+  terms: tf.Tensor, steps: tf.Tensor, forward: bool
+) -> tuple[tf.Tensor, tf.Tensor]:
   """Returns every state of S_k = terms_k + steps_k S_{k-1} steps_k^T.
+
+  And every steps_k S_{k-1}.
 
   Args:
     terms: [count, M, M] float64.
     steps: [count, M, M] float64.
-    forward: if False, S_k = terms_k + steps_k^T S_{k+1} steps_k instead.
+    forward: if False, S_k = terms_k + steps_k^T S_{k+1} steps_k instead, and
+      steps_k^T S_{k+1}.
   """
   count, size, _ = terms.shape
 
-  def body(i, state, states):
+  def body(i, state, states, products):
     k = i if forward else count - 1 - i
-    before = tf.matmul(steps[k], state, transpose_a=not forward)
-    state = terms[k] + tf.matmul(before, steps[k], transpose_b=forward)
-    return i + 1, state, tf.tensor_scatter_nd_update(states, [[k]], [state])
+    product = tf.matmul(steps[k], state, transpose_a=not forward)
+    state = terms[k] + tf.matmul(product, steps[k], transpose_b=forward)
+    return (
+      i + 1,
+      state,
+      tf.tensor_scatter_nd_update(states, [[k]], [state]),
+      tf.tensor_scatter_nd_update(products, [[k]], [product]),
+    )
 
-  _, _, states = tf.while_loop(
+  nothing = tf.zeros_like(terms)
+  *_, states, products = tf.while_loop(
     lambda i, *_: i < count,
     body,
-    (tf.constant(0), tf.zeros([size, size], tf.float64), tf.zeros_like(terms)),
+    (tf.constant(0), tf.zeros([size, size], tf.float64), nothing, nothing),
   )
-  return states
+  return states, products
