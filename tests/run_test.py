@@ -237,7 +237,7 @@ def test_adaptive_clip_without_its_metrics_is_refused(tmp_path):
   path.unlink()
   with run.Run(tmp_path / 'run', plan) as mine:
     opened = next(mine.rounds(clients=8))
-    with pytest.raises(ValueError, match='metrics.csv: lacks the clip of rou'):
+    with pytest.raises(ValueError, match='metrics.csv: lacks the clip that r'):
       opened.release([], like)
   path.write_text(rows)
   with run.Run(tmp_path / 'run', plan) as mine:

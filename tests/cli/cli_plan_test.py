@@ -102,6 +102,7 @@ def _bandmf_without_tensorflow(*arguments):
   )
 
 
+@pytest.mark.slow
 def test_best_that_was_found_before_needs_no_tensorflow(
   run, tmp_path, monkeypatch
 ):
@@ -119,8 +120,7 @@ def test_best_that_was_found_before_needs_no_tensorflow(
   assert (done.stdout, done.stderr, done.returncode) == (cold, '', 0)
 
 
-def test_without_tensorflow_closed_forms_are_compared(tmp_path, monkeypatch):
-  monkeypatch.setenv(cache.VARIABLE, str(tmp_path))
+def test_without_tensorflow_closed_forms_are_compared():
   bandmf = _bandmf_without_tensorflow
   done = bandmf(*_FLAGS, '--json')
   assert (done.returncode, done.stderr) == (0, '')

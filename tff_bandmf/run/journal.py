@@ -81,8 +81,7 @@ class Journal:
       raise errors.value_error(
         'metrics',
         self._directory / run_record.METRICS_FILE,
-        f'lacks the clip of round {self.next - 1}, which the next one goes on '
-        'from',
+        f'lacks the clip that round {self.next} goes on from',
         'restore the file',
       )
     return clip
