@@ -571,6 +571,13 @@ def test_noise_of_units_of_several_is_that_of_the_plan(tmp_path):
   assert found.content['measured_z_stddev'] == pytest.approx(plan.z_stddev)
 
 
+def test_plan_that_cannot_be_filled_starts_no_round(tmp_path):
+  with run.Run(tmp_path / 'run', _plan()) as mine:
+    with pytest.raises(ValueError, match='clients=3: cannot fill 3 rounds of'):
+      next(mine.rounds(clients=3))
+    assert mine.report().content['observed']['rounds'] == 0
+
+
 def test_round_is_in_the_ledger_before_it_runs(tmp_path, runtime):
   seen = []
   with run.Run(tmp_path / 'run', _plan()) as mine:

@@ -78,6 +78,13 @@ def test_full_disk_is_told_before_the_first_round(folder, monkeypatch):
   assert not _unnamed_files(folder)
 
 
+def test_too_little_memory_is_told_before_the_first_round(monkeypatch):
+  assert 1e6 < chunks._available_bytes() < 1e16
+  monkeypatch.setattr(chunks, '_available_bytes', lambda: 1e3)
+  with pytest.raises(ValueError, match='memory=0.0 GB: is what there is'):
+    next(_stream(_BANDED, 50, None).rows())
+
+
 @pytest.mark.parametrize('bound', [0, -1])
 def test_bound_that_is_no_size_is_refused(bound):
   with pytest.raises(ValueError, match=f'max_memory_bytes={bound}'):

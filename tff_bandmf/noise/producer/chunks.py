@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import os
+import pathlib
 import tempfile
 from typing import Any, Optional
 
 import numpy as np
+
+from tff_bandmf import errors
 
 
 class Chunks:
@@ -43,6 +47,7 @@ class Chunks:
 
     Raises:
       OSError: the disk has no room.
+      ValueError: the memory has none.
     """
     self.starts = range(0, dimension, chunk)
     self._rows = rows
@@ -52,6 +57,14 @@ class Chunks:
     self._arrays = []
     size = self._dtype.itemsize * rows * dimension
     if max_memory_bytes is None or size <= max_memory_bytes:
+      # Zeros take none before they are written, many rounds later.
+      if size > _available_bytes():
+        raise errors.value_error(
+          'memory',
+          f'{_available_bytes() / 1e9:.1f} GB',
+          f'is what there is, and past noise takes {size / 1e9:.1f} GB',
+          'use a mechanism that keeps fewer copies, or max_memory_bytes',
+        )
       self._arrays = [
         np.zeros((rows, self.count(i)), dtype) for i in range(len(self.starts))
       ]
@@ -84,3 +97,13 @@ class Chunks:
     self._arrays.clear()
     if self._file is not None:
       self._file.close()
+
+
+def _available_bytes() -> float:
+  """Returns how much memory is free; infinity where the system says nothing."""
+  try:
+    lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
+  except OSError:
+    return math.inf
+  found = dict(line.split(':') for line in lines)
+  return 1024.0 * int(found['MemAvailable'].split()[0])
