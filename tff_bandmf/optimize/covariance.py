@@ -109,10 +109,11 @@ def per_query_errors(columns: tf.Tensor):
 
 def _blocks(rounds: int, shortest: int) -> tuple[int, int]:
   """Returns how many blocks, and their length, take the fewest operations."""
-  most = -(-rounds // shortest)
+  most, fewer = -(-rounds // shortest), max(rounds // shortest, 1)
   return min(
-    ((count, -(-rounds // count)) for count in (most, max(most - 1, 1))),
-    key=lambda found: found[0] * max(found[1], shortest) ** 3,
+    (most, shortest),
+    (fewer, -(-rounds // fewer)),
+    key=lambda blocks: blocks[0] * blocks[1] ** 3,
   )
 
 
