@@ -62,7 +62,7 @@ def run_copy(left, tmp_path):
 
 def _describe(config, corpus):
   """What a run says of itself, its strategy and its schema."""
-  plan = training._plan(
+  plan = training.plan(
     config, training.find_strategy(config), corpus.train.num_clients
   )
   said = description.describe(config, corpus)
