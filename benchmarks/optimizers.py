@@ -82,8 +82,9 @@ def optimisations() -> list[dict[str, Any]]:
 
 
 def large_optimisations() -> list[dict[str, Any]]:
-  """Returns the same of optimisations that take minutes, run once."""
+  """Returns the same of optimisations that take longer, run once."""
   from tff_bandmf import participation
+  from tff_bandmf.optimize import searches  # noqa: F401  imports TensorFlow
 
   slow = _case('banded', 2052, participation.MinSep(342), bands=342)
   return [

@@ -41,9 +41,8 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, solver, toeplitz
 from tff_bandmf.strategies import base
 
-# An iteration that gains less is the last one: log loss. As much as 20 times
-# that is left then.
-_TOLERANCE = 1e-9
+# An iteration that gains less is the last one: log loss.
+_TOLERANCE = 1e-10
 # The same for one set of weights, and the most evaluations spent on it.
 _STAGE_TOLERANCE = 1e-10
 _STAGE_EVALUATIONS = 200
