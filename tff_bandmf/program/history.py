@@ -57,7 +57,7 @@ class History:
 
   def record(self, round_index: int, cohort: np.ndarray) -> None:
     """Adds a round, in place; no client may be twice in the cohort."""
-    self.add(cohort, History(np.int32(round_index), np.uint16(1)))
+    self.add(cohort, History(np.array(round_index), np.array(1)))
 
   def add(self, clients: np.ndarray, later: History) -> None:
     """Adds later rounds of different clients, in place."""

@@ -74,7 +74,8 @@ class Journal:
     """
     if not self._released:
       return None
-    done, clip = (metrics.clips(self._rows.rows()) or [(0, None)])[-1]
+    found = metrics.clips(self._rows.rows())
+    done, clip = found[-1] if found else (0, None)
     # PRIVACY: the first clip again would not be what the report says of it.
     # Guard: run_test.test_adaptive_clip_without_its_metrics_is_refused.
     if not all(map(self.is_burnt, range(done, self.next))):
