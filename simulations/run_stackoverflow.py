@@ -211,7 +211,7 @@ def train_all(
   workers: Optional[str] = None,
   stop_after: Optional[int] = None,
   round_timeout: Optional[float] = None,
-  **kept: bool,
+  **kept: Any,
 ) -> dict[str, dict[str, Any]]:
   """Trains the runs in order and writes their reports.
 

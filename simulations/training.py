@@ -156,7 +156,7 @@ def run(
   strategy: Optional[strategies.Strategy] = None,
   workers: Optional[workers_lib.Workers] = None,
   stop_after: Optional[int] = None,
-  **kept: bool,
+  **kept: Any,
 ) -> Optional[dict[str, Any]]:
   """Trains and tests; returns the result, which is also in the directory.
 
