@@ -120,6 +120,7 @@ def test_best_that_was_found_before_needs_no_tensorflow(
   assert (done.stdout, done.stderr, done.returncode) == (cold, '', 0)
 
 
+@pytest.mark.slow
 def test_without_tensorflow_closed_forms_are_compared():
   bandmf = _bandmf_without_tensorflow
   done = bandmf(*_FLAGS, '--json')
