@@ -64,7 +64,12 @@ def pytest_configure(config):
     )
   # The last finder is asked for what no other one has found.
   # Of a wheel there is a namespace `simulations`: the folder of its tests.
-  for name in 'tensorflow', 'tensorflow_federated', 'simulations.config':
+  for name in (
+    'tensorflow',
+    'tensorflow_federated',
+    'tensorflow_privacy',
+    'simulations.config',
+  ):
     sys.meta_path.append(_Without(name, f'{name} is not installed'))
 
 
