@@ -63,7 +63,7 @@ def pytest_configure(config):
       0, _Without('tensorflow_federated', '--quick leaves out what imports TFF')
     )
   # The last finder is asked for what no other one has found.
-  # Of a wheel there is a namespace `simulations`: the folder of its tests.
+  # Beside a wheel, the folder of its tests is a namespace `simulations`.
   for name in (
     'tensorflow',
     'tensorflow_federated',
