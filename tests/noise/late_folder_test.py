@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tapes
 
+from tff_bandmf import noise
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import reader as tape_reader
 from tff_bandmf.noise.tape import served as served_tape
@@ -27,20 +28,29 @@ class _LateView:
     self._folder = folder
     self.path = path
     self._seen = set()
+    # An inode that was seen names no other file.
+    self._kept = path.with_name(f'{path.name}-kept')
+    self._kept.mkdir()
     path.mkdir(mode=0o700)
     self.look()
 
   def look(self):
     """Shows each side what the other one made and removed."""
-    here = self.path, _files(self.path)
-    there = self._folder, _files(self._folder)
-    for (source, files), (target, others) in (here, there), (there, here):
-      for name, _ in self._seen & others - files:
-        (target / name).unlink(missing_ok=True)
-      for name, _ in files - self._seen:
-        with contextlib.suppress(FileNotFoundError):
-          os.link(source / name, target / name)
-    self._seen = _files(self.path)
+    here, there = _files(self.path), _files(self._folder)
+    removed = self._seen & (here ^ there)
+    for each in removed:
+      folder = self.path if each in here else self._folder
+      (folder / each[0]).unlink(missing_ok=True)
+    self._seen = here & there
+    for made, source, target in (
+      (here - there - removed, self.path, self._folder),
+      (there - here - removed, self._folder, self.path),
+    ):
+      for each in made:
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+          os.link(source / each[0], target / each[0])
+          os.link(source / each[0], self._kept / str(each[1]))
+          self._seen.add(each)
 
 
 def _files(folder):
@@ -102,6 +112,19 @@ def test_noise_that_is_seen_after_it_was_wiped_is_refused(server, view):
   with tapes.refused('already used'):
     tapes.release(served, 1)
   served.close()
+
+
+def test_noise_under_names_that_were_replaced_is_refused(server, view):
+  served = _open(view.path)
+  server.close()
+  tape_folder.remove(server.directory)
+  other = tapes.make(server.directory, key=noise.Key.from_seed(6), resume=True)
+  tapes.noise_file(other, 0)
+  view.look()
+  with tapes.refused('another tape, shard or round'):
+    tapes.release(served, 0)
+  served.close()
+  other.close()
 
 
 def test_sum_of_a_round_that_is_over_elsewhere_is_refused(
