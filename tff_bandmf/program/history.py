@@ -61,16 +61,7 @@ class History:
 
   def add(self, clients: np.ndarray, later: History) -> None:
     """Adds later rounds of different clients, in place."""
-    count = self.count[clients].astype(np.int64) + later.count
-    # PRIVACY: a count that wraps to 0 lets a client in again. Guard:
-    # cohorts_test.test_count_that_would_wrap_is_refused.
-    if len(count) and count.max() > _MOST:
-      raise errors.value_error(
-        'participations',
-        int(count.max()),
-        f'a client cannot have more than {_MOST}',
-        'use a larger min_sep or fewer rounds',
-      )
+    count = _counted(self.count[clients].astype(np.int64) + later.count)
     self.last_round[clients] = later.last_round
     self.count[clients] = count
 
@@ -151,12 +142,28 @@ def _combined(
   together = np.concatenate(clients)
   order = np.argsort(together, kind='stable')
   together = together[order]
-  first = np.flatnonzero(np.diff(together, prepend=~together[:1]))
+  changes = np.flatnonzero(together[1:] != together[:-1])
+  first = np.append(np.zeros(min(len(order), 1), np.int64), changes + 1)
   last = np.append(first[1:], len(order))[: len(first)] - 1
-  found = History.empty(len(first))
-  if len(first):
-    count = np.add.reduceat(history.count[order].astype(np.int64), first)
-    found.add(
-      np.arange(len(first)), History(history.last_round[order[last]], count)
+  count = np.add.reduceat(history.count[order], first, dtype=np.int64)
+  return together[first], History(
+    history.last_round[order[last]], _counted(count)
+  )
+
+
+def _counted(count: np.ndarray) -> np.ndarray:
+  """Returns numbers of rounds in 16 bits.
+
+  Raises:
+    ValueError: one has no room.
+  """
+  # PRIVACY: a count that wraps to 0 lets a client in again. Guard:
+  # cohorts_test.test_count_that_would_wrap_is_refused.
+  if len(count) and count.max() > _MOST:
+    raise errors.value_error(
+      'participations',
+      int(count.max()),
+      f'a client cannot have more than {_MOST}',
+      'use a larger min_sep or fewer rounds',
     )
-  return together[first], found
+  return count.astype(np.uint16)
