@@ -38,6 +38,7 @@ def epsilon(
   _draw(axes, curve, color=_BLUE, label='this run')
   axes.plot(stated[1], stated[0], 'o', color=_BLUE, label=label)
   axes.set_xscale('log')
+  axes.minorticks_off()
   axes.set_ylim(bottom=0)
   axes.legend(frameon=False, fontsize=_TICK)
   return figure
@@ -117,6 +118,8 @@ def data_uri(figure: Any) -> str:
     figure.savefig(
       stream, format='svg', transparent=True, metadata=_NO_METADATA
     )
+  # Laid out once: drawing at another size would move the axes.
+  figure.set_layout_engine('none')
   encoded = base64.b64encode(stream.getvalue()).decode()
   return f'data:image/svg+xml;base64,{encoded}'
 

@@ -7,6 +7,7 @@ and the page show the same.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 import os
@@ -90,7 +91,6 @@ class Report:
       HTML_FILE: self.html(),
       JSON_FILE: self.json(),
     }
-    # After the page, as drawing at another size moves the axes.
     images = {name: plot.png(figure) for name, figure in self.figures.items()}
     for name, image in images.items():
       _files.write(directory / name, image)
@@ -407,15 +407,19 @@ def _cell(value: Any) -> str:
 
 def render(template: str, content: dict[str, Any]) -> str:
   """Returns a template filled in; HTML is escaped where the page is HTML."""
+  return _template(template).render({**content, 'content': content})
+
+
+@functools.cache
+def _template(name: str) -> jinja2.Template:
+  """Returns a template; compiling it takes as long as a page."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
-    autoescape='.html' in template,
+    autoescape='.html' in name,
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
   )
   environment.filters['cell'] = _cell
   environment.globals.update(number=_number, accesses=statement.ACCESSES)
-  return environment.get_template(template).render(
-    {**content, 'content': content}
-  )
+  return environment.get_template(name)
