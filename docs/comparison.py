@@ -36,7 +36,7 @@ _LIMITS = """\
   mean is that of the larger cohort, its guarantee is not. `true-` and
   `poisson-` rows have a guarantee of their own, and noise to match; so few
   clients learn little then.
-- One corpus of docstrings, one model of 0.2 million parameters, 1,032 rounds:
+- One corpus of docstrings, one model of 0.15 million parameters, 1,032 rounds:
   nothing is shown of other text or of longer training.
 - Rates follow from L by the rule of BandMF23, and the same one for all; a
   search for each mechanism may change what is close.
@@ -56,16 +56,21 @@ def page(summary: summary_lib.Summary) -> str:
     'model, for 1,032 rounds with six participations a client; what differs '
     'is the matrix, and the learning rate that follows from it.',
     _progress(len(summary.runs), planned, len(summary.failed)),
-    '![Test loss against the predicted error](comparison_noise.png)',
-    'A point is a run: what theory said before, and the loss of its last '
-    'model. The line is one curve through all of them, the dashed one training '
-    'without noise. Hollow points have a guarantee of their own.',
+    *_picture(
+      summary,
+      '![Test loss against the predicted error](comparison_noise.png)',
+      'A point is a run: what theory said before, and the loss of its last '
+      'model. The line is one curve through all of them, the dashed one '
+      'training without noise. Hollow points have a guarantee of their own.',
+    ),
     '## What was expected',
     _EXPECTED.strip(),
     '## What was seen',
-    *_seen(summary),
+    *(_seen(summary) or ['Nothing yet.']),
     summary.table(),
-    '![Validation loss by round](comparison_convergence.png)',
+    *_picture(
+      summary, '![Validation loss by round](comparison_convergence.png)'
+    ),
     '## What was not shown',
     '\n'.join([*_unseen(summary), _LIMITS.strip()]),
     '## How it was made',
@@ -137,6 +142,14 @@ def _cells(
     f'{losses[0]:.3f}' if losses else '',
     '' if gain is None else _of(gain),
   )
+
+
+def _picture(summary: summary_lib.Summary, *parts: str) -> tuple[str, ...]:
+  """Returns what belongs to a plot, if there is anything to draw."""
+  drawn = any(
+    run['noise'] > 0 and run['test_loss'] is not None for run in summary.tests
+  )
+  return parts if drawn else ()
 
 
 def _progress(ended: int, planned: int, failed: int) -> str:

@@ -266,6 +266,32 @@ def test_comparison_claims_what_its_runs_show(tmp_path):
   assert json.loads(kept) == json.loads(given)
 
 
+def _program(name):
+  """Returns a module of the folder of the pages."""
+  sys.path.insert(0, str(_DOCS))
+  try:
+    return importlib.import_module(name)
+  finally:
+    sys.path.remove(str(_DOCS))
+
+
+def test_comparison_without_runs_says_so():
+  comparison = _program('comparison')
+  summary = comparison.summary_lib.Summary((), ('x',), ())
+  page = comparison.page(summary)
+  assert '**0 of 1 runs have ended**' in page and '![' not in page
+  assert comparison.readme(summary) == ''
+
+
+def test_comparison_is_made_of_the_runs_beside_it():
+  kept = _DOCS / 'reference' / 'evidence.json'
+  comparison = _program('comparison')
+  summary = comparison.summary_lib.Summary.read(kept.read_text())
+  page = (_DOCS / 'reference' / 'comparison.md').read_text()
+  assert page == comparison.page(summary)
+  assert comparison.readme(summary) in (_ROOT / 'README.md').read_text()
+
+
 @pytest.mark.parametrize('name', _MODULES)
 def test_examples_in_docstrings_hold(name):
   failed, _ = doctest.testmod(
@@ -275,9 +301,4 @@ def test_examples_in_docstrings_hold(name):
 
 
 def test_docstrings_become_markup():
-  sys.path.insert(0, str(_DOCS))
-  try:
-    docstrings = importlib.import_module('docstrings')
-  finally:
-    sys.path.remove(str(_DOCS))
-  assert not doctest.testmod(docstrings).failed
+  assert not doctest.testmod(_program('docstrings')).failed
