@@ -125,11 +125,13 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
 
 
 @click.command()
-@click.option('--folder', required=True, metavar='DIR', help='Of the files.')
+@click.option(
+  '--folder', required=True, metavar='DIR', help='Where the files are.'
+)
 @click.option('--rounds', default=10, show_default=True)
 @click.option('--row', default=_ROW, show_default=True)
 @click.option(
-  '--sentences', default=8, show_default=True, help='Of every client.'
+  '--sentences', default=8, show_default=True, help='How many a client has.'
 )
 def main(folder: str, rounds: int, row: str, sentences: int) -> None:
   """Writes the file, trains, and prints what it took."""
