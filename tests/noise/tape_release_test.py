@@ -89,7 +89,7 @@ def test_fingerprints_differ_where_releases_do():
   variants = [released, released[::-1], np.append(released, 0)]
   for i in range(100):
     changed = released.copy()
-    changed[i] ^= 1 << (i % 32)
+    changed.view(np.uint32)[i] ^= 1 << (i % 32)
     variants.append(changed)
   found = {
     tuple(tape_reader.fingerprint(tf.constant(each)).numpy())
