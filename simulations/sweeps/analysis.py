@@ -114,3 +114,13 @@ def curve(points: Sequence[tuple[float, float]]) -> Optional[Curve]:
   basis = np.vander(np.log(noise), 3, increasing=True)
   coefficients = np.linalg.lstsq(basis, losses, rcond=None)[0]
   return Curve(coefficients, losses - basis @ coefficients)
+
+
+def drift(losses: Sequence[float]) -> float:
+  """Returns by which share the last tenth is above the least, on average.
+
+  >>> drift([3.0] * 8 + [2.0, 2.5])
+  0.25
+  """
+  last = losses[-max(1, len(losses) // 10) :]
+  return float(np.mean(last) / min(losses)) - 1.0
