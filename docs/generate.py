@@ -4,12 +4,15 @@
     make -s bench | python docs/generate.py benchmarks
     python -m simulations.sweep --config=configs/evidence.toml --out=DIR \
         --results | python docs/generate.py comparison
+    python -m simulations.sweep --config=configs/amplified.toml --out=DIR \
+        --results | python docs/generate.py amplified
 
 Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
 which is committed: what the site shows was computed by the code of that commit
 or of an earlier one, on the machine that the page names. The comparison is made
 of one object, which stays beside it as `evidence.json`; it has plots, and a
-part of README.md.
+part of README.md. So is the table in `docs/guide/amplified.md`, of
+`amplified.json`.
 """
 
 from __future__ import annotations
@@ -99,12 +102,52 @@ def write_comparison(text: str) -> None:
   (_FOLDER / 'evidence.json').write_text(summary.json())
   (_FOLDER / 'comparison.md').write_text(comparison.page(summary))
   summary.draw(_FOLDER, 'comparison_')
-  path = _FOLDER.parent.parent / 'README.md'
-  before, begin, rest = path.read_text().partition('<!-- comparison -->\n')
-  _, end, after = rest.partition('<!-- end of comparison -->\n')
-  path.write_text(before + begin + comparison.readme(summary) + end + after)
+  _put(
+    _FOLDER.parent.parent / 'README.md',
+    'comparison',
+    comparison.readme(summary),
+  )
 
 
+def write_amplified(text: str) -> None:
+  """Writes the table of sampled cohorts, and what it is made of."""
+  from simulations.sweeps import summary as summary_lib
+
+  summary = summary_lib.Summary.read(text)
+  (_FOLDER / 'amplified.json').write_text(summary.json())
+  runs = [run for run in json.loads(text)['runs'] if not run['search']]
+  epsilons = sorted({run['epsilon'] for run in runs})
+  told = {
+    (run['mechanism'], run['epsilon']): (
+      f'{run["test_loss"]:.3f} ({100 * run["test_accuracy"]:.1f})'
+    )
+    for run in runs
+  }
+  losses = {
+    mechanism: min(
+      run['test_loss'] for run in runs if run['mechanism'] == mechanism
+    )
+    for mechanism in {run['mechanism'] for run in runs}
+  }
+  table = _table(
+    ['row', *(f'epsilon {epsilon:g}' for epsilon in epsilons)],
+    [
+      [name, *(told.get((name, epsilon), '') for epsilon in epsilons)]
+      for name in sorted(losses, key=losses.__getitem__)
+    ],
+  )
+  _put(_FOLDER.parent / 'guide' / 'amplified.md', 'amplified', table)
+
+
+def _put(path: pathlib.Path, name: str, text: str) -> None:
+  """Puts text in place of what stands between the marks of this name."""
+  before, begin, rest = path.read_text().partition(f'<!-- {name} -->\n')
+  _, end, after = rest.partition(f'<!-- end of {name} -->\n')
+  path.write_text(before + begin + text + end + after)
+
+
+# Made of one object each.
+_SWEEPS = {'comparison': write_comparison, 'amplified': write_amplified}
 _PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}
 
 
@@ -149,12 +192,12 @@ def _command(page: str, source: str) -> str:
 
 def main(arguments: list[str]) -> int:
   """Returns the exit status."""
-  if len(arguments) != 1 or arguments[0] not in (*_PAGES, 'comparison'):
+  if len(arguments) != 1 or arguments[0] not in (*_PAGES, *_SWEEPS):
     print(__doc__, file=sys.stderr)
     return 2
   (page,) = arguments
-  if page == 'comparison':
-    write_comparison(sys.stdin.read())
+  if page in _SWEEPS:
+    _SWEEPS[page](sys.stdin.read())
     return 0
   rows = [json.loads(line) for line in sys.stdin if line.startswith('{')]
   if not rows:

@@ -248,6 +248,11 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
   left = started.rounds_left
   stop = left - min(left, stop_after or left)
 
+  # PRIVACY: what chance drew is told by how long a round took, and the events of
+  # TensorBoard have the time. Guard:
+  # training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
+  tells_time = config.privacy.amplification is None
+
   def prepare(t, cohort):
     return fed_avg.group_datasets(
       corpus.train, cohort, training.client_groups, training.seed, t
@@ -278,9 +283,7 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
         progress.update()
         continue
       row = dict(output.metrics['aggregator'].get('released', {}))
-      # PRIVACY: what chance drew is told by how long a round took. Guard:
-      # training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
-      if config.privacy.amplification is None:
+      if tells_time:
         row.update(
           seconds=time.perf_counter() - began,
           non_finite=int(output.metrics['client_work']['non_finite_count']),
@@ -292,7 +295,8 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
         row.update(validate(weights))
         progress.set_postfix(loss=f'{row["loss"]:.4f}')
       state = opened.finish(output.state, shown=row)
-      board.write(opened.index, row)
+      if tells_time:
+        board.write(opened.index, row)
       progress.update()
       if started.rounds_left == stop:
         break

@@ -72,12 +72,12 @@ def functional_model(model, sequence_length):
   )
 
 
-def plan(rounds):
+def plan(rounds, cohorts=None):
   """Returns a plan of so many rounds, of three clients each."""
   return tff_bandmf.Plan(
     rounds=rounds,
     clients_per_round=3,
-    cohorts=participation.MinSep(2),
+    cohorts=cohorts or participation.MinSep(2),
     delta=1e-5,
     l2_norm_clip=0.2,
     noise_multiplier=0.5,

@@ -6,7 +6,15 @@ import small_training
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_bandmf import aggregator, participation, program, run, strategies
+from tff_bandmf import (
+  accounting,
+  aggregator,
+  participation,
+  program,
+  run,
+  strategies,
+)
+from tff_bandmf.accounting import samplers
 from tff_bandmf.noise import placements
 from tff_bandmf.program import run_record
 from tff_bandmf.program import runtime as runtime_lib
@@ -42,8 +50,10 @@ def program_runtime(runtime):
   tff.framework.set_default_context(context)
 
 
-def _open(directory):
-  return run.Run(directory, small_training.plan(_ROUNDS), keep_key=True)
+def _open(directory, **changes):
+  return run.Run(
+    directory, small_training.plan(_ROUNDS, **changes), keep_key=True
+  )
 
 
 def _train(mine, dataset=None, **managers):
@@ -126,6 +136,36 @@ def test_program_that_is_begun_again_goes_on(whole, tmp_path):
   tf.nest.map_structure(
     np.testing.assert_array_equal, last.released, outputs.released
   )
+
+
+@pytest.mark.parametrize('differs', [False, True])
+def test_sampled_run_that_is_begun_again_has_its_verdict(
+  program_runtime, tmp_path, monkeypatch, differs
+):
+  cohorts = accounting.CyclicPoisson(0.99, 2, population=9)
+  cohort = samplers.CyclicPoisson.cohort
+
+  def one_less(self, t):
+    return cohort(self, t)[t == 0 :]
+
+  def dataset(client, t):
+    if t == 2:
+      raise _Killed
+    return _dataset(client, t)
+
+  with monkeypatch.context() as patch:
+    if differs:
+      patch.setattr(samplers.CyclicPoisson, 'cohort', one_less)
+    with pytest.raises(_Killed), _open(tmp_path, cohorts=cohorts) as mine:
+      _train(mine, dataset)
+  with _open(tmp_path, cohorts=cohorts) as mine:
+    _train(mine)
+    mine.record()
+    assert mine._journal.ledger.observed().drawn is not differs
+    content = mine.report().content
+  amplified = 'none' if differs else 'cyclic-poisson'
+  assert content['amplification'] == amplified
+  assert content['observed']['rounds_finished'] == _ROUNDS
 
 
 def test_round_that_met_two_sums_is_burnt(program_runtime, tmp_path):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import reproduction
+from tff_bandmf.reproduction import tables
 
 _QUICK = ('example_b1', 'gaussian_sigma', 'unknown_min_sep', 'gboard_report')
 
@@ -17,6 +18,22 @@ def test_table_is_reproduced(name):
   assert rows and all(row.table == name for row in rows)
   failed = [row for row in rows if not row.passed]
   assert not failed
+
+
+@pytest.mark.slow
+def test_epsilons_follow_from_the_noise_of_amplified_runs(monkeypatch):
+  """The last row of [BandMF23, Table 5]: noise of epsilon, and the way back."""
+  published = tables._published()
+  table = {**published['amplified_sigma'], 'dp_sgd': []}
+  table['banded_rows'] = table['banded_rows'][-1:]
+  monkeypatch.setattr(
+    tables, '_published', lambda: {**published, 'amplified_sigma': table}
+  )
+  noise, back = reproduction.reproduce(['amplified_sigma'])
+  assert noise.row == 'epsilon 8, 64 bands' and noise.published == 0.4349
+  assert back.row == 'epsilon of sigma 0.4349, 64 bands'
+  assert back.published == 8 and back.ours == pytest.approx(8, rel=1e-3)
+  assert noise.passed and back.passed
 
 
 @pytest.mark.parametrize(

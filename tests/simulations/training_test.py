@@ -11,6 +11,7 @@ import sys
 import doctored
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from simulations import config as config_lib
 from simulations import (
@@ -577,3 +578,6 @@ def test_amplified_experiment_tells_nothing_of_its_cohorts(
     told = {name for name, value in row.items() if value}
     assert told <= columns | {name for name in row if name.startswith('acc')}
   assert content['observed']['clients'] is None
+  for events in (tmp_path / 'run' / 'tensorboard').iterdir():
+    # That of the version alone.
+    assert len(list(tf.data.TFRecordDataset(str(events)))) == 1
