@@ -248,7 +248,7 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
   left = started.rounds_left
   stop = left - min(left, stop_after or left)
 
-  # PRIVACY: what chance drew is told by how long a round took, and the events of
+  # PRIVACY: what chance drew is told by how long a round took, and events of
   # TensorBoard have the time. Guard:
   # training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
   tells_time = config.privacy.amplification is None

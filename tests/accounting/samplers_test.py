@@ -16,7 +16,7 @@ import pytest
 import scipy.stats
 
 from tff_bandmf import accounting
-from tff_bandmf.accounting import samplers
+from tff_bandmf.accounting import b_min_sep, samplers
 from tff_bandmf.noise import generator, key
 
 _FALSE_ALARM = 1e-6
@@ -125,7 +125,7 @@ def _of_b_min_sep(taken, cohorts):
   found = {'gaps of b and more': float(min(gaps) >= b)}
   found['gaps'], _ = _geometric(gaps, b, p)
   found['start'], _ = _geometric(firsts, 0, p)
-  rates = accounting.cohorts.b_min_sep.participation(len(taken), b, p)
+  rates = b_min_sep.participation(len(taken), b, p)
   sizes = taken.sum(1)
   spread = ((sizes - _CLIENTS * rates) ** 2 / (_CLIENTS * rates * (1 - rates)))[
     :b

@@ -11,7 +11,13 @@ import dp_accounting
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting import accountants, gaussian, monte_carlo
+from tff_bandmf.accounting import (
+  accountants,
+  gaussian,
+  logged_cohorts,
+  monte_carlo,
+  sampled_cohorts,
+)
 from tff_bandmf.accounting import cohorts as cohorts_lib
 from tff_bandmf.accounting import slack as slack_lib
 
@@ -20,7 +26,9 @@ _SAMPLES = monte_carlo.Samples()
 _SAME = 1e-12
 
 Cohorts = Union[
-  participation_lib.Participation, cohorts_lib.Sampled, cohorts_lib.Logged
+  participation_lib.Participation,
+  sampled_cohorts.Sampled,
+  logged_cohorts.Logged,
 ]
 
 
@@ -228,7 +236,7 @@ class Guarantee:
     Args:
       found: what the log shows, with the sensitivity of the strategy.
     """
-    logged = self.under(cohorts_lib.Logged(found))
+    logged = self.under(logged_cohorts.Logged(found))
     schema = self.cohorts.schema
     # PRIVACY: that rounds are evenly spaced is not seen, so what was planned
     # for such may not hold. Guard:

@@ -1,0 +1,57 @@
+"""Who takes part: each client draws a bin of an epoch, once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+import numpy as np
+
+from tff_bandmf import _checks, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting import (
+  accountants,
+  balls_in_bins,
+  sampled_cohorts,
+  samplers,
+)
+
+
+@attrs.frozen
+class BallsInBins(sampled_cohorts.Sampled):
+  """Each client draws one of b bins once; round t is that of bin t mod b.
+
+  For C >= 0; see `balls_in_bins`.
+
+  Attributes:
+    bins: b, rounds of an epoch, at most the rounds of C.
+    population: as in `Sampled`.
+    adjacency: as in `Sampled`.
+  """
+
+  name: ClassVar[str] = 'balls-in-bins'
+  flags: ClassVar[Mapping[str, str]] = {'min_sep': 'bins'}
+  bins: int = attrs.field(
+    converter=lambda value: _checks.count('bins', value, 'rounds of an epoch')
+  )
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    return participation_lib.FixedEpoch(self.bins)
+
+  @property
+  def rule(self) -> str:
+    return (
+      f'each client draws one of {self.bins} bins once, all as likely, and '
+      f'takes part in round t if that is bin t mod {self.bins}'
+    )
+
+  def sampler(self, words: samplers.Words) -> samplers.Sampler:
+    return samplers.BallsInBins(words, self.known_population(), self.bins)
+
+  def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
+    return self.known_population(), np.full(rounds, 1 / self.bins)
+
+  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    return balls_in_bins.BallsInBins(strategy, self.schema, self.bins)

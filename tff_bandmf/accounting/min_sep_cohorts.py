@@ -1,0 +1,85 @@
+"""Who takes part: chance draws from those who lately did not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+import numpy as np
+
+from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting import (
+  accountants,
+  b_min_sep,
+  sampled_cohorts,
+  samplers,
+)
+
+
+@attrs.frozen
+class BMinSep(sampled_cohorts.Sampled):
+  """Who took part in none of the last b - 1 rounds joins with probability p.
+
+  Every client is eligible in round 0, so that the first cohorts are the
+  largest. For C >= 0 with at most b bands; see `b_min_sep`.
+
+  Attributes:
+    min_sep: b.
+    sampling_prob: p, of an eligible client in a round, below 1.
+    population: as in `Sampled`.
+    adjacency: as in `Sampled`.
+  """
+
+  name: ClassVar[str] = 'b-min-sep'
+  flags: ClassVar[Mapping[str, str]] = {
+    'min_sep': 'min_sep',
+    'sampling_prob': 'sampling_prob',
+  }
+  min_sep: int = attrs.field(
+    converter=lambda value: _checks.count(
+      'min_sep', value, 'at least the bands of C'
+    )
+  )
+  sampling_prob: float = attrs.field(
+    converter=lambda value: samplers.check_prob(
+      'sampling_prob', value, 'that of an eligible client'
+    )
+  )
+
+  @sampling_prob.validator
+  def _check_sampling_prob(self, attribute, value):
+    if value >= 1:
+      raise errors.value_error(
+        'sampling_prob',
+        value,
+        'must be below 1',
+        'who takes part for sure is not sampled',
+      )
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    return participation_lib.MinSep(self.min_sep)
+
+  @property
+  def rule(self) -> str:
+    return (
+      f'each client that took part in none of the last {self.min_sep - 1} '
+      f'rounds takes part with probability {self.sampling_prob!r}'
+    )
+
+  def sampler(self, words: samplers.Words) -> samplers.Sampler:
+    return samplers.BMinSep(
+      words, self.known_population(), self.min_sep, self.sampling_prob
+    )
+
+  def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
+    return self.known_population(), b_min_sep.participation(
+      rounds, self.min_sep, self.sampling_prob
+    )
+
+  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    return b_min_sep.BMinSep(
+      strategy, self.schema, self.min_sep, self.sampling_prob
+    )
