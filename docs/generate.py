@@ -197,6 +197,8 @@ def main(arguments: list[str]) -> int:
     return 2
   (page,) = arguments
   if page in _SWEEPS:
+    # For `simulations`, which is not installed.
+    sys.path.insert(0, str(_FOLDER.parent.parent))
     _SWEEPS[page](sys.stdin.read())
     return 0
   rows = [json.loads(line) for line in sys.stdin if line.startswith('{')]
