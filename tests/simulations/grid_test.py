@@ -260,7 +260,7 @@ def test_amplified_rows_are_drawn_as_they_claim():
     privacy = row.config().privacy
     assert privacy.amplification == 'cyclic-poisson'
     assert privacy.epsilon == row.epsilon
-    # Of Table 5, as it is printed.
+    # Table 5 prints it so.
     assert len(row.exponents) == 1
   plan = {row.name: row for row in rows}[
     'stackoverflow_banded-poisson_epsilon4'
@@ -272,7 +272,7 @@ def test_amplified_rows_are_drawn_as_they_claim():
 def test_speed_is_told_where_it_may_be():
   rows = [{'seconds': '1.0'}, {'seconds': '2.0'}, {'seconds': '4.0'}]
   assert run_stackoverflow.speed('x', rows) == ['x: 2.00 seconds a round']
-  # Of cohorts that chance draws it would tell how many they are.
+  # It would tell how large a cohort is that chance drew.
   assert run_stackoverflow.speed('x', [{'seconds': ''}, {}]) == []
 
 
@@ -285,7 +285,7 @@ def test_speed_is_told_where_it_may_be():
   ],
 )
 def test_amplified_rows_have_the_noise_of_table_5(name, bands, published):
-  """Of the matrices there, whose sensitivity is 1 in 6 rounds; not below."""
+  """Their matrices have sensitivity 1 in 6 rounds, and not below."""
   config = grid.one(f'{_CONFIGS}/bandmf23.toml:stackoverflow_{name}').config()
   cohorts = accounting.expecting(
     config.cohorts(342_477), config.training.clients_per_round
