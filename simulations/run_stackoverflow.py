@@ -10,6 +10,7 @@ nothing: continue with --resume.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import json
 import os
@@ -283,6 +284,21 @@ def _say(phase: str) -> None:
   click.echo(f'{phase} ...', err=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class _Flags:
+  config_path: str
+  settings: tuple[str, ...]
+  show: Optional[str]
+  output_dir: str
+  data_dir: Optional[str]
+  workers: Optional[str]
+  stop_after: Optional[int]
+  round_timeout: float
+  resume: bool
+  moved: bool
+  keep_key: bool
+
+
 @click.command(
   help=__doc__.split('\n')[0],
   # --output-dir and --output_dir are one option.
@@ -328,45 +344,36 @@ def _say(phase: str) -> None:
   help='Keeps the key of the noise when a run has ended; the report says so.',
 )
 @one_line_errors
-def main(
-  config_path: str,
-  settings: tuple[str, ...],
-  show: Optional[str],
-  output_dir: str,
-  data_dir: Optional[str],
-  workers: Optional[str],
-  stop_after: Optional[int],
-  round_timeout: float,
-  resume: bool,
-  moved: bool,
-  keep_key: bool,
-) -> None:
-  if show is None:
-    check_system(output_dir)
-  if data_dir is not None:
-    settings += (f'data.data_dir={json.dumps(data_dir, ensure_ascii=False)}',)
-  if show == 'list':
-    click.echo(grid.load(config_path, settings).listing())
+def main(**given: Any) -> None:
+  flags = _Flags(**given)
+  settings = flags.settings
+  if flags.show is None:
+    check_system(flags.output_dir)
+  if flags.data_dir is not None:
+    name = json.dumps(flags.data_dir, ensure_ascii=False)
+    settings += (f'data.data_dir={name}',)
+  if flags.show == 'list':
+    click.echo(grid.load(flags.config_path, settings).listing())
     return
-  experiment = grid.one(config_path, settings)
-  if show == 'print':
+  experiment = grid.one(flags.config_path, settings)
+  if flags.show == 'print':
     click.echo(experiment.toml(), nl=False)
     return
-  if not output_dir:
+  if not flags.output_dir:
     raise errors.value_error(
-      'output_dir', output_dir, 'must be a folder', 'give --output_dir'
+      'output_dir', flags.output_dir, 'must be a folder', 'give --output_dir'
     )
   config = experiment.config()
-  directory = pathlib.Path(output_dir)
+  directory = pathlib.Path(flags.output_dir)
   runs = planned_runs(config, directory)
   train_all(
     runs,
-    resume,
-    workers,
-    stop_after,
-    round_timeout,
-    moved=moved,
-    keep_key=keep_key,
+    flags.resume,
+    flags.workers,
+    flags.stop_after,
+    flags.round_timeout,
+    moved=flags.moved,
+    keep_key=flags.keep_key,
   )
   # Again, now that the runs it is compared with are there.
   from tff_bandmf import report

@@ -2,7 +2,7 @@
 
   python -m simulations.sweep --config=FILE --out=DIR [--processes=2] [--resume]
 
-`simulations/sweeps/grid.py` says what a grid is. Every row runs
+`simulations/sweeps/grid_file.py` says what a grid is. Every row runs
 
   1. with each candidate of the server learning rate, on seed 0. The rate with
      the least validation loss, averaged over the last fifth of the rounds, is
@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -46,6 +45,7 @@ import tqdm
 from simulations import run_stackoverflow
 from simulations.sweeps import cell as sweep_cell
 from simulations.sweeps import grid as grid_lib
+from simulations.sweeps import schedule
 from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import _files, errors
 
@@ -53,70 +53,10 @@ _STOP_SECONDS = 30
 # A guess, while no cell has ended.
 _SECONDS_PER_CLIENT = 0.008
 
-# Cell name to result; None for a cell that failed.
-Ended = Mapping[str, Optional[sweep_cell.Result]]
 
-
-def choose_rate(
-  row: grid_lib.Row, ended: Ended
-) -> tuple[Optional[int], list[sweep_cell.Cell]]:
-  """Returns the exponent taken, and the tuning cells of a row.
-
-  The exponent is None while one of the cells has not ended, if all failed, and
-  for a row without candidates.
-
-  Args:
-    row: of the grid.
-    ended: of the sweep, so far.
-  """
-  exponents = sorted(row.exponents)
-  if len(exponents) < 2:
-    return (exponents[0] if exponents else None), []
-  most = len(exponents) + row.extensions
-  while True:
-    cells = [sweep_cell.Cell(row, i, sweep_cell.TUNING_SEED) for i in exponents]
-    if not all(cell.name in ended for cell in cells):
-      return None, cells
-    losses = [_validation(ended[cell.name]) for cell in cells]
-    best = losses.index(min(losses))
-    if losses[best] == math.inf:
-      return None, cells
-    if len(exponents) < most and best == 0:
-      exponents.insert(0, exponents[0] - 1)
-    elif len(exponents) < most and best == len(exponents) - 1:
-      exponents.append(exponents[-1] + 1)
-    else:
-      return exponents[best], cells
-
-
-def _validation(result: Optional[sweep_cell.Result]) -> float:
-  """Returns the validation loss; infinity where there is none."""
-  if result is None or math.isnan(result.validation_loss):
-    return math.inf
-  return result.validation_loss
-
-
-def _constant(rule: grid_lib.Rule, ended: Ended) -> Optional[float]:
-  """Returns the constant of a rule; None while it is not fitted."""
-  exponent, _ = choose_rate(rule.row, ended)
-  if exponent is None:
-    return None
-  best = ended[sweep_cell.Cell(rule.row, exponent, sweep_cell.TUNING_SEED).name]
-  # One that was chosen has ended well.
-  assert best is not None
-  return rule.constant(exponent, best.noise)
-
-
-def test_cells(row: grid_lib.Row, ended: Ended) -> list[sweep_cell.Cell]:
-  """Returns the cells that test a row; none while its rate is not chosen."""
-  exponent, tuning = choose_rate(row, ended)
-  constant = None if row.rule is None else _constant(row.rule, ended)
-  if (tuning and exponent is None) or (row.rule and constant is None):
-    return []
-  return [sweep_cell.Cell(row, exponent, seed, constant) for seed in row.seeds]
-
-
-def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
+def run(
+  grid: grid_lib.Grid, directory: pathlib.Path, processes: int
+) -> schedule.Ended:
   """Runs what is not there yet; returns what every cell gave.
 
   Args:
@@ -141,7 +81,7 @@ def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
   running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}
   with _stopping(running), tqdm.tqdm(unit='cell') as progress:
     while True:
-      waiting = _waiting(grid, ended, running)
+      waiting = schedule.startable(grid, ended, running)
       done = {
         cell.name: result
         for cell in waiting
@@ -158,7 +98,7 @@ def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
         )
         process.start()
         running[process.sentinel] = process, cell, slot
-      progress.total = len(_cells(grid, ended))
+      progress.total = len(schedule.all_cells(grid, ended))
       progress.set_postfix_str(
         ', '.join(cell.name for _, cell, _ in running.values())
       )
@@ -182,38 +122,13 @@ def run(grid: grid_lib.Grid, directory: pathlib.Path, processes: int) -> Ended:
         progress.update()
 
 
-def ready(
-  grid: grid_lib.Grid, directory: pathlib.Path
-) -> tuple[dict[str, sweep_cell.Cell], Ended]:
-  """Returns the cells that could run now, by name, and what others gave.
-
-  Args:
-    grid: of the sweep.
-    directory: of the sweep.
-
-  Raises:
-    ValueError: a finished cell is of another grid.
-  """
-  ended: dict[str, Optional[sweep_cell.Result]] = {}
-  while True:
-    waiting = _waiting(grid, ended, {})
-    done = {
-      cell.name: result
-      for cell in waiting
-      if (result := sweep_cell.read(cell, directory)) is not None
-    }
-    if not done:
-      return {cell.name: cell for cell in waiting}, ended
-    ended.update(done)
-
-
 def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
   """Runs one cell in this process, or goes on with it.
 
   Raises:
     ValueError: the sweep has no such cell, or does not know its rate yet.
   """
-  waiting, ended = ready(grid, directory)
+  waiting, ended = schedule.ready(grid, directory)
   if name in ended:
     return
   if name not in waiting:
@@ -223,73 +138,18 @@ def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
   sweep_cell.run(waiting[name], directory, frozenset(os.sched_getaffinity(0)))
 
 
-def _waiting(
-  grid: grid_lib.Grid, ended: Ended, running: Mapping[int, Any]
-) -> list[sweep_cell.Cell]:
-  """Returns the cells that could start now, in the order of `_cells`."""
-  started = {*ended, *(cell.name for _, cell, _ in running.values())}
-  return [
-    cell
-    for cell, chosen in _cells(grid, ended)
-    if chosen and cell.name not in started
-  ]
-
-
-def _cells(
-  grid: grid_lib.Grid, ended: Ended
-) -> list[tuple[sweep_cell.Cell, bool]]:
-  """Returns all cells, and whether their learning rates are chosen.
-
-  First those that tune, then seed after seed, and each with least noise first.
-  """
-  cells = [
-    (cell, True) for row in _tuned(grid) for cell in choose_rate(row, ended)[1]
-  ]
-  tests = [
-    (cell, bool(chosen))
-    for row in grid.rows
-    for chosen in [test_cells(row, ended)]
-    for cell in chosen
-    or [sweep_cell.Cell(row, None, seed) for seed in row.seeds]
-  ]
-  return cells + sorted(
-    tests, key=lambda test: (test[0].seed, -test[0].row.epsilon)
-  )
-
-
-def _tuned(grid: grid_lib.Grid) -> list[grid_lib.Row]:
-  """Returns the rows whose rates may be searched for, each once."""
-  rules = {row.rule.row.name: row.rule.row for row in grid.rows if row.rule}
-  return [*rules.values(), *grid.rows]
-
-
-def outcome(grid: grid_lib.Grid, ended: Ended) -> list[sweep_summary.Outcome]:
-  """Returns every cell of a sweep, and what it gave if it has ended."""
-  taken = {row.name: choose_rate(row, ended)[0] for row in _tuned(grid)[::-1]}
-  return [
-    sweep_summary.Outcome(
-      cell,
-      ended.get(cell.name),
-      failed=cell.name in ended and ended[cell.name] is None,
-      taken=cell.seed != sweep_cell.TUNING_SEED
-      or taken[cell.row.name] == cell.exponent,
-    )
-    for cell, _ in _cells(grid, ended)
-  ]
-
-
-def _listing(grid: grid_lib.Grid, ended: Ended) -> Iterator[str]:
+def _listing(grid: grid_lib.Grid, ended: schedule.Ended) -> Iterator[str]:
   """Yields a line a cell that has not ended: name, minutes, state."""
   seconds = _SECONDS_PER_CLIENT
   known = [
     result.seconds / (training.rounds * training.clients_per_round)
-    for cell, _ in _cells(grid, ended)
+    for cell, _ in schedule.all_cells(grid, ended)
     for result, training in [(ended.get(cell.name), cell.config().training)]
     if result is not None and result.seconds is not None
   ]
   if known:
     seconds = statistics.median(known)
-  for cell, chosen in _cells(grid, ended):
+  for cell, chosen in schedule.all_cells(grid, ended):
     if cell.name not in ended:
       training = cell.config().training
       clients = training.rounds * training.clients_per_round
@@ -333,6 +193,20 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
     yield
   finally:
     os.close(handle)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flags:
+  grid_path: str
+  settings: tuple[str, ...]
+  only: tuple[str, ...]
+  seeds: Optional[int]
+  processes: int
+  out: str
+  resume: bool
+  list_: bool
+  results: bool
+  cell: Optional[str]
 
 
 @click.command(help=__doc__.split('\n')[0])
@@ -383,40 +257,33 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
 )
 @click.option('--cell', metavar='NAME', help='Run this cell of --list alone.')
 @run_stackoverflow.one_line_errors
-def main(
-  grid_path: str,
-  settings: tuple[str, ...],
-  only: tuple[str, ...],
-  seeds: Optional[int],
-  processes: int,
-  out: str,
-  resume: bool,
-  list_: bool,
-  results: bool,
-  cell: Optional[str],
-) -> None:
-  grid = grid_lib.load(grid_path, settings, only)
-  if seeds is not None:
+def main(**given: Any) -> None:
+  flags = _Flags(**given)
+  grid = grid_lib.load(flags.grid_path, flags.settings, flags.only)
+  if flags.seeds is not None:
     grid = grid_lib.Grid(
       tuple(
-        dataclasses.replace(row, seeds=row.seeds[:seeds]) for row in grid.rows
+        dataclasses.replace(row, seeds=row.seeds[: flags.seeds])
+        for row in grid.rows
       )
     )
-  directory = pathlib.Path(out)
-  if list_:
-    for line in _listing(grid, ready(grid, directory)[1]):
+  directory = pathlib.Path(flags.out)
+  if flags.list_:
+    for line in _listing(grid, schedule.ready(grid, directory)[1]):
       click.echo(line)
     return
-  if results:
-    ended = ready(grid, directory)[1]
-    click.echo(sweep_summary.Summary.of(outcome(grid, ended)).json(), nl=False)
+  if flags.results:
+    ended = schedule.ready(grid, directory)[1]
+    click.echo(
+      sweep_summary.Summary.of(schedule.outcome(grid, ended)).json(), nl=False
+    )
     return
-  if cell is not None:
-    run_cell(grid, directory, cell)
+  if flags.cell is not None:
+    run_cell(grid, directory, flags.cell)
     return
-  with _only_sweep(directory, resume):
+  with _only_sweep(directory, flags.resume):
     summary = sweep_summary.Summary.of(
-      outcome(grid, run(grid, directory, processes))
+      schedule.outcome(grid, run(grid, directory, flags.processes))
     )
     summary.write(directory)
   click.echo(summary.markdown())

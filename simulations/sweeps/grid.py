@@ -3,35 +3,7 @@
   --config=FILE        the experiment of a file
   --config=FILE:ROW    that of a row of a grid, composed when it is loaded
 
-A file with one experiment has the tables of `simulations/config.py`. A grid has
-rows instead, all corpora x mechanisms x epsilons:
-
-| key                      | says                                             |
-|--------------------------|--------------------------------------------------|
-| `base`                   | what all rows share: the tables of an experiment |
-|                          | (`simulations/config.py`), or such a file's name |
-| `epsilons`               | a list; a mechanism may have one of its own      |
-| `seeds`                  | of a sweep, that test the chosen rates;          |
-|                          | [1, 2, 3]; a mechanism may have its own          |
-| `assumed`                | keys whose value the source does not give        |
-| `rule`                   | optional; the server learning rate of all rows   |
-|                          | without candidates, from their noise: `slope`,   |
-|                          | and, to fit its constant, `row`, that row's      |
-|                          | name, and `rate_exponents`, its candidates       |
-| `corpora.NAME`           | optional; what changes with the corpus; `leaves` |
-|                          | lists mechanisms it does without                 |
-| `mechanisms.NAME`        | what changes with the mechanism, and             |
-| `  .about`               | where its rows come from                         |
-| `  .without`             | keys of the base, such as 'privacy.min_sep',     |
-|                          | that it leaves out                               |
-| `  .rate_exponents`      | i, or candidates [i, ...], of a server learning  |
-|                          | rate of 1.7^i; a corpus may have its own         |
-
-A mechanism that has the name of a strategy family is of that family; `none` has
-one row, without an epsilon. A table with epsilons for keys (0.5 in quotes) has
-one value an epsilon. Several candidates are to be tuned
-(`simulations/sweep.py`); the row itself has the middle one, and a row by the
-rule has the largest rate that the rule may give. What --set gives comes last.
+`simulations/sweeps/grid_file.py` says what the keys of a grid are.
 """
 
 from __future__ import annotations
@@ -43,69 +15,16 @@ import functools
 import math
 import os
 import pathlib
-import re
 import textwrap
-from collections.abc import Iterator
-from typing import Any, Callable, Optional, TypeVar, Union
+from typing import Any, Callable, Optional
 
 from simulations import config as config_lib
 from simulations import config_keys, tables
-from tff_bandmf import _checks, errors
+from simulations.sweeps import grid_file
+from tff_bandmf import errors
 
 RATE_BASE = 1.7
 _RATE = 'training.server_learning_rate'
-_NUMBER = re.compile(r'\d+(\.\d+)?', re.ASCII)
-_Kind = TypeVar('_Kind')
-# Beyond lie rates that no number has.
-_LARGEST_EXPONENT = 100
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layer:
-  """Values of an experiment, each perhaps a table by epsilon."""
-
-  data: dict[str, Any] = dataclasses.field(default_factory=dict)
-  model: dict[str, Any] = dataclasses.field(default_factory=dict)
-  training: dict[str, Any] = dataclasses.field(default_factory=dict)
-  privacy: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Corpus(_Layer):
-  rate_exponents: Any = None
-  leaves: list[str] = dataclasses.field(default_factory=list)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Mechanism(_Layer):
-  about: str = ''
-  epsilons: Optional[list[float]] = None
-  seeds: Optional[list[int]] = None
-  without: list[str] = dataclasses.field(default_factory=list)
-  rate_exponents: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Rule:
-  slope: float
-  row: str
-  rate_exponents: list[int]
-
-
-_Layers = tuple[_Layer, _Corpus, _Mechanism]
-
-
-@dataclasses.dataclass(frozen=True)
-class _File:
-  """A grid as it is written; the module says what the keys are."""
-
-  mechanisms: dict[str, Any] = dataclasses.field(default_factory=dict)
-  base: Union[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
-  epsilons: list[float] = dataclasses.field(default_factory=list)
-  seeds: list[int] = dataclasses.field(default_factory=lambda: [1, 2, 3])
-  assumed: list[str] = dataclasses.field(default_factory=list)
-  rule: Optional[dict[str, Any]] = None
-  corpora: dict[str, Any] = dataclasses.field(default_factory=lambda: {'': {}})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,9 +163,9 @@ def load(
   tree = tables.read(path)
   rows: dict[str, Callable[[], Row]] = {}
   rule = None
-  if {field.name for field in dataclasses.fields(_File)} & {*tree}:
-    file = _parse(_File, tree, '')
-    for row_name, series, epsilon, layers in _parts(
+  if {field.name for field in dataclasses.fields(grid_file.File)} & {*tree}:
+    file = grid_file.parse(grid_file.File, tree, '')
+    for row_name, series, epsilon, layers in grid_file.parts(
       file, os.path.dirname(path)
     ):
       if row_name in rows:
@@ -295,20 +214,13 @@ def one(source: str, settings: tuple[str, ...] = ()) -> Row:
   return rows[0]
 
 
-def _parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
-  """Returns a dataclass of a table; all its keys are checked."""
-  if isinstance(table, dict):
-    tables.check_keys(
-      name, table, tables.names(kind), 'simulations/sweeps/grid.py'
-    )
-  return tables.parse(kind, table, name or 'grid')
-
-
-def _rule(file: _File, rows: dict[str, Callable[[], Row]]) -> Optional[Rule]:
+def _rule(
+  file: grid_file.File, rows: dict[str, Callable[[], Row]]
+) -> Optional[Rule]:
   """Returns the rule of a grid, if it has one."""
   if file.rule is None:
     return None
-  table = _parse(_Rule, file.rule, 'rule')
+  table = grid_file.parse(grid_file.RuleTable, file.rule, 'rule')
   if not -math.inf < table.slope < 0:
     raise errors.value_error(
       'rule.slope', table.slope, 'must be below 0', 'the literature has -0.95'
@@ -318,9 +230,9 @@ def _rule(file: _File, rows: dict[str, Callable[[], Row]]) -> Optional[Rule]:
       'rule.row',
       table.row,
       {each: each for each in rows},
-      'simulations/sweeps/grid.py',
+      'simulations/sweeps/grid_file.py',
     )
-  candidates = _exponents(table.rate_exponents)
+  candidates = grid_file.exponents(table.rate_exponents)
   row = rows[table.row]()
   if len(candidates) < 2 or row.epsilon == math.inf:
     raise errors.value_error(
@@ -349,41 +261,6 @@ def _with_rule(row: Row, rule: Optional[Rule]) -> Row:
   )
 
 
-def _parts(
-  file: _File, folder: str
-) -> Iterator[tuple[str, str, float, _Layers]]:
-  """Yields the name, the series, the epsilon and the layers of each row.
-
-  Args:
-    file: the grid.
-    folder: of the file.
-  """
-  tree = file.base
-  if isinstance(tree, str):
-    tree = tables.read(os.path.join(folder, tree))
-    tree.pop('compare', None)
-  base = _parse(_Layer, tree, 'base')
-  for corpus, tree in file.corpora.items():
-    of_corpus = _parse(_Corpus, tree, f'corpora.{corpus}')
-    for mechanism, tree in file.mechanisms.items():
-      own = _parse(_Mechanism, tree, f'mechanisms.{mechanism}')
-      if mechanism in of_corpus.leaves:
-        continue
-      series = f'{corpus}_{mechanism}' if corpus else mechanism
-      config_keys.check_plain_name('mechanisms', series)
-      if mechanism in config_lib.FAMILIES:
-        own = dataclasses.replace(
-          own, privacy={'family': mechanism, **own.privacy}
-        )
-      if own.privacy.get('family') == config_lib.NO_NOISE:
-        yield series, series, math.inf, (base, of_corpus, own)
-        continue
-      for epsilon in file.epsilons if own.epsilons is None else own.epsilons:
-        _checks.positive('epsilons', epsilon, 'give a list of epsilons')
-        name = f'{series}_epsilon{epsilon:g}'
-        yield name, series, epsilon, (base, of_corpus, own)
-
-
 def _plain_row(
   name: str, tree: dict[str, Any], settings: tuple[str, ...]
 ) -> Row:
@@ -397,8 +274,8 @@ def _row(
   name: str,
   series: str,
   epsilon: float,
-  layers: _Layers,
-  file: _File,
+  layers: grid_file.Layers,
+  file: grid_file.File,
   settings: tuple[str, ...],
 ) -> Row:
   """Returns a checked row of a grid."""
@@ -406,7 +283,7 @@ def _row(
   tree: dict[str, Any] = {group: {} for group in config_lib.GROUPS}
   for layer in layers:
     for group, values in tree.items():
-      values.update(_at(getattr(layer, group), epsilon))
+      values.update(grid_file.at_epsilon(getattr(layer, group), epsilon))
   for key in own.without:
     group, _, value = key.partition('.')
     if tree.get(group, {}).pop(value, None) is None:
@@ -416,8 +293,8 @@ def _row(
   # Without noise it says nothing.
   tree['privacy']['epsilon'] = 1.0 if epsilon == math.inf else epsilon
   comments = [own.about] if own.about else []
-  exponents = _exponents(
-    _at(
+  exponents = grid_file.exponents(
+    grid_file.at_epsilon(
       own.rate_exponents
       if of_corpus.rate_exponents is None
       else of_corpus.rate_exponents,
@@ -445,7 +322,7 @@ def _row(
     exponents,
     tree,
     (*comments, *_note(changed)),
-    _seeds(file.seeds if own.seeds is None else own.seeds),
+    grid_file.seeds(file.seeds if own.seeds is None else own.seeds),
   )
   row.config()
   return row
@@ -455,49 +332,3 @@ def _note(changed: list[str]) -> tuple[str, ...]:
   if not changed:
     return ()
   return (f'Changed with --set: {", ".join(changed)}.',)
-
-
-def _seeds(seeds: list[int]) -> tuple[int, ...]:
-  """Returns the seeds that test a row; 0 is of the search for its rate."""
-  if min(seeds, default=0) < 1 or len({*seeds}) < len(seeds):
-    raise errors.value_error(
-      'seeds', seeds, 'must be distinct and at least 1', 'give such as [1, 2]'
-    )
-  return tuple(seeds)
-
-
-def _exponents(value: Any) -> tuple[int, ...]:
-  """Returns the exponents of a rate: none, one, or candidates."""
-  if value is None:
-    return ()
-  values = value if isinstance(value, list) else [value]
-  for each in values:
-    if type(each) is not int or abs(each) > _LARGEST_EXPONENT:
-      raise errors.value_error(
-        'rate_exponents',
-        each,
-        'must be a small integer',
-        'correct it in the grid',
-      )
-  return tuple(values)
-
-
-def _at(value: Any, epsilon: float) -> Any:
-  """Returns a nested value with its tables by epsilon looked up.
-
-  Raises:
-    ValueError: such a table lacks this epsilon.
-  """
-  if not isinstance(value, dict):
-    return value
-  if value and all(_NUMBER.fullmatch(key) for key in value):
-    found = [each for key, each in value.items() if float(key) == epsilon]
-    if not found:
-      raise errors.value_error(
-        'epsilons',
-        f'{epsilon:g}',
-        f'is not in the table {value}',
-        'add it there, or give the mechanism epsilons of its own',
-      )
-    return found[0]
-  return {key: _at(each, epsilon) for key, each in value.items()}

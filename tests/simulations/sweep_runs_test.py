@@ -17,7 +17,7 @@ from click import testing
 
 from simulations import sweep
 from simulations.corpora import docstrings
-from simulations.sweeps import analysis, grid
+from simulations.sweeps import analysis, grid, schedule
 from simulations.sweeps import cell as sweep_cell
 from simulations.sweeps import plots as sweep_plots
 from simulations.sweeps import summary as sweep_summary
@@ -107,7 +107,7 @@ def _exponents(cells):
 
 
 def test_rate_of_least_validation_loss_is_taken():
-  taken, cells = sweep.choose_rate(
+  taken, cells = schedule.choose_rate(
     _row(2, 0, 1), _ended({0: 4.9, 1: 4.7, 2: 4.8})
   )
   assert taken == 1
@@ -123,7 +123,7 @@ def test_validation_loss_is_that_of_the_last_fifth():
 
 def test_smaller_of_two_equal_rates_is_taken():
   assert (
-    sweep.choose_rate(
+    schedule.choose_rate(
       _row(0, 1, 2, 3), _ended({0: 4.9, 1: 4.7, 2: 4.7, 3: 4.8})
     )[0]
     == 1
@@ -131,10 +131,10 @@ def test_smaller_of_two_equal_rates_is_taken():
 
 
 def test_rate_is_open_while_a_candidate_runs():
-  taken, cells = sweep.choose_rate(_row(0, 1, 2), _ended({0: 4.9, 1: 4.7}))
+  taken, cells = schedule.choose_rate(_row(0, 1, 2), _ended({0: 4.9, 1: 4.7}))
   assert taken is None
   assert _exponents(cells) == [0, 1, 2]
-  assert sweep.test_cells(_row(0, 1, 2), _ended({0: 4.9, 1: 4.7})) == []
+  assert schedule.test_cells(_row(0, 1, 2), _ended({0: 4.9, 1: 4.7})) == []
 
 
 @pytest.mark.parametrize(
@@ -148,33 +148,33 @@ def test_rate_is_open_while_a_candidate_runs():
   ],
 )
 def test_search_goes_on_beyond_an_edge(losses, tried):
-  taken, cells = sweep.choose_rate(_row(0, 1), _ended(losses))
+  taken, cells = schedule.choose_rate(_row(0, 1), _ended(losses))
   assert taken is None
   assert _exponents(cells) == tried
 
 
 def test_search_beyond_an_edge_ends():
   losses = {i: 5 - 0.01 * (i + 1) for i in range(6)}
-  taken, cells = sweep.choose_rate(_row(0, 1), _ended(losses))
+  taken, cells = schedule.choose_rate(_row(0, 1), _ended(losses))
   assert taken == 5
   assert _exponents(cells) == list(range(6))
 
 
 def test_failed_candidates_are_not_taken():
   assert (
-    sweep.choose_rate(_row(0, 1, 2), _ended({0: 4.9, 1: None, 2: None}))[0]
+    schedule.choose_rate(_row(0, 1, 2), _ended({0: 4.9, 1: None, 2: None}))[0]
     is None
   )
   ended = _ended({-1: 4.95, 0: 4.9, 1: None, 2: None})
-  assert sweep.choose_rate(_row(0, 1, 2), ended)[0] == 0
+  assert schedule.choose_rate(_row(0, 1, 2), ended)[0] == 0
   nothing = _ended({0: None, 1: math.inf})
-  assert sweep.choose_rate(_row(0, 1), nothing)[0] is None
-  assert sweep.test_cells(_row(0, 1), nothing) == []
+  assert schedule.choose_rate(_row(0, 1), nothing)[0] is None
+  assert schedule.test_cells(_row(0, 1), nothing) == []
 
 
 def test_test_seeds_are_fresh():
   ended = _ended({0: 4.9, 1: 4.7, 2: 4.8})
-  cells = sweep.test_cells(_row(0, 1, 2), ended)
+  cells = schedule.test_cells(_row(0, 1, 2), ended)
   assert [(cell.exponent, cell.seed) for cell in cells] == [
     (1, 1),
     (1, 2),
@@ -194,8 +194,8 @@ def test_rates_by_the_rule_follow_from_the_noise():
   row = _by_rule(name='tree_epsilon8')
   row.tree['training']['server_learning_rate'] = 5.0
   # No rate beyond the candidates is tried.
-  assert sweep.test_cells(row, _ended({0: 4.7})) == []
-  cell, *_ = sweep.test_cells(row, _ended({0: 4.8, 1: 4.7}))
+  assert schedule.test_cells(row, _ended({0: 4.7})) == []
+  cell, *_ = schedule.test_cells(row, _ended({0: 4.8, 1: 4.7}))
   assert cell.name == 'tree_epsilon8/seed1'
 
   def rate(noise):
@@ -217,7 +217,7 @@ def test_cells_come_seed_by_seed_and_least_noise_first():
       ('none', math.inf, (1, 2)),
     )
   ]
-  outcomes = sweep.outcome(grid.Grid(tuple(rows)), {})
+  outcomes = schedule.outcome(grid.Grid(tuple(rows)), {})
   assert [each.cell.name for each in outcomes] == [
     'blt_epsilon8/seed0_rate+0',
     'blt_epsilon8/seed0_rate+1',
@@ -244,7 +244,7 @@ def _outcomes(claimed=8.0):
   }
   tree = dataclasses.replace(_row(), name='tree_epsilon8', series='tree')
   rows = [_row(), tree]
-  return sweep.outcome(grid.Grid(tuple(rows)), ended)
+  return schedule.outcome(grid.Grid(tuple(rows)), ended)
 
 
 def _summary(claimed=8.0):
@@ -300,7 +300,7 @@ def test_curve_goes_through_what_lies_on_it():
 def test_summary_says_what_has_not_ended():
   ended = _ended({0: 4.9, 1: None})
   summary = sweep_summary.Summary.of(
-    sweep.outcome(grid.Grid((_row(0, 1, 2),)), ended)
+    schedule.outcome(grid.Grid((_row(0, 1, 2),)), ended)
   )
   assert summary.failed == ('blt_epsilon8/seed0_rate+1',)
   assert summary.missing == (
