@@ -62,9 +62,6 @@ class Banded(base.Strategy):
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     return self.rows[start:stop]
 
-  def arrays(self) -> dict[str, np.ndarray]:
-    return {'rows': self.rows}
-
 
 FAMILIES = (
   families.Family(

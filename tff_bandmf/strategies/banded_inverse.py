@@ -36,9 +36,6 @@ class BandedInverse(toeplitz.BandedInverseC):
   def inverse_bands(self) -> int:
     return len(self.inverse_coefficients)
 
-  def arrays(self) -> dict[str, np.ndarray]:
-    return {'inverse_coefficients': self.inverse_coefficients}
-
 
 FAMILIES = (
   families.Family(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
@@ -46,9 +46,6 @@ class BandedToeplitz(toeplitz.BandedC):
   def bands(self) -> int:
     return len(self.coefficients)
 
-  def arrays(self) -> dict[str, np.ndarray]:
-    return {'coefficients': self.coefficients}
-
 
 @attrs.frozen(slots=False, eq=False)
 class RobustToeplitz(BandedToeplitz):
@@ -74,9 +71,6 @@ class RobustToeplitz(BandedToeplitz):
         f'must not exceed bands={self.bands}',
         'min_sep lies in [b0, bands]',
       )
-
-  def parameters(self) -> dict[str, Any]:
-    return {'b0': self.b0}
 
 
 def taper(coefficients: np.ndarray, b0: int) -> np.ndarray:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import abc
 import hashlib
 import json
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
+import attrs
 import numpy as np
 
 from tff_bandmf import _checks, errors, workloads
@@ -168,7 +170,7 @@ class Strategy(abc.ABC):
       pairs = overlap[low:high]
       stop = min(start + step, self.rounds)
       last = min(stop + self.bands - 1, self.rounds)
-      columns = _dense_rows(self.band_rows(start, last))
+      columns = self.part(start, last, start)
       gram = columns[:, : stop - start].T @ columns
       found[pairs] = gram[first[pairs] - start, second[pairs] - start]
     return found
@@ -234,21 +236,31 @@ class Strategy(abc.ABC):
 
   def part(self, start: int, stop: int, first: int) -> np.ndarray:
     """Returns C[start:stop, first:stop], float64; left of it C is 0."""
-    rows, bands = self.band_rows(start, stop), self.bands
-    count = stop - start
-    padded = np.zeros((count, count + bands))
-    padded[:, :bands] = rows[:, ::-1]
-    # Rows one shorter than they were move by one more each.
-    skewed = padded.reshape(-1)[:-count].reshape(count, count + bands - 1)
-    return skewed[:, first - (start - bands + 1) :]
+    entries = per_query.skewed(self.band_rows(start, stop))
+    return entries[:, first - (start - self.bands + 1) :]
 
   def parameters(self) -> dict[str, Any]:
     """Returns what defines C besides `rounds` and `arrays`, JSON values."""
-    return {}
+    return {
+      name.rstrip('_'): value
+      for name, value in self._fields()
+      if not isinstance(value, np.ndarray)
+    }
 
   def arrays(self) -> dict[str, np.ndarray]:
     """Returns the float64 arrays that define C, with the above."""
-    return {}
+    return {
+      name: value
+      for name, value in self._fields()
+      if isinstance(value, np.ndarray)
+    }
+
+  def _fields(self) -> Iterator[tuple[str, Any]]:
+    """Yields what the constructor takes besides `rounds`."""
+    kind: Any = type(self)
+    for field in attrs.fields(kind):
+      if field.init and field.name != 'rounds':
+        yield field.name, getattr(self, field.name)
 
   def matrix(self) -> np.ndarray:
     """Returns C as a dense [n, n] float64 array.
@@ -270,23 +282,6 @@ class Strategy(abc.ABC):
       sha.update(json.dumps(header).encode())
       sha.update(np.ascontiguousarray(array, '<f8').tobytes())
     return sha.hexdigest()
-
-
-def _dense_rows(rows: np.ndarray) -> np.ndarray:
-  """Returns D with D[t, t - s] = rows[t, s], without columns before 0.
-
-  Args:
-    rows: [count, bands] float64.
-
-  Returns:
-    [count, count] float64.
-  """
-  count = len(rows)
-  dense = np.zeros((count, count))
-  for s in range(min(rows.shape[1], count)):
-    t = np.arange(s, count)
-    dense[t, t - s] = rows[s:, s]
-  return dense
 
 
 def check_rounds(rounds: int) -> None:

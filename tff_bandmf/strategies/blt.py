@@ -116,9 +116,6 @@ class Blt(toeplitz.Toeplitz):
       states[k] = leap @ states[k - 1]
     return np.concatenate([[1.0], (states @ outputs.T).ravel()])[:terms]
 
-  def arrays(self) -> dict[str, np.ndarray]:
-    return {'omega': self.omega, 'theta': self.theta}
-
 
 class BltBuffers(recursion_lib.Buffers):
   """A buffer a decay, [BLT24]; with columns of C scaled by 1/d, y is by d.

@@ -80,9 +80,6 @@ class Dense(base.Strategy):
       )
     return e
 
-  def arrays(self) -> dict[str, np.ndarray]:
-    return {'values': self.values}
-
   def part(self, start: int, stop: int, first: int) -> np.ndarray:
     return self.values[start:stop, first:stop]
 

@@ -12,7 +12,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
@@ -61,9 +61,6 @@ class Lti(toeplitz.Toeplitz):
       1 - self.nu
     ) ** np.arange(terms, dtype=float)
 
-  def parameters(self) -> dict[str, Any]:
-    return {'nu': self.nu}
-
 
 @attrs.frozen(slots=False)
 class SqrtToeplitz(Lti):
@@ -75,9 +72,6 @@ class SqrtToeplitz(Lti):
 
   family: ClassVar[str] = 'sqrt-toeplitz'
   nu: float = attrs.field(default=0.0, init=False)
-
-  def parameters(self) -> dict[str, Any]:
-    return {}
 
 
 @attrs.frozen(slots=False)
@@ -104,9 +98,6 @@ class BandedFractional(toeplitz.BandedC):
   def coefficients(self) -> np.ndarray:
     return toeplitz.fractional_coefficients(self.alpha, self.bands)
 
-  def parameters(self) -> dict[str, Any]:
-    return {'bands': self.bands, 'alpha': self.alpha}
-
 
 @attrs.frozen(slots=False)
 class BandedSqrt(BandedFractional):
@@ -118,9 +109,6 @@ class BandedSqrt(BandedFractional):
 
   family: ClassVar[str] = 'banded-sqrt'
   alpha: float = attrs.field(default=0.5, init=False)
-
-  def parameters(self) -> dict[str, Any]:
-    return {'bands': self.bands}
 
 
 @attrs.frozen(slots=False)
@@ -147,9 +135,6 @@ class BandedInverseFractional(toeplitz.BandedInverseC):
   def inverse_coefficients(self) -> np.ndarray:
     return toeplitz.fractional_coefficients(-self.alpha, self.inverse_bands)
 
-  def parameters(self) -> dict[str, Any]:
-    return {'inverse_bands': self.inverse_bands, 'alpha': self.alpha}
-
 
 @attrs.frozen(slots=False)
 class BandedInverseSqrt(BandedInverseFractional):
@@ -157,9 +142,6 @@ class BandedInverseSqrt(BandedInverseFractional):
 
   family: ClassVar[str] = 'banded-inverse-sqrt'
   alpha: float = attrs.field(default=0.5, init=False)
-
-  def parameters(self) -> dict[str, Any]:
-    return {'inverse_bands': self.inverse_bands}
 
 
 @attrs.frozen(slots=False)
@@ -183,9 +165,6 @@ class DpCgd(toeplitz.BandedInverseC):
   @property
   def inverse_coefficients(self) -> np.ndarray:
     return np.array([1.0, -self.lambda_])
-
-  def parameters(self) -> dict[str, Any]:
-    return {'lambda': self.lambda_}
 
 
 _ALL = families.ALL_ROUNDS

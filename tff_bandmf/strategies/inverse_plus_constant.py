@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
@@ -44,9 +44,6 @@ class InversePlusConstant(toeplitz.BandedC):
     return (1 / np.arange(1, self.bands + 1) + self.constant) / (
       1 + self.constant
     )
-
-  def parameters(self) -> dict[str, Any]:
-    return {'bands': self.bands, 'constant': self.constant}
 
 
 FAMILIES = (

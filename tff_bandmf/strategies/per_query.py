@@ -188,20 +188,24 @@ def _variances(
 
 
 def _dense(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns rows of a banded matrix: the block before, and the diagonal one.
+  """Returns [count, block] before the diagonal, and [count, count] at it."""
+  dense = np.zeros((len(rows), block + len(rows)))
+  entries = skewed(rows)
+  dense[:, -entries.shape[1] :] = entries[:, -dense.shape[1] :]
+  return dense[:, :block], dense[:, block:]
+
+
+def skewed(rows: np.ndarray) -> np.ndarray:
+  """Returns M[t, t - s + bands - 1] = rows[t, s], 0 elsewhere.
 
   Args:
-    rows: [count, bands].
-    block: columns of the block before.
+    rows: [count, bands] float64.
 
   Returns:
-    [count, block] and [count, count].
+    [count, count + bands - 1] float64; the last `count` columns are square.
   """
   count, bands = rows.shape
-  dense = np.zeros((count, block + count))
-  t = np.arange(count)
-  for s in range(min(bands, block + count)):
-    column = block + t - s
-    inside = column >= 0
-    dense[t[inside], column[inside]] = rows[inside, s]
-  return dense[:, :block], dense[:, block:]
+  padded = np.zeros((count, count + bands))
+  padded[:, :bands] = rows[:, ::-1]
+  # Rows one shorter than they were move by one more each.
+  return padded.reshape(-1)[:-count].reshape(count, count + bands - 1)

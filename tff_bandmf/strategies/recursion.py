@@ -178,15 +178,8 @@ def cut(weights: np.ndarray, most: float) -> np.ndarray:
     weights: [., memory] float64.
     most: max_t sum_s |w_ts|.
   """
-  unit = _cut_unit(most)
-  return np.rint(weights / unit) * unit
-
-
-def _cut_unit(most: float) -> float:
-  """Returns 2^-q."""
-  return 2.0 ** (
-    _Y_BITS - _MANTISSA_BITS + math.ceil(math.log2(max(most, 1.0)))
-  )
+  q = _MANTISSA_BITS - _Y_BITS - math.ceil(math.log2(max(most, 1.0)))
+  return np.ldexp(np.rint(np.ldexp(weights, q)), -q)
 
 
 class Window(Recursion):

@@ -63,11 +63,8 @@ class Toeplitz(base.Strategy):
     return float(np.sum(np.abs(column)) / column[0])
 
   def _recursion(self) -> recursion_lib.Recursion:
-    return self.buffered(self.rounds) or self._toeplitz_window()
-
-  def _toeplitz_window(self) -> recursion_lib.ToeplitzWindow:
     few = self.inverse_bands
-    return recursion_lib.ToeplitzWindow(
+    return self.buffered(self.rounds) or recursion_lib.ToeplitzWindow(
       self.rounds,
       recursion_lib.PAST_Y if few is None else recursion_lib.PAST_U,
       self.column(self.bands) if few is None else self.inverse_column(few),
@@ -78,7 +75,8 @@ class Toeplitz(base.Strategy):
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     """Returns w, [terms] float64, for a workload that is Toeplitz."""
-    return _filter_workload(workload, self.inverse_column(terms))
+    summed = np.cumsum(self.inverse_column(terms))
+    return scipy.signal.lfilter([1.0], [1.0, -workload.momentum], summed)
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     t = np.arange(start, stop)[:, None]
@@ -320,16 +318,6 @@ def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
       break
   _check_finite(np.array([squares]), len(bottom))
   return squares
-
-
-def _filter_workload(
-  workload: workloads.Workload, series: np.ndarray
-) -> np.ndarray:
-  """Returns the coefficients of a(x) series(x)."""
-  summed = np.cumsum(series)
-  if not workload.momentum:
-    return summed
-  return scipy.signal.lfilter([1.0], [1.0, -workload.momentum], summed)
 
 
 def _errors_to_the_limit(

@@ -12,7 +12,8 @@ noise is the same if its covariance is. `matrix` returns that C.
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar, Optional
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -26,8 +27,54 @@ _ARITY = families.Parameter(
 )
 
 
+class _OfNodes(base.Strategy):
+  """A strategy that adds up nodes. Subclasses have `rounds` and `arity`."""
+
+  if TYPE_CHECKING:  # As in the base.
+
+    @property
+    def arity(self) -> int: ...
+
+    @property
+    def _dense(self) -> dense.Dense: ...
+
+  @property
+  def bands(self) -> int:
+    return list(self._sizes())[-1]
+
+  def gram(self) -> np.ndarray:
+    """Returns X of the encoder, [n, n] float64, integers."""
+    base.check_dense(self.rounds)
+    gram = np.zeros((self.rounds, self.rounds))
+    for size in self._sizes():
+      for first in range(0, self.rounds - size + 1, size):
+        gram[first : first + size, first : first + size] += 1
+    return gram
+
+  def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns X[i, j] of the encoder, [m] float64."""
+    common = np.zeros(len(first))
+    for size in self._sizes():
+      node = first // size
+      common += (node == second // size) & ((node + 1) * size <= self.rounds)
+    return common
+
+  def matrix(self) -> np.ndarray:
+    return self._dense.matrix()
+
+  def band_rows(self, start: int, stop: int) -> np.ndarray:
+    return dense.band_rows(self.matrix(), self.bands, start, stop)
+
+  def _sizes(self) -> Iterator[int]:
+    """Yields the rounds of a node of each height."""
+    size = 1
+    while size <= self.rounds:
+      yield size
+      size *= self.arity
+
+
 @attrs.frozen(slots=False)
-class Tree(base.Strategy):
+class Tree(_OfNodes):
   """The tree with its optimal decoder, A times the encoder's pseudo-inverse.
 
   The noise of the sums has covariance A X^-1 A^T, which is that of any C with
@@ -50,46 +97,18 @@ class Tree(base.Strategy):
   def __attrs_post_init__(self):
     base.check_dense(self.rounds)
 
-  @property
-  def bands(self) -> int:
-    return _largest_node(self.rounds, self.arity)
-
-  def gram(self) -> np.ndarray:
-    """Returns X, [n, n] float64, integers."""
-    gram = np.zeros((self.rounds, self.rounds))
-    size = 1
-    while size <= self.rounds:
-      for node in range(self.rounds // size):
-        here = slice(node * size, (node + 1) * size)
-        gram[here, here] += 1
-      size *= self.arity
-    return gram
-
-  def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns X[i, j], the number of nodes over both, [m] float64."""
-    return _common_nodes(self.rounds, self.arity, first, second)
-
   @functools.cached_property
   def _dense(self) -> dense.Dense:
     return dense.Dense(dense.lower_factor(self.gram()))
-
-  def matrix(self) -> np.ndarray:
-    return self._dense.matrix()
-
-  def band_rows(self, start: int, stop: int) -> np.ndarray:
-    return dense.band_rows(self.matrix(), self.bands, start, stop)
 
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     return self._dense.per_query_errors(workload)
 
-  def parameters(self) -> dict[str, Any]:
-    return {'arity': self.arity}
-
 
 @attrs.frozen(slots=False)
-class OnlineTree(base.Strategy):
+class OnlineTree(_OfNodes):
   """The binary tree with Honaker's online decoder. [DPFTRL21]
 
   The sum of a node of height j is estimated from its own noisy sum and the
@@ -113,10 +132,6 @@ class OnlineTree(base.Strategy):
   rounds: int = attrs.field(converter=base.count_rounds)
 
   @property
-  def bands(self) -> int:
-    return _largest_node(self.rounds, 2)
-
-  @property
   def levels(self) -> int:
     """Heights of nodes: 0 .. levels - 1."""
     return self.rounds.bit_length()
@@ -138,21 +153,13 @@ class OnlineTree(base.Strategy):
       v[j] = 1 / (1 + 1 / (2 * v[j - 1]))
     return v
 
-  def gram(self) -> np.ndarray:
-    """Returns X of the encoder, [n, n] float64, integers."""
-    return Tree(self.rounds).gram()
-
-  def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns X[i, j] of the encoder, [m] float64; see `matrix`."""
-    return _common_nodes(self.rounds, 2, first, second)
-
   def matrix(self) -> np.ndarray:
     """Returns the C of the noise, as `TreeBuffers` makes it.
 
     C^T C is at most that of the encoder in the sense of positive semi-definite
     matrices: what the decoder adds up tells no more than the nodes do.
     """
-    return self._dense.matrix()
+    return super().matrix()
 
   @functools.cached_property
   def _dense(self) -> dense.Dense:
@@ -167,9 +174,6 @@ class OnlineTree(base.Strategy):
       row /= tree.scales[height]
     return dense.Dense(values)
 
-  def band_rows(self, start: int, stop: int) -> np.ndarray:
-    return dense.band_rows(self.matrix(), self.bands, start, stop)
-
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
@@ -181,27 +185,6 @@ class OnlineTree(base.Strategy):
     for j, variance in enumerate(self.node_variances()):
       e += variance * ((t >> j) & 1)
     return e
-
-
-def _common_nodes(
-  rounds: int, arity: int, first: np.ndarray, second: np.ndarray
-) -> np.ndarray:
-  """Returns the number of complete nodes over both rounds, [m] float64."""
-  common = np.zeros(len(first))
-  size = 1
-  while size <= rounds:
-    node = first // size
-    common += (node == second // size) & ((node + 1) * size <= rounds)
-    size *= arity
-  return common
-
-
-def _largest_node(rounds: int, arity: int) -> int:
-  """Returns the number of rounds of the largest node."""
-  size = 1
-  while size * arity <= rounds:
-    size *= arity
-  return size
 
 
 class TreeBuffers(recursion_lib.Buffers):
