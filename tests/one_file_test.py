@@ -16,7 +16,7 @@ from tff_bandmf import strategies
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 _FILE = """
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
@@ -34,9 +34,6 @@ class Example(toeplitz.BandedC):
   @property
   def coefficients(self) -> np.ndarray:
     return np.array([1.0, self.own_part])
-
-  def parameters(self) -> dict[str, Any]:
-    return {'own_part': self.own_part}
 
 
 FAMILIES = (
