@@ -44,6 +44,20 @@ def positive(name: str, value: Any, remedy: str) -> float:
   return float(value)
 
 
+def nonnegative(name: str, value: Any, remedy: str) -> float:
+  """Returns `value` as a float if it is finite and at least 0, else raises.
+
+  Raises:
+    TypeError: `value` is not a real number.
+    ValueError: `value` is negative, or is infinite or NaN.
+  """
+  if not 0 <= number(name, value, remedy) < float('inf'):
+    raise errors.value_error(
+      name, value, 'must be at least 0 and finite', remedy
+    )
+  return float(value)
+
+
 def between(
   name: str, value: Any, low: float, high: float, remedy: str
 ) -> float:

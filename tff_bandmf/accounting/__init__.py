@@ -3,6 +3,7 @@
 from tff_bandmf.accounting.bins_cohorts import BallsInBins
 from tff_bandmf.accounting.cohorts import (
   KINDS,
+  Cohorts,
   bands_to_compare,
   check,
   completed,
@@ -20,7 +21,7 @@ from tff_bandmf.accounting.gaussian import (
   gaussian_noise_multiplier,
   zcdp_rho,
 )
-from tff_bandmf.accounting.guarantee import Cohorts, Guarantee, calibrate
+from tff_bandmf.accounting.guarantee import Guarantee, calibrate
 from tff_bandmf.accounting.logged_cohorts import Logged
 from tff_bandmf.accounting.min_sep_cohorts import BMinSep
 from tff_bandmf.accounting.monte_carlo import Bound, Samples

@@ -130,7 +130,9 @@ class Exact(Accountant):
     # Guards: slack_test.test_epsilon_includes_the_arithmetic and
     # test_amplified_epsilon_includes_the_arithmetic.
     epsilon = self.epsilon(noise, slack.exact_delta) + slack.epsilon
-    return _exact(epsilon, slack.exact_delta, slack.epsilon, slack.delta)
+    return monte_carlo.Bound.certain(
+      epsilon, slack.exact_delta, slack.epsilon, slack.delta
+    )
 
   def claim_at(self, cost, noise_multiplier, epsilon, samples):
     noise = noise_multiplier / self.more_noise(cost)
@@ -139,7 +141,7 @@ class Exact(Accountant):
     slack = cost.slack(epsilon, least)
     delta = self.delta(noise, slack.exact_epsilon(epsilon))
     more = slack.below(epsilon) + slack.total(delta) - delta
-    return _exact(epsilon, delta, slack.epsilon, more)
+    return monte_carlo.Bound.certain(epsilon, delta, slack.epsilon, more)
 
   def calibrate(self, cost, epsilon, delta, samples):
     slack = cost.slack(epsilon, delta)
@@ -346,23 +348,10 @@ def check_nonnegative(smallest: float) -> None:
     )
 
 
-def _exact(
-  epsilon: float, delta: float, slack_epsilon: float, slack_delta: float
-) -> monte_carlo.Bound:
-  """Returns the claim of a delta for which none is sampled."""
-  return monte_carlo.Bound(
-    epsilon=epsilon,
-    estimate=delta,
-    upper=delta,
-    slack_epsilon=slack_epsilon,
-    slack_delta=slack_delta,
-  )
-
-
 def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
   """Returns the bound without amplification."""
   delta = gaussian.gaussian_delta(noise_multiplier, epsilon)
-  return _exact(epsilon, delta, 0.0, 0.0)
+  return monte_carlo.Bound.certain(epsilon, delta)
 
 
 def _with_slack(

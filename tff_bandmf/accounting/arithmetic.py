@@ -169,13 +169,9 @@ class Arithmetic:
         'make the lattice finer',
       )
     for name in ('shift', 'feedback'):
-      if not 0 <= getattr(self, name) < float('inf'):
-        raise errors.value_error(
-          name,
-          getattr(self, name),
-          'must be at least 0 and finite',
-          'it is a bound of an error',
-        )
+      _checks.nonnegative(
+        name, getattr(self, name), 'it is a bound of an error'
+      )
 
   @property
   def accidents(self) -> float:

@@ -42,20 +42,19 @@ _KINDS: tuple[type[sampled_cohorts.Sampled], ...] = (
 )
 KINDS = {kind.name: kind for kind in _KINDS}
 
-
-_Any = Union[
+Cohorts = Union[
   participation_lib.Participation,
   sampled_cohorts.Sampled,
   logged_cohorts.Logged,
 ]
 
 
-def sampled(cohorts: _Any) -> Optional[sampled_cohorts.Sampled]:
+def sampled(cohorts: Cohorts) -> Optional[sampled_cohorts.Sampled]:
   """Returns cohorts that chance decides; None for others."""
   return cohorts if isinstance(cohorts, sampled_cohorts.Sampled) else None
 
 
-def completed(cohorts: _Any, bands: int) -> _Any:
+def completed(cohorts: Cohorts, bands: int) -> Cohorts:
   """Returns the cohorts of a C with so many bands, all of it said.
 
   Raises:
@@ -66,7 +65,7 @@ def completed(cohorts: _Any, bands: int) -> _Any:
   return cohorts
 
 
-def expecting(cohorts: _Any, clients_per_round: float) -> _Any:
+def expecting(cohorts: Cohorts, clients_per_round: float) -> Cohorts:
   """Returns cohorts that expect so many clients, where they do not say."""
   if (
     isinstance(cohorts, cyclic_cohorts.CyclicPoisson)
@@ -76,7 +75,7 @@ def expecting(cohorts: _Any, clients_per_round: float) -> _Any:
   return cohorts
 
 
-def bands_to_compare(cohorts: _Any, rounds: int) -> Optional[list[int]]:
+def bands_to_compare(cohorts: Cohorts, rounds: int) -> Optional[list[int]]:
   """Returns the numbers of bands that cohorts ask for; None for any."""
   if isinstance(cohorts, cyclic_cohorts.CyclicPoisson):
     return cohorts.bands_to_compare(rounds)
@@ -91,11 +90,7 @@ def check(cohorts: object) -> None:
 
 def accountant(
   strategy: strategies.Strategy,
-  cohorts: Union[
-    participation_lib.Participation,
-    sampled_cohorts.Sampled,
-    logged_cohorts.Logged,
-  ],
+  cohorts: Cohorts,
   clients_per_unit: int = 1,
 ) -> accountants.Accountant:
   """Returns what accounts for a strategy and who takes part.

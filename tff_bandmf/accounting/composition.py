@@ -227,19 +227,16 @@ def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
   largest = min(_MOST_SLACK, math.fsum(each.cost.max_slack for each in runs))
   parts = _merged([_part(each) for each in runs])
   # At least that of what is left of delta.
-  bound = _epsilon(parts, (1 - largest) * delta)
+  bound = poisson.composed_epsilon(parts, (1 - largest) * delta)
   slack = slack_lib.together(
     [each.cost.slack(bound, delta / len(runs)) for each in runs],
     bound,
     delta,
     largest,
   )
-  return monte_carlo.Bound(
-    epsilon=_epsilon(parts, slack.exact_delta) + slack.epsilon,
-    estimate=slack.exact_delta,
-    upper=slack.exact_delta,
-    slack_epsilon=slack.epsilon,
-    slack_delta=slack.delta,
+  epsilon = poisson.composed_epsilon(parts, slack.exact_delta) + slack.epsilon
+  return monte_carlo.Bound.certain(
+    epsilon, slack.exact_delta, slack.epsilon, slack.delta
   )
 
 
@@ -256,9 +253,3 @@ def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
     math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)
   )
   return (poisson.Part(1 / (mu * (1 + _ROUNDING))), *rest)
-
-
-def _epsilon(parts: tuple[poisson.Part, ...], delta: float) -> float:
-  if len(parts) == 1 and parts[0].sampling_prob == 1:
-    return gaussian.gaussian_epsilon(parts[0].noise_multiplier, delta)
-  return poisson.composed_epsilon(parts, delta)

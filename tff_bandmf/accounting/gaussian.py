@@ -46,13 +46,7 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
     ValueError: a value out of range.
   """
   _check_noise_multiplier(noise_multiplier)
-  if not 0 <= epsilon < float('inf'):
-    raise errors.value_error(
-      'epsilon',
-      epsilon,
-      'must be at least 0 and finite',
-      'typical values are 0.1 to 20',
-    )
+  _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
   first = float(scipy.special.ndtr(half - shift))
   second = math.exp(epsilon + float(scipy.special.log_ndtr(-half - shift)))

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import attrs
 import dp_accounting
 
 from tff_bandmf import _checks, errors, strategies
-from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting import (
   accountants,
   gaussian,
   logged_cohorts,
   monte_carlo,
-  sampled_cohorts,
 )
 from tff_bandmf.accounting import cohorts as cohorts_lib
 from tff_bandmf.accounting import slack as slack_lib
@@ -24,12 +22,6 @@ from tff_bandmf.accounting import slack as slack_lib
 _SAMPLES = monte_carlo.Samples()
 # What the last digits of float64 may do to a claim that is computed again.
 _SAME = 1e-12
-
-Cohorts = Union[
-  participation_lib.Participation,
-  sampled_cohorts.Sampled,
-  logged_cohorts.Logged,
-]
 
 
 # Without slots: what is computed is kept.
@@ -64,7 +56,7 @@ class Guarantee:
   """
 
   strategy: strategies.Strategy
-  cohorts: Cohorts
+  cohorts: cohorts_lib.Cohorts
   noise_multiplier: float = attrs.field()
   dimension: Optional[int] = attrs.field(default=None, kw_only=True)
   max_slack: float = attrs.field(default=slack_lib.MAX_SLACK, kw_only=True)
@@ -188,7 +180,7 @@ class Guarantee:
       )
     self._claims[delta] = found
 
-  def under(self, cohorts: Cohorts) -> Guarantee:
+  def under(self, cohorts: cohorts_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
     PRIVACY: z stays, and the noise multiplier follows the sensitivity. Guard:
@@ -285,7 +277,7 @@ class Guarantee:
 
 def calibrate(
   strategy: strategies.Strategy,
-  cohorts: Cohorts,
+  cohorts: cohorts_lib.Cohorts,
   *,
   epsilon: float,
   delta: float,

@@ -119,6 +119,23 @@ class Bound:
   slack_epsilon: float = 0.0
   slack_delta: float = 0.0
 
+  @classmethod
+  def certain(
+    cls,
+    epsilon: float,
+    delta: float,
+    slack_epsilon: float = 0.0,
+    slack_delta: float = 0.0,
+  ) -> Bound:
+    """Returns the claim of a delta for which none is sampled."""
+    return cls(
+      epsilon,
+      delta,
+      delta,
+      slack_epsilon=slack_epsilon,
+      slack_delta=slack_delta,
+    )
+
   @property
   def total(self) -> float:
     """delta to claim: sampling and run together are (epsilon, total)-DP.
@@ -179,13 +196,7 @@ def delta_bound(
   Raises:
     ValueError: a value out of range.
   """
-  if not 0 <= epsilon < math.inf:
-    raise errors.value_error(
-      'epsilon',
-      epsilon,
-      'must be at least 0 and finite',
-      'typical values are 0.1 to 20',
-    )
+  _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   # PRIVACY: the samples are others than those that chose gamma and eta, and
   # each direction may fail with half of the probability.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
@@ -252,7 +263,12 @@ def plans(
     ]
     margins = []
     for candidate, pilot in zip(candidates, averages):
-      eta = _eta(candidate.bound, pilot.square, samples, log_term)
+      # That of the least margin, below 1 / B.
+      square = max(pilot.square, 1e-300)
+      eta = min(
+        _LARGEST_ETA / candidate.bound,
+        math.sqrt(2 * log_term / (samples * square)),
+      )
       margins.append((eta * pilot.square / 2 + log_term / (eta * samples), eta))
     margin, eta = min(margins)
     best = candidates[margins.index((margin, eta))]
@@ -275,12 +291,6 @@ def _average(
     x = direction.draw(rng, min(chunk, count - start))
     sums += x.sum(), x @ x, np.log1p(-direction.eta * x).sum()
   return _Average(*(sums / count).tolist())
-
-
-def _eta(bound: float, square: float, samples: int, log_term: float) -> float:
-  """Returns the eta with the least margin, below 1 / bound."""
-  most = _LARGEST_ETA / bound
-  return min(most, math.sqrt(2 * log_term / (samples * max(square, 1e-300))))
 
 
 def _upper(

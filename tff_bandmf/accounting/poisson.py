@@ -55,6 +55,11 @@ class Part:
   sampling_prob: float = 1.0
   compositions: int = 1
 
+  @property
+  def whole_noise(self) -> float:
+    """Noise multiplier of the one Gaussian that they are where q is 1."""
+    return self.noise_multiplier / math.sqrt(self.compositions)
+
 
 class Poisson(accountants.Exact):
   """T Poisson-sampled Gaussians.
@@ -119,14 +124,9 @@ def poisson_epsilon(
   >>> round(poisson_epsilon(1.93799, 9 * 6 / 2052, 228, 1e-6), 2)
   1.0
   """
-  _check(noise_multiplier, sampling_prob, compositions)
-  if sampling_prob == 1:
-    return gaussian.gaussian_epsilon(
-      noise_multiplier / math.sqrt(compositions), delta
-    )
-  return composed_epsilon(
-    (Part(noise_multiplier, sampling_prob, compositions),), delta
-  )
+  part = Part(noise_multiplier, sampling_prob, compositions)
+  _check(part)
+  return composed_epsilon((part,), delta)
 
 
 def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
@@ -140,8 +140,10 @@ def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
   Raises:
     ValueError: a value out of range.
   """
+  if len(parts) == 1 and parts[0].sampling_prob == 1:
+    return gaussian.gaussian_epsilon(parts[0].whole_noise, delta)
   for part in parts:
-    _check(part.noise_multiplier, part.sampling_prob, part.compositions)
+    _check(part)
   total = sum(part.compositions for part in parts)
   # Until the intervals suit the epsilon that they give. Stopping when it still
   # moved would make epsilon jump from one noise multiplier to the next.
@@ -152,33 +154,6 @@ def composed_epsilon(parts: Sequence[Part], delta: float) -> float:
       _epsilon(parts, delta, _interval(epsilon, total)),
     )
   return epsilon
-
-
-def composed_delta(parts: Sequence[Part], epsilon: float) -> float:
-  """Returns delta of a composition at `epsilon`, rounded up.
-
-  Args:
-    parts: as for `composed_epsilon`.
-    epsilon: at least 0, finite.
-
-  Raises:
-    ValueError: a value out of range.
-  """
-  for part in parts:
-    _check(part.noise_multiplier, part.sampling_prob, part.compositions)
-  if not 0 <= epsilon < math.inf:
-    raise errors.value_error(
-      'epsilon',
-      epsilon,
-      'must be at least 0 and finite',
-      'typical values are 0.1 to 20',
-    )
-  total = sum(part.compositions for part in parts)
-  # Finer than for epsilon: delta is the more sensitive of the two.
-  losses = _losses(parts, _interval(epsilon / 16, total))
-  return min(
-    1.0, float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass(parts)
-  )
 
 
 def poisson_delta(
@@ -198,13 +173,15 @@ def poisson_delta(
   Raises:
     ValueError: a value out of range.
   """
-  _check(noise_multiplier, sampling_prob, compositions)
-  if sampling_prob == 1 and 0 <= epsilon < math.inf:
-    return gaussian.gaussian_delta(
-      noise_multiplier / math.sqrt(compositions), epsilon
-    )
-  return composed_delta(
-    (Part(noise_multiplier, sampling_prob, compositions),), epsilon
+  part = Part(noise_multiplier, sampling_prob, compositions)
+  _check(part)
+  _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
+  if sampling_prob == 1:
+    return gaussian.gaussian_delta(part.whole_noise, epsilon)
+  # Finer than for epsilon: delta is the more sensitive of the two.
+  losses = _losses((part,), _interval(epsilon / 16, compositions))
+  return min(
+    1.0, float(losses.get_delta_for_epsilon(epsilon)) + _lost_mass((part,))
   )
 
 
@@ -228,7 +205,7 @@ def poisson_noise_multiplier(
   >>> round(poisson_noise_multiplier(1, 1e-6, 9 * 6 / 2052, 228), 3)
   1.939
   """
-  _check(1.0, sampling_prob, compositions)
+  _check(Part(1.0, sampling_prob, compositions))
   # Sampling never needs more noise than taking part in every round.
   unamplified = gaussian.gaussian_noise_multiplier(epsilon, delta) * math.sqrt(
     compositions
@@ -308,23 +285,22 @@ def check_sampling_prob(sampling_prob: Any) -> float:
   )
 
 
-def _check(
-  noise_multiplier: float, sampling_prob: float, compositions: int
-) -> None:
+def _check(part: Part) -> None:
+  noise = part.noise_multiplier
   _checks.positive(
-    'noise_multiplier',
-    noise_multiplier,
-    'it is stddev(z) / (clip * column_norm)',
+    'noise_multiplier', noise, 'it is stddev(z) / (clip * column_norm)'
   )
-  if noise_multiplier < _LEAST_NOISE:
+  if noise < _LEAST_NOISE:
     raise errors.value_error(
       'noise_multiplier',
-      noise_multiplier,
+      noise,
       f'below {_LEAST_NOISE} epsilon is in the thousands',
       'use more noise',
     )
-  check_sampling_prob(sampling_prob)
-  _checks.count('compositions', compositions, 'it is ceil(rounds / groups)')
+  check_sampling_prob(part.sampling_prob)
+  _checks.count(
+    'compositions', part.compositions, 'it is ceil(rounds / groups)'
+  )
 
 
 def _interval(epsilon: float, compositions: int) -> float:

@@ -91,13 +91,7 @@ def slack(
     ValueError: a value out of range.
     Unproved: the slack exceeds `largest`.
   """
-  if not 0 <= epsilon < float('inf'):
-    raise errors.value_error(
-      'epsilon',
-      epsilon,
-      'must be at least 0 and finite',
-      'typical values are 0.1 to 20',
-    )
+  _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   _checks.positive('delta', delta, 'use less than 1 / population')
   accidents = max(each.accidents for each in arithmetics)
   weight = math.exp(min(epsilon + 1, 300.0)) + 1
