@@ -101,14 +101,10 @@ class Position:
     """
     high, low = tf.unstack(reader.fingerprint(released))
     owner = tf.strings.join(
-      [
-        tf.strings.as_string(high, width=10, fill='0'),
-        tf.strings.as_string(low, width=10, fill='0'),
-      ],
-      '-',
+      [reader.digits(high, 10), reader.digits(low, 10)], '-'
     )
     numbers = self._numbers(now)
-    name = tf.strings.as_string(now, width=8, fill='0')
+    name = reader.digits(now, 8)
     path = tf.strings.join(
       [
         f'{self._marks}/',

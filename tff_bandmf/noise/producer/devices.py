@@ -79,10 +79,7 @@ class Devices(makers.Maker):
         )
       else:
         assert isinstance(block, blocks.BufferBlock)
-        steps = [
-          np.stack([getattr(step, name) for step in block.steps])
-          for name in ('readout', 'update', 'gain')
-        ]
+        _, *steps = map(np.stack, zip(*block.steps))
         y, buffers = _buffers(block.rounds)(z, memory, *steps)
         memory.assign(buffers)
       return y.numpy()

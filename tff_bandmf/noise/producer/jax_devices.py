@@ -89,10 +89,7 @@ class JaxDevices(makers.Maker):
         )
       else:
         assert isinstance(block, blocks.BufferBlock)
-        steps = [
-          np.stack([getattr(step, name) for step in block.steps])
-          for name in ('readout', 'update', 'gain')
-        ]
+        _, *steps = map(np.stack, zip(*block.steps))
         mixes = bool((steps[1] * (1 - np.eye(len(memory)))).any())
         memory, made, largest = _buffers(memory, z, *steps, mixes=mixes)
     self._memories[i] = memory

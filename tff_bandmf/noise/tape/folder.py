@@ -231,6 +231,17 @@ def check_name(directory: pathlib.Path) -> None:
     )
 
 
+def check_start(start_round: int, rounds: int) -> None:
+  """Raises ValueError if a tape of n rounds cannot begin at a round."""
+  if not 0 <= start_round <= rounds:
+    raise errors.value_error(
+      'start_round',
+      start_round,
+      f'must be in [0, rounds={rounds}]',
+      'give the round of the state that the run continues from',
+    )
+
+
 def lock_reader(directory: pathlib.Path) -> int:
   """Returns an open file that keeps other readers off a server's folder.
 

@@ -74,7 +74,7 @@ def release(
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = tf.unstack(fingerprint(released))
   owner = tf.strings.join(
-    [tf.strings.as_string(run), _digits(high, 10), _digits(low, 10)], '-'
+    [tf.strings.as_string(run), digits(high, 10), digits(low, 10)], '-'
   )
   checks = [each for folder in folders for each in folder.unused(high, owner)]
   with tf.control_dependencies(checks):
@@ -118,7 +118,7 @@ class _Folder:
     self._tape_id = tape_id
     self._round_index = round_index
     self._run = tf.strings.as_string(run)
-    self._name = _digits(round_index, 8)
+    self._name = digits(round_index, 8)
 
   def y(self, timeout_seconds: float) -> tf.Tensor:
     """Returns y of the round, [count] int32, when it is there."""
@@ -276,7 +276,8 @@ class _Folder:
     )
 
 
-def _digits(number: tf.Tensor, width: int) -> tf.Tensor:
+def digits(number: tf.Tensor, width: int) -> tf.Tensor:
+  """Returns a number as it stands in the name of a file."""
   return tf.strings.as_string(number, width=width, fill='0')
 
 

@@ -52,13 +52,7 @@ class ServedTape:
       ValueError: a folder is not that of a server, has another reader, holds
         another noise or noise past `start_round`; or shards are missing.
     """
-    if not 0 <= start_round <= recursion.rounds:
-      raise errors.value_error(
-        'start_round',
-        start_round,
-        f'must be in [0, rounds={recursion.rounds}]',
-        'give the round of the state that the run continues from',
-      )
+    tape_folder.check_start(start_round, recursion.rounds)
     self.dimension = dimension
     self.z_steps = z_steps
     self.start_round = start_round

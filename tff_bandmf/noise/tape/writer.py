@@ -87,13 +87,7 @@ class Tape:
     """
     self.dimension, self.z_steps = made.dimension, made.z_steps
     rounds = made.recursion.rounds
-    if not 0 <= start_round <= rounds:
-      raise errors.value_error(
-        'start_round',
-        start_round,
-        f'must be in [0, rounds={rounds}]',
-        'give the round of the state that the run continues from',
-      )
+    tape_folder.check_start(start_round, rounds)
     self._stream = made
     first, count = made.coordinates.start, len(made.coordinates)
     if count > tape_file.LARGEST_COUNT:
