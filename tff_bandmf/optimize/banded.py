@@ -81,14 +81,11 @@ def optimize_banded(
   Args:
     rounds: n.
     bands: at most n, and at most min_sep.
-    participation: what sens is taken under.
-    workload: A.
-    objective: `MEAN` or `MAX`, over the errors of the n rounds.
     equal_column_norms: whether all columns of C must have norm 1. If not,
       only those of one client together have: a little better, for fixed epochs
       only. With a single participation there is no difference.
     max_evaluations: of the loss and its gradient.
-    callback: called after every iteration of L-BFGS-B with the loss reached.
+    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range, or one that does not fit another.
@@ -132,34 +129,30 @@ def optimize_banded(
   )
   columns = to_columns(tf.constant(found.x.reshape(columns.shape)))[0].numpy()
   strategy = strategies.Banded(_rows(columns))
+  error = strategy.errors(workload)[objective == solver.MAX]
   sums = np.bincount(
     np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns)
   )
   return solver.Optimized(
     strategy,
-    _error(strategy, workload, objective) * sets * float(sums.max()),
+    error * sets * float(sums.max()),
     found.evaluations,
     found.converged,
   )
 
 
-def unit_column_loss(
-  rounds: int,
-  bands: int,
-  workload: workloads.Workload = workloads.PREFIX,
-) -> Loss:
+def unit_column_loss(rounds: int, bands: int) -> Loss:
   """Returns log mean(e) of C with columns scaled to norm 1, as a function.
 
   Args:
-    rounds: n.
+    rounds: n, of prefix sums.
     bands: of C; the function takes [n * bands] columns of it by their bands.
-    workload: A.
   """
   return Loss(
     lambda columns: (_scaled(columns, rounds), tf.ones([], tf.float64)),
     (rounds, bands),
     rounds,
-    workload,
+    workloads.PREFIX,
   )
 
 
@@ -181,10 +174,8 @@ def optimize_banded_toeplitz_scheduled(
   Args:
     rounds: n.
     bands: at most n.
-    objective: `MEAN` or `MAX`, over the errors of the n rounds.
-    workload: A.
     max_evaluations: of the loss and its gradient.
-    callback: called after every iteration of L-BFGS-B with the loss reached.
+    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range.
@@ -209,12 +200,10 @@ def optimize_banded_toeplitz_scheduled(
       callback,
     )
   strategy = strategies.BandedToeplitz(rounds, np.concatenate([[1.0], found.x]))
+  error = strategy.errors(workload)[objective == solver.MAX]
   norm_squared = 1 + float(found.x @ found.x)
   return solver.Optimized(
-    strategy,
-    _error(strategy, workload, objective) * norm_squared,
-    found.evaluations,
-    found.converged,
+    strategy, error * norm_squared, found.evaluations, found.converged
   )
 
 
@@ -308,15 +297,6 @@ def _rows(columns: np.ndarray) -> np.ndarray:
   return rows
 
 
-def _error(
-  strategy: strategies.Strategy,
-  workload: workloads.Workload,
-  objective: str,
-) -> float:
-  """Returns the error of the objective, computed without TensorFlow."""
-  return strategy.errors(workload)[objective == solver.MAX]
-
-
 class Loss:
   """The loss above, as a function of the parameters.
 
@@ -402,12 +382,8 @@ def _search(
   is_max = objective == solver.MAX
   loss = Loss(to_columns, start.shape, rounds, workload, is_max)
 
-  report = (
-    None
-    if callback is None
-    else (
-      lambda value: callback(float(np.exp(loss.least if is_max else value)))
-    )
+  report = callback and (
+    lambda value: callback(float(np.exp(loss.least if is_max else value)))
   )
   if not is_max:
     return solver.minimize(

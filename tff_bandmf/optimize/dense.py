@@ -55,7 +55,7 @@ from typing import Optional
 import numpy as np
 import scipy.signal
 
-from tff_bandmf import _checks, sensitivity, strategies, workloads
+from tff_bandmf import _checks, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import dense_multipliers, solver
 from tff_bandmf.strategies import base
@@ -216,13 +216,11 @@ class _Dual:
 
   def offer(self, strategy: strategies.Dense) -> None:
     """Keeps `strategy` if it is the best so far."""
-    mean, largest = strategy.errors(self._workload)
-    error = mean if self._objective == solver.MEAN else largest
-    # PRIVACY: the sensitivity that is released, not the one X was made for.
-    # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
-    sens = sensitivity.sensitivity(strategy, self._participation).value
-    if error * sens**2 < self.loss:
-      self.strategy, self.loss = strategy, error * sens**2
+    loss = solver.loss(
+      strategy, self._participation, self._workload, self._objective
+    )
+    if loss < self.loss:
+      self.strategy, self.loss = strategy, loss
 
   @property
   def proven(self) -> bool:
@@ -276,13 +274,11 @@ def optimize_dense(
 
   Args:
     rounds: n.
-    participation: which rounds one client can take part in.
-    workload: A.
-    objective: `MEAN` or `MAX`, over the rounds' errors.
     max_evaluations: of the dual and its gradient.
     callback: called after every iteration with the best loss so far of the
       search at hand: min-separation starts from the optimum for fixed epochs,
       and the max error from that for the mean.
+    others: as for `optimize.optimize`.
 
   Returns:
     The strategy; `converged` if no strategy of the class has a loss smaller by

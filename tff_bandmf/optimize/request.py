@@ -8,7 +8,6 @@ from typing import Any, Optional
 
 from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.optimize import solver
 from tff_bandmf.strategies import base
 
@@ -36,6 +35,11 @@ class Request:
   parameters: Mapping[str, Any]
   noise_copies: Optional[int] = None
   callback: Optional[solver.Callback] = None
+
+  @property
+  def problem(self) -> tuple[Any, Any, str]:
+    """Returns whose sensitivity and which error count."""
+    return self.participation, self.workload, self.objective
 
   def __getitem__(self, name: str) -> Any:
     """Returns a parameter as given, or its default; None if it has none."""
@@ -97,12 +101,9 @@ class Request:
     found: Optional[solver.Optimized] = None,
   ) -> solver.Optimized:
     """Returns `strategy` with its loss, made from what a search has found."""
-    mean, largest = strategy.errors(self.workload)
-    sensitivity = sensitivity_lib.sensitivity(strategy, self.participation)
-    error = mean if self.objective == solver.MEAN else largest
     return solver.Optimized(
       strategy,
-      error * sensitivity.value**2,
+      solver.loss(strategy, *self.problem),
       found.evaluations if found else 0,
       found.converged if found else True,
     )

@@ -28,9 +28,7 @@ def banded(request: _Request) -> solver.Optimized:
   return banded_lib.optimize_banded(
     request.rounds,
     request.separated_bands,
-    request.participation,
-    request.workload,
-    request.objective,
+    *request.problem,
     equal_column_norms=request['column_normalize'],
     callback=request.callback,
   )
@@ -67,9 +65,7 @@ def blt(request: _Request) -> solver.Optimized:
   found = blt_lib.optimize_blt(
     request.rounds,
     given or most,
-    request.participation,
-    request.workload,
-    request.objective,
+    *request.problem,
     callback=request.callback,
     worth=blt_lib.NO_GAIN if given else _WORTH,
   )
@@ -82,17 +78,20 @@ def banded_inverse(request: _Request) -> solver.Optimized:
   most = (
     request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
   )
-  problem = (request.participation, request.workload, request.objective)
   # Compiling takes longer than a search.
   loss = (
-    banded_inverse_lib.compiled(request.rounds, most, *problem)
+    banded_inverse_lib.compiled(request.rounds, most, *request.problem)
     if most > 1
     else None
   )
   found = _growing(
     [most] if given else (1 << i for i in range(most.bit_length())),
     lambda bands: banded_inverse_lib.optimize_banded_inverse(
-      request.rounds, bands, *problem, callback=request.callback, loss=loss
+      request.rounds,
+      bands,
+      *request.problem,
+      callback=request.callback,
+      loss=loss,
     ),
   )
   return request.evaluated(request.normalized(found.strategy), found)
@@ -102,9 +101,7 @@ def dense(request: _Request) -> solver.Optimized:
   """Returns the best C of all."""
   return dense_lib.optimize_dense(
     request.rounds,
-    request.participation,
-    request.workload,
-    request.objective,
+    *request.problem,
     callback=request.callback,
   )
 

@@ -32,7 +32,7 @@ from typing import Callable, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import errors, sensitivity, workloads
+from tff_bandmf import errors, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import solver
 
@@ -194,10 +194,8 @@ class Objective:
       build: c and r of the parameters.
       size: the number of parameters.
       rounds: n.
-      participation: of one client.
-      workload: A.
-      objective: `MEAN` or `MAX`.
       falls: whether c is sure to be positive and to fall from c_1 on.
+      others: as for `optimize.optimize`.
 
     Raises:
       ValueError: learning rates and too many rounds.
@@ -345,10 +343,11 @@ def optimized(
   objective: str,
 ) -> solver.Optimized[solver.StrategyT]:
   """Returns `strategy`, its loss computed again without TensorFlow."""
-  error = strategy.errors(workload)[objective == solver.MAX]
-  squared = sensitivity.sensitivity(strategy, participation).value ** 2
   return solver.Optimized(
-    strategy, error * squared, found.evaluations, found.converged
+    strategy,
+    solver.loss(strategy, participation, workload, objective),
+    found.evaluations,
+    found.converged,
   )
 
 

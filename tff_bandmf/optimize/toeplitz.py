@@ -211,10 +211,9 @@ def optimize_banded_toeplitz(
   Args:
     rounds: n.
     bands: b, at most n.
-    objective: `MEAN` or `MAX`, over the errors of the n rounds.
     workload: A, of constant learning rate.
     max_evaluations: of the loss and its gradient.
-    callback: called after every iteration with the loss reached.
+    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range, or a learning rate schedule.
@@ -246,10 +245,8 @@ def optimize_banded_toeplitz(
     evaluations += found.evaluations
     start = np.concatenate([[1.0], found.x])
     strategy = strategies.BandedToeplitz(rounds, start)
-    mean, largest = strategy.errors(workload)
-    value = (mean if objective == solver.MEAN else largest) * float(
-      start @ start
-    )
+    error = strategy.errors(workload)[objective == solver.MAX]
+    value = error * float(start @ start)
     # Otherwise d has not vanished, and all terms have to be added up.
     exact = bands == 1 or abs(found.value / value - 1) <= _EXACT
     if exact or found.interrupted or evaluations >= max_evaluations:

@@ -90,6 +90,10 @@ def _published() -> dict[str, Any]:
   return json.loads(text)
 
 
+# `reproduce` names the table.
+_row = functools.partial(Row, '')
+
+
 def _schema(table: Mapping[str, Any]) -> participation_lib.MinSep:
   return participation_lib.MinSep(table['min_sep'], table['max_participations'])
 
@@ -103,8 +107,7 @@ def _example_b1(table) -> Iterator[Row]:
     bands=table['bands'],
   )
   tolerance = table['abs_tol']
-  yield Row(
-    '',
+  yield _row(
     'total squared error',
     table['total_squared_error'],
     rounds * found.loss,
@@ -113,8 +116,7 @@ def _example_b1(table) -> Iterator[Row]:
   )
   ours, published = found.strategy.matrix(), np.array(table['strategy_matrix'])
   for t, i in zip(*np.nonzero(published)):
-    yield Row(
-      '',
+    yield _row(
       f'C[{t}, {i}]',
       published[t, i],
       float(ours[t, i]),
@@ -125,8 +127,7 @@ def _example_b1(table) -> Iterator[Row]:
 
 def _gaussian_sigma(table) -> Iterator[Row]:
   for epsilon, published in table['rows']:
-    yield Row(
-      '',
+    yield _row(
       f'epsilon {epsilon}',
       published,
       accounting.gaussian_noise_multiplier(epsilon, table['delta']),
@@ -138,17 +139,15 @@ def _amplified_sigma(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   rows = [(epsilon, 1, sigma) for epsilon, sigma in table['dp_sgd']]
   for epsilon, bands, published in rows + table['banded_rows']:
-    ours = _cyclic_poisson_sigma(table, rounds, k, epsilon, bands)
-    yield Row(
-      '',
+    ours = _cyclic_poisson_sigma(table, k, epsilon, bands)
+    yield _row(
       f'epsilon {epsilon}, {bands} bands',
       published,
       ours / math.sqrt(k),
       table['tol'],
     )
     # And back: what the printed noise gives.
-    yield Row(
-      '',
+    yield _row(
       f'epsilon of sigma {published}, {bands} bands',
       epsilon,
       accounting.poisson_epsilon(
@@ -168,15 +167,13 @@ def _banded_rmse(table) -> Iterator[Row]:
   )
   tree = strategies.Tree(rounds)
   sensitivity = sensitivity_lib.sensitivity(tree, schema).value
-  yield Row(
-    '',
+  yield _row(
     'tree, squared sensitivity',
     table['tree_sensitivity_squared'],
     sensitivity**2,
     1e-9,
   )
-  yield Row(
-    '',
+  yield _row(
     'tree, rmse',
     table['tree_rmse'],
     sensitivity * math.sqrt(tree.errors()[0]),
@@ -186,8 +183,7 @@ def _banded_rmse(table) -> Iterator[Row]:
     found = optimize.optimize(
       row['family'], rounds, schema, bands=row.get('bands')
     )
-    yield Row(
-      '',
+    yield _row(
       _label(row),
       row['ratio'],
       math.sqrt(found.loss) / table['unit'],
@@ -215,13 +211,12 @@ def _optimal_bands(table) -> Iterator[Row]:
     for epochs, bands in zip(table['epochs'], published):
       # More bands leave a group smaller than a cohort.
       total = {
-        each: error
-        * _cyclic_poisson_sigma(table, rounds, epochs, float(epsilon), each)
+        each: error * _cyclic_poisson_sigma(table, epochs, float(epsilon), each)
         for each, error in rmse.items()
         if each * epochs <= rounds
       }
       best = min(total, key=lambda each: total[each])
-      yield Row('', f'epsilon {epsilon}, {epochs} epochs', bands, best, 0)
+      yield _row(f'epsilon {epsilon}, {epochs} epochs', bands, best, 0)
 
 
 def _calibrated_rmse(table) -> Iterator[Row]:
@@ -235,23 +230,22 @@ def _calibrated_rmse(table) -> Iterator[Row]:
       bands=row.get('bands'),
       lambda_=row.get('lambda'),
     )
-    yield Row(
-      '', _label(row), row['value'], sigma * math.sqrt(found.loss), table['tol']
+    yield _row(
+      _label(row), row['value'], sigma * math.sqrt(found.loss), table['tol']
     )
 
 
 def _cyclic_poisson_rmse(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   for epsilon, bands, published in table['rows']:
-    sigma = _cyclic_poisson_sigma(table, rounds, k, epsilon, bands)
+    sigma = _cyclic_poisson_sigma(table, k, epsilon, bands)
     found = optimize.optimize(
       strategies.BandedToeplitz.family,
       rounds,
       participation_lib.Single(),
       bands=bands,
     )
-    yield Row(
-      '',
+    yield _row(
       f'epsilon {epsilon}, {bands} bands',
       published,
       sigma * math.sqrt(found.loss),
@@ -276,8 +270,7 @@ def _unknown_min_sep(table) -> Iterator[Row]:
       sensitivity = sensitivity_lib.sensitivity(
         strategy, participation_lib.MinSep(min_sep, k)
       )
-      yield Row(
-        '',
+      yield _row(
         f'{_label(row)}, min_sep {min_sep}',
         published,
         sensitivity.value * math.sqrt(strategy.errors()[0]),
@@ -287,9 +280,8 @@ def _unknown_min_sep(table) -> Iterator[Row]:
 
 def _gboard_report(table) -> Iterator[Row]:
   sigma = table['z_stddev_per_clip'] / math.sqrt(table['sensitivity_squared'])
-  yield Row('', 'rho', table['rho'], accounting.zcdp_rho(sigma), table['tol'])
-  yield Row(
-    '',
+  yield _row('rho', table['rho'], accounting.zcdp_rho(sigma), table['tol'])
+  yield _row(
     'epsilon',
     table['epsilon'],
     accounting.gaussian_epsilon(sigma, table['delta']),
@@ -298,13 +290,10 @@ def _gboard_report(table) -> Iterator[Row]:
 
 
 def _cyclic_poisson_sigma(
-  table: Mapping[str, Any],
-  rounds: int,
-  epochs: float,
-  epsilon: float,
-  bands: int,
+  table: Mapping[str, Any], epochs: float, epsilon: float, bands: int
 ) -> float:
   """Returns sigma where a client is expected in so many rounds."""
+  rounds = table['rounds']
   return accounting.poisson_noise_multiplier(
     epsilon, table['delta'], bands * epochs / rounds, -(-rounds // bands)
   )
