@@ -113,6 +113,7 @@ def test_formula_errs_as_little_as_the_check_assumes():
   assert inverse_cdf.largest_units(u, z) < jax_generator._FORMULA_ERROR
 
 
+@pytest.mark.slow
 def test_small_words_are_extended(monkeypatch):
   """A word in 2^24 is: here one in eight, in both generators."""
   monkeypatch.setattr(generator, 'EXTENDED_BELOW', 2**60)

@@ -12,6 +12,8 @@ from tff_bandmf.accounting import samplers
 from tff_bandmf.program import folder, run_record
 from tff_bandmf.run import record
 
+pytestmark = pytest.mark.slow
+
 _ROUNDS, _CLIENTS = 6, 60
 _DELTA = 1e-3
 _KINDS = [
