@@ -12,6 +12,7 @@ import setuptools
 # locks in requirements/.
 _TFF = [
   'absl-py>=1,<2',
+  'attrs==23.1.0',
   'cachetools>=5.3,<6',
   'googleapis-common-protos==1.61.0',
   'grpcio>=1.62,<2',
