@@ -3,7 +3,8 @@
     python docs/stable_training.py
 
 Reads `reference/stable_training.json`, a list of runs with their settings and
-curves, and writes the figure beside it and the table into the page.
+curves, and those without noise of `reference/evidence.json`; writes the figure
+beside them and the table into the page.
 """
 
 from __future__ import annotations
@@ -23,9 +24,15 @@ def main() -> None:
   from simulations.sweeps import analysis, plots
 
   runs = json.loads((_FOLDER / 'stable_training.json').read_text())
+  evidence = json.loads((_FOLDER / 'evidence.json').read_text())
+  for run in evidence['runs']:
+    if run['mechanism'] == 'none':
+      run['gradient'] = 'right, driver'
+      run['server_learning_rate'] = run['rate']
+      runs.append(run)
   for run in runs:
     run['mechanism'] = (
-      f'{run["gradient"]} gradient, rate {run["server_learning_rate"]:g}, '
+      f'{run["gradient"]}, rate {run["server_learning_rate"]:g}, '
       f'seed {run["seed"]}'
     )
     run['epsilon'] = None
@@ -43,9 +50,9 @@ def main() -> None:
         run['seed'],
         f'{min(losses):.3f}',
         f'{losses[-1]:.3f}',
-        f'{run["train_loss"]:.3f}',
+        run.get('train_loss', ''),
         f'{100 * analysis.drift(losses):.2f} %',
-        run['largest_update'],
+        run.get('largest_update', ''),
       ]
     )
   table = tabulate.tabulate(
@@ -61,7 +68,7 @@ def main() -> None:
       'largest update',
     ],
     'github',
-    disable_numparse=True,
+    floatfmt='.4g',
   )
   page = _FOLDER / 'stable_training.md'
   before, begin, rest = page.read_text().partition(_BEGIN)
