@@ -1,10 +1,12 @@
 """Tests of the privacy report: it believes files, and only what agrees."""
 
+import dataclasses
 import hashlib
 import itertools
 import json
 import math
 import pathlib
+from collections.abc import Collection
 
 import numpy as np
 import pytest
@@ -18,35 +20,49 @@ pytestmark = pytest.mark.slow
 _ROUNDS = 6
 
 
-def make_run(
-  directory: pathlib.Path,
-  cohorts,
-  noise_multiplier=0.6,
-  min_sep=3,
-  k=2,
-  strategy=None,
-  schema=None,
-  held=(),
-  clients_per_unit=1,
-  verified=None,
-  ended=True,
-  key=b'key',
-  burnt=(),
-  measured=True,
-  **changes,
-):
+@dataclasses.dataclass(frozen=True)
+class Written:
+  """What `make_run` writes, beside who took part and the keys of `run.json`.
+
+  The noise of `verified` rounds was checked, by default of all; what was
+  enforced is signed in those that are `held`.
+  """
+
+  noise_multiplier: float = 0.6
+  strategy: strategies.Strategy = strategies.BandedToeplitz(
+    _ROUNDS, [1.0, 0.5, 0.4]
+  )
+  schema: participation.Participation = participation.MinSep(3, 2)
+  clients_per_unit: int = 1
+  key: bytes = b'key'
+  measured: bool = True
+  ended: bool = True
+  held: Collection[int] = ()
+  verified: Collection[int] = range(_ROUNDS + 1)
+  burnt: Collection[int] = ()
+
+
+def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   """Writes the files of a run by hand; returns the spec.
 
-  `changes` are of `run.json`; the noise of `verified` rounds was, by default of
-  all; what was enforced is signed in those that are `held`.
+  `changes` are of `Written`, or of `run.json`.
   """
-  strategy = strategy or strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5, 0.4])
-  schema = schema or participation.MinSep(min_sep, k)
+  changes['noise_multiplier'] = noise_multiplier
+  written = Written(
+    **{
+      field.name: changes.pop(field.name)
+      for field in dataclasses.fields(Written)
+      if field.name in changes
+    }
+  )
   spec = accounting.Guarantee(
-    strategy, schema, noise_multiplier, clients_per_unit=clients_per_unit
+    written.strategy,
+    written.schema,
+    written.noise_multiplier,
+    clients_per_unit=written.clients_per_unit,
   )
   identity = [
-    int.from_bytes(hashlib.sha256(key + part).digest()[:8], 'big') >> 1
+    int.from_bytes(hashlib.sha256(written.key + part).digest()[:8], 'big') >> 1
     for part in (b'run', b'key')
   ]
   run = {
@@ -73,7 +89,7 @@ def make_run(
   }
   directory.mkdir(parents=True, exist_ok=True)
   (directory / report.RUN_FILE).write_text(json.dumps(run))
-  strategies.save(strategy, directory / report.STRATEGY_FILE)
+  strategies.save(written.strategy, directory / report.STRATEGY_FILE)
   enforced = run_record.RunRecord.read(directory).enforced_digest()
   header = 'round,clients,non_finite,fraction,accuracy\n'
   lines = [
@@ -87,16 +103,16 @@ def make_run(
       ledger.start_round(t, np.array(cohort))
       ledger.finish_round(
         t,
-        spec.z_stddev_per_clip * 0.5 if measured else None,
+        spec.z_stddev_per_clip * 0.5 if written.measured else None,
         bytes([t]) * 32,
-        noise_checked=verified is None or t in verified,
-        enforced=enforced if t in held else None,
+        noise_checked=t in written.verified,
+        enforced=enforced if t in written.held else None,
       )
-      if t in burnt:
+      if t in written.burnt:
         ledger.abandon_round(t)
       ledger.record_row(t, metrics.row_digest(header, lines[t]))
     head = ledger.head()
-  if ended:
+  if written.ended:
     (directory / report.RESULT_FILE).write_text(
       json.dumps(
         {
@@ -220,7 +236,7 @@ def test_closer_participation_leads_and_raises_epsilon(tmp_path):
 
 
 def test_more_participations_raise_epsilon(tmp_path):
-  make_run(tmp_path, KEPT, min_sep=3, k=1)
+  make_run(tmp_path, KEPT, schema=participation.MinSep(3, 1))
   written = report.write(tmp_path)
   assert written['violated']
   assert written['epsilon'] == pytest.approx(
@@ -527,7 +543,7 @@ def test_what_if_is_the_epsilon_of_every_pattern(tmp_path, min_sep, k):
 
 
 def test_what_if_without_a_value_takes_the_planned_one(tmp_path):
-  make_run(tmp_path, KEPT, k=None)
+  make_run(tmp_path, KEPT, schema=participation.MinSep(3))
   assert report.what_if(tmp_path, min_sep=1)['participations'] == 6
   assert report.what_if(tmp_path, max_participations=1)['min_sep'] == 3
   with pytest.raises(ValueError, match='what_if=None'):

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import sys
 import time
 import warnings
+from typing import Optional
 
 import click
 import tqdm
 
 from tff_bandmf import accounting, errors
 from tff_bandmf.cli import options, output
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flags:
+  file: str
+  who: options.Participants
+  epsilon: Optional[float]
+  noise_multiplier: Optional[float]
+  delta: float
+  canaries: int
+  runs: int
+  confidence: float
+  as_json: bool
 
 
 @click.command()
@@ -49,19 +64,7 @@ from tff_bandmf.cli import options, output
   help='With which both bounds hold.',
 )
 @options.as_json
-def audit(
-  file,
-  participation,
-  min_sep,
-  max_participations,
-  epsilon,
-  noise_multiplier,
-  delta,
-  canaries,
-  runs,
-  confidence,
-  as_json,
-):
+def audit(**values):
   """Shows lower bounds on epsilon from runs of the aggregator with canaries.
 
   FILE is a strategy file or a .npy file of the matrix C. Canary clients take
@@ -78,22 +81,24 @@ def audit(
   arithmetic gets that with probability 2e-6.
   """
   started = time.perf_counter()
-  if (epsilon is None) == (noise_multiplier is None):
+  flags = _Flags(**values)
+  if (flags.epsilon is None) == (flags.noise_multiplier is None):
     raise errors.value_error(
       'epsilon',
-      epsilon,
+      flags.epsilon,
       'give either it or noise_multiplier',
       'use --epsilon or --noise-multiplier',
     )
-  strategy, kept = output.load(file)
-  schema = options.schema(participation, min_sep, max_participations, kept)
-  if noise_multiplier is None:
+  strategy, kept = output.load(flags.file)
+  schema = flags.who.schema(kept)
+  if flags.epsilon is not None:
     guarantee = accounting.calibrate(
-      strategy, schema, epsilon=epsilon, delta=delta
+      strategy, schema, epsilon=flags.epsilon, delta=flags.delta
     )
   else:
-    guarantee = accounting.Guarantee(strategy, schema, noise_multiplier)
-  output.warn_of_weak(guarantee.epsilon(delta), delta)
+    assert flags.noise_multiplier is not None
+    guarantee = accounting.Guarantee(strategy, schema, flags.noise_multiplier)
+  output.warn_of_weak(guarantee.epsilon(flags.delta), flags.delta)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   with warnings.catch_warnings():
     # What TensorFlow Federated imports warns.
@@ -105,7 +110,7 @@ def audit(
   with (
     runtime.local_runtime(),
     tqdm.tqdm(
-      total=runs * strategy.rounds,
+      total=flags.runs * strategy.rounds,
       unit=' rounds',
       leave=False,
       disable=not sys.stderr.isatty(),
@@ -113,10 +118,10 @@ def audit(
   ):
     found = audit_lib.audit(
       guarantee,
-      delta,
-      canaries,
-      runs,
-      confidence,
+      flags.delta,
+      flags.canaries,
+      flags.runs,
+      flags.confidence,
       functools.partial(
         aggregator.dp_aggregator,
         guarantee.noise_multiplier,
@@ -134,15 +139,15 @@ def audit(
       'max_participations': schema.to_dict().get('max_participations'),
       'rho': guarantee.rho,
       'epsilon': found.claimed_epsilon,
-      'canaries': canaries,
-      'runs': runs,
+      'canaries': flags.canaries,
+      'runs': flags.runs,
       **found.to_dict(),
       'arithmetic': [
-        each.to_dict() if as_json else str(each) for each in attacks
+        each.to_dict() if flags.as_json else str(each) for each in attacks
       ],
       'seconds': time.perf_counter() - started,
     },
-    as_json,
+    flags.as_json,
   )
   holds = found.holds and not any(each.succeeded for each in attacks)
   return output.DONE if holds else output.DID_NOT_HOLD

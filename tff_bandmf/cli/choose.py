@@ -44,6 +44,7 @@ _COLUMNS = (
 @options.as_json
 def choose(
   rounds,
+  who,
   memory_copies,
   amplification,
   workload,
@@ -60,10 +61,6 @@ def choose(
   the bands are powers of two.
   """
   started = time.perf_counter()
-  who = [
-    flags.pop(name)
-    for name in ('participation', 'min_sep', 'max_participations')
-  ]
   families = families or tuple(strategies.FAMILIES)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   target = choosing.Target(**flags)
@@ -76,7 +73,7 @@ def choose(
       'progress': told,
     }
     if amplification == 'none':
-      schema = options.schema(*who)
+      schema = who.schema()
       ranking = choosing.choose(rounds, schema, target, **shared)
     elif amplification != accounting.CyclicPoisson.name:
       raise errors.value_error(
@@ -86,10 +83,10 @@ def choose(
         'use none or cyclic-poisson; bandmf calibrate takes it',
       )
     else:
-      _check_sampled(*who)
+      _check_sampled(who)
       # B / m = k / n: what a client is expected in says all.
       cohorts = accounting.CyclicPoisson(
-        population=rounds, clients_per_round=who[-1]
+        population=rounds, clients_per_round=who.max_participations
       )
       schema = cohorts.schema
       ranking = choosing.choose(rounds, cohorts, target, **shared)
@@ -121,22 +118,19 @@ def choose(
   return output.DONE
 
 
-def _check_sampled(participation, min_sep, max_participations) -> None:
+def _check_sampled(who: options.Participants) -> None:
   """Raises ValueError unless the flags describe Poisson sampling."""
-  if min_sep is not None or participation is not None:
-    name, value = (
-      ('min_sep', min_sep)
-      if min_sep is not None
-      else ('participation', participation)
-    )
-    raise errors.value_error(
-      name,
-      value,
-      'does not go with cyclic Poisson sampling, which gives no client a '
-      'pattern that could be enforced',
-      'leave it out',
-    )
-  if max_participations is None:
+  for name in ('min_sep', 'participation'):
+    value = getattr(who, name)
+    if value is not None:
+      raise errors.value_error(
+        name,
+        value,
+        'does not go with cyclic Poisson sampling, which gives no client a '
+        'pattern that could be enforced',
+        'leave it out',
+      )
+  if who.max_participations is None:
     raise errors.value_error(
       'max_participations',
       None,

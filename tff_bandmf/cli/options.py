@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Optional, Union
 
 import click
@@ -125,16 +126,15 @@ clip = click.option(
   type=NUMBER,
   help='L2 norm that a contribution is clipped to; z_stddev is multiplied.',
 )
-_CLIP = (
-  ('quantile', NUMBER_OR_ZERO, 'Share of updates that the clip moves to.'),
-  ('rate', NUMBER, 'Largest step of its logarithm.  [default: 0.2]'),
-  (
-    'fraction-weight',
+_ADAPTIVE_CLIP = {
+  'quantile': (NUMBER_OR_ZERO, 'Share of updates that the clip moves to.'),
+  'rate': (NUMBER, 'Largest step of its logarithm.  [default: 0.2]'),
+  'fraction_weight': (
     NUMBER,
     'Weight of what the share is estimated from.  [default: 0.28]',
   ),
-  ('until', INTEGER, 'Round from which on the clip stays.'),
-)
+  'until': (INTEGER, 'Round from which on the clip stays.'),
+}
 adjacency = click.option(
   '--adjacency',
   default='zero-out',
@@ -186,6 +186,109 @@ def _together(*options: Callable) -> Callable[[Callable], Callable]:
   return add
 
 
+@dataclasses.dataclass(frozen=True)
+class Participants:
+  """The flags that say who takes part."""
+
+  participation: Optional[str]
+  min_sep: Optional[int]
+  max_participations: Optional[int]
+
+  def schema(
+    self, kept: Optional[participation_lib.Participation] = None
+  ) -> participation_lib.Participation:
+    """Returns the schema of the flags, or else of a file.
+
+    PRIVACY: what is not said is refused; to guess that a client takes part once
+    would give too little noise wherever it takes part again. Guard:
+    cli_participation_test.test_participation_is_never_guessed.
+
+    Args:
+      kept: the schema that a strategy file keeps.
+
+    Raises:
+      ValueError: nothing says who takes part, a parameter is missing, or it
+        does not apply.
+    """
+    name, k = self.participation, self.max_participations
+    if (name, self.min_sep, k) == (None, None, None):
+      if kept is None:
+        raise errors.value_error(
+          'participation',
+          None,
+          'neither flags nor a strategy file say who takes part, and it is '
+          'not guessed',
+          'give --min-sep, the least r2 - r1, or --participation single if no '
+          'client takes part twice',
+        )
+      return kept
+    if name is None:
+      if self.min_sep is None and k not in (None, 1):
+        raise errors.value_error(
+          'max_participations',
+          k,
+          'needs min_sep',
+          'give --min-sep, the least r2 - r1; 1 allows consecutive rounds',
+        )
+      name = 'single' if self.min_sep is None else 'min-sep'
+    return participation_lib.from_name(name, self.min_sep, k)
+
+  def cohorts(
+    self,
+    amplification: str,
+    sampling_prob: Optional[float],
+    kept: Optional[participation_lib.Participation] = None,
+    population: Optional[int] = None,
+  ) -> Union[participation_lib.Participation, accounting.Sampled]:
+    """Returns who takes part, by the flags or else by a file.
+
+    A sampling that is random says by itself who can take part how often.
+
+    Args:
+      amplification: the value of --amplification.
+      sampling_prob: that of --sampling-prob.
+      kept: the schema that a strategy file keeps.
+      population: that of --population, clients that are sampled from.
+
+    Raises:
+      ValueError: a flag is missing, or one does not go with the amplification.
+    """
+    sampled = amplification != NO_AMPLIFICATION
+    for name, value in (
+      ('participation', self.participation if sampled else None),
+      ('max_participations', self.max_participations if sampled else None),
+      ('sampling_prob', None if sampled else sampling_prob),
+    ):
+      if value is not None:
+        raise errors.value_error(
+          name,
+          value,
+          f'does not go with amplification {amplification}',
+          'leave it out',
+        )
+    if sampled:
+      return accounting.from_flags(
+        amplification, self.min_sep, sampling_prob, population
+      )
+    return self.schema(kept)
+
+
+def _made_of(
+  names: Iterable[str], name: str, make: Callable[..., Any]
+) -> Callable[[Callable], Callable]:
+  """Returns a decorator: a command takes what is made of flags, as `name`."""
+
+  def add(command):
+    @functools.wraps(command)
+    def wrapped(**flags):
+      taken = {each: flags.pop(each) for each in names}
+      return command(**flags, **{name: make(**taken)})
+
+    return wrapped
+
+  return add
+
+
 participation = _together(
   click.option(
     '--participation',
@@ -203,33 +306,50 @@ participation = _together(
     type=INTEGER,
     help='Rounds of one client, at most, on top of --min-sep.',
   ),
+  _made_of(
+    [field.name for field in dataclasses.fields(Participants)],
+    'who',
+    Participants,
+  ),
 )
-
-
-def workload(command: Callable) -> Callable:
-  """Returns a command that takes the flags of a workload as the workload."""
-
-  @functools.wraps(command)
-  def wrapped(workload, **others):
-    given = {name: others.pop(name) for name in workloads.PARAMETERS}
-    return command(workload=workloads.from_name(workload, **given), **others)
-
-  return _together(
-    click.option(
-      '--workload',
-      default='prefix',
-      show_default=True,
-      type=_OneOf(('prefix', 'momentum')),
-      help='What the errors are of: prefix sums, or the models of SGD with '
-      'momentum and learning rates.',
+l2_norm_clip = _together(
+  click.option(
+    '--l2-norm-clip',
+    required=True,
+    type=NUMBER,
+    help='Largest norm of a clipped update.',
+  ),
+  *(
+    click.option(f'--clip-{name.replace("_", "-")}', type=kind, help=about)
+    for name, (kind, about) in _ADAPTIVE_CLIP.items()
+  ),
+  _made_of(
+    ('l2_norm_clip', *(f'clip_{name}' for name in _ADAPTIVE_CLIP)),
+    'l2_norm_clip',
+    lambda l2_norm_clip, **given: clips.of(
+      l2_norm_clip, **dict(zip(_ADAPTIVE_CLIP, given.values()))
     ),
-    *(
-      click.option(
-        f'--{name.replace("_", "-")}', type=NUMBER_OR_ZERO, help=about
-      )
-      for name, about in workloads.PARAMETERS.items()
-    ),
-  )(wrapped)
+  ),
+)
+workload = _together(
+  click.option(
+    '--workload',
+    default='prefix',
+    show_default=True,
+    type=_OneOf(('prefix', 'momentum')),
+    help='What the errors are of: prefix sums, or the models of SGD with '
+    'momentum and learning rates.',
+  ),
+  *(
+    click.option(f'--{name.replace("_", "-")}', type=NUMBER_OR_ZERO, help=about)
+    for name, about in workloads.PARAMETERS.items()
+  ),
+  _made_of(
+    ('workload', *workloads.PARAMETERS),
+    'workload',
+    lambda workload, **given: workloads.from_name(workload, **given),
+  ),
+)
 
 
 def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
@@ -258,113 +378,13 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
 
 # What a family does not take is refused, and what it needs is chosen if it is
 # not given.
-parameters = _together(*map(_flag, strategies.PARAMETERS.values()))
-
-
-def schema(
-  participation: Optional[str],
-  min_sep: Optional[int],
-  max_participations: Optional[int],
-  kept: Optional[participation_lib.Participation] = None,
-) -> participation_lib.Participation:
-  """Returns the schema of the flags of `participation`, or else of a file.
-
-  PRIVACY: what is not said is refused; to guess that a client takes part once
-  would give too little noise wherever it takes part again. Guard:
-  cli_participation_test.test_participation_is_never_guessed.
-
-  Args:
-    participation: the value of --participation, as the next two of their flags.
-    min_sep: b.
-    max_participations: k.
-    kept: the schema that a strategy file keeps.
-
-  Raises:
-    ValueError: nothing says who takes part, a parameter is missing, or it does
-      not apply.
-  """
-  if (participation, min_sep, max_participations) == (None, None, None):
-    if kept is None:
-      raise errors.value_error(
-        'participation',
-        None,
-        'neither flags nor a strategy file say who takes part, and it is '
-        'not guessed',
-        'give --min-sep, the least r2 - r1, or --participation single if no '
-        'client takes part twice',
-      )
-    return kept
-  if participation is None:
-    if min_sep is None and max_participations not in (None, 1):
-      raise errors.value_error(
-        'max_participations',
-        max_participations,
-        'needs min_sep',
-        'give --min-sep, the least r2 - r1; 1 allows consecutive rounds',
-      )
-    participation = 'single' if min_sep is None else 'min-sep'
-  return participation_lib.from_name(participation, min_sep, max_participations)
-
-
-def adaptive_clip(command: Callable[..., Any]) -> Callable[..., Any]:
-  """Returns the command with flags by which `l2_norm_clip` adapts."""
-  for name, kind, text in reversed(_CLIP):
-    command = click.option(f'--clip-{name}', type=kind, help=text)(command)
-  return command
-
-
-def clip_of(l2_norm_clip: float, flags: dict[str, Any]) -> Any:
-  """Returns the clip of the flags, which it takes out of `flags`."""
-  names = [name.replace('-', '_') for name, _, _ in _CLIP]
-  return clips.of(
-    l2_norm_clip, **{name: flags.pop(f'clip_{name}') for name in names}
-  )
-
-
-def cohorts(
-  amplification: str,
-  sampling_prob: Optional[float],
-  participation: Optional[str],
-  min_sep: Optional[int],
-  max_participations: Optional[int],
-  kept: Optional[participation_lib.Participation] = None,
-  population: Optional[int] = None,
-) -> Union[participation_lib.Participation, accounting.Sampled]:
-  """Returns who takes part, by the flags or else by a file.
-
-  A sampling that is random says by itself who can take part how often.
-
-  Args:
-    amplification: the value of --amplification.
-    sampling_prob: that of --sampling-prob.
-    participation: as for `schema`, as the next two.
-    min_sep: b.
-    max_participations: k.
-    kept: the schema that a strategy file keeps.
-    population: that of --population, clients that are sampled from.
-
-  Raises:
-    ValueError: a flag is missing, or one does not go with the amplification.
-  """
-  sampled = amplification != NO_AMPLIFICATION
-  refused: dict[str, object] = (
-    {
-      'participation': participation,
-      'max_participations': max_participations,
-    }
-    if sampled
-    else {'sampling_prob': sampling_prob}
-  )
-  for name, value in refused.items():
-    if value is not None:
-      raise errors.value_error(
-        name,
-        value,
-        f'does not go with amplification {amplification}',
-        'leave it out',
-      )
-  if sampled:
-    return accounting.from_flags(
-      amplification, min_sep, sampling_prob, population
-    )
-  return schema(participation, min_sep, max_participations, kept)
+parameters = _together(
+  *map(_flag, strategies.PARAMETERS.values()),
+  _made_of(
+    strategies.PARAMETERS,
+    'parameters',
+    lambda **given: {
+      name: value for name, value in given.items() if value is not None
+    },
+  ),
+)

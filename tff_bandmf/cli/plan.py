@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
+from typing import Any, Optional, Union
 
 import click
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import clips, errors, strategies, workloads
 from tff_bandmf.cli import options, output
 from tff_bandmf.program import mechanism as mechanism_lib
 from tff_bandmf.program import plan as plan_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class _Flags:
+  rounds: int
+  clients_per_round: int
+  largest_cohort: Optional[int]
+  population: Optional[int]
+  who: options.Participants
+  amplification: str
+  sampling_prob: Optional[float]
+  mechanism: str
+  parameters: dict[str, Any]
+  memory_copies: int
+  epsilon: Optional[float]
+  delta: Optional[float]
+  noise_multiplier: Optional[float]
+  l2_norm_clip: Union[float, clips.AdaptiveClip]
+  workload: workloads.Workload
+  objective: str
+  dimension: Optional[int]
+  clients_per_unit: int
+  out: Optional[str]
+  as_json: bool
 
 
 @click.command()
@@ -56,13 +82,7 @@ from tff_bandmf.program import plan as plan_lib
   type=options.NUMBER_OR_ZERO,
   help='In place of --epsilon and --delta; 0 claims nothing.',
 )
-@click.option(
-  '--l2-norm-clip',
-  required=True,
-  type=options.NUMBER,
-  help='Largest norm of a clipped update.',
-)
-@options.adaptive_clip
+@options.l2_norm_clip
 @options.workload
 @options.objective
 @options.dimension
@@ -76,30 +96,7 @@ from tff_bandmf.program import plan as plan_lib
 )
 @click.option('--out', type=click.Path(), help='File to write.')
 @options.as_json
-def plan(
-  rounds,
-  clients_per_round,
-  largest_cohort,
-  population,
-  participation,
-  min_sep,
-  max_participations,
-  amplification,
-  sampling_prob,
-  mechanism,
-  memory_copies,
-  epsilon,
-  delta,
-  noise_multiplier,
-  l2_norm_clip,
-  workload,
-  objective,
-  dimension,
-  clients_per_unit,
-  out,
-  as_json,
-  **parameters,
-):
+def plan(**values):
   """Plans a run: mechanism, noise, guarantee, and what they cost.
 
   Without --mechanism the families that fit in --memory-copies are compared.
@@ -107,18 +104,15 @@ def plan(
   sampling probability are chosen together; the other kinds take --min-sep.
   """
   started = time.perf_counter()
-  if out is not None:
-    output.check_out(out)
+  flags = _Flags(**values)
+  if flags.out is not None:
+    output.check_out(flags.out)
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-  l2_norm_clip = options.clip_of(l2_norm_clip, parameters)
-  given = {
-    name: value for name, value in parameters.items() if value is not None
-  }
-  chosen = mechanism
+  mechanism: Any = flags.mechanism
   if mechanism in strategies.FAMILIES:
-    chosen = mechanism_lib.Mechanism(mechanism, **given)
-  elif given:
-    name, value = next(iter(given.items()))
+    mechanism = mechanism_lib.Mechanism(mechanism, **flags.parameters)
+  elif flags.parameters:
+    name, value = next(iter(flags.parameters.items()))
     raise errors.value_error(
       name,
       value,
@@ -126,43 +120,38 @@ def plan(
       'give --mechanism FAMILY',
     )
   found = plan_lib.Plan(
-    rounds=rounds,
-    clients_per_round=clients_per_round,
-    cohorts=options.cohorts(
-      amplification=amplification,
-      sampling_prob=sampling_prob,
-      participation=participation,
-      min_sep=min_sep,
-      max_participations=max_participations,
-      population=population,
+    rounds=flags.rounds,
+    clients_per_round=flags.clients_per_round,
+    cohorts=flags.who.cohorts(
+      flags.amplification, flags.sampling_prob, population=flags.population
     ),
-    l2_norm_clip=l2_norm_clip,
-    epsilon=epsilon,
-    delta=delta,
-    noise_multiplier=noise_multiplier,
-    mechanism=chosen,
-    memory_copies=memory_copies,
-    largest_cohort=largest_cohort,
-    workload=workload,
-    objective=objective,
-    dimension=dimension,
-    clients_per_unit=clients_per_unit,
+    l2_norm_clip=flags.l2_norm_clip,
+    epsilon=flags.epsilon,
+    delta=flags.delta,
+    noise_multiplier=flags.noise_multiplier,
+    mechanism=mechanism,
+    memory_copies=flags.memory_copies,
+    largest_cohort=flags.largest_cohort,
+    workload=flags.workload,
+    objective=flags.objective,
+    dimension=flags.dimension,
+    clients_per_unit=flags.clients_per_unit,
   )
   with output.progress('searching the mechanism') as told:
     found.search(told)
-  if population is not None:
-    found.check_population(population)
-  if epsilon is not None and delta is not None:
-    output.warn_of_weak(epsilon, delta)
-  if out is not None:
-    found.save(out)
-  if as_json:
+  if flags.population is not None:
+    found.check_population(flags.population)
+  if flags.epsilon is not None and flags.delta is not None:
+    output.warn_of_weak(flags.epsilon, flags.delta)
+  if flags.out is not None:
+    found.save(flags.out)
+  if flags.as_json:
     record = {
       **found.to_dict(),
-      'population': population,
+      'population': flags.population,
       'seconds': time.perf_counter() - started,
     }
-    output.show(record, as_json)
+    output.show(record, as_json=True)
   else:
     with output.progress('looking at worse cohorts'):
       text = str(found)

@@ -98,18 +98,8 @@ def calibrate(file, epsilon, **flags):
 def _run(file: str, flags: dict[str, Any]) -> tuple[Any, Any]:
   """Returns the strategy and the cohorts of a command."""
   strategy, kept = output.load(file)
-  return strategy, options.cohorts(
-    kept=kept,
-    **{
-      name: flags[name]
-      for name in (
-        'amplification',
-        'sampling_prob',
-        'participation',
-        'min_sep',
-        'max_participations',
-      )
-    },
+  return strategy, flags['who'].cohorts(
+    flags['amplification'], flags['sampling_prob'], kept
   )
 
 

@@ -42,13 +42,10 @@ def optimize(
   written all the same.
   """
   started = time.perf_counter()
-  schema = options.schema(
-    *map(flags.pop, ('participation', 'min_sep', 'max_participations'))
-  )
-  force = flags.pop('force')
+  schema = flags['who'].schema()
   if out is not None:
     strategies.check_path(pathlib.Path(out))
-    output.check_out(out, force)
+    output.check_out(out, flags['force'])
   # TensorFlow, where it is needed, without its remarks about the machine.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   with output.progress(f'optimising {family}') as told:
@@ -59,7 +56,7 @@ def optimize(
       workload,
       objective,
       callback=lambda loss: told(f'loss {loss:.6g}'),
-      **flags,
+      **flags['parameters'],
     )
   strategy = found.strategy
   optimized = {
@@ -105,22 +102,14 @@ def optimize(
 @options.workload
 @options.coefficients
 @options.as_json
-def evaluate(
-  file,
-  participation,
-  min_sep,
-  max_participations,
-  workload,
-  with_coefficients,
-  as_json,
-):
+def evaluate(file, who, workload, with_coefficients, as_json):
   """Shows the errors and the sensitivity of a strategy.
 
   FILE is a strategy file or a .npy file of the matrix C.
   """
   started = time.perf_counter()
   strategy, kept = output.load(file)
-  schema = options.schema(participation, min_sep, max_participations, kept)
+  schema = who.schema(kept)
   record = output.describe(
     strategy,
     schema,
