@@ -121,7 +121,7 @@ class Strategy(abc.ABC):
     return found
 
   def _recursion(self) -> recursion_lib.Recursion:
-    return self.buffered(self.rounds) or self._window(self.rounds)
+    return self.buffered(self.rounds) or recursion_lib.Window(self, self.rounds)
 
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
@@ -134,19 +134,6 @@ class Strategy(abc.ABC):
     """
     del rounds, norms
     return None
-
-  def _window(self, period: int) -> recursion_lib.Window:
-    """Returns the window over past rounds, whose rows have this period."""
-    few = self.inverse_bands
-    return recursion_lib.Window(
-      self.rounds,
-      recursion_lib.PAST_Y if few is None else recursion_lib.PAST_U,
-      self.bands if few is None else few,
-      self.band_rows if few is None else self.inverse_band_rows,
-      period=period,
-      column_bands=self.bands,
-      column_sum=self.column_sum,
-    )
 
   def column_sum(self) -> float:
     """Returns a bound of max_t sum_s |C[t, s]| C^-1[s, s]."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, ClassVar, Optional
+from typing import Any, ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -83,14 +83,7 @@ class Blt(toeplitz.Toeplitz):
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> recursion_lib.Buffers:
-    return BltBuffers(
-      rounds,
-      self.omega,
-      self.theta,
-      self.inverse_column,
-      norms=norms,
-      period=self.rounds,
-    )
+    return BltBuffers(self, rounds, norms)
 
   def column(self, terms: int) -> np.ndarray:
     powers = np.zeros(max(terms - 1, 0))
@@ -123,39 +116,20 @@ class BltBuffers(recursion_lib.Buffers):
   y_t = d_t (z_t - omega . S),   S <- theta * S + y_t / d_t
   """
 
-  def __init__(
-    self,
-    rounds: int,
-    omega: np.ndarray,
-    theta: np.ndarray,
-    inverse_column: Callable[[int], np.ndarray],
-    norms: Optional[np.ndarray] = None,
-    period: Optional[int] = None,
-  ):
-    """Initializes the recursion.
-
-    Args:
-      rounds: n.
-      omega: [memory].
-      theta: [memory].
-      inverse_column: terms -> first column of the inverse of the BLT.
-      norms: [period], d; None where it is 1.
-      period: rounds after which all starts afresh; None never does.
-    """
+  def __init__(self, blt: Blt, rounds: int, norms: Optional[np.ndarray] = None):
+    """Takes a BLT, that starts afresh after its rounds, n, and d or 1."""
     self.rounds = rounds
-    self.memory = len(omega)
-    self._omega, self._theta = omega, theta
-    self._inverse_column = inverse_column
+    self.memory = blt.buffers
+    self._blt = blt
     self._norms = norms
-    self._period = period or rounds
     # The first round forgets what was before it.
-    self.phases = min(2, self._period) if norms is None else self._period
+    self.phases = min(2, blt.rounds) if norms is None else blt.rounds
 
   def phase(self, t: Any) -> Any:
-    local = t % self._period
+    local = t % self._blt.rounds
     if self._norms is not None:
       return local
-    return (local + self._period - 1) // self._period
+    return (local + self._blt.rounds - 1) // self._blt.rounds
 
   @property
   def scales(self) -> np.ndarray:
@@ -166,16 +140,16 @@ class BltBuffers(recursion_lib.Buffers):
     kept = float(phase > 0)
     return recursion_lib.Step(
       scale,
-      -scale * kept * self._omega,
-      np.diag(kept * self._theta),
+      -scale * kept * self._blt.omega,
+      np.diag(kept * self._blt.theta),
       np.full(self.memory, 1.0 / scale),
     )
 
   def _variances(self) -> np.ndarray:
-    local = np.cumsum(self._inverse_column(self._period) ** 2)
+    local = np.cumsum(self._blt.inverse_column(self._blt.rounds) ** 2)
     if self._norms is not None:
       local = local * self._norms**2
-    return local[np.arange(self.rounds) % self._period]
+    return local[np.arange(self.rounds) % self._blt.rounds]
 
   @functools.cached_property
   def shift(self) -> float:
@@ -188,12 +162,12 @@ class BltBuffers(recursion_lib.Buffers):
         + np.sum(np.abs(weights)) / 2
       )
 
-    column = self._inverse_column(self._period)
+    column = self._blt.inverse_column(self._blt.rounds)
     y = largest(column)
     error = 0.0
-    for omega, theta in zip(self._omega, self._theta):
+    for omega, theta in zip(self._blt.omega, self._blt.theta):
       buffer = largest(scipy.signal.lfilter([1.0], [1.0, -theta], column))
-      kept = min(self._period, 1 / (1 - theta))
+      kept = min(self._blt.rounds, 1 / (1 - theta))
       # Each round rounds a product, a sum and the y that comes in.
       error += abs(omega) * (
         kept * (2 * buffer + 2 * y) + (self.memory + 2) * buffer
@@ -205,8 +179,8 @@ class BltBuffers(recursion_lib.Buffers):
     # PRIVACY: no weight is cut, but each power of theta is a product, and what
     # they add up to may be small. Guard:
     # recursion_test.test_column_of_a_blt_is_within_its_bound.
-    sizes = np.abs(self._omega) / np.sqrt(1 - self._theta**2)
-    roundings = self._period + self.memory + 8
+    sizes = np.abs(self._blt.omega) / np.sqrt(1 - self._blt.theta**2)
+    roundings = self._blt.rounds + self.memory + 8
     return float(recursion_lib.UNIT * roundings * np.sum(sizes))
 
 

@@ -29,12 +29,14 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import Any, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, NamedTuple, Optional
 
 import numpy as np
-import scipy.signal
 
 from tff_bandmf.strategies import per_query
+
+if TYPE_CHECKING:
+  from tff_bandmf.strategies import base
 
 PAST_Y = 'y'
 PAST_U = 'u'
@@ -50,9 +52,6 @@ UNIT = 2.0**-53
 _BLOCK = 64
 # Rows of weights looked at together.
 _ROWS = 4096
-
-# (start, stop) -> [stop - start, bands], the diagonal first.
-Rows = Callable[[int, int], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,38 +190,23 @@ class Window(Recursion):
   where u is z with the roundings of y in it. Rows may differ in every round.
   """
 
-  def __init__(
-    self,
-    rounds: int,
-    keeps: str,
-    bands: int,
-    rows: Rows,
-    *,
-    period: int,
-    column_bands: int,
-    column_sum: Callable[[], float],
-  ):
-    """Initializes the recursion.
-
-    Args:
-      rounds: n.
-      keeps: `PAST_Y` or `PAST_U`.
-      bands: of C or of C^-1, the main diagonal included.
-      rows: of C or of C^-1.
-      period: rounds after which rows repeat.
-      column_bands: of C.
-      column_sum: gives a bound of max_t sum_s |C[t, s]| scale_s; for `PAST_U`.
-    """
-    self.rounds = rounds
-    self.keeps = keeps
-    self.memory = bands - 1
-    self.phases = min(period, rounds)
-    self._rows = rows
-    self._column_bands = column_bands
-    self._column_sum = column_sum
+  def __init__(self, strategy: base.Strategy, period: int):
+    """Takes C, and the rounds after which its rows repeat."""
+    few = strategy.inverse_bands
+    self.rounds = strategy.rounds
+    self.keeps = PAST_Y if few is None else PAST_U
+    self.memory = (strategy.bands if few is None else few) - 1
+    self.phases = min(period, self.rounds)
+    self._strategy = strategy
 
   def phase(self, t: Any) -> Any:
     return t % self.phases
+
+  def _rows(self, start: int, stop: int) -> np.ndarray:
+    """Returns rows of C or of C^-1, [stop - start, bands]."""
+    if self.keeps == PAST_U:
+      return self._strategy.inverse_band_rows(start, stop)
+    return self._strategy.band_rows(start, stop)
 
   def _uncut(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns (scale, readout) of some rounds."""
@@ -316,7 +300,7 @@ class Window(Recursion):
     )
     # u is z and the rounding of one y, at most half a deviation of z.
     error = MOST_DEVIATIONS * UNIT * ((self.memory + _BLOCK) * most + 3)
-    return error * (1 + most * self._column_sum())
+    return error * (1 + most * self._strategy.column_sum())
 
   @functools.cached_property
   def cut_norm(self) -> float:
@@ -339,80 +323,7 @@ class Window(Recursion):
   def cells(self, participations: int) -> int:
     if self.keeps == PAST_U:
       return self.rounds
-    return min(self.rounds, participations * self._column_bands)
-
-
-class ToeplitzWindow(Window):
-  """A window whose rows are all alike.
-
-  Where t < s a row meets the zeros that S starts with.
-  """
-
-  def __init__(
-    self,
-    rounds: int,
-    keeps: str,
-    row: np.ndarray,
-    *,
-    column_bands: int,
-    column_sum: Callable[[], float],
-    energy: Callable[[np.ndarray], float],
-  ):
-    """Initializes the recursion.
-
-    Args:
-      rounds: n.
-      keeps: `PAST_Y` or `PAST_U`.
-      row: [bands], the first coefficients of C or of C^-1.
-      column_bands: of C.
-      column_sum: as `Window` takes it.
-      energy: [bands] of a C -> |first column of C^-1|_2^2.
-    """
-    super().__init__(
-      rounds,
-      keeps,
-      len(row),
-      lambda start, stop: np.broadcast_to(row, (stop - start, len(row))),
-      period=1,
-      column_bands=column_bands,
-      column_sum=column_sum,
-    )
-    self._row = row
-    self._energy = energy
-
-  def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    scale, readout = self._one_round
-    return (
-      np.broadcast_to(scale, stop - start),
-      np.broadcast_to(readout, (stop - start, self.memory)),
-    )
-
-  @functools.cached_property
-  def _one_round(self) -> tuple[np.ndarray, np.ndarray]:
-    return super().weights(0, 1)
-
-  def _variances(self) -> np.ndarray:
-    column = np.zeros(self.rounds)
-    if self.keeps == PAST_U:
-      column[: len(self._row)] = self._row
-    else:
-      column[0] = 1.0
-      column = scipy.signal.lfilter([1.0], self._kept_rows(0, 1)[0], column)
-    return np.cumsum(column**2)
-
-  @functools.cached_property
-  def rho(self) -> float:
-    if self.keeps == PAST_U:
-      return float(np.linalg.norm(self._row) / self.scales[0])
-    return math.sqrt(self._energy(self._kept_rows(0, 1)[0])) / float(
-      self.scales[0]
-    )
-
-  @functools.cached_property
-  def cut_norm(self) -> float:
-    if self.keeps == PAST_U or not self.memory:
-      return 0.0
-    return float(np.linalg.norm(self._change(0, 1)))
+    return min(self.rounds, participations * self._strategy.bands)
 
 
 class Buffers(Recursion):

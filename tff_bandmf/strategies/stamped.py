@@ -58,7 +58,9 @@ class Stamped(base.Strategy):
     return self.block.noise_copies
 
   def _recursion(self) -> recursion_lib.Recursion:
-    return self.block.buffered(self.rounds) or self._window(self.block.rounds)
+    return self.block.buffered(self.rounds) or recursion_lib.Window(
+      self, self.block.rounds
+    )
 
   def tiles(self) -> list[tuple[base.Strategy, int]]:
     if self.rounds <= self.block.rounds:

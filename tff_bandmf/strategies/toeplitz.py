@@ -16,6 +16,8 @@ over a polynomial for a banded C^-1, a proper rational function for a BLT.
 from __future__ import annotations
 
 import abc
+import functools
+import math
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -63,15 +65,7 @@ class Toeplitz(base.Strategy):
     return float(np.sum(np.abs(column)) / column[0])
 
   def _recursion(self) -> recursion_lib.Recursion:
-    few = self.inverse_bands
-    return self.buffered(self.rounds) or recursion_lib.ToeplitzWindow(
-      self.rounds,
-      recursion_lib.PAST_Y if few is None else recursion_lib.PAST_U,
-      self.column(self.bands) if few is None else self.inverse_column(few),
-      column_bands=self.bands,
-      column_sum=self.column_sum,
-      energy=lambda row: _energy(np.ones(1), row, self.rounds),
-    )
+    return self.buffered(self.rounds) or ToeplitzWindow(self)
 
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     """Returns w, [terms] float64, for a workload that is Toeplitz."""
@@ -130,6 +124,57 @@ class Toeplitz(base.Strategy):
       mean = squares @ np.arange(self.rounds, 0, -1, float) / self.rounds
     _check_finite(largest, self.bands)
     return float(mean), float(largest)
+
+
+class ToeplitzWindow(recursion_lib.Window):
+  """A window whose rows are all alike.
+
+  Where t < s a row meets the zeros that S starts with.
+  """
+
+  def __init__(self, strategy: Toeplitz):
+    """Takes C."""
+    super().__init__(strategy, 1)
+    series = (
+      strategy.column
+      if self.keeps == recursion_lib.PAST_Y
+      else strategy.inverse_column
+    )
+    self._row = series(self.memory + 1)
+
+  def _rows(self, start: int, stop: int) -> np.ndarray:
+    return np.broadcast_to(self._row, (stop - start, len(self._row)))
+
+  def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+    scale, readout = self._one_round
+    return (
+      np.broadcast_to(scale, stop - start),
+      np.broadcast_to(readout, (stop - start, self.memory)),
+    )
+
+  @functools.cached_property
+  def _one_round(self) -> tuple[np.ndarray, np.ndarray]:
+    return super().weights(0, 1)
+
+  def _variances(self) -> np.ndarray:
+    if self.keeps == recursion_lib.PAST_U:
+      column = _series(self._row, np.ones(1), self.rounds)
+    else:
+      column = _series(np.ones(1), self._kept_rows(0, 1)[0], self.rounds)
+    return np.cumsum(column**2)
+
+  @functools.cached_property
+  def rho(self) -> float:
+    if self.keeps == recursion_lib.PAST_U:
+      return float(np.linalg.norm(self._row) / self.scales[0])
+    energy = _energy(np.ones(1), self._kept_rows(0, 1)[0], self.rounds)
+    return math.sqrt(energy) / float(self.scales[0])
+
+  @functools.cached_property
+  def cut_norm(self) -> float:
+    if self.keeps == recursion_lib.PAST_U or not self.memory:
+      return 0.0
+    return float(np.linalg.norm(self._change(0, 1)))
 
 
 class RationalToeplitz(Toeplitz):

@@ -144,7 +144,7 @@ class OnlineTree(_OfNodes):
     self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> recursion_lib.Buffers:
     del norms  # Its columns are never scaled.
-    return TreeBuffers(rounds, self.node_variances(), self.rounds)
+    return TreeBuffers(self, rounds)
 
   def node_variances(self) -> np.ndarray:
     """Returns v, [levels] float64."""
@@ -164,7 +164,7 @@ class OnlineTree(_OfNodes):
   @functools.cached_property
   def _dense(self) -> dense.Dense:
     base.check_dense(self.rounds)
-    tree = TreeBuffers(self.rounds, self.node_variances(), self.rounds)
+    tree = TreeBuffers(self, self.rounds)
     values = np.eye(self.rounds)
     for t, row in enumerate(values):
       height = tree.phase(t)
@@ -204,20 +204,14 @@ class TreeBuffers(recursion_lib.Buffers):
   covariance of the decoder's, and `OnlineTree.matrix` as its C.
   """
 
-  def __init__(self, rounds: int, variances: np.ndarray, period: int):
-    """Initializes the recursion.
-
-    Args:
-      rounds: n.
-      variances: [levels], v.
-      period: rounds of a tree.
-    """
+  def __init__(self, tree: OnlineTree, rounds: int):
+    """Takes the tree, which starts afresh after its rounds, and n."""
     self.rounds = rounds
-    self.phases = len(variances)
+    self.phases = tree.levels
     # The root is nobody's sibling.
     self.memory = self.phases - 1
-    self._variances_of_nodes = variances
-    self._period = period
+    variances = self._variances_of_nodes = tree.node_variances()
+    self._period = tree.rounds
     self._scales = np.empty(self.phases)
     self.readout = np.zeros((self.phases, self.memory))
     for height in range(self.phases):
