@@ -18,7 +18,7 @@ def count(name: str, value: Any, remedy: str) -> int:
     ValueError: `value` is below 1.
   """
   if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-    raise TypeError(errors.invalid(name, value, 'must be an integer', remedy))
+    raise errors.type_error(name, value, 'must be an integer', remedy)
   number = operator.index(value)
   if number < 1:
     raise errors.value_error(name, value, 'must be at least 1', remedy)
@@ -28,7 +28,7 @@ def count(name: str, value: Any, remedy: str) -> int:
 def number(name: str, value: Any, remedy: str) -> float:
   """Returns `value` as a float, else raises TypeError."""
   if isinstance(value, bool) or not hasattr(value, '__float__'):
-    raise TypeError(errors.invalid(name, value, 'must be a number', remedy))
+    raise errors.type_error(name, value, 'must be a number', remedy)
   return float(value)
 
 
@@ -83,10 +83,8 @@ def real_array(name: str, values: Any) -> np.ndarray:
   """
   array = np.array(values)
   if array.dtype.kind not in 'fiu':
-    raise TypeError(
-      errors.invalid(
-        f'{name}.dtype', array.dtype, 'must be real numbers', 'give float64'
-      )
+    raise errors.type_error(
+      f'{name}.dtype', array.dtype, 'must be real numbers', 'give float64'
     )
   array = array.astype(np.float64)
   array.flags.writeable = False

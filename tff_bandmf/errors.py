@@ -26,6 +26,11 @@ def value_error(name: str, value: object, rule: str, remedy: str) -> ValueError:
   return ValueError(invalid(name, value, rule, remedy))
 
 
+def type_error(name: str, value: object, rule: str, remedy: str) -> TypeError:
+  """Returns what to raise for a value of another kind, as `value_error`."""
+  return TypeError(invalid(name, value, rule, remedy))
+
+
 def _line(value: object) -> str:
   text = str(value)
   if len(text) > _LONGEST:

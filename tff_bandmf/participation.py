@@ -148,13 +148,11 @@ class FixedEpoch(_Separated):
 def check(participation: object) -> None:
   """Raises TypeError for what is not a schema."""
   if not isinstance(participation, Participation):
-    raise TypeError(
-      errors.invalid(
-        'participation',
-        participation,
-        'must be a participation schema',
-        'use tff_bandmf.participation.MinSep(min_sep)',
-      )
+    raise errors.type_error(
+      'participation',
+      participation,
+      'must be a participation schema',
+      'use tff_bandmf.participation.MinSep(min_sep)',
     )
 
 
@@ -179,13 +177,11 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
   if isinstance(rounds_between, bool) or not hasattr(
     rounds_between, '__index__'
   ):
-    raise TypeError(
-      errors.invalid(
-        'rounds_between',
-        rounds_between,
-        'must be an integer',
-        'it is r2 - r1 - 1',
-      )
+    raise errors.type_error(
+      'rounds_between',
+      rounds_between,
+      'must be an integer',
+      'it is r2 - r1 - 1',
     )
   if rounds_between < 0:
     raise errors.value_error(

@@ -187,13 +187,11 @@ def from_dict(record: Mapping[str, Any]) -> Workload:
     ValueError: a value that does not fit.
   """
   if list(record) != ['workload', *PARAMETERS]:
-    raise TypeError(
-      errors.invalid(
-        'workload',
-        dict(record),
-        f'must have {", ".join(PARAMETERS)}',
-        'write it with to_dict',
-      )
+    raise errors.type_error(
+      'workload',
+      dict(record),
+      f'must have {", ".join(PARAMETERS)}',
+      'write it with to_dict',
     )
   parameters = dict(record)
   return from_name(parameters.pop('workload'), **parameters)

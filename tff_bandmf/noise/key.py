@@ -55,13 +55,11 @@ class Key:
       TypeError: `seed` is not an integer.
     """
     if isinstance(seed, bool) or not hasattr(seed, '__index__'):
-      raise TypeError(
-        errors.invalid(
-          'noise_seed',
-          type(seed).__name__,
-          'must be an integer',
-          'leave it out to draw a key from the operating system',
-        )
+      raise errors.type_error(
+        'noise_seed',
+        type(seed).__name__,
+        'must be an integer',
+        'leave it out to draw a key from the operating system',
       )
     return cls(
       hashlib.blake2b(

@@ -81,13 +81,11 @@ class Tape(Placement):
     _check_start(self.start_round)
     if self.key is not None and not isinstance(self.key, key_lib.Key):
       # Not the value: it may be a secret.
-      raise TypeError(
-        errors.invalid(
-          'key',
-          type(self.key).__name__,
-          'must be a noise.Key',
-          'use Key.load_or_create(path), or Key.from_seed(seed) in simulations',
-        )
+      raise errors.type_error(
+        'key',
+        type(self.key).__name__,
+        'must be a noise.Key',
+        'use Key.load_or_create(path), or Key.from_seed(seed) in simulations',
       )
     if self.start_round and self.key is None:
       raise errors.value_error(

@@ -35,13 +35,11 @@ def record_dimension(record_specs: Any) -> int:
   for path, spec in tree.flatten_with_path(record_specs):
     name = '.'.join(map(str, path)) or 'record'
     if not spec.dtype.is_floating:
-      raise TypeError(
-        errors.invalid(
-          f'update[{name}].dtype',
-          spec.dtype.name,
-          'must be a float type',
-          'noise cannot protect integers; leave the variable out of the update',
-        )
+      raise errors.type_error(
+        f'update[{name}].dtype',
+        spec.dtype.name,
+        'must be a float type',
+        'noise cannot protect integers; leave the variable out of the update',
       )
     if not spec.shape.is_fully_defined():
       raise errors.value_error(

@@ -117,19 +117,19 @@ class BltBuffers(recursion_lib.Buffers):
   """
 
   def __init__(self, blt: Blt, rounds: int, norms: Optional[np.ndarray] = None):
-    """Takes a BLT, that starts afresh after its rounds, n, and d or 1."""
+    """Takes the BLT, after whose rounds all starts afresh, n, and d."""
     self.rounds = rounds
     self.memory = blt.buffers
-    self._blt = blt
+    self._blt, self._period = blt, blt.rounds
     self._norms = norms
     # The first round forgets what was before it.
     self.phases = min(2, blt.rounds) if norms is None else blt.rounds
 
   def phase(self, t: Any) -> Any:
-    local = t % self._blt.rounds
+    local = t % self._period
     if self._norms is not None:
       return local
-    return (local + self._blt.rounds - 1) // self._blt.rounds
+    return (local + self._period - 1) // self._period
 
   @property
   def scales(self) -> np.ndarray:
@@ -146,10 +146,10 @@ class BltBuffers(recursion_lib.Buffers):
     )
 
   def _variances(self) -> np.ndarray:
-    local = np.cumsum(self._blt.inverse_column(self._blt.rounds) ** 2)
+    local = np.cumsum(self._blt.inverse_column(self._period) ** 2)
     if self._norms is not None:
       local = local * self._norms**2
-    return local[np.arange(self.rounds) % self._blt.rounds]
+    return local[np.arange(self.rounds) % self._period]
 
   @functools.cached_property
   def shift(self) -> float:
@@ -162,12 +162,12 @@ class BltBuffers(recursion_lib.Buffers):
         + np.sum(np.abs(weights)) / 2
       )
 
-    column = self._blt.inverse_column(self._blt.rounds)
+    column = self._blt.inverse_column(self._period)
     y = largest(column)
     error = 0.0
     for omega, theta in zip(self._blt.omega, self._blt.theta):
       buffer = largest(scipy.signal.lfilter([1.0], [1.0, -theta], column))
-      kept = min(self._blt.rounds, 1 / (1 - theta))
+      kept = min(self._period, 1 / (1 - theta))
       # Each round rounds a product, a sum and the y that comes in.
       error += abs(omega) * (
         kept * (2 * buffer + 2 * y) + (self.memory + 2) * buffer
@@ -180,7 +180,7 @@ class BltBuffers(recursion_lib.Buffers):
     # they add up to may be small. Guard:
     # recursion_test.test_column_of_a_blt_is_within_its_bound.
     sizes = np.abs(self._blt.omega) / np.sqrt(1 - self._blt.theta**2)
-    roundings = self._blt.rounds + self.memory + 8
+    roundings = self._period + self.memory + 8
     return float(recursion_lib.UNIT * roundings * np.sum(sizes))
 
 

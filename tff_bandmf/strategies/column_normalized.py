@@ -37,13 +37,11 @@ class ColumnNormalized(base.Strategy):
 
   def __attrs_post_init__(self):
     if not isinstance(self.toeplitz, toeplitz.Toeplitz):
-      raise TypeError(
-        errors.invalid(
-          'column_normalize',
-          True,
-          f'{getattr(self.toeplitz, "family", self.toeplitz)} is not Toeplitz',
-          'leave it out',
-        )
+      raise errors.type_error(
+        'column_normalize',
+        True,
+        f'{getattr(self.toeplitz, "family", self.toeplitz)} is not Toeplitz',
+        'leave it out',
       )
 
   @property

@@ -77,9 +77,7 @@ class Parameter:
     if self.kind is float:
       return _checks.between(self.name, value, self.low, self.high, remedy)
     if not isinstance(value, bool):
-      raise TypeError(
-        errors.invalid(self.name, value, 'must be true or false', remedy)
-      )
+      raise errors.type_error(self.name, value, 'must be true or false', remedy)
     return value
 
 

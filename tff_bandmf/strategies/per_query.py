@@ -37,13 +37,7 @@ BandRows = Callable[[int, int], np.ndarray]
 def of_banded(
   rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
 ) -> np.ndarray:
-  """Returns e, [rounds] float64, for C of few bands.
-
-  Args:
-    rounds: n.
-    bands: diagonals of C.
-    rows: of C.
-    workload: A.
+  """Returns e, [rounds] float64, for C of few bands, given by its rows.
 
   Raises:
     ValueError: the blocks would not fit in memory, or C^-1 overflows.
@@ -74,13 +68,7 @@ def of_banded(
 def of_banded_inverse(
   rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
 ) -> np.ndarray:
-  """Returns e, [rounds] float64, for C^-1 of few bands.
-
-  Args:
-    rounds: n.
-    bands: diagonals of C^-1.
-    rows: of C^-1.
-    workload: A.
+  """Returns e, [rounds] float64, for C^-1 of few bands, given by its rows.
 
   Raises:
     ValueError: the blocks would not fit in memory.
@@ -97,11 +85,6 @@ def of_banded_inverse(
 
 def of_noise(rounds: int, bands: int, rows: BandRows) -> np.ndarray:
   """Returns the variances of y where C y = z, [rounds] float64.
-
-  Args:
-    rounds: n.
-    bands: diagonals of C.
-    rows: of C.
 
   Raises:
     ValueError: the blocks would not fit in memory, or C^-1 overflows.
@@ -198,11 +181,8 @@ def _dense(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 def skewed(rows: np.ndarray) -> np.ndarray:
   """Returns M[t, t - s + bands - 1] = rows[t, s], 0 elsewhere.
 
-  Args:
-    rows: [count, bands] float64.
-
-  Returns:
-    [count, count + bands - 1] float64; the last `count` columns are square.
+  It is [count, count + bands - 1] float64, and its last `count` columns are
+  square; `rows` is [count, bands].
   """
   count, bands = rows.shape
   padded = np.zeros((count, count + bands))

@@ -36,13 +36,11 @@ class Stamped(base.Strategy):
   @block.validator
   def _check_block(self, _, block: base.Strategy) -> None:
     if not isinstance(block, base.Strategy) or isinstance(block, Stamped):
-      raise TypeError(
-        errors.invalid(
-          'block',
-          block,
-          'must be a strategy, not a stamped one',
-          'stamp the inner strategy',
-        )
+      raise errors.type_error(
+        'block',
+        block,
+        'must be a strategy, not a stamped one',
+        'stamp the inner strategy',
       )
 
   @property

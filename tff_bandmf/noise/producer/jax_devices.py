@@ -136,9 +136,8 @@ def _draw(key, first_row, first_group, noise_scale, count):
 def _window(memory, z, far, near, scale, row):
   """Makes a `blocks.WindowBlock`.
 
-  Returns:
-    (memory, y [m, count] int32 or None, scalar max |y|); y is None if it is in
-    the memory.
+  Returns (memory, y [m, count] int32 or None, scalar max |y|); y is None if it
+  is in the memory.
   """
   if not len(memory):
     y = jnp.rint(z)

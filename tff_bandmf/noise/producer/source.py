@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import collections
+import dataclasses
 import os
 import threading
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
 import tensorflow as tf
 
@@ -43,7 +44,7 @@ class NoiseSource(abc.ABC):
     start_round: the round that `begin` begins at.
   """
 
-  placement: str
+  placement: ClassVar[str]
   dimension: int
   start_round: int = 0
 
@@ -86,15 +87,13 @@ class NoiseSource(abc.ABC):
     """Ends what runs in the background."""
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class NoNoise(NoiseSource):
   """Adds nothing, for a run that claims nothing."""
 
-  placement = 'none'
-
-  def __init__(self, dimension: int, start_round: int = 0):
-    """Takes d, and the round that a run begins at."""
-    self.dimension = dimension
-    self.start_round = start_round
+  placement: ClassVar[str] = 'none'
+  dimension: int
+  start_round: int = 0
 
   def initial_state(self):
     return ()
@@ -103,6 +102,7 @@ class NoNoise(NoiseSource):
     return total, state
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class StateSource(NoiseSource):
   """The key and what the recursion remembers are in the state.
 
@@ -110,26 +110,17 @@ class StateSource(NoiseSource):
 
   The state is secret: who has it can take the noise off. The recursion's table
   is a constant of the graph, which passes between processes as the state does.
+
+  Attributes:
+    recursion: of C.
+    z_steps: standard deviation of z in steps of the lattice.
+    dimension: d.
   """
 
-  placement = 'state'
-
-  def __init__(
-    self,
-    recursion: recursion_lib.Recursion,
-    z_steps: float,
-    dimension: int,
-  ):
-    """Initializes the source.
-
-    Args:
-      recursion: of C.
-      z_steps: standard deviation of z in steps of the lattice.
-      dimension: d.
-    """
-    self.dimension = dimension
-    self._recursion = recursion
-    self._z_steps = z_steps
+  placement: ClassVar[str] = 'state'
+  recursion: recursion_lib.Recursion
+  z_steps: float
+  dimension: int
 
   @staticmethod
   def bytes_passed(recursion: recursion_lib.Recursion, dimension: int) -> int:
@@ -145,9 +136,9 @@ class StateSource(NoiseSource):
     state = collections.OrderedDict(
       key=tf.zeros([graph_generator.KEY_WORDS], tf.int32)
     )
-    if self._recursion.memory:
+    if self.recursion.memory:
       state['past'] = tf.zeros(
-        [self._recursion.memory, self.dimension], _memory_type(self._recursion)
+        [self.recursion.memory, self.dimension], _memory_type(self.recursion)
       )
     return state
 
@@ -157,11 +148,11 @@ class StateSource(NoiseSource):
     return collections.OrderedDict(state, key=graph_generator.fresh_key_words())
 
   def release(self, state, round_index, total):
-    recursion, table = self._recursion, self._recursion.table()
+    recursion, table = self.recursion, self.recursion.table()
     phase = recursion.phase(round_index)
     scale = tf.gather(table.scale, phase)
     v = (
-      self._z_steps
+      self.z_steps
       * scale
       * graph_generator.normals(state['key'], round_index, self.dimension)
     )
@@ -181,7 +172,7 @@ class StateSource(NoiseSource):
       y = tf.cast(v, tf.int32)
     y = self_test.check(
       y,
-      z_steps=self._z_steps,
+      z_steps=self.z_steps,
       row_norm=tf.gather(recursion.row_norms, round_index),
       rounds=recursion.rounds,
     )
@@ -209,7 +200,7 @@ class TapeSource(NoiseSource):
   on; states that it did not make are one run.
   """
 
-  placement = 'tape'
+  placement: ClassVar[str] = 'tape'
 
   def __init__(
     self,
@@ -353,13 +344,11 @@ def of(
       )
     )
   if not isinstance(placement, placements.InState):
-    raise TypeError(
-      errors.invalid(
-        'noise',
-        type(placement).__name__,
-        'has no source',
-        'use a placement of noise.placements',
-      )
+    raise errors.type_error(
+      'noise',
+      type(placement).__name__,
+      'has no source',
+      'use a placement of noise.placements',
     )
   passed = StateSource.bytes_passed(recursion, dimension)
   if passed > _MAX_STATE_BYTES:

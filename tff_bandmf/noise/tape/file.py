@@ -68,14 +68,7 @@ def header(tape_id: Any, round_index: Any, first: int, count: int) -> list[Any]:
 def contents(
   tape_id: int, round_index: int, first: int, y: np.ndarray
 ) -> list[Any]:
-  """Returns a file, in pieces.
-
-  Args:
-    tape_id: of the tape.
-    round_index: t.
-    first: coordinate of the shard.
-    y: [count] int32.
-  """
+  """Returns a file, in pieces; y is [count] int32, from `first` on."""
   packed = np.array(
     header(tape_id, round_index, first, len(y)), '<i8'
   ).tobytes()

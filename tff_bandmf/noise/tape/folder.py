@@ -192,39 +192,31 @@ def prepare(directory: pathlib.Path) -> int:
   # PRIVACY: an owner reads and replaces what root puts there. Guard:
   # fuzz_secrets_test.test_folder_of_another_user_is_refused.
   if {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
-    raise errors.value_error(
-      'tape directory',
-      directory,
-      'belongs to another user',
-      'choose another path',
-    )
+    raise _refused(directory, 'belongs to another user', 'choose another path')
   if not all(
     _FILE.fullmatch(path.name) or path.name == _READER
     for path in directory.iterdir()
   ):
-    raise errors.value_error(
-      'tape directory',
-      directory,
-      'holds files of others',
-      'give the tape a directory of its own',
+    raise _refused(
+      directory, 'holds files of others', 'give the tape a directory of its own'
     )
   directory.chmod(0o700)
   lock = _files.lock(directory / 'lock')
   if lock is None:
-    raise errors.value_error(
-      'tape directory',
-      directory,
-      'has a live producer',
-      'give every run a directory of its own',
+    raise _refused(
+      directory, 'has a live producer', 'give every run a directory of its own'
     )
   return lock
+
+
+def _refused(directory: pathlib.Path, rule: str, remedy: str) -> ValueError:
+  return errors.value_error('tape directory', directory, rule, remedy)
 
 
 def check_name(directory: pathlib.Path) -> None:
   """Raises ValueError if graphs cannot look into a folder of this name."""
   if _GLOB.intersection(str(directory)):
-    raise errors.value_error(
-      'tape directory',
+    raise _refused(
       directory,
       f'must not contain any of {"".join(sorted(_GLOB))}',
       'choose another path',
@@ -262,9 +254,7 @@ def lock_reader(directory: pathlib.Path) -> int:
 def wipe(directory: pathlib.Path, keep: bool = False) -> None:
   """Overwrites and removes the files of a tape but its lock.
 
-  Args:
-    directory: of the tape.
-    keep: whether its description and marks stay.
+  Its description and marks stay where `keep` says so.
   """
   for path in _tape_files(directory):
     if path.name != 'lock' and not (keep and _KEPT.fullmatch(path.name)):
