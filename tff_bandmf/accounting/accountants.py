@@ -43,12 +43,9 @@ class Accountant(abc.ABC):
     schema: participation_lib.Participation,
     sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
   ):
-    """Takes C and the schema that the noise multiplier is relative to.
+    """Takes C, what a client can do at worst, and the sensitivity under it.
 
-    Args:
-      strategy: C.
-      schema: what a client can do at worst.
-      sensitivity: of C under it; None computes it.
+    Noise multipliers are relative to it; None computes it.
     """
     self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
       strategy, schema
@@ -237,11 +234,7 @@ class Sampled(Accountant):
     """Returns P."""
 
   def moved(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:
-    """Returns the L2 distance that cut weights move means by.
-
-    Returns:
-      It, in standard deviations of z with this noise multiplier.
-    """
+    """Returns how far cut weights move means, L2, in deviations of z."""
     return (self.more_noise(cost) - 1) / noise_multiplier
 
   def claim(self, cost, noise_multiplier, delta, samples):
@@ -333,9 +326,6 @@ def check_nonnegative(smallest: float) -> None:
 
   With one, gradients of opposite directions can tell more participations apart
   than equal ones do, and the mixture of scalars no longer dominates the run.
-
-  Args:
-    smallest: entry of C.
   """
   # PRIVACY: the theorems assume C >= 0.
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.

@@ -233,8 +233,7 @@ class Arithmetic:
   def moments(self, tail: float) -> Moments:
     """Returns what bounds the moments of one cell's likelihood ratio.
 
-    Args:
-      tail: T; cells that begin beyond it are bad.
+    Cells that begin beyond the tail, T, are bad.
     """
     edges = np.union1d(
       np.linspace(0, tail, _BINS), np.clip([self._extended_from], 0, tail)

@@ -51,13 +51,7 @@ _SMALLEST_RATIO = 1e-290
 def participation(
   rounds: int, min_sep: int, sampling_prob: float
 ) -> np.ndarray:
-  """Returns the probability to take part in each round, [n] float64.
-
-  Args:
-    rounds: n.
-    min_sep: b.
-    sampling_prob: p.
-  """
+  """Returns the probability to take part in each round, [n] float64."""
   eligible = np.ones(rounds)
   for i in range(1, rounds):
     back = eligible[i - min_sep] if i >= min_sep else 0.0
@@ -66,14 +60,7 @@ def participation(
 
 
 class BMinSepMixture(importance.Mixture):
-  """P for a banded C.
-
-  Args:
-    strategy: C.
-    z_stddev: s.
-    min_sep: b.
-    sampling_prob: p, less than 1.
-  """
+  """P for a banded C; p is less than 1."""
 
   def __init__(
     self,
@@ -97,13 +84,9 @@ class BMinSepMixture(importance.Mixture):
     self.entries = 4 * len(self._squares)
 
   def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
-    """Returns ln L_i for gains e^(log_gains) a round.
+    """Returns ln L_i for gains e^(log_gains) a round, 0 from row n on.
 
-    Args:
-      log_gains: [n, ...] float64.
-
-    Returns:
-      [n + b, ...] float64, 0 from row n on.
+    They are [n + b, ...] float64 where `log_gains` is [n, ...].
     """
     rounds = len(log_gains)
     logs = np.zeros((rounds + self._b, *log_gains.shape[1:]))
@@ -145,10 +128,8 @@ class BMinSepMixture(importance.Mixture):
     """Returns S of probability proportional to P(S) prod e^(log_gains).
 
     The next round of who is eligible in round i is the first j whose log
-    survival from i on is below that of an exponential variable.
-
-    Returns:
-      [n, count] float64 of 0 and 1, sparse.
+    survival from i on is below that of an exponential variable. S is
+    [n, count] float64 of 0 and 1, sparse.
     """
     rounds = len(log_gains)
     logs = self._log_ratios(log_gains)

@@ -41,12 +41,7 @@ _BLOCK_ENTRIES = 2**22
 
 
 class BallsInBinsMixture(importance.Mixture):
-  """P for a Gram matrix.
-
-  Args:
-    gram: [b, b] float64, <m_i, m_j>, positive definite.
-    z_stddev: s.
-  """
+  """P for a Gram matrix G, [b, b] float64, positive definite."""
 
   def __init__(self, gram: np.ndarray, z_stddev: float):
     self._gram = gram / z_stddev**2

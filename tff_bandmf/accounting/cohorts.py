@@ -95,10 +95,7 @@ def accountant(
 ) -> accountants.Accountant:
   """Returns what accounts for a strategy and who takes part.
 
-  Args:
-    strategy: C.
-    cohorts: who takes part.
-    clients_per_unit: clients that a unit of privacy has at most.
+  A unit of privacy has at most `clients_per_unit` clients.
 
   Raises:
     TypeError: `cohorts` is of neither kind.

@@ -120,10 +120,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 def _bisect(holds, high: float) -> float:
   """Returns the least x in (0, high] for which `holds`, from above.
 
-  Args:
-    holds: a predicate that is false below some x and true above it, and true
-      at `high`.
-    high: where to start.
+  It is false below some x and true above it, and true at `high`.
   """
   low = 0.0
   while high - low > _RELATIVE_WIDTH * high:

@@ -142,12 +142,7 @@ class Direction:
 
 
 def removes(mixture: Mixture, epsilon: float) -> list[Direction]:
-  """Returns ways to sample delta with the client removed, the least B first.
-
-  Args:
-    mixture: P.
-    epsilon: at least 0.
-  """
+  """Returns ways to sample delta with the client removed, the least B first."""
   normalizer = functools.cache(mixture.log_normalizer)
 
   def log_weight(tilt):
@@ -179,11 +174,7 @@ def remove(
 ) -> Direction:
   """Returns one way to sample delta with the client removed.
 
-  Args:
-    mixture: P.
-    epsilon: at least 0.
-    tilt: which R.
-    log_normalizer: ln A of this tilt.
+  The tilt says which R, and `log_normalizer` is its ln A.
   """
   sample = mixture.remove(tilt)
 
@@ -200,12 +191,7 @@ def remove(
 
 
 def add(mixture: Mixture, epsilon: float) -> Direction:
-  """Returns the way to sample delta with the client added.
-
-  Args:
-    mixture: P.
-    epsilon: at least 0.
-  """
+  """Returns the way to sample delta with the client added."""
   gap = epsilon - mixture.mean_square / 2
 
   def log_weight(kappa):

@@ -240,8 +240,7 @@ def plans(
     epsilon: at least 0.
     samples: N.
     log_term: ln(1 / beta).
-    rng: of pilot samples.
-    pilots: how many of them each candidate gets.
+    rng: of `pilots` samples for each candidate.
 
   Returns:
     (direction, mean, margin) each; mean + margin is the bound to expect.

@@ -57,12 +57,7 @@ class Sampler(abc.ABC):
   """Draws the cohorts of one key."""
 
   def __init__(self, words: Words, population: int):
-    """Takes the words of the key.
-
-    Args:
-      words: pieces of them begin at multiples of 8.
-      population: m.
-    """
+    """Takes m, and words of the key: pieces begin at multiples of 8."""
     self._words = words
     self._population = population
 
@@ -73,10 +68,7 @@ class Sampler(abc.ABC):
   def _drawn(self, row: int, count: int, prob: float) -> np.ndarray:
     """Returns each index below `count` with probability `prob`, ascending.
 
-    Args:
-      row: of the words.
-      count: clients to draw from.
-      prob: a multiple of 2^-64.
+    They are drawn by a row of the words; `prob` is a multiple of 2^-64.
     """
     # PRIVACY: p 2^64 words are below p 2^64, and no more.
     # Guard: samplers_test.test_words_below_the_probability_take_part.

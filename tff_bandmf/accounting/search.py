@@ -94,12 +94,7 @@ def attempted(
 ) -> monte_carlo.Bound:
   """Returns the bound of one attempt; the same again for the same seed.
 
-  Args:
-    mixture: P.
-    epsilon: at least 0.
-    samples: N of the bound, for each direction.
-    failure_probability: beta, of all attempts together.
-    seed: of the attempt.
+  The failure probability is that of all attempts together.
   """
   # PRIVACY: all attempts together fail with `failure_probability`. Guards:
   # monte_carlo_test.test_attempts_share_the_failure_probability and

@@ -215,14 +215,8 @@ def _search(
 ) -> solver.Minimum:
   """Returns the best of all starts, from one buffer to all of them.
 
-  Args:
-    loss: of `slots` buffers.
-    rounds: n.
-    buffers: d; those not yet opened, and slots that exceed d, do nothing.
-    slots: at least d.
-    max_evaluations: of each search.
-    callback: called with the loss reached.
-    worth: as in `optimize_blt`.
+  The loss is of `slots` buffers, at least d; those not yet opened, and those
+  that exceed d, do nothing. `max_evaluations` is of each search.
   """
   x, evaluations = np.empty(0), 0
   best = solver.Minimum(x, np.inf, 0, False)
@@ -252,11 +246,9 @@ def _search(
 
 
 def _with_buffer(x: np.ndarray, place: float) -> np.ndarray:
-  """Returns x of one more buffer, which does nearly nothing.
+  """Returns x, [2 d] or [0], of one more buffer, which does nearly nothing.
 
-  Args:
-    x: [2 d] float64, or [0].
-    place: l of the new neighbours.
+  `place` is l of the new neighbours.
   """
   l = list(place + _OPENED_GAP * np.array([-0.5, 0.5]))
   last = -np.inf
@@ -275,12 +267,7 @@ def _with_buffer(x: np.ndarray, place: float) -> np.ndarray:
 
 
 def _layout(rounds: int, closed: int) -> tuple[list[float], float, float]:
-  """Returns x of the closed buffers, the next l less its gap, and its least.
-
-  Args:
-    rounds: n.
-    closed: how many buffers do nothing; they come first.
-  """
+  """Returns x of closed buffers, the next l less its gap, and its least."""
   lowest = math.log(_SLOWEST / rounds)
   if not closed:
     return [], 0.0, lowest

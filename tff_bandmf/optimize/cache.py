@@ -32,10 +32,6 @@ def found_before(
   """Returns what `search` gives, or gave before for the same request.
 
   What was found before has no evaluations. What did not converge is not kept.
-
-  Args:
-    request: of the search.
-    search: takes the request.
   """
   folder = _folder()
   if folder is None:

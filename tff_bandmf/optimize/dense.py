@@ -242,11 +242,7 @@ class _Dual:
 
 
 def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
-  """Returns C with C^T C = X, the off-diagonal of X shrunk as far as needed.
-
-  Args:
-    gram: X, [n, n] float64, positive diagonal.
-  """
+  """Returns C with C^T C = X, the off-diagonal of X shrunk as far as needed."""
   diagonal = np.diag(np.diagonal(gram))
   for kept in _KEPT:
     try:

@@ -57,9 +57,7 @@ class Diagonal:
 def equal_diagonal(guess: np.ndarray, count: int) -> Diagonal:
   """Returns d_i = 1 / k, for which V = sum of m / k.
 
-  Args:
-    guess: [n] positive float64, m without pairs.
-    count: k.
+  `guess` is m without pairs, [n] positive float64, as for what follows.
   """
   n = len(guess)
   return Diagonal(
@@ -77,11 +75,6 @@ def fixed_epoch_diagonal(
   """Returns sum of d over a pattern <= 1; m_i = sum of v over those with i.
 
   A pattern is k rounds i, i + b, ..., or all of them where they are fewer.
-
-  Args:
-    guess: [n] positive float64, m without pairs.
-    min_sep: b.
-    count: k.
   """
   n = len(guess)
   first = np.arange(n)
@@ -108,16 +101,13 @@ def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
   """Returns sum of d over rounds at least b apart, however many, <= 1.
 
   With F_i the heaviest pattern from round i on, d_i = F_i - F_{i+b} for an F
-  that is 1 over the first b rounds and does not increase. Patterns are a flow:
-  of its weight V, m_i is in round i and back b rounds later, y_i >= 0 idles.
+  that is 1 over the first b < n rounds and does not increase. Patterns are a
+  flow: of its weight V, m_i is in round i and back b rounds later, y_i >= 0
+  idles.
 
     m_i = m_{i-b} + y_{i-1} - y_i,  V = m_0 + ... + m_{b-1} + y_{b-1}
 
   v is m_0, ..., m_{b-1}, y_{b-1}, ..., y_{n-1}.
-
-  Args:
-    guess: [n] positive float64, m without pairs.
-    min_sep: b, less than n.
   """
   n = len(guess)
   lag = np.subtract.outer(np.arange(n), np.arange(n))
@@ -187,10 +177,7 @@ class FactoredMultipliers:
   ) -> tuple[np.ndarray, np.ndarray]:
     """Returns eigenvalues, increasing, and eigenvectors of B M B^T.
 
-    Args:
-      parameters: as `start`.
-      roots: [n, 1] float64; B = diag(roots) A.
-      summed: multiplies by A.
+    B = diag(roots) A, where `roots` is [n, 1] float64 and `summed` is by A.
     """
     half = roots * summed(self._factor_matrix(parameters))
     values, vectors = np.linalg.eigh(half @ half.T)

@@ -49,16 +49,9 @@ Build = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 def _solve(series: tf.Tensor, coefficients: tf.Tensor) -> tf.Tensor:
-  """Returns the first terms of `series` / `coefficients`, column by column.
+  """Returns the first terms of `series` / `coefficients`, as `divide` does.
 
-    y_t = (x_t - sum_{s=1..b-1} c_s y_{t-s}) / c_0
-
-  Args:
-    series: [terms, width] float64, x.
-    coefficients: [b] float64, c, b > 1.
-
-  Returns:
-    [terms, width] float64, y.
+  y_t = (x_t - sum_{s=1..b-1} c_s y_{t-s}) / c_0
   """
   terms, width = series.shape
   memory = coefficients.shape[0] - 1
@@ -254,9 +247,7 @@ class Objective:
   ) -> tuple[float, np.ndarray]:
     """Returns the log loss, infinite where it is NaN, and its gradient.
 
-    Args:
-      x: [parameters] float64.
-      norm: the power that stands for a maximum with learning rates.
+    `norm` is the power that stands for a maximum with learning rates.
     """
     value, gradient = self._function(
       tf.constant(x, tf.float64),
@@ -387,12 +378,9 @@ def _with_momentum(inverse: tf.Tensor, momentum: float) -> tf.Tensor:
 
 
 def _mean_form(rates: np.ndarray) -> np.ndarray:
-  """Returns Q, [n, n] float64.
+  """Returns Q, [n, n] float64, for learning rates eta.
 
-    n Q[a, a - l] = sum_{s>=a} eta_s eta_{s-l} (n - s)
-
-  Args:
-    rates: [n] float64, eta.
+  n Q[a, a - l] = sum_{s>=a} eta_s eta_{s-l} (n - s)
   """
   n = len(rates)
   form = np.zeros((n, n))

@@ -96,21 +96,10 @@ def _weighted_slope(q: tf.Tensor, p: tf.Tensor, s: tf.Tensor) -> tf.Tensor:
 
 
 def _loss_and_gradient(c, s, y, rounds, momentum, is_mean):
-  """Returns the log loss and its gradient.
+  """Returns the log loss, scalar, and its gradient, [b] float64.
 
-  s and y solve equations in c, but the loss is stationary in s once y^T times
-  the residual of the equation for s is added.
-
-  Args:
-    c: [b] float64.
-    s: [m] float64.
-    y: [m] float64, -K^-1 dT/ds.
-    rounds: scalar float64, n.
-    momentum: beta.
-    is_mean: whether the objective is the mean.
-
-  Returns:
-    (scalar, [b]) float64.
+  s, [m], and y = -K^-1 dT/ds, [m], solve equations in c, [b], but the loss is
+  stationary in s once y^T times the residual of the equation for s is added.
   """
   with tf.GradientTape() as tape:
     tape.watch(c)

@@ -42,10 +42,6 @@ def sensitivity(
   terms of a chain positive, so this is exact whatever the signs. Otherwise
   [BandMF23, Alg 4], with w_i over patterns through i only, which is all that
   its proof needs.
-
-  Args:
-    strategy: C.
-    participation: the schema.
   """
   rounds, bands = strategy.rounds, strategy.bands
   k = participation.participations(rounds)
@@ -121,14 +117,8 @@ def _row_weights(
 ) -> np.ndarray:
   """Returns w, and X[i, i + e b] for e = 0 .. lag_count.
 
-  Args:
-    strategy: C.
-    min_sep: b.
-    k: participations; 1 leaves w at X_ii.
-    lag_count: as above.
-
-  Returns:
-    [2 + lag_count, n] float64, w first; X is 0 past round n.
+  It is [2 + lag_count, n] float64, w first; X is 0 past round n, and k = 1
+  leaves w at X_ii.
   """
   rows = np.zeros((2 + lag_count, strategy.rounds))
   for start, stop, first, gram in _gram_rows(strategy):
@@ -150,12 +140,7 @@ def _heaviest_chain(
 ) -> float:
   """Returns the largest sum of X_ii and 2 |X_ij| over i, and its next j.
 
-    S[i, m] = X_ii + max_{j >= i + b} (2 |X_ij| + S[j, m - 1])
-
-  Args:
-    strategy: C, B <= 2b.
-    min_sep: b.
-    k: participations.
+  S[i, m] = X_ii + max_{j >= i + b} (2 |X_ij| + S[j, m - 1]),   B <= 2b
   """
   rounds = strategy.rounds
   # Where min_sep alone bounds the count, S needs no m.
@@ -189,11 +174,8 @@ def _gram_rows(
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
   """Yields X in blocks of rows: (start, stop, first, X[start:stop, first:]).
 
-  Columns are those that can be non-zero.
-
-  Args:
-    strategy: C.
-    backwards_by: if given, blocks have at most so many rows, the last first.
+  Columns are those that can be non-zero. With `backwards_by`, blocks have at
+  most so many rows, the last first.
   """
   rounds, bands = strategy.rounds, strategy.bands
   step = max(_LEAST_ROWS, bands // 4)

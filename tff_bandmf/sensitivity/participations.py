@@ -286,12 +286,7 @@ def _heaviest(gram: _Gram, clients: _Clients) -> _Heaviest:
 
 
 def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
-  """Returns the largest sum of |X|.
-
-  Args:
-    gram: X.
-    rounds: [clients, k] integers, rows ascending.
-  """
+  """Returns the largest sum of |X| over rows of `rounds`, [clients, k]."""
   total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
   for j in range(rounds.shape[1]):
     # Row j with all later ones.

@@ -20,15 +20,8 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
 
     F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m])
 
-  [BandMF23, Alg 3], for every row of `weights` and many i at once.
-
-  Args:
-    weights: [..., n] float64, non-negative.
-    min_sep: b.
-    count: k.
-
-  Returns:
-    [...] float64.
+  [BandMF23, Alg 3], for every row of `weights`, [..., n] and not negative, and
+  many i at once; what is returned is [...] float64.
   """
   n = weights.shape[-1]
   if min_sep == 1:
@@ -54,13 +47,7 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
 def with_one_more(
   best: np.ndarray, weights: np.ndarray, min_sep: int
 ) -> np.ndarray:
-  """Returns F[:, m] from F[:, m - 1], [..., n].
-
-  Args:
-    best: F[:, m - 1], [..., n] float64.
-    weights: v, [..., n] float64.
-    min_sep: b.
-  """
+  """Returns F[:, m], [..., n] float64, from `best`, F[:, m - 1]."""
   take = weights.copy()
   take[..., :-min_sep] += best[..., min_sep:]
   return _running_max(take)
@@ -76,9 +63,7 @@ def heaviest_fixed(
   Args:
     lags: of e = 0, 1, ..., the entries X[i, i + e b], [n - e b] float64,
       non-negative; those beyond the last one given are 0.
-    rounds: n.
-    min_sep: b.
-    count: k.
+    others: n, b and k.
   """
   width = min(min_sep, rounds)
   total = np.zeros((-(-rounds // width), width))

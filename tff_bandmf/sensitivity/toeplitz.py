@@ -54,10 +54,6 @@ def sensitivity(
   majorant is a bound, and so are `gram` and, where n is large, k times one row
   of |C|^T |C|; the best is returned.
 
-  Args:
-    strategy: C.
-    participation: the schema.
-
   Raises:
     ValueError: c overflows.
   """
@@ -136,10 +132,6 @@ def normalized_sensitivity(
   X[i, j] = lambda^(j-i) (S_{n-j} / S_{n-i})^(1/2), which increases neither with
   i at a fixed distance nor with the distance; the leftmost pattern has the
   least i and the least distances, pair by pair. [DPCGD26]
-
-  Args:
-    strategy: C D^-1.
-    participation: the schema.
 
   Raises:
     ValueError: c overflows.
@@ -222,13 +214,7 @@ def _leftmost_squared(
 
   Rows are taken b at a time. Epoch r of the sum is that of the last k epochs
   of c up to r; from the last epoch of c on and until the last participation
-  all are alike.
-
-  Args:
-    column: c, [bands] float64, of at most n terms.
-    rounds: n.
-    min_sep: b.
-    k: participations; (k - 1) b < n.
+  all are alike. c has at most n terms, and (k - 1) b < n.
   """
   if len(column) <= min_sep:
     # Only the last column can be cut: it has n - (k - 1) b rows.
@@ -251,13 +237,7 @@ def _leftmost_squared(
 
 
 def _row_weight(column: np.ndarray, min_sep: int, k: int) -> float:
-  """Returns the most that a pattern through i finds in row i of X.
-
-  Args:
-    column: c, [bands] float64, non-negative.
-    min_sep: b.
-    k: participations.
-  """
+  """Returns the most that a pattern through i finds in row i of X, c >= 0."""
   row = np.maximum(scipy.signal.correlate(column, column), 0.0)
   middle = len(column) - 1
   own = row[middle]
@@ -268,13 +248,7 @@ def _row_weight(column: np.ndarray, min_sep: int, k: int) -> float:
 def _leftmost_geometric_squared(
   strategy: strategies.ColumnNormalized, min_sep: int, k: int
 ) -> float:
-  """Returns || sum_{j<k} (C D^-1)[:, j b] ||^2 for c_j = lambda^j, in O(n).
-
-  Args:
-    strategy: C D^-1.
-    min_sep: b.
-    k: participations.
-  """
+  """Returns || sum_{j<k} (C D^-1)[:, j b] ||^2 for c_j = lambda^j, in O(n)."""
   impulses = np.zeros(strategy.rounds)
   taken = np.arange(k) * min_sep
   impulses[taken] = 1 / strategy.column_norms[taken]
@@ -288,11 +262,7 @@ def _lags(
 ) -> Iterator[np.ndarray]:
   """Yields |X[i, i + e b]| for e = 0, 1, ..., k - 1 while eb < B.
 
-  Args:
-    column: c, [bands] float64.
-    norms: of the columns, [n] float64.
-    min_sep: b.
-    k: participations.
+  `norms` are those of the columns, [n] float64.
   """
   n, bands = len(norms), len(column)
   for lag in range(0, min(k * min_sep, bands), min_sep):
@@ -305,14 +275,7 @@ def _lags(
 def _nearest(
   lags: Iterator[np.ndarray], rounds: int, min_sep: int, k: int
 ) -> float:
-  """Returns F[0, k] of `normalized_sensitivity`.
-
-  Args:
-    lags: X[i, i + e b] for e = 0, 1, ...
-    rounds: n.
-    min_sep: b.
-    k: participations.
-  """
+  """Returns F[0, k] of `normalized_sensitivity`; lags are X[i, i + e b]."""
   weights, best = np.zeros((2, rounds))
   counted = k < -(-rounds // min_sep)
   for m in range(k):

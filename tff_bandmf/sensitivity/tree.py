@@ -40,12 +40,7 @@ def sensitivity(
   Exact, but where n and k are large. Then min-separation has a bound: of a
   client's rounds a node of s rounds holds at most q = min(k, ceil(s / b)), and
   its level at most k, so a level contributes at most q^2 for each full node
-  and the square of what is left.
-
-  Args:
-    rounds: n.
-    arity: children of a node.
-    participation: the schema.
+  and the square of what is left. Nodes have `arity` children.
   """
   sizes = [1]
   while sizes[-1] * arity <= rounds:
