@@ -10,11 +10,11 @@ from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.strategies import families
 
 _REQUEST = request_lib.Request(
-  families.get('banded-toeplitz'),
   16,
   participation.MinSep(4),
   workloads.PREFIX,
   solver.MEAN,
+  families.get('banded-toeplitz'),
   {'bands': 4},
 )
 

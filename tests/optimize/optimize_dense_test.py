@@ -192,7 +192,7 @@ def test_factor_is_that_of_columns():
 @pytest.mark.parametrize('schema', _SCHEMAS)
 def test_loss_counts_the_sensitivity(schema):
   """A C scaled up is no better: as the error falls, the sensitivity grows."""
-  dual = dense._Dual(12, schema, _PREFIX, solver.MEAN)
+  dual = dense._Dual(solver.Problem(12, schema, _PREFIX, solver.MEAN))
   before = dual.loss
   dual.offer(strategies.Dense(3 * dual.strategy.matrix()))
   assert dual.loss == pytest.approx(before, rel=1e-9)
@@ -216,7 +216,7 @@ def test_no_strategy_is_below_the_lower_bound(schema, objective):
   # Overlapping columns too, where the optimum is that of all strategies.
   rng = np.random.default_rng(2)
   rounds = 9
-  dual = dense._Dual(rounds, schema, _PREFIX, objective)
+  dual = dense._Dual(solver.Problem(rounds, schema, _PREFIX, objective))
   start = dual.start
   for _ in range(30):
     noise = rng.uniform(0.7, 1.3, len(start))
@@ -241,7 +241,7 @@ def test_no_strategy_is_below_the_lower_bound(schema, objective):
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('schema', _SCHEMAS)
 def test_gradient_against_finite_differences(schema, objective):
-  dual = dense._Dual(11, schema, _MOMENTUM, objective)
+  dual = dense._Dual(solver.Problem(11, schema, _MOMENTUM, objective))
   rng = np.random.default_rng(3)
   x = dual.start * rng.uniform(0.9, 1.1, len(dual.start))
   x += 0.01 * np.abs(dual.start).mean() * rng.uniform(size=len(x))

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bandmf import participation, workloads
-from tff_bandmf.optimize import series
+from tff_bandmf.optimize import series, solver
 
 _WORKLOADS = [
   workloads.PREFIX,
@@ -88,7 +88,9 @@ def test_loss_and_gradient_against_dense(workload, objective):
     inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
     return series.reciprocal(inverse, n), inverse
 
-  loss = series.Objective(build, 3, n, schema, workload, objective)
+  loss = series.Objective(
+    build, 3, solver.Problem(n, schema, workload, objective)
+  )
   free = np.array([-0.4, -0.15, -0.05])
 
   def dense(free):
@@ -121,7 +123,9 @@ def test_loss_is_infinite_where_it_overflows():
     return series.reciprocal(inverse, 500), inverse
 
   loss = series.Objective(
-    build, 1, 500, participation.Single(), workloads.PREFIX, 'mean'
+    build,
+    1,
+    solver.Problem(500, participation.Single(), workloads.PREFIX, 'mean'),
   )
   value, gradient = loss(np.array([-1e3]))
   assert value == np.inf and np.all(gradient == 0)

@@ -9,7 +9,7 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf.optimize import series, toeplitz
+from tff_bandmf.optimize import series, solver, toeplitz
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +135,10 @@ def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(
   rounds, objective
 ):
   schema = participation.Single()
-  *_, build = toeplitz._losses(rounds, 2, objective, workloads.PREFIX)
+  *_, build = toeplitz._losses(
+    solver.Problem(rounds, schema, workloads.PREFIX, objective),
+    2,
+  )
   start = np.array([0.5])
   slow = series.minimize(build(), start, [(0, 1)])
   found = toeplitz.optimize_banded_toeplitz(rounds, 2, objective)

@@ -30,7 +30,7 @@ def _sweep(
   family = strategies.FAMILIES['lti']  # It does not matter.
   return sweep.sweep(
     request_lib.Request(
-      family, 2048, schema, workload, objective, {}, callback=callback
+      2048, schema, workload, objective, family, {}, callback=callback
     ),
     build,
     low,

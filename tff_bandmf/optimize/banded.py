@@ -36,7 +36,7 @@ import scipy.linalg
 import scipy.special
 import tensorflow as tf
 
-from tff_bandmf import _checks, errors, strategies, workloads
+from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, solver, toeplitz
 from tff_bandmf.strategies import base
@@ -95,7 +95,8 @@ def optimize_banded(
   >>> round(9 * found.loss, 4), found.converged
   (24.8809, True)
   """
-  _check(rounds, bands, objective)
+  problem = solver.Problem(rounds, participation, workload, objective)
+  base.check_few(base.count_bands(bands), rounds)
   k = participation.participations(rounds)
   solver.check_separated(bands, participation.min_sep)
   # Columns of norm 1 together, and how many such sets of one client add up.
@@ -124,18 +125,15 @@ def optimize_banded(
     return _scaled(columns, groups), tf.constant(sets, tf.float64)
 
   start = scipy.linalg.solve_triangular(times, _rows(columns).T, trans='T').T
-  found = _search(
-    to_columns, start, workload, objective, None, max_evaluations, callback
-  )
+  found = _search(to_columns, start, problem, None, max_evaluations, callback)
   columns = to_columns(tf.constant(found.x.reshape(columns.shape)))[0].numpy()
   strategy = strategies.Banded(_rows(columns))
-  error = strategy.errors(workload)[objective == solver.MAX]
   sums = np.bincount(
     np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns)
   )
   return solver.Optimized(
     strategy,
-    error * sets * float(sums.max()),
+    problem.error(strategy) * sets * float(sums.max()),
     found.evaluations,
     found.converged,
   )
@@ -185,7 +183,10 @@ def optimize_banded_toeplitz_scheduled(
   >>> found.converged
   True
   """
-  _check(rounds, bands, objective)
+  problem = solver.Problem(
+    rounds, participation_lib.Single(), workload, objective
+  )
+  base.check_few(base.count_bands(bands), rounds)
   start = _toeplitz_start(rounds, bands, workload)
   if bands == 1:
     found = solver.Minimum(start[1:], 0.0, 0, True)
@@ -193,25 +194,14 @@ def optimize_banded_toeplitz_scheduled(
     found = _search(
       lambda free: _toeplitz_columns(free, rounds),
       start[1:],
-      workload,
-      objective,
+      problem,
       [(0.0, 1.0)] * (bands - 1),
       max_evaluations,
       callback,
     )
   strategy = strategies.BandedToeplitz(rounds, np.concatenate([[1.0], found.x]))
-  error = strategy.errors(workload)[objective == solver.MAX]
-  norm_squared = 1 + float(found.x @ found.x)
-  return solver.Optimized(
-    strategy, error * norm_squared, found.evaluations, found.converged
-  )
-
-
-def _check(rounds: int, bands: int, objective: str) -> None:
-  """Raises unless the arguments of both optimisers are in range."""
-  _checks.count('rounds', rounds, 'give the number of rounds')
-  base.check_few(base.count_bands(bands), rounds)
-  solver.check_objective(objective)
+  loss = problem.error(strategy) * (1 + float(found.x @ found.x))
+  return solver.Optimized(strategy, loss, found.evaluations, found.converged)
 
 
 def _check_epochs(
@@ -371,16 +361,14 @@ class Loss:
 def _search(
   to_columns: _ToColumns,
   start: np.ndarray,
-  workload: workloads.Workload,
-  objective: str,
+  problem: solver.Problem,
   bounds: Optional[list[tuple[float, float]]],
   max_evaluations: int,
   callback: Optional[solver.Callback],
 ) -> solver.Minimum:
   """Returns the best parameters, flat, and the log loss there."""
-  rounds = to_columns(tf.constant(start))[0].shape[0]
-  is_max = objective == solver.MAX
-  loss = Loss(to_columns, start.shape, rounds, workload, is_max)
+  is_max = problem.objective == solver.MAX
+  loss = Loss(to_columns, start.shape, problem.rounds, problem.workload, is_max)
 
   report = callback and (
     lambda value: callback(float(np.exp(loss.least if is_max else value)))

@@ -24,22 +24,14 @@ from tff_bandmf import strategies, workloads
 from tff_bandmf.optimize import series, solver
 
 
-def compiled(
-  rounds: int,
-  bands: int,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload,
-  objective: str,
-) -> series.Objective:
+def compiled(problem: solver.Problem, bands: int) -> series.Objective:
   """Returns the loss of the coefficients r_1 .. r_{p-1}, p > 1 bands."""
 
   def build(free):
     inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
-    return series.reciprocal(inverse, rounds), inverse
+    return series.reciprocal(inverse, problem.rounds), inverse
 
-  return series.Objective(
-    build, bands - 1, rounds, participation, workload, objective
-  )
+  return series.Objective(build, bands - 1, problem)
 
 
 def optimize_banded_inverse(
@@ -72,11 +64,11 @@ def optimize_banded_inverse(
   (129.7275, True)
   """
   start = strategies.BandedInverseSqrt(rounds, bands).inverse_coefficients[1:]
-  solver.check_objective(objective)
+  problem = solver.Problem(rounds, participation, workload, objective)
   found = solver.Minimum(start, np.nan, 0, True)
   if bands > 1:
     if loss is None:
-      loss = compiled(rounds, bands, participation, workload, objective)
+      loss = compiled(problem, bands)
     # Coefficients past the last band stay 0.
     closed = loss.size - len(start)
     bounds = [(None, None)] * len(start) + [(0.0, 0.0)] * closed
@@ -97,12 +89,5 @@ def optimize_banded_inverse(
         evaluations=found.evaluations + other.evaluations,
         converged=found.converged and not other.interrupted,
       )
-  return series.optimized(
-    strategies.BandedInverse(
-      rounds, np.concatenate([[1.0], found.x[: bands - 1]])
-    ),
-    found,
-    participation,
-    workload,
-    objective,
-  )
+  inverse = np.concatenate([[1.0], found.x[: bands - 1]])
+  return problem.evaluated(strategies.BandedInverse(rounds, inverse), found)

@@ -160,38 +160,26 @@ def optimize_blt(
   >>> round(found.loss, 5), found.converged
   (84.32293, True)
   """
-  _checks.count('rounds', rounds, 'give the number of rounds')
+  problem = solver.Problem(rounds, participation, workload, objective)
   _checks.count('buffers', buffers, 'give the number of buffers')
-  solver.check_objective(objective)
   if rounds == 1:  # Whatever the buffers, C is 1.
-    return series.optimized(
-      strategies.Blt(1, np.zeros(1), np.zeros(1)),
-      solver.Minimum(np.zeros(0), 1.0, 0, True),
-      participation,
-      workload,
-      objective,
-    )
+    return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
   # XLA stumbles over what is empty with a single one; one may stay closed.
   slots = max(buffers, 2)
 
-  def compiled(objective):
+  def compiled(problem):
     return series.Objective(
-      lambda x: _columns(x, rounds),
-      2 * slots,
-      rounds,
-      participation,
-      workload,
-      objective,
-      falls=True,
+      lambda x: _columns(x, rounds), 2 * slots, problem, falls=True
     )
 
   # The maximum is slow with learning rates; the best mean is near it.
-  loss = compiled(objective if workload.is_toeplitz else solver.MEAN)
+  easier = dataclasses.replace(problem, objective=solver.MEAN)
+  loss = compiled(problem if workload.is_toeplitz else easier)
   best = _search(loss, rounds, buffers, slots, max_evaluations, callback, worth)
   strategy = _strategy(rounds, best.x)
   if not (workload.is_toeplitz or objective == solver.MEAN or best.interrupted):
-    found = compiled(objective).minimize(
+    found = compiled(problem).minimize(
       best.x,
       _bounds(rounds, strategy.buffers, slots),
       max_evaluations,
@@ -201,7 +189,7 @@ def optimize_blt(
     best = dataclasses.replace(
       found, evaluations=best.evaluations + found.evaluations
     )
-  return series.optimized(strategy, best, participation, workload, objective)
+  return problem.evaluated(strategy, best)
 
 
 def _search(

@@ -50,13 +50,14 @@ is left around it that TensorFlow could fuse.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Optional
 
 import numpy as np
 import scipy.signal
 
-from tff_bandmf import _checks, strategies, workloads
 from tff_bandmf import participation as participation_lib
+from tff_bandmf import strategies, workloads
 from tff_bandmf.optimize import dense_multipliers, solver
 from tff_bandmf.strategies import base
 
@@ -98,18 +99,15 @@ class _Dual:
 
   def __init__(
     self,
-    rounds: int,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload,
-    objective: str,
+    problem: solver.Problem,
     gap: float = GAP,
     guess: Optional[np.ndarray] = None,
   ):
-    self._participation = participation
+    self._problem = problem
     self._gap = gap
-    self._workload = workload
-    self._rates = workload.learning_rates(rounds)[:, None]
-    self._objective = objective
+    rounds = problem.rounds
+    self._rates = problem.workload.learning_rates(rounds)[:, None]
+    self._is_max = problem.objective == solver.MAX
     self._roots = np.full((rounds, 1), rounds**-0.5)
     half = self._roots * self._summed(np.eye(rounds))
     if guess is None:
@@ -119,7 +117,7 @@ class _Dual:
       decoder = self._transposed(self._roots * vectors) * values**-0.25
       guess = np.diag(np.einsum('ij,ij->i', decoder, decoder))
     self._model, self._pairs, self._multipliers = dense_multipliers.of_schema(
-      rounds, participation, guess
+      rounds, problem.participation, guess
     )
     start, self.bounds = self._multipliers.start, self._multipliers.bounds
     self._weights = len(start)
@@ -127,7 +125,7 @@ class _Dual:
     self._floor = _FLOOR * values[0]
     self._first_total = self._multipliers.total(start)
     self._first_trace = np.sum(np.sqrt(values))
-    if objective == solver.MAX:
+    if self._is_max:
       start = np.concatenate([start, self._roots[:, 0]])
       self.bounds = self.bounds + [(None, None)] * rounds
     self.start = start
@@ -167,7 +165,7 @@ class _Dual:
     self.parameters = parameters
     own, lengths = np.split(parameters, [self._weights])
     roots = self._roots
-    if self._objective == solver.MAX:
+    if self._is_max:
       norm = np.linalg.norm(lengths)
       roots = (lengths / norm)[:, None]
     total = self._multipliers.total(own)
@@ -178,7 +176,7 @@ class _Dual:
     decoder = self._transposed(roots * vectors) * np.sqrt(2 * slope)
     gram = decoder @ decoder.T
     total_slope, trace_slope = self._multipliers.gradients(own, gram)
-    if self._objective == solver.MAX:
+    if self._is_max:
       along = 2 * np.square(vectors) @ (slope * values) / roots[:, 0]
       # w has sum 1 whatever the length of its parameters.
       along -= roots[:, 0] * (roots[:, 0] @ along)
@@ -216,9 +214,7 @@ class _Dual:
 
   def offer(self, strategy: strategies.Dense) -> None:
     """Keeps `strategy` if it is the best so far."""
-    loss = solver.loss(
-      strategy, self._participation, self._workload, self._objective
-    )
+    loss = self._problem.evaluated(strategy).loss
     if loss < self.loss:
       self.strategy, self.loss = strategy, loss
 
@@ -229,14 +225,14 @@ class _Dual:
 
   def _summed(self, rows):
     """Returns A @ rows, in O(n^2)."""
-    decay = [1.0, -self._workload.momentum]
+    decay = [1.0, -self._problem.workload.momentum]
     return np.cumsum(
       self._rates * scipy.signal.lfilter([1.0], decay, rows, axis=0), axis=0
     )
 
   def _transposed(self, rows):
     """Returns A^T @ rows, in O(n^2)."""
-    decay = [1.0, -self._workload.momentum]
+    decay = [1.0, -self._problem.workload.momentum]
     later = self._rates[::-1] * np.cumsum(rows[::-1], axis=0)
     return scipy.signal.lfilter([1.0], decay, later, axis=0)[::-1]
 
@@ -288,9 +284,8 @@ def optimize_dense(
   >>> round(found.loss, 4), found.converged
   (2.3313, True)
   """
-  _checks.count('rounds', rounds, 'give the number of rounds')
-  participation_lib.check(participation)
-  solver.check_objective(objective)
+  problem = solver.Problem(rounds, participation, workload, objective)
+  of_mean = dataclasses.replace(problem, objective=solver.MEAN)
   base.check_dense(rounds)
   left, interrupted = max_evaluations, False
 
@@ -324,18 +319,12 @@ def optimize_dense(
     fixed = participation_lib.FixedEpoch(
       participation.separation(rounds), count
     )
-    guess = search(
-      _Dual(rounds, fixed, workload, solver.MEAN, _START_GAP)
-    ).multipliers()
-  dual = search(
-    _Dual(rounds, participation, workload, solver.MEAN, guess=guess)
-  )
+    start = dataclasses.replace(of_mean, participation=fixed)
+    guess = search(_Dual(start, _START_GAP)).multipliers()
+  dual = search(_Dual(of_mean, guess=guess))
   if objective == solver.MAX:
     # From the optimum of the mean: no worse than that, and well on the way.
-    mean, dual = (
-      dual,
-      _Dual(rounds, participation, workload, objective, guess=guess),
-    )
+    mean, dual = dual, _Dual(problem, guess=guess)
     dual.start[: len(mean.start)] = mean.parameters
     dual.offer(mean.strategy)
     search(dual)

@@ -11,7 +11,7 @@ import dataclasses
 import pkgutil
 from typing import Any, Callable, Optional
 
-from tff_bandmf import _checks, errors, strategies, workloads
+from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import cache, solver, sweep
 from tff_bandmf.optimize import request as request_lib
@@ -56,14 +56,12 @@ def optimize(
   """
   declared = families.get(family)
   given = declared.checked(parameters)
-  _checks.count('rounds', rounds, 'give the number of rounds')
-  solver.check_objective(objective)
   request = _Request(
-    declared,
     rounds,
     participation,
     workload,
     objective,
+    declared,
     given,
     noise_copies,
     callback,

@@ -6,40 +6,26 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from tff_bandmf import errors, strategies, workloads
-from tff_bandmf import participation as participation_lib
+from tff_bandmf import errors, strategies
 from tff_bandmf.optimize import solver
 from tff_bandmf.strategies import base
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class Request(solver.Problem):
   """What to optimise, for whom.
 
   Attributes:
     family: of the strategy.
-    rounds: n.
-    participation: the schema whose sensitivity counts.
-    workload: A.
-    objective: `MEAN` or `MAX` over the per-query errors.
     parameters: of the family, checked; what is not in it is to be chosen.
     noise_copies: model copies that the noise may keep; None is any number.
     callback: called with the loss reached, now and then.
   """
 
   family: strategies.Family
-  rounds: int
-  participation: participation_lib.Participation
-  workload: workloads.Workload
-  objective: str
   parameters: Mapping[str, Any]
   noise_copies: Optional[int] = None
   callback: Optional[solver.Callback] = None
-
-  @property
-  def problem(self) -> tuple[Any, Any, str]:
-    """Returns whose sensitivity and which error count."""
-    return self.participation, self.workload, self.objective
 
   def __getitem__(self, name: str) -> Any:
     """Returns a parameter as given, or its default; None if it has none."""
@@ -94,16 +80,3 @@ class Request:
     if self['column_normalize']:
       return strategies.ColumnNormalized(strategy)
     return strategy
-
-  def evaluated(
-    self,
-    strategy: strategies.Strategy,
-    found: Optional[solver.Optimized] = None,
-  ) -> solver.Optimized:
-    """Returns `strategy` with its loss, made from what a search has found."""
-    return solver.Optimized(
-      strategy,
-      solver.loss(strategy, *self.problem),
-      found.evaluations if found else 0,
-      found.converged if found else True,
-    )

@@ -28,7 +28,9 @@ def banded(request: _Request) -> solver.Optimized:
   return banded_lib.optimize_banded(
     request.rounds,
     request.separated_bands,
-    *request.problem,
+    request.participation,
+    request.workload,
+    request.objective,
     equal_column_norms=request['column_normalize'],
     callback=request.callback,
   )
@@ -65,7 +67,9 @@ def blt(request: _Request) -> solver.Optimized:
   found = blt_lib.optimize_blt(
     request.rounds,
     given or most,
-    *request.problem,
+    request.participation,
+    request.workload,
+    request.objective,
     callback=request.callback,
     worth=blt_lib.NO_GAIN if given else _WORTH,
   )
@@ -79,17 +83,15 @@ def banded_inverse(request: _Request) -> solver.Optimized:
     request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
   )
   # Compiling takes longer than a search.
-  loss = (
-    banded_inverse_lib.compiled(request.rounds, most, *request.problem)
-    if most > 1
-    else None
-  )
+  loss = banded_inverse_lib.compiled(request, most) if most > 1 else None
   found = _growing(
     [most] if given else (1 << i for i in range(most.bit_length())),
     lambda bands: banded_inverse_lib.optimize_banded_inverse(
       request.rounds,
       bands,
-      *request.problem,
+      request.participation,
+      request.workload,
+      request.objective,
       callback=request.callback,
       loss=loss,
     ),
@@ -101,7 +103,9 @@ def dense(request: _Request) -> solver.Optimized:
   """Returns the best C of all."""
   return dense_lib.optimize_dense(
     request.rounds,
-    *request.problem,
+    request.participation,
+    request.workload,
+    request.objective,
     callback=request.callback,
   )
 

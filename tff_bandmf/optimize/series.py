@@ -32,7 +32,7 @@ from typing import Callable, Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import errors, workloads
+from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import solver
 
@@ -175,10 +175,7 @@ class Objective:
     self,
     build: Build,
     size: int,
-    rounds: int,
-    participation: participation_lib.Participation,
-    workload: workloads.Workload,
-    objective: str,
+    problem: solver.Problem,
     falls: bool = False,
   ):
     """Compiles the loss.
@@ -186,14 +183,14 @@ class Objective:
     Args:
       build: c and r of the parameters.
       size: the number of parameters.
-      rounds: n.
+      problem: what is minimised.
       falls: whether c is sure to be positive and to fall from c_1 on.
-      others: as for `optimize.optimize`.
 
     Raises:
       ValueError: learning rates and too many rounds.
     """
-    solver.check_objective(objective)
+    rounds, workload = problem.rounds, problem.workload
+    is_mean = problem.objective == solver.MEAN
     self.size = size
     if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
       raise errors.value_error(
@@ -205,12 +202,10 @@ class Objective:
     self._norms: tuple[float, ...] = (1.0,)
     if workload.is_toeplitz:
       self._weights = (
-        1 - np.arange(rounds) / rounds
-        if objective == solver.MEAN
-        else np.ones(rounds)
+        1 - np.arange(rounds) / rounds if is_mean else np.ones(rounds)
       )
       error = _toeplitz_error
-    elif objective == solver.MEAN:
+    elif is_mean:
       self._weights = _mean_form(workload.learning_rates(rounds))
       error = _scheduled_mean
     else:
@@ -226,7 +221,7 @@ class Objective:
         loss = tf.math.log(
           error(inverse, weights, norm, workload.momentum)
         ) + tf.math.log(
-          squared_sensitivity(column, rounds, participation, falls)
+          squared_sensitivity(column, rounds, problem.participation, falls)
         )
       return loss, tape.gradient(loss, x)
 
@@ -324,22 +319,6 @@ def minimize(
         found, value=float(np.exp(found.value)), evaluations=evaluations
       )
     start, previous = found.x, found.value
-
-
-def optimized(
-  strategy: solver.StrategyT,
-  found: solver.Minimum,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload,
-  objective: str,
-) -> solver.Optimized[solver.StrategyT]:
-  """Returns `strategy`, its loss computed again without TensorFlow."""
-  return solver.Optimized(
-    strategy,
-    solver.loss(strategy, participation, workload, objective),
-    found.evaluations,
-    found.converged,
-  )
 
 
 def _toeplitz_error(inverse, weights, norm, momentum):

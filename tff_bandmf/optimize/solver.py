@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Callable, Generic, Optional, TypeVar
+from typing import Callable, Generic, Optional, TypeVar, Union
 
 import numpy as np
 import scipy.optimize
 
-from tff_bandmf import errors, sensitivity, strategies, workloads
+from tff_bandmf import _checks, errors, sensitivity, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
 MEAN = 'mean'
@@ -60,6 +60,55 @@ class Minimum:
   evaluations: int
   converged: bool
   interrupted: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+  """What a search is for.
+
+  Attributes:
+    rounds: n.
+    participation: the schema whose sensitivity counts.
+    workload: A.
+    objective: `MEAN` or `MAX` over the per-query errors.
+
+  Raises:
+    TypeError: `rounds` is not an integer, or `participation` not a schema.
+    ValueError: `rounds` is below 1, or the objective is another.
+  """
+
+  rounds: int
+  participation: participation_lib.Participation
+  workload: workloads.Workload
+  objective: str
+
+  def __post_init__(self):
+    _checks.count('rounds', self.rounds, 'give the number of rounds')
+    participation_lib.check(self.participation)
+    if self.objective not in (MEAN, MAX):
+      raise errors.value_error(
+        'objective', self.objective, 'is not known', 'use mean or max'
+      )
+
+  def error(self, strategy: strategies.Strategy) -> float:
+    """Returns the error of a strategy, computed without TensorFlow."""
+    return strategy.errors(self.workload)[self.objective == MAX]
+
+  def evaluated(
+    self,
+    strategy: StrategyT,
+    found: Union[Optimized, Minimum, None] = None,
+  ) -> Optimized[StrategyT]:
+    """Returns `strategy` with its loss, made from what a search has found."""
+    # PRIVACY: the sensitivity that is released, not the one C was made for.
+    # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
+    sens = sensitivity.sensitivity(strategy, self.participation).value
+    return Optimized(
+      strategy,
+      self.error(strategy) * sens**2,
+      found.evaluations if found else 0,
+      found.converged if found else True,
+    )
 
 
 def minimize(
@@ -138,33 +187,6 @@ def minimize(
     converged=bool(success),
     interrupted=interrupted,
   )
-
-
-def loss(
-  strategy: strategies.Strategy,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload,
-  objective: str,
-) -> float:
-  """Returns error * sens^2, computed without TensorFlow."""
-  error = strategy.errors(workload)[objective == MAX]
-  # PRIVACY: the sensitivity that is released, not the one C was made for.
-  # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
-  sens = sensitivity.sensitivity(strategy, participation).value
-  return error * sens**2
-
-
-def check_objective(objective: str) -> str:
-  """Returns `objective`.
-
-  Raises:
-    ValueError: it is neither `MEAN` nor `MAX`.
-  """
-  if objective not in (MEAN, MAX):
-    raise errors.value_error(
-      'objective', objective, 'is not known', 'use mean or max'
-    )
-  return objective
 
 
 def check_separated(bands: int, min_sep: Optional[int]) -> int:

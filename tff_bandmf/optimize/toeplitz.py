@@ -212,7 +212,7 @@ def optimize_banded_toeplitz(
   (39.415317, True)
   """
   start = strategies.BandedSqrt(rounds, bands).coefficients
-  solver.check_objective(objective)
+  problem = solver.Problem(rounds, participation.Single(), workload, objective)
   if not workload.is_toeplitz:
     raise errors.value_error(
       'workload',
@@ -221,7 +221,7 @@ def optimize_banded_toeplitz(
       'use family banded for a schedule',
     )
   evaluations = 0
-  for loss in _losses(rounds, bands, objective, workload):
+  for loss in _losses(problem, bands):
     found = solver.Minimum(start[1:], np.nan, 0, True)
     if bands > 1:
       found = series.minimize(
@@ -234,8 +234,7 @@ def optimize_banded_toeplitz(
     evaluations += found.evaluations
     start = np.concatenate([[1.0], found.x])
     strategy = strategies.BandedToeplitz(rounds, start)
-    error = strategy.errors(workload)[objective == solver.MAX]
-    value = error * float(start @ start)
+    value = problem.error(strategy) * float(start @ start)
     # Otherwise d has not vanished, and all terms have to be added up.
     exact = bands == 1 or abs(found.value / value - 1) <= _EXACT
     if exact or found.interrupted or evaluations >= max_evaluations:
@@ -245,19 +244,16 @@ def optimize_banded_toeplitz(
   )
 
 
-def _losses(
-  rounds: int, bands: int, objective: str, workload: workloads.Workload
-) -> Iterator[Callable]:
+def _losses(problem: solver.Problem, bands: int) -> Iterator[Callable]:
   """Yields constructors of the log loss of c_1 .. c_{b-1}, fastest first."""
-  if rounds >= max(
-    _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / (1 - workload.momentum)
+  momentum = problem.workload.momentum
+  if problem.rounds >= max(
+    _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / (1 - momentum)
   ):
-    yield lambda: _Settled(rounds, bands, objective, workload.momentum)
+    yield lambda: _Settled(problem.rounds, bands, problem.objective, momentum)
 
   def build(free):
     c = tf.concat([tf.ones([1], tf.float64), free], 0)
-    return c, series.reciprocal(c, rounds)
+    return c, series.reciprocal(c, problem.rounds)
 
-  yield lambda: series.Objective(
-    build, bands - 1, rounds, participation.Single(), workload, objective
-  )
+  yield lambda: series.Objective(build, bands - 1, problem)
