@@ -38,11 +38,7 @@ class KeyUse:
   ):
     """Takes the right, until `close` or the end of the process.
 
-    Args:
-      key_file: of the key.
-      tape_id: what names the noise.
-      coordinates: that are made.
-      directory: of the tape.
+    The tape of the noise that `tape_id` names is in `directory`.
 
     Raises:
       ValueError: another process has the right to some of the coordinates, or

@@ -66,10 +66,6 @@ def interval(dimension: int, rounds: int) -> tuple[float, float]:
 
   >>> [round(bound, 4) for bound in interval(4_000_000, 2000)]
   [0.992, 1.008]
-
-  Args:
-    dimension: d.
-    rounds: n.
   """
   target = 2.0 / dimension * math.log(2.0 * rounds / FALSE_ALARM)
 

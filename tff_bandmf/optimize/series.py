@@ -291,10 +291,8 @@ def minimize(
 
   Args:
     function: takes [parameters] float64, returns log loss and gradient.
-    start: [parameters] float64.
-    bounds: (low, high) of each parameter, or None.
-    max_evaluations: of `function`.
     callback: called after every iteration with the loss reached.
+    others: as for `solver.minimize`.
 
   Returns:
     The minimum; its `value` is the loss, not the logarithm.

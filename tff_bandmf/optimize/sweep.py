@@ -42,9 +42,7 @@ def sweep(
 
   Args:
     request: what for; its callback is called after every loss.
-    build: takes x.
-    low: least x.
-    high: largest x.
+    others: as above.
 
   Raises:
     ValueError: the range is empty, or no x has a finite loss.

@@ -14,6 +14,7 @@ private data.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Callable, Iterable
 from typing import Optional
@@ -133,24 +134,24 @@ def of_clients(
   gram = None if strategy is None else _Gram(strategy)
   clients = participations = 0
   gaps: list[int] = []
-  counts = np.zeros(0, np.int64)
+  histogram: collections.Counter[int] = collections.Counter()
   heaviest = _Heaviest()
   for rounds, identifiers in parts:
     found = _by_client(rounds, identifiers)
     clients += len(found.starts) - 1
     participations += len(found.rounds)
     gaps += _least_gap(found)
-    counts = _added(counts, np.bincount(np.diff(found.starts)))
+    counts, times = np.unique(np.diff(found.starts), return_counts=True)
+    histogram.update(dict(zip(counts.tolist(), times.tolist())))
     if gram is not None:
       heaviest = max(heaviest, _heaviest(gram, found), key=lambda h: h.squared)
-  used = np.flatnonzero(counts)
-  most = int(used[-1]) if len(used) else 0
+  most = max(histogram, default=0)
   return Observed(
     clients,
     participations,
     min(gaps, default=None),
     most,
-    {int(count): int(counts[count]) for count in used},
+    dict(sorted(histogram.items())),
     None if strategy is None else heaviest.sensitivity(strategy, most),
     heaviest.pattern,
   )
@@ -191,13 +192,6 @@ def _least_gap(clients: _Clients) -> list[int]:
       'client', 'one', 'is twice in a round', 'give each participation once'
     )
   return [int(gaps.min())]
-
-
-def _added(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  total = np.zeros(max(len(first), len(second)), np.int64)
-  total[: len(first)] += first
-  total[: len(second)] += second
-  return total
 
 
 @dataclasses.dataclass(frozen=True)

@@ -114,6 +114,11 @@ class Strategy(abc.ABC):
     few = self.bands if self.inverse_bands is None else self.inverse_bands
     return few - 1
 
+  @property
+  def has_few_bands(self) -> bool:
+    """Whether C or C^-1 has fewer bands than rounds."""
+    return self.inverse_bands is not None or self.bands < self.rounds
+
   def recursion(self) -> recursion_lib.Recursion:
     """Returns how the noise of a round follows from what was added before."""
     found = self._recursion()
@@ -296,10 +301,7 @@ def check_dense(rounds: int) -> None:
 def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
   """Raises ValueError unless C is finite, invertible and of sane scale.
 
-  Args:
-    name: of the array of entries, for messages.
-    entries: the entries of C.
-    diagonal: those on its diagonal.
+  The entries of C are called `name` in messages.
   """
   if not np.all(np.isfinite(entries)):
     raise errors.value_error(

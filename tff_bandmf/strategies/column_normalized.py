@@ -127,7 +127,9 @@ class ColumnNormalized(base.Strategy):
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
-    return toeplitz.scaled_errors(self.toeplitz, self.column_norms, workload)
+    if self.has_few_bands:
+      return super().per_query_errors(workload)
+    return toeplitz.full_errors(self.toeplitz, self.column_norms, workload)
 
   def parameters(self) -> dict[str, Any]:
     return {**self.toeplitz.parameters(), 'column_normalize': True}

@@ -110,7 +110,9 @@ class Toeplitz(base.Strategy):
       with np.errstate(over='ignore', invalid='ignore'):
         e = np.cumsum(self.weights(workload, self.rounds) ** 2)
       return _check_finite(e, self.bands)
-    return scaled_errors(self, np.ones(self.rounds), workload)
+    if self.has_few_bands:
+      return super().per_query_errors(workload)
+    return full_errors(self, np.ones(self.rounds), workload)
 
   def errors(
     self, workload: workloads.Workload = workloads.PREFIX
@@ -270,36 +272,20 @@ class BandedInverseC(RationalToeplitz):
     return float(off / (1 - off))
 
 
-def scaled_errors(
+def full_errors(
   strategy: Toeplitz, scale: np.ndarray, workload: workloads.Workload
 ) -> np.ndarray:
-  """Returns e for the matrix C D^-1, D diagonal, and any workload.
+  """Returns e for C D^-1, neither C nor C^-1 of few bands, in O(n^2).
 
   Args:
     strategy: C.
     scale: [n] float64, the diagonal of D.
-    workload: A.
+    workload: A, any.
 
   Raises:
-    ValueError: neither C nor C^-1 has few bands and n is large.
+    ValueError: n is large, or C^-1 overflows.
   """
   rounds = strategy.rounds
-  if strategy.inverse_bands is not None:
-    return per_query.of_banded_inverse(
-      rounds,
-      strategy.inverse_bands,
-      lambda start, stop: (
-        scale[start:stop, None] * strategy.inverse_band_rows(start, stop)
-      ),
-      workload,
-    )
-  if strategy.bands < rounds:
-
-    def rows(start, stop):
-      t = np.arange(start, stop)[:, None] - np.arange(strategy.bands)
-      return strategy.band_rows(start, stop) / scale[np.maximum(t, 0)]
-
-    return per_query.of_banded(rounds, strategy.bands, rows, workload)
   if rounds > _MAX_QUADRATIC_ROUNDS:
     raise errors.value_error(
       'rounds',

@@ -62,9 +62,6 @@ class Stream:
     """Initializes the stream.
 
     Args:
-      recursion: of C.
-      z_steps: standard deviation of z in lattice steps.
-      dimension: d.
       key: of z.
       max_memory_bytes: what is remembered of past rounds goes to disk if it is
         larger; see `chunks.Chunks`. A few rows of y are in memory in any case.
@@ -74,6 +71,7 @@ class Stream:
         are dealt to and that remember their past rounds, up to 63 rounds more
         than the recursion. () takes all of the kind that the backend prefers.
       backend: one of `BACKENDS`; that of NumPy works on the host.
+      others: as the attributes.
 
     Raises:
       ValueError: a value out of range, a device is not known, or devices are

@@ -44,9 +44,7 @@ class ServedTape:
     Args:
       directories: of all shards, in any order.
       recursion: of C.
-      z_steps: standard deviation of z in steps of the lattice.
-      dimension: d.
-      start_round: first round to read.
+      others: as the attributes.
 
     Raises:
       ValueError: a folder is not that of a server, has another reader, holds
