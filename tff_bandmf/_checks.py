@@ -58,6 +58,14 @@ def nonnegative(name: str, value: Any, remedy: str) -> float:
   return float(value)
 
 
+def at_most(name: str, value: Any, most: Any, of: str, remedy: str) -> None:
+  """Raises ValueError if `value` exceeds `most`, which is called `of`."""
+  if value > most:
+    raise errors.value_error(
+      name, value, f'must not exceed {of}={most}', remedy
+    )
+
+
 def between(
   name: str, value: Any, low: float, high: float, remedy: str
 ) -> float:

@@ -321,6 +321,17 @@ class Sampled(Accountant):
     return (start, _unamplified(start, epsilon)) if found is None else found
 
 
+def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
+  """Raises ValueError if C has more bands than a value of that name."""
+  if strategy.bands > value:
+    raise errors.value_error(
+      name,
+      value,
+      f'must be at least the bands={strategy.bands} of C',
+      'use a strategy with fewer bands',
+    )
+
+
 def check_nonnegative(smallest: float) -> None:
   """Raises ValueError if C has a negative entry.
 

@@ -33,8 +33,8 @@ import math
 import numpy as np
 import scipy.sparse
 
-from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
+from tff_bandmf import strategies
 from tff_bandmf.accounting import (
   accountants,
   b_min_sep_pairs,
@@ -212,13 +212,7 @@ class BMinSep(accountants.Sampled):
     # PRIVACY: where columns of a client's rounds share rows, the likelihood
     # ratio does not factor into rounds.
     # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
-    if strategy.bands > min_sep:
-      raise errors.value_error(
-        'min_sep',
-        min_sep,
-        f'must be at least the bands={strategy.bands} of C',
-        'use a strategy with fewer bands',
-      )
+    accountants.check_bands(strategy, 'min_sep', min_sep)
     rows = strategy.band_rows(0, strategy.rounds)
     accountants.check_nonnegative(np.min(rows))
     super().__init__(strategy, schema)

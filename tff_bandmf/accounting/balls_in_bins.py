@@ -33,7 +33,7 @@ import numpy as np
 import scipy.special
 from scipy.linalg import blas
 
-from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import _checks, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting import accountants, importance
 
@@ -113,13 +113,9 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
   """
   _checks.count('bins', bins, 'rounds of an epoch')
   rounds, bands = strategy.rounds, strategy.bands
-  if bins > rounds:
-    raise errors.value_error(
-      'bins',
-      bins,
-      f'must not exceed rounds={rounds}',
-      'a bin without a round never takes part',
-    )
+  _checks.at_most(
+    'bins', bins, rounds, 'rounds', 'a bin without a round never takes part'
+  )
   gram = np.zeros((bins, bins))
   block = max(1, _BLOCK_ENTRIES // max(bands, bins))
   for start in range(0, rounds, block):

@@ -80,11 +80,12 @@ class CyclicPoisson(sampled_cohorts.Sampled):
 
   @clients_per_round.validator
   def _check_clients(self, attribute, value):
-    if value is not None and value > (self.population or value):
-      raise errors.value_error(
+    if value is not None and self.population is not None:
+      _checks.at_most(
         'clients_per_round',
         value,
-        f'must not exceed the population={self.population}',
+        self.population,
+        'the population',
         'use smaller cohorts',
       )
 
@@ -199,20 +200,14 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     # PRIVACY: columns nearer than `bands` overlap, and rounds of a client
     # would no longer be compositions.
     # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
-    if strategy.bands > groups:
-      raise errors.value_error(
-        'groups',
-        groups,
-        f'must be at least the bands={strategy.bands} of C',
-        'use a strategy with fewer bands',
-      )
-    if groups > strategy.rounds:
-      raise errors.value_error(
-        'groups',
-        groups,
-        f'must not exceed the rounds={strategy.rounds}',
-        'a group without a round never takes part',
-      )
+    accountants.check_bands(strategy, 'groups', groups)
+    _checks.at_most(
+      'groups',
+      groups,
+      strategy.rounds,
+      'the rounds',
+      'a group without a round never takes part',
+    )
     return -(-strategy.rounds // groups)
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:

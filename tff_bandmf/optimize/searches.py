@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Callable
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _checks, strategies
 from tff_bandmf.optimize import banded as banded_lib
 from tff_bandmf.optimize import banded_inverse as banded_inverse_lib
 from tff_bandmf.optimize import blt as blt_lib
@@ -45,13 +45,7 @@ def banded_toeplitz(request: _Request) -> solver.Optimized:
 def robust_toeplitz(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C with few bands, tapered from b0 on."""
   b0, bands = request['b0'], request.bands
-  if b0 > bands:
-    raise errors.value_error(
-      'b0',
-      b0,
-      f'must not exceed bands={bands}',
-      'min_sep is expected in [b0, bands]',
-    )
+  _checks.at_most('b0', b0, bands, 'bands', 'min_sep lies in [b0, bands]')
   found = _toeplitz(request, bands)
   coefficients = strategies.taper(found.strategy.coefficients, b0)
   strategy = strategies.RobustToeplitz(request.rounds, coefficients, b0)

@@ -94,10 +94,6 @@ def _published() -> dict[str, Any]:
 _row = functools.partial(Row, '')
 
 
-def _schema(table: Mapping[str, Any]) -> participation_lib.MinSep:
-  return participation_lib.MinSep(table['min_sep'], table['max_participations'])
-
-
 def _example_b1(table) -> Iterator[Row]:
   rounds = table['rounds']
   found = optimize.optimize(
@@ -221,11 +217,14 @@ def _optimal_bands(table) -> Iterator[Row]:
 
 def _calibrated_rmse(table) -> Iterator[Row]:
   sigma = accounting.gaussian_noise_multiplier(table['epsilon'], table['delta'])
+  schema = participation_lib.MinSep(
+    table['min_sep'], table['max_participations']
+  )
   for row in table['rows']:
     found = optimize.optimize(
       row['family'],
       table['rounds'],
-      _schema(table),
+      schema,
       objective=row.get('objective', optimize.MEAN),
       bands=row.get('bands'),
       lambda_=row.get('lambda'),

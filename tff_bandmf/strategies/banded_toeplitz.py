@@ -7,7 +7,7 @@ from typing import ClassVar
 import attrs
 import numpy as np
 
-from tff_bandmf import errors
+from tff_bandmf import _checks
 from tff_bandmf.strategies import base, families, toeplitz
 
 _B0 = families.Parameter(
@@ -64,13 +64,9 @@ class RobustToeplitz(BandedToeplitz):
   b0: int = attrs.field(converter=lambda x: _B0.check(x))
 
   def __attrs_post_init__(self):
-    if self.b0 > self.bands:
-      raise errors.value_error(
-        'b0',
-        self.b0,
-        f'must not exceed bands={self.bands}',
-        'min_sep lies in [b0, bands]',
-      )
+    _checks.at_most(
+      'b0', self.b0, self.bands, 'bands', 'min_sep lies in [b0, bands]'
+    )
 
 
 def taper(coefficients: np.ndarray, b0: int) -> np.ndarray:

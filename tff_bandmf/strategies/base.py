@@ -370,8 +370,5 @@ def check_bands(strategy: Strategy, field: Any, value: Any) -> None:
 
 def check_few(bands: int, rounds: int) -> int:
   """Returns a number of bands; raises ValueError if it exceeds n."""
-  if bands > rounds:
-    raise errors.value_error(
-      'bands', bands, f'must not exceed rounds={rounds}', 'use fewer bands'
-    )
+  _checks.at_most('bands', bands, rounds, 'rounds', 'use fewer bands')
   return bands

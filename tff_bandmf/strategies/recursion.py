@@ -256,13 +256,9 @@ class Window(Recursion):
       [m], [m, memory] and [m, m] strictly lower-triangular, float64.
     """
     scale, readout = self.weights(first, first + rounds)
-    near = np.zeros((rounds, rounds))
-    far = np.zeros((rounds, self.memory))
-    for r in range(rounds):
-      behind = min(r, self.memory)
-      near[r, r - behind : r] = readout[r, :behind][::-1]
-      far[r, : self.memory - behind] = readout[r, behind:]
-    return scale, far, near
+    entries = per_query.skewed(np.pad(readout, ((0, 0), (1, 0))))
+    before, near = np.split(entries, [self.memory], 1)
+    return scale, before[:, ::-1], near
 
   def _variances(self) -> np.ndarray:
     if self.keeps == PAST_U:
