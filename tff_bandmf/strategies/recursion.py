@@ -29,14 +29,11 @@ import abc
 import dataclasses
 import functools
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 
 from tff_bandmf.strategies import per_query
-
-if TYPE_CHECKING:
-  from tff_bandmf.strategies import base
 
 PAST_Y = 'y'
 PAST_U = 'u'
@@ -190,8 +187,8 @@ class Window(Recursion):
   where u is z with the roundings of y in it. Rows may differ in every round.
   """
 
-  def __init__(self, strategy: base.Strategy, period: int):
-    """Takes C, and the rounds after which its rows repeat."""
+  def __init__(self, strategy: Any, period: int):
+    """Takes C, a `Strategy`, and the rounds after which its rows repeat."""
     few = strategy.inverse_bands
     self.rounds = strategy.rounds
     self.keeps = PAST_Y if few is None else PAST_U
