@@ -127,6 +127,7 @@ class ColumnNormalized(base.Strategy):
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
+    base.check_rounds(self.rounds)
     if self.has_few_bands:
       return super().per_query_errors(workload)
     return toeplitz.full_errors(self.toeplitz, self.column_norms, workload)
