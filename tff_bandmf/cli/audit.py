@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import os
-import sys
 import time
 import warnings
 from typing import Optional
 
 import click
-import tqdm
 
 from tff_bandmf import accounting, errors
 from tff_bandmf.cli import options, output
@@ -99,36 +96,21 @@ def audit(**values):
     assert flags.noise_multiplier is not None
     guarantee = accounting.Guarantee(strategy, schema, flags.noise_multiplier)
   output.warn_of_weak(guarantee.epsilon(flags.delta), flags.delta)
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   with warnings.catch_warnings():
     # What TensorFlow Federated imports warns.
     warnings.simplefilter('ignore')
-    from tff_bandmf import aggregator
     from tff_bandmf import audit as audit_lib
     from tff_bandmf.audit import arithmetic
     from tff_bandmf.program import runtime
-  with (
-    runtime.local_runtime(),
-    tqdm.tqdm(
-      total=flags.runs * strategy.rounds,
-      unit=' rounds',
-      leave=False,
-      disable=not sys.stderr.isatty(),
-    ) as bar,
-  ):
+  rounds = flags.runs * strategy.rounds
+  with runtime.local_runtime(), output.progress('rounds', rounds) as told:
     found = audit_lib.audit(
       guarantee,
       flags.delta,
       flags.canaries,
       flags.runs,
       flags.confidence,
-      functools.partial(
-        aggregator.dp_aggregator,
-        guarantee.noise_multiplier,
-        strategy=strategy,
-        participation=schema,
-      ),
-      on_round=bar.update,
+      on_round=functools.partial(told, ''),
     )
   attacks = arithmetic.attack(guarantee)
   output.show(

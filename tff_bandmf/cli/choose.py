@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import click
@@ -62,37 +61,27 @@ def choose(
   """
   started = time.perf_counter()
   families = families or tuple(strategies.FAMILIES)
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   target = choosing.Target(**flags)
+  cohorts = (
+    who.schema()
+    if amplification == options.NO_AMPLIFICATION
+    else _sampled(who, amplification, rounds)
+  )
   with output.progress('comparing families', len(families)) as told:
-    shared = {
-      'noise_copies': memory_copies,
-      'objective': objective,
-      'workload': workload,
-      'families': families,
-      'progress': told,
-    }
-    if amplification == 'none':
-      schema = who.schema()
-      ranking = choosing.choose(rounds, schema, target, **shared)
-    elif amplification != accounting.CyclicPoisson.name:
-      raise errors.value_error(
-        'amplification',
-        amplification,
-        'is not compared between families',
-        'use none or cyclic-poisson; bandmf calibrate takes it',
-      )
-    else:
-      _check_sampled(who)
-      # B / m = k / n: what a client is expected in says all.
-      cohorts = accounting.CyclicPoisson(
-        population=rounds, clients_per_round=who.max_participations
-      )
-      schema = cohorts.schema
-      ranking = choosing.choose(rounds, cohorts, target, **shared)
+    ranking = choosing.choose(
+      rounds,
+      cohorts,
+      target,
+      noise_copies=memory_copies,
+      objective=objective,
+      workload=workload,
+      families=families,
+      progress=told,
+    )
   output.warn_of_weak(**flags)
   records = [
-    _record(choice, schema, workload, **flags) for choice in ranking.choices
+    _record(choice, cohorts.schema, workload, **flags)
+    for choice in ranking.choices
   ]
   if as_json:
     output.show(
@@ -118,8 +107,17 @@ def choose(
   return output.DONE
 
 
-def _check_sampled(who: options.Participants) -> None:
-  """Raises ValueError unless the flags describe Poisson sampling."""
+def _sampled(
+  who: options.Participants, amplification: str, rounds: int
+) -> accounting.CyclicPoisson:
+  """Returns the cohorts of flags that must describe Poisson sampling."""
+  if amplification != accounting.CyclicPoisson.name:
+    raise errors.value_error(
+      'amplification',
+      amplification,
+      'is not compared between families',
+      'use none or cyclic-poisson; bandmf calibrate takes it',
+    )
   for name in ('min_sep', 'participation'):
     value = getattr(who, name)
     if value is not None:
@@ -137,6 +135,10 @@ def _check_sampled(who: options.Participants) -> None:
       'cyclic Poisson sampling needs it',
       'give the number of rounds a client is expected in',
     )
+  # B / m = k / n: what a client is expected in says all.
+  return accounting.CyclicPoisson(
+    population=rounds, clients_per_round=who.max_participations
+  )
 
 
 def _record(choice, schema, workload, epsilon, delta):

@@ -6,6 +6,7 @@ error, no traceback), 130 interrupted.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Optional
@@ -25,6 +26,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     arguments: without the name of the program; None takes the process's.
   """
   arguments = list(sys.argv[1:] if arguments is None else arguments)
+  # TensorFlow, where it is needed, without its remarks about the machine.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   try:
     # Takes a second; Ctrl-C shall be clean from the start.
     from tff_bandmf.cli import commands

@@ -24,27 +24,20 @@ _PROGRESS_SECONDS = 1.0
 _SILENT_SECONDS = 60.0
 
 
-class _Shard(click.ParamType):
-  """`I/N`: number I, from 1, of N shards."""
-
-  name = 'shard'
-
-  def get_metavar(self, param, ctx=None):
-    return 'I/N'
-
-  def convert(self, value, param, ctx):
-    try:
-      index, shards = (int(part) for part in value.split('/'))
-    except ValueError:
-      index = shards = 0
-    if not 1 <= index <= shards:
-      raise errors.value_error(
-        'shard',
-        value,
-        'must be I/N with I from 1 to N',
-        'give 1/2 to the first of two servers',
-      )
-    return index, shards
+def _shard(ctx, param, value: str) -> tuple[int, int]:
+  """Returns I and N of 'I/N': number I, from 1, of N shards."""
+  try:
+    index, shards = (int(part) for part in value.split('/'))
+  except ValueError:
+    index = shards = 0
+  if not 1 <= index <= shards:
+    raise errors.value_error(
+      'shard',
+      value,
+      'must be I/N with I from 1 to N',
+      'give 1/2 to the first of two servers',
+    )
+  return index, shards
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +101,8 @@ class _Flags:
   '--shard',
   default='1/1',
   show_default=True,
-  type=_Shard(),
+  metavar='I/N',
+  callback=_shard,
   help='Which part of the parameters, where several servers share them.',
 )
 @click.option(

@@ -181,6 +181,12 @@ def _warn(name: str, value: float, rule: str, remedy: str) -> None:
   click.echo(f'warning: {line}', err=True)
 
 
+def did_not_hold(name: str, value: object, rule: str, remedy: str) -> int:
+  """Says on standard error what did not hold; returns the exit status."""
+  click.echo(errors.invalid(name, value, rule, remedy), err=True)
+  return DID_NOT_HOLD
+
+
 def text(value: Any) -> str:
   """Returns a value as the table shows it."""
   if isinstance(value, float):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from typing import Any, Optional, Union
 
@@ -107,7 +106,6 @@ def plan(**values):
   flags = _Flags(**values)
   if flags.out is not None:
     output.check_out(flags.out)
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   mechanism: Any = flags.mechanism
   if mechanism in strategies.FAMILIES:
     mechanism = mechanism_lib.Mechanism(mechanism, **flags.parameters)

@@ -3,69 +3,59 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any
+from typing import Any, Optional
 
 import click
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.cli import options, output
 
-
-class _WhatIf(click.ParamType):
-  """`min_sep=B,max_participations=K`, or one of the two."""
-
-  name = 'schema'
-
-  def get_metavar(self, param, ctx=None):
-    return 'min_sep=B,max_participations=K'
-
-  def convert(self, value, param, ctx):
-    found: dict[str, int] = {}
-    for part in value.split(','):
-      name, _, number = part.partition('=')
-      name = name.strip().replace('-', '_')
-      if name not in ('min_sep', 'max_participations') or name in found:
-        raise errors.value_error(
-          'what_if',
-          value,
-          'takes min_sep and max_participations, each once',
-          'give --what-if min_sep=B,max_participations=K',
-        )
-      found[name] = _count(name, number)
-    return found
+_SCHEMA = 'min_sep=B,max_participations=K'
 
 
-def _count(name: str, text: str) -> int:
-  remedy = 'give --what-if min_sep=B,max_participations=K'
-  try:
-    number = int(text)
-  except ValueError:
-    raise errors.value_error(name, text, 'must be an integer', remedy) from None
-  return _checks.count(name, number, remedy)
+def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
+  """Returns the numbers of a `_SCHEMA`, both or one of them."""
+  if value is None:
+    return None
+  remedy = f'give --what-if {_SCHEMA}'
+  found: dict[str, int] = {}
+  for part in value.split(','):
+    name, _, text = part.partition('=')
+    name = name.strip().replace('-', '_')
+    if name not in ('min_sep', 'max_participations') or name in found:
+      raise errors.value_error(
+        'what_if',
+        value,
+        'takes min_sep and max_participations, each once',
+        remedy,
+      )
+    try:
+      number = int(text)
+    except ValueError:
+      rule = 'must be an integer'
+      raise errors.value_error(name, text, rule, remedy) from None
+    found[name] = _checks.count(name, number, remedy)
+  return found
 
 
-class _Note(click.ParamType):
-  """`NAME=TEXT`."""
-
-  name = 'note'
-
-  def get_metavar(self, param, ctx=None):
-    return 'NAME=TEXT'
-
-  def convert(self, value, param, ctx):
-    name, found, text = value.partition('=')
-    if not found:
+def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
+  """Returns what each 'NAME=TEXT' says."""
+  found = {}
+  for value in values:
+    name, equals, found[name] = value.partition('=')
+    if not equals:
       raise errors.value_error(
         'note', value, 'is NAME=TEXT', 'give --note title=TEXT'
       )
-    return name, text
+  return found
 
 
 @click.command()
 @click.argument('run_dirs', nargs=-1, metavar='RUN_DIR')
 @click.option(
   '--what-if',
-  type=_WhatIf(),
+  metavar=_SCHEMA,
+  callback=_schema,
   help='Only print which epsilon the noise of the run gives if min_sep had '
   'been B (r2 - r1) and no client had taken part in more than K rounds; what '
   'is left out is as planned.',
@@ -81,7 +71,8 @@ class _Note(click.ParamType):
 @click.option(
   '--note',
   'notes',
-  type=_Note(),
+  metavar='NAME=TEXT',
+  callback=_notes,
   multiple=True,
   help='With --plan: a statement of the report, such as title, owner, contact, '
   'date, model or unit_of_privacy; with --public one of the first five. May be '
@@ -124,13 +115,13 @@ def report(run_dirs, what_if, plan, log, notes, public, out, as_json):
       click.echo(found['summary'])
     return output.DONE
   sources = [report_lib.of_run(run) for run in run_dirs] or [
-    report_lib.of_log(plan, log, dict(notes))
+    report_lib.of_log(plan, log, notes)
   ]
   folder = pathlib.Path(out or (run_dirs[0] if len(run_dirs) == 1 else '.'))
   if public:
-    written = report_lib.publish(
-      sources, dict(notes) if run_dirs else None
-    ).write(folder)
+    written = report_lib.publish(sources, notes if run_dirs else None).write(
+      folder
+    )
     line, name = f'epsilon {written["epsilon"]}', report_lib.PUBLIC_FILE
   else:
     written = report_lib.of(sources[0]).write(folder)
@@ -141,16 +132,12 @@ def report(run_dirs, what_if, plan, log, notes, public, out, as_json):
     click.echo(line)
     click.echo(str(folder / name))
   if any(source.claim.violated for source in sources):
-    click.echo(
-      errors.invalid(
-        'violated',
-        True,
-        'clients took part more often, or closer together, than was planned',
-        'the report claims what holds for the run as it was',
-      ),
-      err=True,
+    return output.did_not_hold(
+      'violated',
+      True,
+      'clients took part more often, or closer together, than was planned',
+      'the report claims what holds for the run as it was',
     )
-    return output.DID_NOT_HOLD
   return output.DONE
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
 import time
 
 import click
 
-from tff_bandmf import errors, strategies
 from tff_bandmf import optimize as optimize_lib
 from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf import strategies
 from tff_bandmf.cli import options, output
 
 
@@ -46,8 +45,6 @@ def optimize(
   if out is not None:
     strategies.check_path(pathlib.Path(out))
     output.check_out(out, flags['force'])
-  # TensorFlow, where it is needed, without its remarks about the machine.
-  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   with output.progress(f'optimising {family}') as told:
     found = optimize_lib.optimize(
       family,
@@ -82,17 +79,13 @@ def optimize(
   record.update(optimized, seconds=time.perf_counter() - started)
   output.show(record, as_json)
   if not found.converged:
-    click.echo(
-      errors.invalid(
-        'converged',
-        False,
-        f'stopped after {found.evaluations} evaluations'
-        + (f'; {out} is written' if out else ''),
-        'the errors hold for what was found, but better may exist',
-      ),
-      err=True,
+    return output.did_not_hold(
+      'converged',
+      False,
+      f'stopped after {found.evaluations} evaluations'
+      + (f'; {out} is written' if out else ''),
+      'the errors hold for what was found, but better may exist',
     )
-    return output.DID_NOT_HOLD
   return output.DONE
 
 
