@@ -31,6 +31,11 @@ def type_error(name: str, value: object, rule: str, remedy: str) -> TypeError:
   return TypeError(invalid(name, value, rule, remedy))
 
 
+def not_installed(package: str, rule: str, remedy: str) -> ImportError:
+  """Returns what to raise where a package is missing."""
+  return ImportError(invalid(package, 'not installed', rule, remedy))
+
+
 def _line(value: object) -> str:
   text = str(value)
   if len(text) > _LONGEST:
@@ -40,36 +45,27 @@ def _line(value: object) -> str:
 
 def needs_tff(module: str) -> ImportError:
   """Returns what to raise where TensorFlow Federated is not installed."""
-  return ImportError(
-    invalid(
-      'tensorflow_federated',
-      'not installed',
-      f'{module} needs TensorFlow Federated 0.87.0',
-      'install it from requirements/*.lock: make env',
-    )
+  return not_installed(
+    'tensorflow_federated',
+    f'{module} needs TensorFlow Federated 0.87.0',
+    'install it from requirements/*.lock: make env',
   )
 
 
 def needs_tensorflow(what: str) -> ImportError:
   """Returns what to raise where TensorFlow is not installed."""
-  return ImportError(
-    invalid(
-      'tensorflow',
-      'not installed',
-      f'{what} needs TensorFlow',
-      "install it: pip install 'tff-bandmf[optimize]'",
-    )
+  return not_installed(
+    'tensorflow',
+    f'{what} needs TensorFlow',
+    "install it: pip install 'tff-bandmf[optimize]'",
   )
 
 
 def needs_jax(what: str) -> ImportError:
   """Returns what to raise where JAX is not installed."""
-  return ImportError(
-    invalid(
-      'jax',
-      'not installed',
-      f'{what} needs JAX',
-      "install it: pip install 'tff-bandmf[jax]', and JAX's own package for "
-      'your accelerator',
-    )
+  return not_installed(
+    'jax',
+    f'{what} needs JAX',
+    "install it: pip install 'tff-bandmf[jax]', and JAX's own package for "
+    'your accelerator',
   )

@@ -371,35 +371,27 @@ def dp_aggregator(
   _checks.positive(
     'clients_per_round', clients_per_round, 'it is the divisor of the mean'
   )
-  if isinstance(noise_multiplier, bool):
-    raise TypeError(
-      errors.invalid(
-        'noise_multiplier',
-        noise_multiplier,
-        'must be a number',
-        'give what accounting.calibrate returns',
-      )
-    )
+  _checks.number(
+    'noise_multiplier',
+    noise_multiplier,
+    'give what accounting.calibrate returns',
+  )
   if l2_norm_clip is None or isinstance(
     l2_norm_clip, tff.templates.EstimationProcess
   ):
-    raise TypeError(
-      errors.invalid(
-        'l2_norm_clip',
-        'None' if l2_norm_clip is None else 'an EstimationProcess',
-        'must be a norm or adapt under the noise of the run',
-        'give a norm, or tff_bandmf.AdaptiveClip(0.1)',
-      )
+    raise errors.type_error(
+      'l2_norm_clip',
+      'None' if l2_norm_clip is None else 'an EstimationProcess',
+      'must be a norm or adapt under the noise of the run',
+      'give a norm, or tff_bandmf.AdaptiveClip(0.1)',
     )
   query_lib.check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
   if not isinstance(strategy, strategies.Strategy):
-    raise TypeError(
-      errors.invalid(
-        'strategy',
-        strategy,
-        'must be a tff_bandmf.strategies.Strategy',
-        'load or optimise one',
-      )
+    raise errors.type_error(
+      'strategy',
+      strategy,
+      'must be a tff_bandmf.strategies.Strategy',
+      'load or optimise one',
     )
   if largest_cohort is None:
     largest_cohort = math.ceil(clients_per_round)
@@ -408,13 +400,11 @@ def dp_aggregator(
   )
   placement = placements.Tape() if noise is None else noise
   if not isinstance(placement, placements.Placement):
-    raise TypeError(
-      errors.invalid(
-        'noise',
-        type(placement).__name__,
-        'is not a placement',
-        'use Tape(), Served(folders) or InState() of noise.placements',
-      )
+    raise errors.type_error(
+      'noise',
+      type(placement).__name__,
+      'is not a placement',
+      'use Tape(), Served(folders) or InState() of noise.placements',
     )
   if not placement.start_round <= strategy.rounds:
     raise errors.value_error(

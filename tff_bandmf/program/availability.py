@@ -60,10 +60,7 @@ class Diurnal:
         'give at least one, in hours ahead of UTC',
       )
     for name in ('charging', 'drop_out'):
-      if not 0 <= getattr(self, name) <= 1:
-        raise errors.value_error(
-          name, getattr(self, name), 'must be in [0, 1]', 'it is a probability'
-        )
+      _checks.between(name, getattr(self, name), 0, 1, 'it is a probability')
 
   def available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
     """Returns which of the clients can be selected for a round, [m] bool.

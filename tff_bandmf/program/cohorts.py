@@ -45,6 +45,10 @@ class CohortError(ValueError):
   """There are not enough clients that may take part."""
 
 
+def _error(name: str, value: object, rule: str, remedy: str) -> CohortError:
+  return CohortError(errors.invalid(name, value, rule, remedy))
+
+
 @dataclasses.dataclass(frozen=True)
 class CohortSampler:
   """Random cohorts among the clients that `participation` lets in.
@@ -91,26 +95,22 @@ class CohortSampler:
       choice = self.clients // self.participation.separation(self.rounds)
       rule += f' // min_sep={self.participation.min_sep}'
     if self.cohort_size > choice:
-      raise CohortError(
-        errors.invalid(
-          'cohort_size',
-          self.cohort_size,
-          f'must not exceed the {rule}',
-          'use fewer clients a round',
-        )
+      raise _error(
+        'cohort_size',
+        self.cohort_size,
+        f'must not exceed the {rule}',
+        'use fewer clients a round',
       )
     if (
       self.sampling == self.SHUFFLED_EPOCHS
       and (self.participation.min_sep or 1) > self.clients // self.cohort_size
     ):
-      raise CohortError(
-        errors.invalid(
-          'min_sep',
-          self.participation.min_sep,
-          'must not exceed the rounds of an epoch, '
-          f'{self.clients // self.cohort_size}',
-          'use fewer clients a round or a smaller min_sep',
-        )
+      raise _error(
+        'min_sep',
+        self.participation.min_sep,
+        'must not exceed the rounds of an epoch, '
+        f'{self.clients // self.cohort_size}',
+        'use fewer clients a round or a smaller min_sep',
       )
     if self._wanted.never():
       raise self._not_filled('')
@@ -148,17 +148,15 @@ class CohortSampler:
       else (' and fewer where clients are not available')
     )
     min_sep = self.participation.min_sep
-    return CohortError(
-      errors.invalid(
-        'cohort_size',
-        self.cohort_size,
-        f'cannot be filled{where} from {self.clients} clients in '
-        f'{self.rounds} rounds with '
-        + ('' if min_sep is None else f'min_sep {min_sep} and ')
-        + f'{self.participation.participations(self.rounds)} '
-        'participations a client',
-        f'what fits, each alone: {fitting or "nothing"}{least}',
-      )
+    return _error(
+      'cohort_size',
+      self.cohort_size,
+      f'cannot be filled{where} from {self.clients} clients in '
+      f'{self.rounds} rounds with '
+      + ('' if min_sep is None else f'min_sep {min_sep} and ')
+      + f'{self.participation.participations(self.rounds)} '
+      'participations a client',
+      f'what fits, each alone: {fitting or "nothing"}{least}',
     )
 
   def _check_schema(self) -> None:
@@ -177,13 +175,11 @@ class CohortSampler:
       )
     name = getattr(self.participation, 'name', None)
     if name not in fitting[self.sampling]:
-      raise TypeError(
-        errors.invalid(
-          'participation',
-          self.participation,
-          f'cannot be held by {self.sampling} cohorts',
-          f'use one of {", ".join(fitting[self.sampling])}',
-        )
+      raise errors.type_error(
+        'participation',
+        self.participation,
+        f'cannot be held by {self.sampling} cohorts',
+        f'use one of {", ".join(fitting[self.sampling])}',
       )
 
   def eligible(
@@ -234,15 +230,13 @@ class CohortSampler:
     eligible = self.eligible(round_index, history)
     there = eligible[self._available(round_index, eligible)]
     if len(there) < self.cohort_size:
-      raise CohortError(
-        errors.invalid(
-          'cohort_size',
-          self.cohort_size,
-          f'only {len(eligible)} of {self.clients} clients may take part '
-          f'in round {round_index}, and {len(there)} of them are available',
-          'use smaller cohorts, fewer rounds, a smaller min_sep or more '
-          'participations',
-        )
+      raise _error(
+        'cohort_size',
+        self.cohort_size,
+        f'only {len(eligible)} of {self.clients} clients may take part '
+        f'in round {round_index}, and {len(there)} of them are available',
+        'use smaller cohorts, fewer rounds, a smaller min_sep or more '
+        'participations',
       )
     return np.sort(generator.choice(there, self.cohort_size, replace=False))
 

@@ -115,7 +115,8 @@ class Identifiers:
     if isinstance(clients, range):
       clients = np.arange(clients.start, clients.stop, clients.step)
     if isinstance(clients, np.ndarray) and clients.dtype.kind in 'iu':
-      _check_indices(clients)
+      for client in (clients.min(), clients.max()) if len(clients) else ():
+        _index(client)
       return self._permuted(clients.astype(np.uint64), range(_ROUNDS))
     if isinstance(clients, np.ndarray):
       clients = clients.tolist()
@@ -180,27 +181,16 @@ def _swapped(values: np.ndarray) -> np.ndarray:
 
 def _index(client: object) -> int:
   if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
-    raise TypeError(
-      errors.invalid(
-        'client',
-        type(client).__name__,
-        'must be an integer or a string',
-        'name clients by their index or by their identifier',
-      )
+    raise errors.type_error(
+      'client',
+      type(client).__name__,
+      'must be an integer or a string',
+      'name clients by their index or by their identifier',
     )
   index = operator.index(client)
   if not 0 <= index < 2**63:
-    raise _no_index(index)
+    rule = 'must be at least 0' if index < 0 else 'must be below 2^63'
+    raise errors.value_error(
+      'client', index, rule, 'it is an index in the population'
+    )
   return index
-
-
-def _check_indices(clients: np.ndarray) -> None:
-  for client in (clients.min(), clients.max()) if len(clients) else ():
-    _index(client)
-
-
-def _no_index(client: int) -> ValueError:
-  rule = 'must be at least 0' if client < 0 else 'must be below 2^63'
-  return errors.value_error(
-    'client', client, rule, 'it is an index in the population'
-  )

@@ -21,7 +21,6 @@ import numpy as np
 from tff_bandmf import _files, errors
 from tff_bandmf.program import (
   chain,
-  database,
   identifiers,
   ledger_reader,
   records,
@@ -271,8 +270,7 @@ class Ledger(ledger_reader.Reader):
     digest = chain.cohort_digest(
       np.sort(self._hash().of(cohort)), _highest(cohort)
     )
-    with database.transaction(self._reader) as connection:
-      return records.digest(connection, _round(round_index)) == digest
+    return self._read(records.digest, _round(round_index)) == digest
 
   def record_drawn(self, as_drawn: bool) -> None:
     """Records whether every cohort is the one that the sampling key gives.

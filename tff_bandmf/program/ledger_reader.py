@@ -7,7 +7,7 @@ import operator
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Optional, TypeVar, Union
+from typing import Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
 import sqlalchemy as sa
@@ -18,6 +18,7 @@ from tff_bandmf.program import history as history_lib
 from tff_bandmf.program import observed as observed_lib
 
 _Self = TypeVar('_Self', bound='Reader')
+_Found = TypeVar('_Found')
 
 
 class Reader:
@@ -84,10 +85,9 @@ class Reader:
     if missing:
       with database.transaction(self._writer) as connection:
         records.create(connection)
-    with database.transaction(self._reader) as connection:
-      # PRIVACY: what was changed claims nothing and goes on with nothing.
-      # Guard: chain_test.test_any_change_of_a_row_is_refused.
-      records.verify(connection)
+    # PRIVACY: what was changed claims nothing and goes on with nothing.
+    # Guard: chain_test.test_any_change_of_a_row_is_refused.
+    self._read(records.verify)
 
   def __enter__(self: _Self) -> _Self:
     return self
@@ -99,6 +99,11 @@ class Reader:
     """Closes the connections."""
     self._writer.dispose()
 
+  def _read(self, find: Callable[..., _Found], *arguments: Any) -> _Found:
+    """Returns what a function of `records` finds, in one transaction."""
+    with database.transaction(self._reader) as connection:
+      return find(connection, *arguments)
+
   @contextlib.contextmanager
   def _write(self) -> Iterator[sa.engine.Connection]:
     """Yields a connection; what it sees stays so until it has written."""
@@ -108,8 +113,7 @@ class Reader:
 
   def bound(self) -> tuple[Optional[int], Optional[int]]:
     """Returns what `bind` said, run and noise key; None if it never did."""
-    with database.transaction(self._reader) as connection:
-      row = records.row(connection)
+    row = self._read(records.row)
     return row.run, row.noise_key
 
   def head(self, round_index: Optional[int] = None) -> str:
@@ -127,18 +131,15 @@ class Reader:
       if not attempts:
         raise not_started(round_index)
       return attempts[-1].head
-    with database.transaction(self._reader) as connection:
-      return records.row(connection).head.hex()
+    return self._read(records.row).head.hex()
 
   def last_round(self) -> int:
     """Returns the highest round that was started; -1 without one."""
-    with database.transaction(self._reader) as connection:
-      return records.last_round(connection)
+    return self._read(records.last_round)
 
   def by_index(self) -> Optional[bool]:
     """Returns whether clients are indices; None if nobody took part."""
-    with database.transaction(self._reader) as connection:
-      return records.by_index(connection)
+    return self._read(records.by_index)
 
   def next_round(self) -> int:
     """Returns where a run goes on: the last started round, or the one after it.
@@ -157,8 +158,7 @@ class Reader:
 
   def attempts(self, round_index: int) -> list[chain.Attempt]:
     """Returns the attempts at a round, in order; none if it was not started."""
-    with database.transaction(self._reader) as connection:
-      return records.attempts(connection, operator.index(round_index))
+    return self._read(records.attempts, operator.index(round_index))
 
   def all_attempts(self) -> dict[int, list[chain.Attempt]]:
     """Returns the attempts at every started round, rounds ascending.
@@ -166,8 +166,7 @@ class Reader:
     Raises:
       ValueError: the ledger was changed or is damaged.
     """
-    with database.transaction(self._reader) as connection:
-      return records.verify(connection).attempts
+    return self._read(records.verify).attempts
 
   def cohort(
     self,
@@ -184,12 +183,11 @@ class Reader:
     Raises:
       ValueError: a client of the cohort is not among them.
     """
-    with database.transaction(self._reader) as connection:
-      recorded = records.cohort(connection, operator.index(round_index))
+    recorded = self._read(records.cohort, operator.index(round_index))
     if recorded is None:
       return None
     if population is None:
-      population = range(self._last_client() + 1)
+      population = range(self._read(records.last_client) + 1)
     if isinstance(population, range):
       found = np.sort(self._hash().indices(recorded))
       wanted = population if population.step > 0 else population[::-1]
@@ -221,7 +219,7 @@ class Reader:
     Raises:
       ValueError: the ledger holds clients beyond the population, or strings.
     """
-    highest = self._last_client()
+    highest = self._read(records.last_client)
     if highest >= clients:
       raise errors.value_error(
         'client',
@@ -296,8 +294,7 @@ class Reader:
           'a ledger in a database server needs it',
           'give a file next to the other secrets of the run',
         )
-      with database.transaction(self._reader) as connection:
-        recorded = records.row(connection).key
+      recorded = self._read(records.row).key
       # PRIVACY: with another key every client looks new. Guards:
       # ledger_test.test_ledger_without_its_key_lets_nobody_in and
       # test_ledger_with_another_key_lets_nobody_in.
@@ -317,10 +314,6 @@ class Reader:
         )
       self._identifiers = found
     return self._identifiers
-
-  def _last_client(self) -> int:
-    with database.transaction(self._reader) as connection:
-      return records.last_client(connection)
 
   def _cohorts(
     self, before: int, start: int = 0

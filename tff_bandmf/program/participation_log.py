@@ -191,13 +191,10 @@ def _batches(path: pathlib.Path) -> Iterator[Any]:
     import pyarrow as pa
     from pyarrow import csv, parquet
   except ImportError as error:
-    raise ImportError(
-      errors.invalid(
-        'pyarrow',
-        'not installed',
-        'participation logs are read with it',
-        "install it: pip install 'tff-bandmf[logs]'",
-      )
+    raise errors.not_installed(
+      'pyarrow',
+      'participation logs are read with it',
+      "install it: pip install 'tff-bandmf[logs]'",
     ) from error
   if path.suffix not in (*_CSV, *_PARQUET):
     raise errors.value_error(

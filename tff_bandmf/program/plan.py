@@ -49,13 +49,11 @@ _MOST_DELTA = 1e-2
 
 def _cohorts(value: Any) -> accounting.Cohorts:
   if not hasattr(value, 'schema'):
-    raise TypeError(
-      errors.invalid(
-        'cohorts',
-        value,
-        'must say who takes part',
-        'use tff_bandmf.MinSep(min_sep)',
-      )
+    raise errors.type_error(
+      'cohorts',
+      value,
+      'must say who takes part',
+      'use tff_bandmf.MinSep(min_sep)',
     )
   return value
 
@@ -74,18 +72,14 @@ def _clips(value: Any) -> Any:
   )
 
 
-def _epsilon(value: Any) -> Optional[float]:
-  if value is None:
-    return None
+def _epsilon(value: Any) -> float:
   positive = _checks.positive('epsilon', value, 'usual values are 1 to 10')
   return _checks.between(
     'epsilon', positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
   )
 
 
-def _delta(value: Any) -> Optional[float]:
-  if value is None:
-    return None
+def _delta(value: Any) -> float:
   remedy = 'take one far below one over the population'
   positive = _checks.positive('delta', value, remedy)
   return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)
@@ -148,8 +142,12 @@ class Plan:
   l2_norm_clip: Union[float, tuple[float, ...], clips.AdaptiveClip] = (
     attrs.field(converter=_clips)
   )
-  epsilon: Optional[float] = attrs.field(default=None, converter=_epsilon)
-  delta: Optional[float] = attrs.field(default=None, converter=_delta)
+  epsilon: Optional[float] = attrs.field(
+    default=None, converter=attrs.converters.optional(_epsilon)
+  )
+  delta: Optional[float] = attrs.field(
+    default=None, converter=attrs.converters.optional(_delta)
+  )
   noise_multiplier: Optional[float] = None
   mechanism: Union[
     str, os.PathLike, mechanism_lib.Mechanism, strategies.Strategy
@@ -172,10 +170,8 @@ class Plan:
         'is given in place of epsilon and delta',
         'give epsilon and delta, or noise_multiplier (0 claims nothing)',
       )
-    for name, least in (
-      ('largest_cohort', self.clients_per_round),
-      ('stands_for', self.clients_per_round),
-    ):
+    least = self.clients_per_round
+    for name in ('largest_cohort', 'stands_for'):
       value = getattr(self, name)
       if value is not None and _checks.count(name, value, 'clients') < least:
         raise errors.value_error(
@@ -193,10 +189,6 @@ class Plan:
         'a larger cohort is drawn with another probability, and amplifies less',
         'leave it out, or enforce a schema: MinSep',
       )
-    self._check_schema()
-
-  def _check_schema(self) -> None:
-    """Raises ValueError for a separation that no run of n rounds can show."""
     min_sep = self.cohorts.schema.min_sep
     if min_sep is not None and min_sep > self.rounds:
       raise errors.value_error(

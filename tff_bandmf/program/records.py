@@ -111,19 +111,7 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
   Raises:
     ValueError: it is not what a ledger has, or is of another format.
   """
-  query = sa.select(
-    *map(
-      _raw,
-      (
-        _LEDGER.c.format,
-        _LEDGER.c.run,
-        _LEDGER.c.noise_key,
-        _LEDGER.c.key,
-        _LEDGER.c.events,
-        _LEDGER.c.head,
-      ),
-    )
-  )
+  query = sa.select(*map(_raw, _LEDGER.c))
   # PRIVACY: who looks before he has the lock sees a round that another is
   # about to abandon. Guard:
   # ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
@@ -131,7 +119,7 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
     query = query.with_for_update()
   found = connection.execute(query).all()
   _require(len(found) == 1, 'row')
-  version, run, noise_key, key, events, head = found[0]
+  _, version, run, noise_key, key, events, head = found[0]
   if version != chain.FORMAT:
     raise other_format(version)
   for value in (run, noise_key, key):
@@ -176,19 +164,18 @@ def claim(connection: sa.engine.Connection, **values: int) -> Row:
 
 def last_client(connection: sa.engine.Connection) -> int:
   """Returns the highest client index; -1 without one."""
-  found = connection.execute(
-    sa.select(sa.func.max(_raw(_ROUNDS.c.highest)))
-  ).scalar_one()
-  _require(found is None or isinstance(found, int), 'highest')
-  return -1 if found is None else found
+  return _largest(connection, _ROUNDS.c.highest)
 
 
 def last_round(connection: sa.engine.Connection) -> int:
   """Returns the highest round that was started; -1 without one."""
-  found = connection.execute(
-    sa.select(sa.func.max(_raw(_ROUNDS.c.round)))
-  ).scalar_one()
-  _require(found is None or isinstance(found, int), 'round')
+  return _largest(connection, _ROUNDS.c.round)
+
+
+def _largest(connection: sa.engine.Connection, column: sa.Column) -> int:
+  """Returns the largest value of a column; -1 without one."""
+  found = connection.execute(sa.select(sa.func.max(_raw(column)))).scalar_one()
+  _require(found is None or isinstance(found, int), column.name)
   return -1 if found is None else found
 
 
@@ -263,20 +250,7 @@ def _events(
   connection: sa.engine.Connection, round_index: Optional[int] = None
 ) -> Iterator[tuple[int, chain.Event, bytes]]:
   """Yields the place, the event and the head after it, of one round or all."""
-  query = sa.select(
-    *map(
-      _raw,
-      (
-        _EVENTS.c.place,
-        _EVENTS.c.round,
-        _EVENTS.c.kind,
-        _EVENTS.c.digest,
-        _EVENTS.c.z_stddev,
-        _EVENTS.c.noise_checked,
-        _EVENTS.c.head,
-      ),
-    )
-  )
+  query = sa.select(*map(_raw, _EVENTS.c))
   if round_index is not None:
     query = query.where(_EVENTS.c.round == round_index)
   rows = connection.execute(
@@ -388,16 +362,14 @@ def _rounds(
   before: Optional[int] = None,
   start: int = 0,
 ) -> Iterator[tuple[int, np.ndarray, int]]:
-  query = sa.select(
-    *map(_raw, (_ROUNDS.c.round, _ROUNDS.c.cohort, _ROUNDS.c.highest))
-  ).order_by(_ROUNDS.c.round)
+  query = sa.select(*map(_raw, _ROUNDS.c)).order_by(_ROUNDS.c.round)
   if start:
     query = query.where(_ROUNDS.c.round >= start)
   if before is not None:
     query = query.where(_ROUNDS.c.round < before)
   rows = connection.execute(query, execution_options={'stream_results': True})
   last = -1
-  for round_index, content, highest in rows.yield_per(_COHORTS_AT_A_TIME):
+  for round_index, highest, content in rows.yield_per(_COHORTS_AT_A_TIME):
     _require(isinstance(round_index, int) and round_index > last, 'round')
     _require(isinstance(highest, int) and highest >= -1, 'highest')
     last = round_index

@@ -52,13 +52,11 @@ def population(clients: Clients) -> np.ndarray:
   ids = getattr(clients, 'client_ids', clients)
   found = np.arange(ids) if isinstance(ids, int) else np.array(ids)
   if found.ndim != 1 or found.dtype.kind not in 'iuU' or ids is True:
-    raise TypeError(
-      errors.invalid(
-        'clients',
-        type(clients).__name__,
-        'must be a count, or indices or strings in a list',
-        'give how many there are, their ids, or a ClientData',
-      )
+    raise errors.type_error(
+      'clients',
+      type(clients).__name__,
+      'must be a count, or indices or strings in a list',
+      'give how many there are, their ids, or a ClientData',
     )
   # PRIVACY: whatever their order is now, clients are drawn as before. Guard:
   # run_test.test_clients_in_another_order_are_drawn_as_before.
@@ -95,6 +93,19 @@ def drawing(
       clients, plan.clients_per_round, plan.rounds, plan.cohorts.schema, seed
     )
   )
+
+
+def drawn(
+  drawing: Drawing,
+  ids: np.ndarray,
+  rounds: Iterable[int],
+  history: program.History,
+) -> Iterator[tuple[int, np.ndarray]]:
+  """Yields rounds and the ids of their cohorts, which `history` takes up."""
+  for t in rounds:
+    cohort = drawing.cohort(t, history)
+    history.record(t, cohort)
+    yield t, ids[cohort]
 
 
 def ahead(

@@ -8,8 +8,9 @@ or burnt.
 
 from __future__ import annotations
 
+import contextlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
 import numpy as np
@@ -127,6 +128,22 @@ class Journal:
       raise errors.value_error(
         'round', opened.index, 'is not open', 'finish a round once'
       )
+
+  @contextlib.contextmanager
+  def attempting(self, opened: rounds.Round) -> Iterator[None]:
+    """Burns the round if it is to release another sum in the `with` block."""
+    self.check_open(opened)
+    try:
+      yield
+    except Exception:
+      if not self.is_burnt(opened.index):
+        raise
+    if self.is_burnt(opened.index):
+      self.burn(opened.index, len(opened.cohort))
+
+  def sync(self) -> None:
+    """Returns when what was released is marked on the disk."""
+    self._position.sync()
 
   def finish(
     self,

@@ -43,6 +43,22 @@ class Noised:
       )
     return self._factory
 
+  def check(self, process: Any) -> str:
+    """Returns a sentence on what a process lets past the aggregator.
+
+    Raises:
+      ValueError: the next state depends on it.
+    """
+    from tff_bandmf import aggregator
+
+    # PRIVACY: there is no guarantee for what passes the aggregator. Guard:
+    # run_test.test_process_that_passes_the_aggregator_is_refused.
+    past = ', '.join(aggregator.check_process(process)) or 'nothing'
+    return (
+      'computations followed from the clients to what a round gives; '
+      f'past the aggregator: {past}'
+    )
+
   def release(
     self,
     opened: rounds.Round,

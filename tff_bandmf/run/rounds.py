@@ -39,19 +39,21 @@ class Round:
 
   def __init__(
     self,
-    run: Any,
+    journal: Any,
+    noised: Any,
     index: int,
     cohort: np.ndarray,
     *,
     refused: int = 0,
     data: Callable[[], Any] = lambda: None,
   ):
-    """Takes the `Run` that makes the round durable."""
+    """Takes the `Journal` and the `Noised` of the run."""
     self.index = index
     self.cohort = cohort
     self.refused = refused
     self.finished = False
-    self._run = run
+    self._journal = journal
+    self._noised = noised
     self._data = data
 
   @property
@@ -67,7 +69,10 @@ class Round:
     Args:
       function: calls `next` of the process, or releases.
     """
-    return self._run._attempt(self, function)
+    output = None
+    with self._journal.attempting(self):
+      output = function()
+    return None if self._journal.is_burnt(self.index) else output
 
   def finish(
     self,
@@ -87,7 +92,8 @@ class Round:
     Raises:
       ValueError: the round was finished before, or nothing was released in it.
     """
-    self._run._finish(self, state, metrics, shown or {})
+    shown = {**(shown or {}), **self._noised.released(self)}
+    self._journal.finish(self, state, self._noised.z_stddev, shown, metrics)
     return state
 
   def release(self, updates: Iterable[Any], like: Any) -> Any:
@@ -107,4 +113,10 @@ class Round:
         are more than clients.
       tf.errors.InvalidArgumentError: the round released another sum before.
     """
-    return self._run._release(self, updates, like)
+    self._journal.check_open(self)
+    clip = self._journal.l2_norm_clip
+    mean = self._noised.release(self, updates, like, clip)
+    # PRIVACY: a power cut before `finish` would let another sum follow what may
+    # have been seen. Guard: run_test.test_mark_is_on_the_disk_before_the_mean.
+    self._journal.sync()
+    return mean

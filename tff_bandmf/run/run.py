@@ -8,7 +8,7 @@ import functools
 import os
 import pathlib
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional, Union
 
 import numpy as np
@@ -75,7 +75,6 @@ class Run:
     self._plan = opened.plan
     self._ended = opened.ended
     self._sampling_key = opened.sampling_key
-    self._position = opened.position
     self._journal = opened.journal
     self._stack = opened.stack
     self._noised = noised.Noised(
@@ -165,25 +164,22 @@ class Run:
       self._as_drawn = functools.partial(
         drawing.as_drawn, kept.ledger, ids, plan.rounds
       )
-    history = kept.ledger.past(ids, kept.next)
-
-    def drawn():
-      for t in range(kept.next, plan.rounds):
-        cohort = drawing.cohort(t, history)
-        history.record(t, cohort)
-        yield t, ids[cohort]
-
-    for t, cohort, data in clients_lib.ahead(drawn(), prepare):
+    left = range(kept.next, plan.rounds)
+    past = kept.ledger.past(ids, kept.next)
+    drawn = clients_lib.drawn(drawing, ids, left, past)
+    for t, cohort, data in clients_lib.ahead(drawn, prepare):
       if kept.is_burnt(t):
         kept.burn(t, len(cohort))
         continue
+      opened = kept.start(
+        rounds_lib.Round(kept, self._noised, t, cohort, data=data)
+      )
       # PRIVACY: the lattice has no room for them. Guard:
       # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
       if len(cohort) > plan.most_clients:
-        kept.start(rounds_lib.Round(self, t, cohort))
         kept.burn(t, len(cohort))
         continue
-      yield kept.start(rounds_lib.Round(self, t, cohort, data=data))
+      yield opened
       if kept.opened is not None:
         raise errors.value_error(
           'round', t, 'was not finished', 'call round.finish(state) in it'
@@ -232,8 +228,9 @@ class Run:
       ids, t, plan.cohorts.schema, plan.rounds, kept.ledger.past(ids, t)
     )
     admitted = ids[found.admitted][: plan.most_clients]
+    refused = len(ids) - len(admitted)
     opened = kept.start(
-      rounds_lib.Round(self, t, admitted, refused=len(ids) - len(admitted))
+      rounds_lib.Round(kept, self._noised, t, admitted, refused=refused)
     )
     try:
       yield opened
@@ -263,7 +260,7 @@ class Run:
     Raises:
       ValueError: the process lets what clients compute past the aggregator.
     """
-    self._check(process)
+    self.note(process=self._noised.check(process))
     kept, last = self._journal, self._plan.rounds
     state = self.restore(process.initialize)
     with tqdm.tqdm(initial=kept.next, total=last) as bar:
@@ -321,7 +318,7 @@ class Run:
     from tff_bandmf.run import train_model
 
     runtime.check_program()
-    self._check(process)
+    self.note(process=self._noised.check(process))
     # PRIVACY: what has no noise is named. Guard:
     # train_model_test.test_what_managers_get_is_named.
     for name, told in _TOLD.items():
@@ -336,17 +333,6 @@ class Run:
         self._plan.rounds,
         **program,
       )
-    )
-
-  def _check(self, process: Any) -> None:
-    from tff_bandmf import aggregator
-
-    # PRIVACY: there is no guarantee for what passes the aggregator. Guard:
-    # run_test.test_process_that_passes_the_aggregator_is_refused.
-    past = ', '.join(aggregator.check_process(process)) or 'nothing'
-    self.note(
-      process='computations followed from the clients to what a round gives; '
-      f'past the aggregator: {past}'
     )
 
   def note(self, **statements: Any) -> None:
@@ -408,40 +394,3 @@ class Run:
   def guarantee(self) -> accounting.Guarantee:
     """What the run so far may claim; `accounting.compose` takes runs."""
     return report.of_run(self.directory).claim.claimed
-
-  def _release(
-    self, opened: rounds_lib.Round, updates: Iterable[Any], like: Any
-  ) -> Any:
-    self._journal.check_open(opened)
-    mean = self._noised.release(
-      opened, updates, like, self._journal.l2_norm_clip
-    )
-    # PRIVACY: a power cut before `finish` would let another sum follow what may
-    # have been seen. Guard: run_test.test_mark_is_on_the_disk_before_the_mean.
-    self._position.sync()
-    return mean
-
-  def _attempt(
-    self, opened: rounds_lib.Round, function: Callable[[], Any]
-  ) -> Any:
-    kept = self._journal
-    kept.check_open(opened)
-    try:
-      output = function()
-    except Exception:
-      if not kept.is_burnt(opened.index):
-        raise
-    if kept.is_burnt(opened.index):
-      kept.burn(opened.index, len(opened.cohort))
-      return None
-    return output
-
-  def _finish(
-    self,
-    done: rounds_lib.Round,
-    state: Any,
-    measured: Any,
-    shown: Mapping[str, Any],
-  ) -> None:
-    shown = {**shown, **self._noised.released(done)}
-    self._journal.finish(done, state, self._noised.z_stddev, shown, measured)

@@ -153,15 +153,11 @@ class _Process:
 
   async def run(self, state, opened, data) -> Any:
     """Returns the output of a round, which is on the disk or burnt."""
-    try:
+    with self._journal.attempting(opened):
       output = await tff.program.materialize_value(
         self._process.next(state, data)
       )
-    except Exception:
-      if not self._journal.is_burnt(opened.index):
-        raise
     if self._journal.is_burnt(opened.index):
-      self._journal.burn(opened.index, len(opened.cohort))
       return self.next(state, None)
     # PRIVACY: nobody has seen what is not durable. Guard:
     # train_model_test.test_round_is_durable_before_it_is_released.
