@@ -17,13 +17,7 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
-from tff_bandmf import (
-  accounting,
-  errors,
-  optimize,
-  strategies,
-  workloads,
-)
+from tff_bandmf import accounting, errors, optimize, strategies, workloads
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,29 +116,13 @@ def choose(
   ['dp-cgd', 'identity']
   """
   accounting.check(cohorts)
-  search = _Search(
-    rounds,
-    target,
-    noise_copies,
-    objective,
-    workload,
-    cohorts,
-  )
+  search = _Search(rounds, target, noise_copies, objective, workload, cohorts)
   return search.ranking(families, progress)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Search:
-  """What every family is optimised for.
-
-  Attributes:
-    rounds: n.
-    target: epsilon and delta.
-    noise_copies: model copies that the noise may keep; None is any number.
-    objective: `MEAN` or `MAX`.
-    workload: A.
-    cohorts: who takes part.
-  """
+  """What every family is optimised for; see `choose`."""
 
   rounds: int
   target: Target
@@ -154,19 +132,9 @@ class _Search:
   cohorts: accounting.Cohorts
 
   def ranking(
-    self,
-    families: Optional[Iterable[str]],
-    progress: Callable[[str], None],
+    self, families: Optional[Iterable[str]], progress: Callable[[str], None]
   ) -> Ranking:
-    """Returns the ranking by what is minimised.
-
-    Args:
-      families: to compare; None is all.
-      progress: called with the name of every family that is done.
-
-    Raises:
-      ValueError: an unknown family, or there is nothing to rank.
-    """
+    """Returns the ranking by what is minimised."""
     declared = [
       strategies.families.get(family)
       for family in families or strategies.FAMILIES
@@ -214,9 +182,7 @@ class _Search:
     return Ranking(tuple(choices), left_out)
 
   def _choices(
-    self,
-    family: strategies.Family,
-    callback: Callable[[float], None],
+    self, family: strategies.Family, callback: Callable[[float], None]
   ) -> list[Choice]:
     """Returns the best of a family, for each number of bands.
 

@@ -15,7 +15,7 @@ import pytest
 import report_test
 
 from tff_bandmf import accounting, noise, report
-from tff_bandmf.report import report as report_lib
+from tff_bandmf.report import pages
 
 pytestmark = pytest.mark.slow
 
@@ -496,6 +496,6 @@ def test_other_generators_are_refused(tmp_path):
   'value', [8.0, 3.4240072731488453, 0.123456789, 99999.99, 1e-7 / 3]
 )
 def test_printed_epsilon_is_never_below_the_computed_one(value):
-  printed = float(report_lib._number(value))
+  printed = float(pages.number(value))
   assert value <= printed <= value * (1 + 2e-5)
-  assert float(report_lib._number(value, up=False)) <= value
+  assert float(pages.number(value, up=False)) <= value

@@ -118,19 +118,17 @@ def rows(directory: pathlib.Path) -> list[dict[str, str]]:
 
 def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
   """Returns (rounds done, validation accuracy) wherever it was measured."""
-  return [
-    (int(row['round']) + 1, float(row['accuracy']))
-    for row in rows
-    if row.get('accuracy')
-  ]
+  return _column(rows, 'accuracy')
 
 
 def clips(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
   """Returns (rounds done, the clip then) wherever one was released."""
+  return _column(rows, RELEASED[0])
+
+
+def _column(rows: list[dict[str, str]], name: str) -> list[tuple[int, float]]:
   return [
-    (int(row['round']) + 1, float(row[RELEASED[0]]))
-    for row in rows
-    if row.get(RELEASED[0])
+    (int(row['round']) + 1, float(row[name])) for row in rows if row.get(name)
   ]
 
 
@@ -153,11 +151,8 @@ def digests(directory: pathlib.Path) -> dict[int, bytes]:
   Raises:
     ValueError: as `lines`.
   """
-  found = lines(directory)
-  if not found:
-    return {}
-  header = _read(directory)[0][0]
-  return {t: row_digest(header, line) for t, line in found.items()}
+  header = ''.join(_read(directory)[0][:1])
+  return {t: row_digest(header, line) for t, line in lines(directory).items()}
 
 
 def row_digest(header: str, line: str) -> bytes:

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import attrs
 
-from tff_bandmf import _files, errors
+from tff_bandmf import _files, clips, errors
 
 if TYPE_CHECKING:
   from tff_bandmf.noise import key as key_lib
@@ -89,6 +89,8 @@ _PARTS = {
 }
 # What the program that adds the noise holds to in every round.
 _HELD = ('l2_norm_clip', 'z_stddev_per_clip', 'clients_per_round')
+# At which a plan without one is reported.
+_DELTA = 1e-6
 _IDENTITY = re.compile('[0-7][0-9a-f]{15}')
 _HEAD = re.compile('[0-9a-f]{64}')
 
@@ -207,6 +209,33 @@ class RunRecord:
       wrong.append('after')
     if wrong:
       raise ValueError(f'lacks {", ".join(wrong)}, or holds another kind')
+
+  @classmethod
+  def of_plan(
+    cls, plan: Any, claim: Optional[dict[str, Any]] = None, **said: Any
+  ) -> RunRecord:
+    """Returns what training by a plan says of itself.
+
+    Args:
+      plan: a `Plan`.
+      claim: what the claim says beside the figures of the plan.
+      **said: attributes that the plan does not tell.
+    """
+    return cls(
+      claim={
+        **plan.guarantee.to_dict(),
+        'delta': plan.delta or _DELTA,
+        **clips.claim(plan.l2_norm_clip),
+        'clients_per_round': plan.clients_per_round,
+        **(claim or {}),
+      },
+      unit_of_privacy=plan.unit,
+      data='not stated',
+      released='the model after every round',
+      not_covered=[],
+      side_releases=[],
+      **said,
+    )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns what stands in the file."""

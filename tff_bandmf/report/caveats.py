@@ -39,60 +39,60 @@ def warnings(
 ) -> list[str]:
   """Returns what a reader has to know before the numbers, worst first."""
   seen = claim.observed
-  found = []
-  # PRIVACY: figures of a run that stands for another are not taken for a
-  # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
-  if run.simulated is not None:
-    found.append(_SIMULATED)
-  if elsewhere:
-    found.append(_ELSEWHERE)
-  elif not seen.finished:
-    found.append(_NOTHING_RELEASED)
-  if claim.violated:
-    planned = claim.planned.cohorts.schema
-    most = planned.participations(claim.held.strategy.rounds)
-    found.append(
+  planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
+  population = run.population or seen.clients
+  rows = (
+    # PRIVACY: figures of a run that stands for another are not taken for a
+    # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
+    (run.simulated is not None, _SIMULATED),
+    (elsewhere, _ELSEWHERE),
+    (not elsewhere and not seen.finished, _NOTHING_RELEASED),
+    (
+      claim.violated,
       'The participation schema was not kept. Planned: '
-      f'{_participation(planned.min_sep, most)}. Observed: '
-      f'{_participation(seen.min_sep, seen.max_participations)}. The claim '
-      'is for what was observed.'
-    )
-  if claim.cohorts is not None and claim.amplified is None:
-    found.append(
+      f'{_participation(planned.min_sep, planned.participations(rounds))}. '
+      f'Observed: {_participation(seen.min_sep, seen.max_participations)}. The '
+      'claim is for what was observed.',
+    ),
+    (
+      claim.cohorts is not None and claim.amplified is None,
       'Cohorts were not those that the key of the draws gives: sampling '
-      'amplifies nothing here.'
-    )
-  if claim.amplified is not None and completed and seen.drawn is None:
-    found.append(_NOT_LOOKED_AT)
-  if not claim.held.noise_multiplier:
-    found.append(_NO_NOISE)
-  if not completed:
-    of = statement.count(claim.held.strategy.rounds, 'round')
-    more = claim.rounds < claim.held.strategy.rounds
-    found.append(
-      f'This run has not ended: {seen.rounds} of {of} '
-      f'{"was" if seen.rounds == 1 else "were"} started. The claim is for '
-      f'what they released{", and grows with those that follow" * more}.'
-    )
-  if seen.burnt:
-    found.append(
+      'amplifies nothing here.',
+    ),
+    (
+      claim.amplified is not None and completed and seen.drawn is None,
+      _NOT_LOOKED_AT,
+    ),
+    (not claim.held.noise_multiplier, _NO_NOISE),
+    (
+      not completed,
+      f'This run has not ended: {seen.rounds} of '
+      f'{statement.count(rounds, "round")} '
+      f'{"was" if seen.rounds == 1 else "were"} started. The claim is for what '
+      'they released'
+      f'{", and grows with those that follow" * (claim.rounds < rounds)}.',
+    ),
+    (
+      seen.burnt > 0,
       f'{seen.burnt} of {statement.count(seen.rounds, "round")} '
       f'{"was" if seen.burnt == 1 else "were"} burnt: started, and what came '
-      'of it is not in the model. The claim counts burnt rounds.'
-    )
-  population = run.population or seen.clients
-  if claim.delta * population >= 1:
-    found.append(
+      'of it is not in the model. The claim counts burnt rounds.',
+    ),
+    (
+      claim.delta * population >= 1,
       f'delta = {claim.delta!r} is not below 1 / population = 1 / '
-      f'{population}: publishing all of one client may meet it.'
-    )
-  if seen.z_stddev is None and seen.finished and not elsewhere:
-    found.append('The ledger has no measurement of the noise that was added.')
-  if (run.code_sha256 or code_sha256) != code_sha256:
-    found.append(
-      'The code that wrote this report is not the code that trained.'
-    )
-  return found
+      f'{population}: publishing all of one client may meet it.',
+    ),
+    (
+      seen.z_stddev is None and seen.finished > 0 and not elsewhere,
+      'The ledger has no measurement of the noise that was added.',
+    ),
+    (
+      (run.code_sha256 or code_sha256) != code_sha256,
+      'The code that wrote this report is not the code that trained.',
+    ),
+  )
+  return [text for holds, text in rows if holds]
 
 
 def public_warnings(

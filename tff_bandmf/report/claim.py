@@ -182,7 +182,7 @@ class Claim:
       'kind': self.cohorts.name,
       'rule': self.cohorts.rule,
       'drawn': DRAWN[self.observed.drawn],
-      'epsilon_unamplified': figures(self.held, self.delta)['epsilon'],
+      'epsilon_unamplified': self.held.proved_epsilon(self.delta),
       'samples': led.get('samples'),
       'failure_probability': led.get('failure_probability'),
     }

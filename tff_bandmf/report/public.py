@@ -9,24 +9,19 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
-import json
 import math
-import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional
 
-from tff_bandmf import _files, errors
-from tff_bandmf.report import assumptions, caveats, plot, statement
-from tff_bandmf.report import claim as claim_lib
+from tff_bandmf import errors
+from tff_bandmf.report import assumptions, caveats, pages, plot, statement
 from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import source as source_lib
 
 FORMAT = 'tff_bandmf.public_report'
 VERSION = 1
 
-MARKDOWN_FILE = 'public.md'
-JSON_FILE = 'public.json'
 HTML_FILE = 'public.html'
 
 _UP, _DOWN = (
@@ -44,7 +39,7 @@ _TOLD = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Public:
+class Public(pages.Pages):
   """A report for everybody.
 
   Attributes:
@@ -52,38 +47,7 @@ class Public:
     figures: matplotlib figures by name.
   """
 
-  content: dict[str, Any]
-  figures: dict[str, Any]
-
-  def markdown(self) -> str:
-    """Returns the text of `public.md`."""
-    return report_lib.render('public.md.j2', self.content)
-
-  def html(self) -> str:
-    """Returns the text of `public.html`, which needs no other file."""
-    images = {
-      name: plot.data_uri(figure) for name, figure in self.figures.items()
-    }
-    return report_lib.render(
-      'public.html.j2', {**self.content, 'images': images}
-    )
-
-  def write(self, directory: Union[str, os.PathLike]) -> dict[str, Any]:
-    """Writes the three files; returns the content of `public.json`.
-
-    Raises:
-      OSError: a file cannot be written.
-    """
-    directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    text = json.dumps(self.content, indent=1, allow_nan=False) + '\n'
-    for name, written in (
-      (MARKDOWN_FILE, self.markdown()),
-      (HTML_FILE, self.html()),
-      (JSON_FILE, text),
-    ):
-      _files.write(directory / name, written.encode())
-    return self.content
+  NAME: ClassVar[str] = 'public'
 
 
 def publish(
@@ -227,29 +191,25 @@ def _numbers(found: dict[str, Any]) -> dict[str, Any]:
 def _row(source: source_lib.Source) -> dict[str, Any]:
   """Returns what everybody may know of a run."""
   claim, run = source.claim, source.run
-  claimed = claim_lib.figures(claim.claimed, claim.delta)
-  held = claim_lib.figures(claim.held, claim.delta)
   schema = claim.planned.cohorts.schema
   rounds = claim.held.strategy.rounds
   return {
     'name': run.title or source.name,
     'model': run.model,
     'date': run.date,
-    'epsilon': three(claimed['epsilon']),
-    'rho': three(held['rho']),
+    'epsilon': three(claim.claimed.proved_epsilon(claim.delta)),
+    'rho': three(claim.held.rho),
     'delta': claim.delta,
     'amplification': claim.amplification,
-    'epsilon_unamplified': three(held['epsilon']),
+    'epsilon_unamplified': three(claim.held.proved_epsilon(claim.delta)),
     'planned_epsilon': three(
-      claim_lib.figures(claim.amplified or claim.planned, claim.delta)[
-        'epsilon'
-      ]
+      (claim.amplified or claim.planned).proved_epsilon(claim.delta)
     ),
     # PRIVACY: what chance drew is not told. Guard:
     # report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
     'observed_epsilon': None
-    if claim.amplified
-    else three(claim_lib.figures(claim.seen, claim.delta)['epsilon']),
+    if claim.amplified or claim.seen is None
+    else three(claim.seen.proved_epsilon(claim.delta)),
     'kept': not claim.violated,
     'completed': source.completed,
     'elsewhere': source.elsewhere,

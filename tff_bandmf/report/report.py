@@ -7,21 +7,19 @@ and the page show the same.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import math
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, Optional, Union
+from typing import Any, ClassVar, Optional, Union
 
-import jinja2
 import numpy as np
 
 from tff_bandmf import _files, accounting, clips
 from tff_bandmf.report import (
   assumptions,
   caveats,
+  pages,
   plot,
   statement,
   transparency,
@@ -46,7 +44,7 @@ _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class Report(pages.Pages):
   """The report of a run.
 
   Attributes:
@@ -55,48 +53,17 @@ class Report:
       `content['plots']`.
   """
 
-  content: dict[str, Any]
-  figures: dict[str, Any]
+  NAME: ClassVar[str] = 'report'
 
   @property
   def statement(self) -> str:
     """Returns the formal statement."""
     return self.content['formal_statement']
 
-  def json(self) -> str:
-    """Returns the text of `report.json`."""
-    return json.dumps(self.content, indent=1, allow_nan=False) + '\n'
-
-  def markdown(self) -> str:
-    """Returns the text of `report.md`."""
-    return render('report.md.j2', self.content)
-
-  def html(self) -> str:
-    """Returns the text of `report.html`, which needs no other file."""
-    images = {
-      name: plot.data_uri(figure) for name, figure in self.figures.items()
-    }
-    return render('report.html.j2', {**self.content, 'images': images})
-
-  def write(self, directory: Union[str, os.PathLike]) -> dict[str, Any]:
-    """Writes the files of the report; returns the content of `report.json`.
-
-    Raises:
-      OSError: a file cannot be written.
-    """
-    directory = pathlib.Path(directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    texts = {
-      MARKDOWN_FILE: self.markdown(),
-      HTML_FILE: self.html(),
-      JSON_FILE: self.json(),
-    }
+  def files(self) -> dict[str, bytes]:
+    """Returns the files of the report, by their names."""
     images = {name: plot.png(figure) for name, figure in self.figures.items()}
-    for name, image in images.items():
-      _files.write(directory / name, image)
-    for name, text in texts.items():
-      _files.write(directory / name, text.encode())
-    return self.content
+    return {**images, **super().files()}
 
 
 def build(directory: Union[str, os.PathLike]) -> Report:
@@ -156,7 +123,7 @@ def of(source: source_lib.Source) -> Report:
     'epsilons': [
       {
         'delta': delta,
-        'epsilon': claim_lib.figures(claim.claimed, delta)['epsilon'],
+        'epsilon': claim.claimed.proved_epsilon(delta),
       }
       for delta in sorted(
         {claim.delta, *(() if claim.amplified else _DELTAS)}, reverse=True
@@ -260,7 +227,7 @@ def what_if(
   if found['epsilon'] is None:
     guarantee = 'no guarantee: this run has no noise'
   else:
-    guarantee = f'({_number(found["epsilon"])}, {found["delta"]})-DP'
+    guarantee = f'({pages.number(found["epsilon"])}, {found["delta"]})-DP'
   summary = (
     f'Had min_sep been {found["min_sep"]} and participations at most '
     f'{found["participations"]}, with the noise of this run: {guarantee}.'
@@ -289,10 +256,10 @@ def epsilon_curve(
   """
   if not guarantee.noise_multiplier:
     return []
-  smallest = claim_lib.figures(guarantee, max(delta, _LARGEST_DELTA))['epsilon']
+  smallest = guarantee.proved_epsilon(max(delta, _LARGEST_DELTA))
   # As far as the arithmetic proves something.
   ends = (
-    (claim_lib.figures(guarantee, each)['epsilon'], each)
+    (guarantee.proved_epsilon(each), each)
     for each in (min(delta, _SMALLEST_DELTA), *reversed(_DELTAS), delta)
   )
   largest, least = next(
@@ -356,7 +323,7 @@ def _summary(
   rounds = statement.count(numbers['observed']['rounds'], 'round')
   clients = statement.count(numbers['clients_per_round'], 'client')
   text = (
-    f'{simulated}({_number(numbers["epsilon"])}, {numbers["delta"]})-'
+    f'{simulated}({pages.number(numbers["epsilon"])}, {numbers["delta"]})-'
     f'differential privacy for {source.run.unit_of_privacy}, '
     f'{numbers["adjacency"]} adjacency, {rounds} of {clients}, '
     f'{numbers["family"]} noise.'
@@ -369,7 +336,7 @@ def _summary(
       + (
         'no epsilon is proved.'
         if other is None
-        else f'epsilon is {_number(other)}.'
+        else f'epsilon is {pages.number(other)}.'
       )
     )
   if not source.before:
@@ -379,47 +346,6 @@ def _summary(
     return f'{text} With the {before} before it: no guarantee.'
   return (
     f'With the {before} before it on the same clients: '
-    f'({_number(together["epsilon"])}, {together["delta"]})-differential '
+    f'({pages.number(together["epsilon"])}, {together["delta"]})-differential '
     f'privacy. This run alone: {text}'
   )
-
-
-def _number(value: Optional[float], up: bool = True) -> str:
-  """Returns a number with six digits; 'no guarantee' for None.
-
-  PRIVACY: up for what a client loses, down for the noise that protects it, so
-  that no claim is printed stronger than the one computed. Guard:
-  report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
-  """
-  if value is None:
-    return 'no guarantee'
-  if value == 0:
-    return '0'
-  digits = 5 - math.floor(math.log10(abs(value)))
-  rounded = (math.ceil if up else math.floor)(value * 10**digits)
-  return f'{rounded / 10**digits:.6g}'
-
-
-def _cell(value: Any) -> str:
-  """Returns a value as a cell of a Markdown table."""
-  return ' '.join(str(value).replace('|', '\\|').split())
-
-
-def render(template: str, content: dict[str, Any]) -> str:
-  """Returns a template filled in; HTML is escaped where the page is HTML."""
-  return _template(template).render({**content, 'content': content})
-
-
-@functools.cache
-def _template(name: str) -> jinja2.Template:
-  """Returns a template; compiling it takes as long as a page."""
-  environment = jinja2.Environment(
-    loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
-    autoescape='.html' in name,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
-  )
-  environment.filters['cell'] = _cell
-  environment.globals.update(number=_number, accesses=statement.ACCESSES)
-  return environment.get_template(name)

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
-from tff_bandmf import clips, errors, sensitivity
+from tff_bandmf import errors, sensitivity
 from tff_bandmf.program import metrics as metrics_lib
 from tff_bandmf.program import observed as observed_lib
 from tff_bandmf.program import participation_log, run_record
@@ -17,7 +17,6 @@ from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.report import (
   caveats,
   side_releases,
-  statement,
   transparency,
 )
 from tff_bandmf.report import claim as claim_lib
@@ -180,20 +179,7 @@ def of_log(
     raise errors.value_error(
       'log', log_file, 'shows no participation', 'give a whole log'
     )
-  run = run_record.RunRecord(
-    claim={
-      **plan.guarantee.to_dict(),
-      'delta': plan.delta,
-      **clips.claim(plan.l2_norm_clip),
-      'clients_per_round': plan.clients_per_round,
-    },
-    unit_of_privacy=plan.unit,
-    data=statement.NOT_STATED,
-    released='the model after every round',
-    not_covered=[],
-    side_releases=[],
-    enforced=None,
-  ).noted(dict(notes or {}))
+  run = run_record.RunRecord.of_plan(plan).noted(dict(notes or {}))
   sizes = log.cohort_sizes()
   claim = claim_lib.of(
     plan.guarantee,

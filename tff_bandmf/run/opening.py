@@ -74,6 +74,8 @@ def open_folder(
   program: Program,
 ) -> Opened:
   """Returns the folder, made or gone on with; see `Run` for the arguments."""
+  from tff_bandmf.noise import position as position_lib
+
   with contextlib.ExitStack() as stack:
     stack.enter_context(folder.locked(directory))
     plan = _stored(directory, plan)
@@ -96,12 +98,13 @@ def open_folder(
     if ended:
       folder.check_record(directory, described)
       key = key_lib.Key.from_entropy()
-      position = _position(directory)
     else:
       key = folder.open_run(
         directory, described, plan.strategy, plan.cohorts.schema, moved
       )
-      position = _position(directory)
+    run, _ = run_record.RunRecord.read(directory).bound()
+    position = position_lib.Position(directory / run_record.PRIVATE, run)
+    if not ended:
       # PRIVACY: what was killed in a round left it open, and its noise would
       # meet who is not recorded. Guard:
       # run_test.test_round_that_a_kill_left_open_is_closed.
@@ -140,10 +143,3 @@ def _stored(directory: pathlib.Path, plan: plan_lib.Plan) -> plan_lib.Plan:
         else 'go back to that, or choose another folder',
       )
   return stored
-
-
-def _position(directory: pathlib.Path) -> Any:
-  from tff_bandmf.noise import position
-
-  run, _ = run_record.RunRecord.read(directory).bound()
-  return position.Position(directory / run_record.PRIVATE, run)

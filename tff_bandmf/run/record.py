@@ -7,13 +7,10 @@ import pathlib
 from collections.abc import Sequence
 from typing import Optional, Union
 
-from tff_bandmf import clips, errors, report
+from tff_bandmf import errors, report
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.program import plan_file, run_record
-
-# At which a plan without one is reported.
-_DELTA = 1e-6
 
 
 def named(
@@ -81,21 +78,11 @@ def of(
       f'They would have epsilon={epsilon:.6g}; this run has not, and protects '
       'nobody'
     )
-  return run_record.RunRecord(
-    claim={
-      **plan.guarantee.to_dict(),
-      'delta': plan.delta or _DELTA,
-      **clips.claim(plan.l2_norm_clip),
-      'clients_per_round': plan.clients_per_round,
-      # What was sampled is sampled again with its seed.
-      **({} if drawn is None else {'bound': plan.bound}),
-    },
+  return run_record.RunRecord.of_plan(
+    plan,
+    # What was sampled is sampled again with its seed.
+    {} if drawn is None else {'bound': plan.bound},
     config=plan_file.request(plan),
-    unit_of_privacy=plan.unit,
-    data='not stated',
-    released='the model after every round',
-    not_covered=[],
-    side_releases=[],
     enforced={
       'min_sep': enforced.min_sep,
       'max_participations': enforced.max_participations,

@@ -1,0 +1,105 @@
+"""A report as files: JSON, and what templates show of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+from typing import Any, ClassVar, Optional, Union
+
+import jinja2
+
+from tff_bandmf import _files
+from tff_bandmf.report import plot, statement
+
+
+@dataclasses.dataclass(frozen=True)
+class Pages:
+  """A report.
+
+  Attributes:
+    content: of the JSON file.
+    figures: matplotlib figures by name.
+    NAME: of the files, and of their templates.
+  """
+
+  NAME: ClassVar[str]
+
+  content: dict[str, Any]
+  figures: dict[str, Any]
+
+  def json(self) -> str:
+    """Returns the text of the JSON file."""
+    return json.dumps(self.content, indent=1, allow_nan=False) + '\n'
+
+  def markdown(self) -> str:
+    """Returns the text of the Markdown file."""
+    return _render(f'{self.NAME}.md.j2', self.content)
+
+  def html(self) -> str:
+    """Returns the text of the page of HTML, which needs no other file."""
+    images = {
+      name: plot.data_uri(figure) for name, figure in self.figures.items()
+    }
+    return _render(f'{self.NAME}.html.j2', {**self.content, 'images': images})
+
+  def files(self) -> dict[str, bytes]:
+    """Returns the files of the report, by their names."""
+    texts = {'md': self.markdown(), 'html': self.html(), 'json': self.json()}
+    return {f'{self.NAME}.{end}': text.encode() for end, text in texts.items()}
+
+  def write(self, directory: Union[str, os.PathLike]) -> dict[str, Any]:
+    """Writes the files of the report; returns the content of the JSON file.
+
+    Raises:
+      OSError: a file cannot be written.
+    """
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, content in self.files().items():
+      _files.write(directory / name, content)
+    return self.content
+
+
+def number(value: Optional[float], up: bool = True) -> str:
+  """Returns a number with six digits; 'no guarantee' for None.
+
+  PRIVACY: up for what a client loses, down for the noise that protects it, so
+  that no claim is printed stronger than the one computed. Guard:
+  report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
+  """
+  if value is None:
+    return 'no guarantee'
+  if value == 0:
+    return '0'
+  digits = 5 - math.floor(math.log10(abs(value)))
+  rounded = (math.ceil if up else math.floor)(value * 10**digits)
+  return f'{rounded / 10**digits:.6g}'
+
+
+def _cell(value: Any) -> str:
+  """Returns a value as a cell of a Markdown table."""
+  return ' '.join(str(value).replace('|', '\\|').split())
+
+
+def _render(template: str, content: dict[str, Any]) -> str:
+  """Returns a template filled in; HTML is escaped where the page is HTML."""
+  return _template(template).render({**content, 'content': content})
+
+
+@functools.cache
+def _template(name: str) -> jinja2.Template:
+  """Returns a template; compiling it takes as long as a page."""
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
+    autoescape='.html' in name,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  environment.filters['cell'] = _cell
+  environment.globals.update(number=number, accesses=statement.ACCESSES)
+  return environment.get_template(name)
