@@ -120,29 +120,19 @@ def indicators(l2_norm_clip: Any) -> int:
   return int(isinstance(l2_norm_clip, AdaptiveClip))
 
 
-def of(
-  initial: Any,
-  *,
-  quantile: Optional[float] = None,
-  rate: Optional[float] = None,
-  fraction_weight: Optional[float] = None,
-  until: Optional[int] = None,
-) -> Any:
+def of(initial: Any, *, quantile: Optional[float] = None, **others: Any) -> Any:
   """Returns `initial`, or what adapts from there if a quantile is given.
+
+  Args:
+    initial: as `AdaptiveClip` takes it, and the next too.
+    quantile: None where the clip is constant.
+    **others: None for what has its default.
 
   Raises:
     TypeError: as `AdaptiveClip`.
     ValueError: as `AdaptiveClip`; or there is no quantile and another value.
   """
-  given: dict[str, Any] = {
-    name: value
-    for name, value in (
-      ('rate', rate),
-      ('fraction_weight', fraction_weight),
-      ('until', until),
-    )
-    if value is not None
-  }
+  given = {name: value for name, value in others.items() if value is not None}
   if quantile is not None:
     return AdaptiveClip(initial, quantile, **given)
   for name, value in given.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -58,15 +59,7 @@ def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
     lattice: of the sum.
     values: of the records, [clients] float32 in clips.
   """
-  specs = tf.TensorSpec([1], tf.float32)
-  adding = query.CorrelatedNoiseQuery(
-    query.Clipping.of(1.0, specs, lattice.clip_bits),
-    lattice,
-    1.0,
-    specs,
-    1,
-    source_lib.NoNoise(1),
-  )
+  adding = _query(lattice, 1, 1, source_lib.NoNoise(1))
   total, _ = tf.function(
     lambda records: tf.foldl(
       lambda state, record: adding.accumulate_record((), state, record),
@@ -76,6 +69,17 @@ def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
     autograph=False,
   )(values[:, np.newaxis])
   return float(total[0]) / lattice.clip_steps
+
+
+def _query(
+  lattice: noise.Lattice, dimension: int, rounds: int, source: Any
+) -> query.CorrelatedNoiseQuery:
+  """Returns a query whose clip and divisor are 1."""
+  specs = tf.TensorSpec([dimension], tf.float32)
+  clipping = query.Clipping.of(1.0, specs, lattice.clip_bits)
+  return query.CorrelatedNoiseQuery(
+    clipping, lattice, 1.0, specs, rounds, source
+  )
 
 
 def _low_bits() -> attacks.Attack:
@@ -89,18 +93,10 @@ def _low_bits() -> attacks.Attack:
     largest_cohort=1,
     dimension=dimension,
   )
-  specs = tf.TensorSpec([dimension], tf.float32)
   source = source_lib.of(
     placements.Tape(), strategy.recursion(), lattice.z_steps, dimension
   )
-  released = query.CorrelatedNoiseQuery(
-    query.Clipping.of(1.0, specs, lattice.clip_bits),
-    lattice,
-    1.0,
-    specs,
-    strategy.rounds,
-    source,
-  )
+  released = _query(lattice, dimension, strategy.rounds, source)
 
   @functools.partial(tf.function, autograph=False)
   def release(state, record):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Optional
 
 import click
 
@@ -21,6 +22,15 @@ _COLUMNS = (
 )
 
 
+def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
+  """Returns the names with commas between; all families without any."""
+  if value is None:
+    return tuple(strategies.FAMILIES)
+  return tuple(
+    options.FAMILY.convert(name, param, ctx) for name in value.split(',')
+  )
+
+
 @click.command()
 @click.option('--rounds', required=True, type=options.INTEGER)
 @options.participation
@@ -37,7 +47,8 @@ _COLUMNS = (
 @options.objective
 @click.option(
   '--families',
-  type=options.FAMILIES,
+  metavar='NAMES',
+  callback=_families,
   help='To compare, with commas between.  [default: all]',
 )
 @options.as_json
@@ -60,7 +71,6 @@ def choose(
   the bands are powers of two.
   """
   started = time.perf_counter()
-  families = families or tuple(strategies.FAMILIES)
   target = choosing.Target(**flags)
   cohorts = (
     who.schema()

@@ -60,22 +60,9 @@ class _OneOf(click.ParamType):
     )
 
 
-class _Families(click.ParamType):
-  """Names of families with commas between."""
-
-  name = 'names'
-
-  def convert(self, value, param, ctx):
-    names = tuple(value.split(','))
-    for name in names:
-      _FAMILY.convert(name, param, ctx)
-    return names
-
-
 # --help names the families of a parameter if they are so few.
 _FEW_FAMILIES = 3
-_FAMILY = _OneOf(tuple(strategies.FAMILIES))
-FAMILIES = _Families()
+FAMILY = _OneOf(tuple(strategies.FAMILIES))
 # The value of --amplification where who takes part is enforced.
 NO_AMPLIFICATION = 'none'
 INTEGER = _Number(int, lambda name, n: _checks.count(name, n, 'give 1 or more'))
@@ -93,7 +80,7 @@ NUMBER_OR_ZERO = _Number(
 family = click.option(
   '--family',
   required=True,
-  type=_FAMILY,
+  type=FAMILY,
   help='Family of the strategy.',
 )
 objective = click.option(
@@ -369,7 +356,7 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
   return click.option(
     flag,
     parameter.name,
-    type=_FAMILY
+    type=FAMILY
     if parameter.kind is strategies.Family
     else _Number(parameter.kind, lambda _, value: parameter.check(value)),
     help=about,

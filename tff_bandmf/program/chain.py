@@ -17,7 +17,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, Optional
 
 import numpy as np
@@ -192,16 +192,6 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
     else:
       raise ValueError(f'{event.kind} of no attempt')
   return found
-
-
-def by_round(
-  events: Iterable[tuple[Event, bytes]],
-) -> Iterator[tuple[int, list[tuple[Event, bytes]]]]:
-  """Yields each round of the events, and what they say of it."""
-  found: dict[int, list[tuple[Event, bytes]]] = {}
-  for event, head in events:
-    found.setdefault(event.round, []).append((event, head))
-  yield from sorted(found.items())
 
 
 def _sha256(content: list[Any]) -> bytes:

@@ -2,7 +2,7 @@
 
 THE SEAM. `drawing` returns the one object that a run asks for cohorts:
 
-  cohort(round_index, history) -> [m] int64 indices in the population, ascending
+  sample(round_index, history) -> [m] int64 indices in the population, ascending
 
 `history` holds who took part before (`program.History`; the run records what
 comes back in it and in the ledger). The cohort is a function of the plan, the
@@ -31,7 +31,7 @@ Clients = Union[int, Sequence[Union[int, str]], Any]
 class Drawing(Protocol):
   """What draws the cohorts of a run."""
 
-  def cohort(self, round_index: int, history: program.History) -> np.ndarray:
+  def sample(self, round_index: int, history: program.History) -> np.ndarray:
     """Returns the cohort of a round, [m] int64 indices, ascending."""
 
 
@@ -88,10 +88,8 @@ def drawing(
   if key is not None and plan.sampled is not None:
     return sampling.Drawing(plan.sampled, key, clients)
   plan.check_population(clients)
-  return _Enforced(
-    program.CohortSampler(
-      clients, plan.clients_per_round, plan.rounds, plan.cohorts.schema, seed
-    )
+  return program.CohortSampler(
+    clients, plan.clients_per_round, plan.rounds, plan.cohorts.schema, seed
   )
 
 
@@ -103,7 +101,7 @@ def drawn(
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Yields rounds and the ids of their cohorts, which `history` takes up."""
   for t in rounds:
-    cohort = drawing.cohort(t, history)
+    cohort = drawing.sample(t, history)
     history.record(t, cohort)
     yield t, ids[cohort]
 
@@ -131,10 +129,3 @@ def ahead(
       before = t, cohort, data.result
     if before is not None:
       yield before
-
-
-class _Enforced:
-  """Cohorts among those whom a schema lets in; the draws may be known."""
-
-  def __init__(self, sampler: program.CohortSampler):
-    self.cohort = sampler.sample

@@ -387,8 +387,9 @@ class Run:
 
   def report(self) -> report.Report:
     """Returns the report of the run so far, which is also in the folder."""
-    report.write(self.directory)
-    return report.build(self.directory)
+    found = report.build(self.directory)
+    found.write(self.directory)
+    return found
 
   @property
   def guarantee(self) -> accounting.Guarantee:

@@ -69,7 +69,7 @@ class Drawing:
   def _fresh(self) -> accounting.Sampler:
     return self._cohorts.sampler(generator.Generator(self._key).words)
 
-  def cohort(self, round_index: int, history: program.History) -> np.ndarray:
+  def sample(self, round_index: int, history: program.History) -> np.ndarray:
     """Returns the cohort of a round, [.] int64 indices, ascending."""
     del history
     return self._sampler.cohort(round_index)
