@@ -145,7 +145,7 @@ class CohortSampler:
     least = (
       ''
       if self.availability is None
-      else (' and fewer where clients are not available')
+      else ' and fewer where clients are not available'
     )
     min_sep = self.participation.min_sep
     return _error(

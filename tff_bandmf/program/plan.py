@@ -23,14 +23,7 @@ from typing import Any, Callable, Optional, Union
 
 import attrs
 
-from tff_bandmf import (
-  _checks,
-  accounting,
-  clips,
-  errors,
-  strategies,
-  workloads,
-)
+from tff_bandmf import _checks, accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.program import (
   feasibility,

@@ -12,14 +12,7 @@ from typing import Any, Optional, Union
 
 import attrs
 
-from tff_bandmf import (
-  _files,
-  accounting,
-  clips,
-  errors,
-  strategies,
-  workloads,
-)
+from tff_bandmf import _files, accounting, clips, errors, strategies, workloads
 from tff_bandmf.program import mechanism as mechanism_lib
 
 FORMAT = 'tff_bandmf.plan'

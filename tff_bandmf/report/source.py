@@ -14,11 +14,7 @@ from tff_bandmf.program import metrics as metrics_lib
 from tff_bandmf.program import observed as observed_lib
 from tff_bandmf.program import participation_log, run_record
 from tff_bandmf.program import plan as plan_lib
-from tff_bandmf.report import (
-  caveats,
-  side_releases,
-  transparency,
-)
+from tff_bandmf.report import caveats, side_releases, transparency
 from tff_bandmf.report import claim as claim_lib
 
 COMPARE_DIRECTORY = 'compare'

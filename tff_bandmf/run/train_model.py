@@ -81,8 +81,10 @@ async def train_model(
     raise outputs.failure
 
 
-class _Source(tff.program.FederatedDataSource):
-  """The rounds of a run, as TFF selects data."""
+class _Source(
+  tff.program.FederatedDataSource, tff.program.FederatedDataSourceIterator
+):
+  """The rounds of a run, as TFF selects data: a source, and its iterator."""
 
   def __init__(self, process, rounds, dataset, journal):
     self._type = process.next.type_signature.parameter[1]
@@ -95,11 +97,23 @@ class _Source(tff.program.FederatedDataSource):
   def federated_type(self):
     return self._type
 
-  def iterator(self) -> _Iterator:
-    """Returns what selects."""
-    return _Iterator(self)
+  def iterator(self) -> _Source:
+    """Returns what selects: a round has one cohort, whoever asks for it."""
+    return self
 
-  def select(self) -> Optional[tuple[rounds_lib.Round, list[Any]]]:
+  def __deepcopy__(self, memo) -> _Source:
+    return self
+
+  @classmethod
+  def from_bytes(cls, buffer):
+    raise NotImplementedError('the run keeps where it is')
+
+  def to_bytes(self):
+    raise NotImplementedError('the run keeps where it is')
+
+  def select(
+    self, k: Optional[int] = None
+  ) -> Optional[tuple[rounds_lib.Round, list[Any]]]:
     """Returns the round that TFF is at, and its data; None if it is burnt."""
     if self._opened is None:
       self._opened = next(self._rounds, None)
@@ -111,29 +125,6 @@ class _Source(tff.program.FederatedDataSource):
     return opened, [
       self._dataset(client, at) for client in opened.cohort.tolist()
     ]
-
-
-class _Iterator(tff.program.FederatedDataSourceIterator):
-  def __init__(self, source: _Source):
-    self._source = source
-
-  def __deepcopy__(self, memo) -> _Iterator:
-    # A round has one cohort, whoever copies the iterator to repeat it.
-    return self
-
-  @classmethod
-  def from_bytes(cls, buffer):
-    raise NotImplementedError('the run keeps where it is')
-
-  def to_bytes(self):
-    raise NotImplementedError('the run keeps where it is')
-
-  @property
-  def federated_type(self):
-    return self._source.federated_type
-
-  def select(self, k=None):
-    return self._source.select()
 
 
 class _Process:
@@ -192,7 +183,7 @@ class _States(tff.program.ProgramStateManager):
 
   def __init__(self, state, version, source):
     self._state = tff.learning.programs.ProgramState(
-      state, version, None, source.iterator()
+      state, version, None, source
     )
 
   async def get_versions(self):
