@@ -43,12 +43,7 @@ def request(plan: Any) -> dict[str, Any]:
 
 
 def save(plan: Any, path: Union[str, os.PathLike]) -> None:
-  """Writes the plan, complete or not at all.
-
-  Raises:
-    ValueError: there is such a file; a plan never changes under a run.
-    OSError: it cannot be written.
-  """
+  """Writes a `Plan`; see `Plan.save`."""
   path = pathlib.Path(path)
   if path.exists():
     raise errors.value_error(
@@ -70,12 +65,7 @@ def save(plan: Any, path: Union[str, os.PathLike]) -> None:
 
 
 def load(kind: Any, path: Union[str, os.PathLike]) -> Any:
-  """Returns the plan of a file, with the strategy that it holds.
-
-  Raises:
-    ValueError: it is not a plan, or claims more than its noise gives.
-    OSError: it cannot be read.
-  """
+  """Returns the plan of a file; see `Plan.load`, of the class `kind`."""
   path = pathlib.Path(path)
   content = _files.read_json(path)
   if not isinstance(content, dict) or content.get('format') != FORMAT:
