@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import scipy.optimize
 
-from tff_bandmf import participation, sensitivity, strategies, workloads
+from tff_bandmf import (
+  optimize,
+  participation,
+  sensitivity,
+  strategies,
+  workloads,
+)
 from tff_bandmf.optimize import dense, solver
 
 pytestmark = pytest.mark.slow
@@ -129,6 +135,16 @@ def test_fixed_epochs_against_direct_search_of_overlapping_columns(
   searched = _searched(rounds, 'mean', np.tri(rounds, dtype=bool), forms)
   assert found.converged
   assert found.loss == pytest.approx(searched, rel=2e-6)
+
+
+def test_search_ends_at_the_gap_asked_for():
+  near, nearest = (
+    optimize.optimize('dense', 20, participation.MinSep(4), **given)
+    for given in ({'gap': 0.01}, {})
+  )
+  assert near.converged and nearest.converged
+  assert near.evaluations < nearest.evaluations
+  assert nearest.loss < near.loss < 1.01 * nearest.loss
 
 
 @pytest.mark.parametrize('rounds, min_sep', [(3, 2), (4, 2), (5, 2), (5, 3)])

@@ -18,7 +18,7 @@ For any X of sensitivity at most 1, and any M with tr(M X) <= V for all such X,
 with equality iff X = X(M) = M^-1/2 (M^1/2 W M^1/2)^1/2 M^-1/2. The search goes
 down V - 2 T, convex in M, whose gradient is X(M) itself. X(M) is then made to
 meet the constraints exactly: the loss of that C and T^2 / V enclose the least.
-A result is called converged only where they agree to `GAP`. [MultiEpoch23]
+A result is called converged only where they agree to a gap. [MultiEpoch23]
 climbs the same dual by other steps; the parameters of M (dense_multipliers.py),
 the weights w of the max error, and the gap of an exactly feasible C are ours.
 For one participation M is diagonal, and the fixed point of [SingleEpoch22] is
@@ -62,7 +62,7 @@ from tff_bandmf.optimize import dense_multipliers, solver
 from tff_bandmf.strategies import base
 
 # Relative distance of a loss from its lower bound that counts as converged.
-GAP = 1e-6
+GAP = strategies.PARAMETERS['gap'].default
 
 # The same, for an optimum that is only where the next search starts.
 _START_GAP = 1e-3
@@ -255,6 +255,7 @@ def optimize_dense(
   objective: str = solver.MEAN,
   max_evaluations: int = solver.MAX_EVALUATIONS,
   callback: Optional[solver.Callback] = None,
+  gap: float = GAP,
 ) -> solver.Optimized[strategies.Dense]:
   """Returns the strategy of least loss, and whether that is proved.
 
@@ -270,11 +271,12 @@ def optimize_dense(
     callback: called after every iteration with the best loss so far of the
       search at hand: min-separation starts from the optimum for fixed epochs,
       and the max error from that for the mean.
+    gap: at which the search ends, relative, at least 0.
     others: as for `optimize.optimize`.
 
   Returns:
     The strategy; `converged` if no strategy of the class has a loss smaller by
-    more than `GAP`, relative.
+    more than `gap`, relative.
 
   Raises:
     TypeError: `participation` is not a schema, or `rounds` not an integer.
@@ -321,10 +323,10 @@ def optimize_dense(
     )
     start = dataclasses.replace(of_mean, participation=fixed)
     guess = search(_Dual(start, _START_GAP)).multipliers()
-  dual = search(_Dual(of_mean, guess=guess))
+  dual = search(_Dual(of_mean, gap, guess))
   if objective == solver.MAX:
     # From the optimum of the mean: no worse than that, and well on the way.
-    mean, dual = dual, _Dual(problem, guess=guess)
+    mean, dual = dual, _Dual(problem, gap, guess)
     dual.start[: len(mean.start)] = mean.parameters
     dual.offer(mean.strategy)
     search(dual)

@@ -101,6 +101,7 @@ def dense(request: _Request) -> solver.Optimized:
     request.workload,
     request.objective,
     callback=request.callback,
+    gap=request['gap'],
   )
 
 

@@ -121,6 +121,14 @@ FAMILIES = (
     Dense,
     'the optimum',
     'SingleEpoch22, MultiEpoch23',
+    parameters=(
+      families.Parameter(
+        'gap',
+        float,
+        'Distance from the least error, relative, at which a search ends.',
+        default=1e-6,
+      ),
+    ),
     memory=families.ALL_ROUNDS,
     optimizer='tff_bandmf.optimize.searches:dense',
   ),
