@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from typing import Any, Optional
 
 import tabulate
@@ -118,16 +119,20 @@ def readme(summary: summary_lib.Summary) -> str:
       for head in (f'loss, epsilon {epsilon:g}', 'against independent')
     ],
     'github',
+    disable_numparse=True,
+  )
+  said = textwrap.fill(
+    'Test loss in nats a word after 1,032 rounds on real text, means over '
+    'seeds, with 95 % intervals of the differences on the same seeds. Epsilon '
+    'is that of a cohort ten times larger, which the runs stand for: '
+    '[comparison](docs/reference/comparison.md).',
+    88,
   )
   return (
     '## What it gains\n\n'
     '![Test loss against the predicted error]'
     '(docs/reference/comparison_noise.png)\n\n'
-    f'{table}\n\n'
-    'Test loss in nats a word after 1,032 rounds on real text, means over '
-    'seeds, with 95 % intervals of the differences on the same seeds. Epsilon '
-    'is that of a cohort ten times larger, which the runs stand for: '
-    '[comparison](docs/reference/comparison.md).\n'
+    f'{table}\n\n{said}\n'
   )
 
 
@@ -166,7 +171,7 @@ def _progress(ended: int, planned: int, failed: int) -> str:
 
 def _seen(summary: summary_lib.Summary) -> list[str]:
   """Returns sentences and tables of what the runs show."""
-  found = []
+  found = _costs(summary)
   noised = [
     run
     for run in summary.tests
@@ -194,7 +199,7 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
         text += (
           'so L explains what the mechanisms differ in'
           if curve.stdev < 1.5 * seeds
-          else 'so mechanisms differ in more than L'
+          else 'so it is not L alone that decides, or no such curve'
         )
       found.append(f'{text}.')
   for other, said in (
@@ -230,6 +235,26 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
   return found
 
 
+def _costs(summary: summary_lib.Summary) -> list[str]:
+  """Returns a sentence an epsilon: what noise costs, independent and least."""
+  costs = summary.against(_SILENT)
+  found = []
+  for epsilon in sorted({epsilon for _, epsilon in costs}, reverse=True):
+    of_all = {
+      name: cost for (name, each), cost in costs.items() if each == epsilon
+    }
+    independent = of_all.pop(_INDEPENDENT, None)
+    if independent is not None and of_all:
+      least = min(of_all, key=lambda name: of_all[name].mean)
+      found.append(
+        f'**At epsilon {epsilon:g} independent noise costs '
+        f'{independent.mean:.3f} nats a word, and {least} '
+        f'{of_all[least].mean:.3f}**, against training without noise on '
+        'the same seeds.'
+      )
+  return found
+
+
 def _unseen(summary: summary_lib.Summary) -> list[str]:
   """Returns items of what the runs are too few for."""
   found = []
@@ -251,11 +276,17 @@ def _unseen(summary: summary_lib.Summary) -> list[str]:
         )
         + '.'
       )
-  single = [row['mechanism'] for row in summary.rows if row['seeds'] == 1]
-  if single:
-    found.append(
-      '- One seed says nothing of the order: ' + ', '.join(single) + '.'
-    )
+  for epsilon in dict.fromkeys(row['epsilon'] for row in summary.rows):
+    single = [
+      row['mechanism']
+      for row in summary.rows
+      if row['seeds'] == 1 and row['epsilon'] == epsilon
+    ]
+    if single:
+      where = '' if epsilon is None else f' at epsilon {epsilon:g}'
+      found.append(
+        f'- One seed says nothing of the order{where}: {", ".join(single)}.'
+      )
   taken = [run for run in summary.runs if run['search'] and run['taken']]
   rates = [run['rate'] for run in summary.runs if run['search']]
   if taken and taken[0]['rate'] in (min(rates), max(rates)):

@@ -21,7 +21,7 @@ from tff_bandmf import (
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 _BANDMF23 = grid.load(str(_CONFIGS / 'bandmf23.toml'))
-_GRIDS = ('bandmf23', 'docstrings_comparison', 'demo_seeds', 'evidence')
+_GRIDS = ('bandmf23', 'demo_seeds', 'evidence')
 _CLIENTS = {'stackoverflow': 342_477, 'docstrings': 14_700}
 _ROWS = [
   row
