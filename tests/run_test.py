@@ -712,7 +712,7 @@ def opened(tmp_path):
 def test_more_updates_than_clients_are_refused(opened):
   with pytest.raises(ValueError, match='more than the 1 clients of the round'):
     opened.release([np.zeros(3)] * 2, np.zeros(3))
-  assert not opened._run._position.released(0)
+  assert not opened._journal._position.released(0)
 
 
 def test_update_of_another_shape_is_refused(opened):

@@ -1,6 +1,7 @@
 """Tests of workers elsewhere: dealt to all, in order, and no endless wait."""
 
 import contextlib
+import os
 import signal
 import threading
 import time
@@ -97,6 +98,8 @@ def test_worker_that_is_not_there_is_said_before_anything_runs():
 def _stopped(process):
   """Stops a process for a block, as a debugger or a Ctrl-Z would."""
   process.send_signal(signal.SIGSTOP)
+  # Until all its threads have stopped: one could still answer.
+  os.waitid(os.P_PID, process.pid, os.WSTOPPED)
   try:
     yield
   finally:
