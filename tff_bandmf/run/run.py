@@ -324,14 +324,11 @@ class Run:
     for name, told in _TOLD.items():
       if program.get(name) is not None:
         self._journal.say('side_releases', told)
+    left = self.rounds(clients=clients, seed=seed)
+    source = train_model.Source(process, left, dataset, self._journal)
     asyncio.run(
       train_model.train_model(
-        process,
-        self.rounds(clients=clients, seed=seed),
-        dataset,
-        self._journal,
-        self._plan.rounds,
-        **program,
+        process, source, self._journal, self._plan.rounds, **program
       )
     )
 

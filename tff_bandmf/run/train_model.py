@@ -34,8 +34,7 @@ except ImportError as error:
 
 async def train_model(
   process: Any,
-  rounds: Iterator[rounds_lib.Round],
-  dataset: Callable[[Any, int], Any],
+  source: Source,
   journal: journal_lib.Journal,
   last: int,
   *,
@@ -48,8 +47,7 @@ async def train_model(
 
   Args:
     process: of the run.
-    rounds: that are left.
-    dataset: gives the data of (client, round).
+    source: of the rounds that are left.
     journal: of the run.
     last: how many rounds the plan has.
     model_output_manager: gets the model weights, every 10 rounds and last.
@@ -63,13 +61,13 @@ async def train_model(
   state = journal.restore(lambda: first)
   if journal.next == last:
     # It gives none, and looks at who was drawn.
-    next(rounds, None)
+    next(source.rounds, None)
     await outputs.release(state, f'training_checkpoint_round_{last}')
   else:
     await tff.learning.programs.train_model(
       train_process=_Process(process, journal, train_metrics_manager),
       initial_train_state=state,
-      train_data_source=(source := _Source(process, rounds, dataset, journal)),
+      train_data_source=source,
       train_per_round_clients=1,
       train_total_rounds=last,
       program_state_manager=_States(state, journal.next, source),
@@ -81,14 +79,21 @@ async def train_model(
     raise outputs.failure
 
 
-class _Source(
+class Source(
   tff.program.FederatedDataSource, tff.program.FederatedDataSourceIterator
 ):
   """The rounds of a run, as TFF selects data: a source, and its iterator."""
 
-  def __init__(self, process, rounds, dataset, journal):
+  def __init__(
+    self,
+    process: Any,
+    rounds: Iterator[rounds_lib.Round],
+    dataset: Callable[[Any, int], Any],
+    journal: journal_lib.Journal,
+  ):
+    """Takes the rounds left, and what gives the data of (client, round)."""
+    self.rounds = rounds
     self._type = process.next.type_signature.parameter[1]
-    self._rounds = rounds
     self._dataset = dataset
     self._next = journal.next
     self._opened: Optional[rounds_lib.Round] = None
@@ -97,11 +102,11 @@ class _Source(
   def federated_type(self):
     return self._type
 
-  def iterator(self) -> _Source:
+  def iterator(self) -> Source:
     """Returns what selects: a round has one cohort, whoever asks for it."""
     return self
 
-  def __deepcopy__(self, memo) -> _Source:
+  def __deepcopy__(self, memo) -> Source:
     return self
 
   @classmethod
@@ -116,7 +121,7 @@ class _Source(
   ) -> Optional[tuple[rounds_lib.Round, list[Any]]]:
     """Returns the round that TFF is at, and its data; None if it is burnt."""
     if self._opened is None:
-      self._opened = next(self._rounds, None)
+      self._opened = next(self.rounds, None)
     at, opened = self._next, self._opened
     self._next += 1
     if opened is None or opened.index > at:
