@@ -51,7 +51,7 @@ class Noised:
     """
     from tff_bandmf import aggregator
 
-    # PRIVACY: there is no guarantee for what passes the aggregator. Guard:
+    # PRIVACY: the guarantee does not cover what passes the aggregator. Guard:
     # run_test.test_process_that_passes_the_aggregator_is_refused.
     past = ', '.join(aggregator.check_process(process)) or 'nothing'
     return (
