@@ -18,6 +18,8 @@ _COMMAND = (
 )
 # What the others are compared with.
 _INDEPENDENT, _SILENT = 'identity', 'none'
+# Ends the name of a mechanism whose C is for the models of a run's momentum.
+_MOMENTUM = '-momentum'
 
 _EXPECTED = """\
 - The error L of a mechanism, computed before any training, decides: runs with
@@ -232,7 +234,43 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
       'The order, each with the next one; it is claimed where it is shown:'
     )
     found.append(summary.pairs_table())
+  found += _momentum(summary)
   return found
+
+
+def _momentum(summary: summary_lib.Summary) -> list[str]:
+  """Returns what C optimised for the run's own momentum changed."""
+  losses = {
+    (run['mechanism'], run['epsilon'], run['seed']): run
+    for run in summary.tests
+    if run['test_loss'] is not None
+  }
+  rows = []
+  for (name, epsilon, seed), run in losses.items():
+    plain = losses.get((name.removesuffix(_MOMENTUM), epsilon, seed))
+    if name.endswith(_MOMENTUM) and plain is not None:
+      rows.append(
+        [
+          plain['mechanism'],
+          seed,
+          f'{run["noise"] / plain["noise"]:.2f}',
+          f'{run["momentum_noise"] / plain["momentum_noise"]:.2f}',
+          f'{run["test_loss"] - plain["test_loss"]:+.3f}',
+        ]
+      )
+  if not rows:
+    return []
+  return [
+    "With C optimised for the run's own momentum and schedule, against the "
+    'same family optimised for the sums: ratios of L, and what the loss '
+    'differs by on one seed.',
+    tabulate.tabulate(
+      rows,
+      ['mechanism', 'seed', 'L of sums', 'L of models', 'difference in loss'],
+      'github',
+      disable_numparse=True,
+    ),
+  ]
 
 
 def _costs(summary: summary_lib.Summary) -> list[str]:

@@ -275,6 +275,30 @@ def _program(name):
     sys.path.remove(str(_DOCS))
 
 
+def test_comparison_shows_what_c_for_momentum_changes():
+  comparison = _program('comparison')
+  runs = list(_runs((1, 2)))
+  plain = next(run for run in runs if run['mechanism'] == 'banded')
+  changed = {
+    **plain,
+    'mechanism': 'banded-momentum',
+    'noise': 2 * plain['noise'],
+    'momentum_noise': 0.8 * plain['momentum_noise'],
+    'test_loss': plain['test_loss'] - 0.25,
+  }
+  page = comparison.page(
+    comparison.summary_lib.Summary((*runs, changed), (), ())
+  )
+  row = next(line for line in page.splitlines() if '-0.250' in line)
+  assert [x.strip() for x in row.strip('|').split('|')] == [
+    'banded',
+    '1',
+    '2.00',
+    '0.80',
+    '-0.250',
+  ]
+
+
 def test_comparison_without_runs_says_so():
   comparison = _program('comparison')
   summary = comparison.summary_lib.Summary((), ('x',), ())
