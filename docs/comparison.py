@@ -179,18 +179,19 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
     for run in summary.tests
     if run['noise'] > 0 and run['test_loss'] is not None
   ]
-  spread = [
-    row['loss_stdev'] for row in summary.rows if row['loss_stdev'] is not None
-  ]
+  rows = summary.rows
+  spread = [row['loss_stdev'] for row in rows if row['loss_stdev'] is not None]
   for key, name in (
     ('noise', 'sums of updates'),
     ('momentum_noise', 'models'),
   ):
     curve = analysis.curve([(run[key], run['test_loss']) for run in noised])
     if curve is not None:
+      losses = [run['test_loss'] for run in noised]
       text = (
         f'One curve in the L of the {name} holds {len(noised)} runs to '
-        f'{curve.stdev:.3f} nats a word'
+        f'{curve.stdev:.3f} nats a word, of {max(losses) - min(losses):.2f} '
+        'between the best and the worst'
       )
       if spread:
         seeds = analysis.pooled(spread)
@@ -201,7 +202,7 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
         text += (
           'so L explains what the mechanisms differ in'
           if curve.stdev < 1.5 * seeds
-          else 'so it is not L alone that decides, or no such curve'
+          else 'so L explains much of it, and not all'
         )
       found.append(f'{text}.')
   for other, said in (
@@ -234,6 +235,19 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
       'The order, each with the next one; it is claimed where it is shown:'
     )
     found.append(summary.pairs_table())
+    noise = {(row['mechanism'], row['epsilon']): row['noise'] for row in rows}
+    shown = [
+      [
+        noise.get((pair[name], pair['epsilon']), 0.0)
+        for name in ('first', 'second')
+      ]
+      for pair in summary.pairs
+      if pair['shown'] == 'yes'
+    ]
+    found.append(
+      f'{sum(first < second for first, second in shown)} of the {len(shown)} '
+      'differences that are shown come in the order of L.'
+    )
   found += _momentum(summary)
   return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -11,7 +12,7 @@ from matplotlib import figure as figure_lib
 
 from simulations.sweeps import analysis
 
-_PANEL = (5.6, 4.0)
+_PANEL = (5.6, 4.6)
 _MARKERS = 'osD^vP'
 
 Runs = Sequence[Mapping[str, Any]]
@@ -35,7 +36,7 @@ def noise(runs: Runs) -> Optional[figure_lib.Figure]:
   width, height = _PANEL
   drawing = figure_lib.Figure(figsize=(2 * width, height), layout='constrained')
   panels = drawing.subplots(1, 2, sharey=True)
-  colors = _colors(noised)
+  colors = _colors(runs)
   epsilons = _unique(run['epsilon'] for run in noised)
   silent = [run['test_loss'] for run in runs if run['noise'] == 0]
   for panel, key, of in zip(
@@ -59,11 +60,11 @@ def noise(runs: Runs) -> Optional[figure_lib.Figure]:
       panel.plot(x, fitted(x), color='gray', linewidth=1, zorder=0)
     if silent:
       panel.axhline(np.mean(silent), color='gray', linestyle='--', zorder=0)
-  for name, color in colors.items():
-    panels[1].plot([], [], 's', color=color, label=name)
+  for name in _unique(run['mechanism'] for run in noised):
+    panels[1].plot([], [], 's', color=colors[name], label=name)
   for epsilon, marker in zip(epsilons, _MARKERS):
     panels[1].plot([], [], marker, color='gray', label=f'epsilon {epsilon:g}')
-  _legend(panels[1])
+  _legend(drawing, panels[1])
   return drawing
 
 
@@ -89,7 +90,7 @@ def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
   panels = drawing.subplots(
     1, max(1, len(epsilons)), squeeze=False, sharey=True
   )
-  colors = _colors(drawn)
+  colors = _colors(runs)
   for panel, epsilon in zip(panels[0], epsilons or [None]):
     _style(panel, 'rounds', 'validation loss (nats a word)')
     panel.xaxis.get_major_locator().set_params(integer=True)
@@ -109,20 +110,26 @@ def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
         alpha=0.15,
         linewidth=0,
       )
-  _legend(panels[0][-1])
+  _legend(drawing, panels[0][-1])
   return drawing
 
 
 def _colors(runs: Runs) -> dict[str, Any]:
   """Returns a colour a mechanism."""
-  palette = matplotlib.colormaps['tab20']
+  palettes = [matplotlib.colormaps[name] for name in ('tab20', 'Dark2')]
+  palette = [color for each in palettes for color in each.colors]
   names = _unique(run['mechanism'] for run in runs)
-  return {name: palette(i % palette.N) for i, name in enumerate(names)}
+  return dict(zip(names, itertools.cycle(palette)))
 
 
-def _legend(axes: Any) -> None:
-  axes.legend(
-    frameon=False, fontsize='small', loc='upper left', bbox_to_anchor=(1, 1)
+def _legend(drawing: figure_lib.Figure, axes: Any) -> None:
+  """Puts the legend of some axes below all of them."""
+  drawing.legend(
+    *axes.get_legend_handles_labels(),
+    frameon=False,
+    fontsize='small',
+    loc='outside lower center',
+    ncols=6,
   )
 
 
