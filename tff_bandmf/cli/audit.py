@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import time
 import warnings
-from typing import Optional
 
 import click
 
 from tff_bandmf import accounting, errors
 from tff_bandmf.cli import options, output
-
-
-@dataclasses.dataclass(frozen=True)
-class _Flags:
-  file: str
-  who: options.Participants
-  epsilon: Optional[float]
-  noise_multiplier: Optional[float]
-  delta: float
-  canaries: int
-  runs: int
-  confidence: float
-  as_json: bool
 
 
 @click.command()
@@ -61,7 +46,7 @@ class _Flags:
   help='With which both bounds hold.',
 )
 @options.as_json
-def audit(**values):
+def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
   """Shows lower bounds on epsilon from runs of the aggregator with canaries.
 
   FILE is a strategy file or a .npy file of the matrix C. Canary clients take
@@ -78,39 +63,32 @@ def audit(**values):
   arithmetic gets that with probability 2e-6.
   """
   started = time.perf_counter()
-  flags = _Flags(**values)
-  if (flags.epsilon is None) == (flags.noise_multiplier is None):
+  if (epsilon is None) == (noise_multiplier is None):
     raise errors.value_error(
       'epsilon',
-      flags.epsilon,
+      epsilon,
       'give either it or noise_multiplier',
       'use --epsilon or --noise-multiplier',
     )
-  strategy, kept = output.load(flags.file)
-  schema = flags.who.schema(kept)
-  if flags.epsilon is not None:
+  strategy, kept = output.load(file)
+  schema = who.schema(kept)
+  if epsilon is not None:
     guarantee = accounting.calibrate(
-      strategy, schema, epsilon=flags.epsilon, delta=flags.delta
+      strategy, schema, epsilon=epsilon, delta=delta
     )
   else:
-    assert flags.noise_multiplier is not None
-    guarantee = accounting.Guarantee(strategy, schema, flags.noise_multiplier)
-  output.warn_of_weak(guarantee.epsilon(flags.delta), flags.delta)
+    guarantee = accounting.Guarantee(strategy, schema, noise_multiplier)
+  output.warn_of_weak(guarantee.epsilon(delta), delta)
   with warnings.catch_warnings():
     # What TensorFlow Federated imports warns.
     warnings.simplefilter('ignore')
     from tff_bandmf import audit as audit_lib
     from tff_bandmf.audit import arithmetic
     from tff_bandmf.program import runtime
-  rounds = flags.runs * strategy.rounds
+  rounds = trials['runs'] * strategy.rounds
   with runtime.local_runtime(), output.progress('rounds', rounds) as told:
     found = audit_lib.audit(
-      guarantee,
-      flags.delta,
-      flags.canaries,
-      flags.runs,
-      flags.confidence,
-      on_round=functools.partial(told, ''),
+      guarantee, delta, **trials, on_round=functools.partial(told, '')
     )
   attacks = arithmetic.attack(guarantee)
   output.show(
@@ -121,15 +99,15 @@ def audit(**values):
       'max_participations': schema.to_dict().get('max_participations'),
       'rho': guarantee.rho,
       'epsilon': found.claimed_epsilon,
-      'canaries': flags.canaries,
-      'runs': flags.runs,
+      'canaries': trials['canaries'],
+      'runs': trials['runs'],
       **found.to_dict(),
       'arithmetic': [
-        each.to_dict() if flags.as_json else str(each) for each in attacks
+        each.to_dict() if as_json else str(each) for each in attacks
       ],
       'seconds': time.perf_counter() - started,
     },
-    flags.as_json,
+    as_json,
   )
   holds = found.holds and not any(each.succeeded for each in attacks)
   return output.DONE if holds else output.DID_NOT_HOLD

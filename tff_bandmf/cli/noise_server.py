@@ -40,24 +40,6 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
   return index, shards
 
 
-@dataclasses.dataclass(frozen=True)
-class _Flags:
-  file: str
-  parameters: int
-  z_stddev_per_clip: float
-  largest_cohort: int
-  secure_sum: bool
-  key_file: str
-  directory: Optional[str]
-  shard: tuple[int, int]
-  start_round: int
-  ahead_bytes: int
-  max_memory_bytes: Optional[int]
-  backend: str
-  devices: tuple[str, ...]
-  as_json: bool
-
-
 @click.command()
 @options.strategy_file
 @click.option(
@@ -141,7 +123,9 @@ class _Flags:
   "JAX's gpu:0.  [default: all GPUs, or the CPU]",
 )
 @options.as_json
-def noise_server(**values):
+def noise_server(
+  file, parameters, key_file, directory, shard, as_json, **flags
+):
   """Writes the noise of a run to files, ahead of the rounds that read them.
 
   FILE is a strategy file. Give --directory, of every shard, to
@@ -149,8 +133,7 @@ def noise_server(**values):
   progress in one line on standard error, until SIGTERM or SIGINT: then unread
   noise is wiped. The same command goes on where an ended one was.
   """
-  flags = _Flags(**values)
-  strategy, _ = output.load(flags.file)
+  strategy, _ = output.load(file)
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
@@ -158,43 +141,41 @@ def noise_server(**values):
     # noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
-      flags.z_stddev_per_clip,
-      largest_cohort=flags.largest_cohort,
-      dimension=flags.parameters,
-      secure_sum=flags.secure_sum,
+      flags['z_stddev_per_clip'],
+      largest_cohort=flags['largest_cohort'],
+      dimension=parameters,
+      secure_sum=flags['secure_sum'],
     ).z_steps
-    key = noise.Key.load_or_create(flags.key_file)
-    tape_id = stream.identify(key, recursion, flags.parameters, z_steps)
-    index, shards = flags.shard
-    directory = (
+    key = noise.Key.load_or_create(key_file)
+    tape_id = stream.identify(key, recursion, parameters, z_steps)
+    index, shards = shard
+    folder = (
       _files.memory() / f'tff_bandmf-server-{tape_id}-{index}-{shards}'
-      if flags.directory is None
-      else pathlib.Path(flags.directory)
+      if directory is None
+      else pathlib.Path(directory)
     )
-    coordinates = stream.shard(flags.parameters, index - 1, shards)
+    coordinates = stream.shard(parameters, index - 1, shards)
     use = stack.enter_context(
       contextlib.closing(
-        key_use.KeyUse(
-          pathlib.Path(flags.key_file), tape_id, coordinates, directory
-        )
+        key_use.KeyUse(pathlib.Path(key_file), tape_id, coordinates, folder)
       )
     )
     tape = stack.enter_context(
       contextlib.closing(
         tape_lib.Tape(
-          directory,
+          folder,
           stream.Stream(
             recursion,
             z_steps,
-            flags.parameters,
+            parameters,
             key,
-            flags.max_memory_bytes,
+            flags['max_memory_bytes'],
             coordinates,
-            flags.devices,
-            flags.backend,
+            flags['devices'],
+            flags['backend'],
           ),
-          start_round=flags.start_round,
-          ahead_bytes=flags.ahead_bytes,
+          start_round=flags['start_round'],
+          ahead_bytes=flags['ahead_bytes'],
           resume=True,
         )
       )
@@ -205,7 +186,7 @@ def noise_server(**values):
       'start_round': tape.start_round,
       **dataclasses.asdict(tape.description),
     }
-    output.show(record, flags.as_json)
+    output.show(record, as_json)
     _wait(tape, stop)
   return output.DONE
 

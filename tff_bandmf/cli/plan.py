@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from typing import Any, Optional, Union
+from typing import Any
 
 import click
 
-from tff_bandmf import clips, errors, strategies, workloads
+from tff_bandmf import errors, strategies
 from tff_bandmf.cli import options, output
 from tff_bandmf.program import mechanism as mechanism_lib
 from tff_bandmf.program import plan as plan_lib
-
-
-@dataclasses.dataclass(frozen=True)
-class _Flags:
-  rounds: int
-  clients_per_round: int
-  largest_cohort: Optional[int]
-  population: Optional[int]
-  who: options.Participants
-  amplification: str
-  sampling_prob: Optional[float]
-  mechanism: str
-  parameters: dict[str, Any]
-  memory_copies: int
-  epsilon: Optional[float]
-  delta: Optional[float]
-  noise_multiplier: Optional[float]
-  l2_norm_clip: Union[float, clips.AdaptiveClip]
-  workload: workloads.Workload
-  objective: str
-  dimension: Optional[int]
-  clients_per_unit: int
-  out: Optional[str]
-  as_json: bool
 
 
 @click.command()
@@ -95,7 +70,16 @@ class _Flags:
 )
 @click.option('--out', type=click.Path(), help='File to write.')
 @options.as_json
-def plan(**values):
+def plan(
+  who,
+  amplification,
+  sampling_prob,
+  population,
+  parameters,
+  out,
+  as_json,
+  **fields,
+):
   """Plans a run: mechanism, noise, guarantee, and what they cost.
 
   Without --mechanism the families that fit in --memory-copies are compared.
@@ -103,14 +87,13 @@ def plan(**values):
   sampling probability are chosen together; the other kinds take --min-sep.
   """
   started = time.perf_counter()
-  flags = _Flags(**values)
-  if flags.out is not None:
-    output.check_out(flags.out)
-  mechanism: Any = flags.mechanism
+  if out is not None:
+    output.check_out(out)
+  mechanism: Any = fields.pop('mechanism')
   if mechanism in strategies.FAMILIES:
-    mechanism = mechanism_lib.Mechanism(mechanism, **flags.parameters)
-  elif flags.parameters:
-    name, value = next(iter(flags.parameters.items()))
+    mechanism = mechanism_lib.Mechanism(mechanism, **parameters)
+  elif parameters:
+    name, value = next(iter(parameters.items()))
     raise errors.value_error(
       name,
       value,
@@ -118,35 +101,22 @@ def plan(**values):
       'give --mechanism FAMILY',
     )
   found = plan_lib.Plan(
-    rounds=flags.rounds,
-    clients_per_round=flags.clients_per_round,
-    cohorts=flags.who.cohorts(
-      flags.amplification, flags.sampling_prob, population=flags.population
-    ),
-    l2_norm_clip=flags.l2_norm_clip,
-    epsilon=flags.epsilon,
-    delta=flags.delta,
-    noise_multiplier=flags.noise_multiplier,
+    cohorts=who.cohorts(amplification, sampling_prob, population=population),
     mechanism=mechanism,
-    memory_copies=flags.memory_copies,
-    largest_cohort=flags.largest_cohort,
-    workload=flags.workload,
-    objective=flags.objective,
-    dimension=flags.dimension,
-    clients_per_unit=flags.clients_per_unit,
+    **fields,
   )
   with output.progress('searching the mechanism') as told:
     found.search(told)
-  if flags.population is not None:
-    found.check_population(flags.population)
-  if flags.epsilon is not None and flags.delta is not None:
-    output.warn_of_weak(flags.epsilon, flags.delta)
-  if flags.out is not None:
-    found.save(flags.out)
-  if flags.as_json:
+  if population is not None:
+    found.check_population(population)
+  if found.epsilon is not None and found.delta is not None:
+    output.warn_of_weak(found.epsilon, found.delta)
+  if out is not None:
+    found.save(out)
+  if as_json:
     record = {
       **found.to_dict(),
-      'population': flags.population,
+      'population': population,
       'seconds': time.perf_counter() - started,
     }
     output.show(record, as_json=True)
