@@ -116,136 +116,124 @@ def choose(
   ['dp-cgd', 'identity']
   """
   accounting.check(cohorts)
-  search = _Search(rounds, target, noise_copies, objective, workload, cohorts)
-  return search.ranking(families, progress)
+  declared = [
+    strategies.families.get(family)
+    for family in families or strategies.FAMILIES
+  ]
+  stopped = threading.Event()
 
+  def stop(loss):
+    # A search takes this for Ctrl-C, which only the main thread gets.
+    if stopped.is_set():
+      raise KeyboardInterrupt
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Search:
-  """What every family is optimised for; see `choose`."""
-
-  rounds: int
-  target: Target
-  noise_copies: Optional[int]
-  objective: str
-  workload: workloads.Workload
-  cohorts: accounting.Cohorts
-
-  def ranking(
-    self, families: Optional[Iterable[str]], progress: Callable[[str], None]
-  ) -> Ranking:
-    """Returns the ranking by what is minimised."""
-    declared = [
-      strategies.families.get(family)
-      for family in families or strategies.FAMILIES
-    ]
-    stopped = threading.Event()
-
-    def stop(loss):
-      # A search takes this for Ctrl-C, which only the main thread gets.
-      if stopped.is_set():
-        raise KeyboardInterrupt
-
-    found: dict[str, list[Choice]] = {}
-    reasons: dict[str, str] = {}
-    threads = len(os.sched_getaffinity(0))
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-      # What is searched for in TensorFlow takes longest.
-      running = {
-        pool.submit(self._choices, family, stop): family.name
-        for family in sorted(declared, key=lambda family: not family.optimizer)
-      }
-      try:
-        for done in concurrent.futures.as_completed(running):
-          name = running[done]
-          try:
-            found[name] = done.result()
-          except (ImportError, ValueError) as error:
-            reasons[name] = str(error)
-          progress(name)
-      except BaseException:
-        stopped.set()
-        pool.shutdown(cancel_futures=True)
-        raise
-    names = [family.name for family in declared]
-    left_out = {name: reasons[name] for name in names if name in reasons}
-    choices = [each for name in names for each in found.get(name, [])]
-    if not choices:
-      raise errors.value_error(
-        'families',
-        ', '.join(left_out),
-        'none fits',
-        next(iter(left_out.values()), 'name one').rstrip('.'),
-      )
-    key = 'rmse' if self.objective == optimize.MEAN else 'max_rmse'
-    choices.sort(key=lambda choice: getattr(choice, key))
-    return Ranking(tuple(choices), left_out)
-
-  def _choices(
-    self, family: strategies.Family, callback: Callable[[float], None]
-  ) -> list[Choice]:
-    """Returns the best of a family, for each number of bands.
-
-    Raises:
-      ValueError: the family does not fit.
-    """
+  def optimized(family: strategies.Family) -> list[Choice]:
     return [
-      self._choice(
+      _choice(
         optimize.optimize(
           family.name,
-          self.rounds,
-          self.cohorts.schema,
-          self.workload,
-          self.objective,
-          noise_copies=self.noise_copies,
-          callback=callback,
+          rounds,
+          cohorts.schema,
+          workload,
+          objective,
+          noise_copies=noise_copies,
+          callback=stop,
           **parameters,
-        )
+        ),
+        cohorts,
+        target,
+        workload,
       )
-      for parameters in self._parameters(family)
+      for parameters in _parameters(family, rounds, cohorts, noise_copies)
     ]
 
-  def _parameters(self, family: strategies.Family) -> list[dict[str, Any]]:
-    """Returns the bands to compare.
-
-    Raises:
-      ValueError: few are needed, and the family has more.
-    """
-    bands = accounting.bands_to_compare(self.cohorts, self.rounds)
-    if bands is None:
-      return [{}]
-    if not family.few_bands:
-      raise errors.value_error(
-        'family',
-        family.name,
-        'has no few bands, which cyclic Poisson needs',
-        'compare it without amplification',
-      )
-    if not family.parameter('bands'):
-      return [{}]
-    most = self.rounds
-    if self.noise_copies is not None:
-      most = min(most, self.noise_copies + 1)
-    if len(bands) == 1:
-      return [{'bands': min(*bands, most)}]
-    return [{'bands': each} for each in bands if each <= most]
-
-  def _choice(self, found: optimize.Optimized) -> Choice:
-    """Returns what an optimised strategy costs at the target."""
-    strategy = found.strategy
-    cohorts = accounting.completed(self.cohorts, strategy.bands)
-    guarantee = accounting.calibrate(
-      strategy,
-      cohorts,
-      epsilon=self.target.epsilon,
-      delta=self.target.delta,
-      dimension=self.target.dimension,
+  found: dict[str, list[Choice]] = {}
+  reasons: dict[str, str] = {}
+  threads = len(os.sched_getaffinity(0))
+  with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+    # What is searched for in TensorFlow takes longest.
+    running = {
+      pool.submit(optimized, family): family.name
+      for family in sorted(declared, key=lambda family: not family.optimizer)
+    }
+    try:
+      for done in concurrent.futures.as_completed(running):
+        name = running[done]
+        try:
+          found[name] = done.result()
+        except (ImportError, ValueError) as error:
+          reasons[name] = str(error)
+        progress(name)
+    except BaseException:
+      stopped.set()
+      pool.shutdown(cancel_futures=True)
+      raise
+  names = [family.name for family in declared]
+  left_out = {name: reasons[name] for name in names if name in reasons}
+  choices = [each for name in names for each in found.get(name, [])]
+  if not choices:
+    raise errors.value_error(
+      'families',
+      ', '.join(left_out),
+      'none fits',
+      next(iter(left_out.values()), 'name one').rstrip('.'),
     )
-    mean, largest = strategy.errors(self.workload)
-    scale = guarantee.z_stddev_per_clip
-    return Choice(
-      guarantee,
-      scale * math.sqrt(mean),
-      scale * math.sqrt(largest),
-      found.converged,
+  key = 'rmse' if objective == optimize.MEAN else 'max_rmse'
+  choices.sort(key=lambda choice: getattr(choice, key))
+  return Ranking(tuple(choices), left_out)
+
+
+def _parameters(
+  family: strategies.Family,
+  rounds: int,
+  cohorts: accounting.Cohorts,
+  noise_copies: Optional[int],
+) -> list[dict[str, Any]]:
+  """Returns the bands to compare.
+
+  Raises:
+    ValueError: few are needed, and the family has more.
+  """
+  bands = accounting.bands_to_compare(cohorts, rounds)
+  if bands is None:
+    return [{}]
+  if not family.few_bands:
+    raise errors.value_error(
+      'family',
+      family.name,
+      'has no few bands, which cyclic Poisson needs',
+      'compare it without amplification',
     )
+  if not family.parameter('bands'):
+    return [{}]
+  most = rounds
+  if noise_copies is not None:
+    most = min(most, noise_copies + 1)
+  if len(bands) == 1:
+    return [{'bands': min(*bands, most)}]
+  return [{'bands': each} for each in bands if each <= most]
+
+
+def _choice(
+  found: optimize.Optimized,
+  cohorts: accounting.Cohorts,
+  target: Target,
+  workload: workloads.Workload,
+) -> Choice:
+  """Returns what an optimised strategy costs at the target."""
+  strategy = found.strategy
+  guarantee = accounting.calibrate(
+    strategy,
+    accounting.completed(cohorts, strategy.bands),
+    epsilon=target.epsilon,
+    delta=target.delta,
+    dimension=target.dimension,
+  )
+  mean, largest = strategy.errors(workload)
+  scale = guarantee.z_stddev_per_clip
+  return Choice(
+    guarantee,
+    scale * math.sqrt(mean),
+    scale * math.sqrt(largest),
+    found.converged,
+  )

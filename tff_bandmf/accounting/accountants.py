@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import ClassVar, Optional
 
 import dp_accounting
@@ -222,16 +223,22 @@ class Sampled(Accountant):
   It never exceeds that of the run without amplification, whose sensitivity is
   that of the worst participations: a mixture is no farther from Q than the
   farthest of its components.
-
-  Attributes:
-    default_samples: N where none is given.
   """
 
-  default_samples: ClassVar[int]
+  def __init__(
+    self,
+    strategy: strategies.Strategy,
+    schema: participation_lib.Participation,
+    mixture_of: Callable[[float], importance.Mixture],
+    default_samples: int,
+  ):
+    """Takes P as a function of stddev(z) over clip, and N if none is given."""
+    super().__init__(strategy, schema)
+    self._mixture_of, self._default_samples = mixture_of, default_samples
 
-  @abc.abstractmethod
   def mixture(self, noise_multiplier: float) -> importance.Mixture:
     """Returns P."""
+    return self._mixture_of(noise_multiplier * self.sensitivity.value)
 
   def moved(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:
     """Returns how far cut weights move means, L2, in deviations of z."""
@@ -239,7 +246,7 @@ class Sampled(Accountant):
 
   def claim(self, cost, noise_multiplier, delta, samples):
     exact = cost.least_delta(delta)
-    options = samples.completed(self.default_samples, exact)
+    options = samples.completed(self._default_samples, exact)
     start = gaussian.gaussian_epsilon(noise_multiplier, exact)
     found = _unamplified(noise_multiplier, start)
     if start > 0:
@@ -256,7 +263,7 @@ class Sampled(Accountant):
     )
 
   def claim_at(self, cost, noise_multiplier, epsilon, samples):
-    options = samples.completed(self.default_samples)
+    options = samples.completed(self._default_samples)
     # A total that is less than what is claimed.
     slack = cost.slack(epsilon, options[1], self.moved(cost, noise_multiplier))
     exact = slack.exact_epsilon(epsilon)
@@ -276,7 +283,7 @@ class Sampled(Accountant):
   def calibrate(self, cost, epsilon, delta, samples):
     # Cut weights cost more where there is less noise, which is not known yet.
     least_noise = gaussian.gaussian_noise_multiplier(epsilon, delta) / 4
-    count, failure, seed = samples.completed(self.default_samples, delta)
+    count, failure, seed = samples.completed(self._default_samples, delta)
     while True:
       slack = cost.slack(epsilon, delta, self.moved(cost, least_noise))
       noise, bound = self._least_noise(

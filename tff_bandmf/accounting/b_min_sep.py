@@ -33,14 +33,7 @@ import math
 import numpy as np
 import scipy.sparse
 
-from tff_bandmf import participation as participation_lib
-from tff_bandmf import strategies
-from tff_bandmf.accounting import (
-  accountants,
-  b_min_sep_pairs,
-  columns,
-  importance,
-)
+from tff_bandmf.accounting import b_min_sep_pairs, columns, importance
 
 # Rounds times min_sep, up to which there is memory for pairs.
 _MOST_OF_PAIRS = 2**23
@@ -195,34 +188,3 @@ class BMinSepMixture(importance.Mixture):
     y = rng.standard_normal((len(self._squares), count))
     y -= kappa * self._mean[:, None]
     return self._log_mean(self._losses(y)), self._mean @ y
-
-
-class BMinSep(accountants.Sampled):
-  """Patterns that are at least b apart, of a strategy."""
-
-  default_samples = 100_000
-
-  def __init__(
-    self,
-    strategy: strategies.Strategy,
-    schema: participation_lib.Participation,
-    min_sep: int,
-    sampling_prob: float,
-  ):
-    # PRIVACY: where columns of a client's rounds share rows, the likelihood
-    # ratio does not factor into rounds.
-    # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
-    accountants.check_bands(strategy, 'min_sep', min_sep)
-    rows = strategy.band_rows(0, strategy.rounds)
-    accountants.check_nonnegative(np.min(rows))
-    super().__init__(strategy, schema)
-    self._columns = columns.Columns.of_rows(rows)
-    self._min_sep, self._sampling_prob = min_sep, sampling_prob
-
-  def mixture(self, noise_multiplier: float) -> BMinSepMixture:
-    return BMinSepMixture(
-      self._columns,
-      noise_multiplier * self.sensitivity.value,
-      self._min_sep,
-      self._sampling_prob,
-    )

@@ -34,7 +34,6 @@ import scipy.special
 from scipy.linalg import blas
 
 from tff_bandmf import _checks, strategies
-from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting import accountants, importance
 
 _BLOCK_ENTRIES = 2**22
@@ -131,27 +130,3 @@ def bin_gram(strategy: strategies.Strategy, bins: int) -> np.ndarray:
     )
     gram += sums.T @ sums
   return gram
-
-
-class BallsInBins(accountants.Sampled):
-  """Bins of a strategy.
-
-  Attributes:
-    gram: [b, b] float64, G.
-  """
-
-  default_samples = 400_000
-
-  def __init__(
-    self,
-    strategy: strategies.Strategy,
-    schema: participation_lib.Participation,
-    bins: int,
-  ):
-    self.gram = bin_gram(strategy, bins)
-    super().__init__(strategy, schema)
-
-  def mixture(self, noise_multiplier: float) -> BallsInBinsMixture:
-    return BallsInBinsMixture(
-      self.gram, noise_multiplier * self.sensitivity.value
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -16,6 +17,9 @@ from tff_bandmf.accounting import (
   sampled_cohorts,
   samplers,
 )
+
+# N where none is given.
+_SAMPLES = 400_000
 
 
 @attrs.frozen
@@ -54,4 +58,8 @@ class BallsInBins(sampled_cohorts.Sampled):
     return self.known_population(), np.full(rounds, 1 / self.bins)
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    return balls_in_bins.BallsInBins(strategy, self.schema, self.bins)
+    mixture_of = functools.partial(
+      balls_in_bins.BallsInBinsMixture,
+      balls_in_bins.bin_gram(strategy, self.bins),
+    )
+    return accountants.Sampled(strategy, self.schema, mixture_of, _SAMPLES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -13,9 +14,13 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting import (
   accountants,
   b_min_sep,
+  columns,
   sampled_cohorts,
   samplers,
 )
+
+# N where none is given.
+_SAMPLES = 100_000
 
 
 @attrs.frozen
@@ -80,6 +85,16 @@ class BMinSep(sampled_cohorts.Sampled):
     )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
-    return b_min_sep.BMinSep(
-      strategy, self.schema, self.min_sep, self.sampling_prob
+    # PRIVACY: where columns of a client's rounds share rows, the likelihood
+    # ratio does not factor into rounds.
+    # Guard: b_min_sep_test.test_more_bands_than_min_sep_are_refused.
+    accountants.check_bands(strategy, 'min_sep', self.min_sep)
+    rows = strategy.band_rows(0, strategy.rounds)
+    accountants.check_nonnegative(np.min(rows))
+    mixture_of = functools.partial(
+      b_min_sep.BMinSepMixture,
+      columns.Columns.of_rows(rows),
+      min_sep=self.min_sep,
+      sampling_prob=self.sampling_prob,
     )
+    return accountants.Sampled(strategy, self.schema, mixture_of, _SAMPLES)
