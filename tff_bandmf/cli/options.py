@@ -162,7 +162,7 @@ coefficients = click.option(
 )
 
 
-def _together(*options: Callable) -> Callable[[Callable], Callable]:
+def together(*options: Callable) -> Callable[[Callable], Callable]:
   """Returns a decorator that adds several options, in this order."""
 
   def add(command):
@@ -276,7 +276,7 @@ def _made_of(
   return add
 
 
-participation = _together(
+participation = together(
   click.option(
     '--participation',
     type=_OneOf(('single', 'fixed-epoch', 'min-sep')),
@@ -299,7 +299,7 @@ participation = _together(
     Participants,
   ),
 )
-l2_norm_clip = _together(
+l2_norm_clip = together(
   click.option(
     '--l2-norm-clip',
     required=True,
@@ -318,7 +318,7 @@ l2_norm_clip = _together(
     ),
   ),
 )
-workload = _together(
+workload = together(
   click.option(
     '--workload',
     default='prefix',
@@ -365,7 +365,7 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
 
 # What a family does not take is refused, and what it needs is chosen if it is
 # not given.
-parameters = _together(
+parameters = together(
   *map(_flag, strategies.PARAMETERS.values()),
   _made_of(
     strategies.PARAMETERS,

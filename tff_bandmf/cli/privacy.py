@@ -11,6 +11,16 @@ from tff_bandmf import accounting, errors
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.cli import options, output
 
+_of_run = options.together(
+  options.adjacency,
+  options.amplification,
+  options.sampling_prob,
+  options.dimension,
+  options.max_slack,
+  options.coefficients,
+  options.as_json,
+)
+
 
 @click.command()
 @options.strategy_file
@@ -27,13 +37,7 @@ from tff_bandmf.cli import options, output
 )
 @options.clip
 @options.delta
-@options.adjacency
-@options.amplification
-@options.sampling_prob
-@options.dimension
-@options.max_slack
-@options.coefficients
-@options.as_json
+@_of_run
 def account(file, noise_multiplier, z_stddev, **flags):
   """Shows rho and epsilon of a run with this noise.
 
@@ -72,13 +76,7 @@ def account(file, noise_multiplier, z_stddev, **flags):
 @click.option('--epsilon', required=True, type=options.NUMBER)
 @options.delta
 @options.clip
-@options.adjacency
-@options.amplification
-@options.sampling_prob
-@options.dimension
-@options.max_slack
-@options.coefficients
-@options.as_json
+@_of_run
 def calibrate(file, epsilon, **flags):
   """Shows the least noise that meets (epsilon, delta) for a whole run.
 

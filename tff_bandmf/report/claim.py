@@ -37,19 +37,8 @@ DRAWN = {
   None: 'not checked',
 }
 # What is that of the guarantee which leads.
-_OF_CLAIM = (
-  'sensitivity',
-  'sensitivity_method',
-  'sensitivity_reason',
-  'noise_multiplier',
-)
-_FIGURES = (
-  'noise_multiplier',
-  'epsilon',
-  'slack_epsilon',
-  'slack_delta',
-  'delta',
-)
+_OF_CLAIM = ('sensitivity', 'sensitivity_method', 'sensitivity_reason')
+_EPSILON = ('epsilon', 'slack_epsilon', 'slack_delta')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,7 +118,7 @@ class Claim:
       'max_error': largest,
       'rmse': self.claimed.sensitivity.value * math.sqrt(mean),
       'max_rmse': self.claimed.sensitivity.value * math.sqrt(largest),
-      **{name: led[name] for name in _FIGURES},
+      **{name: led[name] for name in ('noise_multiplier', *_EPSILON, 'delta')},
       # It holds whatever chance did.
       'rho': self.held.rho,
       'amplification': self.amplification,
@@ -196,20 +185,17 @@ def figures(
   None without noise, or where the arithmetic of so little noise proves nothing.
   """
   found: dict[str, Optional[float]] = {
-    'noise_multiplier': None
-    if guarantee is None
-    else guarantee.noise_multiplier,
-    'rho': None if guarantee is None else guarantee.rho,
-    'epsilon': None,
-    'slack_epsilon': None,
-    'slack_delta': None,
+    **dict.fromkeys(('noise_multiplier', 'rho', *_EPSILON)),
     'delta': delta,
   }
-  if guarantee and guarantee.noise_multiplier > 0:
+  if guarantee is None:
+    return found
+  found.update(noise_multiplier=guarantee.noise_multiplier, rho=guarantee.rho)
+  if guarantee.noise_multiplier > 0:
     try:
-      return {**found, **guarantee.claim(delta).to_dict()}
+      found.update(guarantee.claim(delta).to_dict())
     except accounting.Unproved:
-      return found
+      pass
   return found
 
 

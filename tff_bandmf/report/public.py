@@ -40,12 +40,7 @@ _TOLD = (
 
 @dataclasses.dataclass(frozen=True)
 class Public(pages.Pages):
-  """A report for everybody.
-
-  Attributes:
-    content: of `public.json`.
-    figures: matplotlib figures by name.
-  """
+  """A report for everybody."""
 
   NAME: ClassVar[str] = 'public'
 

@@ -45,13 +45,7 @@ _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
 @dataclasses.dataclass(frozen=True)
 class Report(pages.Pages):
-  """The report of a run.
-
-  Attributes:
-    content: of `report.json`.
-    figures: matplotlib figures by the name of their files, those of
-      `content['plots']`.
-  """
+  """The report of a run; figures have the names of `content['plots']`."""
 
   NAME: ClassVar[str] = 'report'
 
@@ -121,10 +115,7 @@ def of(source: source_lib.Source) -> Report:
     'together': together,
     'adaptive_clip': adaptive,
     'epsilons': [
-      {
-        'delta': delta,
-        'epsilon': claim.claimed.proved_epsilon(delta),
-      }
+      {'delta': delta, 'epsilon': claim.claimed.proved_epsilon(delta)}
       for delta in sorted(
         {claim.delta, *(() if claim.amplified else _DELTAS)}, reverse=True
       )
@@ -187,12 +178,10 @@ def composed(
   if not all(claim.claimed.noise_multiplier for claim in found):
     return None
   try:
-    numbers = accounting.compose(claim.claimed for claim in found).to_dict(
-      delta
-    )
+    together = accounting.compose(claim.claimed for claim in found)
+    return {'runs': list(names), **together.to_dict(delta)}
   except accounting.Unproved:
     return None
-  return {'runs': list(names), **numbers}
 
 
 def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:

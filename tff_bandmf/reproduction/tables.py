@@ -16,12 +16,7 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from tff_bandmf import (
-  accounting,
-  errors,
-  optimize,
-  strategies,
-)
+from tff_bandmf import accounting, errors, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
