@@ -128,24 +128,31 @@ def choose(
       raise KeyboardInterrupt
 
   def optimized(family: strategies.Family) -> list[Choice]:
-    return [
-      _choice(
-        optimize.optimize(
-          family.name,
-          rounds,
-          cohorts.schema,
-          workload,
-          objective,
-          noise_copies=noise_copies,
-          callback=stop,
-          **parameters,
-        ),
-        cohorts,
-        target,
+    choices = []
+    for parameters in _parameters(family, rounds, cohorts, noise_copies):
+      best = optimize.optimize(
+        family.name,
+        rounds,
+        cohorts.schema,
         workload,
+        objective,
+        noise_copies=noise_copies,
+        callback=stop,
+        **parameters,
       )
-      for parameters in _parameters(family, rounds, cohorts, noise_copies)
-    ]
+      guarantee = accounting.calibrate(
+        best.strategy,
+        accounting.completed(cohorts, best.strategy.bands),
+        epsilon=target.epsilon,
+        delta=target.delta,
+        dimension=target.dimension,
+      )
+      rmse, max_rmse = (
+        guarantee.z_stddev_per_clip * math.sqrt(error)
+        for error in best.strategy.errors(workload)
+      )
+      choices.append(Choice(guarantee, rmse, max_rmse, best.converged))
+    return choices
 
   found: dict[str, list[Choice]] = {}
   reasons: dict[str, str] = {}
@@ -212,28 +219,3 @@ def _parameters(
   if len(bands) == 1:
     return [{'bands': min(*bands, most)}]
   return [{'bands': each} for each in bands if each <= most]
-
-
-def _choice(
-  found: optimize.Optimized,
-  cohorts: accounting.Cohorts,
-  target: Target,
-  workload: workloads.Workload,
-) -> Choice:
-  """Returns what an optimised strategy costs at the target."""
-  strategy = found.strategy
-  guarantee = accounting.calibrate(
-    strategy,
-    accounting.completed(cohorts, strategy.bands),
-    epsilon=target.epsilon,
-    delta=target.delta,
-    dimension=target.dimension,
-  )
-  mean, largest = strategy.errors(workload)
-  scale = guarantee.z_stddev_per_clip
-  return Choice(
-    guarantee,
-    scale * math.sqrt(mean),
-    scale * math.sqrt(largest),
-    found.converged,
-  )

@@ -165,9 +165,7 @@ def poisson_delta(
   """Returns delta of T Poisson-sampled Gaussians at `epsilon`, rounded up.
 
   Args:
-    noise_multiplier: sigma, standard deviation over sensitivity of a round.
-    sampling_prob: q, of a client in a round of its group.
-    compositions: T, rounds of a group.
+    noise_multiplier: as in `poisson_epsilon`, like q and T.
     epsilon: at least 0, finite.
 
   Raises:

@@ -7,6 +7,13 @@ which. Whatever an (epsilon, delta) mechanism releases, for every threshold
 
 Both bounds below take a score and a threshold as given: choose them with other
 trials.
+
+| argument  | of each bound                                                   |
+|-----------|-----------------------------------------------------------------|
+| `inside`  | scores of trials with the client, [m]                           |
+| `outside` | scores of trials without it, [m']                               |
+| `delta`   | of (epsilon, delta)                                             |
+| `miss`    | probability with which the bound may be too large               |
 """
 
 from __future__ import annotations
@@ -38,11 +45,7 @@ def clopper_pearson(
   `miss` / 4. It takes some 100 e^epsilon trials to come near epsilon.
 
   Args:
-    inside: scores of trials with the client, [m].
-    outside: scores of trials without it, [m'].
     threshold: of the scores.
-    delta: of (epsilon, delta).
-    miss: probability with which the bound may be above epsilon.
 
   Returns:
     The bound, at least 0.
@@ -67,12 +70,6 @@ def gaussian(
   It is that of the Gaussian mechanism at `least_mu`: no test of a mu-GDP
   mechanism has scores further apart. [GDP22, arXiv 1905.02383]
 
-  Args:
-    inside: scores of trials with the client, [m].
-    outside: scores of trials without it, [m'].
-    delta: of (epsilon, delta).
-    miss: probability with which the bound may be above epsilon.
-
   Returns:
     The bound, at least 0.
   """
@@ -88,11 +85,6 @@ def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
 
     stddev <= s (f / chi2_f(miss / 2))^(1/2)
     mu >= (mean - mean') / stddev - z(1 - miss / 2) (1 / m + 1 / m')^(1/2)
-
-  Args:
-    inside: scores of trials with the client, [m].
-    outside: scores of trials without it, [m'].
-    miss: probability with which the bound may be too large.
 
   Returns:
     The bound, 0 if it is not positive, 1000 at most.
@@ -118,14 +110,7 @@ def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
 def best_threshold(
   inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
 ) -> float:
-  """Returns the threshold with the largest `clopper_pearson` here.
-
-  Args:
-    inside: scores of other trials with the client.
-    outside: scores of other trials without it.
-    delta: of (epsilon, delta).
-    miss: as for `clopper_pearson`.
-  """
+  """Returns the threshold with the largest `clopper_pearson` of such trials."""
   candidates = np.quantile(
     np.concatenate([inside, outside]), np.linspace(0, 1, 203)[1:-1]
   )

@@ -11,7 +11,6 @@ from tff_bandmf.program.run_record import (
 from tff_bandmf.report.public import HTML_FILE as PUBLIC_FILE
 from tff_bandmf.report.public import Public, publish
 from tff_bandmf.report.report import (
-  FORMAT,
   HTML_FILE,
   JSON_FILE,
   MARKDOWN_FILE,
@@ -23,5 +22,5 @@ from tff_bandmf.report.report import (
   what_if,
   write,
 )
-from tff_bandmf.report.source import COMPARE_DIRECTORY, Source, of_log, of_run
+from tff_bandmf.report.source import Source, of_log, of_run
 from tff_bandmf.report.transparency import versions

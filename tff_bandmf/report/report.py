@@ -185,17 +185,10 @@ def composed(
 
 
 def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
-  """Writes the report of a run into its directory, and returns its content.
-
-  Args:
-    directory: of the run.
-
-  Returns:
-    The content of `report.json`.
+  """Writes the report of a run into its directory; returns its content.
 
   Raises:
-    TypeError: a number of `run.json` is none.
-    ValueError: the files do not support a claim; nothing is written.
+    TypeError, ValueError: as `build`; nothing is written.
     OSError: a file cannot be read or written.
   """
   return build(directory).write(directory)
