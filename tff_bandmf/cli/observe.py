@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 import time
-from typing import Any, Optional
+from typing import Optional
 
 import attrs
 import click
@@ -80,6 +80,13 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     raise errors.value_error(
       'delta', None, 'epsilon is at a delta', 'give --delta'
     )
+  planned = {}
+  if plan is not None:
+    planned = {
+      'planned_sensitivity': plan.guarantee.sensitivity.value,
+      'planned_epsilon': plan.guarantee.proved_epsilon(delta),
+      'keeps_min_sep': found.keeps(plan.cohorts.schema, plan.rounds),
+    }
   record = {
     'clients': found.clients,
     'participations': found.participations,
@@ -95,7 +102,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     'rho': guarantee and guarantee.rho,
     'epsilon': guarantee and guarantee.proved_epsilon(delta),
     'delta': delta,
-    **_planned(plan, found, delta),
+    **planned,
     'seconds': time.perf_counter() - started,
   }
   if guarantee is not None:
@@ -116,18 +123,3 @@ def _plan(file: str) -> Optional[plan_lib.Plan]:
   if not isinstance(content, dict) or content.get('format') != plan_file.FORMAT:
     return None
   return plan_lib.Plan.load(path)
-
-
-def _planned(
-  plan: Optional[plan_lib.Plan],
-  found: sensitivity.Observed,
-  delta: Optional[float],
-) -> dict[str, Any]:
-  """Returns the claim that was planned, and whether the log keeps to it."""
-  if plan is None:
-    return {}
-  return {
-    'planned_sensitivity': plan.guarantee.sensitivity.value,
-    'planned_epsilon': plan.guarantee.proved_epsilon(delta),
-    'keeps_min_sep': found.keeps(plan.cohorts.schema, plan.rounds),
-  }

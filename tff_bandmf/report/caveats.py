@@ -27,43 +27,59 @@ _NOT_LOOKED_AT = (
   'Whether cohorts are those that the key of the draws gives was not checked.'
 )
 _NOTHING_RELEASED = 'No round finished: nothing of the clients was released.'
+OTHER_CODE = 'The code that wrote this report is not the code that trained.'
 _NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
 
-def warnings(
+def of(
   claim: claim_lib.Claim,
   run: run_record.RunRecord,
   completed: bool,
-  code_sha256: str,
   elsewhere: bool,
-) -> list[str]:
-  """Returns what a reader has to know before the numbers, worst first."""
+) -> list[tuple[str, str]]:
+  """Returns what a reader has to know before the numbers, worst first.
+
+  Each is said for the report, and for everybody; one of them may be empty.
+  """
   seen = claim.observed
   planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
   population = run.population or seen.clients
+  nothing = not claim.held.noise_multiplier
+  # PRIVACY: of clients there are no counts in what everybody reads. Guard:
+  # public_test.test_counts_of_clients_are_not_published.
   rows = (
     # PRIVACY: figures of a run that stands for another are not taken for a
     # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
-    (run.simulated is not None, _SIMULATED),
-    (elsewhere, _ELSEWHERE),
-    (not elsewhere and not seen.finished, _NOTHING_RELEASED),
+    (run.simulated is not None, _SIMULATED, _SIMULATED),
+    (elsewhere, _ELSEWHERE, _ELSEWHERE),
+    (
+      not seen.finished,
+      '' if elsewhere else _NOTHING_RELEASED,
+      _NOTHING_RELEASED,
+    ),
+    # Everybody reads this first, and the report has it below what clients did.
+    (nothing, '', _NO_NOISE),
     (
       claim.violated,
       'The participation schema was not kept. Planned: '
       f'{_participation(planned.min_sep, planned.participations(rounds))}. '
       f'Observed: {_participation(seen.min_sep, seen.max_participations)}. The '
       'claim is for what was observed.',
+      'Clients took part more often, or closer together, than was planned. The '
+      'claim is for what they did.',
     ),
     (
       claim.cohorts is not None and claim.amplified is None,
       'Cohorts were not those that the key of the draws gives: sampling '
       'amplifies nothing here.',
+      '',
     ),
     (
       claim.amplified is not None and completed and seen.drawn is None,
       _NOT_LOOKED_AT,
+      _NOT_LOOKED_AT,
     ),
-    (not claim.held.noise_multiplier, _NO_NOISE),
+    (nothing, _NO_NOISE, ''),
     (
       not completed,
       f'This run has not ended: {seen.rounds} of '
@@ -71,66 +87,29 @@ def warnings(
       f'{"was" if seen.rounds == 1 else "were"} started. The claim is for what '
       'they released'
       f'{", and grows with those that follow" * (claim.rounds < rounds)}.',
+      'Training has not ended. The claim is for the rounds so far.',
     ),
     (
       seen.burnt > 0,
       f'{seen.burnt} of {statement.count(seen.rounds, "round")} '
       f'{"was" if seen.burnt == 1 else "were"} burnt: started, and what came '
       'of it is not in the model. The claim counts burnt rounds.',
+      'Some rounds are not in the model; the claim has them.',
     ),
     (
       claim.delta * population >= 1,
       f'delta = {claim.delta!r} is not below 1 / population = 1 / '
       f'{population}: publishing all of one client may meet it.',
+      'delta is not below one over the number of clients: publishing all of '
+      'one client may meet it.',
     ),
     (
       seen.z_stddev is None and seen.finished > 0 and not elsewhere,
       'The ledger has no measurement of the noise that was added.',
-    ),
-    (
-      (run.code_sha256 or code_sha256) != code_sha256,
-      'The code that wrote this report is not the code that trained.',
+      '',
     ),
   )
-  return [text for holds, text in rows if holds]
-
-
-def public_warnings(
-  claim: claim_lib.Claim,
-  run: run_record.RunRecord,
-  completed: bool,
-  elsewhere: bool,
-) -> list[str]:
-  """Returns what everybody has to know before the numbers; no counts."""
-  seen = claim.observed
-  # PRIVACY: of clients there are no counts here. Guard:
-  # public_test.test_counts_of_clients_are_not_published.
-  rows = (
-    (run.simulated is not None, _SIMULATED),
-    (elsewhere, _ELSEWHERE),
-    (not seen.finished, _NOTHING_RELEASED),
-    (not claim.held.noise_multiplier, _NO_NOISE),
-    (
-      claim.violated,
-      'Clients took part more often, or closer together, than was planned. The '
-      'claim is for what they did.',
-    ),
-    (
-      not completed,
-      'Training has not ended. The claim is for the rounds so far.',
-    ),
-    (
-      claim.amplified is not None and completed and seen.drawn is None,
-      _NOT_LOOKED_AT,
-    ),
-    (seen.burnt > 0, 'Some rounds are not in the model; the claim has them.'),
-    (
-      claim.delta * (run.population or seen.clients) >= 1,
-      'delta is not below one over the number of clients: publishing all of '
-      'one client may meet it.',
-    ),
-  )
-  return [text for holds, text in rows if holds]
+  return [(text, public) for holds, text, public in rows if holds]
 
 
 def _participation(min_sep: Optional[int], participations: int) -> str:

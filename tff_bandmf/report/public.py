@@ -235,9 +235,10 @@ def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
   """Returns what leads, of every run, without counts."""
   found: dict[str, list[str]] = {}
   for source in sources:
-    texts = caveats.public_warnings(
+    known = caveats.of(
       source.claim, source.run, source.completed, source.elsewhere
     )
+    texts = [text for _, text in known if text]
     for text in texts + source.warned_before:
       found.setdefault(text, []).append(source.run.title or source.name)
   return [

@@ -98,16 +98,19 @@ def of(source: source_lib.Source) -> Report:
     )
   figures = {name: figure for name, figure in figures.items() if figure}
   code_sha256 = _files.code_digest()
+  other_code = (run.code_sha256 or code_sha256) != code_sha256
+  known = caveats.of(claim, run, source.completed, source.elsewhere)
   together = composed([source], claim.delta) if source.before else None
   content = {
     'format': FORMAT,
     'version': VERSION,
     **{name: getattr(run, name) for name in NAMED},
     'summary': _summary(numbers, source, together),
-    'warnings': caveats.warnings(
-      claim, run, source.completed, code_sha256, source.elsewhere
-    )
-    + source.warned_before,
+    'warnings': [
+      *(text for text, _ in known if text),
+      *([caveats.OTHER_CODE] if other_code else []),
+      *source.warned_before,
+    ],
     'completed': source.completed,
     'elsewhere': source.elsewhere,
     'simulated': run.simulated is not None,
