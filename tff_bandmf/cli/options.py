@@ -232,10 +232,8 @@ class Participants:
     A sampling that is random says by itself who can take part how often.
 
     Args:
-      amplification: the value of --amplification.
-      sampling_prob: that of --sampling-prob.
+      amplification: of a flag, as are `sampling_prob` and `population`.
       kept: the schema that a strategy file keeps.
-      population: that of --population, clients that are sampled from.
 
     Raises:
       ValueError: a flag is missing, or one does not go with the amplification.

@@ -28,6 +28,9 @@ DID_NOT_HOLD = 1
 _LARGEST_EPSILON = 20.0
 _LARGEST_DELTA = 1e-3
 
+# What a strategy without noise has no value for.
+_OF_NOISE = ('clip', 'noise_multiplier', 'z_stddev', 'rho', 'epsilon', 'delta')
+
 # PRIVACY: numbers of the table are rounded up, so that no epsilon and no noise
 # is printed below the one computed. Guard: cli_test.test_table_rounds_up.
 _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
@@ -108,12 +111,7 @@ def describe(
     'max_error': max_error,
     'rmse': sensitivity.value * math.sqrt(mean_error),
     'max_rmse': sensitivity.value * math.sqrt(max_error),
-    'clip': None,
-    'noise_multiplier': None,
-    'z_stddev': None,
-    'rho': None,
-    'epsilon': None,
-    'delta': None,
+    **dict.fromkeys(_OF_NOISE),
     'adjacency': participation.adjacency,
   }
   if with_coefficients:

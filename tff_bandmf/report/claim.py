@@ -268,10 +268,7 @@ def of(
     planned: of the schema that was planned, or of what sampling keeps.
     sampled: of the cohorts that chance was to draw; None without chance.
     observed: with the sensitivity of the strategy.
-    signed: as in `Claim`.
-    delta: of the claim.
-    l2_norm_clip: the clipping norm.
-    clients_per_round: divisor of the mean.
+    signed: as in `Claim`, and so are the others.
   """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if schema.evenly_spaced:
