@@ -1,7 +1,6 @@
 """Tests of what is kept of searches: only what they would find again."""
 
-import dataclasses
-
+import attrs
 import pytest
 
 from tff_bandmf import optimize, participation, strategies, workloads
@@ -12,10 +11,8 @@ from tff_bandmf.strategies import families
 _REQUEST = request_lib.Request(
   16,
   participation.MinSep(4),
-  workloads.PREFIX,
-  solver.MEAN,
-  families.get('banded-toeplitz'),
-  {'bands': 4},
+  family=families.get('banded-toeplitz'),
+  parameters={'bands': 4},
 )
 
 
@@ -69,7 +66,7 @@ def test_another_request_is_searched_for(folder, change):
   cache.found_before(_REQUEST, search)
   cache.found_before(_REQUEST, search)
   assert search.calls == 1
-  cache.found_before(dataclasses.replace(_REQUEST, **change), search)
+  cache.found_before(attrs.evolve(_REQUEST, **change), search)
   assert search.calls == 2
 
 

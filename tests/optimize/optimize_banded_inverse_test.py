@@ -10,7 +10,7 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf.optimize import banded_inverse, series
+from tff_bandmf.optimize import banded_inverse, series, solver
 
 pytestmark = pytest.mark.slow
 
@@ -33,14 +33,16 @@ def _loss(strategy, schema, workload, objective):
   [(4, 137.28, 129.727525), (64, 84.16, 84.077943)],
 )
 def test_optimum_is_below_the_published_one(bands, published, best):
-  found = banded_inverse.optimize_banded_inverse(2052, bands, _SCHEMA)
+  found = banded_inverse.optimize_banded_inverse(
+    solver.Problem(2052, _SCHEMA), bands
+  )
   assert found.converged and found.strategy.inverse_bands == bands
   assert found.loss <= best * (1 + 1e-7) < published
 
 
 def test_two_bands_are_the_swept_dp_cgd():
   found = banded_inverse.optimize_banded_inverse(
-    300, 2, participation.MinSep(60)
+    solver.Problem(300, participation.MinSep(60)), 2
   )
   swept = optimize.optimize('dp-cgd', 300, participation.MinSep(60))
   assert found.loss == pytest.approx(swept.loss, rel=1e-8)
@@ -48,7 +50,7 @@ def test_two_bands_are_the_swept_dp_cgd():
 
 def test_one_band_is_the_identity():
   found = banded_inverse.optimize_banded_inverse(
-    30, 1, participation.MinSep(10)
+    solver.Problem(30, participation.MinSep(10)), 1
   )
   assert found.converged and found.loss == pytest.approx(15.5 * 3)
 
@@ -66,7 +68,7 @@ def test_one_band_is_the_identity():
 def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
   schema = participation.MinSep(20, 3)
   found = banded_inverse.optimize_banded_inverse(
-    60, 4, schema, workload, objective
+    solver.Problem(60, schema, workload, objective), 4
   )
   assert found.converged
   assert found.loss == pytest.approx(
@@ -87,7 +89,9 @@ def test_loss_is_the_dense_one_and_below_the_neighbours(workload, objective):
 
 def test_optimum_at_many_rounds_is_below_the_closed_form():
   schema = participation.MinSep(4_000, 5)
-  found = banded_inverse.optimize_banded_inverse(20_000, 8, schema)
+  found = banded_inverse.optimize_banded_inverse(
+    solver.Problem(20_000, schema), 8
+  )
   root = strategies.BandedInverseSqrt(20_000, 8)
   mean, _ = root.errors()
   value = sensitivity.sensitivity(root, schema).value
@@ -103,7 +107,7 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
       raise KeyboardInterrupt
 
   found = banded_inverse.optimize_banded_inverse(
-    300, 4, participation.MinSep(60), callback=callback
+    solver.Problem(300, participation.MinSep(60), callback=callback), 4
   )
   assert len(losses) == 3 and not found.converged
 
@@ -125,13 +129,15 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
 )
 def test_bad_input_is_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
-    banded_inverse.optimize_banded_inverse(*arguments)
+    rounds, bands, *others = arguments
+    problem = solver.Problem(rounds, *others)
+    banded_inverse.optimize_banded_inverse(problem, bands)
 
 
 def test_more_bands_are_never_worse_with_little_separation():
   losses = [
     banded_inverse.optimize_banded_inverse(
-      20, bands, participation.MinSep(1)
+      solver.Problem(20, participation.MinSep(1)), bands
     ).loss
     for bands in (1, 2, 4, 8)
   ]

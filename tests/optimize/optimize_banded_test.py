@@ -9,7 +9,7 @@ import scipy.optimize
 import tensorflow as tf
 
 from tff_bandmf import participation, sensitivity, workloads
-from tff_bandmf.optimize import banded, covariance
+from tff_bandmf.optimize import banded, covariance, solver
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +114,7 @@ def test_gradient_against_finite_differences(workload):
 
 
 def test_optimum_is_the_published_matrix():
-  found = banded.optimize_banded(9, 3, _SINGLE)
+  found = banded.optimize_banded(solver.Problem(9, _SINGLE), 3)
   published = np.zeros((9, 9))
   for t, line in enumerate(_EXAMPLE_B1.split('\n')[1:-1]):
     published[t, : t + 1] = [float(entry) for entry in line.split()]
@@ -125,7 +125,7 @@ def test_optimum_is_the_published_matrix():
 
 def test_optimum_is_the_known_one():
   # Found by other code than this, to 9 digits.
-  found = banded.optimize_banded(256, 16, _SINGLE)
+  found = banded.optimize_banded(solver.Problem(256, _SINGLE), 16)
   assert found.converged
   assert found.loss == pytest.approx(12.8663406, rel=1e-8)
 
@@ -145,7 +145,9 @@ def test_loss_is_the_dense_one_and_a_minimum(
   schema, equal_column_norms, workload, objective
 ):
   found = banded.optimize_banded(
-    10, 3, schema, workload, objective, equal_column_norms
+    solver.Problem(10, schema, workload, objective),
+    3,
+    equal_column_norms=equal_column_norms,
   )
   assert found.converged and found.strategy.bands == 3
 
@@ -181,7 +183,11 @@ def test_loss_is_the_dense_one_and_a_minimum(
 def test_unequal_column_norms_are_better(workload, objective):
   schema = participation.FixedEpoch(8)
   equal, unequal = (
-    banded.optimize_banded(33, 5, schema, workload, objective, flag)
+    banded.optimize_banded(
+      solver.Problem(33, schema, workload, objective),
+      5,
+      equal_column_norms=flag,
+    )
     for flag in (True, False)
   )
   # Rounds differ in what they add to the error, and in how many share a norm.
@@ -206,15 +212,17 @@ def _lower_bound(matrix, bands, weights):
 
 
 def test_mean_error_is_the_least_possible_one():
-  found = banded.optimize_banded(128, 8, _SINGLE)
+  found = banded.optimize_banded(solver.Problem(128, _SINGLE), 8)
   bound = _lower_bound(found.strategy.matrix(), 8, np.full(128, 1 / 128))
   assert bound <= found.loss * (1 + 1e-12)
   assert found.loss <= bound * (1 + 2e-4)
 
 
 def test_max_error_is_the_least_possible_one():
-  mean = banded.optimize_banded(128, 8, _SINGLE)
-  found = banded.optimize_banded(128, 8, _SINGLE, objective='max')
+  mean = banded.optimize_banded(solver.Problem(128, _SINGLE), 8)
+  found = banded.optimize_banded(
+    solver.Problem(128, _SINGLE, objective='max'), 8
+  )
   assert found.converged
   assert found.loss < 0.95 * mean.strategy.errors()[1]
   matrix = found.strategy.matrix()
@@ -237,7 +245,7 @@ def test_max_error_is_the_least_possible_one():
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_scheduled_toeplitz_is_the_dense_minimum(objective):
   found = banded.optimize_banded_toeplitz_scheduled(
-    30, 4, objective, _SCHEDULED
+    solver.Problem(30, _SINGLE, _SCHEDULED, objective), 4
   )
   coefficients = found.strategy.coefficients
   assert found.converged and coefficients[0] == 1
@@ -259,21 +267,30 @@ def test_scheduled_toeplitz_is_the_dense_minimum(objective):
 
 
 def test_scheduled_toeplitz_agrees_with_the_exact_one_for_prefix_sums():
-  found = banded.optimize_banded_toeplitz_scheduled(1000, 16)
+  found = banded.optimize_banded_toeplitz_scheduled(
+    solver.Problem(1000, _SINGLE), 16
+  )
   assert found.loss == pytest.approx(39.4153173, rel=5e-9)
-  assert banded.optimize_banded_toeplitz_scheduled(7, 1).loss == 4
+  assert (
+    banded.optimize_banded_toeplitz_scheduled(
+      solver.Problem(7, _SINGLE), 1
+    ).loss
+    == 4
+  )
 
 
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 def test_search_that_is_cut_short_says_so(objective):
   losses = []
   found = banded.optimize_banded(
-    100,
+    solver.Problem(
+      100,
+      _SINGLE,
+      objective=objective,
+      callback=losses.append,
+      max_evaluations=5,
+    ),
     8,
-    _SINGLE,
-    objective=objective,
-    max_evaluations=5,
-    callback=losses.append,
   )
   assert not found.converged
   assert found.evaluations <= 8
@@ -294,7 +311,7 @@ def test_interrupted_search_returns_the_best_so_far(objective):
   handler = signal.signal(signal.SIGINT, signal.default_int_handler)
   try:
     found = banded.optimize_banded(
-      100, 8, _SINGLE, objective=objective, callback=callback
+      solver.Problem(100, _SINGLE, objective=objective, callback=callback), 8
     )
   finally:
     signal.signal(signal.SIGINT, handler)
@@ -303,34 +320,38 @@ def test_interrupted_search_returns_the_best_so_far(objective):
 
 
 @pytest.mark.parametrize(
-  ('arguments', 'error', 'message'),
+  ('problem', 'others', 'error', 'message'),
   [
-    ((10, 11, _SINGLE), ValueError, 'bands=11: must not exceed rounds=10'),
-    ((0, 1, _SINGLE), ValueError, 'rounds=0: must be at least 1'),
-    ((10, 2.0, _SINGLE), TypeError, 'bands=2.0: must be an integer'),
-    ((10, 2, _SINGLE, _PREFIX, 'sum'), ValueError, 'objective=sum: is not'),
+    ((10, _SINGLE), (11,), ValueError, 'bands=11: must not exceed rounds=10'),
+    ((0, _SINGLE), (1,), ValueError, 'rounds=0: must be at least 1'),
+    ((10, _SINGLE), (2.0,), TypeError, 'bands=2.0: must be an integer'),
+    ((10, _SINGLE, _PREFIX, 'sum'), (2,), ValueError, 'objective=sum: is not'),
     (
-      (10, 4, participation.MinSep(3)),
+      (10, participation.MinSep(3)),
+      (4,),
       ValueError,
       'bands=4: must not exceed min_sep=3',
     ),
     (
-      (10, 4, participation.FixedEpoch(3)),
+      (10, participation.FixedEpoch(3)),
+      (4,),
       ValueError,
       'bands=4: must not exceed min_sep=3',
     ),
     (
-      (10, 2, participation.MinSep(3), _PREFIX, 'mean', False),
+      (10, participation.MinSep(3)),
+      (2, False),
       ValueError,
       'equal_column_norms=False: is for fixed epochs',
     ),
     (
-      (10, 2, participation.FixedEpoch(3, 2), _PREFIX, 'mean', False),
+      (10, participation.FixedEpoch(3, 2)),
+      (2, False),
       ValueError,
       'max_participations=2: must be 4',
     ),
   ],
 )
-def test_bad_input_is_refused(arguments, error, message):
+def test_bad_input_is_refused(problem, others, error, message):
   with pytest.raises(error, match=message):
-    banded.optimize_banded(*arguments)
+    banded.optimize_banded(solver.Problem(*problem), *others)

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_bandmf import participation, sensitivity, workloads
-from tff_bandmf.optimize import blt
+from tff_bandmf.optimize import blt, solver
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,9 @@ def _dense_loss(strategy, schema, workload, objective):
   ],
 )
 def test_optimum_is_the_best_known(buffers, objective, golden):
-  found = blt.optimize_blt(2052, buffers, _SCHEMA, objective=objective)
+  found = blt.optimize_blt(
+    solver.Problem(2052, _SCHEMA, objective=objective), buffers
+  )
   assert found.converged and found.strategy.buffers <= buffers
   assert golden * (1 - 1e-6) <= found.loss <= golden + 1e-6
 
@@ -45,7 +47,7 @@ def test_optimum_is_the_best_known(buffers, objective, golden):
 def test_loss_falls_with_more_buffers_at_another_setting():
   schema = participation.MinSep(40)
   losses = [
-    blt.optimize_blt(200, buffers, schema, objective='max').loss
+    blt.optimize_blt(solver.Problem(200, schema, objective='max'), buffers).loss
     for buffers in (1, 2)
   ]
   assert losses[1] < losses[0]
@@ -63,7 +65,7 @@ def test_loss_falls_with_more_buffers_at_another_setting():
 )
 def test_optimum_is_below_its_neighbours(workload, objective):
   n, schema = 60, participation.MinSep(15, 3)
-  found = blt.optimize_blt(n, 2, schema, workload, objective)
+  found = blt.optimize_blt(solver.Problem(n, schema, workload, objective), 2)
   assert found.converged
   norm = sensitivity.sensitivity(found.strategy, schema).value
   error = found.strategy.errors(workload)[objective == 'max']
@@ -125,13 +127,17 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
     if len(losses) == 5:
       raise KeyboardInterrupt
 
-  found = blt.optimize_blt(500, 3, participation.Single(), callback=callback)
+  found = blt.optimize_blt(
+    solver.Problem(500, participation.Single(), callback=callback), 3
+  )
   assert len(losses) == 5 and not found.converged
   assert found.loss == pytest.approx(min(losses), rel=1e-6)
 
 
 def test_search_that_is_cut_short_says_so():
-  found = blt.optimize_blt(500, 1, participation.Single(), max_evaluations=3)
+  found = blt.optimize_blt(
+    solver.Problem(500, participation.Single(), max_evaluations=3), 1
+  )
   assert not found.converged
 
 
@@ -152,9 +158,10 @@ def test_search_that_is_cut_short_says_so():
 )
 def test_bad_input_is_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
-    blt.optimize_blt(*arguments)
+    rounds, buffers, *others = arguments
+    blt.optimize_blt(solver.Problem(rounds, *others), buffers)
 
 
 def test_single_round_is_the_identity():
-  found = blt.optimize_blt(1, 3, participation.Single())
+  found = blt.optimize_blt(solver.Problem(1, participation.Single()), 3)
   assert (found.loss, found.converged) == (1.0, True)

@@ -108,7 +108,7 @@ def _searched(rounds, objective, free, forms):
 @pytest.mark.parametrize('rounds', [2, 3, 4])
 def test_single_participation_against_direct_search(rounds, objective):
   found = dense.optimize_dense(
-    rounds, participation.Single(), objective=objective
+    solver.Problem(rounds, participation.Single(), objective=objective)
   )
   searched = _searched(
     rounds, objective, np.tri(rounds, dtype=bool), np.eye(rounds)
@@ -131,7 +131,9 @@ def test_fixed_epochs_against_direct_search_of_overlapping_columns(
     for signs in itertools.product([1, -1], repeat=rounds):
       forms.append(own * signs)
   forms = np.unique(forms, axis=0)
-  found = dense.optimize_dense(rounds, participation.FixedEpoch(min_sep))
+  found = dense.optimize_dense(
+    solver.Problem(rounds, participation.FixedEpoch(min_sep))
+  )
   searched = _searched(rounds, 'mean', np.tri(rounds, dtype=bool), forms)
   assert found.converged
   assert found.loss == pytest.approx(searched, rel=2e-6)
@@ -150,7 +152,7 @@ def test_search_ends_at_the_gap_asked_for():
 @pytest.mark.parametrize('rounds, min_sep', [(3, 2), (4, 2), (5, 2), (5, 3)])
 def test_min_sep_against_direct_search_of_bands(rounds, min_sep):
   schema = participation.MinSep(min_sep)
-  found = dense.optimize_dense(rounds, schema)
+  found = dense.optimize_dense(solver.Problem(rounds, schema))
   assert found.converged
   assert found.strategy.bands <= min_sep
   # Columns do not overlap: all signs of a pattern reach the same.
@@ -171,7 +173,9 @@ def test_one_client_in_every_round_is_the_closed_form(schema, workload):
   # X is diagonal then: sum W_ii / d_i under sum d_i = 1.
   matrix = workload.matrix(20)
   closed = np.sqrt((matrix**2).mean(0)).sum() ** 2
-  found = dense.optimize_dense(20, schema, workload, max_evaluations=600)
+  found = dense.optimize_dense(
+    solver.Problem(20, schema, workload, max_evaluations=600)
+  )
   assert found.loss == pytest.approx(closed, rel=1e-12)
   assert found.converged or workload != _PREFIX
 
@@ -180,7 +184,9 @@ def test_one_client_in_every_round_is_the_closed_form(schema, workload):
 @pytest.mark.parametrize('schema', _SCHEMAS)
 def test_loss_is_that_of_brute_force(schema, workload):
   rng = np.random.default_rng(1)
-  found = dense.optimize_dense(11, schema, workload, max_evaluations=1000)
+  found = dense.optimize_dense(
+    solver.Problem(11, schema, workload, max_evaluations=1000)
+  )
   # Whether the last digits converge with momentum depends on the processor.
   assert found.converged or workload != _PREFIX
   matrix = found.strategy.matrix()
@@ -199,7 +205,9 @@ def test_loss_is_that_of_brute_force(schema, workload):
 def test_factor_is_that_of_columns():
   # diag(X) = 1 is of columns. A plain Cholesky factor of X has rows of norm 1,
   # and columns of up to 15% more.
-  matrix = dense.optimize_dense(24, participation.Single()).strategy.matrix()
+  matrix = dense.optimize_dense(
+    solver.Problem(24, participation.Single())
+  ).strategy.matrix()
   np.testing.assert_allclose((matrix**2).sum(0), 1, rtol=1e-12)
   wrong = np.linalg.cholesky(matrix.T @ matrix)
   assert np.sqrt((wrong**2).sum(0).max()) > 1.07
@@ -221,7 +229,7 @@ def test_loss_counts_the_sensitivity(schema):
 
 @pytest.mark.parametrize('schema', _SCHEMAS)
 def test_sensitivity_is_one(schema):
-  strategy = dense.optimize_dense(24, schema).strategy
+  strategy = dense.optimize_dense(solver.Problem(24, schema)).strategy
   value = sensitivity.sensitivity(strategy, schema).value
   assert value == pytest.approx(1, rel=1e-9)
 
@@ -237,7 +245,9 @@ def test_no_strategy_is_below_the_lower_bound(schema, objective):
   for _ in range(30):
     noise = rng.uniform(0.7, 1.3, len(start))
     dual.evaluate(start * noise + 0.02 * rng.uniform(size=len(start)), False)
-  best = dense.optimize_dense(rounds, schema, objective=objective)
+  best = dense.optimize_dense(
+    solver.Problem(rounds, schema, objective=objective)
+  )
   assert 0.5 * best.loss < dual.lower_bound < best.loss
   overlaps = schema in (participation.Single(), participation.FixedEpoch(3))
   for _ in range(50):
@@ -282,7 +292,9 @@ def test_gradient_against_finite_differences(schema, objective):
 )
 def test_other_strategies_are_no_better(schema, workload):
   rounds = 60
-  found = dense.optimize_dense(rounds, schema, workload, max_evaluations=300)
+  found = dense.optimize_dense(
+    solver.Problem(rounds, schema, workload, max_evaluations=300)
+  )
   others = [
     strategies.Identity(rounds),
     strategies.BandedSqrt(rounds, 15),
@@ -296,22 +308,22 @@ def test_other_strategies_are_no_better(schema, workload):
 
 def test_max_error_of_one_participation_is_equal_everywhere():
   found = dense.optimize_dense(
-    256, participation.Single(), objective=solver.MAX
+    solver.Problem(256, participation.Single(), objective=solver.MAX)
   )
   e = found.strategy.per_query_errors()
   assert found.converged
   assert e.min() > 0.9999 * e.max()
   # Of 16 bands the optimum is 20.696.
-  mean = dense.optimize_dense(256, participation.Single())
+  mean = dense.optimize_dense(solver.Problem(256, participation.Single()))
   assert mean.loss < found.loss < 20.696
   assert found.loss < mean.strategy.errors()[1]
 
 
 @pytest.mark.parametrize('schema', _SCHEMAS[1:])
 def test_max_error_is_no_worse_than_that_of_the_mean(schema):
-  mean = dense.optimize_dense(12, schema)
+  mean = dense.optimize_dense(solver.Problem(12, schema))
   found = dense.optimize_dense(
-    12, schema, objective=solver.MAX, max_evaluations=400
+    solver.Problem(12, schema, objective=solver.MAX, max_evaluations=400)
   )
   _, largest = mean.strategy.errors()
   squared = sensitivity.sensitivity(mean.strategy, schema).value ** 2
@@ -326,7 +338,7 @@ def test_max_error_is_no_worse_than_that_of_the_mean(schema):
 def test_ill_conditioned_workload_converges(schema):
   # Eigenvalues of the dual span 17 orders of magnitude here.
   workload = workloads.Workload(momentum=0.95, cooldown=0.25)
-  found = dense.optimize_dense(96, schema, workload)
+  found = dense.optimize_dense(solver.Problem(96, schema, workload))
   assert found.converged
 
 
@@ -334,7 +346,7 @@ def test_ill_conditioned_workload_converges(schema):
 @pytest.mark.parametrize('schema', _SCHEMAS)
 def test_few_evaluations_give_a_valid_strategy(schema, objective):
   found = dense.optimize_dense(
-    30, schema, objective=objective, max_evaluations=2
+    solver.Problem(30, schema, objective=objective, max_evaluations=2)
   )
   assert not found.converged
   squared = sensitivity.sensitivity(found.strategy, schema).value ** 2
@@ -354,7 +366,7 @@ def test_interrupt_returns_the_best_so_far(schema, objective, monkeypatch):
     return evaluate(self, parameters, check)
 
   monkeypatch.setattr(dense._Dual, 'evaluate', interrupted)
-  found = dense.optimize_dense(40, schema, objective=objective)
+  found = dense.optimize_dense(solver.Problem(40, schema, objective=objective))
   assert not found.converged
   assert found.strategy.rounds == 40
   assert found.evaluations < 15
@@ -363,7 +375,7 @@ def test_interrupt_returns_the_best_so_far(schema, objective, monkeypatch):
 def test_callback_gets_losses_that_fall():
   losses = []
   found = dense.optimize_dense(
-    40, participation.FixedEpoch(10), callback=losses.append
+    solver.Problem(40, participation.FixedEpoch(10), callback=losses.append)
   )
   assert len(losses) > 5
   assert losses == sorted(losses, reverse=True)
@@ -382,15 +394,17 @@ def test_callback_gets_losses_that_fall():
   ],
 )
 def test_smallest_cases_converge(rounds, schema):
-  assert dense.optimize_dense(rounds, schema).converged
+  assert dense.optimize_dense(solver.Problem(rounds, schema)).converged
 
 
 def test_bad_input_is_refused():
   with pytest.raises(ValueError, match='rounds=0: must be at least 1'):
-    dense.optimize_dense(0, participation.Single())
+    dense.optimize_dense(solver.Problem(0, participation.Single()))
   with pytest.raises(TypeError, match='participation=3: must be a schema|part'):
-    dense.optimize_dense(3, 3)
+    dense.optimize_dense(solver.Problem(3, 3))
   with pytest.raises(ValueError, match='objective=least: is not known'):
-    dense.optimize_dense(3, participation.Single(), objective='least')
+    dense.optimize_dense(
+      solver.Problem(3, participation.Single(), objective='least')
+    )
   with pytest.raises(ValueError, match='rounds=1000000'):
-    dense.optimize_dense(10**6, participation.Single())
+    dense.optimize_dense(solver.Problem(10**6, participation.Single()))

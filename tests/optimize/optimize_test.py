@@ -36,14 +36,18 @@ def _loss(coefficients, rounds, objective):
 
 @pytest.mark.parametrize(('rounds', 'bands', 'objective', 'golden'), _GOLDEN)
 def test_optimum_is_the_published_one(rounds, bands, objective, golden):
-  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(rounds, participation.Single(), objective=objective), bands
+  )
   assert found.converged
   # Not above it; and below it only by its rounding, or it is another loss.
   assert golden * (1 - 5e-9) <= found.loss <= golden * (1 + 5e-9)
 
 
 def test_published_setting():
-  found = toeplitz.optimize_banded_toeplitz(2052, 342)
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(2052, participation.Single()), 342
+  )
   schema = participation.MinSep(342)
   norm = sensitivity.sensitivity(found.strategy, schema)
   assert norm.method == sensitivity.EXACT
@@ -58,7 +62,9 @@ def test_published_setting():
 def test_bands_past_the_separation_need_more_sensitivity():
   # Optimised for 400, columns normalised, separation 385 observed: sqrt(6) is
   # what ignoring the overlap would give.
-  found = toeplitz.optimize_banded_toeplitz(2000, 400)
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(2000, participation.Single()), 400
+  )
   matrix = found.strategy.matrix()
   strategy = strategies.Dense(matrix / np.linalg.norm(matrix, axis=0))
   for min_sep, expected in ((400, np.sqrt(5)), (385, 2.5408)):
@@ -71,7 +77,9 @@ def test_bands_past_the_separation_need_more_sensitivity():
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize(('rounds', 'bands'), [(2, 2), (9, 3), (40, 40)])
 def test_loss_is_the_dense_one_and_a_minimum(rounds, bands, objective):
-  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(rounds, participation.Single(), objective=objective), bands
+  )
   coefficients = found.strategy.coefficients
   assert found.converged and found.strategy.rounds == rounds
   assert len(coefficients) == bands and coefficients[0] == 1
@@ -92,7 +100,9 @@ def test_loss_is_the_dense_one_and_a_minimum(rounds, bands, objective):
   [(1, 1), (3, 2), (100, 1), (5_000, 4)],
 )
 def test_loss_is_never_above_that_of_the_square_root(rounds, bands, objective):
-  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(rounds, participation.Single(), objective=objective), bands
+  )
   root = strategies.BandedSqrt(rounds, bands).coefficients
   errors = strategies.BandedToeplitz(rounds, root).errors()
   error = errors[objective == 'max']
@@ -141,7 +151,9 @@ def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(
   )
   start = np.array([0.5])
   slow = series.minimize(build(), start, [(0, 1)])
-  found = toeplitz.optimize_banded_toeplitz(rounds, 2, objective)
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(rounds, participation.Single(), objective=objective), 2
+  )
   assert found.converged and slow.converged
   assert found.loss == pytest.approx(slow.value, rel=1e-9)
   norm = sensitivity.sensitivity(found.strategy, schema).value
@@ -163,7 +175,9 @@ def test_momentum_against_dense_and_a_minimum(
 ):
   # With momentum 0.999 nothing settles in 400 rounds.
   workload = workloads.Workload(momentum)
-  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective, workload)
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(rounds, participation.Single(), workload, objective), bands
+  )
   assert found.converged
   dense = workload.matrix(rounds)
 
@@ -193,7 +207,9 @@ def test_momentum_against_dense_and_a_minimum(
   ],
 )
 def test_optimum_at_many_rounds(rounds, bands, objective, golden):
-  found = toeplitz.optimize_banded_toeplitz(rounds, bands, objective)
+  found = toeplitz.optimize_banded_toeplitz(
+    solver.Problem(rounds, participation.Single(), objective=objective), bands
+  )
   assert found.converged
   # n / b is what the best strategy comes to, w settled from the start.
   ratio = rounds / bands * (0.5 if objective == 'mean' else 1.0)
@@ -203,7 +219,10 @@ def test_optimum_at_many_rounds(rounds, bands, objective, golden):
 def test_optimiser_that_is_cut_short_says_so():
   calls = []
   found = toeplitz.optimize_banded_toeplitz(
-    1000, 16, max_evaluations=2, callback=calls.append
+    solver.Problem(
+      1000, participation.Single(), callback=calls.append, max_evaluations=2
+    ),
+    16,
   )
   assert not found.converged
   assert found.loss > 39.4153173
@@ -216,9 +235,13 @@ def test_optimiser_that_is_cut_short_says_so():
     ((10, 11), ValueError, 'bands=11: must not exceed rounds=10'),
     ((0, 1), ValueError, 'rounds=0: must be at least 1'),
     ((10, 0), ValueError, 'bands=0: must be at least 1'),
-    ((10, 2, 'median'), ValueError, 'objective=median: is not known'),
     (
-      (10, 2, 'mean', workloads.Workload(warmup=0.5)),
+      (10, 2, workloads.PREFIX, 'median'),
+      ValueError,
+      'objective=median: is not known',
+    ),
+    (
+      (10, 2, workloads.Workload(warmup=0.5)),
       ValueError,
       'workload=.* must have a constant learning rate',
     ),
@@ -227,4 +250,6 @@ def test_optimiser_that_is_cut_short_says_so():
 )
 def test_bad_input_is_refused(arguments, error, message):
   with pytest.raises(error, match=message):
-    toeplitz.optimize_banded_toeplitz(*arguments)
+    rounds, bands, *others = arguments
+    problem = solver.Problem(rounds, participation.Single(), *others)
+    toeplitz.optimize_banded_toeplitz(problem, bands)

@@ -30,7 +30,13 @@ def _sweep(
   family = strategies.FAMILIES['lti']  # It does not matter.
   return sweep.sweep(
     request_lib.Request(
-      2048, schema, workload, objective, family, {}, callback=callback
+      2048,
+      schema,
+      workload,
+      objective,
+      callback=callback,
+      family=family,
+      parameters={},
     ),
     build,
     low,

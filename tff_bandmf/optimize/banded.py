@@ -28,6 +28,7 @@ The optimum of [BandMF23, Sec 4 and App B], by the recursion of `covariance`.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from typing import Callable, Optional
 
@@ -38,13 +39,12 @@ import tensorflow as tf
 
 from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.optimize import covariance, solver, toeplitz
+from tff_bandmf.optimize import covariance, series, solver, toeplitz
 from tff_bandmf.strategies import base
 
 # An iteration that gains less is the last one: log loss.
 _TOLERANCE = 1e-10
-# The same for one set of weights, and the most evaluations spent on it.
-_STAGE_TOLERANCE = 1e-10
+# Most evaluations spent on one set of weights.
 _STAGE_EVALUATIONS = 200
 _POWERS = (1.0, 4.0, 16.0, 64.0)
 _LAST_POWER = 256.0
@@ -60,14 +60,9 @@ _ToColumns = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 
 
 def optimize_banded(
-  rounds: int,
+  problem: solver.Problem,
   bands: int,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload = workloads.PREFIX,
-  objective: str = solver.MEAN,
   equal_column_norms: bool = True,
-  max_evaluations: int = solver.MAX_EVALUATIONS,
-  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.Banded]:
   """Returns the banded strategy of least loss.
 
@@ -79,33 +74,32 @@ def optimize_banded(
   overlap. [BandMF23, Sec 4; App B]
 
   Args:
-    rounds: n.
+    problem: what is minimised.
     bands: at most n, and at most min_sep.
     equal_column_norms: whether all columns of C must have norm 1. If not,
       only those of one client together have: a little better, for fixed epochs
       only. With a single participation there is no difference.
-    max_evaluations: of the loss and its gradient.
-    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range, or one that does not fit another.
 
   >>> from tff_bandmf import participation
-  >>> found = optimize_banded(9, 3, participation.Single())
+  >>> found = optimize_banded(solver.Problem(9, participation.Single()), 3)
   >>> round(9 * found.loss, 4), found.converged
   (24.8809, True)
   """
-  problem = solver.Problem(rounds, participation, workload, objective)
+  rounds, schema = problem.rounds, problem.participation
   base.check_few(base.count_bands(bands), rounds)
-  k = participation.participations(rounds)
-  solver.check_separated(bands, participation.min_sep)
+  k = schema.participations(rounds)
+  solver.check_separated(bands, schema.min_sep)
   # Columns of norm 1 together, and how many such sets of one client add up.
   if equal_column_norms or k == 1:
     groups, sets = rounds, k
   else:
-    groups, sets = _check_epochs(rounds, participation), 1
-  toeplitz_start = _toeplitz_start(rounds, bands, workload)
-  columns = _broadcast(toeplitz_start, rounds)
+    groups, sets = _check_epochs(rounds, schema), 1
+  toeplitz_start = _toeplitz_start(problem, bands)
+  inside = np.add.outer(np.arange(rounds), np.arange(bands)) < rounds
+  columns = np.where(inside, toeplitz_start, 0.0)
   columns /= np.linalg.norm(columns, axis=1, keepdims=True)
   if groups == rounds:
     # Scale is free, and a step moves a column by the inverse square of its
@@ -125,7 +119,7 @@ def optimize_banded(
     return _scaled(columns, groups), tf.constant(sets, tf.float64)
 
   start = scipy.linalg.solve_triangular(times, _rows(columns).T, trans='T').T
-  found = _search(to_columns, start, problem, None, max_evaluations, callback)
+  found = _search(to_columns, start, problem, None)
   columns = to_columns(tf.constant(found.x.reshape(columns.shape)))[0].numpy()
   strategy = strategies.Banded(_rows(columns))
   sums = np.bincount(
@@ -155,12 +149,8 @@ def unit_column_loss(rounds: int, bands: int) -> Loss:
 
 
 def optimize_banded_toeplitz_scheduled(
-  rounds: int,
+  problem: solver.Problem,
   bands: int,
-  objective: str = solver.MEAN,
-  workload: workloads.Workload = workloads.PREFIX,
-  max_evaluations: int = solver.MAX_EVALUATIONS,
-  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss, for any workload.
 
@@ -170,24 +160,22 @@ def optimize_banded_toeplitz_scheduled(
   for the others `optimize_banded_toeplitz` does the same much faster.
 
   Args:
-    rounds: n.
+    problem: what is minimised, but for a single participation.
     bands: at most n.
-    max_evaluations: of the loss and its gradient.
-    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range.
 
+  >>> from tff_bandmf import participation
   >>> workload = workloads.Workload(cooldown=0.25)
-  >>> found = optimize_banded_toeplitz_scheduled(64, 8, workload=workload)
+  >>> problem = solver.Problem(64, participation.Single(), workload)
+  >>> found = optimize_banded_toeplitz_scheduled(problem, 8)
   >>> found.converged
   True
   """
-  problem = solver.Problem(
-    rounds, participation_lib.Single(), workload, objective
-  )
+  rounds = problem.rounds
   base.check_few(base.count_bands(bands), rounds)
-  start = _toeplitz_start(rounds, bands, workload)
+  start = _toeplitz_start(problem, bands)
   if bands == 1:
     found = solver.Minimum(start[1:], 0.0, 0, True)
   else:
@@ -196,8 +184,6 @@ def optimize_banded_toeplitz_scheduled(
       start[1:],
       problem,
       [(0.0, 1.0)] * (bands - 1),
-      max_evaluations,
-      callback,
     )
   strategy = strategies.BandedToeplitz(rounds, np.concatenate([[1.0], found.x]))
   loss = problem.error(strategy) * (1 + float(found.x @ found.x))
@@ -231,19 +217,11 @@ def _check_epochs(
   return min_sep
 
 
-def _toeplitz_start(
-  rounds: int, bands: int, workload: workloads.Workload
-) -> np.ndarray:
+def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
   """Returns the best Toeplitz coefficients without schedule, [bands]."""
-  return toeplitz.optimize_banded_toeplitz(
-    rounds, bands, workload=workloads.Workload(workload.momentum)
-  ).strategy.coefficients
-
-
-def _broadcast(coefficients: np.ndarray, rounds: int) -> np.ndarray:
-  """Returns the columns of a Toeplitz matrix, cut at n, [n, b]."""
-  inside = np.add.outer(np.arange(rounds), np.arange(len(coefficients)))
-  return np.where(inside < rounds, coefficients, 0.0)
+  unscheduled = workloads.Workload(problem.workload.momentum)
+  easier = solver.Problem(problem.rounds, problem.participation, unscheduled)
+  return toeplitz.optimize_banded_toeplitz(easier, bands).strategy.coefficients
 
 
 def _inside(columns: tf.Tensor, rounds: int) -> tf.Tensor:
@@ -313,7 +291,6 @@ class Loss:
     self._keep_best = keep_best
     self._inverse_rows = tf.constant(workload.inverse_rows(rounds))
 
-    @tf.function(jit_compile=True, autograph=False)
     def compute(parameters, inverse_rows, log_weights, power):
       with tf.GradientTape() as tape:
         tape.watch(parameters)
@@ -324,12 +301,8 @@ class Loss:
         loss = tf.reduce_logsumexp(log_weights + power * tf.math.log(e)) / power
       return loss, tape.gradient(loss, parameters), e
 
-    # A trace per problem is meant; called otherwise, TensorFlow warns of each.
-    self._compute = compute.get_concrete_function(
-      *(
-        tf.TensorSpec(dimensions, tf.float64)
-        for dimensions in (shape, self._inverse_rows.shape, [rounds], [])
-      )
+    self._compute = series.compiled(
+      compute, shape, self._inverse_rows.shape, [rounds], []
     )
 
   def __call__(self, x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -363,35 +336,33 @@ def _search(
   start: np.ndarray,
   problem: solver.Problem,
   bounds: Optional[list[tuple[float, float]]],
-  max_evaluations: int,
-  callback: Optional[solver.Callback],
 ) -> solver.Minimum:
   """Returns the best parameters, flat, and the log loss there."""
-  is_max = problem.objective == solver.MAX
+  is_max, callback = problem.objective == solver.MAX, problem.callback
   loss = Loss(to_columns, start.shape, problem.rounds, problem.workload, is_max)
 
-  report = callback and (
-    lambda value: callback(float(np.exp(loss.least if is_max else value)))
+  minimize = functools.partial(
+    solver.minimize,
+    loss,
+    bounds=bounds,
+    callback=callback
+    and (
+      lambda value: callback(float(np.exp(loss.least if is_max else value)))
+    ),
+    tolerance=_TOLERANCE,
+    corrections=_CORRECTIONS,
   )
-  if not is_max:
-    return solver.minimize(
-      loss,
-      start.reshape(-1),
-      bounds,
-      max_evaluations,
-      report,
-      _TOLERANCE,
-      _CORRECTIONS,
-    )
-  return _search_max(loss, start.reshape(-1), bounds, max_evaluations, report)
+  if is_max:
+    most = problem.max_evaluations
+    return _search_max(loss, start.reshape(-1), minimize, most)
+  return minimize(start.reshape(-1), max_evaluations=problem.max_evaluations)
 
 
 def _search_max(
   loss: Loss,
   x: np.ndarray,
-  bounds: Optional[list[tuple[float, float]]],
+  minimize: Callable[..., solver.Minimum],
   max_evaluations: int,
-  report: Optional[solver.Callback],
 ) -> solver.Minimum:
   """Returns the parameters of least max(e), flat, and log max(e) there."""
   converged = interrupted = False
@@ -401,15 +372,8 @@ def _search_max(
     for power in itertools.chain(_POWERS, itertools.repeat(_LAST_POWER)):
       loss.power = power
       before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
-      found = solver.minimize(
-        loss,
-        x,
-        bounds,
-        min(_STAGE_EVALUATIONS, max_evaluations - evaluations),
-        report,
-        _STAGE_TOLERANCE,
-        _CORRECTIONS,
-      )
+      left = min(_STAGE_EVALUATIONS, max_evaluations - evaluations)
+      found = minimize(x, max_evaluations=left)
       x, interrupted = found.x, found.interrupted
       log_e = loss.log_errors(x)
       evaluations += found.evaluations + 1

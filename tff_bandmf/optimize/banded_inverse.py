@@ -19,8 +19,7 @@ from typing import Optional
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import participation as participation_lib
-from tff_bandmf import strategies, workloads
+from tff_bandmf import strategies
 from tff_bandmf.optimize import series, solver
 
 
@@ -35,13 +34,8 @@ def compiled(problem: solver.Problem, bands: int) -> series.Objective:
 
 
 def optimize_banded_inverse(
-  rounds: int,
+  problem: solver.Problem,
   bands: int,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload = workloads.PREFIX,
-  objective: str = solver.MEAN,
-  max_evaluations: int = solver.MAX_EVALUATIONS,
-  callback: Optional[solver.Callback] = None,
   loss: Optional[series.Objective] = None,
 ) -> solver.Optimized[strategies.BandedInverse]:
   """Returns the strategy of least loss found whose C^-1 has `bands` bands.
@@ -49,22 +43,22 @@ def optimize_banded_inverse(
     loss = error * sens^2, with a bound for sens where it is not known exactly
 
   Args:
-    rounds: n.
+    problem: what is minimised.
     bands: p, of C^-1, at most n.
-    max_evaluations: of the loss and its gradient.
     loss: of as many bands or more, `compiled`; None compiles one.
-    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range, or a learning rate schedule for many
       rounds.
 
-  >>> found = optimize_banded_inverse(2052, 4, participation_lib.MinSep(342, 6))
+  >>> from tff_bandmf import participation
+  >>> problem = solver.Problem(2052, participation.MinSep(342, 6))
+  >>> found = optimize_banded_inverse(problem, 4)
   >>> round(found.loss, 4), found.converged
   (129.7275, True)
   """
+  rounds = problem.rounds
   start = strategies.BandedInverseSqrt(rounds, bands).inverse_coefficients[1:]
-  problem = solver.Problem(rounds, participation, workload, objective)
   found = solver.Minimum(start, np.nan, 0, True)
   if bands > 1:
     if loss is None:
@@ -72,21 +66,14 @@ def optimize_banded_inverse(
     # Coefficients past the last band stay 0.
     closed = loss.size - len(start)
     bounds = [(None, None)] * len(start) + [(0.0, 0.0)] * closed
-    found = loss.minimize(
-      np.pad(start, (0, closed)), bounds, max_evaluations, callback
-    )
-    if found.evaluations < max_evaluations and not found.interrupted:
+    found = loss.minimize(np.pad(start, (0, closed)), bounds)
+    if found.evaluations < problem.max_evaluations and not found.interrupted:
       # The majorant has kinks, at which the square root may stick where little
       # separation makes independent noise the best.
-      other = loss.minimize(
-        np.zeros(loss.size),
-        bounds,
-        max_evaluations - found.evaluations,
-        callback,
-      )
+      other = loss.minimize(np.zeros(loss.size), bounds, found.evaluations)
       found = dataclasses.replace(
         other if other.value < found.value else found,
-        evaluations=found.evaluations + other.evaluations,
+        evaluations=other.evaluations,
         converged=found.converged and not other.interrupted,
       )
   inverse = np.concatenate([[1.0], found.x[: bands - 1]])

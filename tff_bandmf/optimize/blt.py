@@ -32,13 +32,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Optional
 
+import attrs
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import _checks, strategies, workloads
-from tff_bandmf import participation as participation_lib
+from tff_bandmf import _checks, strategies
 from tff_bandmf.optimize import series, solver
 
 # Gaps of l. The least keeps slow decays distinct in float64.
@@ -130,13 +129,8 @@ def _columns(x: tf.Tensor, rounds: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def optimize_blt(
-  rounds: int,
+  problem: solver.Problem,
   buffers: int,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload = workloads.PREFIX,
-  objective: str = solver.MEAN,
-  max_evaluations: int = solver.MAX_EVALUATIONS,
-  callback: Optional[solver.Callback] = None,
   worth: float = NO_GAIN,
 ) -> solver.Optimized[strategies.Blt]:
   """Returns the BLT strategy of least loss found.
@@ -144,24 +138,24 @@ def optimize_blt(
     loss = error * sens^2
 
   Args:
-    rounds: n.
+    problem: what is minimised; `max_evaluations` are of each search.
     buffers: d, at most; as many copies of the model the noise needs. Fewer are
       used where more do not help.
-    max_evaluations: of the loss and its gradient, in each of the searches.
     worth: relative gain below which one more buffer is not used, and ends the
       search.
-    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range, or a learning rate schedule for many
       rounds.
 
-  >>> found = optimize_blt(2052, 2, participation_lib.MinSep(342, 6))
+  >>> from tff_bandmf import participation
+  >>> problem = solver.Problem(2052, participation.MinSep(342, 6))
+  >>> found = optimize_blt(problem, 2)
   >>> round(found.loss, 5), found.converged
   (84.32293, True)
   """
-  problem = solver.Problem(rounds, participation, workload, objective)
   _checks.count('buffers', buffers, 'give the number of buffers')
+  rounds, is_toeplitz = problem.rounds, problem.workload.is_toeplitz
   if rounds == 1:  # Whatever the buffers, C is 1.
     return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
@@ -174,16 +168,14 @@ def optimize_blt(
     )
 
   # The maximum is slow with learning rates; the best mean is near it.
-  easier = dataclasses.replace(problem, objective=solver.MEAN)
-  loss = compiled(problem if workload.is_toeplitz else easier)
-  best = _search(loss, rounds, buffers, slots, max_evaluations, callback, worth)
+  easier = attrs.evolve(problem, objective=solver.MEAN)
+  loss = compiled(problem if is_toeplitz else easier)
+  best = _search(loss, rounds, buffers, slots, worth)
   strategy = _strategy(rounds, best.x)
-  if not (workload.is_toeplitz or objective == solver.MEAN or best.interrupted):
+  is_mean = problem.objective == solver.MEAN
+  if not (is_toeplitz or is_mean or best.interrupted):
     found = compiled(problem).minimize(
-      best.x,
-      _bounds(rounds, strategy.buffers, slots),
-      max_evaluations,
-      callback,
+      best.x, _bounds(rounds, strategy.buffers, slots)
     )
     strategy = _strategy(rounds, found.x)
     best = dataclasses.replace(
@@ -197,14 +189,12 @@ def _search(
   rounds: int,
   buffers: int,
   slots: int,
-  max_evaluations: int,
-  callback: Optional[solver.Callback],
   worth: float,
 ) -> solver.Minimum:
   """Returns the best of all starts, from one buffer to all of them.
 
   The loss is of `slots` buffers, at least d; those not yet opened, and those
-  that exceed d, do nothing. `max_evaluations` is of each search.
+  that exceed d, do nothing.
   """
   x, evaluations = np.empty(0), 0
   best = solver.Minimum(x, np.inf, 0, False)
@@ -215,8 +205,6 @@ def _search(
       found = loss.minimize(
         _closed(_with_buffer(x, place), rounds, slots),
         _bounds(rounds, opened, slots),
-        max_evaluations,
-        callback,
       )
       evaluations += found.evaluations
       if found.value < best.value:

@@ -50,14 +50,14 @@ is left around it that TensorFlow could fuse.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Optional
 
+import attrs
 import numpy as np
 import scipy.signal
 
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import strategies, workloads
+from tff_bandmf import strategies
 from tff_bandmf.optimize import dense_multipliers, solver
 from tff_bandmf.strategies import base
 
@@ -94,7 +94,6 @@ class _Dual:
     loss: of `strategy`.
     lower_bound: on every loss, the greatest so far.
     parameters: last evaluated.
-    interrupted: whether Ctrl-C was pressed.
   """
 
   def __init__(
@@ -132,7 +131,6 @@ class _Dual:
     self.evaluations = 0
     self.lower_bound = 0.0
     self.parameters = start
-    self.interrupted = False
     # No worse than independent noise of the best variances, W_ii^1/2 / d_i.
     own = np.linalg.norm(half, axis=0)
     self.strategy, self.loss = (
@@ -143,11 +141,7 @@ class _Dual:
 
   def __call__(self, parameters: np.ndarray) -> tuple[float, np.ndarray]:
     """Returns value and gradient; makes a strategy of X(M) now and then."""
-    try:
-      return self.evaluate(parameters, self.evaluations % _CHECK_EVERY == 0)
-    except KeyboardInterrupt:
-      self.interrupted = True
-      raise
+    return self.evaluate(parameters, self.evaluations % _CHECK_EVERY == 0)
 
   def evaluate(
     self, parameters: np.ndarray, check: bool
@@ -249,12 +243,7 @@ def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
 
 
 def optimize_dense(
-  rounds: int,
-  participation: participation_lib.Participation,
-  workload: workloads.Workload = workloads.PREFIX,
-  objective: str = solver.MEAN,
-  max_evaluations: int = solver.MAX_EVALUATIONS,
-  callback: Optional[solver.Callback] = None,
+  problem: solver.Problem,
   gap: float = GAP,
 ) -> solver.Optimized[strategies.Dense]:
   """Returns the strategy of least loss, and whether that is proved.
@@ -266,30 +255,26 @@ def optimize_dense(
   (n - min_sep)^2 / 2 numbers more.
 
   Args:
-    rounds: n.
-    max_evaluations: of the dual and its gradient.
-    callback: called after every iteration with the best loss so far of the
-      search at hand: min-separation starts from the optimum for fixed epochs,
-      and the max error from that for the mean.
+    problem: what is minimised; evaluations are of the dual. The callback gets
+      the best loss so far of the search at hand: min-separation starts from the
+      optimum for fixed epochs, and the max error from that for the mean.
     gap: at which the search ends, relative, at least 0.
-    others: as for `optimize.optimize`.
 
   Returns:
     The strategy; `converged` if no strategy of the class has a loss smaller by
     more than `gap`, relative.
 
   Raises:
-    TypeError: `participation` is not a schema, or `rounds` not an integer.
-    ValueError: a value out of range.
+    ValueError: there are so many rounds that a matrix would not fit in memory.
 
-  >>> found = optimize_dense(rounds=9, participation=participation_lib.Single())
+  >>> found = optimize_dense(solver.Problem(9, participation_lib.Single()))
   >>> round(found.loss, 4), found.converged
   (2.3313, True)
   """
-  problem = solver.Problem(rounds, participation, workload, objective)
-  of_mean = dataclasses.replace(problem, objective=solver.MEAN)
-  base.check_dense(rounds)
-  left, interrupted = max_evaluations, False
+  of_mean = attrs.evolve(problem, objective=solver.MEAN)
+  base.check_dense(problem.rounds)
+  left, callback = problem.max_evaluations, problem.callback
+  interrupted = False
 
   def search(dual):
     nonlocal left, interrupted
@@ -311,25 +296,25 @@ def optimize_dense(
     except _ProvenError:
       pass
     left -= dual.evaluations
-    interrupted = interrupted or dual.interrupted
     return dual
 
   guess = None
-  count = participation.participations(rounds)
-  if not participation.evenly_spaced and count > 1:
+  schema = problem.participation
+  count = schema.participations(problem.rounds)
+  if not schema.evenly_spaced and count > 1:
     # Fewer patterns: its M is one of min-separation too, and a better start.
     fixed = participation_lib.FixedEpoch(
-      participation.separation(rounds), count
+      schema.separation(problem.rounds), count
     )
-    start = dataclasses.replace(of_mean, participation=fixed)
+    start = attrs.evolve(of_mean, participation=fixed)
     guess = search(_Dual(start, _START_GAP)).multipliers()
   dual = search(_Dual(of_mean, gap, guess))
-  if objective == solver.MAX:
+  if problem.objective == solver.MAX:
     # From the optimum of the mean: no worse than that, and well on the way.
     mean, dual = dual, _Dual(problem, gap, guess)
     dual.start[: len(mean.start)] = mean.parameters
     dual.offer(mean.strategy)
     search(dual)
   return solver.Optimized(
-    dual.strategy, dual.loss, max_evaluations - left, bool(dual.proven)
+    dual.strategy, dual.loss, problem.max_evaluations - left, bool(dual.proven)
   )

@@ -55,16 +55,15 @@ def optimize(
   0.98
   """
   declared = families.get(family)
-  given = declared.checked(parameters)
   request = _Request(
     rounds,
     participation,
     workload,
     objective,
-    declared,
-    given,
-    noise_copies,
-    callback,
+    callback=callback,
+    noise_copies=noise_copies,
+    family=declared,
+    parameters=declared.checked(parameters),
   )
   # Before a search, which imports TensorFlow and may take minutes.
   for each in declared.parameters:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any, Optional
+
+import attrs
 
 from tff_bandmf import errors, strategies
 from tff_bandmf.optimize import solver
 from tff_bandmf.strategies import base
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen
 class Request(solver.Problem):
   """What to optimise, for whom.
 
@@ -19,13 +20,11 @@ class Request(solver.Problem):
     family: of the strategy.
     parameters: of the family, checked; what is not in it is to be chosen.
     noise_copies: model copies that the noise may keep; None is any number.
-    callback: called with the loss reached, now and then.
   """
 
-  family: strategies.Family
-  parameters: Mapping[str, Any]
+  family: strategies.Family = attrs.field(kw_only=True)
+  parameters: Mapping[str, Any] = attrs.field(kw_only=True)
   noise_copies: Optional[int] = None
-  callback: Optional[solver.Callback] = None
 
   def __getitem__(self, name: str) -> Any:
     """Returns a parameter as given, or its default; None if it has none."""
@@ -59,15 +58,6 @@ class Request(solver.Problem):
       return base.check_few(self['bands'], self.rounds)
     bands = self.needed('bands', self.participation.min_sep)
     return min(bands, self.most_bands())
-
-  @property
-  def separated_bands(self) -> int:
-    """Returns `bands` for a search that takes columns not to overlap.
-
-    Raises:
-      ValueError: as `bands`, and for more of them than min_sep.
-    """
-    return solver.check_separated(self.bands, self.participation.min_sep)
 
   def most_bands(self) -> int:
     """Returns the bands whose noise is remembered in the memory there is."""

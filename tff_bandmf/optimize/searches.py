@@ -26,19 +26,16 @@ _Request = request_lib.Request
 def banded(request: _Request) -> solver.Optimized:
   """Returns the best C with few bands."""
   return banded_lib.optimize_banded(
-    request.rounds,
-    request.separated_bands,
-    request.participation,
-    request.workload,
-    request.objective,
+    request,
+    request.bands,
     equal_column_norms=request['column_normalize'],
-    callback=request.callback,
   )
 
 
 def banded_toeplitz(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C with few bands."""
-  found = _toeplitz(request, request.separated_bands)
+  min_sep = request.participation.min_sep
+  found = _toeplitz(request, solver.check_separated(request.bands, min_sep))
   return request.evaluated(request.normalized(found.strategy), found)
 
 
@@ -59,12 +56,8 @@ def blt(request: _Request) -> solver.Optimized:
     most = min(most, request.noise_copies)
   given = request['buffers']
   found = blt_lib.optimize_blt(
-    request.rounds,
+    request,
     given or most,
-    request.participation,
-    request.workload,
-    request.objective,
-    callback=request.callback,
     worth=blt_lib.NO_GAIN if given else _WORTH,
   )
   return request.evaluated(request.normalized(found.strategy), found)
@@ -81,13 +74,7 @@ def banded_inverse(request: _Request) -> solver.Optimized:
   found = _growing(
     [most] if given else (1 << i for i in range(most.bit_length())),
     lambda bands: banded_inverse_lib.optimize_banded_inverse(
-      request.rounds,
-      bands,
-      request.participation,
-      request.workload,
-      request.objective,
-      callback=request.callback,
-      loss=loss,
+      request, bands, loss=loss
     ),
   )
   return request.evaluated(request.normalized(found.strategy), found)
@@ -95,14 +82,7 @@ def banded_inverse(request: _Request) -> solver.Optimized:
 
 def dense(request: _Request) -> solver.Optimized:
   """Returns the best C of all."""
-  return dense_lib.optimize_dense(
-    request.rounds,
-    request.participation,
-    request.workload,
-    request.objective,
-    callback=request.callback,
-    gap=request['gap'],
-  )
+  return dense_lib.optimize_dense(request, gap=request['gap'])
 
 
 def _toeplitz(
@@ -114,13 +94,7 @@ def _toeplitz(
     if request.workload.is_toeplitz
     else banded_lib.optimize_banded_toeplitz_scheduled
   )
-  return search(
-    request.rounds,
-    bands,
-    request.objective,
-    request.workload,
-    callback=request.callback,
-  )
+  return search(request, bands)
 
 
 def _growing(

@@ -27,7 +27,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Callable, Optional
+from collections.abc import Sequence
+from typing import Any, Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -164,6 +165,16 @@ def _difference() -> tf.Tensor:
   return tf.constant([1.0, -1.0], tf.float64)
 
 
+def compiled(
+  function: Callable[..., Any], *shapes: Sequence[int]
+) -> Callable[..., Any]:
+  """Returns a function of float64 tensors of these shapes, compiled by XLA."""
+  # A trace per problem is meant; called otherwise, TensorFlow warns of each.
+  return tf.function(
+    function, jit_compile=True, autograph=False
+  ).get_concrete_function(*(tf.TensorSpec(each, tf.float64) for each in shapes))
+
+
 class Objective:
   """The log loss of a Toeplitz strategy as a function of few parameters.
 
@@ -192,6 +203,7 @@ class Objective:
     rounds, workload = problem.rounds, problem.workload
     is_mean = problem.objective == solver.MEAN
     self.size = size
+    self._problem = problem
     if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
       raise errors.value_error(
         'rounds',
@@ -225,15 +237,8 @@ class Objective:
         )
       return loss, tape.gradient(loss, x)
 
-    self._function = tf.function(
-      loss_and_gradient,
-      jit_compile=True,
-      autograph=False,
-    ).get_concrete_function(
-      *(
-        tf.TensorSpec(shape, tf.float64)
-        for shape in ([size], self._weights.shape, [])
-      )
+    self._function = compiled(
+      loss_and_gradient, [size], self._weights.shape, []
     )
     self._weights = tf.constant(self._weights, tf.float64)
 
@@ -258,21 +263,26 @@ class Objective:
     self,
     start: np.ndarray,
     bounds: Optional[list] = None,
-    max_evaluations: int = solver.MAX_EVALUATIONS,
-    callback: Optional[solver.Callback] = None,
+    evaluations: int = 0,
   ) -> solver.Minimum:
-    """Returns the best point that `minimize`, below, finds."""
-    evaluations = 0
+    """Returns the best point that `minimize`, below, finds.
+
+    Args:
+      start: [size] float64.
+      bounds: (low, high) of each parameter, None for none.
+      evaluations: that were spent before; they are counted in what is returned.
+    """
+    problem = self._problem
     for norm in self._norms:
       found = minimize(
         functools.partial(self, norm=norm),
         start,
         bounds,
-        max_evaluations - evaluations,
-        callback,
+        problem.max_evaluations - evaluations,
+        problem.callback,
       )
       start, evaluations = found.x, evaluations + found.evaluations
-      if found.interrupted or evaluations >= max_evaluations:
+      if found.interrupted or evaluations >= problem.max_evaluations:
         break
     return dataclasses.replace(found, evaluations=evaluations)
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Callable, Generic, Optional, TypeVar, Union
 
+import attrs
 import numpy as np
 import scipy.optimize
 
@@ -62,7 +63,7 @@ class Minimum:
   interrupted: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@attrs.frozen
 class Problem:
   """What a search is for.
 
@@ -71,6 +72,8 @@ class Problem:
     participation: the schema whose sensitivity counts.
     workload: A.
     objective: `MEAN` or `MAX` over the per-query errors.
+    max_evaluations: of the loss and its gradient.
+    callback: called with the loss reached, now and then; None for nothing.
 
   Raises:
     TypeError: `rounds` is not an integer, or `participation` not a schema.
@@ -79,10 +82,12 @@ class Problem:
 
   rounds: int
   participation: participation_lib.Participation
-  workload: workloads.Workload
-  objective: str
+  workload: workloads.Workload = workloads.PREFIX
+  objective: str = MEAN
+  max_evaluations: int = MAX_EVALUATIONS
+  callback: Optional[Callback] = attrs.field(default=None, eq=False)
 
-  def __post_init__(self):
+  def __attrs_post_init__(self):
     _checks.count('rounds', self.rounds, 'give the number of rounds')
     participation_lib.check(self.participation)
     if self.objective not in (MEAN, MAX):

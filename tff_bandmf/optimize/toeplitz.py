@@ -32,12 +32,13 @@ is ours.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Callable, Optional
+from typing import Callable
 
+import attrs
 import numpy as np
 import tensorflow as tf
 
-from tff_bandmf import errors, participation, strategies, workloads
+from tff_bandmf import errors, participation, strategies
 from tff_bandmf.optimize import series, solver
 
 # The closed form is tried for n of so many times b and 1 / (1 - beta) at least.
@@ -182,12 +183,8 @@ class _Settled:
 
 
 def optimize_banded_toeplitz(
-  rounds: int,
+  problem: solver.Problem,
   bands: int,
-  objective: str = solver.MEAN,
-  workload: workloads.Workload = workloads.PREFIX,
-  max_evaluations: int = solver.MAX_EVALUATIONS,
-  callback: Optional[solver.Callback] = None,
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns the banded Toeplitz strategy of least loss.
 
@@ -198,25 +195,23 @@ def optimize_banded_toeplitz(
   round n.
 
   Args:
-    rounds: n.
+    problem: what is minimised, but for a single participation; of constant
+      learning rate.
     bands: b, at most n.
-    workload: A, of constant learning rate.
-    max_evaluations: of the loss and its gradient.
-    others: as for `optimize.optimize`.
 
   Raises:
     ValueError: a value out of range, or a learning rate schedule.
 
-  >>> found = optimize_banded_toeplitz(rounds=1000, bands=16)
+  >>> problem = solver.Problem(1000, participation.Single())
+  >>> found = optimize_banded_toeplitz(problem, bands=16)
   >>> round(found.loss, 6), found.converged
   (39.415317, True)
   """
-  start = strategies.BandedSqrt(rounds, bands).coefficients
-  problem = solver.Problem(rounds, participation.Single(), workload, objective)
-  if not workload.is_toeplitz:
+  start = strategies.BandedSqrt(problem.rounds, bands).coefficients
+  if not problem.workload.is_toeplitz:
     raise errors.value_error(
       'workload',
-      workload,
+      problem.workload,
       'must have a constant learning rate',
       'use family banded for a schedule',
     )
@@ -228,16 +223,16 @@ def optimize_banded_toeplitz(
         loss(),
         start[1:],
         [(0, 1)] * (bands - 1),
-        max_evaluations - evaluations,
-        callback,
+        problem.max_evaluations - evaluations,
+        problem.callback,
       )
     evaluations += found.evaluations
     start = np.concatenate([[1.0], found.x])
-    strategy = strategies.BandedToeplitz(rounds, start)
+    strategy = strategies.BandedToeplitz(problem.rounds, start)
     value = problem.error(strategy) * float(start @ start)
     # Otherwise d has not vanished, and all terms have to be added up.
     exact = bands == 1 or abs(found.value / value - 1) <= _EXACT
-    if exact or found.interrupted or evaluations >= max_evaluations:
+    if exact or found.interrupted or evaluations >= problem.max_evaluations:
       break
   return solver.Optimized(
     strategy, value, evaluations, found.converged and exact
@@ -256,4 +251,5 @@ def _losses(problem: solver.Problem, bands: int) -> Iterator[Callable]:
     c = tf.concat([tf.ones([1], tf.float64), free], 0)
     return c, series.reciprocal(c, problem.rounds)
 
-  yield lambda: series.Objective(build, bands - 1, problem)
+  single = attrs.evolve(problem, participation=participation.Single())
+  yield lambda: series.Objective(build, bands - 1, single)
