@@ -95,7 +95,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
   # The last block is shorter.
   blocks = itertools.islice(made._blocks(), repetitions + 1)
   with made._maker() as maker:
-    assert isinstance(maker, jax_devices.JaxDevices)
+    assert isinstance(maker, jax_devices.Devices)
     for block in blocks:
       began = time.perf_counter()
       for _ in maker.advance(block):

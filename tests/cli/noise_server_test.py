@@ -60,7 +60,7 @@ class _Server:
   It is a tape that can be read.
   """
 
-  tape_id, z_steps, row_norms = _TAPE_ID, _Z_STEPS, _RECURSION.row_norms
+  tape_id, z_steps, recursion = _TAPE_ID, _Z_STEPS, _RECURSION
 
   def __init__(self, folder, *arguments, index=1, shards=1):
     self._folder = folder

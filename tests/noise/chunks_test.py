@@ -43,15 +43,15 @@ def folder(tmp_path, monkeypatch):
 
 def test_file_is_used_above_the_bound_only(folder):
   for bound, files in [(4 * 3 * 40, 0), (4 * 3 * 40 - 1, 1), (None, 0)]:
-    with contextlib.closing(chunks.Chunks(3, 40, 16, np.int32, bound)):
+    with contextlib.closing(chunks.Chunks(3, [16, 16, 8], np.int32, bound)):
       assert len(_unnamed_files(folder)) == files
 
 
 @pytest.mark.parametrize('bound', [None, 1])
 def test_arrays_start_at_zero_and_keep_what_is_written(folder, bound):
-  with contextlib.closing(chunks.Chunks(3, 40, 16, np.int32, bound)) as arrays:
-    assert list(arrays.starts) == [0, 16, 32]
-    for i, count in enumerate((16, 16, 8)):
+  sizes = [16, 16, 8]
+  with contextlib.closing(chunks.Chunks(3, sizes, np.int32, bound)) as arrays:
+    for i, count in enumerate(sizes):
       assert arrays[i].shape == (3, count) and not np.any(arrays[i])
       arrays[i][:] = i + 1
     assert [np.unique(arrays[i]).tolist() for i in range(3)] == [[1], [2], [3]]

@@ -23,8 +23,8 @@ def _check(y, z_steps=_Z_STEPS, row_norm=_ROW_NORM):
   return self_test.check(
     tf.constant(y, tf.int32),
     z_steps=z_steps,
-    row_norm=tf.constant(row_norm, tf.float64),
-    rounds=_ROUNDS,
+    row_norms=np.full(_ROUNDS, row_norm),
+    round_index=tf.constant(7, tf.int64),
   ).numpy()
 
 

@@ -91,7 +91,7 @@ def test_noise_is_that_of_a_tape_of_this_process(serve, tmp_path):
   own = tapes.make(tmp_path / 'own', _STRATEGY, dimension=_DIMENSION, key=_KEY)
   assert served.dimension == own.dimension
   assert (served.tape_id, served.z_steps) == (own.tape_id, own.z_steps)
-  assert np.array_equal(served.row_norms, own.row_norms)
+  assert np.array_equal(served.recursion.row_norms, own.recursion.row_norms)
   own.close()
   served.close()
 

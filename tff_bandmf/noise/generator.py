@@ -19,6 +19,8 @@ ChaCha20 [RFC 8439]. What the finite words and float64 cost is
 
 from __future__ import annotations
 
+from typing import Any, Callable
+
 import numpy as np
 import scipy.special
 from cryptography.hazmat.primitives import ciphers
@@ -27,6 +29,10 @@ from cryptography.hazmat.primitives.ciphers import algorithms
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 
+# 'expand 32-byte k', and how often columns and diagonals take a quarter round
+# [RFC 8439, 2.3].
+CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
+DOUBLE_ROUNDS = 10
 # Words of a block of ChaCha20; coordinates begin at multiples of it.
 GROUP = 8
 # PRIVACY: below it the spacing of u is no longer small against u. Guard:
@@ -122,3 +128,22 @@ class Generator:
     # Odd words turn the sign.
     bits = z.view(np.uint64)
     bits ^= words << _SIGN_BIT
+
+
+def quarter_round(
+  rotated: Callable[[Any, int], Any], a: Any, b: Any, c: Any, d: Any
+) -> tuple[Any, Any, Any, Any]:
+  """Returns four uint32 words after a quarter round [RFC 8439, 2.1].
+
+  Args:
+    rotated: turns words to the left by so many bits.
+    a, b, c, d: arrays or tensors of one shape.
+  """
+  a = a + b
+  d = rotated(d ^ a, 16)
+  c = c + d
+  b = rotated(b ^ c, 12)
+  a = a + b
+  d = rotated(d ^ a, 8)
+  c = c + d
+  return a, rotated(b ^ c, 7), c, d

@@ -13,10 +13,6 @@ from tff_bandmf.noise import generator
 # 32-bit words of a key; what a state holds.
 KEY_WORDS = 8
 
-# 'expand 32-byte k' [RFC 8439, 2.3].
-_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
-_DOUBLE_ROUNDS = 10
-
 
 def fresh_key_words() -> tf.Tensor:
   """Returns a key from the operating system, [8] int32, another every call.
@@ -48,18 +44,18 @@ def block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
     [16, blocks] uint32.
   """
   blocks = tf.shape(counter)[1]
-  same = tf.concat([tf.constant(_CONSTANTS, tf.uint32), key], 0)
+  same = tf.concat([tf.constant(generator.CONSTANTS, tf.uint32), key], 0)
   start = tf.concat([tf.repeat(same[:, tf.newaxis], blocks, 1), counter], 0)
 
   def double_round(i, *rows):
-    columns = _quarter_rounds(*rows)
-    diagonals = _quarter_rounds(
-      *(tf.roll(row, -s, 0) for s, row in enumerate(columns))
+    columns = generator.quarter_round(_rotated, *rows)
+    diagonals = generator.quarter_round(
+      _rotated, *(tf.roll(row, -s, 0) for s, row in enumerate(columns))
     )
     return i + 1, *(tf.roll(row, s, 0) for s, row in enumerate(diagonals))
 
   _, *rows = tf.while_loop(
-    lambda i, *_: i < _DOUBLE_ROUNDS,
+    lambda i, *_: i < generator.DOUBLE_ROUNDS,
     double_round,
     [tf.constant(0), *(start[4 * r : 4 * r + 4] for r in range(4))],
     parallel_iterations=1,
@@ -69,10 +65,6 @@ def block(key: tf.Tensor, counter: tf.Tensor) -> tf.Tensor:
 
 def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   """Returns the first coordinates of z_t, iid standard normals.
-
-    z = -Phi^-1(u) or Phi^-1(u) by the lowest bit of w, 1 and 0
-    u = (k + 1/2) 2^-64,  k = w >> 1;  where k < 2^39 another word e gives
-    u = (k + (e + 1/2) 2^-64) 2^-64
 
   Args:
     key: [8] int32; secret.
@@ -84,75 +76,40 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   """
   key = tf.bitcast(key, tf.uint32)
   groups = tf.range(-(-count // generator.GROUP), dtype=tf.int64)
-  low, high = _words(key, round_index, groups, generator.WORDS)
-  low, high = low[:count], high[:count]
-  k = tf.bitwise.bitwise_or(
-    tf.bitwise.left_shift(tf.cast(high, tf.int64), tf.constant(31, tf.int64)),
-    tf.cast(tf.bitwise.right_shift(low, tf.constant(1, tf.uint32)), tf.int64),
-  )
+  words = _words(key, round_index, groups, generator.WORDS)[:count]
+  k = tf.cast(tf.bitwise.right_shift(words, tf.ones_like(words)), tf.int64)
   u = (tf.cast(k, tf.float64) + 0.5) * 2.0**-64
   # PRIVACY: without the extension the tail ends at 9.2 and is too coarse before
   # that. Guard: graph_generator_test.test_small_words_are_extended.
   small = tf.where(k < generator.EXTENDED_BELOW)
   coordinate = small[:, 0]
-  e_low, e_high = _words(
+  extensions = _words(
     key, round_index, coordinate // generator.GROUP, generator.EXTENSIONS
   )
   # The one word of every block that is needed.
   rows = tf.range(tf.size(coordinate), dtype=tf.int64)
   at = rows * generator.GROUP + coordinate % generator.GROUP
-  e = tf.cast(tf.gather(e_high, at), tf.float64) * 2.0**32 + tf.cast(
-    tf.gather(e_low, at), tf.float64
-  )
+  e = tf.cast(tf.gather(extensions, at), tf.float64)
   extended = (
     tf.cast(tf.gather(k, coordinate), tf.float64) + (e + 0.5) * 2.0**-64
   ) * 2.0**-64
   u = tf.tensor_scatter_nd_update(u, small, extended)
   z = tf.math.ndtri(u)
-  positive = tf.equal(tf.bitwise.bitwise_and(low, tf.constant(1, tf.uint32)), 1)
-  return tf.where(positive, -z, z)
+  return tf.where(tf.cast(words & 1, tf.bool), -z, z)
 
 
 def _words(
   key: tf.Tensor, round_index: tf.Tensor, groups: tf.Tensor, stream: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns (low, high) halves of the words of groups, [8 groups] uint32."""
-  t_low, t_high = _halves(round_index)
-  counter = tf.stack(
-    [
-      *_halves(groups),
-      tf.zeros_like(groups, tf.uint32) + t_low,
-      tf.zeros_like(groups, tf.uint32)
-      + t_high
-      + tf.constant(stream << 31, tf.uint32),
-    ]
-  )
-  halves = tf.transpose(block(key, counter))
-  return tf.reshape(halves[:, ::2], [-1]), tf.reshape(halves[:, 1::2], [-1])
-
-
-def _halves(values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the low and high 32 bits of int64, uint32."""
-  low = tf.bitwise.bitwise_and(values, tf.constant(2**32 - 1, tf.int64))
-  high = tf.bitwise.right_shift(values, tf.constant(32, tf.int64))
-  return tf.cast(low, tf.uint32), tf.cast(high, tf.uint32)
-
-
-def _quarter_rounds(a, b, c, d):
-  """Returns the rows after a quarter round of every column [RFC 8439, 2.1]."""
-  a += b
-  d = _rotated(tf.bitwise.bitwise_xor(d, a), 16)
-  c += d
-  b = _rotated(tf.bitwise.bitwise_xor(b, c), 12)
-  a += b
-  d = _rotated(tf.bitwise.bitwise_xor(d, a), 8)
-  c += d
-  b = _rotated(tf.bitwise.bitwise_xor(b, c), 7)
-  return a, b, c, d
+) -> tf.Tensor:
+  """Returns the words of groups, [8 groups] uint64."""
+  # The low half of 64 bits comes first.
+  last_bit = tf.constant(-stream << 63, tf.int64)
+  nonce = tf.fill(tf.shape(groups), round_index | last_bit)
+  counter = tf.bitcast(tf.stack([groups, nonce], 1), tf.uint32)
+  words = block(key, tf.transpose(tf.reshape(counter, [-1, 4])))
+  return tf.bitcast(tf.reshape(tf.transpose(words), [-1, 2]), tf.uint64)
 
 
 def _rotated(words: tf.Tensor, bits: int) -> tf.Tensor:
-  return tf.bitwise.bitwise_or(
-    tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32)),
-    tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32)),
-  )
+  left = tf.bitwise.left_shift(words, tf.constant(bits, tf.uint32))
+  return left | tf.bitwise.right_shift(words, tf.constant(32 - bits, tf.uint32))

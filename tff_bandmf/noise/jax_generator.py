@@ -22,9 +22,6 @@ from tff_bandmf.accounting import arithmetic
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 
-# 'expand 32-byte k' [RFC 8439, 2.3].
-_CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
-_DOUBLE_ROUNDS = 10
 # Columns, then diagonals [RFC 8439, 2.3].
 _QUARTERS = (
   *((i, i + 4, i + 8, i + 12) for i in range(4)),
@@ -139,17 +136,20 @@ def words(key: Any, rows: Any, groups: Any, streams: Any) -> jax.Array:
   nonce = group_low, group_high, row_low, row_high
   start = tuple(
     jnp.broadcast_to(word, shape)
-    for word in (*map(np.uint32, _CONSTANTS), *key, *nonce)
+    for word in (*map(np.uint32, generator_lib.CONSTANTS), *key, *nonce)
   )
 
   def double_round(_, state):
     state = list(state)
     for quarter in _QUARTERS:
-      for i, word in zip(quarter, _quarter(*(state[i] for i in quarter))):
+      mixed = generator_lib.quarter_round(
+        _rotated, *(state[i] for i in quarter)
+      )
+      for i, word in zip(quarter, mixed):
         state[i] = word
     return tuple(state)
 
-  state = jax.lax.fori_loop(0, _DOUBLE_ROUNDS, double_round, start)
+  state = jax.lax.fori_loop(0, generator_lib.DOUBLE_ROUNDS, double_round, start)
   halves = [(a + b).astype(np.uint64) for a, b in zip(state, start)]
   return jnp.stack(
     [low | high << 32 for low, high in zip(halves[::2], halves[1::2])], -1
@@ -286,18 +286,6 @@ def _halves(values: jax.Array) -> tuple[jax.Array, jax.Array]:
   """Returns the low and high 32 bits of int64, uint32."""
   bits = values.astype(np.uint64)
   return bits.astype(np.uint32), (bits >> 32).astype(np.uint32)
-
-
-def _quarter(a, b, c, d):
-  """Returns four words after a quarter round [RFC 8439, 2.1]."""
-  a = a + b
-  d = _rotated(d ^ a, 16)
-  c = c + d
-  b = _rotated(b ^ c, 12)
-  a = a + b
-  d = _rotated(d ^ a, 8)
-  c = c + d
-  return a, _rotated(b ^ c, 7), c, d
 
 
 def _rotated(word: jax.Array, bits: int) -> jax.Array:

@@ -103,21 +103,16 @@ class Position:
     owner = tf.strings.join(
       [reader.digits(high, 10), reader.digits(low, 10)], '-'
     )
-    numbers = self._numbers(now)
-    name = reader.digits(now, 8)
-    path = tf.strings.join(
-      [
-        f'{self._marks}/',
-        tf.strings.join([name, tf.strings.as_string(numbers[2]), owner], '-'),
-      ]
-    )
+    attempt = tf.strings.as_string(self._numbers(now)[2])
+    round_name = reader.digits(now, 8)
+    name = tf.strings.join([round_name, attempt, owner], '-')
+    path = reader.path(self._marks, name, now)
     # PRIVACY: of two sums with one y the difference has no noise; so a sum is
     # marked before it leaves, and no other one does, in this process or the
     # next. Guard: run_test.test_second_sum_of_a_round_is_refused.
     with tf.control_dependencies([tf.io.write_file(path, '')]):
-      found = tf.io.matching_files(
-        tf.strings.join([f'{self._marks}/', tf.identity(name), '-*'])
-      )
+      others = tf.strings.join([tf.identity(round_name), '-*'])
+      found = tf.io.matching_files(reader.path(self._marks, others, now))
     owners = tf.strings.regex_replace(found, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
     same = tf.debugging.Assert(
       tf.reduce_all(tf.equal(owners, owner)),
@@ -143,11 +138,7 @@ class Position:
     )
 
   def _numbers(self, now: tf.Tensor) -> tf.Tensor:
-    # The path depends on the round: file operations count as pure.
-    nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
-    content = tf.io.read_file(
-      tf.strings.join([str(self.directory / 'position'), nothing])
-    )
+    content = tf.io.read_file(reader.path(self.directory, 'position', now))
     numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
     numbers = tf.ensure_shape(numbers, [3])
     # PRIVACY: outside of a round nobody has been recorded. Guard:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 
+import numpy as np
 import scipy.optimize
 import tensorflow as tf
 
@@ -17,26 +18,28 @@ FALSE_ALARM = 1e-24
 
 
 def check(
-  y: tf.Tensor, *, z_steps: float, row_norm: tf.Tensor, rounds: int
+  y: tf.Tensor, *, z_steps: float, row_norms: np.ndarray, round_index: tf.Tensor
 ) -> tf.Tensor:
   """Returns y, if its sample deviation is that of the noise of its round.
 
-  With sigma = z_steps * row_norm and d coordinates, |y|^2 / sigma^2 is
+  With sigma = z_steps * row_norms[t] and d coordinates, |y|^2 / sigma^2 is
   chi-square of d degrees of freedom, but for the rounding of this round and,
   through C^-1, of those before it, which moves a coordinate by about 1/2 and by
-  less than row_norm.
+  less than row_norms[t].
 
   Args:
     y: [d] int32, in steps of the lattice; d is static.
     z_steps: standard deviation of z in steps.
-    row_norm: scalar float64, |row t of C^-1|_2.
-    rounds: n, over which `FALSE_ALARM` is spread.
+    row_norms: [n] float64, |row t of C^-1|_2; `FALSE_ALARM` is spread over n.
+    round_index: t, scalar int64.
 
   Raises:
     tf.errors.InvalidArgumentError: when run; the deviation is another one.
   """
   d = y.shape.num_elements()
-  low, high = interval(d, rounds)
+  low, high = interval(d, len(row_norms))
+  with tf.control_dependencies([y]):
+    row_norm = tf.gather(tf.constant(row_norms, tf.float64), round_index)
   rms = tf.sqrt(2.0 * tf.nn.l2_loss(tf.cast(y, tf.float64)) / d)
   sigma = z_steps * row_norm
   rounding = row_norm + 0.5

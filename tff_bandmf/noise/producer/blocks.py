@@ -36,18 +36,19 @@ class Workspace:
     return self._arrays[name][:size].reshape(shape)
 
 
+@dataclasses.dataclass(frozen=True)
 class Block(abc.ABC):
   """Some rounds together, in lattice steps.
 
   Attributes:
     first: round.
     noise_scale: [m] float64, z_steps scale_t.
-    row: of what is made, where the rounds go.
+    row: of the ring of a window, where the rounds go; 0 for buffers.
   """
 
   first: int
   noise_scale: np.ndarray
-  row: int = 0
+  row: int
 
   @property
   def rounds(self) -> int:
@@ -78,22 +79,16 @@ class WindowBlock(Block):
     V = noise_scale * Z + far S + near U,   Y = round(V)
 
   Attributes:
-    first: round.
-    noise_scale: [m].
     feeds_y: whether U is Y, and not (Y - (V - noise_scale * Z)) / scale.
     scale: [m].
     far: [m, rows of the ring], its columns as the ring's rows are.
     near: [m, m], strictly lower-triangular.
-    row: of the ring, where the rounds go.
   """
 
-  first: int
-  noise_scale: np.ndarray
   feeds_y: bool
   scale: np.ndarray
   far: np.ndarray
   near: np.ndarray
-  row: int
 
   @classmethod
   def of(
@@ -114,11 +109,11 @@ class WindowBlock(Block):
     return cls(
       first,
       z_steps * scale,
+      row,
       window.keeps == recursion_lib.PAST_Y,
       scale,
       far,
       near,
-      row,
     )
 
   def advance(
@@ -166,13 +161,9 @@ class BufferBlock(Block):
   """Some rounds over buffers, one after the other.
 
   Attributes:
-    first: round.
-    noise_scale: [m].
     steps: m of them.
   """
 
-  first: int
-  noise_scale: np.ndarray
   steps: Sequence[recursion_lib.Step]
 
   @classmethod
@@ -181,9 +172,8 @@ class BufferBlock(Block):
   ) -> BufferBlock:
     """Returns the block of some rounds."""
     steps = [buffers.step(int(buffers.phase(t))) for t in rounds]
-    return cls(
-      rounds.start, z_steps * np.array([step.scale for step in steps]), steps
-    )
+    noise_scale = z_steps * np.array([step.scale for step in steps])
+    return cls(rounds.start, noise_scale, 0, steps)
 
   @functools.cached_property
   def _split_steps(self) -> list[_Step]:

@@ -6,6 +6,7 @@ import math
 import os
 import pathlib
 import tempfile
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -22,16 +23,12 @@ class Chunks:
   PRIVACY: past noise is as secret as the key. The file has no name, so nobody
   opens it and a killed process leaves none; its place on the disk is not
   overwritten. Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
-
-  Attributes:
-    starts: first coordinate of every array.
   """
 
   def __init__(
     self,
     rows: int,
-    dimension: int,
-    chunk: int,
+    sizes: Sequence[int],
     dtype: Any,
     max_memory_bytes: Optional[int] = None,
   ):
@@ -39,8 +36,7 @@ class Chunks:
 
     Args:
       rows: of every array.
-      dimension: d, coordinates in all.
-      chunk: coordinates of an array; the last may be shorter.
+      sizes: coordinates of each array.
       dtype: of the arrays.
       max_memory_bytes: arrays that are larger together go to a file in the
         folder for temporary files (TMPDIR). None keeps any in memory.
@@ -49,13 +45,12 @@ class Chunks:
       OSError: the disk has no room.
       ValueError: the memory has none.
     """
-    self.starts = range(0, dimension, chunk)
     self._rows = rows
-    self._dimension = dimension
+    self._sizes = sizes
     self._dtype = np.dtype(dtype)
     self._file = None
     self._arrays = []
-    size = self._dtype.itemsize * rows * dimension
+    size = self._dtype.itemsize * rows * sum(sizes)
     if max_memory_bytes is None or size <= max_memory_bytes:
       # Zeros take none before they are written, many rounds later.
       if size > _available_bytes():
@@ -65,9 +60,7 @@ class Chunks:
           f'is what there is, and past noise takes {size / 1e9:.1f} GB',
           'use a mechanism that keeps fewer copies, or max_memory_bytes',
         )
-      self._arrays = [
-        np.zeros((rows, self.count(i)), dtype) for i in range(len(self.starts))
-      ]
+      self._arrays = [np.zeros((rows, count), dtype) for count in sizes]
       return
     self._file = tempfile.TemporaryFile(prefix='tff_bandmf-')
     try:
@@ -77,10 +70,6 @@ class Chunks:
       self._file.close()
       raise
 
-  def count(self, i: int) -> int:
-    """Returns the coordinates of array i."""
-    return min(self.starts.step, self._dimension - self.starts[i])
-
   def __getitem__(self, i: int) -> np.ndarray:
     if self._file is None:
       return self._arrays[i]
@@ -88,8 +77,8 @@ class Chunks:
       self._file,
       self._dtype,
       'r+',
-      self._dtype.itemsize * self._rows * self.starts[i],
-      (self._rows, self.count(i)),
+      self._dtype.itemsize * self._rows * sum(self._sizes[:i]),
+      (self._rows, self._sizes[i]),
     )
 
   def close(self) -> None:

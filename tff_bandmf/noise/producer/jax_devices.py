@@ -25,7 +25,7 @@ _CPU_BYTES, _BYTES = 2**22, 2**31
 _UNROLLED = 16
 
 
-class JaxDevices(makers.Maker):
+class Devices(makers.Maker):
   """Works on devices at the same time, chunks dealt to them in turn.
 
   All of a chunk is on its device until a row of y is copied. Sums of integers

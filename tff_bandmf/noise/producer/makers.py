@@ -112,10 +112,10 @@ class Host(Maker):
     )
     self._made = slice(0)
 
+    sizes = [layout.count(i) for i in range(len(layout.starts))]
+
     def chunks(rows, dtype):
-      return chunks_lib.Chunks(
-        rows, len(layout.coordinates), layout.chunk, dtype, max_memory_bytes
-      )
+      return chunks_lib.Chunks(rows, sizes, dtype, max_memory_bytes)
 
     self._memory = chunks(layout.memory_rows, layout.dtype)
     self._out = (

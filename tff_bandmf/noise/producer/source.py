@@ -7,7 +7,7 @@ import collections
 import dataclasses
 import os
 import threading
-from typing import Any, ClassVar, Optional, Union
+from typing import Any, ClassVar, Optional
 
 import tensorflow as tf
 
@@ -16,6 +16,7 @@ from tff_bandmf.noise import graph_generator, placements, self_test
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import position as position_lib
 from tff_bandmf.noise.producer import stream
+from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import reader as tape_reader
 from tff_bandmf.noise.tape import served as served_tape
 from tff_bandmf.noise.tape import writer as tape_lib
@@ -173,8 +174,8 @@ class StateSource(NoiseSource):
     y = self_test.check(
       y,
       z_steps=self.z_steps,
-      row_norm=tf.gather(recursion.row_norms, round_index),
-      rounds=recursion.rounds,
+      row_norms=recursion.row_norms,
+      round_index=round_index,
     )
     new_state = collections.OrderedDict(key=state['key'])
     # PRIVACY: the y that was added is what is remembered. Guard:
@@ -204,7 +205,7 @@ class TapeSource(NoiseSource):
 
   def __init__(
     self,
-    tape: Union[tape_lib.Tape, served_tape.ServedTape],
+    tape: tape_folder.ReadableTape,
     held: Optional[int] = None,
     position: Optional[position_lib.Position] = None,
   ):

@@ -152,34 +152,17 @@ class Stream:
       self.coordinates,
       _CHUNK if self._backend == NUMPY else _GRID,
     )
-    if self._backend == TENSORFLOW:
-      from tff_bandmf.noise.producer import devices
-
-      return devices.Devices(layout, self._generator, self._devices)
-    if self._backend == JAX:
-      from tff_bandmf.noise.producer import jax_devices
-
-      return jax_devices.JaxDevices(layout, self._generator, self._devices)
-    return makers.Host(layout, self._generator, self._max_memory_bytes)
+    if self._backend == NUMPY:
+      return makers.Host(layout, self._generator, self._max_memory_bytes)
+    return _module(self._backend).Devices(
+      layout, self._generator, self._devices
+    )
 
 
 def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
   """Returns the devices of a backend, and what kind they are."""
-  # TensorFlow and JAX are slow to import, and the host needs neither.
-  if backend == TENSORFLOW:
-    from tff_bandmf.noise.producer import devices
-
-    return devices.known(names)
-  if backend == JAX:
-    try:
-      from tff_bandmf.noise.producer import jax_devices
-    except ModuleNotFoundError as error:
-      raise errors.needs_jax(f'backend={JAX!r}') from error
-    return jax_devices.known(names)
   if backend != NUMPY:
-    raise errors.value_error(
-      'backend', backend, 'is not known', f'use one of {", ".join(BACKENDS)}'
-    )
+    return _module(backend).known(names)
   if names:
     raise errors.value_error(
       'devices',
@@ -188,6 +171,24 @@ def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
       f'use backend={TENSORFLOW!r} or {JAX!r}',
     )
   return (), 'host'
+
+
+def _module(backend: str) -> Any:
+  """Returns the module that has the `Devices` of a backend."""
+  # TensorFlow and JAX are slow to import, and the host needs neither.
+  if backend == TENSORFLOW:
+    from tff_bandmf.noise.producer import devices
+
+    return devices
+  if backend != JAX:
+    raise errors.value_error(
+      'backend', backend, 'is not known', f'use one of {", ".join(BACKENDS)}'
+    )
+  try:
+    from tff_bandmf.noise.producer import jax_devices
+  except ModuleNotFoundError as error:
+    raise errors.needs_jax(f'backend={JAX!r}') from error
+  return jax_devices
 
 
 def identify(

@@ -27,6 +27,7 @@ that is closed.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import dataclasses
 import os
@@ -34,10 +35,12 @@ import pathlib
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from typing import Optional
 
 from tff_bandmf import _files, errors
 from tff_bandmf.noise.tape import file as tape_file
+from tff_bandmf.strategies import recursion as recursion_lib
 
 POLL_SECONDS = 0.02
 
@@ -63,6 +66,32 @@ class Shard:
   directory: pathlib.Path
   first: int
   count: int
+
+
+class ReadableTape(abc.ABC):
+  """What a reader needs to know of a tape.
+
+  Attributes:
+    shards: the folders, in the order of their coordinates.
+    dimension: d, coordinates of y_t.
+    z_steps: standard deviation of z in steps of the lattice.
+    recursion: of C.
+    start_round: first round to be read.
+    tape_id: 63 bits that name the noise: `Stream.identifier`, which every file
+      carries and the reader asks for. A tape made again continues a run, and no
+      other does.
+  """
+
+  shards: Sequence[Shard]
+  dimension: int
+  z_steps: float
+  recursion: recursion_lib.Recursion
+  start_round: int
+  tape_id: int
+
+  @abc.abstractmethod
+  def close(self) -> None:
+    """Ends it; may be called twice."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import pathlib
 from collections.abc import Sequence
-from typing import Optional, Protocol
+from typing import Optional
 
-import numpy as np
 import tensorflow as tf
 
 from tff_bandmf.noise import self_test
@@ -14,26 +14,8 @@ from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
 
 
-class ReadableTape(Protocol):
-  """What a reader needs to know: a `Tape` or a `ServedTape`.
-
-  Attributes:
-    shards: the folders, in the order of their coordinates.
-    z_steps: standard deviation of z in steps of the lattice.
-    row_norms: [n] float64, |row t of C^-1|_2.
-  """
-
-  z_steps: float
-
-  @property
-  def shards(self) -> Sequence[tape_folder.Shard]: ...
-
-  @property
-  def row_norms(self) -> np.ndarray: ...
-
-
 def release(
-  tape: ReadableTape,
+  tape: tape_folder.ReadableTape,
   total: tf.Tensor,
   *,
   tape_id: tf.Tensor,
@@ -60,10 +42,11 @@ def release(
   """
   folders = [_Folder(shard, tape_id, round_index, run) for shard in tape.shards]
   y = tf.concat([folder.y(timeout_seconds) for folder in folders], 0)
-  with tf.control_dependencies([y]):
-    row_norm = tf.gather(tf.constant(tape.row_norms, tf.float64), round_index)
   y = self_test.check(
-    y, z_steps=tape.z_steps, row_norm=row_norm, rounds=len(tape.row_norms)
+    y,
+    z_steps=tape.z_steps,
+    row_norms=tape.recursion.row_norms,
+    round_index=round_index,
   )
   released = total + y
   # PRIVACY: the difference of two sums with one y has no noise; so a sum is
@@ -95,13 +78,13 @@ def rounds_ahead(
   shards: Sequence[tape_folder.Shard], round_index: tf.Tensor
 ) -> tf.Tensor:
   """Returns how many rounds from this one on are ready, scalar int32."""
-  nobody = tf.constant(0, tf.int64)
-  return tf.reduce_min(
-    [
-      _Folder(shard, nobody, round_index, nobody).ready_count()
-      for shard in shards
-    ]
-  )
+  ready = []
+  for shard in shards:
+    files = tf.io.matching_files(path(shard.directory, '*.noise', round_index))
+    numbers = tf.strings.regex_replace(files, r'.*/(\d+)\.noise', r'\1')
+    later = tf.strings.to_number(numbers, tf.int64) >= round_index
+    ready.append(tf.math.count_nonzero(later, dtype=tf.int32))
+  return tf.reduce_min(ready)
 
 
 class _Folder:
@@ -230,15 +213,6 @@ class _Folder:
     )
     return [unused, own, one]
 
-  def ready_count(self) -> tf.Tensor:
-    """Returns how many files of this round and later ones are there."""
-    files = tf.io.matching_files(self._path('*.noise', self._round_index))
-    numbers = tf.strings.regex_replace(files, r'.*/(\d+)\.noise', r'\1')
-    return tf.math.count_nonzero(
-      tf.strings.to_number(numbers, tf.int64) >= self._round_index,
-      dtype=tf.int32,
-    )
-
   def mark(self, owner: tf.Tensor) -> tf.Operation:
     """Marks that a sum took the round, so that earlier rounds are over."""
     name = tf.strings.join([self._name, '-', owner, '.reached'])
@@ -256,24 +230,31 @@ class _Folder:
     return tf.strings.to_number(numbers, tf.int64), runs, owners
 
   def _path(self, file_name, now: tf.Tensor) -> tf.Tensor:
-    # File operations count as pure: with the same arguments they would be run
-    # once, when the graph is optimised or before the loop.
-    nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
-    return tf.strings.join(
-      [str(self._shard.directory), '/', nothing, file_name]
-    )
+    return path(self._shard.directory, file_name, now)
 
   def _exists(self, file_name, now: tf.Tensor) -> tf.Tensor:
     return tf.size(tf.io.matching_files(self._path(file_name, now))) > 0
 
   def _check(self, condition: tf.Tensor, message: str) -> tf.Operation:
-    path = self._path(
-      tf.strings.join([self._name, '.noise']), self._round_index
-    )
+    name = tf.strings.join([self._name, '.noise'])
     return tf.debugging.Assert(
       condition,
-      [f'noise tape: {message}; round, path:', self._round_index, path],
+      [
+        f'noise tape: {message}; round, path:',
+        self._round_index,
+        self._path(name, self._round_index),
+      ],
     )
+
+
+def path(directory: pathlib.Path, file_name, now: tf.Tensor) -> tf.Tensor:
+  """Returns a path for an operation that is to be run when `now` is known.
+
+  File operations count as pure: with the same arguments they would be run once,
+  when the graph is optimised or before the loop.
+  """
+  nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
+  return tf.strings.join([str(directory), '/', nothing, file_name])
 
 
 def digits(number: tf.Tensor, width: int) -> tf.Tensor:

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 from collections.abc import Sequence
 from typing import Union
-
-import numpy as np
 
 from tff_bandmf import errors
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
 
 
-class ServedTape:
-  """Folders that `bandmf noise-server`s write; has the attributes of a `Tape`.
+class ServedTape(tape_folder.ReadableTape):
+  """Folders that `bandmf noise-server`s write.
 
   It has no key. Closing it leaves the folders to their servers.
 
   PRIVACY: as with a `Tape`, only the round released last can be released
   again, by the same run; a second reader, which could be another one, is
   refused. Guard: served_tape_test.test_second_reader_is_refused.
-
-  Attributes:
-    shards: the folders, in the order of their coordinates.
-    dimension: d, coordinates of y_t.
-    z_steps: standard deviation of z in steps of the lattice.
-    start_round: first round to be read.
-    tape_id: 63 bits that name the noise.
   """
 
   def __init__(
@@ -54,7 +46,7 @@ class ServedTape:
     self.dimension = dimension
     self.z_steps = z_steps
     self.start_round = start_round
-    self._recursion = recursion
+    self.recursion = recursion
     found = {}
     for directory in directories:
       path = pathlib.Path(directory).absolute()
@@ -99,11 +91,6 @@ class ServedTape:
     except BaseException:
       self.close()
       raise
-
-  @property
-  def row_norms(self) -> np.ndarray:
-    """|row t of C^-1|_2, [n] float64."""
-    return self._recursion.row_norms
 
   def close(self) -> None:
     """Lets another reader in; may be called twice."""
@@ -150,12 +137,8 @@ def _check_together(
       'hold noise of several keys or kinds of device',
       'start all shards with one key file, on devices of one kind',
     )
-  end = 0
-  for shard in shards:
-    if shard.first != end:
-      break
-    end += shard.count
-  if end != dimension or sum(each.count for each in shards) != dimension:
+  ends = itertools.accumulate((each.count for each in shards), initial=0)
+  if [*(each.first for each in shards), dimension] != list(ends):
     raise errors.value_error(
       'noise_server',
       [f'{each.directory}: {each.first}+{each.count}' for each in shards],

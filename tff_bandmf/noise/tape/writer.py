@@ -27,7 +27,7 @@ _AHEAD_BYTES = 512 * 2**20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
-class Tape:
+class Tape(tape_folder.ReadableTape):
   """A thread that stays a bounded number of rounds ahead of its reader.
 
   A tape that starts at round s makes the rounds before it too, so it gives what
@@ -43,14 +43,8 @@ class Tape:
   and then never below the round that was released last.
 
   Attributes:
-    directory: where the files are.
-    shards: the one folder and its coordinates.
+    directory: where the files of its one shard are.
     description: what the noise is.
-    dimension: d, coordinates of y_t.
-    z_steps: standard deviation of z in steps of the lattice.
-    start_round: first round to be read.
-    tape_id: `Stream.identifier`, which every file carries and the reader asks
-      for: a tape made again continues a run, and no other does.
     written: rounds below it were written.
     reached: rounds below it were used.
     is_full: whether the producer waits for room on the disk.
@@ -86,7 +80,7 @@ class Tape:
         later round than `start_round` was used.
     """
     self.dimension, self.z_steps = made.dimension, made.z_steps
-    rounds = made.recursion.rounds
+    self.recursion, rounds = made.recursion, made.recursion.rounds
     tape_folder.check_start(start_round, rounds)
     self._stream = made
     first, count = made.coordinates.start, len(made.coordinates)
@@ -133,33 +127,26 @@ class Tape:
     self._thread.start()
     atexit.register(self.close)
 
-  @property
-  def row_norms(self) -> np.ndarray:
-    """|row t of C^-1|_2, [n] float64."""
-    return self._stream.recursion.row_norms
-
   def close(self) -> None:
-    """Stops the producer and removes its files; may be called twice."""
+    """Stops the producer and removes what the next one does not need.
+
+    It may be called twice.
+    """
     if self._closed:
       return
     self._stop.set()
     self._thread.join()
-    if self.directory.is_dir():
-      self._clean()
+    if self.directory.is_dir() and self._resume:
+      # PRIVACY: without the mark the same key would start from round 0, for
+      # another run perhaps. Guard:
+      # noise_server_test.test_server_that_was_stopped_continues.
+      self._remove_read_rounds()
+      tape_folder.wipe(self.directory, keep=True)
+    elif self.directory.is_dir():
+      tape_folder.remove(self.directory)
     os.close(self._lock)
     self._closed = True
     atexit.unregister(self.close)
-
-  def _clean(self) -> None:
-    """Removes what the next producer does not need."""
-    if not self._resume:
-      tape_folder.remove(self.directory)
-      return
-    # PRIVACY: without the mark the same key would start from round 0, for
-    # another run perhaps. Guard:
-    # noise_server_test.test_server_that_was_stopped_continues.
-    self._remove_read_rounds()
-    tape_folder.wipe(self.directory, keep=True)
 
   def _resumed(self, start_round: int) -> int:
     """Returns the first round to write; keeps files that are still good."""
