@@ -27,7 +27,6 @@ from tff_bandmf.strategies import families, toeplitz
 class Example(toeplitz.BandedC):
   family: ClassVar[str] = 'example'
   bands: ClassVar[int] = 2
-  rounds: int
   own_part: float
 
   @property

@@ -111,7 +111,7 @@ class _Following:
       return names[block.name]
     if isinstance(block, language.Selection):
       source = self.value(block.source, names)
-      return source if isinstance(source, bool) else source[_index(block)]
+      return source if isinstance(source, bool) else source[block.as_index()]
     if isinstance(block, language.Struct):
       return tuple(self.value(each, names) for each in block.children())
     if isinstance(block, language.Block):
@@ -195,11 +195,3 @@ def _elements(value_type: tff.StructType) -> list[tuple[str, tff.Type]]:
     (str(i) if name is None else name, each)
     for i, (name, each) in enumerate(tff.structure.iter_elements(value_type))
   ]
-
-
-def _index(selection: Any) -> int:
-  if selection.index is not None:
-    return selection.index
-  return tff.structure.name_list_with_nones(
-    selection.source.type_signature
-  ).index(selection.name)

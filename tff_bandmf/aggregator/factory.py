@@ -240,15 +240,15 @@ def _process(
   process = tff.aggregators.DifferentiallyPrivateFactory(query, summed).create(
     record_type
   )
+  server_type = process.initialize.type_signature.result
+  state_type = server_type.member
 
   # PRIVACY: runs are told apart, but not before `initialize` has evaluated a
   # round, which would then be another run's. Guard:
   # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
-  @tff.tensorflow.computation(process.initialize.type_signature.result.member)
+  @tff.tensorflow.computation(state_type)
   def begin(state):
     return state._replace(query_state=query.begin(state.query_state))
-
-  state_type = process.initialize.type_signature.result.member
 
   @tff.tensorflow.computation(state_type)
   def scales(state):
@@ -263,8 +263,7 @@ def _process(
     return tff.federated_map(begin, process.initialize())
 
   @tff.federated_computation(
-    process.initialize.type_signature.result,
-    tff.FederatedType(record_type, tff.CLIENTS),
+    server_type, tff.FederatedType(record_type, tff.CLIENTS)
   )
   def next_fn(state, value):
     output = process.next(state, value)

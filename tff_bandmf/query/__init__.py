@@ -5,8 +5,4 @@ from tff_bandmf.query.clipping import (
   check_bounds,
   record_dimension,
 )
-from tff_bandmf.query.correlated_noise import (
-  RELEASE_NAME,
-  CorrelatedNoiseQuery,
-  QueryState,
-)
+from tff_bandmf.query.correlated_noise import RELEASE_NAME, CorrelatedNoiseQuery

@@ -64,9 +64,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   with `Guarantee.dp_event`, one event for the run.
 
   Attributes:
-    clip: of one record.
-    lattice: the range of sums and noise.
-    record_specs: of the mean.
+    clip, lattice, record_specs: as it was given them.
   """
 
   def __init__(

@@ -27,7 +27,7 @@ from tff_bandmf.sensitivity import patterns, result
 # a quarter of the bands.
 _LEAST_ROWS = 64
 # Entries of X so small next to its diagonal are zeros.
-_ROUNDING = 1e-13
+ROUNDING = 1e-13
 
 
 def sensitivity(
@@ -80,7 +80,7 @@ def sensitivity(
     [1],
   )
   # Rounding of a zero has a sign; it is added up as positive all the same.
-  signed = bool(np.any(lags < -_ROUNDING * weights.max()))
+  signed = bool(np.any(lags < -ROUNDING * weights.max()))
   # PRIVACY: contributions are vectors, so signs of X do not help.
   # Guard: sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
   attained = patterns.heaviest_fixed(np.abs(lags), rounds, min_sep, k)

@@ -23,6 +23,7 @@ import numpy as np
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
+from tff_bandmf.sensitivity import gram as gram_lib
 from tff_bandmf.sensitivity import result
 from tff_bandmf.sensitivity import sensitivity as sensitivity_lib
 
@@ -30,8 +31,6 @@ from tff_bandmf.sensitivity import sensitivity as sensitivity_lib
 _AT_A_TIME = 2**22
 # Up to this many rounds all of X is held: 128 MB.
 _WHOLE_GRAM = 4096
-# Entries of X so small next to the largest are zeros.
-_ROUNDING = 1e-13
 # Pairs of rounds that are looked up at a time.
 _PAIRS = 2**22
 
@@ -69,19 +68,6 @@ class Observed:
     return self.max_participations <= schema.participations(rounds) and (
       self.min_sep is None or self.min_sep >= schema.separation(rounds)
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Clients:
-  """The rounds of some clients.
-
-  Attributes:
-    rounds: [m] integers, client by client, ascending in each.
-    starts: [clients + 1] where the rounds of each client begin.
-  """
-
-  rounds: np.ndarray
-  starts: np.ndarray
 
 
 def observed(
@@ -136,15 +122,16 @@ def of_clients(
   gaps: list[int] = []
   histogram: collections.Counter[int] = collections.Counter()
   heaviest = _Heaviest()
-  for rounds, identifiers in parts:
-    found = _by_client(rounds, identifiers)
-    clients += len(found.starts) - 1
-    participations += len(found.rounds)
-    gaps += _least_gap(found)
-    counts, times = np.unique(np.diff(found.starts), return_counts=True)
+  for part in parts:
+    rounds, starts = _by_client(*part)
+    clients += len(starts) - 1
+    participations += len(rounds)
+    gaps += _least_gap(rounds, starts)
+    counts, times = np.unique(np.diff(starts), return_counts=True)
     histogram.update(dict(zip(counts.tolist(), times.tolist())))
     if gram is not None:
-      heaviest = max(heaviest, _heaviest(gram, found), key=lambda h: h.squared)
+      found = _heaviest(gram, rounds, starts)
+      heaviest = max(heaviest, found, key=lambda h: h.squared)
   most = max(histogram, default=0)
   return Observed(
     clients,
@@ -170,21 +157,28 @@ def _part(
   return np.concatenate(rounds), np.concatenate(identifiers)
 
 
-def _by_client(rounds: np.ndarray, identifiers: np.ndarray) -> _Clients:
+def _by_client(
+  rounds: np.ndarray, identifiers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the rounds of some clients, and where those of each begin.
+
+  Returns:
+    [m] integers, client by client, ascending in each; [clients + 1] integers.
+  """
   # Stable: the rounds of one client stay in order.
   order = np.argsort(identifiers, kind='stable')
   rounds, identifiers = rounds[order], identifiers[order]
   firsts = np.flatnonzero(
     np.concatenate([[True], identifiers[1:] != identifiers[:-1]])
   )
-  return _Clients(rounds, np.append(firsts[: len(rounds)], len(rounds)))
+  return rounds, np.append(firsts[: len(rounds)], len(rounds))
 
 
-def _least_gap(clients: _Clients) -> list[int]:
+def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
   """Returns the least gap between two rounds of a client, or nothing."""
-  inner = np.ones(max(len(clients.rounds) - 1, 0), bool)
-  inner[clients.starts[1:-1] - 1] = False
-  gaps = np.diff(clients.rounds)[inner]
+  inner = np.ones(max(len(rounds) - 1, 0), bool)
+  inner[starts[1:-1] - 1] = False
+  gaps = np.diff(rounds)[inner]
   if not len(gaps):
     return []
   if gaps.min() < 1:
@@ -256,26 +250,24 @@ class _Gram:
     return entries[where].reshape(first.shape)
 
 
-def _heaviest(gram: _Gram, clients: _Clients) -> _Heaviest:
+def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
   """Returns the largest sum of |X| over the rounds of one of some clients."""
-  if len(clients.rounds) and not (
-    0 <= clients.rounds.min() and clients.rounds.max() < gram.rounds
-  ):
+  if len(rounds) and not (0 <= rounds.min() and rounds.max() < gram.rounds):
     raise errors.value_error(
       'round',
-      int(clients.rounds.max()),
+      int(rounds.max()),
       f'is not among the {gram.rounds} rounds of the strategy',
       'give the strategy that the run used',
     )
-  counts = np.diff(clients.starts)
+  counts = np.diff(starts)
   best = _Heaviest()
   for count in np.unique(counts):
-    starts = clients.starts[:-1][counts == count]
+    alike = starts[:-1][counts == count]
     # No client has more rounds than there are, so one fits.
     step = max(1, _PAIRS // int(count))
-    for low in range(0, len(starts), step):
-      rounds = clients.rounds[starts[low : low + step, None] + np.arange(count)]
-      best = max(best, _heaviest_of(gram, rounds), key=lambda h: h.squared)
+    for low in range(0, len(alike), step):
+      rows = rounds[alike[low : low + step, None] + np.arange(count)]
+      best = max(best, _heaviest_of(gram, rows), key=lambda h: h.squared)
   return best
 
 
@@ -294,6 +286,6 @@ def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
   worst = int(np.argmax(total))
   return _Heaviest(
     float(total[worst]),
-    bool(least[worst] < -_ROUNDING * total[worst]),
+    bool(least[worst] < -gram_lib.ROUNDING * total[worst]),
     tuple(rounds[worst].tolist()),
   )

@@ -12,7 +12,7 @@ negative X_ij does not help: only |X_ij| is ever used.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
@@ -75,31 +75,11 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
   return terms * recursion.UNIT + strategy.column_error()
 
 
-def _of_nodes(
-  strategy: Any, participation: participation_lib.Participation
-) -> result.Sensitivity:
-  """Returns the sensitivity of a tree whose noisy nodes are released."""
-  return tree.sensitivity(strategy.rounds, strategy.arity, participation)
-
-
-def _of_decoded_nodes(
-  strategy: Any, participation: participation_lib.Participation
-) -> result.Sensitivity:
-  """Returns a bound for sums of the noisy nodes: X of C is at most theirs."""
-  nodes = _of_nodes(strategy, participation)
-  return result.Sensitivity(
-    nodes.value,
-    result.UPPER_BOUND,
-    f'{nodes.method} for the nodes that the release is made from: '
-    f'{nodes.reason}',
-  )
-
-
 # By what is known of C.
 _THEOREMS: dict[str, Callable[..., result.Sensitivity]] = {
   base.ANY: gram.sensitivity,
   base.TOEPLITZ: toeplitz.sensitivity,
   base.NORMALIZED_TOEPLITZ: toeplitz.normalized_sensitivity,
-  base.TREE: _of_nodes,
-  base.DECODED_TREE: _of_decoded_nodes,
+  base.TREE: tree.sensitivity,
+  base.DECODED_TREE: tree.decoded_sensitivity,
 }

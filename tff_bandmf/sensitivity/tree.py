@@ -12,7 +12,7 @@ round n do not exist.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Optional
+from typing import Any, Optional
 
 import numpy as np
 
@@ -31,20 +31,16 @@ _Table = dict[tuple[int, int], np.ndarray]
 
 
 def sensitivity(
-  rounds: int,
-  arity: int,
-  participation: participation_lib.Participation,
+  strategy: Any, participation: participation_lib.Participation
 ) -> result.Sensitivity:
-  """Returns the sensitivity of the tree's encoder.
+  """Returns the sensitivity of a tree whose noisy nodes are released.
 
   Exact, but where n and k are large. Then min-separation has a bound: of a
   client's rounds a node of s rounds holds at most q = min(k, ceil(s / b)), and
   its level at most k, so a level contributes at most q^2 for each full node
-  and the square of what is left. Nodes have `arity` children.
+  and the square of what is left.
   """
-  sizes = [1]
-  while sizes[-1] * arity <= rounds:
-    sizes.append(sizes[-1] * arity)
+  rounds, sizes = strategy.rounds, strategy.sizes
   k = participation.participations(rounds)
   if k == 1:
     return result.exact(
@@ -68,6 +64,19 @@ def sensitivity(
     _levels_squared(rounds, sizes, min_sep, k),
     'most rounds that each level of the tree can hold',
     attained,
+  )
+
+
+def decoded_sensitivity(
+  strategy: Any, participation: participation_lib.Participation
+) -> result.Sensitivity:
+  """Returns a bound for sums of the noisy nodes: X of C is at most theirs."""
+  nodes = sensitivity(strategy, participation)
+  return result.Sensitivity(
+    nodes.value,
+    result.UPPER_BOUND,
+    f'{nodes.method} for the nodes that the release is made from: '
+    f'{nodes.reason}',
   )
 
 

@@ -32,12 +32,7 @@ from tff_bandmf.strategies.fractional import (
 from tff_bandmf.strategies.identity import Identity
 from tff_bandmf.strategies.inverse_plus_constant import InversePlusConstant
 from tff_bandmf.strategies.stamped import Stamped
-from tff_bandmf.strategies.toeplitz import (
-  BandedC,
-  BandedInverseC,
-  Toeplitz,
-  fractional_coefficients,
-)
+from tff_bandmf.strategies.toeplitz import Toeplitz
 from tff_bandmf.strategies.tree import OnlineTree, Tree
 
 # All families, and the parameters of all of them, by their names.

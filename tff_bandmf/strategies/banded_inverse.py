@@ -26,7 +26,6 @@ class BandedInverse(toeplitz.BandedInverseC):
   """
 
   family: ClassVar[str] = 'banded-inverse'
-  rounds: int = attrs.field(converter=base.count_rounds)
   inverse_coefficients: np.ndarray = attrs.field(
     converter=lambda values: base.series('inverse_coefficients', values),
     validator=base.check_bands,

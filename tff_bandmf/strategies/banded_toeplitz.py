@@ -36,7 +36,6 @@ class BandedToeplitz(toeplitz.BandedC):
   """
 
   family: ClassVar[str] = 'banded-toeplitz'
-  rounds: int = attrs.field(converter=base.count_rounds)
   coefficients: np.ndarray = attrs.field(
     converter=lambda values: base.series('coefficients', values),
     validator=base.check_bands,

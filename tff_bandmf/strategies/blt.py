@@ -38,7 +38,6 @@ class Blt(toeplitz.Toeplitz):
   """
 
   family: ClassVar[str] = 'blt'
-  rounds: int = attrs.field(converter=base.count_rounds)
   omega: np.ndarray = attrs.field(
     converter=lambda omega: _checks.real_array('omega', omega)
   )

@@ -10,7 +10,7 @@ import numpy as np
 import scipy.linalg
 
 from tff_bandmf import _checks, errors, workloads
-from tff_bandmf.strategies import base, families
+from tff_bandmf.strategies import base, families, per_query
 
 
 @attrs.frozen(slots=False, eq=False)
@@ -60,7 +60,9 @@ class Dense(base.Strategy):
     return int(np.max(t - i)) + 1
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
-    return band_rows(self.values, self.bands, start, stop)
+    t = np.arange(start, stop)[:, None]
+    i = t - np.arange(self.bands)
+    return np.where(i >= 0, self.values[t, np.maximum(i, 0)], 0.0)
 
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
@@ -70,27 +72,10 @@ class Dense(base.Strategy):
       self.values.T, workload.matrix(self.rounds).T, lower=False
     )
     with np.errstate(over='ignore', invalid='ignore'):
-      e = np.einsum('ij,ij->j', decoder, decoder)
-    if not np.all(np.isfinite(e)):
-      raise errors.value_error(
-        'C',
-        f'{self.rounds} rounds',
-        'C^-1 overflows',
-        'use a better conditioned C',
-      )
-    return e
+      return per_query.check_finite(np.einsum('ij,ij->j', decoder, decoder))
 
   def part(self, start: int, stop: int, first: int) -> np.ndarray:
     return self.values[start:stop, first:stop]
-
-
-def band_rows(
-  values: np.ndarray, bands: int, start: int, stop: int
-) -> np.ndarray:
-  """Returns what `Strategy.band_rows` does, of [n, n] `values`."""
-  t = np.arange(start, stop)[:, None]
-  i = t - np.arange(bands)
-  return np.where(i >= 0, values[t, np.maximum(i, 0)], 0.0)
 
 
 def lower_factor(gram: np.ndarray) -> np.ndarray:

@@ -178,7 +178,9 @@ def load(
   content = _files.read(path)
   try:
     header = (
-      _parse_npz(content) if path.suffix == '.npz' else _parse_json(content)
+      _parse_npz(content)
+      if path.suffix == '.npz'
+      else _with_arrays(_files.parse_json(content))
     )
   # Readers raise what they like where a file is damaged.
   except Exception as error:
@@ -205,12 +207,8 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
     raise ValueError(str(error)) from error
 
 
-def _parse_json(content: bytes) -> Any:
-  """Returns the header in a JSON file, the numbers of `arrays` as arrays."""
-  return _with_arrays(_files.parse_json(content))
-
-
 def _with_arrays(header: dict[str, Any]) -> dict[str, Any]:
+  """Returns the header of a JSON file, the numbers of `arrays` as arrays."""
   header['arrays'] = {
     name: _to_array(values) for name, values in header['arrays'].items()
   }

@@ -44,7 +44,6 @@ class Lti(toeplitz.Toeplitz):
   """
 
   family: ClassVar[str] = 'lti'
-  rounds: int = attrs.field(converter=base.count_rounds)
   nu: float = attrs.field(converter=lambda x: _NU.check(x))
 
   @property
@@ -88,7 +87,6 @@ class BandedFractional(toeplitz.BandedC):
   """
 
   family: ClassVar[str] = 'banded-fractional'
-  rounds: int = attrs.field(converter=base.count_rounds)
   bands: int = attrs.field(
     converter=base.count_bands, validator=base.check_bands
   )
@@ -125,7 +123,6 @@ class BandedInverseFractional(toeplitz.BandedInverseC):
   """
 
   family: ClassVar[str] = 'banded-inverse-fractional'
-  rounds: int = attrs.field(converter=base.count_rounds)
   inverse_bands: int = attrs.field(
     converter=base.count_bands, validator=base.check_bands
   )
@@ -159,7 +156,6 @@ class DpCgd(toeplitz.BandedInverseC):
   family: ClassVar[str] = 'dp-cgd'
   is_geometric: ClassVar[bool] = True
   inverse_bands: ClassVar[int] = 2
-  rounds: int = attrs.field(converter=base.count_rounds)
   lambda_: float = attrs.field(converter=lambda x: _LAMBDA.check(x))
 
   @property

@@ -8,7 +8,7 @@ import attrs
 import numpy as np
 
 from tff_bandmf import workloads
-from tff_bandmf.strategies import base, families, toeplitz
+from tff_bandmf.strategies import families, toeplitz
 
 
 @attrs.frozen(slots=False)
@@ -21,7 +21,6 @@ class Identity(toeplitz.BandedC):
 
   family: ClassVar[str] = 'identity'
   bands: ClassVar[int] = 1
-  rounds: int = attrs.field(converter=base.count_rounds)
 
   @property
   def coefficients(self) -> np.ndarray:

@@ -33,7 +33,6 @@ class InversePlusConstant(toeplitz.BandedC):
   """
 
   family: ClassVar[str] = 'inverse-plus-constant'
-  rounds: int = attrs.field(converter=base.count_rounds)
   bands: int = attrs.field(
     converter=base.count_bands, validator=base.check_bands
   )

@@ -56,13 +56,7 @@ def of_banded(
       )
     return product
 
-  return _variances(
-    rounds,
-    bands + inverse_bands - 1,
-    left,
-    1,
-    lambda start, stop: np.ones((stop - start, 1)),
-  )
+  return of_noise(rounds, bands + inverse_bands - 1, left)
 
 
 def of_banded_inverse(
@@ -74,7 +68,7 @@ def of_banded_inverse(
     ValueError: the blocks would not fit in memory.
   """
   inverse = workload.inverse_rows(rounds)
-  return _variances(
+  return of_noise(
     rounds,
     inverse.shape[1],
     lambda start, stop: inverse[start:stop],
@@ -83,49 +77,20 @@ def of_banded_inverse(
   )
 
 
-def of_noise(rounds: int, bands: int, rows: BandRows) -> np.ndarray:
-  """Returns the variances of y where C y = z, [rounds] float64.
-
-  Raises:
-    ValueError: the blocks would not fit in memory, or C^-1 overflows.
-  """
-  return _variances(
-    rounds, bands, rows, 1, lambda start, stop: np.ones((stop - start, 1))
-  )
-
-
-def of_toeplitz(
-  inverse_column: np.ndarray, scale: np.ndarray, workload: workloads.Workload
-) -> np.ndarray:
-  """Returns e for C^-1 = diag(scale) times a Toeplitz matrix, in O(n^2).
-
-  Row t of A C^-1 is that of round t - 1 plus eta_t times row t of M C^-1.
-
-  Args:
-    inverse_column: [n] float64, first column of the Toeplitz matrix.
-    scale: [n] float64.
-    workload: A.
-  """
-  n = len(inverse_column)
-  reversed_column = inverse_column[::-1].copy()
-  momentum, total, e = np.zeros(n), np.zeros(n), np.zeros(n)
-  for t, rate in enumerate(workload.learning_rates(n)):
-    row, past = momentum[: t + 1], total[: t + 1]
-    row *= workload.momentum
-    row += scale[t] * reversed_column[n - 1 - t :]
-    past += rate * row
-    e[t] = past @ past
-  return e
-
-
-def _variances(
+def of_noise(
   rounds: int,
   left_bands: int,
   left: BandRows,
-  right_bands: int,
-  right: BandRows,
+  right_bands: int = 1,
+  right: BandRows = lambda start, stop: np.ones((stop - start, 1)),
 ) -> np.ndarray:
-  """Returns the variances of y where L y = R z, [rounds] float64."""
+  """Returns the variances of y where L y = R z, [rounds] float64.
+
+  R is the identity where none is given.
+
+  Raises:
+    ValueError: the blocks would not fit in memory, or L^-1 overflows.
+  """
   memory = max(left_bands, right_bands) - 1
   block = min(max(memory, _SHORTEST_BLOCK), rounds)
   if block > LONGEST_BLOCK:
@@ -163,9 +128,14 @@ def _variances(
       )
     cross = solved[:, count:]
     e[start:stop] = np.diagonal(y_cov)
+  return check_finite(e)
+
+
+def check_finite(e: np.ndarray) -> np.ndarray:
+  """Returns e, [rounds] float64; raises ValueError if C^-1 overflows."""
   if not np.all(np.isfinite(e)):
     raise errors.value_error(
-      'C', f'{rounds} rounds', 'C^-1 overflows', 'use a better conditioned C'
+      'C', f'{len(e)} rounds', 'C^-1 overflows', 'use a better conditioned C'
     )
   return e
 

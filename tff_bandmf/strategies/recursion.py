@@ -26,10 +26,9 @@ test_noise_without_rounding_is_that_of_the_matrix.
 from __future__ import annotations
 
 import abc
-import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -51,37 +50,20 @@ _BLOCK = 64
 _ROWS = 4096
 
 
-@dataclasses.dataclass(frozen=True)
-class Table:
-  """Single rounds, by phase; all float64.
-
-  Attributes:
-    scale: [phases].
-    readout: [phases, memory].
-    update: [phases, memory, memory]; None for a window.
-    gain: [phases, memory], what y is multiplied with; None for a window.
-  """
-
-  scale: np.ndarray
-  readout: np.ndarray
-  update: Optional[np.ndarray] = None
-  gain: Optional[np.ndarray] = None
-
-
 class Step(NamedTuple):
-  """A single round over buffers, float64.
+  """A single round, float64; or those of all phases, [phases] in front.
 
   Attributes:
     scale: scalar.
     readout: [memory].
-    update: [memory, memory].
-    gain: [memory].
+    update: [memory, memory]; empty for a window.
+    gain: [memory], what y is multiplied with; empty for a window.
   """
 
-  scale: float
+  scale: Any
   readout: np.ndarray
-  update: np.ndarray
-  gain: np.ndarray
+  update: np.ndarray = np.empty(0)
+  gain: np.ndarray = np.empty(0)
 
 
 class Recursion(abc.ABC):
@@ -106,8 +88,8 @@ class Recursion(abc.ABC):
     """Returns where `table` holds round t, an integer or int64 tensor."""
 
   @abc.abstractmethod
-  def table(self) -> Table:
-    """Returns all single rounds."""
+  def table(self) -> Step:
+    """Returns the single rounds of all phases."""
 
   @property
   @abc.abstractmethod
@@ -234,8 +216,8 @@ class Window(Recursion):
   def scales(self) -> np.ndarray:
     return np.concatenate([scale for scale, _ in self._pieces()])
 
-  def table(self) -> Table:
-    return Table(*self.weights(0, self.phases))
+  def table(self) -> Step:
+    return Step(*self.weights(0, self.phases))
 
   @property
   def table_bytes(self) -> int:
@@ -262,13 +244,13 @@ class Window(Recursion):
       found = np.concatenate(
         [scale**2 + np.sum(readout**2, 1) for scale, readout in self._pieces()]
       )
-      return found[self.phase(np.arange(self.rounds))]
-    # Periods are alike, and forget one another.
-    found = per_query.of_noise(
-      self.phases,
-      min(self.memory + 1, self.phases),
-      lambda start, stop: self._kept_rows(start, stop)[:, : self.phases],
-    )
+    else:
+      # Periods are alike, and forget one another.
+      found = per_query.of_noise(
+        self.phases,
+        min(self.memory + 1, self.phases),
+        lambda start, stop: self._kept_rows(start, stop)[:, : self.phases],
+      )
     return found[self.phase(np.arange(self.rounds))]
 
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
@@ -331,9 +313,9 @@ class Buffers(Recursion):
   def step(self, phase: int) -> Step:
     """Returns the single rounds of a phase."""
 
-  def table(self) -> Table:
+  def table(self) -> Step:
     steps = [self.step(phase) for phase in range(self.phases)]
-    return Table(*(np.stack(each) for each in zip(*steps)))
+    return Step(*map(np.stack, zip(*steps)))
 
   @property
   def table_bytes(self) -> int:

@@ -20,11 +20,12 @@ import functools
 import math
 from typing import TYPE_CHECKING, ClassVar
 
+import attrs
 import numpy as np
 import scipy.signal
 
 from tff_bandmf import errors, workloads
-from tff_bandmf.strategies import base, per_query
+from tff_bandmf.strategies import base
 from tff_bandmf.strategies import recursion as recursion_lib
 
 _FIRST_BLOCK = 4096
@@ -35,15 +36,18 @@ _VANISHED = 1e-100
 _MAX_QUADRATIC_ROUNDS = 200_000
 
 
+@attrs.frozen(slots=False, eq=False)
 class Toeplitz(base.Strategy):
   """A strategy with constant diagonals.
 
   Attributes:
     is_geometric: whether c_j is the j-th power of one number.
+    rounds: n.
   """
 
   structure: ClassVar[str] = base.TOEPLITZ
   is_geometric: ClassVar[bool] = False
+  rounds: int = attrs.field(converter=base.count_rounds)
 
   @abc.abstractmethod
   def column(self, terms: int) -> np.ndarray:
@@ -277,6 +281,8 @@ def full_errors(
 ) -> np.ndarray:
   """Returns e for C D^-1, neither C nor C^-1 of few bands, in O(n^2).
 
+  Row t of A D C^-1 is that of round t - 1 plus eta_t times row t of M D C^-1.
+
   Args:
     strategy: C.
     scale: [n] float64, the diagonal of D.
@@ -294,10 +300,15 @@ def full_errors(
       f'schedule is computed up to {_MAX_QUADRATIC_ROUNDS} rounds',
       'use fewer rounds, or a family of few bands',
     )
-  return _check_finite(
-    per_query.of_toeplitz(strategy.inverse_column(rounds), scale, workload),
-    strategy.bands,
-  )
+  reversed_column = strategy.inverse_column(rounds)[::-1].copy()
+  momentum, total, e = (np.zeros(rounds) for _ in range(3))
+  for t, rate in enumerate(workload.learning_rates(rounds)):
+    row, past = momentum[: t + 1], total[: t + 1]
+    row *= workload.momentum
+    row += scale[t] * reversed_column[rounds - 1 - t :]
+    past += rate * row
+    e[t] = past @ past
+  return _check_finite(e, strategy.bands)
 
 
 def fractional_coefficients(alpha: float, terms: int) -> np.ndarray:

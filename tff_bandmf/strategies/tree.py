@@ -12,7 +12,6 @@ noise is the same if its covariance is. `matrix` returns that C.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import attrs
@@ -40,13 +39,13 @@ class _OfNodes(base.Strategy):
 
   @property
   def bands(self) -> int:
-    return list(self._sizes())[-1]
+    return self.sizes[-1]
 
   def gram(self) -> np.ndarray:
     """Returns X of the encoder, [n, n] float64, integers."""
     base.check_dense(self.rounds)
     gram = np.zeros((self.rounds, self.rounds))
-    for size in self._sizes():
+    for size in self.sizes:
       for first in range(0, self.rounds - size + 1, size):
         gram[first : first + size, first : first + size] += 1
     return gram
@@ -54,7 +53,7 @@ class _OfNodes(base.Strategy):
   def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns X[i, j] of the encoder, [m] float64."""
     common = np.zeros(len(first))
-    for size in self._sizes():
+    for size in self.sizes:
       node = first // size
       common += (node == second // size) & ((node + 1) * size <= self.rounds)
     return common
@@ -63,14 +62,20 @@ class _OfNodes(base.Strategy):
     return self._dense.matrix()
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
-    return dense.band_rows(self.matrix(), self.bands, start, stop)
+    return self._dense.band_rows(start, stop)
 
-  def _sizes(self) -> Iterator[int]:
-    """Yields the rounds of a node of each height."""
-    size = 1
-    while size <= self.rounds:
-      yield size
-      size *= self.arity
+  def per_query_errors(
+    self, workload: workloads.Workload = workloads.PREFIX
+  ) -> np.ndarray:
+    return self._dense.per_query_errors(workload)
+
+  @property
+  def sizes(self) -> list[int]:
+    """Rounds of a node of each height."""
+    sizes = [1]
+    while sizes[-1] * self.arity <= self.rounds:
+      sizes.append(sizes[-1] * self.arity)
+    return sizes
 
 
 @attrs.frozen(slots=False)
@@ -101,11 +106,6 @@ class Tree(_OfNodes):
   def _dense(self) -> dense.Dense:
     return dense.Dense(dense.lower_factor(self.gram()))
 
-  def per_query_errors(
-    self, workload: workloads.Workload = workloads.PREFIX
-  ) -> np.ndarray:
-    return self._dense.per_query_errors(workload)
-
 
 @attrs.frozen(slots=False)
 class OnlineTree(_OfNodes):
@@ -118,6 +118,10 @@ class OnlineTree(_OfNodes):
 
   and prefix t adds the estimates of the nodes at the set bits of t + 1. Noise
   needs one model copy a level, log2(n).
+
+  `matrix` is the C of the noise, as `TreeBuffers` makes it. C^T C is at most
+  that of the encoder in the sense of positive semi-definite matrices: what the
+  decoder adds up tells no more than the nodes do.
 
   Attributes:
     rounds: n.
@@ -132,13 +136,8 @@ class OnlineTree(_OfNodes):
   rounds: int = attrs.field(converter=base.count_rounds)
 
   @property
-  def levels(self) -> int:
-    """Heights of nodes: 0 .. levels - 1."""
-    return self.rounds.bit_length()
-
-  @property
   def noise_copies(self) -> int:
-    return self.levels
+    return len(self.sizes)
 
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
@@ -147,19 +146,11 @@ class OnlineTree(_OfNodes):
     return TreeBuffers(self, rounds)
 
   def node_variances(self) -> np.ndarray:
-    """Returns v, [levels] float64."""
-    v = np.ones(self.levels)
-    for j in range(1, self.levels):
+    """Returns v of each height, float64."""
+    v = np.ones(len(self.sizes))
+    for j in range(1, len(v)):
       v[j] = 1 / (1 + 1 / (2 * v[j - 1]))
     return v
-
-  def matrix(self) -> np.ndarray:
-    """Returns the C of the noise, as `TreeBuffers` makes it.
-
-    C^T C is at most that of the encoder in the sense of positive semi-definite
-    matrices: what the decoder adds up tells no more than the nodes do.
-    """
-    return super().matrix()
 
   @functools.cached_property
   def _dense(self) -> dense.Dense:
@@ -178,7 +169,7 @@ class OnlineTree(_OfNodes):
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
     if workload != workloads.PREFIX:
-      return self._dense.per_query_errors(workload)
+      return super().per_query_errors(workload)
     base.check_rounds(self.rounds)
     t = np.arange(1, self.rounds + 1)
     e = np.zeros(self.rounds)
@@ -207,7 +198,7 @@ class TreeBuffers(recursion_lib.Buffers):
   def __init__(self, tree: OnlineTree, rounds: int):
     """Takes the tree, which starts afresh after its rounds, and n."""
     self.rounds = rounds
-    self.phases = tree.levels
+    self.phases = len(tree.sizes)
     # The root is nobody's sibling.
     self.memory = self.phases - 1
     variances = self._variances_of_nodes = tree.node_variances()
@@ -226,6 +217,8 @@ class TreeBuffers(recursion_lib.Buffers):
         siblings *= ratio
       self._scales[height] = np.linalg.norm(own)
       self.readout[height, :height] = siblings - 1.0
+    most = float(np.max(np.abs(self.readout).sum(1), initial=0.0))
+    self._cut = recursion_lib.cut(self.readout, most)
 
   def phase(self, t: Any) -> Any:
     local = t % self._period
@@ -239,10 +232,6 @@ class TreeBuffers(recursion_lib.Buffers):
   def scales(self) -> np.ndarray:
     return self._scales
 
-  @property
-  def _most(self) -> float:
-    return float(np.max(np.abs(self.readout).sum(1), initial=0.0))
-
   def step(self, phase: int) -> recursion_lib.Step:
     update = np.zeros((self.memory, self.memory))
     gain = np.zeros(self.memory)
@@ -252,8 +241,9 @@ class TreeBuffers(recursion_lib.Buffers):
     if phase < self.memory:
       update[phase, :phase] = 1.0
       gain[phase] = 1.0
-    readout = recursion_lib.cut(self.readout, self._most)[phase]
-    return recursion_lib.Step(float(self._scales[phase]), readout, update, gain)
+    return recursion_lib.Step(
+      float(self._scales[phase]), self._cut[phase], update, gain
+    )
 
   def _variances(self) -> np.ndarray:
     # Nodes share no z with their siblings.
@@ -267,7 +257,7 @@ class TreeBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def cut_norm(self) -> float:
-    change = np.abs(recursion_lib.cut(self.readout, self._most) - self.readout)
+    change = np.abs(self._cut - self.readout)
     # Column i of C meets a sibling once a height.
     return float(
       np.sqrt(np.sum(np.max(change, 0, initial=0.0) ** 2))
