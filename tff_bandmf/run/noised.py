@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
+import numpy as np
+import tree
+
+from tff_bandmf import errors
 from tff_bandmf.noise import placements
 from tff_bandmf.program import plan as plan_lib
-from tff_bandmf.run import releasing, rounds
+from tff_bandmf.run import rounds
 
 
 class Noised:
@@ -17,7 +22,9 @@ class Noised:
     self._plan = plan
     self._tape = tape
     self._factory: Any = None
-    self._releasing: Optional[releasing.Releasing] = None
+    self._query: Any = None
+    self._state: Any = None
+    self._released: tuple[int, dict[str, Any]] = -1, {}
 
   @property
   def aggregator(self) -> Any:
@@ -66,26 +73,105 @@ class Noised:
     like: Any,
     l2_norm_clip: Optional[float],
   ) -> Any:
-    """Returns the mean with noise; see `Releasing`."""
-    if self._releasing is None:
-      self._releasing = releasing.Releasing(self._plan, self._tape(), like)
-    return self._releasing.release(opened, updates, l2_norm_clip)
+    """Returns the mean with noise.
+
+    Args:
+      opened: the round.
+      updates: as `Round.release` takes them.
+      like: likewise; the first one counts.
+      l2_norm_clip: what the last round released for this one, if the clip
+        adapts; None is the first clip.
+    """
+    import tensorflow as tf
+
+    if self._query is None:
+      self._begin(like)
+    query = self._query
+    state = self._state._replace(
+      round=tf.constant(opened.index, tf.int64),
+      clip=query.initial_clip(l2_norm_clip),
+    )
+    params = query.derive_sample_params(state)
+    total = query.initial_sample_state()
+    for i, update in enumerate(updates):
+      # PRIVACY: a client has one update; more are of nobody who was recorded.
+      # Guard: run_test.test_more_updates_than_clients_are_refused.
+      if i >= len(opened.cohort):
+        raise errors.value_error(
+          'updates',
+          f'{i + 1} or more',
+          f'are more than the {len(opened.cohort)} clients of the round',
+          'give one of each client of round.cohort, at most',
+        )
+      record = _checked(update, query.record_specs)
+      total = query.accumulate_record(params, total, record)
+    mean, after, _ = query.get_noised_result(total, state)
+    self._released = opened.index, dict(after.clip)
+    return tree.map_structure(lambda leaf: leaf.numpy(), mean)
+
+  def _begin(self, like: Any) -> None:
+    """Makes the noise for updates that are like `like`."""
+    import tensorflow as tf
+
+    from tff_bandmf import query
+
+    plan = self._plan
+    # PRIVACY: the noise is that of the claim, for the clip of the claim.
+    # Guard: run_test.test_release_is_that_of_the_aggregator.
+    made = query.CorrelatedNoiseQuery.of(
+      plan.guarantee,
+      tree.map_structure(
+        lambda leaf: tf.TensorSpec(np.shape(leaf), np.asarray(leaf).dtype),
+        like,
+      ),
+      (plan.l2_norm_clip, plan.zeroing_norm, math.inf),
+      plan.clients_per_round,
+      largest_cohort=plan.most_clients,
+      noise_from=self._tape(),
+    )
+    self._state = made.begin(made.initial_global_state())
+    self._query = made
 
   def released(self, done: rounds.Round) -> dict[str, float]:
     """Returns what a release told beside the mean."""
-    return self._releasing.released(done) if self._releasing else {}
+    index, values = self._released
+    if index != done.index:
+      return {}
+    return {name: float(value) for name, value in values.items()}
 
   @property
   def z_stddev(self) -> float:
     """Standard deviation of z in the unit of the sum; 0 without noise."""
     if not self._plan.guarantee.noise_multiplier > 0:
       return 0.0
-    made = self._releasing or self._factory
+    made = self._query or self._factory
     # Where nothing was made nothing was released, and the journal says so.
     return (made and made.z_stddev) or self._plan.z_stddev
 
   def close(self) -> None:
-    """Ends the producers of the noise."""
-    for made in self._factory, self._releasing:
+    """Ends the producers of the noise, and removes their files."""
+    for made in self._factory, self._query:
       if made is not None:
         made.close()
+
+
+def _checked(update: Any, specs: Any) -> Any:
+  """Returns an update in float64, which has the shapes of the specs."""
+
+  def leaf_of(spec, leaf):
+    leaf = np.asarray(leaf, np.float64)
+    # PRIVACY: a sum would repeat a smaller array, which was clipped as it is.
+    # Guard: run_test.test_update_of_another_shape_is_refused.
+    if leaf.shape != tuple(spec.shape):
+      raise ValueError(f'{leaf.shape} is not {spec.shape}')
+    return leaf
+
+  try:
+    return tree.map_structure(leaf_of, specs, update)
+  except (TypeError, ValueError) as error:
+    raise errors.value_error(
+      'update',
+      type(update).__name__,
+      'has other shapes than `like`',
+      'give float arrays in its structure',
+    ) from error

@@ -6,18 +6,19 @@ import contextlib
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional, Union
 
 import attrs
 
 from tff_bandmf import clips, errors
 from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise import placements
 from tff_bandmf.program import folder, metrics, plan_file, run_record
 from tff_bandmf.program import ledger as ledger_lib
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.run import journal as journal_lib
-from tff_bandmf.run import record, sampling
+from tff_bandmf.run import noised, record, sampling
 
 GO_ON = (
   'for more, make a new plan and run it in another folder, from the last '
@@ -48,22 +49,19 @@ class Opened:
   Attributes:
     plan: that the folder keeps.
     ended: whether the run has ended.
-    key: of the noise; another one where the run has ended.
     sampling_key: of the draws, None where cohorts are enforced.
-    position: of the run, see `noise.position`.
     journal: of the run.
-    stack: gives the folder back.
+    noise: of the run; of another key where the run has ended.
   """
 
   plan: plan_lib.Plan
   ended: bool
-  key: key_lib.Key
   sampling_key: Optional[key_lib.Key]
-  position: Any
   journal: journal_lib.Journal
-  stack: contextlib.ExitStack
+  noise: noised.Noised
 
 
+@contextlib.contextmanager
 def open_folder(
   directory: pathlib.Path,
   plan: plan_lib.Plan,
@@ -72,12 +70,11 @@ def open_folder(
   after: Sequence[Union[str, os.PathLike]],
   moved: bool,
   program: Program,
-) -> Opened:
-  """Returns the folder, made or gone on with; see `Run` for the arguments."""
+) -> Iterator[Opened]:
+  """Yields the folder, made or gone on with; see `Run` for the arguments."""
   from tff_bandmf.noise import position as position_lib
 
-  with contextlib.ExitStack() as stack:
-    stack.enter_context(folder.locked(directory))
+  with folder.locked(directory):
     plan = _stored(directory, plan)
     if ledger is not None:
       ledger_lib.place(directory, ledger)
@@ -109,20 +106,25 @@ def open_folder(
       # meet who is not recorded. Guard:
       # run_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
-    journal = journal_lib.Journal(
-      directory,
-      stack.enter_context(ledger_lib.of_run(directory)),
-      position,
-      # PRIVACY: who knows how many were drawn can tell who was. Guard:
-      # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
-      (
-        *(('round', 'clients') if plan.sampled is None else ('round',)),
-        *metrics.RELEASED * clips.indicators(plan.l2_norm_clip),
-        *program.columns,
-      ),
+    # PRIVACY: who knows how many were drawn can tell who was. Guard:
+    # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
+    columns = (
+      *(('round', 'clients') if plan.sampled is None else ('round',)),
+      *metrics.RELEASED * clips.indicators(plan.l2_norm_clip),
+      *program.columns,
     )
-    closing = stack.pop_all()
-  return Opened(plan, ended, key, sampling_key, position, journal, closing)
+    with ledger_lib.of_run(directory) as opened:
+      journal = journal_lib.Journal(directory, opened, position, columns)
+      noise = noised.Noised(
+        plan,
+        lambda: placements.Tape(
+          key=key,
+          start_round=journal.next,
+          position=position,
+          max_memory_bytes=program.max_memory_bytes,
+        ),
+      )
+      yield Opened(plan, ended, sampling_key, journal, noise)
 
 
 def _stored(directory: pathlib.Path, plan: plan_lib.Plan) -> plan_lib.Plan:

@@ -15,11 +15,10 @@ import numpy as np
 import tqdm
 
 from tff_bandmf import _files, accounting, errors, program, report
-from tff_bandmf.noise import placements
 from tff_bandmf.program import plan as plan_lib
 from tff_bandmf.program import run_record
 from tff_bandmf.run import clients as clients_lib
-from tff_bandmf.run import noised, opening, sampling
+from tff_bandmf.run import opening, sampling
 from tff_bandmf.run import rounds as rounds_lib
 
 _TOLD = {
@@ -64,28 +63,22 @@ class Run:
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
     self._as_drawn: Optional[Callable[[], bool]] = None
-    opened = opening.open_folder(
-      self.directory,
-      plan,
-      ledger=ledger,
-      after=after,
-      moved=moved,
-      program=program,
+    self._stack = contextlib.ExitStack()
+    opened = self._stack.enter_context(
+      opening.open_folder(
+        self.directory,
+        plan,
+        ledger=ledger,
+        after=after,
+        moved=moved,
+        program=program,
+      )
     )
     self._plan = opened.plan
     self._ended = opened.ended
     self._sampling_key = opened.sampling_key
     self._journal = opened.journal
-    self._stack = opened.stack
-    self._noised = noised.Noised(
-      opened.plan,
-      lambda: placements.Tape(
-        key=opened.key,
-        start_round=opened.journal.next,
-        position=opened.position,
-        max_memory_bytes=program.max_memory_bytes,
-      ),
-    )
+    self._noised = opened.noise
 
   def __enter__(self) -> Run:
     return self
