@@ -29,11 +29,11 @@ def path(tmp_path):
 
 def _run(ledger, t, cohort):
   ledger.start_round(t, cohort)
+  row = b'row %d' % t
   if t == _BURNT:
-    ledger.abandon_round(t)
+    ledger.abandon_round(t, row)
   else:
-    ledger.finish_round(t, 0.5, b'release %d' % t, noise_checked=True)
-  ledger.record_row(t, b'row %d' % t)
+    ledger.finish_round(t, 0.5, b'release %d' % t, noise_checked=True, row=row)
 
 
 def _execute(path, *statement):
@@ -51,7 +51,7 @@ def _refused(path, match):
 
 def test_head_is_a_new_one_after_every_event(path):
   with program.Ledger(path) as ledger:
-    heads = [ledger.head(t) for t in range(6)]
+    heads = [ledger.attempts(t)[-1].head for t in range(6)]
     assert heads[-1] == ledger.head()
     ledger.start_round(6, [1])
     heads.append(ledger.head())
@@ -62,15 +62,13 @@ def test_head_is_a_new_one_after_every_event(path):
     assert len(set(heads)) == len(heads)
     assert all(len(bytes.fromhex(head)) == 32 for head in heads)
     # What a checkpoint kept is still there.
-    assert [ledger.head(t) for t in range(6)] == heads[:6]
+    assert [ledger.attempts(t)[-1].head for t in range(6)] == heads[:6]
     attempts = ledger.attempts(2)
   assert attempts == [
     program.Attempt('finished', 0.5, b'release 2', True, b'row 2', heads[2])
   ]
   with program.Ledger(path) as ledger:
     assert ledger.head() == heads[-1]
-    with pytest.raises(ValueError, match='round=9: has no attempt'):
-      ledger.head(9)
 
 
 def test_head_is_the_hash_of_what_happened(path):
@@ -102,7 +100,7 @@ def test_head_is_the_hash_of_what_happened(path):
       events.append(chain.Event(t, 'row', b'row %d' % t))
       for event in events:
         head = chain.link(head, next(place), event)
-      assert ledger.head(t) == head.hex()
+      assert ledger.attempts(t)[-1].head == head.hex()
 
 
 def test_two_runs_have_no_head_in_common(tmp_path):
@@ -254,31 +252,29 @@ def test_ledger_changed_while_it_is_open_is_refused_when_counted(path):
         call()
 
 
-def test_row_of_a_round_that_has_not_ended_is_refused(path):
+def test_last_row_of_a_burnt_round_counts(path):
   with program.Ledger(path) as ledger:
-    for start in False, True:
-      if start:
-        ledger.start_round(6, [1])
-      with pytest.raises(ValueError, match='round=6: has not ended'):
-        ledger.record_row(6, b'row')
-    # The last row counts.
-    ledger.finish_round(6)
-    ledger.record_row(6, b'row')
-    ledger.record_row(6, b'other')
-    assert ledger.attempts(6)[-1].row == b'other'
+    with pytest.raises(ValueError, match='round=6: has no attempt'):
+      ledger.abandon_round(6, b'row')
+    ledger.start_round(6, [1])
+    ledger.abandon_round(6, b'row')
+    ledger.abandon_round(6, b'other')
+    ledger.abandon_round(6)
+    (_, attempt) = ledger.attempts(6)
+    assert (attempt.outcome, attempt.row) == ('abandoned', b'other')
 
 
 def test_chain_made_anew_has_other_heads(path):
   """Only a head from elsewhere tells: result.json and checkpoints have it."""
   with program.Ledger(path) as ledger:
-    before = [ledger.head(t) for t in range(6)]
+    before = [ledger.attempts(t)[-1].head for t in range(6)]
     hashed = ledger._hash().of([3])
   doctored.rewrite(
     path, cohorts=lambda t, cohort: cohort[~np.isin(cohort, hashed)]
   )
   with program.Ledger(path) as ledger:
     assert ledger.observed().cohort_sizes[4] == len(_COHORTS[4]) - 1
-    assert not set(before) & {ledger.head(t) for t in range(6)}
+    assert not set(before) & {ledger.attempts(t)[-1].head for t in range(6)}
 
 
 def test_ledger_of_the_version_before_is_refused(tmp_path):

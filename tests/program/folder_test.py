@@ -275,8 +275,7 @@ def test_ledger_that_was_rolled_back_is_refused(small, run_copy):
   with program.Ledger(path) as ledger:
     for t in range(2):
       ledger.start_round(t, range(config.training.clients_per_round))
-      ledger.finish_round(t)
-      ledger.record_row(t, metrics.row_digest(header, rows[t]))
+      ledger.finish_round(t, row=metrics.row_digest(header, rows[t]))
     for start in range(3):
       with pytest.raises(
         ValueError, match='ledger.sqlite: lacks round 2, which'

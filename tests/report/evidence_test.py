@@ -258,7 +258,7 @@ def test_checkpoint_of_another_ledger_is_refused(tmp_path):
   folder = tmp_path / 'private' / 'checkpoints'
   folder.mkdir(parents=True)
   with program.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
-    heads = [ledger.head(t) for t in range(6)]
+    heads = [ledger.attempts(t)[-1].head for t in range(6)]
   for t in 3, 6:
     (folder / f'{t:08d}.npz').write_bytes(
       b'state' + checkpoints.seal(b'state', heads[t - 1])

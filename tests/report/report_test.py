@@ -100,6 +100,7 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   with program.Ledger(directory / report.LEDGER_FILE) as ledger:
     ledger.bind(run=identity[0], noise_key=identity[1])
     for t, cohort in enumerate(cohorts):
+      row = metrics.row_digest(header, lines[t])
       ledger.start_round(t, np.array(cohort))
       ledger.finish_round(
         t,
@@ -107,10 +108,10 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
         bytes([t]) * 32,
         noise_checked=t in written.verified,
         enforced=enforced if t in written.held else None,
+        row=row,
       )
       if t in written.burnt:
-        ledger.abandon_round(t)
-      ledger.record_row(t, metrics.row_digest(header, lines[t]))
+        ledger.abandon_round(t, row)
     head = ledger.head()
   if written.ended:
     (directory / report.RESULT_FILE).write_text(

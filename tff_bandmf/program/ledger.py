@@ -145,7 +145,7 @@ class Ledger(ledger_reader.Reader):
         (`round` in its measurements), if it is known.
       enforced: digest of what the program held to in this round, such as its
         clip; see `RunRecord.enforced_digest`.
-      row: as `record_row` takes it, at the same instant.
+      row: digest of the row of metrics that is about to be written.
 
     Raises:
       ValueError: there is no attempt that was started and has no outcome yet,
@@ -211,19 +211,24 @@ class Ledger(ledger_reader.Reader):
           'was finished with another result',
           'do not release this one: abandon the round',
         )
-      held, rows = (
-        []
-        if digest is None
-        else [chain.Event(event.round, kind, bytes(digest))]
-        for kind, digest in ((chain.ENFORCED, enforced), (chain.ROW, row))
+      records.append(
+        connection,
+        *_digest(event.round, chain.ENFORCED, enforced),
+        event,
+        *_digest(event.round, chain.ROW, row),
       )
-      records.append(connection, *held, event, *rows)
 
-  def abandon_round(self, round_index: int) -> None:
+  def abandon_round(
+    self, round_index: int, row: Optional[bytes] = None
+  ) -> None:
     """Records that a started round is burnt: it is never started again.
 
     Its cohort took part; to the mechanism it contributed nothing. Abandoning
-    it again changes nothing.
+    it again changes nothing but the row.
+
+    Args:
+      round_index: the round.
+      row: as for `finish_round`; the last one counts.
 
     Raises:
       ValueError: the round was never started.
@@ -233,33 +238,14 @@ class Ledger(ledger_reader.Reader):
       attempts = records.attempts(connection, round_index)
       if not attempts:
         raise ledger_reader.not_started(round_index)
+      events = _digest(round_index, chain.ROW, row)
       if not _abandoned(attempts):
-        records.append(
-          connection,
+        events = [
           *_failure(round_index, attempts),
           chain.Event(round_index, chain.ABANDONED),
-        )
-
-  def record_row(self, round_index: int, digest: bytes) -> None:
-    """Records the digest of the row of metrics of a round that ended.
-
-    Args:
-      round_index: the round.
-      digest: of the row that is about to be written; the last one counts.
-
-    Raises:
-      ValueError: the round was not started, or has not ended.
-    """
-    round_index = _round(round_index)
-    with self._write() as connection:
-      attempts = records.attempts(connection, round_index)
-      if not attempts or attempts[-1].outcome == chain.STARTED:
-        raise errors.value_error(
-          'round', round_index, 'has not ended', 'finish or abandon it first'
-        )
-      records.append(
-        connection, chain.Event(round_index, chain.ROW, bytes(digest))
-      )
+          *events,
+        ]
+      records.append(connection, *events)
 
   def same_cohort(
     self,
@@ -326,6 +312,15 @@ def _highest(cohort: Union[Sequence[identifiers.Client], np.ndarray]) -> int:
 
 def _abandoned(attempts: list[chain.Attempt]) -> bool:
   return any(attempt.outcome == chain.ABANDONED for attempt in attempts)
+
+
+def _digest(
+  round_index: int, kind: str, digest: Optional[bytes]
+) -> list[chain.Event]:
+  """Returns the event of a digest that is known."""
+  return (
+    [] if digest is None else [chain.Event(round_index, kind, bytes(digest))]
+  )
 
 
 def _failure(

@@ -116,21 +116,11 @@ class Reader:
     row = self._read(records.row)
     return row.run, row.noise_key
 
-  def head(self, round_index: Optional[int] = None) -> str:
-    """Returns the head of the chain, in hexadecimal; see `chain`.
+  def head(self) -> str:
+    """Returns the head of the chain now, in hexadecimal; see `chain`.
 
-    Args:
-      round_index: as it stood after the last event of this round, its row
-        included; None is now.
-
-    Raises:
-      ValueError: the round was not started.
+    That after the last event of a round, its row included, is in `attempts`.
     """
-    if round_index is not None:
-      attempts = self.attempts(round_index)
-      if not attempts:
-        raise not_started(round_index)
-      return attempts[-1].head
     return self._read(records.row).head.hex()
 
   def last_round(self) -> int:
@@ -166,7 +156,7 @@ class Reader:
     Raises:
       ValueError: the ledger was changed or is damaged.
     """
-    return self._read(records.verify).attempts
+    return self._read(records.verify)[1]
 
   def cohort(
     self,
@@ -190,12 +180,7 @@ class Reader:
       population = range(self._read(records.last_client) + 1)
     if isinstance(population, range):
       found = np.sort(self._hash().indices(recorded))
-      wanted = population if population.step > 0 else population[::-1]
-      there = np.all(
-        (wanted.start <= found)
-        & (found < wanted.stop)
-        & ((found - wanted.start) % wanted.step == 0)
-      )
+      there = all(client in population for client in found.tolist())
     else:
       hashes = self._hash().of(population)
       there = np.isin(recorded, hashes).all()
@@ -274,15 +259,12 @@ class Reader:
         last one of C.
     """
     with database.transaction(self._reader) as connection:
-      contents = records.verify(connection)
+      sizes, attempts = records.verify(connection)
       found = sensitivity.observed(
-        lambda: records.cohorts(connection),
-        sum(contents.sizes.values()),
-        strategy,
+        lambda: records.cohorts(connection), sum(sizes.values()), strategy
       )
-    return observed_lib.observed(
-      contents.sizes, contents.attempts, found, contents.last_client
-    )
+      last_client = records.last_client(connection)
+    return observed_lib.observed(sizes, attempts, found, last_client)
 
   def _hash(self) -> identifiers.Identifiers:
     """Returns the hash function of this ledger, and makes it at first."""

@@ -31,7 +31,7 @@ class Metrics:
 
     Args:
       directory: of the run.
-      ledger: of the run, which gets the digest of every row.
+      ledger: of the run.
       columns: names; the first is 'round'.
       start: the first round to write.
 
@@ -41,7 +41,6 @@ class Metrics:
       OSError: the file cannot be written; one line that names it.
     """
     self._path = directory / run_record.METRICS_FILE
-    self._ledger = ledger
     self._columns = columns
     self._lines = [_line(columns)]
     self._round = -1
@@ -76,17 +75,8 @@ class Metrics:
     """Returns what the ledger has of a row; see `row_digest`."""
     return row_digest(self._lines[0], self._line(row))
 
-  def write(self, row: dict[str, Any], recorded: bool = False) -> None:
-    """Writes the row of a round that ended.
-
-    Args:
-      row: column to number.
-      recorded: whether the ledger has its digest.
-    """
-    # PRIVACY: before the row, so that the ledger lacks nothing that the file
-    # shows. Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
-    if not recorded:
-      self._ledger.record_row(row['round'], self.digest(row))
+  def write(self, row: dict[str, Any]) -> None:
+    """Writes the row of a round that ended; the ledger has its digest."""
     if self._round == row['round']:
       # It was about to be finished, and is burnt.
       self._lines.pop()
@@ -156,7 +146,7 @@ def digests(directory: pathlib.Path) -> dict[int, bytes]:
 
 
 def row_digest(header: str, line: str) -> bytes:
-  """Returns what the ledger keeps of a row of metrics; see `record_row`.
+  """Returns what the ledger keeps of a row of metrics.
 
   Args:
     header: first line of the file.

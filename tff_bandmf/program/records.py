@@ -271,33 +271,22 @@ def _events(
     yield place, event, _content(head, 'event')
 
 
-@dataclasses.dataclass(frozen=True)
-class Contents:
-  """All that a ledger has, but who was in the cohorts.
-
-  Attributes:
-    sizes: clients of each round, rounds ascending.
-    attempts: at each round, likewise.
-    last_client: highest index; -1 without one.
-  """
-
-  sizes: dict[int, int]
-  attempts: dict[int, list[chain.Attempt]]
-  last_client: int
-
-
-def verify(connection: sa.engine.Connection) -> Contents:
+def verify(
+  connection: sa.engine.Connection,
+) -> tuple[dict[int, int], dict[int, list[chain.Attempt]]]:
   """Returns what is in the ledger after the chain was computed again.
+
+  Returns:
+    The clients of each round, and the attempts at it, rounds ascending.
 
   Raises:
     ValueError: it is not what was written; one line says which round.
   """
   there = row(connection)
-  sizes, digests, last = {}, {}, -1
+  sizes, digests = {}, {}
   for round_index, cohort, highest in _rounds(connection):
     sizes[round_index] = len(cohort)
     digests[round_index] = chain.cohort_digest(cohort, highest)
-    last = max(last, highest)
   events: dict[int, list[tuple[chain.Event, bytes]]] = {}
   count = last_event = 0
   head = chain.genesis(there.run, there.noise_key, there.key)
@@ -327,17 +316,15 @@ def verify(connection: sa.engine.Connection) -> Contents:
   apart = sizes.keys() ^ attempts.keys()
   if apart:
     raise _broken(min(apart))
-  return Contents(sizes, attempts, last)
+  return sizes, attempts
 
 
 def cohort(
   connection: sa.engine.Connection, round_index: int
 ) -> Optional[np.ndarray]:
   """Returns the identifiers of a round, ascending; None if it is not there."""
-  content = connection.execute(
-    sa.select(_raw(_ROUNDS.c.cohort)).where(_ROUNDS.c.round == round_index)
-  ).first()
-  return None if content is None else _identifiers(content[0])
+  found = list(_rounds(connection, round_index + 1, round_index))
+  return found[0][1] if found else None
 
 
 def digest(

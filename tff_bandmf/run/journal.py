@@ -196,6 +196,8 @@ class Journal:
       for name in self._released
     }
     row = {'round': t, 'clients': len(done.cohort), **told, **released}
+    # PRIVACY: before the row, so that the ledger lacks nothing that the file
+    # shows. Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
     self.ledger.finish_round(
       t,
       z_stddev,
@@ -204,7 +206,7 @@ class Journal:
       enforced=self._enforced,
       row=self._rows.digest(row),
     )
-    self._rows.write(row, recorded=True)
+    self._rows.write(row)
     self._keep(t, numbers)
     self._checkpoints.save(state, t + 1, self.ledger.head())
     done.finished = True
@@ -267,6 +269,7 @@ class Journal:
     self.leave()
     # Where the state after it is on the disk it is finished, and stays so.
     if self._checkpoints.latest() <= t:
-      self.ledger.abandon_round(t)
-      self._rows.write({'round': t, 'clients': clients})
+      row = {'round': t, 'clients': clients}
+      self.ledger.abandon_round(t, self._rows.digest(row))
+      self._rows.write(row)
     self.next = t + 1
