@@ -71,7 +71,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     'l2_norm_clip': first,
     'until': privacy['clip_until'],
     'seed': training['seed'],
-    **run_record.read_result(directory),
+    **run_record.read_result(directory)[0],
     'path': path,
     'noise': {
       name: values.tolist()

@@ -10,18 +10,18 @@ import numpy as np
 from tff_bandmf import errors
 
 
-def count(name: str, value: Any, remedy: str) -> int:
-  """Returns `value` as an int if it is an integer of at least 1, else raises.
+def count(name: str, value: Any, remedy: str, least: int = 1) -> int:
+  """Returns `value` as an int if it is an integer of at least `least`.
 
   Raises:
     TypeError: `value` is not an integer, or is a bool.
-    ValueError: `value` is below 1.
+    ValueError: `value` is below `least`.
   """
   if isinstance(value, bool) or not isinstance(value, SupportsIndex):
     raise errors.type_error(name, value, 'must be an integer', remedy)
   number = operator.index(value)
-  if number < 1:
-    raise errors.value_error(name, value, 'must be at least 1', remedy)
+  if number < least:
+    raise errors.value_error(name, value, f'must be at least {least}', remedy)
   return number
 
 

@@ -174,23 +174,12 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
   >>> min_sep_from_rounds_between(484)
   485
   """
-  if isinstance(rounds_between, bool) or not hasattr(
-    rounds_between, '__index__'
-  ):
-    raise errors.type_error(
-      'rounds_between',
-      rounds_between,
-      'must be an integer',
-      'it is r2 - r1 - 1',
-    )
-  if rounds_between < 0:
-    raise errors.value_error(
-      'rounds_between',
-      rounds_between,
-      'must be at least 0',
-      'it is r2 - r1 - 1, so 0 allows consecutive rounds',
-    )
-  return int(rounds_between) + 1
+  return 1 + _checks.count(
+    'rounds_between',
+    rounds_between,
+    'it is r2 - r1 - 1, so 0 allows consecutive rounds',
+    least=0,
+  )
 
 
 def from_name(

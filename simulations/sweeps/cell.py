@@ -127,7 +127,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
     )
   rows = metrics.rows(directory)
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
-  result = run_record.read_result(directory)
+  result, _ = run_record.read_result(directory)
   written = json.loads((directory / report.JSON_FILE).read_text())
   return Result(
     config.training.server_learning_rate,

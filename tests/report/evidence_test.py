@@ -256,13 +256,11 @@ def test_flipped_bit_of_metrics_is_refused(tmp_path):
 def test_checkpoint_of_another_ledger_is_refused(tmp_path):
   make_run(tmp_path, _OFTEN, ended=False)
   folder = tmp_path / 'private' / 'checkpoints'
-  folder.mkdir(parents=True)
+  kept = checkpoints.Checkpoints(folder)
   with program.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
     heads = [ledger.attempts(t)[-1].head for t in range(6)]
   for t in 3, 6:
-    (folder / f'{t:08d}.npz').write_bytes(
-      b'state' + checkpoints.seal(b'state', heads[t - 1])
-    )
+    kept.save(0.0, t, heads[t - 1])
   report.write(tmp_path)
   for path in tmp_path.glob('report.*'):
     path.unlink()

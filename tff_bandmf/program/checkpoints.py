@@ -44,13 +44,19 @@ class Checkpoints:
     Args:
       state: of the learning process.
       round_index: that it is of the beginning of.
-      head: of the ledger's chain, as it led to the state.
+      head: of the ledger's chain, as it led to the state, in hexadecimal.
     """
     content = io.BytesIO()
     np.savez(content, *map(np.asarray, tree.flatten(state)))
-    archive = content.getbuffer()
+    archive, sealed = content.getbuffer(), bytes.fromhex(head)
+    if len(sealed) != _BYTES:
+      raise errors.value_error(
+        'head', head, f'must be {_BYTES} bytes', 'give Ledger.head()'
+      )
+    digest = hashlib.sha256(archive)
+    digest.update(sealed)
     _files.write(
-      self._path(round_index), archive, seal(archive, head), mode=0o600
+      self._path(round_index), archive, sealed, digest.digest(), mode=0o600
     )
     for old in map(self._path, sorted(self._rounds())[:-_KEPT]):
       # A kill leaves no checkpoint of zeros, but what `folder.locked` removes.
@@ -91,23 +97,6 @@ class Checkpoints:
 
   def _path(self, round_index: int) -> pathlib.Path:
     return self._directory / f'{round_index:08d}.npz'
-
-
-def seal(content, head: str) -> bytes:
-  """Returns what goes behind a content.
-
-  Args:
-    content: bytes.
-    head: of the chain of the ledger, in hexadecimal.
-  """
-  sealed = bytes.fromhex(head)
-  if len(sealed) != _BYTES:
-    raise errors.value_error(
-      'head', head, f'must be {_BYTES} bytes', 'give Ledger.head()'
-    )
-  digest = hashlib.sha256(content)
-  digest.update(sealed)
-  return sealed + digest.digest()
 
 
 def read(path: pathlib.Path) -> tuple[bytes, str]:

@@ -178,29 +178,3 @@ def _place(path: pathlib.Path) -> dict[str, Any]:
     'device': found.st_dev,
     'inode': found.st_ino,
   }
-
-
-def check_checkpoint(
-  ledger: ledger_lib.Ledger,
-  round_index: int,
-  head: str,
-) -> None:
-  """Raises ValueError unless a state is what the ledger's rounds led to.
-
-  PRIVACY: without the ledger of the rounds before, nobody knows who took part;
-  with another state, their noise would meet other sums. Guard:
-  training_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
-
-  Args:
-    ledger: of the run.
-    round_index: that the state is of the beginning of, above 0.
-    head: of the ledger's chain, as the checkpoint has it.
-  """
-  attempts = ledger.attempts(round_index - 1)
-  if not attempts or attempts[-1].head != head:
-    raise errors.value_error(
-      'checkpoint',
-      round_index,
-      'is not what the rounds in the ledger led to',
-      'restore the files of this run, all of one time',
-    )

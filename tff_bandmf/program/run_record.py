@@ -57,24 +57,6 @@ LEDGER_HEAD = 'ledger_head'
 
 # What stands in `run.json` and follows from the rest and the key.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
-# What may be said later: who runs the program, not what it does.
-_NOTES = (
-  'title',
-  'owner',
-  'contact',
-  'date',
-  'model',
-  'unit_of_privacy',
-  'population',
-  'data',
-  'not_covered',
-  'side_releases',
-  'tuning',
-  'model_selection',
-  'pre_training',
-  'process',
-  'key_after',
-)
 # These may differ once a run is over: nothing of it is made again.
 _CODE_KEYS = ('versions', 'code_sha256')
 _PARTS = {
@@ -95,8 +77,11 @@ _IDENTITY = re.compile('[0-7][0-9a-f]{15}')
 _HEAD = re.compile('[0-9a-f]{64}')
 
 
-def _field(kind: type, default: Any = attrs.NOTHING) -> Any:
-  return attrs.field(default=default, metadata={'kind': kind})
+def _field(
+  kind: type, default: Any = attrs.NOTHING, noted: bool = False
+) -> Any:
+  """Returns a field; a noted one is of who runs the program, and may change."""
+  return attrs.field(default=default, metadata={'kind': kind, 'noted': noted})
 
 
 @attrs.frozen(kw_only=True)
@@ -146,22 +131,22 @@ class RunRecord:
   """
 
   claim: dict[str, Any] = _field(dict)
-  unit_of_privacy: str = _field(str)
-  data: str = _field(str)
+  unit_of_privacy: str = _field(str, noted=True)
+  data: str = _field(str, noted=True)
   released: str = _field(str)
-  not_covered: list[str] = _field(list)
-  side_releases: list[str] = _field(list)
+  not_covered: list[str] = _field(list, noted=True)
+  side_releases: list[str] = _field(list, noted=True)
   config: dict[str, Any] = _field(dict, attrs.Factory(dict))
-  population: Optional[int] = _field(int, None)
+  population: Optional[int] = _field(int, None, noted=True)
   setting: Optional[str] = _field(str, None)
   covered: Optional[str] = _field(str, None)
   noise_key: Optional[str] = _field(str, None)
   noise_generator: Optional[str] = _field(str, None)
-  tuning: Optional[str] = _field(str, None)
-  model_selection: Optional[str] = _field(str, None)
-  pre_training: Optional[str] = _field(str, None)
-  process: Optional[str] = _field(str, None)
-  key_after: Optional[str] = _field(str, None)
+  tuning: Optional[str] = _field(str, None, noted=True)
+  model_selection: Optional[str] = _field(str, None, noted=True)
+  pre_training: Optional[str] = _field(str, None, noted=True)
+  process: Optional[str] = _field(str, None, noted=True)
+  key_after: Optional[str] = _field(str, None, noted=True)
   enforced: Optional[dict[str, Any]] = _field(dict, None)
   clipped_by: Optional[str] = _field(str, None)
   simulated: Optional[dict[str, Any]] = _field(dict, None)
@@ -171,11 +156,11 @@ class RunRecord:
   run_id: Optional[str] = _field(str, None)
   noise_key_id: Optional[str] = _field(str, None)
   sampling_key_id: Optional[str] = _field(str, None)
-  title: Optional[str] = _field(str, None)
-  owner: Optional[str] = _field(str, None)
-  contact: Optional[str] = _field(str, None)
-  date: Optional[str] = _field(str, None)
-  model: Optional[str] = _field(str, None)
+  title: Optional[str] = _field(str, None, noted=True)
+  owner: Optional[str] = _field(str, None, noted=True)
+  contact: Optional[str] = _field(str, None, noted=True)
+  date: Optional[str] = _field(str, None, noted=True)
+  model: Optional[str] = _field(str, None, noted=True)
   after: Optional[list[dict[str, str]]] = _field(list, None)
 
   def __attrs_post_init__(self):
@@ -373,19 +358,19 @@ class RunRecord:
         )
 
 
-def read_result(directory: pathlib.Path) -> dict[str, float]:
-  """Returns what `result.json` measures; nothing for a run that goes on."""
-  return _read_result(directory)[0]
+# What may be said later: who runs the program, not what it does.
+_NOTES = tuple(
+  field.name for field in attrs.fields(RunRecord) if field.metadata['noted']
+)
 
 
-def result_head(directory: pathlib.Path) -> Optional[str]:
-  """Returns the head of the ledger's chain when the run ended; None before."""
-  return _read_result(directory)[1]
-
-
-def _read_result(
+def read_result(
   directory: pathlib.Path,
 ) -> tuple[dict[str, float], Optional[str]]:
+  """Returns what `result.json` measures, and the head of the ledger's chain.
+
+  That is the head when the run ended; ({}, None) for a run that goes on.
+  """
   path = directory / RESULT_FILE
   if not path.exists():
     return {}, None

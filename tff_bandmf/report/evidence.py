@@ -90,7 +90,7 @@ def observed(
     'was finished twice, and the ledger does not show that one result was '
     'released: its noise may have met two sums',
   )
-  ended = run_record.result_head(directory)
+  _, ended = run_record.read_result(directory)
   if ended is not None:
     _require(
       found.rounds == strategy.rounds,

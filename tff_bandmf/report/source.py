@@ -82,13 +82,13 @@ def of_run(directory: Path) -> Source:
   directory = pathlib.Path(directory)
   run = run_record.RunRecord.read(directory)
   metrics = metrics_lib.rows(directory)
-  result = run_record.read_result(directory)
+  result, head = run_record.read_result(directory)
   claim = claim_lib.established(directory)
   return Source(
     directory.resolve().name,
     run,
     claim,
-    run_record.result_head(directory) is not None,
+    head is not None,
     False,
     side_releases.of(
       directory,
