@@ -101,10 +101,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
   a second pass would be more participation.
 
   Attributes:
-    dataset: gives the `tf.data.Dataset` of (client, round).
-    sampler: of the cohorts.
-    ledger: where they are recorded; the program says when a round finished.
-    replay: whether rounds that finished may run again.
+    dataset, sampler, ledger, replay: as it was made with.
   """
 
   def __init__(
@@ -124,7 +121,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
       dataset: gives the `tf.data.Dataset` of (client, round).
       element_spec: of every such data set.
       sampler: of the cohorts.
-      ledger: where they are recorded.
+      ledger: where they are recorded; the program says when a round finished.
       start_round: of the iterators: the round of the state that the program
         goes on from. None is where the ledger ends.
       guarantee: what the aggregator was made for (`factory.guarantee`), to be

@@ -183,7 +183,7 @@ class Reader:
       there = all(client in population for client in found.tolist())
     else:
       hashes = self._hash().of(population)
-      there = np.isin(recorded, hashes).all()
+      there = bool(np.isin(recorded, hashes).all())
       found = np.unique(np.asarray(population)[np.isin(hashes, recorded)])
     if not there:
       raise errors.value_error(

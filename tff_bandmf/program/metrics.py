@@ -44,7 +44,8 @@ class Metrics:
     self._columns = columns
     self._lines = [_line(columns)]
     self._round = -1
-    for t, line in lines(directory).items():
+    _, lines, _ = _read(directory)
+    for t, line in lines.items():
       attempts = ledger.attempts(t)
       # PRIVACY: rounds that ran and are forgotten would run with other sums.
       # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
@@ -101,9 +102,11 @@ def rows(directory: pathlib.Path) -> list[dict[str, str]]:
   """Returns the rows of `metrics.csv`, column to text; [] without the file.
 
   Raises:
-    ValueError: a row has no round, or other columns than the first.
+    ValueError: a row has no round, one that is there twice, or other columns
+      than the first.
   """
-  return _read(directory)[1]
+  _, _, found = _read(directory)
+  return found
 
 
 def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
@@ -122,27 +125,14 @@ def _column(rows: list[dict[str, str]], name: str) -> list[tuple[int, float]]:
   ]
 
 
-def lines(directory: pathlib.Path) -> dict[int, str]:
-  """Returns the rows of `metrics.csv` as they stand there: round to line.
-
-  Raises:
-    ValueError: as `rows`; or a round is there twice.
-  """
-  lines, rows = _read(directory)
-  found = {int(row['round']): line for row, line in zip(rows, lines[1:])}
-  if len(found) < len(rows):
-    raise _damaged(directory)
-  return found
-
-
 def digests(directory: pathlib.Path) -> dict[int, bytes]:
   """Returns the digest of every row of `metrics.csv`: round to SHA-256.
 
   Raises:
-    ValueError: as `lines`.
+    ValueError: as `rows`.
   """
-  header = ''.join(_read(directory)[0][:1])
-  return {t: row_digest(header, line) for t, line in lines(directory).items()}
+  header, lines, _ = _read(directory)
+  return {t: row_digest(header, line) for t, line in lines.items()}
 
 
 def row_digest(header: str, line: str) -> bytes:
@@ -157,25 +147,29 @@ def row_digest(header: str, line: str) -> bytes:
 
 def _read(
   directory: pathlib.Path,
-) -> tuple[list[str], list[dict[str, str]]]:
-  """Returns the lines of the file and, of all but the first, the rows."""
+) -> tuple[str, dict[int, str], list[dict[str, str]]]:
+  """Returns the first line, and of the others lines by round and rows."""
   path = directory / run_record.METRICS_FILE
   if not path.exists():
-    return [], []
+    return '', {}, []
   try:
-    lines = _files.read(path).decode().splitlines(keepends=True)
-    rows = list(csv.DictReader(lines, strict=True))
+    every = _files.read(path).decode().splitlines(keepends=True)
+    header, others = ''.join(every[:1]), every[1:]
+    rows = list(csv.DictReader(every, strict=True))
     for row in rows:
       int(row['round']), int(row.get('clients') or 0)
       for name in ('accuracy', *RELEASED):
         float(row.get(name) or 0)
       if None in row or None in row.values():
         raise ValueError('a row of another length')
-    if len(rows) != max(len(lines) - 1, 0):
+    if len(rows) != len(others):
       raise ValueError('a row of more than a line')
+    lines = {int(row['round']): line for row, line in zip(rows, others)}
+    if len(lines) < len(rows):
+      raise ValueError('a round twice')
   except (ValueError, TypeError, KeyError, csv.Error) as error:
     raise _damaged(directory) from error
-  return lines, rows
+  return header, lines, rows
 
 
 def _damaged(directory: pathlib.Path) -> ValueError:

@@ -72,24 +72,24 @@ def population(clients: Clients) -> np.ndarray:
 
 
 def drawing(
-  plan: plan_lib.Plan, key: Optional[key_lib.Key], clients: int, seed: int
+  plan: plan_lib.Plan, key: Optional[key_lib.Key], ids: np.ndarray, seed: int
 ) -> Drawing:
   """Returns what draws the cohorts of a plan.
 
   Args:
     plan: of the run.
     key: of draws that nobody may guess; None where a schema is enforced.
-    clients: size of the population.
+    ids: of the population, in order.
     seed: of the draws on which no guarantee rests.
 
   Raises:
     ValueError: the cohorts of a round cannot be filled.
   """
   if key is not None and plan.sampled is not None:
-    return sampling.Drawing(plan.sampled, key, clients)
-  plan.check_population(clients)
+    return sampling.Drawing(plan.sampled, key, ids)
+  plan.check_population(len(ids))
   return program.CohortSampler(
-    clients, plan.clients_per_round, plan.rounds, plan.cohorts.schema, seed
+    len(ids), plan.clients_per_round, plan.rounds, plan.cohorts.schema, seed
   )
 
 

@@ -86,7 +86,7 @@ class Noised:
 
     if self._query is None:
       self._begin(like)
-    query = self._query
+    query: Any = self._query
     state = self._state._replace(
       round=tf.constant(opened.index, tf.int64),
       clip=query.initial_clip(l2_norm_clip),

@@ -150,12 +150,12 @@ class Run:
       return
     plan, kept = self._plan, self._journal
     ids = clients_lib.population(clients)
-    drawing = clients_lib.drawing(plan, self._sampling_key, len(ids), seed)
+    drawing = clients_lib.drawing(plan, self._sampling_key, ids, seed)
     self.note(population=len(ids))
     if isinstance(drawing, sampling.Drawing):
-      drawing.check_last(kept.ledger, ids, kept.next)
+      drawing.check_last(kept.ledger, kept.next)
       self._as_drawn = functools.partial(
-        drawing.as_drawn, kept.ledger, ids, plan.rounds
+        drawing.as_drawn, kept.ledger, plan.rounds
       )
     left = range(kept.next, plan.rounds)
     past = kept.ledger.past(ids, kept.next)

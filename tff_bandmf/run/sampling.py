@@ -46,24 +46,24 @@ class Drawing:
   """Draws the cohorts of a run by secret chance; see `accounting.samplers`."""
 
   def __init__(
-    self, cohorts: accounting.Sampled, key: key_lib.Key, clients: int
+    self, cohorts: accounting.Sampled, key: key_lib.Key, ids: np.ndarray
   ):
-    """Takes who is drawn, and from how many.
+    """Takes who is drawn, and from which ids, in the order of a population.
 
     Raises:
       ValueError: the plan is for another population.
     """
     # PRIVACY: of fewer clients each is drawn as often, but sizes are others.
     # Guard: run_sampling_test.test_other_population_is_refused.
-    if cohorts.population != clients:
+    if cohorts.population != len(ids):
       raise errors.value_error(
         'clients',
-        clients,
+        len(ids),
         f'are not the population={cohorts.population} of the plan, from '
         'which cohorts are drawn',
         'give those clients, or make another plan',
       )
-    self._cohorts, self._key = cohorts, key
+    self._cohorts, self._key, self._ids = cohorts, key, ids
     self._sampler = self._fresh()
 
   def _fresh(self) -> accounting.Sampler:
@@ -74,38 +74,24 @@ class Drawing:
     del history
     return self._sampler.cohort(round_index)
 
-  def check_last(
-    self, ledger: program.Ledger, ids: np.ndarray, rounds: int
-  ) -> None:
-    """Raises ValueError if the round before was another cohort's.
-
-    Args:
-      ledger: of the run.
-      ids: of the population, in order.
-      rounds: that are over.
-    """
+  def check_last(self, ledger: program.Ledger, rounds: int) -> None:
+    """Raises ValueError if the last of these rounds was another cohort's."""
     last = rounds - 1
-    if rounds and not ledger.same_cohort(last, ids[self._sampler.cohort(last)]):
+    if rounds and not ledger.same_cohort(
+      last, self._ids[self._sampler.cohort(last)]
+    ):
       raise errors.value_error(
         'clients',
-        len(ids),
+        len(self._ids),
         f'are not those from whom the cohort of round {last} was drawn',
         'resume with the clients that the run started with',
       )
 
-  def as_drawn(
-    self, ledger: program.Ledger, ids: np.ndarray, rounds: int
-  ) -> bool:
-    """Returns whether all cohorts are what the key gives, drawn again.
-
-    Args:
-      ledger: of the run.
-      ids: of the population, in order.
-      rounds: that are over.
-    """
+  def as_drawn(self, ledger: program.Ledger, rounds: int) -> bool:
+    """Returns whether all cohorts are what the key gives, drawn again."""
     again = self._fresh()
     # PRIVACY: a cohort that chance did not draw has no amplified guarantee.
     # Guard: run_sampling_test.test_cohort_that_differs_voids_the_claim.
     return all(
-      ledger.same_cohort(t, ids[again.cohort(t)]) for t in range(rounds)
+      ledger.same_cohort(t, self._ids[again.cohort(t)]) for t in range(rounds)
     )
