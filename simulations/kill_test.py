@@ -117,9 +117,12 @@ def train(
 
   # For comparison alone: a run of its own draws its key.
   if not (directory / report.RUN_FILE).exists():
-    fresh = directory / run_record.NEW_NOISE_KEY
-    fresh.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _files.write(fresh, secret, mode=0o600)
+    _files.load_or_create_secret(
+      directory / run_record.NEW_NOISE_KEY,
+      len(secret),
+      'noise.key',
+      lambda _: secret,
+    )
   corpus = training.load_corpus(config.data)
   with runtime.local_runtime():
     training.run(config, corpus, directory, resume=True)

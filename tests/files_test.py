@@ -3,7 +3,6 @@
 import errno
 import multiprocessing
 import os
-import secrets
 import stat
 from unittest import mock
 
@@ -107,9 +106,9 @@ def test_first_of_two_that_make_a_secret_wins(tmp_path):
       file.write(b'1' * size)
     return b'2' * size
 
-  with mock.patch.object(secrets, 'token_bytes', overtaken):
-    with mock.patch.object(secrets, 'token_hex', return_value='part'):
-      assert _files.load_or_create_secret(path, 16, 'key') == b'1' * 16
+  assert (
+    _files.load_or_create_secret(path, 16, 'key', make=overtaken) == b'1' * 16
+  )
   # Processes without TensorFlow's threads.
   context = multiprocessing.get_context('spawn')
   barrier, found = context.Barrier(2), context.Queue()

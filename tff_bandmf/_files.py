@@ -100,7 +100,12 @@ def replacing(
     sync(path.parent)
 
 
-def load_or_create_secret(path: pathlib.Path, size: int, name: str) -> bytes:
+def load_or_create_secret(
+  path: pathlib.Path,
+  size: int,
+  name: str,
+  make: Callable[[int], bytes] = secrets.token_bytes,
+) -> bytes:
   """Returns what is in a file of a secret, which is made if it is missing.
 
   It is made with mode 0600, in a folder of mode 0700 if that has to be made
@@ -111,6 +116,7 @@ def load_or_create_secret(path: pathlib.Path, size: int, name: str) -> bytes:
     path: of the file.
     size: bytes in it.
     name: what to call it in an error.
+    make: gives the secret, given `size`.
 
   Raises:
     ValueError: as `load_secret`.
@@ -122,7 +128,7 @@ def load_or_create_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       # PRIVACY: never less than all of it. Guard:
       # files_test.test_first_of_two_that_make_a_secret_wins.
       with replacing(path, 0o600, take=_link) as part:
-        _fill(part, [secrets.token_bytes(size)])
+        _fill(part, [make(size)])
   return load_secret(path, size, name)
 
 

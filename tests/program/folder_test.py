@@ -22,7 +22,7 @@ from simulations import description, kill_test, training
 from simulations.corpora import docstrings, vocabulary
 from tff_bandmf import _files, program, report
 from tff_bandmf.program import folder, metrics
-from tff_bandmf.run import record
+from tff_bandmf.run import opening
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 
@@ -66,7 +66,11 @@ def _describe(config, corpus):
     config, training.find_strategy(config), corpus.train.num_clients
   )
   said = description.describe(config, corpus)
-  return attrs.evolve(record.of(plan), **said), plan.strategy, plan.cohorts
+  return (
+    attrs.evolve(opening.described(plan), **said),
+    plan.strategy,
+    plan.cohorts,
+  )
 
 
 @pytest.fixture(scope='module')

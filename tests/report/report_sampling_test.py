@@ -10,7 +10,7 @@ import tff_bandmf
 from tff_bandmf import program, report, run, strategies
 from tff_bandmf.accounting import samplers
 from tff_bandmf.program import folder, run_record
-from tff_bandmf.run import record
+from tff_bandmf.run import opening
 
 pytestmark = pytest.mark.slow
 
@@ -148,7 +148,7 @@ def test_run_without_a_verdict_is_not_checked(tmp_path):
 def test_cohorts_that_no_key_drew_are_not_amplified(tmp_path):
   """As of a program with a ledger of its own and the claim of a plan."""
   plan = _plan(_KINDS[0])
-  described = record.of(plan)
+  described = opening.described(plan)
   with folder.locked(tmp_path):
     folder.open_run(tmp_path, described, plan.strategy, plan.cohorts.schema)
   with program.Ledger(tmp_path / run_record.LEDGER_FILE) as ledger:
