@@ -117,7 +117,7 @@ def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
 def _colors(runs: Runs) -> dict[str, Any]:
   """Returns a colour a mechanism."""
   palettes = [matplotlib.colormaps[name] for name in ('tab20', 'Dark2')]
-  palette = [color for each in palettes for color in each.colors]
+  palette = [each(i) for each in palettes for i in range(each.N)]
   names = _unique(run['mechanism'] for run in runs)
   return dict(zip(names, itertools.cycle(palette)))
 
