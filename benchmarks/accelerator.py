@@ -22,8 +22,6 @@ import concurrent.futures
 import itertools
 import json
 import multiprocessing
-import pathlib
-import re
 import statistics
 import time
 from collections.abc import Iterable, Iterator
@@ -31,6 +29,7 @@ from typing import Any, Callable
 
 import numpy as np
 
+from benchmarks import memory
 from tff_bandmf import noise, strategies
 
 ROUNDS = 2052
@@ -119,7 +118,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
     maker.copy_row(0, y)
     host_seconds = time.perf_counter() - began
     stats = devices[0].memory_stats() or {}
-    peak = stats.get('peak_bytes_in_use', _peak_of_process())
+    peak = stats.get('peak_bytes_in_use', memory.peak_bytes())
   # The first ones compile.
   del seconds[0], iid_seconds[0]
   bandwidth = _bandwidth(devices[0], repetitions) * len(devices)
@@ -167,11 +166,6 @@ def _bandwidth(device: Any, repetitions: int) -> float:
       rows = copy(rows).block_until_ready()
       seconds.append(time.perf_counter() - began)
   return 2 * _COPIED_BYTES / statistics.median(seconds)
-
-
-def _peak_of_process() -> int:
-  status = pathlib.Path('/proc/self/status').read_text()
-  return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])
 
 
 def cases(

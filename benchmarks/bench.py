@@ -12,7 +12,6 @@ import inspect
 import json
 import os
 import pathlib
-import re
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from benchmarks import accelerator
 from benchmarks import cohorts as bench_cohorts
 from benchmarks import data as bench_data
 from benchmarks import logs as bench_logs
+from benchmarks import memory as memory_lib
 from benchmarks import noise as bench_noise
 from benchmarks import optimizers as bench_optimize
 from benchmarks import run as bench_run
@@ -132,8 +132,8 @@ def aggregation(
             sum(worker.cpu_times()[:2]) - worker_began
           )
     memory = {
-      'python': _peak_memory(os.getpid()),
-      'worker': _peak_memory(worker.pid),
+      'python': memory_lib.peak_bytes(),
+      'worker': memory_lib.peak_bytes(worker.pid),
     }
   parameters = sum(update.size for update in updates[0])
   producer = _produce(bands, parameters)['cpu_seconds']
@@ -168,12 +168,6 @@ def aggregation(
     'charged_tree_ratio': ratio('tree_aggregation', producer),
     'peak_memory_bytes': memory,
   }
-
-
-def _peak_memory(pid: int) -> int:
-  """Returns the most bytes that the process ever had in memory."""
-  status = pathlib.Path(f'/proc/{pid}/status').read_text()
-  return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])
 
 
 def _produce(bands: int, parameters: int) -> dict[str, float]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import concurrent.futures
 import multiprocessing
 import os
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from benchmarks import memory
 
 # The train split of TFF's StackOverflow.
 _CLIENTS = 342_477
@@ -50,21 +51,17 @@ def _rows(clients: int, sentences: int) -> Iterator[tuple[str, str, str, str]]:
       yield 'train', f'{client:08d}', '', f'sentence {sentence} of {client}'
 
 
-def _peak_megabytes() -> float:
-  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
-
-
 def _ours(path: str, cohort: int) -> dict[str, float]:
   from simulations.corpora import client_data, vocabulary
 
   words = vocabulary.Vocabulary(('sentence', 'of'))
-  before, began = _peak_megabytes(), time.perf_counter()
+  before, began = memory.reset(), time.perf_counter()
   clients = client_data.load_clients(path, 'train', words, progress=False)
   loaded = time.perf_counter()
   clients.prepare(range(0, clients.num_clients, clients.num_clients // cohort))
   return {
     'seconds': loaded - began,
-    'megabytes': _peak_megabytes() - before,
+    'megabytes': (memory.peak_bytes() - before) / 1e6,
     'cohort_seconds': time.perf_counter() - loaded,
   }
 
@@ -72,7 +69,7 @@ def _ours(path: str, cohort: int) -> dict[str, float]:
 def _tffs(path: str, cohort: int) -> dict[str, float]:
   import tensorflow_federated as tff
 
-  before, began = _peak_megabytes(), time.perf_counter()
+  before, began = memory.reset(), time.perf_counter()
   clients = tff.simulation.datasets.SqlClientData(path, 'train')
   loaded = time.perf_counter()
   ids = clients.client_ids
@@ -80,6 +77,6 @@ def _tffs(path: str, cohort: int) -> dict[str, float]:
     list(clients.create_tf_dataset_for_client(client_id))
   return {
     'seconds': loaded - began,
-    'megabytes': _peak_megabytes() - before,
+    'megabytes': (memory.peak_bytes() - before) / 1e6,
     'cohort_seconds': time.perf_counter() - loaded,
   }

@@ -6,11 +6,11 @@ which is reported next to the rest.
 
 from __future__ import annotations
 
-import pathlib
-import re
 import statistics
 import time
 from typing import Any, Callable
+
+from benchmarks import memory
 
 _REPETITIONS = 10
 
@@ -28,7 +28,7 @@ def losses() -> list[dict[str, Any]]:
     ('banded', 2052, 342, banded.unit_column_loss),
   ):
     x = np.tile((1.0 + np.arange(bands)) ** -0.5, rounds)
-    peak = _reset_peak_memory()
+    peak = memory.reset()
     began = time.process_time()
     loss = make(rounds, bands)
     loss(x)
@@ -42,7 +42,7 @@ def losses() -> list[dict[str, Any]]:
         'cpu_seconds': statistics.median(seconds),
         'first_cpu_seconds': first,
         'memory_before_bytes': peak,
-        'peak_memory_bytes': _peak_memory(),
+        'peak_memory_bytes': memory.peak_bytes(),
       }
     )
   return results
@@ -158,15 +158,3 @@ def _cpu_seconds(function: Callable[..., Any], *arguments: Any) -> float:
   began = time.process_time()
   function(*arguments)
   return time.process_time() - began
-
-
-def _reset_peak_memory() -> int:
-  """Forgets the peak and returns bytes in memory now."""
-  pathlib.Path('/proc/self/clear_refs').write_text('5')
-  return _peak_memory()
-
-
-def _peak_memory() -> int:
-  """Returns the most bytes in memory since `_reset_peak_memory`."""
-  status = pathlib.Path('/proc/self/status').read_text()
-  return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])

@@ -8,7 +8,6 @@ import itertools
 import multiprocessing
 import os
 import pathlib
-import resource
 import statistics
 import tempfile
 import time
@@ -17,6 +16,8 @@ from typing import Any
 from unittest import mock
 
 import numpy as np
+
+from benchmarks import memory
 
 _CLIENTS = 4
 _MIN_SEP = 8
@@ -172,8 +173,7 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
     'first_seconds': seconds[0],
     'cpu_seconds': statistics.median(cpu),
     'noise_bytes': 8 * strategy.noise_copies * parameters,
-    'peak_memory_bytes': 1024
-    * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    'peak_memory_bytes': memory.peak_bytes(),
   }
 
 
