@@ -115,9 +115,15 @@ def test_recipes_name_few_files_and_these_exist():
   recipes = _recipes()
   assert recipes
   for title, items in recipes.items():
-    assert 1 <= len(items) <= (2 if title in ('A model', 'A workload') else 4)
-    for item in items:
-      for name in re.findall(r'`([\w./]+/[\w.]+\.\w+|[A-Z]+\.md)`', item):
-        # A new file is in a folder that is there.
-        path = _ROOT / name
-        assert (path.parent if 'NAME' in path.stem else path).exists(), name
+    most = 2 if title in ('A model', 'A workload') else 4
+    assert 1 <= len(items) <= most
+    names = [
+      name
+      for item in items
+      for name in re.findall(r'`([\w./]+\.(?:py|json)|[\w./]+\.md)`', item)
+    ]
+    assert 1 <= len({*names}) <= most, title
+    for name in names:
+      # A new file is in a folder that is there.
+      path = _ROOT / name
+      assert (path.parent if 'NAME' in path.stem else path).exists(), name

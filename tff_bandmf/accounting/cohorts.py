@@ -4,9 +4,8 @@ An amplified guarantee holds for the randomness it was proved for and for no
 other: cohorts that a ledger enforces, batches cut from a shuffled list or
 cohorts of a fixed size give none of the guarantees here, however similar they
 look. Each kind is one frozen value: the rule, what draws by it, what accounts
-for it, its JSON and its flags, in a file of its own: `cyclic_cohorts`,
-`bins_cohorts`, `min_sep_cohorts`. Kinds that are enforced are in
-`participation`.
+for it, its JSON and its flags, in a file of its own, `NAME_cohorts`, which
+`KINDS` finds. Kinds that are enforced are in `participation`.
 
 | attribute      | of every kind, enforced or sampled                          |
 |----------------|-------------------------------------------------------------|
@@ -19,7 +18,10 @@ for it, its JSON and its flags, in a file of its own: `cyclic_cohorts`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional, Union
 
 import attrs
@@ -28,19 +30,27 @@ from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting import (
   accountants,
-  bins_cohorts,
   cyclic_cohorts,
   logged_cohorts,
-  min_sep_cohorts,
   sampled_cohorts,
 )
 
-_KINDS: tuple[type[sampled_cohorts.Sampled], ...] = (
-  cyclic_cohorts.CyclicPoisson,
-  bins_cohorts.BallsInBins,
-  min_sep_cohorts.BMinSep,
-)
-KINDS = {kind.name: kind for kind in _KINDS}
+_PACKAGE = __name__.rpartition('.')[0]
+
+
+def _kinds() -> Iterator[type[sampled_cohorts.Sampled]]:
+  """Yields the kinds that amplify, of the files of this package."""
+  for module in pkgutil.iter_modules(sys.modules[_PACKAGE].__path__):
+    if module.name.endswith('_cohorts'):
+      file = importlib.import_module(f'{_PACKAGE}.{module.name}')
+      for kind in vars(file).values():
+        if isinstance(kind, type) and issubclass(kind, sampled_cohorts.Sampled):
+          yield kind
+
+
+KINDS = {
+  kind.name: kind for kind in _kinds() if kind is not sampled_cohorts.Sampled
+}
 
 Cohorts = Union[
   participation_lib.Participation,
