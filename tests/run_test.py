@@ -338,6 +338,18 @@ def test_sum_that_only_the_ledger_knows_keeps_others_out(tmp_path):
     assert next(mine.rounds(clients=8)).index == 1
 
 
+def test_mark_of_another_sum_than_the_ledgers_burns_a_round(tmp_path):
+  """As where the mark of the first sum was lost."""
+  _released_once(tmp_path)
+  marks = tmp_path / 'private' / 'released'
+  with run.Run(tmp_path, _plan()) as mine:
+    shutil.rmtree(marks)
+    assert not mine._journal.is_burnt(0)
+    marks.mkdir()
+    (marks / '00000000-2-0000000000-0000000001').touch()
+    assert mine._journal.is_burnt(0)
+
+
 def test_mark_is_on_the_disk_before_the_mean(tmp_path):
   marks, synced = tmp_path / 'private' / 'released', []
 

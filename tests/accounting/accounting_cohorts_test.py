@@ -104,6 +104,8 @@ def test_noise_multiplier_out_of_range_is_refused(cohorts, noise_multiplier):
 def test_other_randomness_is_refused(cohorts):
   with pytest.raises(TypeError, match='participation='):
     _make(cohorts)
+  with pytest.raises(TypeError, match='participation='):
+    accounting.check(cohorts)
 
 
 @pytest.mark.parametrize('kind', accounting.KINDS.values())

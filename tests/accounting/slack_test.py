@@ -87,6 +87,8 @@ def test_accidents_are_part_of_delta():
   # beyond the largest.
   tails = 2 * 2 * 2.0**33 * float(_ndtr(-12.0))
   assert sums.accidents > tails + 1e-24 + samplers.OVERSIZE
+  few = dataclasses.replace(_BASE, cells=1, dimension=1)
+  assert few.accidents > 1e-24 + samplers.OVERSIZE
   assert sums.closeness(sums.accidents) == math.inf
   assert sums.closeness(2 * sums.accidents) < math.inf
   # Their cost is that of every event: e^epsilon.

@@ -269,7 +269,7 @@ class Journal:
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
     # PRIVACY: two sums were about to meet one noise. Guards:
     # run_test.test_round_whose_replay_differs_is_burnt and
-    # training_test.test_resumed_run_that_differs_says_so.
+    # run_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
     released = {sum_ for _, sum_ in self._position.released(t)}
     released |= {each.result for each in attempts} - {None}
     return abandoned or len(released) > 1
