@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test quick fuzz races mutants kills docs bench seeds lint dist test-wheel test-flower clean
+.PHONY: help env demo test quick browser fuzz races mutants kills docs bench seeds lint dist test-wheel test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -25,19 +25,24 @@ quick: env  ## runs the tests that need no TFF and take no seconds, in a minute
 	$(PYTHON_OF_ENV) -m pytest tests -q --quick -n auto --maxprocesses 4 \
 	  --dist worksteal $(ARGS)
 
+browser: env  ## installs Debian's Chromium if there is none; opens reports in it
+	@command -v chromium >/dev/null || \
+	  { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }
+	$(PYTHON_OF_ENV) -m pytest -q -rs tests/report/check_test.py
+
 fuzz: env  ## feeds 10,000 damaged files to what reads files
 	BANDMF_FRESH_CASES=1 BANDMF_FUZZ_CASES=10000 \
 	  $(PYTHON_OF_ENV) -m pytest tests/*/fuzz_*_test.py -q
 
 races: env  ## has two processes write to a ledger at once, 300 times each
-	LEDGER_RACES=300 $(PYTHON_OF_ENV) -m pytest tests/program/ledger_races_test.py -q
+	LEDGER_RACES=300 $(PYTHON_OF_ENV) -m pytest tests/ledger/ledger_races_test.py -q
 
 mutants: env  ## changes privacy-critical lines; tests must notice (ARGS='word')
 	$(PYTHON_OF_ENV) tests/mutants.py $(ARGS)
 
 kills: env  ## kills runs anywhere, each way of driving them (ARGS='--kills=9')
-	$(PYTHON_OF_ENV) -m pytest -q tests/run_test.py -k killed_run --every-write
-	PYTHONPATH=. $(PYTHON_OF_ENV) tests/kills.py $(ARGS)
+	$(PYTHON_OF_ENV) -m pytest -q tests/run/run_test.py -k killed_run --every-write
+	PYTHONPATH=.:tests/helpers $(PYTHON_OF_ENV) tests/kills.py $(ARGS)
 	$(PYTHON_OF_ENV) -m simulations.kill_test
 
 docs: env  ## builds the site into build/docs; runs the notebooks in it

@@ -45,6 +45,7 @@ _DOCS = [
 _DEV = [
   'build>=1',
   'hypothesis>=6.100',
+  'mini-racer>=0.12',
   'mypy>=1.10',
   'psutil>=5',
   'pytest>=8',
@@ -83,7 +84,7 @@ setuptools.setup(
   ],
   python_requires='>=3.9',
   packages=setuptools.find_packages(include=['tff_bandmf', 'tff_bandmf.*']),
-  package_data={'': ['*.j2', '*.json', 'py.typed']},
+  package_data={'': ['*.j2', '*.js', '*.json', 'py.typed']},
   install_requires=[
     'attrs>=22.2',
     'click>=8.1',
@@ -92,6 +93,7 @@ setuptools.setup(
     'dp-accounting>=0.4.3,<0.7',
     'jinja2>=3.1',
     'numpy>=1.24,<3',
+    'pyyaml>=6',
     'scipy>=1.9.3,<2',
     'sqlalchemy>=1.4,<3',
     'tabulate>=0.9',

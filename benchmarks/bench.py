@@ -77,7 +77,7 @@ def aggregation(
   import tensorflow_federated as tff
 
   from tff_bandmf import aggregator, participation
-  from tff_bandmf.program import runtime
+  from tff_bandmf.tff import runtime
 
   specs = tuple(tf.TensorSpec(shape, tf.float32) for shape in _MODEL_SHAPES)
   value_type = tff.types.to_type(

@@ -60,7 +60,7 @@ def _write(path: pathlib.Path, rounds: np.ndarray) -> None:
 
 def _measure(path: pathlib.Path) -> dict[str, Any]:
   from tff_bandmf import sensitivity, strategies
-  from tff_bandmf.program import participation_log
+  from tff_bandmf.report import participation_log
 
   shown = sensitivity.of_clients(
     participation_log.ParticipationLog(path).parts(),

@@ -71,7 +71,7 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
   """Returns what the first rounds of a row take, its processes together."""
   import psutil
 
-  from tff_bandmf.program import metrics
+  from tff_bandmf.run_files import metrics
 
   run = folder / 'run'
   shutil.rmtree(run, ignore_errors=True)
@@ -136,7 +136,7 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
 def main(folder: str, rounds: int, row: str, sentences: int) -> None:
   """Writes the file, trains, and prints what it took."""
   from simulations.corpora import stackoverflow
-  from tff_bandmf.program import metrics
+  from tff_bandmf.run_files import metrics
 
   directory = pathlib.Path(folder)
   directory.mkdir(parents=True, exist_ok=True)

@@ -48,7 +48,7 @@ def overhead(rounds: int = 30) -> list[dict[str, Any]]:
 
   import tff_bandmf
   from tff_bandmf import aggregator, participation, strategies
-  from tff_bandmf.program import runtime
+  from tff_bandmf.tff import runtime
 
   results = []
   with runtime.local_runtime():
@@ -165,7 +165,7 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
       seconds.append(time.perf_counter() - began)
       cpu.append(time.process_time() - used)
       # The model would be the whole checkpoint.
-      opened.finish(np.zeros(1))
+      opened.finish(np.array(opened.index))
   return {
     'mechanism': name,
     'parameters': parameters,
@@ -186,7 +186,8 @@ def admission(
   `first_seconds` is what a program that is begun again takes for its first
   round, opening the ledger included.
   """
-  from tff_bandmf import participation, program
+  from tff_bandmf import cohorts, participation
+  from tff_bandmf import ledger as ledger_lib
 
   rounds = clients // cohort
   schema = participation.MinSep(2)
@@ -195,15 +196,15 @@ def admission(
   seconds = []
   with tempfile.TemporaryDirectory() as folder:
     path = pathlib.Path(folder, 'ledger.sqlite')
-    with program.Ledger(path) as ledger:
+    with ledger_lib.Ledger(path) as ledger:
       for t in range(rounds):
         ledger.start_round(t, np.arange(t * cohort, (t + 1) * cohort))
         ledger.fail_round(t)
     began = time.perf_counter()
-    with program.Ledger(path, create=False) as ledger:
+    with ledger_lib.Ledger(path, create=False) as ledger:
       for t, ids in enumerate(came, rounds):
         past = ledger.past(ids, t)
-        admitted = program.admit(ids, t, schema, t + 1, past).admitted
+        admitted = cohorts.admit(ids, t, schema, t + 1, past).admitted
         ledger.start_round(t, ids[admitted])
         now = time.perf_counter()
         seconds.append(now - began)

@@ -28,7 +28,7 @@ def training(clients: int = 100, repetitions: int = 5) -> list[dict[str, Any]]:
   from simulations import config as config_lib
   from simulations import models
   from simulations import training as training_lib
-  from tff_bandmf.program import runtime
+  from tff_bandmf.tff import runtime
 
   results = []
   with runtime.local_runtime():

@@ -12,6 +12,7 @@ _ROOT = _DOCS.parent
 sys.path[:0] = [str(_ROOT), str(_DOCS)]
 
 import docstrings  # noqa: E402
+import docutils.nodes  # noqa: E402
 import kernels  # noqa: E402
 
 import tff_bandmf  # noqa: E402
@@ -64,6 +65,8 @@ nb_ipywidgets_js = {}
 
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'none'
+# As they are written: a path would be that of who built the site.
+autodoc_preserve_defaults = True
 autodoc_default_options = {
   'members': True,
   'imported-members': True,
@@ -73,7 +76,18 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 
 
+def _relative(app, doctree):
+  """Names the files of a difference from the root of the repository."""
+  for block in doctree.findall(docutils.nodes.literal_block):
+    text = block.astext().replace(f'{_ROOT}/', '')
+    if text != block.astext():
+      block.rawsource = text
+      block.children = []
+      block += docutils.nodes.Text(text)
+
+
 def setup(app):
+  app.connect('doctree-read', _relative)
   # Before napoleon, which has the priority 500.
   app.connect('autodoc-process-docstring', docstrings.process, priority=400)
   kernels.use()

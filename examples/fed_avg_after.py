@@ -1,7 +1,11 @@
 """The program of `fed_avg_before.py`, ported.
 
 Shows a loop of one's own around a process of one's own: the run gives
-aggregator, state and cohorts, and takes the state back.
+aggregator, state and cohorts, and takes the state back. The command for its
+plan:
+
+  bandmf plan --rounds 6 --clients-per-round 40 --min-sep 3 --epsilon 20
+    --delta 1e-4 --l2-norm-clip 1 --mechanism banded-sqrt --out plan.json
 """
 
 import collections
@@ -11,11 +15,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_bandmf
+from tff_bandmf.tff import runtime
 
 CLIENTS, ROUNDS, COHORT = 120, 6, 40
-PLAN = tff_bandmf.Plan(rounds=ROUNDS, clients_per_round=COHORT,
-  cohorts=tff_bandmf.MinSep(3), epsilon=20.0, delta=1e-4,
-  l2_norm_clip=1.0, mechanism='banded-sqrt')  # fmt: skip
+PLAN = tff_bandmf.Plan.load('plan.json')
 rng = np.random.default_rng(0)
 INPUTS = rng.normal(size=[CLIENTS, 10]).astype(np.float32)
 TARGETS = 3 * INPUTS - 1
@@ -85,7 +88,7 @@ def build(aggregation_factory):
 
 
 def main(run):
-  process = build(run.aggregator)
+  process = run.check(build(run.aggregator))
   state = run.restore(process.initialize)
   for current in run.rounds(clients=CLIENTS):
     data = [dataset(client) for client in current.cohort]
@@ -98,5 +101,5 @@ def main(run):
 
 
 if __name__ == '__main__':
-  with tff_bandmf.Run('run', PLAN) as run:
+  with runtime.local_runtime(), tff_bandmf.Run('run', PLAN) as run:
     main(run)

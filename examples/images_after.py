@@ -1,7 +1,10 @@
 """The program of `images_before.py`, ported.
 
 Shows noise that is correlated between rounds, cohorts that are kept apart, a
-run that goes on where it was killed, and its report.
+run that goes on where it was killed, and its report. The command for its plan:
+
+  bandmf plan --rounds 12 --clients-per-round 20 --min-sep 8 --epsilon 8
+    --delta 1e-4 --l2-norm-clip 0.5 --mechanism banded-sqrt --out plan.json
 """
 
 import numpy as np
@@ -9,11 +12,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_bandmf
+from tff_bandmf.tff import runtime
 
 CLIENTS, ROUNDS, COHORT = 200, 12, 20
-PLAN = tff_bandmf.Plan(rounds=ROUNDS, clients_per_round=COHORT,
-  cohorts=tff_bandmf.MinSep(8), epsilon=8.0, delta=1e-4,
-  l2_norm_clip=0.5, mechanism='banded-sqrt')  # fmt: skip
+PLAN = tff_bandmf.Plan.load('plan.json')
 rng = np.random.default_rng(0)
 LABELS = rng.integers(0, 4, [CLIENTS, 10]).astype(np.int32)
 # Each label lights up one quarter of an image of 4 x 4 pixels.
@@ -21,7 +23,7 @@ LIGHTS = np.kron(np.eye(4).reshape(4, 2, 2), np.ones([2, 2]))
 IMAGES = (LIGHTS[LABELS] + rng.normal(0, 0.5, [CLIENTS, 10, 4, 4])).astype('f')
 
 
-def dataset(client, round_index=0):
+def dataset(client):
   pairs = (IMAGES[client], LABELS[client])
   return tf.data.Dataset.from_tensor_slices(pairs).batch(10)
 
@@ -53,7 +55,7 @@ def main(run):
     model_aggregator=run.aggregator,
   )
   state = run.restore(process.initialize)
-  for done in run.train(process, dataset, clients=CLIENTS):
+  for done in run.train(process, lambda i, _: dataset(i), clients=CLIENTS):
     state = done.state
   found = accuracy(process.get_model_weights(state))
   print(f'accuracy {found:.1f}')
@@ -62,5 +64,5 @@ def main(run):
 
 
 if __name__ == '__main__':
-  with tff_bandmf.Run('run', PLAN) as run:
+  with runtime.local_runtime(), tff_bandmf.Run('run', PLAN) as run:
     main(run)

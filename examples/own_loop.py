@@ -20,13 +20,14 @@ import tensorflow_federated as tff
 from tff_bandmf import (
   accounting,
   aggregator,
+  cohorts,
   noise,
   participation,
-  program,
   strategies,
 )
+from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.program import runtime
+from tff_bandmf.tff import runtime
 
 CLIENTS, COHORT, ROUNDS = 250, 50, 8
 SCHEMA = participation.MinSep(4)
@@ -50,9 +51,9 @@ def train(folder, stop=None):
   key = noise.Key.load_or_create(folder / 'noise.key')
   states = sorted(folder.glob('*.npz'))  # state and weights before a round
   start, weights = len(states), np.zeros(2)
-  sampler = program.CohortSampler(CLIENTS, COHORT, ROUNDS, SCHEMA, seed=1)
+  sampler = cohorts.CohortSampler(CLIENTS, COHORT, ROUNDS, SCHEMA, seed=1)
   with (
-    program.Ledger(folder / 'ledger.sqlite') as ledger,
+    ledger_lib.Ledger(folder / 'ledger.sqlite') as ledger,
     aggregator.dp_aggregator(
       GUARANTEE.noise_multiplier,
       COHORT,

@@ -1,7 +1,11 @@
 """The program of `program_before.py`, ported.
 
 Shows TFF's loop around a run: the run selects clients and keeps the states, and
-the release manager gets weights, which have noise, and nothing else.
+the release manager gets weights, which have noise, and nothing else. The
+command for its plan:
+
+  bandmf plan --rounds 6 --clients-per-round 40 --min-sep 3 --epsilon 20
+    --delta 1e-4 --l2-norm-clip 1 --mechanism banded-sqrt --out plan.json
 """
 
 import numpy as np
@@ -9,12 +13,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_bandmf
-from tff_bandmf.program import runtime
+from tff_bandmf.tff import runtime
 
 CLIENTS, ROUNDS, COHORT = 120, 6, 40
-PLAN = tff_bandmf.Plan(rounds=ROUNDS, clients_per_round=COHORT,
-  cohorts=tff_bandmf.MinSep(3), epsilon=20.0, delta=1e-4,
-  l2_norm_clip=1.0, mechanism='banded-sqrt')  # fmt: skip
+PLAN = tff_bandmf.Plan.load('plan.json')
 INPUTS = np.random.default_rng(0).normal(size=[CLIENTS, 10, 1]).astype('f')
 TARGETS = 3 * INPUTS - 1
 

@@ -25,7 +25,7 @@ import numpy as np
 from matplotlib import figure as figure_lib
 
 from tff_bandmf import _files, clips, strategies
-from tff_bandmf.program import metrics, run_record
+from tff_bandmf.run_files import metrics, run_json
 
 _NAME = 'adaptive_clipping'
 
@@ -58,9 +58,9 @@ def noise_of_sums(
 
 def read(directory: pathlib.Path) -> dict[str, Any]:
   """Returns what a run was, and what it gave."""
-  run = run_record.RunRecord.read(directory)
+  run = run_json.RunRecord.read(directory)
   privacy, training = run.config['privacy'], run.config['training']
-  strategy, _ = strategies.load(directory / run_record.STRATEGY_FILE)
+  strategy, _ = strategies.load(directory / run_json.STRATEGY_FILE)
   first = clips.norm(privacy['l2_norm_clip'])
   released = [clip for _, clip in metrics.clips(metrics.rows(directory))]
   path = [first, *released[:-1]] if released else [first] * strategy.rounds
@@ -71,7 +71,7 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
     'l2_norm_clip': first,
     'until': privacy['clip_until'],
     'seed': training['seed'],
-    **run_record.read_result(directory)[0],
+    **run_json.read_result(directory)[0],
     'path': path,
     'noise': {
       name: values.tolist()
@@ -127,7 +127,7 @@ def main(runs: pathlib.Path, out: pathlib.Path) -> None:
   found = [
     read(directory)
     for directory in (runs, *sorted((runs / 'compare').glob('*')))
-    if (directory / run_record.RESULT_FILE).exists()
+    if (directory / run_json.RESULT_FILE).exists()
   ]
   draw(found).savefig(out / f'{_NAME}.png', dpi=110)
   # A figure needs the noise of all rounds; what is told is that of the end.

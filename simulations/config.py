@@ -295,6 +295,17 @@ class Config:
         'use fewer bands',
       )
 
+  @property
+  def shortened(self) -> Optional[str]:
+    """A line where rounds are fewer than min_sep; None where they are not."""
+    least, rounds = self.privacy.min_sep, self.training.rounds
+    if self.privacy.amplification is not None or least <= rounds:
+      return None
+    return (
+      f'privacy.min_sep={least} exceeds training.rounds={rounds}: a client '
+      f'takes part once, and the run is planned with min_sep={rounds}.'
+    )
+
   def cohorts(self, clients: int) -> accounting.Cohorts:
     """Returns who takes part, of so many clients."""
     privacy = self.privacy

@@ -24,8 +24,9 @@ import click
 import numpy as np
 
 from simulations import run_stackoverflow
+from tff_bandmf import cohorts
+from tff_bandmf import ledger as ledger_lib
 from tff_bandmf import participation as participation_lib
-from tff_bandmf import program
 
 
 def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
@@ -54,14 +55,14 @@ def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
 
 
 def simulate(
-  sampler: program.CohortSampler, directory: pathlib.Path
+  sampler: cohorts.CohortSampler, directory: pathlib.Path
 ) -> dict[str, Any]:
   """Returns what the ledger and the raw log of a deployment say, and times."""
   began = time.perf_counter()
-  history = program.History.empty(sampler.clients)
+  history = cohorts.History.empty(sampler.clients)
   selecting = recording = dropped = 0.0
   slowest = 0.0
-  with program.Ledger(directory / 'ledger.sqlite') as ledger:
+  with ledger_lib.Ledger(directory / 'ledger.sqlite') as ledger:
     with open(directory / 'raw.log', 'wb') as raw_log:
       for t in range(sampler.rounds):
         start = time.perf_counter()
@@ -132,13 +133,13 @@ def main(
   seed: int,
   out: Optional[str],
 ) -> None:
-  sampler = program.CohortSampler(
+  sampler = cohorts.CohortSampler(
     clients,
     cohort_size,
     rounds,
     participation_lib.MinSep(min_sep),
     seed,
-    availability=program.Diurnal(seed, drop_out=drop_out),
+    availability=cohorts.Diurnal(seed, drop_out=drop_out),
   )
   with tempfile.TemporaryDirectory() as temporary:
     directory = pathlib.Path(out or temporary)

@@ -20,7 +20,7 @@ import tensorflow_federated as tff
 from simulations import models
 from simulations.corpora import client_data
 from tff_bandmf import aggregator
-from tff_bandmf.program import workers as workers_lib
+from tff_bandmf.tff import workers as workers_lib
 
 
 def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
@@ -241,10 +241,14 @@ class Process:
 
   A record is the same wherever its group trains, and sums are exact: the rounds
   are the same too.
+
+  Attributes:
+    whole: the process in one piece, for `tff_bandmf.Run.check`.
   """
 
   def __init__(self, initialize, next_fn, parts, workers):
     self.initialize = initialize
+    self.whole = tff.templates.IterativeProcess(initialize, next_fn)
     self._next = next_fn
     self._scales, self._clients_part, self._server_part = parts
     self._workers = workers

@@ -113,16 +113,18 @@ def train(
   """Trains, or goes on, and writes the report."""
   from simulations import training
   from tff_bandmf import _files, report
-  from tff_bandmf.program import run_record, runtime
+  from tff_bandmf.run_files import folder, run_json
+  from tff_bandmf.tff import runtime
 
   # For comparison alone: a run of its own draws its key.
   if not (directory / report.RUN_FILE).exists():
     _files.load_or_create_secret(
-      directory / run_record.NEW_NOISE_KEY,
+      directory / f'{run_json.NOISE_KEY}{run_json.NEW_KEY}',
       len(secret),
       'noise.key',
       lambda _: secret,
     )
+    folder.bind(directory, begun=False)
   corpus = training.load_corpus(config.data)
   with runtime.local_runtime():
     training.run(config, corpus, directory, resume=True)
@@ -130,18 +132,22 @@ def train(
 
 
 def _observed(ledger) -> Any:
-  """Returns what a ledger shows but the attempts that kills made fail."""
-  return dataclasses.replace(ledger.observed(), failed=0)
+  """Returns what a ledger shows but the attempts that kills made fail.
+
+  They are events of the chain, whose head is another one for them.
+  """
+  return dataclasses.replace(ledger.observed(), failed=0, head='')
 
 
 def differences(
   whole: pathlib.Path, killed: pathlib.Path, rounds: int
 ) -> Iterator[str]:
   """Yields what of a run is not as in the undisturbed one."""
-  from tff_bandmf import program, report
+  from tff_bandmf import ledger as ledger_lib
+  from tff_bandmf import report
 
-  with program.Ledger(whole / report.LEDGER_FILE, create=False) as expected:
-    with program.Ledger(killed / report.LEDGER_FILE, create=False) as ledger:
+  with ledger_lib.Ledger(whole / report.LEDGER_FILE, create=False) as expected:
+    with ledger_lib.Ledger(killed / report.LEDGER_FILE, create=False) as ledger:
       if _observed(ledger) != _observed(expected):
         yield 'observed'
       for t in range(rounds):
@@ -170,15 +176,15 @@ def _contents(directory: pathlib.Path, name: str) -> Any:
 
 def _result(directory: pathlib.Path) -> dict[str, Any]:
   """Returns the result without the head, in which failed attempts are too."""
-  from tff_bandmf.program import run_record
+  from tff_bandmf.run_files import run_json
 
-  content = _contents(directory, run_record.RESULT_FILE)
-  del content[run_record.LEDGER_HEAD]
+  content = _contents(directory, run_json.RESULT_FILE)
+  del content[run_json.LEDGER_HEAD]
   return content
 
 
 def _rows(directory: pathlib.Path) -> list[dict[str, str]]:
-  from tff_bandmf.program import metrics
+  from tff_bandmf.run_files import metrics
 
   return [
     {name: value for name, value in row.items() if name != 'seconds'}
@@ -191,8 +197,12 @@ def _report(directory: pathlib.Path) -> dict[str, Any]:
   from tff_bandmf import report
 
   content = _contents(directory, report.JSON_FILE)
-  for name in report.LEDGER_FILE, report.METRICS_FILE, report.RESULT_FILE:
-    # Their times differ, and the attempts that failed.
+  # Their times differ, and the attempts that failed.
+  del content['ledger_head'], content['content_sha256']
+  # A run is called by its folder.
+  for run in content['check']['runs']:
+    del run['name']
+  for name in report.METRICS_FILE, report.RESULT_FILE:
     del content['files_sha256'][name]
   return content
 
@@ -220,7 +230,7 @@ def run(
   from simulations import training
   from simulations.corpora import docstrings
   from tff_bandmf import noise
-  from tff_bandmf.program import runtime  # noqa: F401
+  from tff_bandmf.tff import runtime  # noqa: F401
 
   directory.mkdir(parents=True, exist_ok=True)
   corpus = directory / 'corpus.sqlite'
@@ -289,9 +299,12 @@ def run(
 
 
 def _replayed(directory: pathlib.Path, rounds: int) -> int:
-  from tff_bandmf import program, report
+  from tff_bandmf import ledger as ledger_lib
+  from tff_bandmf import report
 
-  with program.Ledger(directory / report.LEDGER_FILE, create=False) as ledger:
+  with ledger_lib.Ledger(
+    directory / report.LEDGER_FILE, create=False
+  ) as ledger:
     return sum(len(ledger.attempts(t)) > 1 for t in range(rounds))
 
 

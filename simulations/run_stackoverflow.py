@@ -57,7 +57,8 @@ _EXPERIMENT_OPTIONS = (
     '--list',
     'show',
     flag_value='list',
-    help='Prints the rows of FILE, and trains nothing.',
+    help='Prints the rows of FILE, and trains nothing: the ROW of each, which '
+    'is CORPUS_MECHANISM_epsilonE in a grid, its epsilon and its family.',
   ),
   click.option(
     '--print',
@@ -171,15 +172,9 @@ def check_system(directory: str) -> None:
       f'may be open at once, and a run takes {_FILES}',
       f'ulimit -n {_FILES}',
     )
-  try:
-    directory.encode()
-  except UnicodeEncodeError:
-    raise errors.value_error(
-      'output_dir',
-      ascii(directory),
-      'cannot be written as UTF-8 under this locale',
-      'set LC_ALL=C.UTF-8, or name an ASCII folder',
-    ) from None
+  from tff_bandmf.run_files import folder
+
+  folder.check_name(pathlib.Path(directory))
 
 
 def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
@@ -234,9 +229,9 @@ def train_all(
   _say('loading TensorFlow Federated')
   from simulations import training
   from tff_bandmf import report
-  from tff_bandmf.program import folder, runtime
-  from tff_bandmf.program import patience as patience_lib
-  from tff_bandmf.program import workers as workers_lib
+  from tff_bandmf.run_files import folder
+  from tff_bandmf.tff import runtime, timeouts
+  from tff_bandmf.tff import workers as workers_lib
 
   if not resume:
     for _, directory in runs.values():
@@ -247,9 +242,7 @@ def train_all(
   _say('checking that all cohorts can be filled')
   for config, _ in runs.values():
     training.check_cohorts(config, corpus)
-  patience = patience_lib.Patience(
-    round_timeout, lambda line: click.echo(line, err=True)
-  )
+  patience = timeouts.Patience(round_timeout)
   with (
     runtime.local_runtime(patience=patience),
     contextlib.ExitStack() as stack,
@@ -377,7 +370,7 @@ def main(**given: Any) -> None:
   )
   # Again, now that the runs it is compared with are there.
   from tff_bandmf import report
-  from tff_bandmf.program import metrics
+  from tff_bandmf.run_files import metrics
 
   written = report.write(directory)
   click.echo(written['summary'])

@@ -250,7 +250,8 @@ class _Flags:
   '--list',
   'list_',
   is_flag=True,
-  help='Print the cells that have not ended: name, minutes, state.',
+  help='Print the cells that have not ended: name, which is ROW/seedN of a row '
+  'and _rateI of a learning rate that is tried, minutes, state.',
 )
 @click.option(
   '--results', is_flag=True, help='Print what has ended so far, as JSON.'

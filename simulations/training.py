@@ -36,16 +36,16 @@ from tff_bandmf import (
   accounting,
   errors,
   optimize,
-  program,
   report,
   strategies,
   workloads,
 )
+from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import run as run_lib
-from tff_bandmf.program import folder, run_record
-from tff_bandmf.program import plan as plan_lib
-from tff_bandmf.program import workers as workers_lib
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.run_files import folder, run_json
+from tff_bandmf.tff import workers as workers_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +106,7 @@ def check_cohorts(config: config_lib.Config, corpus: Corpus) -> None:
   training, clients = config.training, corpus.train.num_clients
   cohorts = config.cohorts(clients)
   if accounting.sampled(cohorts) is None:
-    program.CohortSampler(
+    cohorts_lib.CohortSampler(
       clients,
       training.clients_per_round,
       training.rounds,
@@ -182,10 +182,12 @@ def run(
   """
   training = config.training
   check_cohorts(config, corpus)
+  if config.shortened is not None:
+    print(config.shortened, file=sys.stderr)
   if not resume:
     folder.refuse_existing(directory)
-  if (directory / run_record.PLAN_FILE).exists():
-    strategy = plan_lib.Plan.load(directory / run_record.PLAN_FILE).strategy
+  if (directory / run_json.PLAN_FILE).exists():
+    strategy = plan_lib.Plan.load(directory / run_json.PLAN_FILE).strategy
   with tff_bandmf.Run(
     directory,
     plan(config, strategy or find_strategy(config), corpus.train.num_clients),
@@ -211,6 +213,7 @@ def run(
       training.batch_size,
       workers,
     )
+    started.check(process.whole)
     evaluator = evaluation.Evaluator(
       model, corpus.validation, training.evaluation_sentences
     )

@@ -114,10 +114,11 @@ def _imported_libraries(paths):
   found = set()
   for path in paths:
     for module in _imported_modules(path):
-      # Tests import what lies next to them by its bare name.
+      # Tests import helpers, and files beside them, by their bare names.
       for file in (
         f'{module}.py',
         f'{module}/__init__.py',
+        f'tests/helpers/{module}.py',
         f'{pathlib.Path(path).parent}/{module}.py',
       ):
         found |= {_LIBRARY_OF[file]} if file in _LIBRARY_OF else set()

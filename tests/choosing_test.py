@@ -142,6 +142,7 @@ def test_cyclic_poisson_fits_in_memory():
 def test_sampled_cohorts_are_calibrated_as_such(monkeypatch, cohorts, bands):
   def calibrate(strategy, given, **target):
     assert given == cohorts
+    assert target.pop('samples').tries >= 3
     assert target == {'epsilon': 2.0, 'delta': 1e-6, 'dimension': None}
     return accounting.Guarantee(strategy, given, 0.7)
 
@@ -210,3 +211,25 @@ def test_search_that_is_interrupted_ends(monkeypatch):
   with pytest.raises(KeyboardInterrupt):
     _choose(families=['identity', 'dp-cgd'])
   assert ended == ['dp-cgd']
+
+
+def test_compared_families_share_the_failure_probability():
+  """The best of several sampled bounds fails where any of them does."""
+  families = ['identity', 'banded-sqrt', 'online-tree']
+  ranking = choosing.choose(
+    12,
+    accounting.BallsInBins(4),
+    choosing.Target(2.0, 1e-4),
+    families=families,
+  )
+  alone = accounting.calibrate(
+    ranking.choices[0].strategy,
+    accounting.BallsInBins(4),
+    epsilon=2.0,
+    delta=1e-4,
+  ).claim(1e-4)
+  sampled = [choice.guarantee.claim(1e-4) for choice in ranking.choices]
+  assert len(sampled) > 1
+  for bound in sampled:
+    assert bound.tries == len(families) * alone.tries
+    assert bound.failure_probability == alone.failure_probability == 1e-8

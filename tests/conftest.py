@@ -8,6 +8,7 @@ import importlib.abc
 import json
 import os
 import sys
+import threading
 
 # Before anything imports NumPy or TensorFlow. Tests run side by side, and
 # matrices are small: threads that wait for one another cost more than they win.
@@ -96,7 +97,7 @@ def pytest_collection_modifyitems(config, items):
 @pytest.fixture(scope='session')
 def runtime():
   """TFF's execution context with a worker that ends with the session."""
-  from tff_bandmf.program import runtime as runtime_lib
+  from tff_bandmf.tff import runtime as runtime_lib
 
   with runtime_lib.local_runtime(concurrency=2):
     yield
@@ -109,12 +110,17 @@ def every_write(request):
 
 
 @pytest.fixture
-def run(capsys):
-  """Runs `bandmf`; returns (exit status, standard output, standard error)."""
+def run(capsys, monkeypatch):
+  """Runs `bandmf`; returns (exit status, standard output, standard error).
+
+  Standard error is without the lines of progress, which depend on the machine.
+  """
+  from tff_bandmf.cli import main as main_lib
+  from tff_bandmf.cli import output
+
+  monkeypatch.setattr(output, 'FIRST_LINE', threading.TIMEOUT_MAX)
 
   def call(*arguments):
-    from tff_bandmf.cli import main as main_lib
-
     status = main_lib.main([str(each) for each in arguments])
     captured = capsys.readouterr()
     return status, captured.out, captured.err

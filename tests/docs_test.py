@@ -14,6 +14,7 @@ import sys
 import pytest
 
 import tff_bandmf
+from simulations.sweeps import grid
 from tff_bandmf import reproduction
 
 pytestmark = pytest.mark.slow
@@ -76,6 +77,8 @@ def test_pages_need_nothing_from_elsewhere(site):
   assert len(pages) > 10
   for page in pages:
     text = page.read_text()
+    # Of a default, or of a file that is shown.
+    assert str(_ROOT) not in text, page
     assert not re.findall(
       r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(?:https?:)?//[^>]*>',
       text,
@@ -94,10 +97,16 @@ def test_notebooks_show_what_they_printed(site):
 
 
 def test_every_public_name_has_its_place(site):
-  text = (site / 'reference' / 'api.html').read_text()
-  packages = re.findall(
-    r'automodule:: (\S+)', (_DOCS / 'reference' / 'api.md').read_text()
+  pages = sorted((_DOCS / 'reference' / 'api').glob('*.md'))
+  text = ''.join(
+    (site / 'reference' / 'api' / f'{page.stem}.html').read_text()
+    for page in pages
   )
+  packages = [
+    package
+    for page in pages
+    for package in re.findall(r'automodule:: (\S+)', page.read_text())
+  ]
   assert {
     f'tff_bandmf.{path.parent.name}'
     for path in (_ROOT / 'tff_bandmf').glob('*/__init__.py')
@@ -114,6 +123,26 @@ def test_every_public_name_has_its_place(site):
         assert f'id="{package}.{name}"' in text, f'{package}.{name}'
 
 
+def test_index_says_what_each_page_is_for():
+  index = (_DOCS / 'index.md').read_text()
+  pages = {
+    str(path.relative_to(_DOCS).with_suffix(''))
+    for path in _DOCS.rglob('*.md')
+    if path.parent.name != 'api'
+  } - {'index'}
+  rows = dict(re.findall(r'^\| \[.*?\]\((.*?)\) \| (.+) \|$', index, re.M))
+  assert set(rows) == pages and len(set(rows.values())) == len(rows)
+
+
+def test_page_says_how_rows_are_named():
+  """A reader of `--list` had to guess which part of a name is what."""
+  rows = grid.load(str(_ROOT / 'configs' / 'bandmf23.toml')).rows
+  for row in rows:
+    assert re.fullmatch(r'[a-z]+_.*?(_epsilon[\d.]+)?', row.name), row.name
+  page = (_DOCS / 'guide' / 'experiments.md').read_text()
+  assert '`CORPUS_MECHANISM_epsilonE`' in page and '`ROW/seedN`' in page
+
+
 def _cell(page, tag):
   return (
     re.search(
@@ -124,7 +153,8 @@ def _cell(page, tag):
   )
 
 
-def test_port_of_a_program_is_two_lines():
+def test_lines_of_a_port_are_counted_as_a_reader_would():
+  """The page said two, and left out what they rest on."""
   page = (_DOCS / 'tutorials' / 'port.md').read_text()
   changed = [
     line
@@ -133,6 +163,12 @@ def test_port_of_a_program_is_two_lines():
   ]
   assert [line[0] for line in changed] == ['-', '+', '-', '+']
   assert 'tff.learning.dp_aggregator(' in changed[0]
+  # Two that change, one for the runtime, and the cell of what is promised.
+  (cell,) = re.findall(
+    r'```{code-cell}\n(from tff_bandmf import .*?)```', page, re.DOTALL
+  )
+  count = len(list(filter(None, cell.splitlines()))) + 3
+  assert f'noise alone: {count} lines' in page
   # What the page shows as the difference is the difference.
   shown = re.search('```diff\n(.*?)```', page, re.DOTALL).group(1)
   assert [line for line in shown.splitlines() if line != '...'] == [

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pathlib
+import re
 import runpy
 import signal
 import subprocess
@@ -19,11 +20,13 @@ import databases
 import psutil
 import pytest
 
+from tff_bandmf.cli import main
+
 pytestmark = pytest.mark.slow
 _EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / 'examples'
 _PORTS = sorted(path.stem[:-6] for path in _EXAMPLES.glob('*_after.py'))
-# Code that a port adds, what it changes included.
-_FEWER_THAN = 15
+# Lines that a port adds or changes, beside the command for its plan.
+_LINES = {'fed_avg': 13, 'images': 12, 'program': 12}
 # Seconds that a program may hang.
 _PATIENCE = 600
 # TFF takes 10 s to import: once, not in every program.
@@ -73,7 +76,7 @@ def test_killed_run_without_tff_goes_on(tmp_path):
 
 def _main(name, folder, *arguments):
   """Runs a program in a folder, where what it prints goes too."""
-  from tff_bandmf.program import runtime
+  from tff_bandmf.tff import runtime
 
   os.chdir(folder)
   sys.argv = [name, *arguments]
@@ -145,8 +148,17 @@ def _report_of_killed(name, folder, *arguments):
   return printed, report
 
 
+def _make_plan(name):
+  """Runs the command for the plan that a program's docstring has."""
+  text = (_EXAMPLES / f'{name}.py').read_text()
+  command = text.partition('  bandmf ')[2].partition('"""')[0]
+  assert main.main(command.split()) == 0
+
+
 @pytest.mark.parametrize('name', _PORTS)
-def test_port_is_killed_goes_on_and_reports(name, tmp_path):
+def test_port_is_killed_goes_on_and_reports(name, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  _make_plan(f'{name}_after')
   printed, report = _report_of_killed(f'{name}_after', tmp_path)
   assert report['observed']['rounds_finished'] == report['rounds']
   assert printed.startswith(_promised(f'{name}_before'))
@@ -175,4 +187,18 @@ def _code(name):
 def test_port_adds_few_lines(name):
   changed = difflib.ndiff(_code(f'{name}_before'), _code(f'{name}_after'))
   added = [line for line in changed if line.startswith('+ ')]
-  assert len(added) < _FEWER_THAN, '\n'.join(added)
+  assert len(added) == _LINES[name], '\n'.join(added)
+  # A line is counted as a formatter leaves it.
+  assert 'fmt: skip' not in ''.join(added)
+
+
+def test_pages_say_how_many_lines_a_port_takes():
+  """README and port.md said two and fourteen."""
+  root = _EXAMPLES.parent
+  lines = f'{_LINES["images"]} lines'
+  for page in ('README.md', 'docs/tutorials/port.md'):
+    assert re.search(rf'a command and\s+\[?{lines}', (root / page).read_text())
+  assert (
+    f'at most {max(_LINES.values())} lines'
+    in (root / 'docs' / 'tutorials' / 'examples.md').read_text()
+  )

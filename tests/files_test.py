@@ -168,3 +168,35 @@ def test_cache_follows_xdg(monkeypatch, tmp_path):
   monkeypatch.delenv('XDG_CACHE_HOME')
   monkeypatch.setenv('HOME', str(tmp_path))
   assert _files.cache_directory() == tmp_path / '.cache' / 'tff_bandmf'
+
+
+def test_secret_outlives_the_other_name_that_a_kill_left(tmp_path):
+  """Of a process that was killed before its file had one name alone.
+
+  The other name was overwritten with zeros, and so the key became zeros.
+  """
+  path = tmp_path / 'a.key'
+  first = _files.load_or_create_secret(path, 32, 'key')
+  part = tmp_path / f'a.key.0{_files.PART}'
+  os.link(path, part)
+  _files.discard(part)
+  assert list(tmp_path.iterdir()) == [path]
+  assert _files.load_secret(path, 32, 'key') == first != bytes(32)
+  # The last name goes with its content.
+  with open(path, 'rb') as file:
+    _files.discard(path)
+    assert file.read() == bytes(32)
+  _files.discard(path)
+
+
+def test_secret_is_whole_where_its_maker_was_interrupted(tmp_path):
+  path = tmp_path / 'a.key'
+
+  def interrupted(part, name):
+    os.link(part, name)
+    raise KeyboardInterrupt
+
+  with mock.patch.object(_files, '_link', interrupted):
+    with pytest.raises(KeyboardInterrupt):
+      _files.load_or_create_secret(path, 32, 'key')
+  assert _files.load_secret(path, 32, 'key') != bytes(32)

@@ -43,7 +43,7 @@ def test_killed_program_goes_on(tmp_path):
 def test_cohorts_keep_the_separation(tmp_path, capsys):
   flower_strategy.main(tmp_path / 'run')
   assert capsys.readouterr().out == _promised()
-  with tff_bandmf.program.Ledger(tmp_path / 'run/ledger.sqlite') as ledger:
+  with tff_bandmf.ledger.Ledger(tmp_path / 'run/ledger.sqlite') as ledger:
     seen = ledger.observed()
   assert seen.min_sep >= 2
   assert set(seen.cohort_sizes.values()) == {flower_strategy.COHORT}

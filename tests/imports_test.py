@@ -3,34 +3,44 @@
 import ast
 import functools
 import pathlib
+import re
 
 import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Each imports only from those before it.
-_ORDER = [
-  'errors',
-  '_checks',
-  '_files',
-  'workloads',
-  'participation',
-  'clips',
-  'strategies',
-  'sensitivity',
-  'optimize',
-  'accounting',
-  'choosing',
-  'reproduction',
-  'noise',
-  'query',
-  'aggregator',
-  'program',
-  'audit',
-  'report',
-  'run',
-  'cli',
-]
+# Each room imports only from those before it. The table of architecture.md and
+# the docstring of tff_bandmf show these lines:
+#   python tests/imports_test.py  writes both.
+_ROOMS = {
+  'errors': 'how a refusal is worded: name=value, the rule, the remedy',
+  '_checks': 'checks of values that many rooms take',
+  '_files': 'files that survive a crash, and secrets in files',
+  'workloads': 'the matrix A: prefix sums, momentum, learning rates',
+  'participation': 'schemas: who may take part, how often, how far apart',
+  'clips': 'the norm that updates are clipped to, fixed or adaptive',
+  'strategies': 'the matrix C, its errors, its file',
+  'sensitivity': 'how far one client moves C, exact or bounded',
+  'optimize': 'the search for C (large ones need TensorFlow)',
+  'accounting': 'noise multipliers, zCDP, epsilon; kinds of cohorts; slack',
+  'choosing': 'families ranked by error at a budget and a memory',
+  'reproduction': 'published tables, computed again',
+  'noise': 'rows of C^-1 Z from a key, on the lattice (needs TensorFlow)',
+  'query': 'clipping and noising: a `tfp` query (needs TensorFlow Privacy)',
+  'aggregator': 'a `tff.aggregators` factory (needs TensorFlow Federated)',
+  'cohorts': 'who may take part in a round now',
+  'plan': 'what a run will do, and what it will guarantee',
+  'ledger': 'who took part in which round',
+  'run_files': 'the folder of a run on disk',
+  'tff': 'the runtime, the workers and the program loop of TFF',
+  'audit': 'what an attack can show of a claimed epsilon',
+  'report': 'what may be said of a run, and of a log',
+  'run': 'the loop, from a plan to its report',
+  'verify': 'whether a report is right, by code that imports no other room',
+  'cli': 'the `bandmf` command',
+  '__main__': 'the same command, as `python -m tff_bandmf`',
+}
+_ORDER = list(_ROOMS)
 
 _WITHOUT_TENSORFLOW = [
   'errors',
@@ -45,6 +55,7 @@ _WITHOUT_TENSORFLOW = [
   'choosing',
   'reproduction',
   'report',
+  'verify',
   'cli',
 ]
 
@@ -113,6 +124,45 @@ def _of(imports, tops):
   return {name for name in imports if name.split('.')[0] in tops}
 
 
+def _table():
+  """Returns the rows of rooms in docs/architecture.md."""
+  paths = {
+    name: f'tff_bandmf/{name}'
+    + ('.py' if (_ROOT / 'tff_bandmf' / f'{name}.py').exists() else '')
+    for name in _ORDER
+  }
+  return ''.join(
+    f'| `{paths[name]}` | {text} |\n' for name, text in _ROOMS.items()
+  )
+
+
+def _list():
+  """Returns the lines of rooms in the docstring of tff_bandmf."""
+  width = max(map(len, _ORDER)) + 1
+  return ''.join(f'  {name:{width}} {text}\n' for name, text in _ROOMS.items())
+
+
+_PAGES = (
+  (
+    _ROOT / 'docs' / 'architecture.md',
+    r'(\| folder \| room for \|\n\|---\|---\|\n)((?:\| `tff_bandmf/.*\n)+)',
+    _table,
+  ),
+  (
+    _ROOT / 'tff_bandmf' / '__init__.py',
+    r'(from those before it:\n\n)((?:  .*\n)+)',
+    _list,
+  ),
+)
+
+
+@pytest.mark.parametrize(
+  'path, pattern, rooms', _PAGES, ids=['page', 'package']
+)
+def test_rooms_are_listed_as_they_are_ordered(path, pattern, rooms):
+  assert re.search(pattern, path.read_text())[2] == rooms()
+
+
 def test_every_package_has_its_place():
   packages = {
     _package(path) for path in _FILES if path.parts[0] == 'tff_bandmf'
@@ -139,9 +189,9 @@ def test_tensorflow_federated_is_imported_where_it_is_needed(path):
   if path.parts[0] == 'simulations':
     return
   if _package(path) == 'aggregator' or path.parts[1:] in (
-    ('program', 'runtime.py'),
-    ('program', 'data_source.py'),
-    ('program', 'workers.py'),
+    ('tff', 'runtime.py'),
+    ('tff', 'data_source.py'),
+    ('tff', 'workers.py'),
     ('audit', 'canaries.py'),
     ('run', 'train_model.py'),
   ):
@@ -226,3 +276,10 @@ def test_checks_see_what_they_forbid(tmp_path):
     'tensorflow',
     'tensorflow_federated.x',
   }
+
+
+if __name__ == '__main__':
+  for path, pattern, rooms in _PAGES:
+    text = path.read_text()
+    there = re.search(pattern, text)
+    path.write_text(text[: there.start(2)] + rooms() + text[there.end(2) :])

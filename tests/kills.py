@@ -26,8 +26,10 @@ import tensorflow_federated as tff
 
 import tff_bandmf
 from simulations import kill_test
-from tff_bandmf import _files, program
-from tff_bandmf.program import run_record, runtime
+from tff_bandmf import _files
+from tff_bandmf import ledger as ledger_lib
+from tff_bandmf.run_files import folder, run_json
+from tff_bandmf.tff import runtime
 
 _ROUNDS = 6
 _SECRET = bytes(range(32))
@@ -85,10 +87,14 @@ _WAYS = {
 
 def _work(way, directory):
   """Runs, or goes on, and writes the report."""
-  if not (directory / run_record.RUN_FILE).exists():
+  if not (directory / run_json.RUN_FILE).exists():
     _files.load_or_create_secret(
-      directory / run_record.NEW_NOISE_KEY, 32, 'key', lambda _: _SECRET
+      directory / f'{run_json.NOISE_KEY}{run_json.NEW_KEY}',
+      32,
+      'key',
+      lambda _: _SECRET,
     )
+    folder.bind(directory, begun=False)
   plan = small_training.plan(_ROUNDS)
   with (
     runtime.local_runtime(concurrency=1, program=way == 'train_model'),
@@ -101,14 +107,14 @@ def _work(way, directory):
 
 def _ended(directory):
   """Returns the model, the cohorts and the claim of a run."""
-  path = directory / run_record.CHECKPOINTS / f'{_ROUNDS:08d}.npz'
+  path = directory / run_json.CHECKPOINTS / f'{_ROUNDS:08d}.npz'
   with np.load(path) as content:
     # What comes after the model names this start of the tape.
     model = [
       content[f'arr_{i}'].tobytes()
       for i in range(min(len(content.files), len(small_training.SPECS)))
     ]
-  with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
     cohorts = [ledger.cohort(t).tolist() for t in range(_ROUNDS)]
     observed = ledger.observed()
   report = json.loads((directory / 'report.json').read_text())

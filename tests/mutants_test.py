@@ -16,7 +16,11 @@ _EVERY_MARK = (
   'tff_bandmf/optimize/',
   'tff_bandmf/_files.py',
   'tff_bandmf/participation/',
-  'tff_bandmf/program/',
+  'tff_bandmf/cohorts/',
+  'tff_bandmf/ledger/',
+  'tff_bandmf/plan/',
+  'tff_bandmf/run_files/',
+  'tff_bandmf/tff/',
   'tff_bandmf/sensitivity/',
   'tff_bandmf/strategies/',
 )

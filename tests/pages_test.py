@@ -7,8 +7,10 @@ import re
 import pytest
 
 from tff_bandmf import report
+from tff_bandmf.ledger import chain
 from tff_bandmf.noise.tape import file as tape_file
-from tff_bandmf.program import chain, run_record
+from tff_bandmf.report import public
+from tff_bandmf.run_files import run_json
 from tff_bandmf.strategies import files
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -92,10 +94,11 @@ def test_versions_of_files_are_those_of_the_code():
   stated = re.findall(r'^\| .*? \| (?:`([\w. ]+)` |)(\d+)', page, re.M)
   assert stated == [
     ('tff_bandmf.strategy', str(files.VERSION)),
-    (run_record.RUN_FORMAT, str(run_record.RUN_VERSION)),
+    (run_json.RUN_FORMAT, str(run_json.RUN_VERSION)),
     ('', str(chain.FORMAT)),
     ('tff_bandmf.tape', str(tape_file.VERSION)),
     ('report.schema.json', str(report.VERSION)),
+    ('public.schema.json', str(public.VERSION)),
   ]
 
 

@@ -16,6 +16,7 @@ import threading
 
 import markdown_it
 import pytest
+import wheel_check
 
 from simulations.sweeps import grid
 
@@ -174,7 +175,7 @@ def _given():
   import tensorflow_federated as tff
 
   import tff_bandmf
-  from tff_bandmf import accounting, participation, program, strategies
+  from tff_bandmf import accounting, cohorts, participation, strategies
 
   element_spec = (tf.TensorSpec([None, 2]), tf.TensorSpec([None, 1]))
   guarantee = accounting.Guarantee(
@@ -206,7 +207,7 @@ def _given():
     'dataset': lambda client, round_index: tf.data.Dataset.from_tensors(
       (tf.ones([3, 2]), tf.ones([3, 1]))
     ),
-    'sampler': program.CohortSampler(8, 2, 4, guarantee.cohorts, seed=0),
+    'sampler': cohorts.CohortSampler(8, 2, 4, guarantee.cohorts, seed=0),
     'clients': 300,
     'outputs': tff.program.LoggingReleaseManager(),
   }
@@ -242,11 +243,7 @@ def test_code_blocks_run(path, shell, tmp_path, monkeypatch):
 
 
 def test_first_example_prints_what_the_readme_shows(capsys):
-  code, printed = re.search(
-    r'```python\n(.*?)```\n\nprints\n\n```\n(.*?)```',
-    (_ROOT / 'README.md').read_text(),
-    re.DOTALL,
-  ).groups()
+  code, printed = wheel_check.first_example()
   assert len(code.strip().splitlines()) <= 15
   exec(code, {})
   assert capsys.readouterr().out == printed

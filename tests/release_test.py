@@ -36,7 +36,7 @@ _OPTIONAL = {
   'tensorflow_privacy',
 }
 # Those that are not called as they are imported.
-_DISTRIBUTIONS = {'tree': 'dm-tree'}
+_DISTRIBUTIONS = {'tree': 'dm-tree', 'yaml': 'pyyaml'}
 # What says most about the core in half a minute; `make test-wheel` runs all.
 _CORE_TESTS = (
   'accounting/accounting_cohorts_test.py',
@@ -46,8 +46,8 @@ _CORE_TESTS = (
   'cli/cli_plan_test.py',
   'noise/generator_test.py',
   'participation_test.py',
-  'program/ledger_test.py',
-  'program/plan_test.py',
+  'ledger/ledger_test.py',
+  'plan/plan_test.py',
   'report/report_test.py',
   'sensitivity/sensitivity_test.py',
   'strategies/strategies_test.py',

@@ -1,11 +1,33 @@
 """Checks of an installed wheel; `requirements/test_wheel.sh` runs them."""
 
+import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
 import tff_bandmf
+
+_README = pathlib.Path(__file__).resolve().parent.parent / 'README.md'
+
+
+def first_example():
+  """Returns the first program of the README, and what it is to print."""
+  return re.search(
+    r'```python\n(.*?)```\n\nprints\n\n```\n(.*?)```',
+    _README.read_text(encoding='utf-8'),
+    re.DOTALL,
+  ).groups()
+
+
+def test_first_example_of_the_readme_needs_no_more():
+  """It ended in an ImportError after `pip install .`."""
+  code, printed = first_example()
+  result = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True
+  )
+  assert (result.stderr, result.stdout) == ('', printed)
 
 
 def test_package_is_the_installed_one():
@@ -33,7 +55,7 @@ def test_command_works():
 
 
 @pytest.mark.parametrize(
-  'module', ['aggregator', 'program.runtime', 'program.data_source']
+  'module', ['aggregator', 'tff.runtime', 'tff.data_source']
 )
 def test_one_line_says_how_to_get_tensorflow_federated(module):
   result = subprocess.run(
@@ -43,3 +65,23 @@ def test_one_line_says_how_to_get_tensorflow_federated(module):
   )
   assert result.returncode == 1
   assert 'make env' in result.stderr.splitlines()[-1]
+
+
+def test_one_line_says_what_a_run_needs(tmp_path):
+  program = """
+import tff_bandmf
+plan = tff_bandmf.Plan(
+    rounds=4, clients_per_round=2, cohorts=tff_bandmf.MinSep(2), epsilon=4.0,
+    delta=1e-6, l2_norm_clip=1.0, mechanism='banded-sqrt')
+tff_bandmf.Run('run', plan)
+"""
+  result = subprocess.run(
+    [sys.executable, '-c', program],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 1
+  line = result.stderr.splitlines()[-1]
+  assert 'a run needs TensorFlow' in line and "pip install '.[tff]'" in line
+  assert not (tmp_path / 'run').exists()

@@ -3,22 +3,32 @@
 The packages, in the order in which data flows through them; each imports only
 from those before it:
 
-  workloads      the matrix A: what is made of the noised sums
-  participation  who may take part, how often and how far apart
-  clips          what updates are clipped to
+  errors         how a refusal is worded: name=value, the rule, the remedy
+  _checks        checks of values that many rooms take
+  _files         files that survive a crash, and secrets in files
+  workloads      the matrix A: prefix sums, momentum, learning rates
+  participation  schemas: who may take part, how often, how far apart
+  clips          the norm that updates are clipped to, fixed or adaptive
   strategies     the matrix C, its errors, its file
-  sensitivity    the sensitivity of C under a participation schema
-  optimize       the search for a good C (needs TensorFlow)
-  accounting     noise multipliers, zCDP, epsilon
-  choosing       families ranked at a budget and a memory
+  sensitivity    how far one client moves C, exact or bounded
+  optimize       the search for C (large ones need TensorFlow)
+  accounting     noise multipliers, zCDP, epsilon; kinds of cohorts; slack
+  choosing       families ranked by error at a budget and a memory
   reproduction   published tables, computed again
-  noise          rows of C^-1 Z from a key (needs TensorFlow)
-  query          a `tfp.SumAggregationDPQuery` (needs TensorFlow Privacy)
+  noise          rows of C^-1 Z from a key, on the lattice (needs TensorFlow)
+  query          clipping and noising: a `tfp` query (needs TensorFlow Privacy)
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
-  program        plans, cohorts, ledger, rounds, checkpoints
-  report         the privacy report of a run
-  run            a run from its plan to its report
+  cohorts        who may take part in a round now
+  plan           what a run will do, and what it will guarantee
+  ledger         who took part in which round
+  run_files      the folder of a run on disk
+  tff            the runtime, the workers and the program loop of TFF
+  audit          what an attack can show of a claimed epsilon
+  report         what may be said of a run, and of a log
+  run            the loop, from a plan to its report
+  verify         whether a report is right, by code that imports no other room
   cli            the `bandmf` command
+  __main__       the same command, as `python -m tff_bandmf`
 
 Importing this package imports none of them; the names of its face come from
 them when they are first used.
@@ -31,8 +41,7 @@ if TYPE_CHECKING:
   from tff_bandmf.accounting import BallsInBins, BMinSep, CyclicPoisson
   from tff_bandmf.clips import AdaptiveClip
   from tff_bandmf.participation import FixedEpoch, MinSep, Single
-  from tff_bandmf.program.mechanism import Mechanism
-  from tff_bandmf.program.plan import Plan
+  from tff_bandmf.plan import Mechanism, Plan
   from tff_bandmf.run import Run
   from tff_bandmf.workloads import Workload
 
@@ -44,9 +53,9 @@ _MODULES = {
   'BallsInBins': 'accounting',
   'CyclicPoisson': 'accounting',
   'FixedEpoch': 'participation',
-  'Mechanism': 'program.mechanism',
+  'Mechanism': 'plan',
   'MinSep': 'participation',
-  'Plan': 'program.plan',
+  'Plan': 'plan',
   'Run': 'run',
   'Single': 'participation',
   'Workload': 'workloads',

@@ -61,6 +61,17 @@ def write_json(path: pathlib.Path, content: Any, **kwargs: Any) -> None:
   write(path, text.encode(), **kwargs)
 
 
+def json_digest(content: Any) -> bytes:
+  """Returns the SHA-256 of a JSON value, whatever the order of its keys."""
+  text = json.dumps(content, sort_keys=True, allow_nan=False)
+  return hashlib.sha256(text.encode()).digest()
+
+
+def sha256(path: pathlib.Path) -> str:
+  """Returns the SHA-256 of the bytes of a file, in hexadecimal."""
+  return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 @contextlib.contextmanager
 def replacing(
   path: Union[str, os.PathLike],
@@ -92,7 +103,7 @@ def replacing(
     take(part, path)
   except BaseException:
     if not mode & 0o077:
-      wipe(part)
+      discard(part)
     raise
   finally:
     part.unlink(missing_ok=True)
@@ -226,6 +237,18 @@ def wipe(path: pathlib.Path) -> None:
         for start in range(0, size, len(_ZEROS)):
           file.write(_ZEROS[: size - start])
     path.unlink()
+
+
+def discard(path: pathlib.Path) -> None:
+  """Removes a file, with its content unless that has another name too."""
+  # PRIVACY: a secret has two names for a moment, while it gets its own. A
+  # process that was killed then left both, and overwriting one would make a
+  # key of zeros of the other. Guard:
+  # files_test.test_secret_outlives_the_other_name_that_a_kill_left.
+  if os.path.lexists(path) and path.lstat().st_nlink > 1:
+    path.unlink()
+  else:
+    wipe(path)
 
 
 def read(path: pathlib.Path) -> bytes:

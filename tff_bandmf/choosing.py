@@ -1,10 +1,15 @@
-"""The families that fit in memory, ranked by their error at (epsilon, delta).
+"""Ranks families of strategies by the error of their noise at one claim.
 
-  rmse = noise_multiplier * sensitivity * sqrt(mean error)
+`choose` optimises every family that fits in memory, calibrates its noise to
+(epsilon, delta), and sorts by error. Families are optimised in parallel
+threads.
 
-and `max_rmse` likewise: the root mean square error that noise adds to a
-coordinate of the model, in units of the clipping norm and the learning rate.
-Families are optimised side by side, in threads.
+  rmse     = noise_multiplier * sensitivity * sqrt(mean error)
+  max_rmse = noise_multiplier * sensitivity * sqrt(max error)
+
+Both are the root mean square error that noise adds to one coordinate of the
+model, in units of the clipping norm times the learning rate: `rmse` on average
+over rounds, `max_rmse` in the worst round.
 """
 
 from __future__ import annotations
@@ -22,15 +27,16 @@ from tff_bandmf import accounting, errors, optimize, strategies, workloads
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-  """What is to be claimed of a whole run.
+  """The claim that a whole run has to meet.
 
   Attributes:
-    epsilon: positive.
-    delta: in (0, 1).
-    dimension: d of the model; None as in `accounting.Guarantee`.
+    epsilon: target epsilon of the whole run, > 0.
+    delta: target delta of the whole run, in (0, 1).
+    dimension: coordinates of the model, which set the cost of arithmetic; None
+      covers all models of `accounting.Guarantee`'s default.
 
   Raises:
-    ValueError: a value out of range.
+    ValueError: a value is out of range.
   """
 
   epsilon: float
@@ -43,13 +49,13 @@ class Target:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Choice:
-  """A strategy, and what it costs.
+  """A strategy, its calibrated noise and its error.
 
   Attributes:
-    guarantee: at (epsilon, delta).
-    rmse: of the mean error, noise included.
-    max_rmse: of the max error, noise included.
-    converged: whether the optimiser of the strategy did.
+    guarantee: C and its noise, calibrated to (epsilon, delta).
+    rmse: root mean square error over all rounds, for a clip of 1.
+    max_rmse: root mean square error of the worst round, for a clip of 1.
+    converged: whether the optimiser of the strategy converged.
   """
 
   guarantee: accounting.Guarantee
@@ -59,17 +65,17 @@ class Choice:
 
   @property
   def strategy(self) -> strategies.Strategy:
-    """Returns C."""
+    """The strategy C."""
     return self.guarantee.strategy
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Ranking:
-  """Choices, least error first, and why other families are not among them.
+  """Families in order of their error, and reasons for those left out.
 
   Attributes:
-    choices: at least one.
-    left_out: family to reason.
+    choices: at least one choice, least error first.
+    left_out: maps the name of a family that was not ranked to the reason.
   """
 
   choices: tuple[Choice, ...]
@@ -87,26 +93,28 @@ def choose(
   families: Optional[Iterable[str]] = None,
   progress: Callable[[str], None] = lambda family: None,
 ) -> Ranking:
-  """Returns the families that fit, ranked, for the claim of a whole run.
+  """Returns the families that fit, ranked by error at one claim.
 
-  Each is optimised for what a client can do at worst, `cohorts.schema`. Under
-  cyclic Poisson sampling it has as many bands as there are groups; without
-  `groups` powers of two are compared: more bands have less error at the same
-  noise and leave less to sample from [BandMF23, Sec 4 and Table 3].
+  Each family is optimised for the worst participation pattern of a client,
+  `cohorts.schema`. Under cyclic Poisson sampling a strategy has as many bands
+  as there are groups. If `groups` is not given, powers of two are compared:
+  more bands have less error at the same noise, but then smaller groups amplify
+  less [BandMF23, Sec 4 and Table 3].
 
   Args:
-    rounds: n.
-    cohorts: who takes part.
-    target: epsilon and delta.
-    noise_copies: model copies that the noise may keep; None is any number.
-    objective: `MEAN` or `MAX`, what is minimised and ranked by.
-    workload: A.
-    families: to compare; None is all.
+    rounds: n, number of rounds of the run, >= 1.
+    cohorts: participation schema that is enforced, or kind of sampling.
+    target: claim that every choice meets.
+    noise_copies: copies of the model that the noise may keep in memory, >= 1;
+      None is any number.
+    objective: error that is minimised and ranked by, `optimize.MEAN` or `MAX`.
+    workload: matrix A that turns released sums into models.
+    families: names of the families to compare; None is all of them.
     progress: called with the name of every family that is done.
 
   Raises:
-    TypeError: `cohorts` are of no kind.
-    ValueError: a value out of range, or no family fits.
+    TypeError: `cohorts` is not a kind of cohorts.
+    ValueError: a value is out of range, or no family fits.
 
   >>> from tff_bandmf import participation
   >>> ranking = choose(
@@ -123,13 +131,19 @@ def choose(
   stopped = threading.Event()
 
   def stop(loss):
-    # A search takes this for Ctrl-C, which only the main thread gets.
+    # Ctrl-C reaches the main thread only. This ends a search in another thread.
     if stopped.is_set():
       raise KeyboardInterrupt
 
   def optimized(family: strategies.Family) -> list[Choice]:
     choices = []
-    for parameters in _parameters(family, rounds, cohorts, noise_copies):
+    candidates = _parameters(family, rounds, cohorts, noise_copies)
+    # PRIVACY: each sampled bound fails with a small probability, and choosing
+    # the best favours one that failed. All candidates share one probability.
+    # Guard:
+    # choosing_test.test_compared_families_share_the_failure_probability.
+    samples = accounting.Samples(tries=len(declared) * len(candidates))
+    for parameters in candidates:
       best = optimize.optimize(
         family.name,
         rounds,
@@ -146,6 +160,7 @@ def choose(
         epsilon=target.epsilon,
         delta=target.delta,
         dimension=target.dimension,
+        samples=samples,
       )
       rmse, max_rmse = (
         guarantee.z_stddev_per_clip * math.sqrt(error)
@@ -158,7 +173,7 @@ def choose(
   reasons: dict[str, str] = {}
   threads = len(os.sched_getaffinity(0))
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-    # What is searched for in TensorFlow takes longest.
+    # Families that need a search take longest, so they start first.
     running = {
       pool.submit(optimized, family): family.name
       for family in sorted(declared, key=lambda family: not family.optimizer)
@@ -196,10 +211,10 @@ def _parameters(
   cohorts: accounting.Cohorts,
   noise_copies: Optional[int],
 ) -> list[dict[str, Any]]:
-  """Returns the bands to compare.
+  """Returns the parameters of each candidate of a family.
 
   Raises:
-    ValueError: few are needed, and the family has more.
+    ValueError: the cohorts need few bands, and the family has many.
   """
   bands = accounting.bands_to_compare(cohorts, rounds)
   if bands is None:

@@ -1,9 +1,31 @@
-"""Messages for values that break a rule."""
+"""Errors in one line: the value, the rule that it breaks, and the remedy.
+
+| function                          | purpose                                  |
+|-----------------------------------|------------------------------------------|
+| `value_error`, `type_error`       | errors for a value that breaks a rule    |
+| `not_installed`, `needs_...`      | errors for a package that is missing     |
+| `invalid`                         | the line itself                          |
+| `refusal`                         | the line of an assertion of TensorFlow   |
+| `notice`                          | writes a line during a long wait         |
+"""
 
 from __future__ import annotations
 
-# Characters of a part of a message.
+import contextlib
+import re
+import sys
+from typing import Optional
+
+import tqdm
+
+# A longer part of a message is cut in the middle; in characters.
 _LONGEST = 400
+# TensorFlow prints a failed assertion of a graph as '[part] [part]', and a
+# failed eager assertion with one part a line.
+_IN_A_GRAPH = re.compile(r'assertion failed: (\[[^\]]*\](?: \[[^\]]*\])*)')
+_BRACKETS = re.compile(r'\[([^\]]*)\]')
+_EAGER = re.compile(r'to be true\. Summarized data: (.*)', re.DOTALL)
+_BYTES = re.compile(r"b(['\"])(.*)\1")
 
 
 def invalid(name: str, value: object, rule: str, remedy: str) -> str:
@@ -12,8 +34,8 @@ def invalid(name: str, value: object, rule: str, remedy: str) -> str:
   >>> invalid('rounds', 0, 'must be at least 1', 'pass the number of rounds')
   'rounds=0: must be at least 1; pass the number of rounds.'
 
-  What a file or a command line holds may stand in it: parts are cut in the
-  middle where they are long, and characters that do not print are escaped.
+  Parts may come from a file or a command line. Long parts are cut in the
+  middle, and characters that do not print are escaped.
 
   >>> invalid('family', 'x\\x1b[2J', 'is not known', 'use banded')
   'family=x\\\\x1b[2J: is not known; use banded.'
@@ -22,18 +44,60 @@ def invalid(name: str, value: object, rule: str, remedy: str) -> str:
 
 
 def value_error(name: str, value: object, rule: str, remedy: str) -> ValueError:
-  """Returns what to raise for a value: its message is that of `invalid`."""
+  """Returns the error for a value that breaks a rule; see `invalid`."""
   return ValueError(invalid(name, value, rule, remedy))
 
 
 def type_error(name: str, value: object, rule: str, remedy: str) -> TypeError:
-  """Returns what to raise for a value of another kind, as `value_error`."""
+  """Returns the error for a value of a wrong type; see `invalid`."""
   return TypeError(invalid(name, value, rule, remedy))
 
 
+def notice(line: str) -> None:
+  """Writes a line to standard error, above any progress bars."""
+  # A closed pipe must not end the waiting thread.
+  with contextlib.suppress(OSError, ValueError):
+    tqdm.tqdm.write(line, file=sys.stderr)
+
+
+def install(extra: str) -> str:
+  """Returns the remedy if the packages of an extra are missing.
+
+  >>> install('logs')
+  "install it: pip install '.[logs]' in the folder of the sources"
+  """
+  return f"install it: pip install '.[{extra}]' in the folder of the sources"
+
+
 def not_installed(package: str, rule: str, remedy: str) -> ImportError:
-  """Returns what to raise where a package is missing."""
+  """Returns the error for a package that is missing."""
   return ImportError(invalid(package, 'not installed', rule, remedy))
+
+
+def refusal(error: Exception) -> Optional[ValueError]:
+  """Returns a failed assertion of a computation in one line, else None.
+
+  TensorFlow surrounds the parts of an assertion with names of graph nodes, or
+  prints each part on a line of its own; both are removed.
+
+  Args:
+    error: exception that a TensorFlow or TFF computation raised.
+
+  >>> refusal(RuntimeError('assertion failed: [too many:] [3]\\n [[{{node}}]]'))
+  ValueError('too many: 3')
+  >>> text = 'Expected x to be true. Summarized data: '
+  >>> refusal(RuntimeError(text + "b'too many:'\\n3"))
+  ValueError('too many: 3')
+  """
+  text = str(error)
+  graph = _IN_A_GRAPH.search(text)
+  if graph is not None:
+    return ValueError(_BRACKETS.sub(r'\1', graph[1]))
+  eager = _EAGER.search(text)
+  if eager is not None:
+    lines = (_BYTES.sub(r'\2', line) for line in eager[1].splitlines())
+    return ValueError(' '.join(lines))
+  return None
 
 
 def _line(value: object) -> str:
@@ -44,7 +108,7 @@ def _line(value: object) -> str:
 
 
 def needs_tff(module: str) -> ImportError:
-  """Returns what to raise where TensorFlow Federated is not installed."""
+  """Returns the error if TensorFlow Federated is not installed."""
   return not_installed(
     'tensorflow_federated',
     f'{module} needs TensorFlow Federated 0.87.0',
@@ -52,20 +116,28 @@ def needs_tff(module: str) -> ImportError:
   )
 
 
+def needs_tensorflow_privacy(what: str) -> ImportError:
+  """Returns the error if TensorFlow Privacy is not installed."""
+  return not_installed(
+    'tensorflow_privacy',
+    f'{what} needs TensorFlow and TensorFlow Privacy 0.9.0',
+    f'{install("tff")}, on Python 3.9 to 3.11',
+  )
+
+
 def needs_tensorflow(what: str) -> ImportError:
-  """Returns what to raise where TensorFlow is not installed."""
+  """Returns the error if TensorFlow is not installed."""
   return not_installed(
     'tensorflow',
     f'{what} needs TensorFlow',
-    "install it: pip install 'tff-bandmf[optimize]'",
+    install('optimize'),
   )
 
 
 def needs_jax(what: str) -> ImportError:
-  """Returns what to raise where JAX is not installed."""
+  """Returns the error if JAX is not installed."""
   return not_installed(
     'jax',
     f'{what} needs JAX',
-    "install it: pip install 'tff-bandmf[jax]', and JAX's own package for "
-    'your accelerator',
+    f"{install('jax')}, and JAX's own package for your accelerator",
   )

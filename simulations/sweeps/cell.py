@@ -19,7 +19,7 @@ from simulations import config_keys
 from simulations.sweeps import grid as grid_lib
 from tff_bandmf import __version__ as version
 from tff_bandmf import _files, errors, report, strategies, workloads
-from tff_bandmf.program import metrics, run_record
+from tff_bandmf.run_files import metrics, run_json
 
 # The seed of runs that search for a rate.
 TUNING_SEED = 0
@@ -112,7 +112,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
     for name in (report.RESULT_FILE, report.JSON_FILE)
   ):
     return None
-  run = run_record.RunRecord.read(directory)
+  run = run_json.RunRecord.read(directory)
   strategy, _ = strategies.load(directory / report.STRATEGY_FILE)
   z_stddev = run.claim['z_stddev_per_clip']
   config = cell.config(_noise(strategy, z_stddev, cell.config()))
@@ -127,7 +127,7 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
     )
   rows = metrics.rows(directory)
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
-  result, _ = run_record.read_result(directory)
+  result, _ = run_json.read_result(directory)
   written = json.loads((directory / report.JSON_FILE).read_text())
   return Result(
     config.training.server_learning_rate,
@@ -187,7 +187,7 @@ def run(
   # The sweep tells the cells of a Ctrl-C.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   from simulations import training
-  from tff_bandmf.program import runtime
+  from tff_bandmf.tff import runtime
 
   directory = sweep / cell.name
   # PRIVACY: two processes in one run directory could give one noise to two

@@ -119,11 +119,11 @@ def test_replace_one_is_refused(kind):
 @pytest.mark.parametrize(
   ('record', 'message'),
   [
-    ({'amplification': 'shuffled'}, 'amplification=shuffled: is not known'),
-    ({}, 'amplification=None: is not known'),
+    ({'amplification': 'shuffled'}, 'amplification=shuffled: .*known'),
+    ({}, 'amplification=None: .*known'),
     (
       {'amplification': 'balls-in-bins', 'bins': 3, 'min_sep': 2},
-      'min_sep=2: balls-in-bins does not take it',
+      'min_sep=2: .*balls-in-bins',
     ),
   ],
 )
@@ -185,10 +185,21 @@ def test_log_in_which_nobody_came_twice_is_single():
   assert logged.to_dict()['min_sep'] is None
 
 
+def test_log_without_a_sensitivity_is_rounded_up():
+  strategy = strategies.BandedSqrt(60, 6)
+  rounds = np.array([0, 10, 20])
+  found = sensitivity.of_clients([(rounds, rounds * 0)])
+  assert found.sensitivity is None
+  logged = accounting.Guarantee(strategy, accounting.Logged(found), 1.0)
+  planned = accounting.Guarantee(strategy, participation.MinSep(10, 3), 1.0)
+  assert planned.exact_noise < 1.0
+  assert logged.exact_noise <= planned.exact_noise
+
+
 @pytest.mark.parametrize('cohorts', _SAMPLED, ids=lambda each: each.name)
 def test_sampled_units_of_several_are_refused(cohorts):
   guarantee = _make(cohorts)
-  with pytest.raises(ValueError, match='clients_per_unit=2: nothing is proved'):
+  with pytest.raises(ValueError, match='clients_per_unit=2: .*proved'):
     attrs.evolve(guarantee, clients_per_unit=2)
 
 

@@ -1,7 +1,9 @@
 """Tests of what the arithmetic of the noise costs."""
 
 import dataclasses
+import fractions
 import math
+import random
 
 import inverse_cdf
 import numpy as np
@@ -10,7 +12,7 @@ import scipy.signal
 import scipy.special
 import small_sampler
 
-from tff_bandmf.accounting import arithmetic
+from tff_bandmf.accounting.arithmetic import cells as cells_lib
 
 _ndtr = scipy.special.ndtr
 
@@ -39,17 +41,17 @@ def _error(sums, inner, mean=0.0):
   return sums.cell_error(inner, inner, sums.cell_width, mean)
 
 
-class _NoSpacing(arithmetic.Arithmetic):
+class _NoSpacing(cells_lib.Arithmetic):
   def _spacing(self, z):
     return 0 * z
 
 
-class _ExtendedEverywhere(arithmetic.Arithmetic):
+class _ExtendedEverywhere(cells_lib.Arithmetic):
   def _spacing(self, z):
     return 0 * z + self.words.extended_spacing
 
 
-class _HalfEdge(arithmetic.Arithmetic):
+class _HalfEdge(cells_lib.Arithmetic):
   def _edge(self, z, mean):
     return super()._edge(z, mean) / 2
 
@@ -104,9 +106,9 @@ def _largest_ratio(kind, sampler, width, shift=0.0, move=0.0):
 @pytest.mark.parametrize('width', [1 / 2, 1 / 8, 1 / 64])
 @pytest.mark.parametrize('sampler', _SAMPLERS)
 def test_error_bounds_every_cell_of_small_samplers(sampler, width):
-  assert _largest_ratio(arithmetic.Arithmetic, sampler, width) <= 1
+  assert _largest_ratio(cells_lib.Arithmetic, sampler, width) <= 1
   for shift in (2.0**-6, -(2.0**-9)):
-    assert _largest_ratio(arithmetic.Arithmetic, sampler, width, shift) <= 1
+    assert _largest_ratio(cells_lib.Arithmetic, sampler, width, shift) <= 1
 
 
 # Words so fine that only the edges, or the shift, count.
@@ -115,9 +117,7 @@ _FINE = small_sampler.Sampler(22, more=4, below=12)
 
 @pytest.mark.parametrize('width', [1 / 4, 1 / 64])
 def test_error_bounds_cells_with_moved_edges(width):
-  assert (
-    0.5 < _largest_ratio(arithmetic.Arithmetic, _FINE, width, move=1.0) <= 1
-  )
+  assert 0.5 < _largest_ratio(cells_lib.Arithmetic, _FINE, width, move=1.0) <= 1
 
 
 def test_inverse_of_the_cdf_errs_less():
@@ -127,7 +127,7 @@ def test_inverse_of_the_cdf_errs_less():
 
 
 def test_every_term_is_needed():
-  plain = arithmetic.Arithmetic
+  plain = cells_lib.Arithmetic
   # Spacing; that of the extension; an edge on either side; the shift.
   assert _largest_ratio(plain, small_sampler.Sampler(12), 1 / 8) > 0.5
   assert (
@@ -148,7 +148,7 @@ def _computed(sampler, edges):
 
 
 def _arithmetic(sampler, width, cells=1):
-  return arithmetic.Arithmetic(
+  return cells_lib.Arithmetic(
     cells=cells,
     rho=1e-9,
     shift=0.0,
@@ -190,7 +190,7 @@ def test_moments_count_what_is_beyond_the_tail(order):
   bad = 1e-4
   error = bad / (1 - bad)
   moment = (1 - bad) * (1 + error) ** (1 + order)
-  moments = arithmetic.Moments(
+  moments = cells_lib.Moments(
     np.ones(1), np.array([error**2]), -np.log1p(-np.array([error])), bad
   )
   assert moment <= 1 + moments.growth(order)
@@ -201,7 +201,7 @@ def test_moments_count_what_is_beyond_the_tail(order):
 def test_second_moment_is_nearly_reached():
   # Errors of +-r in halves: bounds are above by little, and not with half.
   r, order = 1e-3, 100.0
-  moments = arithmetic.Moments(
+  moments = cells_lib.Moments(
     np.ones(1), np.array([r**2]), -np.log1p(-np.array([r])), 0.0
   )
   for power in (1 + order, -order):
@@ -245,7 +245,7 @@ def _hockey_stick(numerator, denominator, cells, alpha):
 )
 def test_closeness_holds_for_whole_runs(monkeypatch, sampler, cells):
   # As many cells as this have no accidents worth a word.
-  monkeypatch.setattr(arithmetic, '_SELF_TEST', 0.0)
+  monkeypatch.setattr(cells_lib, '_SELF_TEST', 0.0)
   width, beta = 1 / 2, 1e-3
   alpha = _arithmetic(sampler, width, cells).closeness(beta)
   assert alpha < 2
@@ -255,13 +255,13 @@ def test_closeness_holds_for_whole_runs(monkeypatch, sampler, cells):
   assert _hockey_stick(p, computed, cells, alpha) <= beta
 
 
-class _Coin(arithmetic.Arithmetic):
+class _Coin(cells_lib.Arithmetic):
   """Cells of two values, whose probabilities are off by +-1 % of them."""
 
   def moments(self, tail):
     del tail
     r = np.array([0.01])
-    return arithmetic.Moments(np.ones(1), r**2, -np.log1p(-r), 1e-20)
+    return cells_lib.Moments(np.ones(1), r**2, -np.log1p(-r), 1e-20)
 
 
 @pytest.mark.parametrize(('cells', 'beta'), [(256, 1e-9)])
@@ -275,7 +275,7 @@ def test_closeness_of_a_run_is_nearly_reached(cells, beta):
     assert _hockey_stick(*pair, cells, alpha / 1.5) > beta
 
 
-_BASE = arithmetic.Arithmetic(
+_BASE = cells_lib.Arithmetic(
   cells=2**30,
   rho=2.0,
   shift=2.0**-36,
@@ -295,3 +295,42 @@ _BASE = arithmetic.Arithmetic(
 def test_bad_arithmetic_is_refused(name, value):
   with pytest.raises(ValueError, match=f'^{name}='):
     dataclasses.replace(_BASE, **{name: value})
+
+
+def test_word_as_a_float_moves_no_edge_farther():
+  """It is rounded twice, and errs by 1.5 units near 2^53."""
+  words = {2**j + more for j in range(39, 64) for more in range(-9, 10)}
+  words |= {random.Random(i).randrange(2**39, 2**63) for i in range(2000)}
+  worst = 0.0
+  for k in words:
+    if not 2**39 <= k < 2**63:
+      continue
+    exact = fractions.Fraction(2 * k + 1, 2)
+    error = abs(fractions.Fraction(float(k) + 0.5) - exact) / exact * 2**53
+    worst = max(worst, error)
+    u = float(exact) * 2.0**-64
+    z = scipy.special.ndtri(u)
+    mills = u / math.exp(-(z**2) / 2) * math.sqrt(2 * math.pi)
+    assert error * mills <= cells_lib.WORD_UNITS
+  assert 1.4 < worst <= 1.5
+
+
+def test_error_is_linear_in_the_mean():
+  """Few coordinates may have the whole mean of m^2, each of them 12 rho."""
+  coarse = cells_lib.Arithmetic(
+    cells=1,
+    rho=8.0,
+    shift=0.0,
+    feedback=0.0,
+    rounds=1,
+    dimension=10**6,
+    cell_width=2.0**-2,
+    words=cells_lib.Words(unit=2.0**-9),
+  )
+  tail = 2.0
+  far = np.append(np.linspace(0, tail, cells_lib._BINS)[1:], tail)
+  worst = 12 * coarse.rho
+  share = 2 * coarse.rho**2 / worst**2
+  mixed = share * coarse.cell_error(0.0, far, 0.0, worst) ** 2
+  mixed += (1 - share) * coarse.cell_error(0.0, far, 0.0, 0.0) ** 2
+  assert np.all(mixed <= coarse.moments(tail).mean_square)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
-from tff_bandmf.accounting import b_min_sep, columns, importance
+from tff_bandmf.accounting.kinds import b_min_sep, columns
+from tff_bandmf.accounting.methods import importance
 
 _SAMPLES = 40_000
 
@@ -204,18 +205,18 @@ def test_calibrated_noise_meets_the_true_delta():
 
 
 def test_more_bands_than_min_sep_are_refused():
-  with pytest.raises(ValueError, match='min_sep=1: must be at least the bands'):
+  with pytest.raises(ValueError, match='min_sep=1: .*bands'):
     _spec(min_sep=1)
 
 
 def test_negative_entries_are_refused():
   rows = np.array([[1.0, 0.0], [1.0, -0.5]])
-  with pytest.raises(ValueError, match='entry -0.5'):
+  with pytest.raises(ValueError, match='strategy=entry -0.5: .*negative'):
     accounting.Guarantee(
       strategies.Banded(rows), accounting.BMinSep(2, 0.5), 1.0
     )
 
 
 def test_certain_participation_is_refused():
-  with pytest.raises(ValueError, match='sampling_prob=1.0: must be below 1'):
+  with pytest.raises(ValueError, match='sampling_prob=1.0: .*below'):
     _spec(sampling_prob=1)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
-from tff_bandmf.accounting import balls_in_bins, importance, monte_carlo
+from tff_bandmf.accounting.kinds import balls_in_bins
+from tff_bandmf.accounting.methods import importance, monte_carlo
 
 _MATRIX = np.array(
   [
@@ -169,7 +170,7 @@ def test_total_counts_the_failure_probability():
   bound = _calibrated(1.0, 1e-2, _samples(4, _SAMPLES, 1e-4)).claim(1e-2)
   assert bound.failure_probability == 1e-4
   assert bound.upper + 1e-4 <= 1e-2
-  with pytest.raises(ValueError, match='at most half of delta='):
+  with pytest.raises(ValueError, match='failure_probability=.*delta='):
     _spec(1.0, samples=_samples(4, 10_000, 0.006)).epsilon(1e-2)
 
 
@@ -249,21 +250,21 @@ def test_published_noise_is_confirmed(epsilon, rmse, gamma):
 def test_negative_entries_are_refused():
   matrix = _MATRIX.copy()
   matrix[3, 1] = -1e-3
-  with pytest.raises(ValueError, match='entry -0.001'):
+  with pytest.raises(ValueError, match='strategy=entry -0.001: .*negative'):
     _spec(matrix=matrix)
 
 
 def test_more_bins_than_rounds_are_refused():
-  with pytest.raises(ValueError, match='bins=6: must not exceed'):
+  with pytest.raises(ValueError, match='bins=6: .*rounds'):
     _spec(bins=6)
 
 
 @pytest.mark.parametrize(
   ('options', 'message'),
   [
-    ((10, 1.0), 'failure_probability=1.0: must be below 1'),
-    ((10, 0.0), 'failure_probability=0.0: must be positive'),
-    ((0, 0.5), 'samples=0: must be at least 1'),
+    ((10, 1.0), 'failure_probability=1.0: .*below'),
+    ((10, 0.0), 'failure_probability=0.0: .*positive'),
+    ((0, 0.5), 'samples=0: .*least'),
   ],
 )
 def test_samples_out_of_range_are_refused(options, message):

@@ -11,7 +11,8 @@ from gaussian_test import true_delta
 from hypothesis import strategies as st
 
 from tff_bandmf import accounting, participation, strategies
-from tff_bandmf.accounting import monte_carlo, slack
+from tff_bandmf.accounting.arithmetic import slack
+from tff_bandmf.accounting.methods import monte_carlo
 
 _SCHEMA = participation.MinSep(4)
 _SAMPLES = monte_carlo.Samples(2000)
@@ -173,7 +174,7 @@ def test_plans_are_composed_by_their_guarantees():
 
 
 def test_run_without_noise_is_refused():
-  with pytest.raises(ValueError, match='noise_multiplier=0: a run without'):
+  with pytest.raises(ValueError, match='noise_multiplier=0: .*guarantee'):
     accounting.compose([_run(1.0), _run(0.0)])
 
 
@@ -185,7 +186,7 @@ def test_mixed_adjacencies_are_refused():
 
 def test_mixed_units_are_refused():
   runs = [_run(1.0), _run(1.0, clients_per_unit=3)]
-  with pytest.raises(ValueError, match='clients_per_unit=1 and 3: must be'):
+  with pytest.raises(ValueError, match='clients_per_unit=1 and 3: .*same'):
     accounting.compose(runs)
   assert accounting.compose([runs[1]] * 2).epsilon(1e-6) > (
     runs[1].epsilon(1e-6)
@@ -195,3 +196,20 @@ def test_mixed_units_are_refused():
 def test_nothing_is_refused():
   with pytest.raises(ValueError, match='runs=none'):
     accounting.compose([])
+
+
+def test_named_run_counts_once_and_others_each_time():
+  """Two runs of one plan have equal guarantees, and both released."""
+  one, other = _run(1.0), _run(2.0)
+  after = accounting.Composition((one, other), ('one', 'other'))
+  before = accounting.Composition((other,), ('other',))
+  named = accounting.compose([after, before])
+  assert named.run_ids == ('one', 'other')
+  expected = accounting.compose([one, other]).epsilon(1e-6)
+  assert named.epsilon(1e-6) == expected
+  assert len(accounting.compose([one, one]).guarantees) == 2
+  third = accounting.Composition((other,), ('third',))
+  less = accounting.Composition((_run(1.9),), ('other',))
+  for more in (other, third, less):
+    found = accounting.compose([after, more])
+    assert len(found.guarantees) == 3 and found.epsilon(1e-6) > expected

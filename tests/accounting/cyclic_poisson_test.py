@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import special
 
 from tff_bandmf import accounting, strategies
-from tff_bandmf.accounting import poisson
+from tff_bandmf.accounting.kinds import poisson
 
 # [BandMF23, Table 5]: 2052 rounds, 6 epochs, delta = 1e-6. The matrices there
 # have sensitivity 1 with 6 participations, so the noise of one column of norm 1
@@ -279,28 +279,28 @@ def test_sampling_prob_is_that_within_the_group():
 
 
 def test_group_smaller_than_a_cohort_is_refused():
-  with pytest.raises(ValueError, match='groups=9: a group has 10 clients'):
+  with pytest.raises(ValueError, match='groups=9: .*clients_per_round=11'):
     accounting.CyclicPoisson.of_population(90, 11, 9)
   for make in (
     accounting.CyclicPoisson,
     lambda q: accounting.poisson_epsilon(1.0, q, 3, 1e-6),
   ):
-    with pytest.raises(ValueError, match='sampling_prob=1.5: must be in'):
+    with pytest.raises(ValueError, match='sampling_prob=1.5: '):
       make(1.5)
 
 
 def test_more_bands_than_groups_are_refused():
   strategy = strategies.BandedToeplitz(10, np.array([1.0, 0.5, 0.2]))
   for groups, message in (
-    (2, 'groups=2: must be at least the bands'),
-    (11, 'groups=11: must not exceed'),
+    (2, 'groups=2: .*bands'),
+    (11, 'groups=11: .*rounds'),
   ):
     with pytest.raises(ValueError, match=message):
       accounting.Guarantee(strategy, accounting.CyclicPoisson(0.1, groups), 1.0)
 
 
 def test_delta_below_rounding_is_refused():
-  with pytest.raises(ValueError, match='delta=1e-14: must be in'):
+  with pytest.raises(ValueError, match='delta=1e-14: '):
     accounting.poisson_epsilon(1.0, 0.1, 100, 1e-14)
   # What FFTs lose is counted at an epsilon that is never reached.
   assert accounting.poisson_delta(1.0, 0.1, 100, 50.0) >= 4e-14

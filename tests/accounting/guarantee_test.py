@@ -95,6 +95,24 @@ def test_log_of_uneven_epochs_is_not_what_was_planned():
   assert not found.keeps(participation.MinSep(2, 1), 4)
 
 
+def test_log_seen_with_another_strategy_is_refused():
+  """Its sensitivity is not that of the C whose noise was added."""
+  planned = accounting.Guarantee(
+    strategies.SqrtToeplitz(20), participation.MinSep(5), 1.0
+  )
+  rounds = np.array([0, 5, 10, 15])
+  client = [(rounds, rounds * 0)]
+  found = sensitivity.of_clients(client, strategies.Identity(20))
+  with pytest.raises(ValueError, match='strategy=.* log'):
+    planned.seen(found)
+  with pytest.raises(ValueError, match='strategy=.* log'):
+    accounting.Guarantee(planned.strategy, accounting.Logged(found), 1.0)
+  true = planned.seen(
+    sensitivity.of_clients(client, strategies.SqrtToeplitz(20))
+  )
+  assert true.sensitivity.value > found.sensitivity.value
+
+
 def _patterns(rounds, min_sep):
   """Returns every set of rounds that the schema allows."""
   return [

@@ -6,12 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from tff_bandmf.accounting import (
-  balls_in_bins,
-  importance,
-  monte_carlo,
-  search,
-)
+from tff_bandmf import accounting, strategies
+from tff_bandmf.accounting.kinds import balls_in_bins
+from tff_bandmf.accounting.methods import importance, monte_carlo, search
 
 _BETA = 1e-3
 _GRAM = np.array([[2.0, 0.5], [0.5, 1.0]])
@@ -118,6 +115,61 @@ def test_attempts_share_the_failure_probability(monkeypatch, beta):
     lambda epsilon: (mixture, epsilon), 50.0, 0.01, 1000, beta, seed=3
   )
   assert found is None
-  assert len(shares) == search._ATTEMPTS > 1
+  assert len(shares) == monte_carlo.ATTEMPTS > 1
   assert math.fsum(shares) <= beta * (1 + 1e-12)
   assert len(set(seeds)) == len(seeds)
+
+
+@pytest.mark.parametrize('tries', [1, 7])
+def test_searches_share_the_failure_probability(monkeypatch, tries):
+  """No search has enough noise for its slack: all may fail with 1e-8."""
+  shares = []
+  bound = monte_carlo.delta_bound
+
+  def sampled(mixture, epsilon, samples, share, seed):
+    shares.append(share)
+    return bound(mixture, epsilon, samples, share, seed)
+
+  def never_enough(*args):
+    noise, found = search.least(*args)
+    return noise / 8 ** len(shares), found
+
+  strategy = strategies.BandedSqrt(8, 2)
+  guarantee = accounting.Guarantee(strategy, accounting.BallsInBins(4), 1.0)
+  samples = monte_carlo.Samples(2000, seed=1, tries=tries)
+  monkeypatch.setattr(monte_carlo, 'delta_bound', sampled)
+  monkeypatch.setattr(
+    guarantee.accountant,
+    '_least_noise',
+    lambda epsilon, delta, options: never_enough(
+      lambda noise: (guarantee.accountant.mixture(noise), epsilon),
+      10.0,
+      delta,
+      *options,
+    ),
+  )
+  with pytest.raises(ValueError, match='samples=2000: are too few'):
+    guarantee.accountant.calibrate(guarantee.cost, 1.0, 1e-2, samples)
+  assert len(shares) > 1
+  # So many searches, each of so many attempts, as one of so many tries.
+  assert max(shares) * 4 * monte_carlo.ATTEMPTS * tries <= 1e-8 * (1 + 1e-12)
+
+
+def test_bound_of_several_tries_is_confirmed_as_such():
+  strategy = strategies.BandedSqrt(8, 2)
+  found = accounting.calibrate(
+    strategy,
+    accounting.BallsInBins(4),
+    epsilon=2.0,
+    delta=1e-3,
+    samples=monte_carlo.Samples(20_000, seed=1, tries=5),
+  )
+  bound = found.claim(1e-3)
+  assert bound.tries == 4 * monte_carlo.ATTEMPTS * 5
+  assert bound.failure_probability == 1e-8 and bound.total <= 1e-3
+  again = accounting.Guarantee(
+    strategy, accounting.BallsInBins(4), found.noise_multiplier
+  )
+  again.confirm(bound, 1e-3)
+  with pytest.raises(ValueError, match='tries=0'):
+    dataclasses.replace(bound, tries=0)

@@ -16,7 +16,7 @@ import pytest
 import scipy.stats
 
 from tff_bandmf import accounting
-from tff_bandmf.accounting import b_min_sep, samplers
+from tff_bandmf.accounting.kinds import b_min_sep, samplers
 from tff_bandmf.noise import generator, key
 
 _FALSE_ALARM = 1e-6
@@ -268,7 +268,7 @@ def test_probabilities_are_drawn_as_they_are_accounted_for():
     accounting.CyclicPoisson,
     functools.partial(accounting.BMinSep, 3),
   ):
-    with pytest.raises(ValueError, match='sampling_prob=1e-20: must be at le'):
+    with pytest.raises(ValueError, match='sampling_prob=1e-20: .*least'):
       kind(1e-20)
 
 
@@ -365,11 +365,11 @@ def test_largest_cohort_is_exceeded_as_seldom_as_stated():
 @pytest.mark.parametrize(
   ('cohorts', 'message'),
   [
-    (accounting.BMinSep(2, 0.5), 'population=None: b-min-sep cohorts are'),
-    (accounting.CyclicPoisson(0.5, population=9), 'groups=None: are as many'),
+    (accounting.BMinSep(2, 0.5), 'population=None: .*b-min-sep'),
+    (accounting.CyclicPoisson(0.5, population=9), 'groups=None: .*bands'),
     (
       accounting.CyclicPoisson(groups=3, population=9),
-      'sampling_prob=None: cyclic-poisson needs',
+      'sampling_prob=None: .*cyclic-poisson',
     ),
   ],
 )

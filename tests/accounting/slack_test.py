@@ -10,11 +10,13 @@ import pytest
 import scipy.special
 
 from tff_bandmf import accounting, participation, strategies
-from tff_bandmf.accounting import accountants, arithmetic, samplers, slack
+from tff_bandmf.accounting.arithmetic import cells, slack
+from tff_bandmf.accounting.kinds import samplers
+from tff_bandmf.accounting.methods import accountants
 
 _ndtr = scipy.special.ndtr
 
-_BASE = arithmetic.Arithmetic(
+_BASE = cells.Arithmetic(
   cells=2**30,
   rho=2.0,
   shift=2.0**-36,
@@ -43,7 +45,7 @@ _NUMBERS = [
 
 @pytest.mark.parametrize(('power', 'rho', 'epsilon', 'delta', 'cost'), _NUMBERS)
 def test_slack_of_runs(power, rho, epsilon, delta, cost):
-  sums = arithmetic.Arithmetic(
+  sums = cells.Arithmetic(
     cells=2**33,
     rho=rho,
     cell_width=2.0**-power,
@@ -62,8 +64,8 @@ def test_claim_is_tight_where_its_parts_are():
   # Two values; each of the three inequalities of the proof is an equality.
   alpha, beta, epsilon, delta = 0.004, 1e-6, 0.7, 1e-3
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(arithmetic.Arithmetic, 'closeness', lambda *_: alpha)
-    patch.setattr(arithmetic.Arithmetic, 'accidents', beta)
+    patch.setattr(cells.Arithmetic, 'closeness', lambda *_: alpha)
+    patch.setattr(cells.Arithmetic, 'accidents', beta)
     sums = dataclasses.replace(_BASE, cells=1)
     found = slack.slack((sums,), epsilon, delta, largest=0.5)
   guess = 2.0**-6
@@ -93,9 +95,9 @@ def test_accidents_are_part_of_delta():
   assert sums.closeness(2 * sums.accidents) < math.inf
   # Their cost is that of every event: e^epsilon.
   assert slack.slack((sums,), 1.0, 1e-16).delta > tails * (1 + math.e)
-  with pytest.raises(ValueError, match='proves no epsilon=8 at so small'):
+  with pytest.raises(ValueError, match='delta=1e-19: .*epsilon=8'):
     slack.slack((sums,), 8.0, 1e-19)
-  with pytest.raises(ValueError, match='use a larger delta'):
+  with pytest.raises(ValueError, match='delta=1e-21: .*epsilon=1'):
     slack.slack((sums,), 1.0, 1e-21)
 
 
@@ -108,9 +110,9 @@ def test_accidents_are_part_of_delta():
     {'cell_width': 2.0**-18},
     {'dimension': 10},
     {'feedback': 1e9},
-    {'words': arithmetic.Words(spacing=2.0**-48)},
-    {'words': arithmetic.Words(extended_spacing=2.0**-100)},
-    {'words': arithmetic.Words(unit=2.0**-52)},
+    {'words': cells.Words(spacing=2.0**-48)},
+    {'words': cells.Words(extended_spacing=2.0**-100)},
+    {'words': cells.Words(unit=2.0**-52)},
   ],
 )
 def test_slack_grows_with(worse):
@@ -133,15 +135,15 @@ def test_slack_grows_with_epsilon_and_falls_with_delta():
 
 
 def test_words_without_extension_prove_nothing():
-  words = arithmetic.Words(extended_spacing=2.0**-64)
+  words = cells.Words(extended_spacing=2.0**-64)
   bare = dataclasses.replace(_BASE, words=words)
-  with pytest.raises(ValueError, match='proves no epsilon'):
+  with pytest.raises(ValueError, match='slack_epsilon=infinite: .*epsilon'):
     slack.slack((bare,), 4.0, 1e-8, largest=0.9)
 
 
 def test_large_slack_has_to_be_asked_for():
   wide = dataclasses.replace(_BASE, cell_width=2.0**-26)
-  with pytest.raises(ValueError, match='more than 0.01 must be asked for'):
+  with pytest.raises(ValueError, match='slack_epsilon=.*0.01'):
     slack.slack((wide,), 4.0, 1e-8)
   assert slack.slack((wide,), 4.0, 1e-8, largest=0.9).epsilon > 0.01
 
@@ -179,7 +181,7 @@ def test_calibrate_meets_epsilon(epsilon, dimension):
 
 
 def test_calibrate_needs_more_than_the_slack():
-  with pytest.raises(ValueError, match='epsilon=0.0001: must exceed what the'):
+  with pytest.raises(ValueError, match='epsilon=0.0001: .*arithmetic'):
     accounting.calibrate(_STRATEGY, _SCHEMA, epsilon=1e-4, delta=1e-8)
 
 
@@ -271,7 +273,7 @@ def test_rho_is_that_of_the_cut_weights():
 
 @pytest.mark.parametrize('strategy', [_STRATEGY, strategies.OnlineTree(64)])
 def test_claim_covers_smaller_models(strategy):
-  few = arithmetic.many_coordinates(strategy.rounds) - 1
+  few = cells.many_coordinates(strategy.rounds) - 1
   costs = [
     slack.Cost.of(strategy, 6, sampled=False, dimension=dimension)
     for dimension in (few, few + 1)
@@ -337,7 +339,7 @@ def test_sensitivity_of_an_inverse_is_rounded_up(
 def test_inverse_that_float64_does_not_give_is_refused():
   strategy = _ill_conditioned(2000, 8, 1.0)
   spec = accounting.Guarantee(strategy, participation.Single(), 1.0)
-  with pytest.raises(ValueError, match='that float64 does not give; use fewer'):
+  with pytest.raises(ValueError, match='inverse_coefficients=.*float64'):
     spec.epsilon(1e-6)
 
 

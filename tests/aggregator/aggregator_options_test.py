@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_bandmf import aggregator, noise, participation, strategies
-from tff_bandmf.accounting import slack
+from tff_bandmf.accounting.arithmetic import slack
 from tff_bandmf.noise import generator, placements
 
 _ROUNDS = 4

@@ -13,7 +13,7 @@ import tff_bandmf
 from tff_bandmf import run, strategies
 from tff_bandmf.audit import bounds
 from tff_bandmf.noise import generator, key
-from tff_bandmf.program import run_record
+from tff_bandmf.run_files import run_json
 
 _ROUNDS, _GROUPS, _Q = 2, 2, 0.1
 _TRIALS = 8000
@@ -75,8 +75,8 @@ def _audited(directory, share):
       )
       mean = opened.release(updates, like)
       released.append(mean * plan.clients_per_round)
-      opened.finish(like)
-  secret = key.Key.load_or_create(directory / run_record.SAMPLING_KEY)
+      opened.finish(mean)
+  secret = key.Key.load_or_create(directory / run_json.SAMPLING_KEY)
   sampler = cohorts.sampler(generator.Generator(secret).words)
   groups = np.full(2 * _TRIALS, -1)
   for group, members in enumerate(sampler._members):

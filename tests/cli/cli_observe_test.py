@@ -68,19 +68,25 @@ def test_indicator_is_a_coordinate_of_the_claim(run_json, tmp_path, log):
     dimension=1_000_000,
   )
   plan.save(tmp_path / 'plan.json')
-  found = sensitivity.of_clients([(np.array([3]), np.array([7]))], _STRATEGY)
+  found = sensitivity.of_clients(
+    [(np.array([0, 3]), np.array([5, 7]))], _STRATEGY
+  )
   expected = plan.guarantee.seen(found).epsilon(1e-6)
   for flags in ([], ['--dimension', '1000000']):
-    shown = run_json('observe', log((3, 'a')), tmp_path / 'plan.json', *flags)
+    shown = run_json(
+      'observe', log((0, 'b'), (3, 'a')), tmp_path / 'plan.json', *flags
+    )
     assert shown['epsilon'] == expected
 
 
 def test_strategy_alone_shows_a_sensitivity(run_json, run, tmp_path, log):
   np.save(tmp_path / 'c.npy', _STRATEGY.matrix())
-  shown = run_json('observe', log((3, 'a')), tmp_path / 'c.npy')
+  shown = run_json('observe', log((0, 'b'), (3, 'a')), tmp_path / 'c.npy')
   assert shown['epsilon'] is None and shown['max_participations'] == 1
   flags = ['--z-stddev', '2', '--clip', '0.5', '--delta', '1e-6']
-  shown = run_json('observe', log((3, 'a')), tmp_path / 'c.npy', *flags)
+  shown = run_json(
+    'observe', log((0, 'b'), (3, 'a')), tmp_path / 'c.npy', *flags
+  )
   assert shown['noise_multiplier'] == pytest.approx(4 / shown['sensitivity'])
   assert shown['epsilon'] > 0
 
@@ -88,10 +94,10 @@ def test_strategy_alone_shows_a_sensitivity(run_json, run, tmp_path, log):
 @pytest.mark.parametrize(
   'rows, flags, message',
   [
-    ([(20, 'a')], [], 'round=20: is not among the 20 rounds'),
-    ([(1, 'a'), (1, 'a')], [], 'is twice in a round'),
+    ([(0, 'b'), (20, 'a')], [], 'round=20: is not among the 20 rounds'),
+    ([(0, 'a'), (0, 'a')], [], 'is twice in a round'),
     ([], [], 'shows no participation'),
-    ([(1, 'a')], ['--z-stddev', '1'], 'z_stddev=1.0: the plan says it'),
+    ([(0, 'a')], ['--z-stddev', '1'], 'z_stddev=1.0: the plan says it'),
   ],
 )
 def test_bad_input_is_one_line(run, plan, log, rows, flags, message):

@@ -54,6 +54,8 @@ def test_clip_that_adapts_is_planned(run_json, tmp_path):
     (['--population', '99'], 'clients=99: cannot fill 60 rounds of 10'),
     (['--noise-multiplier', '1'], 'noise_multiplier=1.0: is given in place'),
     (['--mechanism', 'bandet'], 'family=bandet: is not known'),
+    (['--mechanism', 'none.json'], 'mechanism=none.json: is not a file'),
+    (['--min-sep', '61'], 'cohorts=Single(), or --participation single.'),
     (
       ['--amplification', 'cyclic-poisson', '--sampling-prob', '0.1'],
       'min_sep=12',
@@ -84,13 +86,15 @@ def test_file_that_is_there_is_told_before_the_search(
 
 _WITHOUT_TENSORFLOW = """
 import sys
+import threading
 sys.modules['tensorflow'] = None
-from tff_bandmf.cli import main
+from tff_bandmf.cli import main, output
+output.FIRST_LINE = threading.TIMEOUT_MAX
 sys.exit(main.main())
 """
 
 
-_REMEDY = "pip install 'tff-bandmf[optimize]'"
+_REMEDY = "pip install '.[optimize]'"
 
 
 def _bandmf_without_tensorflow(*arguments):
@@ -121,13 +125,31 @@ def test_best_that_was_found_before_needs_no_tensorflow(
 
 
 @pytest.mark.slow
-def test_without_tensorflow_closed_forms_are_compared():
+def test_without_tensorflow_all_but_banded_are_compared():
+  """A core install left out every family that is searched for."""
   bandmf = _bandmf_without_tensorflow
   done = bandmf(*_FLAGS, '--json')
   assert (done.returncode, done.stderr) == (0, '')
   plan = json.loads(done.stdout)
-  assert _REMEDY in plan['left_out']['banded']
-  assert _REMEDY not in plan['left_out'].get('banded-sqrt', '')
+  assert [
+    family for family, reason in plan['left_out'].items() if _REMEDY in reason
+  ] == ['banded']
+  assert {'banded-toeplitz', 'blt', 'banded-inverse'} <= {
+    plan['mechanism'],
+    *(each['mechanism'] for each in plan['runners_up']),
+    *plan['left_out'],
+  }
   done = bandmf('optimize', *'--family banded --rounds 9 --min-sep 3'.split())
   assert (done.returncode, done.stdout) == (2, '')
   assert _REMEDY in done.stderr and done.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize('name', ['epsilon', 'delta'])
+def test_half_of_a_target_names_the_other_half(run, name):
+  """A missing --delta spoke of noise_multiplier."""
+  flags = _FLAGS[: _FLAGS.index(f'--{name}')]
+  flags += _FLAGS[_FLAGS.index(f'--{name}') + 2 :]
+  status, out, error = run(*flags)
+  assert (status, out) == (2, '')
+  assert error.startswith(f'{name}=None: bandmf plan needs it with ')
+  assert error.endswith(f'; give --{name}.\n')

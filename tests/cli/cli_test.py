@@ -4,10 +4,13 @@ import json
 import math
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
 
+import tff_bandmf
 from tff_bandmf import participation, strategies
 from tff_bandmf.cli import output
 
@@ -463,3 +466,82 @@ def test_installed_command_exits_with_the_status():
   )
   assert (result.returncode, result.stdout) == (2, '')
   assert result.stderr.count('\n') == 1
+
+
+@pytest.mark.parametrize(
+  ('command', 'line'),
+  [
+    (
+      'plan --rounds 9 --epsilon 1',
+      'clients_per_round, l2_norm_clip=None: bandmf plan needs each of them; '
+      'give --clients-per-round, --l2-norm-clip.',
+    ),
+    (
+      'choose',
+      'rounds, epsilon, delta=None: bandmf choose needs each of them; '
+      'give --rounds, --epsilon, --delta.',
+    ),
+    (
+      'account',
+      'file, delta=None: bandmf account needs each of them; '
+      'give FILE, --delta.',
+    ),
+    (
+      'choose --rounds 9 --epsilon 1',
+      'delta=None: bandmf choose needs it; give',
+    ),
+  ],
+)
+def test_missing_options_are_named_all_at_once(run, command, line):
+  """click stops at the first, so that a user came back once an option."""
+  status, out, error = run(*command.split())
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert error.startswith(line)
+
+
+def test_version_is_printed(run):
+  assert run('--version') == (
+    0,
+    f'bandmf, version {tff_bandmf.__version__}\n',
+    '',
+  )
+
+
+def test_module_runs_as_the_command():
+  result = subprocess.run(
+    [sys.executable, '-m', 'tff_bandmf', '--version'],
+    capture_output=True,
+    text=True,
+  )
+  assert (result.returncode, result.stderr) == (0, '')
+  assert result.stdout == f'bandmf, version {tff_bandmf.__version__}\n'
+
+
+def test_pipe_is_told_what_takes_so_long(capsys, monkeypatch):
+  """A user of a pipe waited for 20 s in silence."""
+  monkeypatch.setattr(output, 'FIRST_LINE', 0.0)
+  lines = ''
+  deadline = time.monotonic() + 60
+  with output.progress('comparing families', 18) as step:
+    while not lines and time.monotonic() < deadline:
+      captured = capsys.readouterr()
+      lines += captured.err
+      assert not captured.out
+    step('dp-cgd')
+  assert lines.startswith('comparing families: 0 of 18 steps, ')
+  assert lines.count('\n') == 1
+
+
+def test_phase_that_ends_at_once_is_silent(capsys, monkeypatch):
+  monkeypatch.setattr(output, 'FIRST_LINE', threading.TIMEOUT_MAX)
+  with output.progress('comparing families') as step:
+    step('dp-cgd')
+  assert capsys.readouterr() == ('', '')
+
+
+def test_file_of_a_system_error_is_named(run, tmp_path):
+  """`bandmf observe` of a file that is not there said file=None."""
+  log = tmp_path / 'none.csv'
+  status, out, error = run('observe', log, _toeplitz())
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert str(log) in error and 'None' not in error

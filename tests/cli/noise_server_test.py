@@ -10,13 +10,16 @@ import multiprocessing
 import os
 import pathlib
 import signal
+import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from unittest import mock
 
 import numpy as np
+import psutil
 import pytest
 import tapes
 
@@ -25,6 +28,7 @@ from tff_bandmf.cli import noise_server
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
+from tff_bandmf.noise.tape import served as served_tape
 from tff_bandmf.noise.tape import writer as tape_lib
 
 pytestmark = pytest.mark.slow
@@ -288,6 +292,51 @@ def test_round_of_a_killed_server_fails_after_its_timeout(tmp_path):
   with tapes.refused('is its process alive'):
     tapes.release(server, 5, timeout=0.5)
   assert time.monotonic() - began >= 0.5
+
+
+def test_frozen_server_is_named_while_a_round_waits(tmp_path, expected, capfd):
+  """The round waited for ten minutes, and nothing said for whom."""
+  server = _Server(tmp_path, '--ahead-bytes=1')
+  with contextlib.ExitStack() as stack:
+    stack.callback(server.kill)
+    server.start()
+    server.printed()
+    served = stack.enter_context(
+      contextlib.closing(
+        served_tape.ServedTape(
+          [server.directory],
+          _RECURSION,
+          _Z_STEPS,
+          _DIMENSION,
+          notice_seconds=1.0,
+        )
+      )
+    )
+    tapes.release(served, 0)
+    _wait_until((server.directory / '00000001.noise').exists)
+    # Longer than what a late server is given: this one is in time.
+    time.sleep(1.5)
+    assert capfd.readouterr().err == ''
+    process = psutil.Process(server.process.pid)
+    process.suspend()
+    _wait_until(lambda: process.status() == psutil.STATUS_STOPPED)
+    tapes.release(served, 1)
+    said = []
+
+    def wake():
+      _wait_until(
+        lambda: said.append(capfd.readouterr().err) or 'No noise' in said[-1]
+      )
+      process.resume()
+
+    thread = threading.Thread(target=wake)
+    thread.start()
+    assert np.array_equal(tapes.release(served, 2), expected[2])
+    thread.join()
+    (line,) = ''.join(said).splitlines()
+    assert f'process {process.pid} on {socket.gethostname()}' in line
+    assert str(server.directory) in line
+    assert 'No noise of round 2 for 1 s' in line and 'kill -CONT' in line
 
 
 def test_server_killed_at_random_points_gives_the_same_noise(server, expected):

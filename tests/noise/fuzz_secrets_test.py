@@ -17,10 +17,10 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from tff_bandmf import _files, errors, noise, strategies
+from tff_bandmf.ledger import identifiers
 from tff_bandmf.noise import key_use
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.program import identifiers
 
 _ROUNDS, _DIMENSION = 3, 5
 
@@ -201,7 +201,7 @@ def test_folder_of_another_user_is_refused(tmp_path, given):
     path.mkdir()
   os.close(tape_folder.prepare(path))
   os.chown(path, 65534, 65534, follow_symlinks=False)
-  with pytest.raises(ValueError, match='belongs to another user'):
+  with pytest.raises(ValueError, match='tape directory=.*: .*user'):
     tape_folder.prepare(path)
 
 
@@ -233,11 +233,15 @@ def test_no_reader_runs_what_it_reads(package):
   paths = list((_ROOT / package).rglob('*.py'))
   assert len(paths) > 10
   for path in paths:
-    for node in ast.walk(ast.parse(path.read_text())):
+    text = path.read_text()
+    # PyYAML only writes there, and its safe dumper runs nothing.
+    writes = path.name == 'registry.py' and 'load' not in text
+    for node in ast.walk(ast.parse(text)):
       if isinstance(node, (ast.Import, ast.ImportFrom)):
         names = {alias.name for alias in node.names}
         names.add(getattr(node, 'module', None) or '')
         roots = {name.split('.')[0] for name in names}
+        roots -= {'yaml'} if writes else set()
         assert not roots & _RUNS_WHAT_IT_READS, path
       elif isinstance(node, ast.Call):
         name = getattr(node.func, 'id', getattr(node.func, 'attr', None))

@@ -79,7 +79,7 @@ def _exact(word, extension):
 def test_tail_has_words_of_its_own():
   """Below 2^39 a second word decides, and it is the coordinate's own."""
   below = generator_lib.EXTENDED_BELOW * 2.0**-64
-  assert below == accounting.arithmetic.Words().extended_below
+  assert below == accounting.arithmetic.cells.Words().extended_below
   words = [0, 1, 2**10, 2**39 + 1, 2**40 - 2, 2**40, 2**63, 2**64 - 1]
   extensions = [0, 2**63, 5, 7, 2**64 - 1, 11, 13, 17]
   z = _Words(words, extensions).rows(0, 1, 0, 8)[0]

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tff_bandmf import strategies
-from tff_bandmf.accounting import arithmetic
+from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.noise import lattice
 
 _BANDED = strategies.BandedToeplitz(200, [1.0, 0.6, 0.4]).recursion()
@@ -22,9 +22,9 @@ def test_cells_are_as_wide_as_claims_say(z, scale):
   recursion = strategies.BandedToeplitz(50, [scale, 0.2 * scale]).recursion()
   found = _of(recursion, z, cohort=10, dimension=4)
   width = scale / found.z_steps  # h C[t, t] / s
-  assert width >= arithmetic.CELL_WIDTH
+  assert width >= cells.CELL_WIDTH
   # And no wider than they need to be.
-  assert found.clip_bits == 26 or width < 2 * arithmetic.CELL_WIDTH
+  assert found.clip_bits == 26 or width < 2 * cells.CELL_WIDTH
 
 
 @pytest.mark.parametrize('cohort', [1, 100, 10**4, 10**6])

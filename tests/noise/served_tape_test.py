@@ -119,7 +119,7 @@ def test_one_sum_is_released_by_all_shards(serve):
 
 @pytest.mark.parametrize('start_round', [-1, _ROUNDS + 1])
 def test_start_out_of_range_is_refused(serve, start_round):
-  said = f'start_round={start_round}: must be in'
+  said = f'start_round={start_round}: '
   with pytest.raises(ValueError, match=said):
     _open([serve('0', 0, 1)], start_round=start_round)
 
@@ -146,7 +146,7 @@ def test_rounds_that_were_used_are_not_served_again(serve):
   served = _open(servers)
   tapes.release(served, 6)
   served.close()
-  with pytest.raises(ValueError, match='start_round=5: rounds below 6 were'):
+  with pytest.raises(ValueError, match='start_round=5: .*6'):
     _open(servers, start_round=5)
   _open(servers, start_round=6).close()
 
@@ -164,7 +164,7 @@ def test_key_of_a_run_that_is_over_serves_no_other(serve):
 def test_second_reader_is_refused(serve):
   servers = [serve(str(i), i, 2) for i in range(2)]
   first = _open(servers)
-  with pytest.raises(ValueError, match='is read by another run'):
+  with pytest.raises(ValueError, match='noise_server=.*: .*another run'):
     _open(servers)
   tapes.release(first, 0)
   first.close()
@@ -192,13 +192,13 @@ def test_other_noise_than_trained_for_is_refused(serve, name, arguments):
 @pytest.mark.parametrize('chosen', [[0], [1], [0, 0], [1, 1]])
 def test_missing_shards_are_refused(serve, chosen):
   servers = [serve(str(i), i, 2) for i in range(2)]
-  with pytest.raises(ValueError, match='must be shards of 100 coordinates'):
+  with pytest.raises(ValueError, match='noise_server=.*: .*100 coordinates'):
     _open([servers[i] for i in chosen])
 
 
 def test_shards_that_overlap_are_refused(serve):
   servers = [serve('whole', 0, 1), serve('half', 1, 2)]
-  with pytest.raises(ValueError, match='must be shards of 100 coordinates'):
+  with pytest.raises(ValueError, match='noise_server=.*: .*100 coordinates'):
     _open(servers)
 
 
@@ -207,19 +207,19 @@ def test_shards_that_overlap_are_refused(serve):
 )
 def test_shards_of_two_tapes_are_refused(serve, other):
   servers = [serve('0', 0, 2), serve('1', 1, 2, **other)]
-  with pytest.raises(ValueError, match='several keys or kinds of device'):
+  with pytest.raises(ValueError, match='noise_server=.*: .*keys'):
     _open(servers)
 
 
 def test_folder_without_server_is_refused(tmp_path):
-  with pytest.raises(ValueError, match='start bandmf noise-server'):
+  with pytest.raises(ValueError, match='noise_server=.*: .*noise-server'):
     served_tape.ServedTape([tmp_path], _RECURSION, tapes.Z_STEPS, _DIMENSION)
   assert not list(tmp_path.iterdir())
 
 
 def test_tape_of_a_training_process_is_not_served(tmp_path):
   own = tapes.make(tmp_path / 'own', _STRATEGY, dimension=_DIMENSION)
-  with pytest.raises(ValueError, match='is not the folder of a noise-server'):
+  with pytest.raises(ValueError, match='noise_server=.*: .*noise-server'):
     _open([own])
   own.close()
 
@@ -244,7 +244,7 @@ def test_description_of_another_release_is_refused(serve, change):
       {name: value for name, value in content.items() if value is not None}
     )
   )
-  with pytest.raises(ValueError, match='tape.json: is not tff_bandmf.tape'):
+  with pytest.raises(ValueError, match='tape.json: .*tff_bandmf.tape'):
     _open([tape])
 
 
@@ -252,7 +252,7 @@ def test_description_of_another_release_is_refused(serve, change):
 def test_damaged_description_is_refused(serve, content):
   tape = serve('0', 0, 1)
   (tape.directory / 'tape.json').write_text(content)
-  with pytest.raises(ValueError, match='tape.json: is not tff_bandmf.tape'):
+  with pytest.raises(ValueError, match='tape.json: .*tff_bandmf.tape'):
     _open([tape])
 
 

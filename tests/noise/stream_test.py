@@ -239,7 +239,7 @@ def test_shards_are_all_coordinates_once_in_whole_pieces(
     assert all(part.start % 16 == 0 for part in parts)
     sizes = [-(-len(part) // 16) for part in parts]
     assert max(sizes) - min(sizes) <= 1
-  with pytest.raises(ValueError, match=f'shards={pieces + 1}.*at most'):
+  with pytest.raises(ValueError, match=f'shards={pieces + 1}: .*most'):
     stream.shard(dimension, 0, pieces + 1)
 
 
@@ -278,7 +278,7 @@ def test_backend_that_is_not_there_is_refused(monkeypatch):
   monkeypatch.delitem(sys.modules, name, raising=False)
   monkeypatch.delattr('tff_bandmf.noise.producer.jax_devices', raising=False)
   monkeypatch.setitem(sys.modules, 'jax', None)
-  with pytest.raises(ImportError, match=r"backend='jax'.*tff-bandmf\[jax\]"):
+  with pytest.raises(ImportError, match='jax=not installed: .*JAX'):
     _streamed(_FAMILIES['banded'], backend='jax')
 
 

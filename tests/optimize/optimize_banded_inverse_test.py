@@ -10,7 +10,7 @@ from tff_bandmf import (
   strategies,
   workloads,
 )
-from tff_bandmf.optimize import banded_inverse, series, solver
+from tff_bandmf.optimize import banded_inverse, solver
 
 pytestmark = pytest.mark.slow
 
@@ -115,15 +115,15 @@ def test_search_that_is_interrupted_returns_the_best_so_far():
 @pytest.mark.parametrize(
   ('arguments', 'message'),
   [
-    ((10, 11, _SCHEMA), 'bands=11: must not exceed rounds=10'),
-    ((10, 0, _SCHEMA), 'bands=0: must be at least 1'),
+    ((10, 11, _SCHEMA), 'bands=11: .*rounds=10'),
+    ((10, 0, _SCHEMA), 'bands=0: .*least'),
     (
       (10, 2, _SCHEMA, workloads.PREFIX, 'median'),
-      'objective=median: is not known',
+      'objective=median: .*known',
     ),
     (
       (10_000, 2, _SCHEMA, workloads.Workload(warmup=0.1)),
-      'rounds=10000: learning rates are taken up to 4096 rounds',
+      'rounds=10000: .*4096',
     ),
   ],
 )
@@ -143,19 +143,3 @@ def test_more_bands_are_never_worse_with_little_separation():
   ]
   for fewer, more in zip(losses, losses[1:]):
     assert more <= fewer * (1 + 1e-12)
-
-
-@pytest.mark.parametrize('family', ['banded-inverse', 'blt'])
-def test_growing_search_compiles_one_loss(monkeypatch, family):
-  made = []
-  make = series.Objective.__init__
-
-  def counted(self, *args, **kwargs):
-    made.append(self)
-    make(self, *args, **kwargs)
-
-  monkeypatch.setattr(series.Objective, '__init__', counted)
-  schema = participation.MinSep(60)
-  found = optimize.optimize(family, 300, schema, noise_copies=8)
-  assert found.converged and len(made) == 1
-  assert found.strategy.noise_copies > 1

@@ -322,33 +322,33 @@ def test_interrupted_search_returns_the_best_so_far(objective):
 @pytest.mark.parametrize(
   ('problem', 'others', 'error', 'message'),
   [
-    ((10, _SINGLE), (11,), ValueError, 'bands=11: must not exceed rounds=10'),
-    ((0, _SINGLE), (1,), ValueError, 'rounds=0: must be at least 1'),
-    ((10, _SINGLE), (2.0,), TypeError, 'bands=2.0: must be an integer'),
-    ((10, _SINGLE, _PREFIX, 'sum'), (2,), ValueError, 'objective=sum: is not'),
+    ((10, _SINGLE), (11,), ValueError, 'bands=11: .*rounds=10'),
+    ((0, _SINGLE), (1,), ValueError, 'rounds=0: .*least'),
+    ((10, _SINGLE), (2.0,), TypeError, 'bands=2.0: .*integer'),
+    ((10, _SINGLE, _PREFIX, 'sum'), (2,), ValueError, 'objective=sum: .*known'),
     (
       (10, participation.MinSep(3)),
       (4,),
       ValueError,
-      'bands=4: must not exceed min_sep=3',
+      'bands=4: .*min_sep=3',
     ),
     (
       (10, participation.FixedEpoch(3)),
       (4,),
       ValueError,
-      'bands=4: must not exceed min_sep=3',
+      'bands=4: .*min_sep=3',
     ),
     (
       (10, participation.MinSep(3)),
       (2, False),
       ValueError,
-      'equal_column_norms=False: is for fixed epochs',
+      'equal_column_norms=False: .*min-sep',
     ),
     (
       (10, participation.FixedEpoch(3, 2)),
       (2, False),
       ValueError,
-      'max_participations=2: must be 4',
+      'max_participations=2: .*4',
     ),
   ],
 )

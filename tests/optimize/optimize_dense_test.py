@@ -398,11 +398,11 @@ def test_smallest_cases_converge(rounds, schema):
 
 
 def test_bad_input_is_refused():
-  with pytest.raises(ValueError, match='rounds=0: must be at least 1'):
+  with pytest.raises(ValueError, match='rounds=0: .*least'):
     dense.optimize_dense(solver.Problem(0, participation.Single()))
-  with pytest.raises(TypeError, match='participation=3: must be a schema|part'):
+  with pytest.raises(TypeError, match='participation=3: .*schema'):
     dense.optimize_dense(solver.Problem(3, 3))
-  with pytest.raises(ValueError, match='objective=least: is not known'):
+  with pytest.raises(ValueError, match='objective=least: .*known'):
     dense.optimize_dense(
       solver.Problem(3, participation.Single(), objective='least')
     )

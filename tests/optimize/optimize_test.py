@@ -109,10 +109,6 @@ def test_loss_is_never_above_that_of_the_square_root(rounds, bands, objective):
   assert found.loss <= error * (root @ root) * (1 + 1e-12)
 
 
-def _settled(bands, rounds, objective, momentum):
-  return toeplitz._Settled(rounds, bands, objective, momentum)
-
-
 @pytest.mark.parametrize('objective', ['mean', 'max'])
 @pytest.mark.parametrize('momentum', [0.0, 0.8])
 @pytest.mark.parametrize(
@@ -122,7 +118,7 @@ def _settled(bands, rounds, objective, momentum):
 )
 def test_closed_form_is_the_sum_of_all_terms(coefficients, momentum, objective):
   rounds, free = 5_000, np.array(coefficients[1:])
-  loss = _settled(len(coefficients), rounds, objective, momentum)
+  loss = toeplitz._Settled(rounds, objective, momentum)
   value, gradient = loss(free)
   strategy = strategies.BandedToeplitz(rounds, coefficients)
   errors = strategy.errors(workloads.Workload(momentum))
@@ -135,7 +131,7 @@ def test_closed_form_is_the_sum_of_all_terms(coefficients, momentum, objective):
 
 
 def test_closed_form_is_infinite_where_a_root_is_in_the_unit_disc():
-  value, gradient = _settled(3, 1000, 'mean', 0.0)(np.array([0.1, 1.2]))
+  value, gradient = toeplitz._Settled(1000, 'mean', 0.0)(np.array([0.1, 1.2]))
   assert value == np.inf and np.all(gradient == 0)
 
 
@@ -145,12 +141,12 @@ def test_closed_form_and_sum_of_all_terms_find_the_same_optimum(
   rounds, objective
 ):
   schema = participation.Single()
-  *_, build = toeplitz._losses(
+  *_, all_terms = toeplitz._losses(
     solver.Problem(rounds, schema, workloads.PREFIX, objective),
     2,
   )
   start = np.array([0.5])
-  slow = series.minimize(build(), start, [(0, 1)])
+  slow = series.minimize(all_terms, start, [(0, 1)])
   found = toeplitz.optimize_banded_toeplitz(
     solver.Problem(rounds, participation.Single(), objective=objective), 2
   )
@@ -232,20 +228,20 @@ def test_optimiser_that_is_cut_short_says_so():
 @pytest.mark.parametrize(
   ('arguments', 'error', 'message'),
   [
-    ((10, 11), ValueError, 'bands=11: must not exceed rounds=10'),
-    ((0, 1), ValueError, 'rounds=0: must be at least 1'),
-    ((10, 0), ValueError, 'bands=0: must be at least 1'),
+    ((10, 11), ValueError, 'bands=11: .*rounds=10'),
+    ((0, 1), ValueError, 'rounds=0: .*least'),
+    ((10, 0), ValueError, 'bands=0: .*least'),
     (
       (10, 2, workloads.PREFIX, 'median'),
       ValueError,
-      'objective=median: is not known',
+      'objective=median: .*known',
     ),
     (
       (10, 2, workloads.Workload(warmup=0.5)),
       ValueError,
-      'workload=.* must have a constant learning rate',
+      'workload=.*: .*constant',
     ),
-    ((10.0, 2), TypeError, 'rounds=10.0: must be an integer'),
+    ((10.0, 2), TypeError, 'rounds=10.0: .*integer'),
   ],
 )
 def test_bad_input_is_refused(arguments, error, message):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tff_bandmf import noise, strategies
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import generator
-from tff_bandmf.noise.producer import source as source_lib
+from tff_bandmf.noise import source as source_lib
 
 _DTYPES = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 _MIXES = [
@@ -380,8 +380,18 @@ def test_sums_are_exact_in_any_order():
     int(_sum(query, [records[i] for i in order], state)[0]) for order in orders
   }
   assert len(sums) == 1
-  without, _ = _sum(query, records[1:], state)
+  without, *_ = _sum(query, records[1:], state)
   assert abs(sums.pop() - int(without)) <= 2**_BITS
+
+
+def test_records_that_add_nothing_are_counted():
+  """Updates that are all NaN would give a model of noise without a word."""
+  query = _query(tf.TensorSpec([3]))
+  records = [[1.0, 0.0, 0.0], [0.0] * 3, [np.nan, 1.0, 1.0], [0.0, 0.0, -2.0]]
+  _, clients, zero = _sum(
+    query, [tf.constant(record) for record in records], _begun(query)
+  )
+  assert (clients, zero) == (4, 2)
 
 
 @pytest.mark.parametrize('sums', [False, True])
@@ -389,14 +399,14 @@ def test_round_of_more_than_the_largest_cohort_fails(sums):
   specs = _specs(tf.float32)
   query = _query(specs, sums=sums)
   state = _begun(query)
-  zeros, clients = query.initial_sample_state()
+  zeros, clients, _ = query.initial_sample_state()
   most = tf.cast(_LARGEST_COHORT, clients.dtype)
-  query.get_noised_result((zeros, most), state)
+  query.get_noised_result((zeros, most, 0 * most), state)
   for count in (most + 1, -tf.ones_like(most), most * 2**20):
     with pytest.raises(
       tf.errors.InvalidArgumentError, match='larger largest_cohort, it is 8'
     ):
-      query.get_noised_result((zeros, count), state)
+      query.get_noised_result((zeros, count, 0 * count), state)
   with pytest.raises(tf.errors.InvalidArgumentError, match='largest_cohort'):
     record = (tf.nest.map_structure(tf.zeros_like, zeros), tf.constant(3))
     query.get_noised_result(

@@ -40,6 +40,9 @@ def test_report_claims_the_composition(tmp_path, run_json):
   assert written['together']['runs'] == ['third', '../second', '../first']
   assert written['together']['composition'] == 'exact'
   assert written['epsilon'] < written['together']['epsilon']
+  assert [
+    (claim['runs'], claim['epsilon']) for claim in written['check']['claims']
+  ] == [([0], written['epsilon']), ([0, 1, 2], written['together']['epsilon'])]
   assert 'goes on' not in str(written['warnings'])
   said = str(written['assumptions'])
   assert 'not chosen by what the runs before it released' in said
@@ -51,6 +54,12 @@ def test_report_claims_the_composition(tmp_path, run_json):
   folders = [tmp_path / name for name in ('first', 'second', 'third')]
   shown = run_json('report', folders[-1], '--public')
   assert shown['named_before'] == ['first', 'second']
+  names = [run['name'] for run in shown['check']['runs']]
+  assert names == [
+    'third',
+    'second',
+    'first',
+  ]
   assert expected.epsilon <= shown['epsilon'] <= 1.01 * expected.epsilon
   shown = run_json(
     *('report', *folders[1:], '--public', '--out', tmp_path / 'out')
@@ -59,6 +68,22 @@ def test_report_claims_the_composition(tmp_path, run_json):
   assert expected.epsilon <= shown['epsilon'] <= 1.01 * expected.epsilon
   found = run_json('compose', *folders, '--delta', '1e-5')
   assert found['epsilon'] == pytest.approx(expected.epsilon)
+
+
+def test_guarantee_of_a_run_has_those_before_it(tmp_path):
+  specs = [
+    _run(tmp_path / 'first', noise_multiplier=1.0),
+    _run(tmp_path / 'second', [tmp_path / 'first']),
+  ]
+  expected = accounting.compose(specs).epsilon(1e-5)
+  first, second = (
+    report.of_run(tmp_path / name) for name in ('first', 'second')
+  )
+  for runs in ([second], [second.guarantee], [first, second], [second, first]):
+    assert accounting.compose(runs).epsilon(1e-5) >= expected * (1 - 1e-9)
+  # It names the first one, which does not count twice.
+  twice = accounting.compose([first, second]).epsilon(1e-5)
+  assert twice == pytest.approx(expected)
 
 
 def test_predecessors_of_one_name_all_count(tmp_path):
@@ -126,3 +151,17 @@ def test_runs_before_those_that_are_listed_are_asked_for(tmp_path, run):
   status, out, error = run('compose', tmp_path / 'second', '--delta', '1e-5')
   assert (status, out, error.count('\n')) == (2, '', 1)
   assert 'runs=../first: is before one of these runs' in error
+
+
+def test_unfinished_run_counts_as_planned(run, tmp_path):
+  """It may go on, and then it claims what was planned."""
+  planned = report_test.make_run(
+    tmp_path / 'run', report_test.KEPT[:3], ended=False
+  ).epsilon(1e-5)
+  _, out, error = run('compose', tmp_path / 'run', '--delta', '1e-5', '--json')
+  found = json.loads(out)
+  assert 'rounds_started=3: ' in error and error.count('\n') == 1
+  assert found['epsilon'] >= planned * (1 - 1e-9)
+  (row,) = found['runs']
+  assert row['epsilon'] == found['epsilon'] > row['epsilon_so_far']
+  assert row['rounds_started'] == 3 < row['rounds']

@@ -96,8 +96,13 @@ def test_sampled_cohorts_are_refused(run, write):
 @pytest.mark.parametrize(
   'rows, changes, message',
   [
-    ([(20, 'a')], {}, 'round=20: is not among the 20 rounds'),
-    ([(1, 'a'), (1, 'a')], {}, 'is twice in a round'),
+    ([(0, 'b'), (20, 'a')], {}, 'round=20: is not among the 20 rounds'),
+    (
+      [(7, 'b'), (0, 'a'), (2, 'a'), (2, 'a')],
+      {},
+      'round=2: has a client that is twice',
+    ),
+    ([(1, 'a'), (6, 'a')], {}, 'the values of round begin at 1'),
     ([], {}, 'shows no participation'),
     (
       _KEPT,
@@ -110,6 +115,22 @@ def test_bad_input_is_one_line(run, write, rows, changes, message):
   status, out, error = run('report', *write(rows, **changes))
   assert (status, out, error.count('\n')) == (2, '', 1)
   assert message in error
+
+
+@pytest.mark.parametrize('command', ['report', 'observe'])
+def test_cohort_that_the_plan_has_no_room_for_is_refused(
+  run, write, tmp_path, command
+):
+  crowd = [(0, 'a'), *((5, f'c{i}') for i in range(3))]
+  flags = *write(crowd), '--out', tmp_path / 'out'
+  if command == 'observe':
+    flags = flags[3], flags[1]
+  status, out, error = run(command, *flags)
+  assert (status, out, error.count('\n')) == (2, '', 1)
+  assert 'clients=3: are in round 5' in error and 'has room for 2' in error
+  (tmp_path / 'plan.json').unlink()
+  write(crowd, largest_cohort=3)
+  assert run(command, *flags)[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,15 @@ import json
 import shutil
 import sqlite3
 
+import doctored
 import numpy as np
 import pytest
-from report_test import KEPT, make_run
+from report_test import KEPT, RESULTS, make_run
 
-from tff_bandmf import accounting, program, report
-from tff_bandmf.program import chain, checkpoints, run_record
+from tff_bandmf import accounting, report
+from tff_bandmf import ledger as ledger_lib
+from tff_bandmf.ledger import chain
+from tff_bandmf.run_files import checkpoints, run_json
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +55,7 @@ def forge(directory, change):
     ledger.execute(
       'UPDATE bandmf_ledger SET events = ?, head = ?', (len(events), head)
     )
-  with program.Ledger(path, create=False):
+  with ledger_lib.Ledger(path, create=False):
     pass  # What is forged so well opens.
 
 
@@ -117,7 +120,7 @@ def test_ledger_of_another_run_is_refused(tmp_path):
   _refused(tmp_path / 'mine', 'is not that of the run and the key in run.json')
   # One that was never said to be of a run is of none.
   mine.unlink()
-  with program.Ledger(mine) as ledger:
+  with ledger_lib.Ledger(mine) as ledger:
     ledger.start_round(0, [0])
   _refused(tmp_path / 'mine', 'is not that of the run and the key in run.json')
 
@@ -128,8 +131,33 @@ def test_other_clip_than_the_rounds_held_to_is_refused(tmp_path):
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
   run['claim']['clients_per_round'] += 1
   (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
-  with pytest.raises(ValueError, match='another clip, noise or key'):
+  with pytest.raises(ValueError, match='not that which the rounds'):
     report.write(tmp_path)
+
+
+def test_run_without_a_finished_round_is_bound_to_its_files(tmp_path):
+  """Once, what a run held to stood beside the end of a finished round."""
+  make_run(tmp_path, KEPT[:1], ended=False, held=[0])
+  doctored.rewrite(
+    tmp_path / report.LEDGER_FILE,
+    lambda event: (
+      event if event.kind in (chain.STARTED, chain.ENFORCED) else None
+    ),
+  )
+  (tmp_path / report.METRICS_FILE).unlink()
+  report.build(tmp_path)
+  run = json.loads((tmp_path / report.RUN_FILE).read_text())
+  run['claim']['delta'] = 1e-3
+  (tmp_path / report.RUN_FILE).write_text(json.dumps(run))
+  _refused(tmp_path, 'not that which the rounds in the ledger held to')
+
+
+def test_results_that_the_run_did_not_end_with_are_refused(tmp_path):
+  make_run(tmp_path, KEPT)
+  path = tmp_path / report.RESULT_FILE
+  results = json.loads(path.read_text())
+  path.write_text(json.dumps({**results, 'test_accuracy': 0.124}))
+  _refused(tmp_path, 'has other results than the ledger says')
 
 
 def test_noise_verified_in_one_of_six_rounds_is_refused(tmp_path):
@@ -168,21 +196,15 @@ def test_five_cohorts_for_six_rounds_are_refused(tmp_path, gone):
 
 def test_ended_run_with_a_round_that_did_not_end_is_refused(tmp_path):
   make_run(tmp_path, KEPT[:5], ended=False)
-  with program.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
     ledger.start_round(5, [4, 8])
     head = ledger.head()
   assert not report.write(tmp_path)['completed']
   for path in tmp_path.glob('report.*'):
     path.unlink()
+  # A ledger refuses such an end, so a program of somebody's own wrote it.
   (tmp_path / report.RESULT_FILE).write_text(
-    json.dumps(
-      {
-        'test_accuracy': 0.1,
-        'test_loss': 5.0,
-        'parameters': 10,
-        run_record.LEDGER_HEAD: head,
-      }
-    )
+    json.dumps({**RESULTS, run_json.LEDGER_HEAD: head})
   )
   _refused(tmp_path, 'round=5: was started and neither finished nor burnt')
 
@@ -257,7 +279,7 @@ def test_checkpoint_of_another_ledger_is_refused(tmp_path):
   make_run(tmp_path, _OFTEN, ended=False)
   folder = tmp_path / 'private' / 'checkpoints'
   kept = checkpoints.Checkpoints(folder)
-  with program.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(tmp_path / report.LEDGER_FILE) as ledger:
     heads = [ledger.attempts(t)[-1].head for t in range(6)]
   for t in 3, 6:
     kept.save(0.0, t, heads[t - 1])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from report_test import KEPT, make_run
 
 from tff_bandmf import report
-from tff_bandmf.program import checkpoints
+from tff_bandmf.run_files import checkpoints
 
 pytestmark = pytest.mark.slow
 

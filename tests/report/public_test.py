@@ -92,12 +92,15 @@ def test_counts_of_clients_are_not_published(tmp_path, run_json):
   full = report.build(tmp_path / 'run').content
   assert full['observed']['clients'] == 13
   for text in _texts(tmp_path / 'run'):
-    hidden = '(?s)<style>.*</style>|data:image[^"]*|[0-9a-f]{64}'
+    hidden = (
+      r'(?s)<(style|script)>.*?</\1>|sha256-[\w+/=]*|'
+      r'data:image[^"]*|[0-9a-f]{64}'
+    )
     text = re.sub(hidden, '', text)
     assert 'Some rounds are not in the model' in text
     for count in ('97', '13', '7'):
       assert not re.search(rf'(?<![\d.]){count}(?![\d.])', text), count
-    assert full['files_sha256']['ledger.sqlite'] not in text
+    assert full['ledger_head'] not in text
   assert 'ledger.sqlite' not in _texts(tmp_path / 'run')[2]
 
 
@@ -120,6 +123,16 @@ def test_plan_that_was_not_kept_leads(tmp_path, run):
   (row,) = found['runs']
   assert not row['kept']
   assert row['epsilon'] >= row['observed_epsilon'] > row['planned_epsilon']
+
+
+def test_exact_numbers_of_what_clients_did_are_not_public(tmp_path):
+  """Clients broke the plan, and the claim follows from their rounds."""
+  _run(tmp_path / 'run', [[0, 1], [2, 3], [0, 5], [4, 6], [8, 7], [9, 10]])
+  source = report.of_run(tmp_path / 'run')
+  assert report.publish([source]).content['check'] is None
+  assert 'does not have the exact numbers' in report.publish([source]).html()
+  (run,) = report.of(source).content['check']['runs']
+  assert (run['min_sep'], run['max_participations']) == (2, 2)
 
 
 def test_run_without_noise_has_no_guarantee(tmp_path, run_json):

@@ -15,6 +15,7 @@ import pytest
 import report_test
 
 from tff_bandmf import accounting, noise, report
+from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.report import pages
 
 pytestmark = pytest.mark.slow
@@ -110,6 +111,31 @@ def _breaches(value, schema, path='report'):
     < schema.get('exclusiveMaximum', math.inf)
   ):
     yield f'{path}: {value!r} is out of range'
+
+
+def test_public_json_follows_its_schema(tmp_path):
+  for name, options in {
+    'kept': {},
+    'closer': {'cohorts': _CLOSER},
+    'bare': {'noise_multiplier': 0.0},
+  }.items():
+    _make_run(tmp_path / name, key=name.encode(), **options)
+  schema = report.json_schema('public')
+  for names in (['kept'], ['closer'], ['bare'], ['kept', 'closer']):
+    sources = [report.of_run(tmp_path / name) for name in names]
+    written = report.publish(sources).content
+    assert list(_breaches(written, schema, 'public')) == []
+  assert set(written) == set(schema['properties']) == set(schema['required'])
+  assert all(part['description'] for part in schema['properties'].values())
+  for changes in (
+    {'extra': 1},
+    {'epsilon': '1'},
+    {'once_in': 0.5},
+    {'runs': [{}]},
+    {'together': {'epsilon': 1.0}},
+    {'check': {'digits': 3}},
+  ):
+    assert list(_breaches({**written, **changes}, schema)), changes
 
 
 @pytest.mark.parametrize(
@@ -215,7 +241,9 @@ def test_page_needs_nothing_else(tmp_path):
   report.write(tmp_path / 'run')
   text = (tmp_path / 'run' / report.HTML_FILE).read_text()
   page = _Page(text)
-  assert not {'script', 'link', 'iframe', 'object'} & set(page.tags)
+  assert not {'link', 'iframe', 'object'} & set(page.tags)
+  # The numbers, and the script that recomputes the claim from them.
+  assert page.tags.count('script') == 2
   head = 'data:image/svg+xml;base64,'
   assert len(page.references) == 2
   for reference in page.references:
@@ -262,6 +290,7 @@ def test_page_and_markdown_show_the_same_facts(tmp_path):
     written['report_code_sha256'],
     *written['warnings'],
     *written['files_sha256'].values(),
+    written['ledger_head'],
   ]
   facts += itertools.chain.from_iterable(
     row.values() for row in (*written['assumptions'], *written['side_releases'])
@@ -272,7 +301,6 @@ def test_page_and_markdown_show_the_same_facts(tmp_path):
   titles = re.findall(r'^\| ([a-z][^|]*) \|', markdown, re.MULTILINE)
   assert {title for title in titles if title not in page} == {
     'what is released',
-    'parameters',
     'noise multiplier, stddev(z) / (clip x sensitivity)',
     'z stddev = noise multiplier x sensitivity x clip',
     'least noise measured in a round',
@@ -312,7 +340,7 @@ def test_text_of_a_run_is_no_markup(tmp_path):
   report.write(tmp_path / 'run')
   markdown, text, _ = _texts(tmp_path / 'run')
   page = _Page(text)
-  assert 'script' not in page.tags
+  assert page.tags.count('script') == 2
   assert '<script>x</script>' in page.text and '<b>bold</b>' in page.text
   assert '| <script>x</script> \\| y |' in markdown
 
@@ -448,7 +476,6 @@ def test_digests_are_those_of_the_files(tmp_path):
   assert set(digests) == {
     'run.json',
     'strategy.json',
-    'ledger.sqlite',
     'metrics.csv',
     'result.json',
   }
@@ -499,3 +526,22 @@ def test_printed_epsilon_is_never_below_the_computed_one(value):
   printed = float(pages.number(value))
   assert value <= printed <= value * (1 + 2e-5)
   assert float(pages.number(value, up=False)) <= value
+  assert value <= float(pages.number(value, digits=4)) <= value * (1 + 1e-3)
+
+
+def test_head_has_rho_in_four_digits_and_units_of_the_inverse(tmp_path):
+  spec = report_test.make_run(tmp_path, report_test.KEPT)
+  report.write(tmp_path)
+  head = pages.number(spec.rho, digits=4)
+  assert float(head) >= spec.rho and len(head) <= 6
+  for name in ('report.md', 'report.html'):
+    text = (tmp_path / name).read_text()
+    assert f'| {head} |' in text or re.search(f'<b[^>]*>{head}</b>', text)
+    assert f'right to {cells.INVERSE_UNITS:g} units' in text
+    assert f'to {cells.INVERSE_MOST:g}, absolutely' in text
+
+
+def test_row_of_accounting_is_in_plain_words_for_everybody(tmp_path):
+  report_test.make_run(tmp_path, report_test.KEPT)
+  text = report.publish([report.of_run(tmp_path)]).content['accounting']
+  assert 'rounded up' in text and '_' not in text and 'rho' not in text

@@ -1,5 +1,6 @@
 """Tests of reports of runs whose cohorts chance drew."""
 
+import contextlib
 import json
 
 import jsonschema
@@ -7,10 +8,11 @@ import numpy as np
 import pytest
 
 import tff_bandmf
-from tff_bandmf import program, report, run, strategies
-from tff_bandmf.accounting import samplers
-from tff_bandmf.program import folder, run_record
+from tff_bandmf import ledger as ledger_lib
+from tff_bandmf import report, run, strategies
+from tff_bandmf.accounting.kinds import samplers
 from tff_bandmf.run import opening
+from tff_bandmf.run_files import folder, run_json
 
 pytestmark = pytest.mark.slow
 
@@ -21,6 +23,8 @@ _KINDS = [
   tff_bandmf.BallsInBins(3, population=_CLIENTS),
   tff_bandmf.BMinSep(2, 0.1, population=_CLIENTS),
 ]
+# A cohort of less than two clients has a probability below 1e-7.
+_LARGE = tff_bandmf.CyclicPoisson(0.5, 2, population=_CLIENTS)
 
 
 def _plan(cohorts, **changes):
@@ -38,11 +42,11 @@ def _plan(cohorts, **changes):
   )
 
 
-def _train(directory, plan, record=True):
+def _train(directory, plan, record=True, cut=None):
   with run.Run(directory, plan, keep_key=True) as mine:
     total = mine.restore(lambda: np.zeros(2))
     for opened in mine.rounds(clients=_CLIENTS):
-      updates = [np.full(2, 0.1) for _ in opened.cohort]
+      updates = [np.full(2, 0.1) for _ in opened.cohort[:cut]]
       total = total + opened.release(updates, np.zeros(2, np.float32))
       opened.finish(total)
     if record:
@@ -69,6 +73,9 @@ def test_report_leads_with_the_planned_claim(whole):
   assert content['amplification'] == plan.cohorts.name
   sampling = content['sampling']
   assert sampling['drawn'] == 'as the key of the draws gives them'
+  (claim,) = content['check']['claims']
+  assert claim['amplified'] == content['epsilon']
+  assert claim['epsilon'] == sampling['epsilon_unamplified']
   worst = plan.sampled.always
   if worst.evenly_spaced:
     worst = tff_bandmf.MinSep(worst.min_sep)
@@ -97,14 +104,14 @@ def test_report_keeps_what_was_drawn_to_itself(whole):
   }
   told = [row['what'] for row in made.content['side_releases']]
   assert not any('cohort size' in each for each in told)
-  with program.Ledger(directory / run_record.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
     sizes = ledger.observed().cohort_sizes
   made = report.publish([report.source.of_run(directory)])
   (row,) = made.content['runs']
   assert row['observed_epsilon'] is None and not made.content['told']
   assert row['epsilon'] == row['planned_epsilon'] < row['epsilon_unamplified']
   assert 'drawn in secret' in made.markdown() and 'drawn in' in made.html()
-  columns = (directory / run_record.METRICS_FILE).read_text().split()
+  columns = (directory / run_json.METRICS_FILE).read_text().split()
   assert columns == ['round', *map(str, sizes)]
 
 
@@ -117,7 +124,8 @@ def test_what_amplification_rests_on_is_said(whole):
     for start in ('The server draws', 'Nobody who sees', 'Drawn clients come')
   ]
   assert 'its verdict is in the chain' in rows[drawn]
-  assert rows[secret] == rows[come] == 'not checked here'
+  assert rows[secret] == 'not checked here'
+  assert 'has as many updates as its round has clients' in rows[come]
   assert not any(text.startswith('Clients take part as') for text in rows)
 
 
@@ -125,6 +133,8 @@ def test_run_without_a_verdict_is_not_checked(tmp_path):
   plan = _plan(_KINDS[0])
   content = _train(tmp_path, plan, record=False).content
   assert content['sampling']['drawn'] == 'not checked'
+  assert content['sampling']['as_drawn'] is None
+  assert any('was not checked' in each for each in content['warnings'])
   (row,) = [
     row
     for row in content['assumptions']
@@ -132,11 +142,8 @@ def test_run_without_a_verdict_is_not_checked(tmp_path):
   ]
   assert row['checked'] == 'not checked here'
   # A result without the look at the cohorts is a program of somebody's own.
-  with program.Ledger(tmp_path / run_record.LEDGER_FILE) as ledger:
-    head = ledger.head()
-  (tmp_path / run_record.RESULT_FILE).write_text(
-    json.dumps({'total': 1.0, run_record.LEDGER_HEAD: head})
-  )
+  with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
+    run_json.write_result(tmp_path, {'total': 1.0}, ledger)
   for made in (
     report.build(tmp_path),
     report.publish([report.source.of_run(tmp_path)]),
@@ -145,13 +152,51 @@ def test_run_without_a_verdict_is_not_checked(tmp_path):
     assert any('was not checked' in str(each) for each in warnings)
 
 
+def test_cut_cohort_has_no_amplified_claim(tmp_path):
+  """A program that takes the first clients of each cohort, and no other."""
+  plan = _plan(_LARGE)
+  content = _train(tmp_path, plan, cut=1).content
+  jsonschema.validate(content, report.json_schema())
+  assert content['sampling']['complete'] is False
+  assert content['sampling']['as_drawn'] is True
+  assert content['amplification'] == 'none'
+  assert content['epsilon'] == content['sampling']['epsilon_unamplified']
+  assert any(
+    'fewer updates than clients' in each for each in content['warnings']
+  )
+  public = report.publish([report.source.of_run(tmp_path)])
+  (row,) = public.content['runs']
+  assert row['epsilon'] == row['epsilon_unamplified']
+
+
+def test_cut_cohort_of_a_burnt_round_counts(tmp_path):
+  """Whoever saw the sum of a part can let the round burn."""
+  plan = _plan(_LARGE)
+  like = np.zeros(2, np.float32)
+  for size in 0.1, 0.2:
+    with run.Run(tmp_path, plan, keep_key=True) as mine:
+      opened = next(each for each in mine.rounds(clients=_CLIENTS))
+      with contextlib.suppress(Exception):
+        opened.release([np.full(2, size)] * (len(opened.cohort) - 1), like)
+  content = _train(tmp_path, plan).content
+  assert content['observed']['rounds_burnt'] == 1
+  assert content['amplification'] == 'none'
+  assert content['sampling']['complete'] is False
+
+
 def test_cohorts_that_no_key_drew_are_not_amplified(tmp_path):
   """As of a program with a ledger of its own and the claim of a plan."""
   plan = _plan(_KINDS[0])
   described = opening.described(plan)
   with folder.locked(tmp_path):
-    folder.open_run(tmp_path, described, plan.strategy, plan.cohorts.schema)
-  with program.Ledger(tmp_path / run_record.LEDGER_FILE) as ledger:
+    folder.open_run(
+      tmp_path,
+      described,
+      plan.strategy,
+      plan.cohorts.schema,
+      folder.keys(tmp_path, draws=False),
+    )
+  with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
     ledger.start_round(0, [1, 2])
   content = report.build(tmp_path).content
   assert content['amplification'] == 'none'
@@ -177,7 +222,7 @@ def test_other_cohorts_are_not_amplified(tmp_path, monkeypatch, everybody):
     # The last cohort is looked at when a run goes on.
     with pytest.raises(ValueError, match='the cohort of round 5 was drawn'):
       next(mine.rounds(clients=_CLIENTS), None)
-  with program.Ledger(tmp_path / run_record.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(tmp_path / run_json.LEDGER_FILE) as ledger:
     ledger.record_drawn(False)
   made = report.build(tmp_path)
   content = made.content
@@ -192,7 +237,7 @@ def test_other_cohorts_are_not_amplified(tmp_path, monkeypatch, everybody):
 
 def test_edited_bound_is_refused(whole):
   directory = whole[0]
-  path = directory / run_record.RUN_FILE
+  path = directory / run_json.RUN_FILE
   kept = path.read_text()
   content = json.loads(kept)
   content['claim']['bound']['epsilon'] -= 0.05

@@ -11,13 +11,15 @@ from collections.abc import Collection
 import numpy as np
 import pytest
 
-from tff_bandmf import accounting, participation, program, report, strategies
+from tff_bandmf import accounting, participation, report, strategies
+from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.cli import main
-from tff_bandmf.program import metrics, run_record
+from tff_bandmf.run_files import metrics, run_json
 
 pytestmark = pytest.mark.slow
 
 _ROUNDS = 6
+RESULTS = {'test_accuracy': 0.123, 'test_loss': 5.0, 'parameters': 10}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +68,11 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
     for part in (b'run', b'key')
   ]
   run = {
-    'format': run_record.RUN_FORMAT,
-    'version': run_record.RUN_VERSION,
+    'format': run_json.RUN_FORMAT,
+    'version': run_json.RUN_VERSION,
     **{
       name: f'{value:016x}'
-      for name, value in zip(run_record.IDENTITY_KEYS, identity)
+      for name, value in zip(run_json.IDENTITY_KEYS, identity)
     },
     'config': {},
     'claim': {
@@ -90,40 +92,32 @@ def make_run(directory: pathlib.Path, cohorts, noise_multiplier=0.6, **changes):
   directory.mkdir(parents=True, exist_ok=True)
   (directory / report.RUN_FILE).write_text(json.dumps(run))
   strategies.save(written.strategy, directory / report.STRATEGY_FILE)
-  enforced = run_record.RunRecord.read(directory).enforced_digest()
+  enforced = run_json.RunRecord.read(directory).enforced_digest(directory)
   header = 'round,clients,non_finite,fraction,accuracy\n'
   lines = [
     f'{t},{len(cohort)},0,0.3,{0.02 * t if t % 2 else ""}\n'
     for t, cohort in enumerate(cohorts)
   ]
   (directory / report.METRICS_FILE).write_text(''.join([header, *lines]))
-  with program.Ledger(directory / report.LEDGER_FILE) as ledger:
+  with ledger_lib.Ledger(directory / report.LEDGER_FILE) as ledger:
     ledger.bind(run=identity[0], noise_key=identity[1])
     for t, cohort in enumerate(cohorts):
       row = metrics.row_digest(header, lines[t])
-      ledger.start_round(t, np.array(cohort))
+      ledger.start_round(
+        t, np.array(cohort), enforced if t in written.held else None
+      )
       ledger.finish_round(
         t,
         spec.z_stddev_per_clip * 0.5 if written.measured else None,
         bytes([t]) * 32,
         noise_checked=t in written.verified,
-        enforced=enforced if t in written.held else None,
         row=row,
+        flags=['examined'],
       )
       if t in written.burnt:
         ledger.abandon_round(t, row)
-    head = ledger.head()
-  if written.ended:
-    (directory / report.RESULT_FILE).write_text(
-      json.dumps(
-        {
-          'test_accuracy': 0.123,
-          'test_loss': 5.0,
-          'parameters': 10,
-          run_record.LEDGER_HEAD: head,
-        }
-      )
-    )
+    if written.ended:
+      run_json.write_result(directory, RESULTS, ledger)
   return spec
 
 
@@ -311,7 +305,7 @@ def test_unit_of_several_clients_is_claimed(tmp_path):
     row['assumption'] for row in written['assumptions']
   ]
   text = (tmp_path / 'report.md').read_text()
-  assert 'one client, at most 3 clients' in text
+  assert 'one client, with at most 3 clients' in text
   # The same noise is not that of one client a unit.
   run = json.loads((tmp_path / report.RUN_FILE).read_text())
   run['claim']['clients_per_unit'] = 1
@@ -444,7 +438,8 @@ def test_result_cannot_change_the_claim(tmp_path):
   path.write_text(
     json.dumps({**json.loads(path.read_text()), 'epsilon': 0.001})
   )
-  assert report.write(tmp_path)['runs'][0]['epsilon'] > 1
+  with pytest.raises(ValueError, match='result='):
+    report.write(tmp_path)
 
 
 @pytest.mark.parametrize(

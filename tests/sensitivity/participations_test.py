@@ -183,12 +183,12 @@ def _observed_two(strategy):
 
 
 def test_client_that_is_twice_in_a_round_is_refused():
-  with pytest.raises(ValueError, match='is twice in a round'):
+  with pytest.raises(ValueError, match='round=3: .*twice'):
     sensitivity.of_clients([(np.array([3, 3]), np.array([5, 5]))])
 
 
 def test_round_past_the_strategy_is_refused():
-  with pytest.raises(ValueError, match='round=24: is not among the 24'):
+  with pytest.raises(ValueError, match='round=24: .*24 rounds'):
     sensitivity.of_clients(
       [(np.array([_ROUNDS]), np.array([5]))], _STRATEGIES['banded']
     )

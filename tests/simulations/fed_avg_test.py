@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulations import config as config_lib
 from simulations import fed_avg, models
 from tff_bandmf import aggregator, participation, query, strategies
-from tff_bandmf.program import runtime as runtime_lib
-from tff_bandmf.program import workers as workers_lib
+from tff_bandmf.tff import runtime as runtime_lib
+from tff_bandmf.tff import workers as workers_lib
 
 CLIENTS, MODEL, SPECS = (
   small_training.CLIENTS,

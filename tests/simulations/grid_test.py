@@ -11,13 +11,8 @@ from click import testing
 from simulations import config as config_lib
 from simulations import config_keys, run_stackoverflow
 from simulations.sweeps import grid
-from tff_bandmf import (
-  accounting,
-  optimize,
-  participation,
-  program,
-  strategies,
-)
+from tff_bandmf import accounting, optimize, participation, strategies
+from tff_bandmf import cohorts as cohorts_lib
 
 _CONFIGS = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 _BANDMF23 = grid.load(str(_CONFIGS / 'bandmf23.toml'))
@@ -214,14 +209,14 @@ def test_every_row_has_cohorts():
         config.privacy.min_sep
       ).participations(training.rounds)
       continue
-    sampler = program.CohortSampler(
+    sampler = cohorts_lib.CohortSampler(
       clients,
       training.clients_per_round,
       training.rounds,
       _schema(config),
       training.seed,
     )
-    history = program.History.empty(clients)
+    history = cohorts_lib.History.empty(clients)
     for t in range(training.rounds):
       history.record(t, sampler.sample(t, history))
   assert len(seen) >= 4

@@ -34,8 +34,8 @@ from tff_bandmf import (
   report,
   strategies,
 )
-from tff_bandmf.program import folder, run_record
-from tff_bandmf.program import metrics as metrics_lib
+from tff_bandmf.run_files import folder, run_json
+from tff_bandmf.run_files import metrics as metrics_lib
 
 pytestmark = pytest.mark.slow
 
@@ -308,17 +308,20 @@ def test_other_code_is_refused_where_rounds_are_left(small, run_copy):
   described = json.loads(path.read_text())
   described['code_sha256'] = '0' * 64
   path.write_text(json.dumps(described))
-  # Of a run that has ended nothing is made again.
-  result = json.loads((run_copy / report.RESULT_FILE).read_text())
-  assert training.run(*small, run_copy, resume=True, moved=True) == result
-  (run_copy / report.RESULT_FILE).unlink()
+  ended = run_copy / report.RESULT_FILE
+  content = ended.read_bytes()
+  ended.unlink()
   with pytest.raises(ValueError, match='code_sha256='):
     training.run(*small, run_copy, resume=True, moved=True)
+  # A run that has ended makes nothing again.
+  ended.write_bytes(content)
+  result = json.loads(content)
+  assert training.run(*small, run_copy, resume=True, moved=True) == result
 
 
 def test_directory_has_one_process_at_a_time(small, tmp_path):
   with folder.locked(tmp_path / 'run'):
-    with pytest.raises(ValueError, match='in use by another process'):
+    with pytest.raises(ValueError, match='is open in this process'):
       training.run(*small, tmp_path / 'run', resume=True)
 
 
@@ -344,14 +347,14 @@ def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
   assert training.run(*small, tmp_path / 'run', stop_after=3) is None
   assert not (tmp_path / 'run' / report.RESULT_FILE).exists()
   assert not report.write(tmp_path / 'run')['completed']
-  assert (tmp_path / 'run' / run_record.NOISE_KEY).exists()
+  assert (tmp_path / 'run' / run_json.NOISE_KEY).exists()
   result = training.run(*small, tmp_path / 'run', resume=True, stop_after=3)
   assert result is not None
   written, kept = report.write(tmp_path / 'run'), report.write(ended)
   assert written['observed'] == kept['observed']
   # The key ends with the run, unless it was asked for.
-  assert not (tmp_path / 'run' / run_record.NOISE_KEY).exists()
-  assert (ended / run_record.NOISE_KEY).exists()
+  assert not (tmp_path / 'run' / run_json.NOISE_KEY).exists()
+  assert (ended / run_json.NOISE_KEY).exists()
   for content, told in (written, 'destroyed when'), (kept, 'kept when'):
     assert told in str(content['assumptions'])
   assert training.run(*small, tmp_path / 'run', resume=True) == result
@@ -478,6 +481,23 @@ def test_cohort_that_cannot_be_filled_stops_before_training(
   assert len(phases) == 3 and all(line.endswith(' ...') for line in phases)
   assert 'cohort_size=100000' in error
   assert not (tmp_path / 'run').exists()
+
+
+def test_min_sep_beyond_the_rounds_is_told(small, tmp_path, runtime, capsys):
+  """The plan has another min_sep than the experiment, and says so."""
+  config, corpus = small
+  config = dataclasses.replace(
+    config, training=dataclasses.replace(config.training, rounds=2)
+  )
+  training.run(config, corpus, tmp_path / 'run', stop_after=1)
+  least = config.privacy.min_sep
+  assert (
+    f'privacy.min_sep={least} exceeds training.rounds=2: a client takes part'
+    in capsys.readouterr().err
+  )
+  content = report.build(tmp_path / 'run').content
+  assert content['planned']['min_sep'] == 2
+  assert content['process_checked'] is True
 
 
 def test_key_stands_in_its_file_alone(ended):

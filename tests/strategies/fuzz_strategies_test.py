@@ -238,7 +238,7 @@ def test_pipe_is_no_strategy(path):
   path = path.with_suffix('.json')
   os.mkfifo(path)
   with fuzzing.bounded():
-    with pytest.raises(ValueError, match='is not a regular file'):
+    with pytest.raises(ValueError, match='file=.*regular'):
       strategies.load(path)
 
 
@@ -258,5 +258,5 @@ def test_archive_that_unpacks_to_gigabytes_is_refused(run, path):
       for _ in range(256):
         member.write(bytes(2**20))
   with fuzzing.bounded(path.stat().st_size):
-    with pytest.raises(ValueError, match='strategy file'):
+    with pytest.raises(ValueError, match='file=.*whole'):
       strategies.load(path)

@@ -101,7 +101,7 @@ def test_errors_of_toeplitz_without_limit_are_added_up(coefficients):
 
 def test_errors_of_toeplitz_that_overflow_are_refused():
   strategy = strategies.BandedToeplitz(5000, [1.0, -3.0])
-  with pytest.raises(ValueError, match='grows without bound'):
+  with pytest.raises(ValueError, match='coefficients=.*bound'):
     strategy.errors()
 
 
@@ -125,7 +125,7 @@ def test_errors_of_dense_against_inverse(values):
 
 def test_errors_of_dense_that_overflow_are_refused():
   matrix = np.eye(40) - 1e10 * np.eye(40, k=-1)
-  with pytest.raises(ValueError, match='overflows'):
+  with pytest.raises(ValueError, match='C=.*overflow'):
     strategies.Dense(matrix).errors()
 
 
@@ -161,14 +161,14 @@ def test_arrays_are_read_only_copies():
 @pytest.mark.parametrize(
   ('rounds', 'coefficients', 'message'),
   [
-    (2, [1, 0.5, 0.2], 'bands=3: must not exceed rounds=2'),
-    (0, [1], 'rounds=0: must be at least 1'),
-    (3, [], 'must be one-dimensional and not empty'),
-    (3, [[1.0]], 'must be one-dimensional and not empty'),
-    (3, [1, np.nan], 'must be finite'),
-    (3, [1, np.inf], 'must be finite'),
-    (3, [0, 1], 'diagonal of C must be positive'),
-    (3, [-1, 1], 'diagonal of C must be positive'),
+    (2, [1, 0.5, 0.2], 'bands=3: .*rounds=2'),
+    (0, [1], 'rounds=0: .*least'),
+    (3, [], 'coefficients.shape=.*one-dimensional'),
+    (3, [[1.0]], 'coefficients.shape=.*one-dimensional'),
+    (3, [1, np.nan], 'coefficients=NaN or infinity: .*finite'),
+    (3, [1, np.inf], 'coefficients=NaN or infinity: .*finite'),
+    (3, [0, 1], 'coefficients=.*diagonal'),
+    (3, [-1, 1], 'coefficients=.*diagonal'),
   ],
 )
 def test_toeplitz_refuses(rounds, coefficients, message):
@@ -179,13 +179,13 @@ def test_toeplitz_refuses(rounds, coefficients, message):
 @pytest.mark.parametrize(
   ('matrix', 'message'),
   [
-    (np.ones((2, 3)), 'must be square'),
-    (np.ones((0, 0)), 'must be square and not empty'),
-    (np.ones(3), 'must be square'),
-    (np.ones((2, 2)), 'must be lower-triangular'),
-    (np.diag([1.0, 0.0]), 'diagonal of C must be positive'),
-    (np.diag([1.0, np.nan]), 'must be finite'),
-    (np.diag([1.0, np.inf]), 'must be finite'),
+    (np.ones((2, 3)), 'C.shape=.*square'),
+    (np.ones((0, 0)), 'C.shape=.*square'),
+    (np.ones(3), 'C.shape=.*square'),
+    (np.ones((2, 2)), 'C=.*triangular'),
+    (np.diag([1.0, 0.0]), 'C=0.0: .*diagonal'),
+    (np.diag([1.0, np.nan]), 'C=NaN or infinity: .*finite'),
+    (np.diag([1.0, np.inf]), 'C=NaN or infinity: .*finite'),
   ],
 )
 def test_dense_refuses(matrix, message):
@@ -197,7 +197,7 @@ def test_dense_refuses(matrix, message):
   'values', [np.eye(2) * 1j, [['1']], [[True]], [[None]]]
 )
 def test_values_that_are_no_real_numbers_are_refused(values):
-  with pytest.raises(TypeError, match='must be real numbers'):
+  with pytest.raises(TypeError, match='C.dtype=.*real'):
     strategies.Dense(values)
 
 
@@ -213,9 +213,9 @@ def test_rounds_may_be_a_numpy_integer(tmp_path):
 @pytest.mark.parametrize('scale', [1e-200, 1e-31, 1e31, 1e200])
 def test_extreme_scale_is_refused(scale):
   # 1e-200 squared is 0: a sensitivity of 0 would ask for no noise at all.
-  with pytest.raises(ValueError, match='multiply C by a constant'):
+  with pytest.raises(ValueError, match='coefficients=.*multiply'):
     strategies.BandedToeplitz(3, [scale])
-  with pytest.raises(ValueError, match='multiply C by a constant'):
+  with pytest.raises(ValueError, match='C=.*multiply'):
     strategies.Dense(np.eye(3) * scale)
 
 
@@ -342,7 +342,7 @@ def test_file_of_another_version_is_refused(tmp_path, suffix, version):
     path.write_text(json.dumps(header))
   else:
     np.savez(path, header=np.array(json.dumps(header)))
-  with pytest.raises(ValueError, match=f'version={version}: .* version 2'):
+  with pytest.raises(ValueError, match=f'version={version}: .*version 2'):
     strategies.load(path)
 
 
@@ -434,7 +434,7 @@ def test_file_with_another_schema_is_refused(tmp_path, suffix, schema):
   write(_MIN_SEP)
   assert strategies.load(path)[1] == participation.MinSep(3)
   write(schema)
-  with pytest.raises(ValueError, match='is not a whole strategy file'):
+  with pytest.raises(ValueError, match='file=.*whole'):
     strategies.load(path)
 
 
@@ -448,7 +448,7 @@ def test_file_that_is_cut_short_is_refused(tmp_path, suffix):
   whole = path.read_bytes().rstrip()
   for end in (*range(0, len(whole), 5), len(whole) - 1):
     path.write_bytes(whole[:end])
-    with pytest.raises(ValueError, match='is not a whole'):
+    with pytest.raises(ValueError, match='file=.*whole'):
       strategies.load(path)
 
 
@@ -459,7 +459,7 @@ def test_file_that_is_cut_short_is_refused(tmp_path, suffix):
 def test_file_of_something_else_is_refused(tmp_path, suffix, content):
   path = tmp_path / f'strategy{suffix}'
   path.write_bytes(content)
-  with pytest.raises(ValueError, match='is not a whole'):
+  with pytest.raises(ValueError, match='file=.*whole'):
     strategies.load(path)
 
 
@@ -477,20 +477,20 @@ def test_pickles_are_never_loaded(tmp_path):
     coefficients=trap,
   )
   for name in ('c.npy', 'raw.npy', 'c.npz'):
-    with pytest.raises(ValueError, match='is not a whole'):
+    with pytest.raises(ValueError, match='file=.*whole'):
       strategies.load(tmp_path / name)
   assert not (tmp_path / 'sprung').exists()
 
 
 def test_npy_file_of_complex_numbers_is_refused(tmp_path):
   np.save(tmp_path / 'c.npy', np.eye(3) * (1 + 1j))
-  with pytest.raises(ValueError, match='must be real numbers'):
+  with pytest.raises(ValueError, match='C.dtype=.*real'):
     strategies.load(tmp_path / 'c.npy')
 
 
 @pytest.mark.parametrize('name', ['strategy', 'strategy.txt', 'c.npy'])
 def test_save_refuses_another_suffix(tmp_path, name):
-  with pytest.raises(ValueError, match='must end in .json or .npz'):
+  with pytest.raises(ValueError, match='out=.*: .*json'):
     strategies.save(strategies.Identity(3), tmp_path / name)
   assert not list(tmp_path.iterdir())
 
@@ -498,7 +498,7 @@ def test_save_refuses_another_suffix(tmp_path, name):
 def test_load_refuses_another_suffix(tmp_path):
   path = tmp_path / 'strategy.txt'
   path.write_text(json.dumps(_header()))
-  with pytest.raises(ValueError, match='must end in .json, .npz or .npy'):
+  with pytest.raises(ValueError, match='file=.*: .*npy'):
     strategies.load(path)
 
 
@@ -543,7 +543,7 @@ def test_column_norm_that_overflows_is_refused():
   """A norm of infinity would make a column of C, and its weight, vanish."""
   toeplitz = strategies.BandedInverse(300, [1.0, -5.0])
   assert np.all(np.isfinite(toeplitz.column(300)))
-  with pytest.raises(ValueError, match='column norms of C overflow'):
+  with pytest.raises(ValueError, match='column_normalize=True: .*overflow'):
     _ = strategies.ColumnNormalized(toeplitz).column_norms
 
 

@@ -35,15 +35,10 @@ from collections.abc import Iterable
 from typing import Any, Optional
 
 from tff_bandmf import errors
-from tff_bandmf.accounting import (
-  accountants,
-  cohorts,
-  gaussian,
-  guarantee,
-  monte_carlo,
-  poisson,
-)
-from tff_bandmf.accounting import slack as slack_lib
+from tff_bandmf.accounting import guarantee
+from tff_bandmf.accounting.arithmetic import slack as slack_lib
+from tff_bandmf.accounting.kinds import kinds, poisson
+from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
 
 EXACT = 'exact'
 CONVOLVED = 'losses convolved, rounded up'
@@ -61,9 +56,11 @@ class Composition:
 
   Attributes:
     guarantees: of the runs.
+    run_ids: the name that tells each run from others; None where it has none.
   """
 
   guarantees: tuple[guarantee.Guarantee, ...]
+  run_ids: tuple[Optional[str], ...]
 
   @property
   def adjacency(self) -> str:
@@ -150,10 +147,13 @@ class Composition:
 def compose(runs: Iterable[Any]) -> Composition:
   """Returns what several runs on the same clients guarantee together.
 
-  It is about whoever is in all runs; a client that is in fewer has more.
+  It is about whoever is in all runs; a client that is in fewer has more. A run
+  that several compositions have, such as one that two others come after, counts
+  once if its claim is the same in all.
 
   Args:
-    runs: guarantees, or what has a `guarantee`, such as a `Plan`.
+    runs: guarantees, compositions, or what has one of them as `guarantee`, such
+      as a `Plan` or a `Run`.
 
   Raises:
     ValueError: there are none, one has no noise, or their adjacencies or units
@@ -166,7 +166,17 @@ def compose(runs: Iterable[Any]) -> Composition:
   >>> round(compose([one, one]).epsilon(1e-6), 2)
   1.46
   """
-  found = tuple(getattr(run, 'guarantee', run) for run in runs)
+  pairs: dict[Any, tuple[Optional[str], guarantee.Guarantee]] = {}
+  for part in (getattr(run, 'guarantee', run) for run in runs):
+    if not isinstance(part, Composition):
+      part = Composition((part,), (None,))
+    for run_id, each in zip(part.run_ids, part.guarantees):
+      # PRIVACY: two runs may have equal guarantees, and both count: only what
+      # has the name and the noise of a run that is counted is that run. Guard:
+      # composition_test.test_named_run_counts_once_and_others_each_time.
+      same = run_id, each.noise_multiplier, each.cohorts
+      pairs[len(pairs) if run_id is None else same] = run_id, each
+  found = tuple(each for _, each in pairs.values())
   if not found:
     raise errors.value_error(
       'runs', 'none', 'are to be composed', 'give one or more'
@@ -201,7 +211,7 @@ def compose(runs: Iterable[Any]) -> Composition:
       'must be the same in all runs',
       'state all runs for one of them',
     )
-  return Composition(found)
+  return Composition(found, tuple(run_id for run_id, _ in pairs.values()))
 
 
 def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
@@ -218,7 +228,7 @@ def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
 
 def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
   """Returns what holds whatever cohorts are drawn."""
-  sampled = cohorts.sampled(run.cohorts)
+  sampled = kinds.sampled(run.cohorts)
   return run if sampled is None else run.under(sampled.always)
 
 

@@ -10,14 +10,9 @@ import dp_accounting
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import sensitivity as sensitivity_lib
-from tff_bandmf.accounting import (
-  accountants,
-  gaussian,
-  logged_cohorts,
-  monte_carlo,
-)
-from tff_bandmf.accounting import cohorts as cohorts_lib
-from tff_bandmf.accounting import slack as slack_lib
+from tff_bandmf.accounting.arithmetic import slack as slack_lib
+from tff_bandmf.accounting.kinds import kinds, logged_cohorts
+from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
 
 _SAMPLES = monte_carlo.Samples()
 # What the last digits of float64 may do to a claim that is computed again.
@@ -56,7 +51,7 @@ class Guarantee:
   """
 
   strategy: strategies.Strategy
-  cohorts: cohorts_lib.Cohorts
+  cohorts: kinds.Cohorts
   noise_multiplier: float = attrs.field()
   dimension: Optional[int] = attrs.field(default=None, kw_only=True)
   max_slack: float = attrs.field(default=slack_lib.MAX_SLACK, kw_only=True)
@@ -86,9 +81,7 @@ class Guarantee:
   @functools.cached_property
   def accountant(self) -> accountants.Accountant:
     """What accounts for the run in real numbers."""
-    return cohorts_lib.accountant(
-      self.strategy, self.cohorts, self.clients_per_unit
-    )
+    return kinds.accountant(self.strategy, self.cohorts, self.clients_per_unit)
 
   @property
   def sensitivity(self) -> sensitivity_lib.Sensitivity:
@@ -180,7 +173,7 @@ class Guarantee:
       )
     self._claims[delta] = found
 
-  def under(self, cohorts: cohorts_lib.Cohorts) -> Guarantee:
+  def under(self, cohorts: kinds.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
     PRIVACY: z stays, and the noise multiplier follows the sensitivity. Guard:
@@ -277,7 +270,7 @@ class Guarantee:
 
 def calibrate(
   strategy: strategies.Strategy,
-  cohorts: cohorts_lib.Cohorts,
+  cohorts: kinds.Cohorts,
   *,
   epsilon: float,
   delta: float,
@@ -288,18 +281,28 @@ def calibrate(
 ) -> Guarantee:
   """Returns the guarantee with the least noise that meets (epsilon, delta).
 
-  Where a claim rests on random samples the noise is nearly the least, and
-  `claim(delta)` of what is returned is the bound that was seen to hold.
+  For a claim that rests on random samples the noise is nearly the least.
+
+  **Formal guarantee.** Assumptions: the run meets the conditions of `Guarantee`
+  and of docs/reference/arithmetic.md. Statement: `claim(delta).epsilon` of the
+  result is at most `epsilon`, and the released bits of the run are
+  (epsilon, delta)-DP for one unit of privacy. For a sampled claim this holds
+  except with probability `samples.failure_probability` over the samples, and
+  `claim(delta)` is the bound that the search confirmed. Source: the theorems of
+  docs/reference/arithmetic.md for the released bits, the modules of
+  `accounting.kinds` and `accounting.methods` for real numbers.
 
   Args:
     strategy: C.
-    cohorts: who takes part.
-    epsilon: positive, above what the arithmetic costs.
-    delta: in [1e-50, 1), above what the arithmetic costs.
-    dimension: as in `Guarantee`.
-    max_slack: as in `Guarantee`.
-    samples: as in `Guarantee`; more of them need less noise.
-    clients_per_unit: as in `Guarantee`.
+    cohorts: participation schema that is enforced, or kind of sampling.
+    epsilon: target epsilon of the whole run, > 0 and above the cost of
+      arithmetic.
+    delta: target delta of the whole run, in [1e-50, 1) and above the cost of
+      arithmetic.
+    dimension: the attribute of `Guarantee`.
+    max_slack: the attribute of `Guarantee`.
+    samples: the attribute of `Guarantee`; more samples need less noise.
+    clients_per_unit: the attribute of `Guarantee`.
 
   Raises:
     ValueError: a value out of range, nothing is proved for the strategy and

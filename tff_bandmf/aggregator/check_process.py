@@ -1,4 +1,10 @@
-"""What a learning process lets past its aggregator."""
+"""Checks that a learning process releases clients' values by its aggregator.
+
+`check_process` interprets the computation `process.next` on taints: whether a
+value depends on what clients hold.
+
+  names = check_process(process)   # such as ['metrics.client_work.train.loss']
+"""
 
 from __future__ import annotations
 
@@ -10,19 +16,19 @@ import tensorflow_federated as tff
 from tff_bandmf import errors
 from tff_bandmf import query as query_lib
 
-# Whether a value depends on what clients hold: one answer for all of it, or one
-# for each element.
+# Whether a value depends on what clients hold: one flag for the whole value, or
+# one for each of its elements.
 _Taint = Union[bool, tuple['_Taint', ...]]
 _Function = Callable[[Any], Any]
 
-# (function, value) -> value
+# Intrinsics with arguments (function, value) that return function(value).
 _MAPS = {
   'federated_apply',
   'federated_map',
   'federated_map_all_equal',
   'sequence_map',
 }
-# Value -> the same value elsewhere or of all clients, element by element.
+# Intrinsics whose result depends on their value element by element.
 _CARRIERS = {
   'federated_broadcast',
   'federated_max',
@@ -43,28 +49,36 @@ def check_process(
     tff.templates.IterativeProcess, tff.templates.AggregationProcess
   ],
 ) -> list[str]:
-  """Returns the names of what a round releases without noise.
+  """Returns the names of values that a round releases without noise.
 
-  Such as 'metrics.client_work.train.loss', which TFF's federated averaging
-  measures: numbers that depend on clients' values and are outside the
-  guarantee. Keep them to yourself, or name them where the guarantee is
-  stated.
+  An example is 'metrics.client_work.train.loss', which TFF's federated
+  averaging measures. Such values depend on what clients hold and are outside
+  the guarantee: keep them secret, or name them where the guarantee is stated.
 
-  The values that clients hold are followed through `process.next`, each TFF
-  operation and each TensorFlow graph; of a graph with any client's value in
-  it all results count. The release of one `dp_aggregator` is where they may
-  leave; nothing else of the next state may depend on them.
+  The check follows clients' values through `process.next`, through every TFF
+  operation and every TensorFlow graph. If one input of a graph depends on
+  clients, all its results count as dependent. Only the release of one
+  `dp_aggregator` ends the dependence.
 
-  PRIVACY: the guarantee is about the release of the aggregator alone. Guard:
-  check_process_test.test_mime_sends_gradients_past_the_aggregator.
+  **Formal guarantee.** Assumptions: the process runs as its computation says,
+  and the TensorFlow graph of the release is the library's. If the check
+  returns, then each element of the next state, and each output that it does not
+  name, is a function of the previous state, of public values, of the number of
+  clients and of the release of exactly one `dp_aggregator`. Source: the rules
+  of `_Following`, which drop a dependence on clients' values at the release
+  only.
+
+  PRIVACY: an algorithm that sends clients' values past the aggregator has no
+  guarantee, whatever its noise is. A process with such a next state is refused.
+  Guard: check_process_test.test_mime_sends_gradients_past_the_aggregator.
 
   Args:
-    process: TFF's, with a `next` of (state, values of clients).
+    process: process of TFF whose `next` takes (state, values of clients).
 
   Raises:
     ValueError: the next state depends on clients' values past the aggregator,
-      as in TFF's Mime; or the process has no aggregator of ours, or several,
-      each of which spends the budget of a run.
+      as in TFF's Mime; or the process has no `dp_aggregator`; or it has
+      several, each of which spends the budget of a run.
   """
   following = _Following()
   computation = process.next
@@ -98,14 +112,21 @@ class _Following:
   """An interpreter of TFF's language whose values are taints.
 
   Attributes:
-    releases: how often the release of an aggregator was met.
+    releases: number of releases of an aggregator in the computation.
   """
 
   def __init__(self):
     self.releases = 0
 
   def value(self, block: Any, names: dict[str, Any]) -> Any:
-    """Returns the taint of a block; of a function, what it does to taints."""
+    """Returns the taint of a block.
+
+    The taint of a function is a Python function of its argument's taint.
+
+    Args:
+      block: building block of TFF's language.
+      names: taints of the names in scope.
+    """
     language = tff.framework
     if isinstance(block, language.Reference):
       return names[block.name]
@@ -153,19 +174,19 @@ def _intrinsic(uri: str, argument: Any) -> Any:
     return argument(False)
   if uri in _CARRIERS:
     return argument
-  # An aggregation, of any kind.
+  # Any other intrinsic: the result depends on all of its arguments.
   return _any(argument)
 
 
 def _any(value: Any) -> bool:
   if isinstance(value, tuple):
     return any(map(_any, value))
-  # A function that closes over a client's value could hide it.
+  # A function is called: it could close over a client's value.
   return _any(value(False)) if callable(value) else value
 
 
 def _clients_hold(value_type: tff.Type) -> Any:
-  """Returns the taint of a parameter."""
+  """Returns the taint of a parameter: True for what is placed at clients."""
   if isinstance(value_type, tff.StructType):
     return tuple(_clients_hold(each) for _, each in _elements(value_type))
   return (
@@ -177,7 +198,7 @@ def _clients_hold(value_type: tff.Type) -> Any:
 def _leaves(
   value_type: tff.Type, taint: _Taint, path: tuple[str, ...] = ()
 ) -> Iterator[str]:
-  """Yields the names of what is tainted."""
+  """Yields the dotted names of the tainted elements of a value."""
   if isinstance(value_type, tff.FederatedType):
     yield from _leaves(value_type.member, taint, path)
   elif isinstance(value_type, tff.StructType):
@@ -190,7 +211,7 @@ def _leaves(
 
 
 def _elements(value_type: tff.StructType) -> list[tuple[str, tff.Type]]:
-  """Returns the elements of a structure and their names, or their places."""
+  """Returns (name, type) of each element; its index if it has no name."""
   return [
     (str(i) if name is None else name, each)
     for i, (name, each) in enumerate(tff.structure.iter_elements(value_type))

@@ -1,4 +1,11 @@
-"""The aggregator: clip, integer sum, correlated noise, fixed divisor."""
+"""The aggregation factory of a run: clip, sum, correlated noise, mean.
+
+aggregator = dp_aggregator(
+  noise_multiplier, 100, l2_norm_clip=0.5, strategy=strategy,
+  participation=participation.MinSep(20))
+process = tff.learning.algorithms.build_unweighted_fed_avg(
+  ..., model_aggregator=aggregator)
+"""
 
 from __future__ import annotations
 
@@ -19,12 +26,14 @@ from tff_bandmf.noise import placements
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
-  """How the records of a round are added up and what is said about them.
+  """Options for the sum of a round and its measurements.
 
   Attributes:
-    largest_cohort: most clients of a round.
-    secure: whether the server sees sums alone.
-    measured: whether what happened to updates is counted, without noise.
+    largest_cohort: largest number of clients of any round, >= 1.
+    secure: whether secure aggregation makes the sum, so that the server sees no
+      single update.
+    measured: whether zeroed, clipped and non-finite updates are counted and
+      released without noise.
   """
 
   largest_cohort: int
@@ -33,38 +42,39 @@ class Sums:
 
 
 class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
-  """Means of clipped updates with correlated noise, for one learning process.
+  """Makes the process that releases means of clipped updates with noise.
 
-  Make it with `dp_aggregator`. What it creates keeps the state of
-  `tff.aggregators.DifferentiallyPrivateFactory` and measures
+  Make a factory with `dp_aggregator`; it serves one learning process. The state
+  of the process is `tff.aggregators.DifferentiallyPrivateFactory`'s. A round
+  measures
 
-  * `free`, which is the same whatever the updates are and costs no privacy:
-    `round`, rounds done; `z_stddev`, the standard deviation of z in the unit
-    of the sum; `noise_placement`: 'state', 'tape' or, without noise, 'none';
-    `noise_checked`, whether the process that added the noise found its
-    deviation to be that of the strategy; with a tape `rounds_ahead`, the rounds
-    whose noise is ready, which follows the time that rounds take;
-  * `released`, only of an adaptive clip, with noise and covered by the
-    guarantee: `l2_norm_clip`, the clip of the next round, and `fraction`, the
-    share of updates that were below this round's;
-  * `not_private`, only with `measure_clients`: `non_finite_count`,
-    `zeroed_count` and `clipped_count`, clients of the round whose update held
-    NaN or infinity and counted as zero, was zeroed for its norm, was clipped.
-    Counts without noise: they are outside the guarantee, and who sees them
-    learns something about single clients. TFF's own client work
-    (`build_unweighted_fed_avg`) makes updates that are not finite zero before
-    they get here.
+  * `free`: values that do not depend on updates and cost no privacy. `round`:
+    rounds done. `z_stddev`: standard deviation of z in the unit of the sum.
+    `noise_placement`: 'state', 'tape' or, without noise, 'none'.
+    `noise_checked`: whether the process that added the noise measured the
+    standard deviation that the strategy prescribes. `rounds_ahead`, with a
+    tape: rounds whose noise is ready, which depends on the duration of rounds.
+  * `released`, only for an adaptive clip: values with noise, covered by the
+    guarantee. `l2_norm_clip`: clip of the next round. `fraction`: share of
+    updates below the clip of this round.
+  * `not_private`, only with `measure_clients`: counts of clients without noise,
+    outside the guarantee; a reader of them learns about single clients.
+    `non_finite_count`: updates with NaN or infinity, which became zero.
+    `zeroed_count`: updates that became zero for their norm. `clipped_count`:
+    updates that were clipped. TFF's own client work
+    (`build_unweighted_fed_avg`) zeroes updates that are not finite before they
+    arrive here.
 
   Attributes:
-    guarantee: that of a run with this aggregator, for a clip of 1.
-    l2_norm_clip: the norm that bounds one client's contribution to a round;
-      of clips by layer, (sum_g clip_g^2)^(1/2); of an adaptive clip, that of
-      the first round, its indicator included.
-    noise: the placement of the noise.
-    lattice: the range of sums and noise; None before a process is created.
-    z_stddev: standard deviation of z in the unit of the sum, on the
-      lattice; of an adaptive clip, in the first round, and it moves with the
-      clip. None before a process is created.
+    guarantee: guarantee of a run with this aggregator, for a clip of 1.
+    l2_norm_clip: float > 0, norm that bounds one client's contribution to a
+      round. For clips by layer it is (sum_g clip_g^2)^(1/2); for an adaptive
+      clip the value of the first round, with the indicator.
+    noise: placement of the noise.
+    lattice: range of sums and noise; None before a process is created.
+    z_stddev: standard deviation of z in the unit of the sum, on the lattice;
+      None before a process is created. For an adaptive clip the value of the
+      first round; it moves with the clip.
   """
 
   def __init__(
@@ -76,7 +86,16 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     placement: placements.Placement,
     sums: Sums,
   ):
-    """Takes values that `dp_aggregator` checked; `zeroing` is (norm, order)."""
+    """Initializes the factory with values that `dp_aggregator` checked.
+
+    Args:
+      guarantee: guarantee of the run, for a clip of 1.
+      clients_per_round: divisor of the mean, > 0.
+      l2_norm_clip: number, numbers by layer or `AdaptiveClip`.
+      zeroing: pair of zeroing norm, None for none, and its order.
+      placement: place where the noise is made.
+      sums: options for sums and measurements.
+    """
     self.guarantee = guarantee
     self.l2_norm_clip = clips.norm(l2_norm_clip)
     self.noise = placement
@@ -87,8 +106,13 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self._sums = sums
     self._query: Optional[query_lib.CorrelatedNoiseQuery] = None
 
+  @property
+  def query(self) -> Optional[query_lib.CorrelatedNoiseQuery]:
+    """The query of the process; None before a process is created."""
+    return self._query
+
   def close(self) -> None:
-    """Ends the noise producer, if there is one, and removes its files."""
+    """Stops the noise producer, if there is one, and removes its files."""
     if self._query is not None:
       self._query.close()
 
@@ -103,8 +127,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 
     Raises:
       TypeError: a leaf of an update is not a float.
-      ValueError: a process was made before, or updates, cohort and noise do
-        not fit together; the message says how.
+      ValueError: this factory created a process before; or the sizes of
+        updates, cohort and noise are incompatible, as the message explains.
     """
     return self._create(value_type, sums=False)[2]
 
@@ -115,24 +139,28 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   ]:
     """Returns the clipping, its scales, and a process for sums over clients.
 
-    For a program that clips updates itself and adds them up in groups. A value
-    of the process is (the sum of what `Clipping.clip` gave, int32; how many
-    clients are in it, int32); the result is of `value_type`. As long as all
-    clients are in some sum, the groups do not matter: sums are exact. The
-    computation gives what `Clipping.clip` takes beside an update, as a tuple,
-    from the state of the process.
+    It serves programs that clip updates themselves and add them up in groups. A
+    value of the process is a pair: the sum of `Clipping.clip` over the clients
+    of a group, int32, and their number, int32. Sums are exact, so the grouping
+    does not change the result, which has `value_type`.
 
-    PRIVACY: the noise is for sums of records that were clipped one by one.
+    PRIVACY: a sum that is clipped as a whole, or not at all, would let one
+    client move it by more than its clip. The clipping that is returned is for
+    each update, before it is added.
     Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip,
     aggregator_test.test_sums_of_groups_are_those_of_their_clients.
 
     Args:
-      value_type: of an update of one client, float leaves.
+      value_type: type of one client's update, with float leaves.
+
+    Returns:
+      The clipping; a computation from the state of the process to the arguments
+      of `Clipping.clip` after the update, as a tuple; and the process.
 
     Raises:
-      TypeError: as in `create`.
-      ValueError: as in `create`; or sums are to be hidden or measured, which is
-        for updates of single clients.
+      TypeError: a leaf of an update is not a float.
+      ValueError: the reasons of `create`; or the factory was made with
+        `secure_sum` or `measure_clients`, which need single updates.
     """
     if self._sums.secure or self._sums.measured:
       raise errors.value_error(
@@ -152,7 +180,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
     )
     self._refuse_release_of_key()
-    # PRIVACY: two runs with one key would get the same noise.
+    # PRIVACY: two processes of one factory would share a key and so their
+    # noise, which cancels in a difference. A second one is refused.
     # Guard: aggregator_runs_test.test_second_process_of_a_factory_is_refused.
     if self._query is not None:
       raise errors.value_error(
@@ -181,8 +210,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     return query.clip, *_process(query, record_type, self._sums)
 
   def _refuse_release_of_key(self) -> None:
-    # PRIVACY: `train_model` releases the whole state. Guard:
-    # train_model_test.test_noise_in_the_state_is_refused_in_a_program.
+    # PRIVACY: programs such as `train_model` release the whole state, and with
+    # `InState` a key in it. This placement is refused in a program.
+    # Guard: train_model_test.test_noise_in_the_state_is_refused_in_a_program.
     if self.noise.key_in_state and isinstance(
       tff.framework.get_context_stack().current, tff.program.FederatedContext
     ):
@@ -198,18 +228,19 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
 def skip_round(state: Any) -> Any:
   """Returns the aggregator's state after a round that is not released.
 
-  Where a round must not run, since its noise met another sum before: a tape
-  gives the noise of the rounds after it, and none of this one.
+  Use it for a round that must not run because its noise was added to another
+  sum before. A tape goes on with the noise of the next round.
 
-  PRIVACY: y_t alone, which a round of nobody would release, takes the noise off
-  what was seen of the round before. Guard:
-  aggregator_runs_test.test_skipped_round_releases_nothing.
+  PRIVACY: to run the round without clients would release y_t alone, and y_t
+  uncovers the sum to which it was added before. Skipping releases nothing.
+  Guard: aggregator_runs_test.test_skipped_round_releases_nothing.
 
   Args:
-    state: of what `CorrelatedNoiseFactory.create` made, before the round.
+    state: state before the round, of the process that
+      `CorrelatedNoiseFactory.create` returned.
 
   Raises:
-    ValueError: the noise is in the state, which cannot be skipped.
+    ValueError: the noise is made in the state and cannot skip a round.
   """
   query_state = state.query_state
   if 'key' in query_state.noise:
@@ -229,11 +260,17 @@ def _process(
   record_type: tff.Type,
   sums: Sums,
 ) -> tuple[tff.Computation, tff.templates.AggregationProcess]:
-  """Returns the scales of clips, and TFF's process of runs that are begun."""
+  """Returns the computation of the scales, and the process of the query.
+
+  Args:
+    query: query of the run.
+    record_type: type of a record: an update, or a sum with its clients.
+    sums: options for sums and measurements.
+  """
   summed: tff.aggregators.UnweightedAggregationFactory
   summed = tff.aggregators.SumFactory()
   if sums.secure:
-    # Integers within these bounds pass as they are: none is clipped.
+    # Every clipped record is within these bounds, so none is changed.
     summed = tff.aggregators.SecureSumFactory(
       query.lattice.clip_steps, -query.lattice.clip_steps
     )
@@ -243,8 +280,10 @@ def _process(
   server_type = process.initialize.type_signature.result
   state_type = server_type.member
 
-  # PRIVACY: runs are told apart, but not before `initialize` has evaluated a
-  # round, which would then be another run's. Guard:
+  # PRIVACY: two runs on one tape would get the same noise, so `begin` gives
+  # each run an ID. It runs after `initialize`, which evaluates a round of no
+  # run.
+  # Guard:
   # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
   @tff.tensorflow.computation(state_type)
   def begin(state):
@@ -267,11 +306,12 @@ def _process(
   )
   def next_fn(state, value):
     output = process.next(state, value)
-    # What the sum itself measures is not passed on: it is not private.
+    # Measurements of the sum itself have no noise; they are dropped.
     measurements = collections.OrderedDict(
       free=output.measurements['dp_query_metrics']
     )
-    # PRIVACY: what depends on updates and has no noise is asked for by name.
+    # PRIVACY: counts of clients have no noise and would leak without notice.
+    # They are measured only if `measure_clients` asks for them.
     # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
     if sums.measured:
       describe = tff.tensorflow.computation(
@@ -311,61 +351,63 @@ def dp_aggregator(
     (sum_i clip(zero(x_i)) + z_stddev * (C^-1 Z)[t]) / clients_per_round
     z_stddev = l2_norm_clip * noise_multiplier * sens(C)
 
-  It takes the place of `tff.learning.dp_aggregator`, whose first two arguments
-  it has. Three things differ, since noise that is correlated between rounds
-  needs one scale, and its guarantee is that of the whole run:
+  It replaces `tff.learning.dp_aggregator` and has the same first two arguments.
+  Three things differ, since noise that is correlated between rounds needs one
+  scale, and its guarantee is about the whole run:
 
-  * `noise_multiplier` is that of the run, over clip times the sensitivity of
-    C, what an accountant takes. TFF's is that of a round, over the clip: with
-    `strategies.Identity`, TFF's is ours times sqrt(k).
-  * The clip is what it is given. TFF's adapts by itself; `AdaptiveClip(0.1)`
-    does the same here, under the guarantee of the run.
-  * The bound of zeroing is a constant. TFF's follows the updates, starts at
-    21, and is estimated from them without noise.
+  * `noise_multiplier` is relative to clip times the sensitivity of C over the
+    run, as accountants take it. TFF's is relative to the clip, for one round:
+    with `strategies.Identity`, TFF's is ours times sqrt(k).
+  * The clip is constant unless it is an `AdaptiveClip`. TFF's adapts by
+    default; `AdaptiveClip(0.1)` does so here, under the guarantee of the run.
+  * The zeroing norm is a constant. TFF's starts at 21 and follows the updates,
+    from which it is estimated without noise.
 
-  The guarantee, `factory.guarantee`, rests on `participation` being enforced,
-  on one record a client and round, and on no round being released for two
-  cohorts: what draws the cohorts of the program must be changed with it. Look
-  at the process with `check_process`: some of TFF's algorithms send what
-  clients computed past their aggregator.
+  **Formal guarantee.** Assumptions: the program enforces `participation`, with
+  at most one update a client and round; no round is released for two cohorts;
+  `check_process` returns for the learning process (some algorithms of TFF send
+  clients' values past their aggregator). Then the releases of the run have the
+  (epsilon, delta) of `factory.guarantee.claim(delta)`. Source:
+  `CorrelatedNoiseQuery.get_noised_result`. A program written for TFF's
+  aggregator must change how it selects cohorts.
 
   Args:
-    noise_multiplier: standard deviation of z over clip times sensitivity, what
-      an accountant takes; see `accounting.calibrate`. 0 adds no noise and
-      guarantees nothing.
-    clients_per_round: the divisor, fixed whatever the cohort's size: a round
-      that clients dropped out of, and one without any, is divided by it too.
-    l2_norm_clip: clipping norm over all leaves of an update; or, by layer, a
-      nested structure of norms whose containers are the outer ones of an
-      update. All of an update then has norm (sum_g clip_g^2)^(1/2) at most,
-      which takes the place of l2_norm_clip above. Or an `AdaptiveClip`, which
-      also needs noise for one more coordinate.
-    strategy: C; fixes the number of rounds.
-    participation: schema under which the sensitivity of C is taken.
-    dimension: coordinates of an update that the claim was made for, as
-      `accounting.calibrate` takes it; None covers `accounting.CELLS` values of
-      noise, and a larger model is refused.
-    noise: where it comes from, a value of `noise.placements`; None is `Tape()`.
-    largest_cohort: most clients of any round; None is clients_per_round,
-      rounded up. Sums of so many have room; a round of more fails.
-    zeroing_norm: updates of a larger norm count as zero, before clipping: what
-      is far too large is broken. A constant bound costs no privacy and leaves
-      the sensitivity as it is. None zeroes no finite update.
-    zeroing_norm_order: of that norm: 2, or inf for the largest magnitude, as
-      `tff.aggregators.zeroing_factory` takes it.
-    secure_sum: whether clipped updates are summed by secure aggregation, as
-      integers and so exactly. TFF's local runtime cannot run it.
-    measure_clients: whether to measure `not_private`: what happened to the
-      updates of each round, without noise and outside the guarantee. Not with
-      `secure_sum`, whose server learns sums alone.
+    noise_multiplier: standard deviation of z over clip times sensitivity, >= 0;
+      see `accounting.calibrate`. 0 adds no noise and guarantees nothing.
+    clients_per_round: divisor of the mean, > 0, the same in every round: it
+      does not depend on how many clients contribute.
+    l2_norm_clip: number > 0, norm to which all leaves of an update together are
+      clipped; or, for clips by layer, a nested structure of numbers that
+      matches the outer containers of an update: the formula above then has
+      (sum_g clip_g^2)^(1/2) as its l2_norm_clip; or an `AdaptiveClip`, which
+      needs noise for one more coordinate.
+    strategy: C, which also fixes the number of rounds.
+    participation: schema for which the sensitivity of C is computed.
+    dimension: largest number of coordinates of an update that the claim covers,
+      the same as for `accounting.calibrate`. None covers runs of up to
+      `accounting.CELLS` values of noise; a larger model is refused.
+    noise: place where noise is made, a value of `noise.placements`; None is
+      `Tape()`.
+    largest_cohort: largest number of clients of any round, >= 1; a round of
+      more clients fails. None is clients_per_round, rounded up.
+    zeroing_norm: float > 0; an update of larger norm, which must be broken,
+      becomes zero instead of being clipped. This constant bound costs no
+      privacy and leaves the sensitivity as it is. None zeroes no finite update.
+    zeroing_norm_order: order of the norm that `zeroing_norm` bounds: 2, or inf
+      for the largest magnitude, as in `tff.aggregators.zeroing_factory`.
+    secure_sum: whether secure aggregation sums clipped updates, as integers and
+      so exactly. TFF's local runtime cannot run it.
+    measure_clients: whether to measure `not_private`, counts of zeroed and
+      clipped updates, which have no noise and are outside the guarantee. It
+      excludes `secure_sum`, whose server learns sums alone.
 
   Returns:
     A factory for one learning process; `close` it, or use it in a `with`
     statement, when training ends.
 
   Raises:
-    TypeError: TFF's adaptive clip, or another argument of a wrong kind.
-    ValueError: a value out of range.
+    TypeError: an argument has a wrong type, such as TFF's adaptive clip.
+    ValueError: a value is out of range.
   """
   _checks.positive(
     'clients_per_round', clients_per_round, 'it is the divisor of the mean'
@@ -424,7 +466,9 @@ def dp_aggregator(
       strategy,
       participation,
       noise_multiplier,
-      # PRIVACY: the arithmetic of each coordinate costs slack. Guard:
+      # PRIVACY: every coordinate with noise costs slack; the indicator of an
+      # adaptive clip is one more. It is counted here.
+      # Guard:
       # aggregator_adaptive_test.test_claim_is_that_of_a_constant_clip.
       dimension=dimension and dimension + clips.indicators(l2_norm_clip),
     ),

@@ -13,7 +13,7 @@ from tff_bandmf import accounting, noise, query, strategies
 from tff_bandmf.audit import attacks
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.noise.producer import source as source_lib
+from tff_bandmf.noise import source as source_lib
 
 _CLIENTS = 1000
 # Coordinates whose noise is compared with their z.
@@ -60,7 +60,7 @@ def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
     values: of the records, [clients] float32 in clips.
   """
   adding = _query(lattice, 1, 1, source_lib.NoNoise(1))
-  total, _ = tf.function(
+  total, *_ = tf.function(
     lambda records: tf.foldl(
       lambda state, record: adding.accumulate_record((), state, record),
       records,

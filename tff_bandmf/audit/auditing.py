@@ -92,7 +92,7 @@ def audit(
   scores agree, and is found, but noise that a few share is not, though it
   cancels in their differences; and the bounds have less confidence than stated.
 
-  TFF's execution context has to be set; see `program.runtime.local_runtime`.
+  TFF's execution context has to be set; see `tff.runtime.local_runtime`.
 
   Args:
     guarantee: the claim.

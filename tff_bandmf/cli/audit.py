@@ -84,7 +84,7 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
     warnings.simplefilter('ignore')
     from tff_bandmf import audit as audit_lib
     from tff_bandmf.audit import arithmetic
-    from tff_bandmf.program import runtime
+    from tff_bandmf.tff import runtime
   rounds = trials['runs'] * strategy.rounds
   with runtime.local_runtime(), output.progress('rounds', rounds) as told:
     found = audit_lib.audit(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+import tff_bandmf
 from tff_bandmf.cli import (
   audit,
   choose,
@@ -15,10 +16,12 @@ from tff_bandmf.cli import (
   report,
   reproduce,
   strategy,
+  verify,
 )
 
 
 @click.group(no_args_is_help=False)
+@click.version_option(tff_bandmf.__version__, prog_name='bandmf')
 def bandmf():
   """Correlated-noise differential privacy: strategies and their privacy."""
 
@@ -33,6 +36,7 @@ for _command in (
   observe.observe,
   compose.compose,
   report.report,
+  verify.verify,
   choose.choose,
   reproduce.reproduce,
   noise_server.noise_server,

@@ -5,13 +5,17 @@ from __future__ import annotations
 import pathlib
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Optional
 
 import click
 
 from tff_bandmf import accounting, errors
 from tff_bandmf.cli import options, output
-from tff_bandmf.program import plan as plan_lib
-from tff_bandmf.program import run_record
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.run_files import run_json
+
+if TYPE_CHECKING:
+  from tff_bandmf.report import claim as claim_lib
 
 
 @click.command()
@@ -21,12 +25,19 @@ from tff_bandmf.program import run_record
 def compose(runs, delta, as_json):
   """Shows what several runs on the same clients guarantee together.
 
-  A run is a folder: what its report claims is counted. A plan is a file of
+  A run is a folder: it counts with all its rounds, also those that it has not
+  started, and `epsilon_so_far` is what its report claims. A plan is a file of
   bandmf plan. Exact where no run is sampled; for cyclic Poisson sampling the
   losses are convolved; else an upper bound, and `composition` says which.
   """
   started = time.perf_counter()
-  guarantees = [_guarantee(run) for run in runs]
+  claims = [_claim(run) for run in runs]
+  guarantees = [
+    plan_lib.Plan.load(run).guarantee
+    if claim is None
+    else claim.planned_or_worse
+    for run, claim in zip(runs, claims)
+  ]
   _check_listed(runs)
   found = accounting.compose(guarantees).to_dict(delta)
   output.warn_of_weak(found['epsilon'], delta)
@@ -34,13 +45,23 @@ def compose(runs, delta, as_json):
     {
       'run': run,
       'rounds': each.strategy.rounds,
+      'rounds_started': claim and claim.rounds,
       'sensitivity': each.sensitivity.value,
       'noise_multiplier': each.noise_multiplier,
       'rho': each.rho,
       'epsilon': each.proved_epsilon(delta),
+      'epsilon_so_far': claim and claim.claimed.proved_epsilon(delta),
     }
-    for run, each in zip(runs, guarantees)
+    for run, each, claim in zip(runs, guarantees, claims)
   ]
+  for row in rows:
+    if row['rounds_started'] not in (None, row['rounds']):
+      output.warn(
+        'rounds_started',
+        row['rounds_started'],
+        f'{row["run"]} has {row["rounds"]} rounds, and all of them count',
+        'epsilon_so_far is what it claims if it is never gone on with',
+      )
   if not as_json:
     click.echo(output.table(rows))
   output.show(
@@ -57,7 +78,7 @@ def compose(runs, delta, as_json):
 def _check_listed(runs: Sequence[str]) -> None:
   """Raises ValueError if a run names one before it that is not listed."""
   records = [
-    run_record.RunRecord.read(pathlib.Path(run))
+    run_json.RunRecord.read(pathlib.Path(run))
     for run in runs
     if not pathlib.Path(run).is_file()
   ]
@@ -72,12 +93,12 @@ def _check_listed(runs: Sequence[str]) -> None:
         )
 
 
-def _guarantee(run: str) -> accounting.Guarantee:
-  """Returns what a run claims, or a plan."""
+def _claim(run: str) -> Optional[claim_lib.Claim]:
+  """Returns what a run claims; None for the file of a plan."""
   path = pathlib.Path(run)
   if path.is_file():
-    return plan_lib.Plan.load(path).guarantee
+    return None
   # Reads a ledger: plans do without what that imports.
   from tff_bandmf.report import claim
 
-  return claim.established(path).claimed
+  return claim.established(path)

@@ -40,18 +40,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     click.echo('interrupted; a file is written whole or not at all.', err=True)
     return _INTERRUPTED
   except click.UsageError as error:
-    message = _usage(error)
-  except FileNotFoundError as error:
-    message = errors.invalid(
-      'file', error.filename, 'does not exist', 'check the path'
-    )
+    message = _usage(error, arguments)
   except OSError as error:
-    message = errors.invalid(
-      'file',
-      error.filename,
-      f'cannot be used ({error.strerror})',
-      'check the path and its permissions',
-    )
+    message = _file(error)
   except (MemoryError, OverflowError) as error:
     message = f'{error}; use fewer rounds, or fewer bands.'
   except (ImportError, RuntimeError, TypeError, ValueError) as error:
@@ -62,8 +53,29 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
   return _BAD_INPUT
 
 
-def _usage(error: click.UsageError) -> str:
-  """Returns the line for a command line that click could not parse."""
+def _file(error: OSError) -> str:
+  """Returns the line for an error of the system."""
+  if len(error.args) == 1:
+    return str(error)  # A line already, which names the file.
+  if isinstance(error, FileNotFoundError):
+    return errors.invalid(
+      'file', error.filename, 'does not exist', 'check the path'
+    )
+  return errors.invalid(
+    'file',
+    error.filename,
+    f'cannot be used ({error.strerror})',
+    'check the path and its permissions',
+  )
+
+
+def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
+  """Returns the line for a command line that click could not parse.
+
+  Args:
+    error: what click raised.
+    arguments: of `bandmf`, the name of the command first.
+  """
   name = error.ctx.command_path if error.ctx else 'bandmf'
   see_help = f'see {name} --help'
   if isinstance(error, click.NoSuchOption):
@@ -75,13 +87,34 @@ def _usage(error: click.UsageError) -> str:
       f'did you mean {near}? {see_help}' if near else see_help,
     )
   if isinstance(error, click.MissingParameter) and error.param is not None:
-    flag = error.param.opts[0]
-    if isinstance(error.param, click.Argument):
-      flag = error.param.name.upper()
+    missing = _missing(error, arguments[1:])
+    flags = (
+      each.name.upper() if isinstance(each, click.Argument) else each.opts[0]
+      for each in missing
+    )
     return errors.invalid(
-      error.param.name, None, f'{name} needs it', f'give {flag}'
+      ', '.join(each.name for each in missing),
+      None,
+      f'{name} needs {"it" if len(missing) == 1 else "each of them"}',
+      f'give {", ".join(flags)}',
     )
   return f'{error.format_message().rstrip(".")}; {see_help}.'
+
+
+def _missing(
+  error: click.MissingParameter, arguments: Sequence[str]
+) -> list[click.Parameter]:
+  """Returns all that a command needs and is not given; click stops at one."""
+  assert error.ctx is not None and error.param is not None
+  command = error.ctx.command
+  given, _, _ = command.make_parser(error.ctx).parse_args(list(arguments))
+  return [
+    each
+    for each in command.get_params(error.ctx)
+    # Arguments that are not given have a mark of click's own, or nothing.
+    if each is error.param
+    or (each.required and not isinstance(given.get(each.name), (str, tuple)))
+  ]
 
 
 if __name__ == '__main__':

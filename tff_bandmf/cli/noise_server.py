@@ -146,6 +146,14 @@ def noise_server(
       dimension=parameters,
       secure_sum=flags['secure_sum'],
     ).z_steps
+    if not pathlib.Path(key_file).parent.is_dir():
+      # A mistyped path is no other run with a key of its own.
+      raise errors.value_error(
+        'key_file',
+        key_file,
+        'is in a folder that does not exist',
+        'make the folder, or correct the path',
+      )
     key = noise.Key.load_or_create(key_file)
     tape_id = stream.identify(key, recursion, parameters, z_steps)
     index, shards = shard

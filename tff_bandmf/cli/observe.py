@@ -12,8 +12,9 @@ import click
 
 from tff_bandmf import accounting, clips, errors, sensitivity
 from tff_bandmf.cli import options, output
-from tff_bandmf.program import participation_log, plan_file
-from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.plan import plan_json
+from tff_bandmf.report import participation_log
 
 
 @click.command()
@@ -38,6 +39,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
   not depend on private data.
   """
   started = time.perf_counter()
+  participations = participation_log.ParticipationLog(log)
   plan = _plan(file)
   if plan is None:
     strategy = output.load(file)[0]
@@ -55,9 +57,10 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
       if dimension is None
       else dimension + clips.indicators(plan.l2_norm_clip)
     )
-  found = sensitivity.of_clients(
-    participation_log.ParticipationLog(log).parts(), strategy
-  )
+    sampled = plan.sampled is not None and plan.sampled.population is None
+    if plan.largest_cohort or not sampled:
+      participations.check_sizes(plan.most_clients)
+  found = sensitivity.of_clients(participations.parts(), strategy)
   if not found.clients:
     raise errors.value_error(
       'log', log, 'shows no participation', 'give a whole log'
@@ -120,6 +123,6 @@ def _plan(file: str) -> Optional[plan_lib.Plan]:
     content = json.loads(path.read_bytes())
   except ValueError:
     return None
-  if not isinstance(content, dict) or content.get('format') != plan_file.FORMAT:
+  if not isinstance(content, dict) or content.get('format') != plan_json.FORMAT:
     return None
   return plan_lib.Plan.load(path)

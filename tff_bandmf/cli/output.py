@@ -9,6 +9,8 @@ import math
 import os
 import pathlib
 import sys
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Optional
 
@@ -23,6 +25,11 @@ from tff_bandmf import sensitivity as sensitivity_lib
 # Exit statuses.
 DONE = 0
 DID_NOT_HOLD = 1
+
+# Seconds until a command that is not in a terminal says what it does, and then
+# between its lines.
+FIRST_LINE = 2.0
+_NEXT_LINES = 10.0
 
 # Above these a command warns.
 _LARGEST_EPSILON = 20.0
@@ -40,7 +47,10 @@ _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 def progress(
   phase: str, total: Optional[int] = None
 ) -> Iterator[Callable[[str], None]]:
-  """Yields what to call with every step; a terminal shows a line a phase.
+  """Yields what to call with every step.
+
+  Standard error shows them: a terminal in one line a phase, a pipe or a file in
+  a line now and then, from a few seconds on.
 
   Args:
     phase: what takes its time.
@@ -49,12 +59,38 @@ def progress(
   with tqdm.tqdm(
     desc=phase, total=total, unit=' steps', disable=None, file=sys.stderr
   ) as bar:
+    steps: list[str] = []
 
-    def step(told):
-      bar.set_postfix_str(told, refresh=False)
+    def step(name):
+      steps.append(name)
+      bar.set_postfix_str(name, refresh=False)
       bar.update()
 
-    yield step
+    ended = threading.Event()
+    lines = threading.Thread(
+      target=_say, args=(phase, total, steps, ended), daemon=True
+    )
+    if bar.disable:
+      lines.start()
+    try:
+      yield step
+    finally:
+      ended.set()
+      if bar.disable:
+        lines.join()
+
+
+def _say(
+  phase: str, total: Optional[int], steps: list[str], ended: threading.Event
+) -> None:
+  """Says now and then how far a phase is, until it has ended."""
+  wait, began = FIRST_LINE, time.monotonic()
+  while not ended.wait(wait):
+    count = f'{len(steps)} of {total}' if total else f'{len(steps)}'
+    latest = f', {steps[-1]}' if steps else ''
+    seconds = time.monotonic() - began
+    errors.notice(f'{phase}: {count} steps, {seconds:.0f} s{latest}')
+    wait = _NEXT_LINES
 
 
 def check_out(path: str, force: Optional[bool] = None) -> None:
@@ -158,7 +194,7 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
     delta: of the claim.
   """
   if epsilon is not None and epsilon > _LARGEST_EPSILON:
-    _warn(
+    warn(
       'epsilon',
       epsilon,
       f'a release may be e^{epsilon:.4g} times as likely with a client as '
@@ -166,7 +202,7 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
       'typical values are 0.1 to 20',
     )
   if delta > _LARGEST_DELTA:
-    _warn(
+    warn(
       'delta',
       delta,
       'publishing all data of one client in so many meets it',
@@ -174,7 +210,8 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
     )
 
 
-def _warn(name: str, value: float, rule: str, remedy: str) -> None:
+def warn(name: str, value: object, rule: str, remedy: str) -> None:
+  """Says on standard error what a value means, in one line."""
   line = errors.invalid(name, value, rule, remedy)
   click.echo(f'warning: {line}', err=True)
 

@@ -9,8 +9,8 @@ import click
 
 from tff_bandmf import errors, strategies
 from tff_bandmf.cli import options, output
-from tff_bandmf.program import mechanism as mechanism_lib
-from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.plan import mechanism as mechanism_lib
+from tff_bandmf.plan import plan as plan_lib
 
 
 @click.command()
@@ -89,6 +89,11 @@ def plan(
   started = time.perf_counter()
   if out is not None:
     output.check_out(out)
+  for name, other in (('epsilon', 'delta'), ('delta', 'epsilon')):
+    if fields[name] is None and fields[other] is not None:
+      raise errors.value_error(
+        name, None, f'bandmf plan needs it with {other}', f'give --{name}'
+      )
   mechanism: Any = fields.pop('mechanism')
   if mechanism in strategies.FAMILIES:
     mechanism = mechanism_lib.Mechanism(mechanism, **parameters)

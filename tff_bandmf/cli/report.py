@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import click
 
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks, _files, errors
 from tff_bandmf.cli import options, output
 
 _SCHEMA = 'min_sep=B,max_participations=K'
@@ -75,8 +75,8 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   callback=_notes,
   multiple=True,
   help='With --plan: a statement of the report, such as title, owner, contact, '
-  'date, model or unit_of_privacy; with --public one of the first five. May be '
-  'repeated.',
+  'date, model, intended_use, region, sector or unit_of_privacy; with --public '
+  'any but the last. May be repeated.',
 )
 @click.option(
   '--public',
@@ -85,13 +85,24 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
   'counts of clients, three digits, and what the runs guarantee together.',
 )
 @click.option(
+  '--registry',
+  is_flag=True,
+  help='With --public: a record for the registry of deployments of '
+  'differential privacy, registry.yaml.',
+)
+@click.option(
+  '--card',
+  is_flag=True,
+  help='With --public: a block for the card of the model, card.md.',
+)
+@click.option(
   '--out',
   type=click.Path(),
   help='Folder to write to.  [default: that of the run; with --plan or several '
   'runs, here]',
 )
 @options.as_json
-def report(run_dirs, what_if, plan, log, notes, public, out, as_json):
+def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   """Writes the privacy report of a run into its directory.
 
   With --plan and --log, that of training that ran elsewhere. Exit status 1:
@@ -102,7 +113,13 @@ def report(run_dirs, what_if, plan, log, notes, public, out, as_json):
   from tff_bandmf import report as report_lib
 
   elsewhere = {'plan': plan, 'log': log, 'note': notes or None}
+  public = kinds['public']
   _check(run_dirs, elsewhere, public)
+  for name, value in kinds.items():
+    if value and not public:
+      raise errors.value_error(
+        name, value, 'is made of the public report', 'give --public too'
+      )
   if what_if is not None:
     if len(run_dirs) != 1:
       raise errors.value_error(
@@ -119,10 +136,18 @@ def report(run_dirs, what_if, plan, log, notes, public, out, as_json):
   ]
   folder = pathlib.Path(out or (run_dirs[0] if len(run_dirs) == 1 else '.'))
   if public:
-    written = report_lib.publish(sources, notes if run_dirs else None).write(
-      folder
-    )
-    line, name = f'epsilon {written["epsilon"]}', report_lib.PUBLIC_FILE
+    published = report_lib.publish(sources, notes if run_dirs else None)
+    line = f'epsilon {published.content["epsilon"]}'
+    others = {}
+    if kinds['registry']:
+      entry = report_lib.record(published.content, sources[-1].run.data)
+      line += f'; a record of tier {entry["tier"]}'
+      others[report_lib.REGISTRY_FILE] = report_lib.to_yaml(entry)
+    if kinds['card']:
+      others[report_lib.CARD_FILE] = report_lib.card(published.content)
+    written, name = published.write(folder), report_lib.PUBLIC_FILE
+    for file, text in others.items():
+      _files.write(folder / file, text.encode())
   else:
     written = report_lib.of(sources[0]).write(folder)
     line, name = written['summary'], report_lib.MARKDOWN_FILE

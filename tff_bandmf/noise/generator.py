@@ -6,15 +6,15 @@ Coordinate i of row t has the word w[i % 8] of one block of 64 bytes:
   u = (k + 1/2) 2^-64,              k = w // 2;   0 < u < 1/2
   z = Phi^-1(u), or -Phi^-1(u) where w is odd
 
-Where k < 2^39 a second word e of the same coordinate continues it, so that the
+If k < 2^39, a second word e of the same coordinate continues it, so that the
 tail ends at 13 and not at 9 standard deviations:
 
   u = (k + (e + 1/2) 2^-64) 2^-64
 
-so z is a pure function of (key, row, coordinate), and the same however rows and
-coordinates are cut into pieces. Who tells words from uniform ones breaks
-ChaCha20 [RFC 8439]. What the finite words and float64 cost is
-`accounting.arithmetic`.
+So z is a function of (key, row, coordinate) alone, however rows and coordinates
+are cut into pieces. A test that told the words from uniform ones would break
+ChaCha20 [RFC 8439]. `accounting.arithmetic.cells` bounds the cost of finite
+words and of float64.
 """
 
 from __future__ import annotations
@@ -29,30 +29,41 @@ from cryptography.hazmat.primitives.ciphers import algorithms
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
 
-# 'expand 32-byte k', and how often columns and diagonals take a quarter round
-# [RFC 8439, 2.3].
+# 'expand 32-byte k', and the number of times that columns and diagonals take a
+# quarter round [RFC 8439, 2.3].
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 DOUBLE_ROUNDS = 10
-# Words of a block of ChaCha20; coordinates begin at multiples of it.
+# Number of words in a block of ChaCha20; pieces of coordinates begin at its
+# multiples.
 GROUP = 8
-# PRIVACY: below it the spacing of u is no longer small against u. Guard:
-# generator_test.test_tail_has_words_of_its_own.
+# PRIVACY: Below this k the spacing of u is large against u, so the tail would
+# differ from the normal one. A second word makes it finer.
+# Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 
-# Largest |z|: where both words are 0.
+# Largest |z|, for which both words are 0.
 MOST_DEVIATIONS = -float(scipy.special.ndtri(2.0**-129))
 
-# The last bit of the nonce: the words, and those that extend them.
+# Last bit of the nonce: 0 for words, 1 for the words that extend them.
 WORDS, EXTENSIONS = 0, 1
-# Groups and rows that a nonce can hold.
+# Number of groups, and of rows, that a nonce can hold.
 _MOST = 2**63
 _ONE, _SIGN_BIT = np.uint64(1), np.uint64(63)
-# Coordinates made at once: they stay in cache.
+# Coordinates made at once, few enough to stay in cache.
 _PIECE = 1 << 13
 
 
 class Generator:
-  """The normals of one key."""
+  """The normals of one key.
+
+  **Formal guarantee.**
+  Assumption: the key is uniform and secret, and ChaCha20's words cannot be told
+  from uniform ones. Statement: all z[t, i] are independent, and each has the
+  law that the formulas of this module give to uniform words; no two
+  coordinates, rows or streams share a word. Source: [RFC 8439, 2.3] for the
+  block; docs/reference/arithmetic.md, Theorem 2, for the distance from the
+  normal law.
+  """
 
   def __init__(self, key: key_lib.Key):
     self.key = key
@@ -63,13 +74,14 @@ class Generator:
     """Returns words of a row, [count] uint64.
 
     Args:
-      row: 0 or more.
-      start: first coordinate, a multiple of `GROUP`.
-      count: how many coordinates.
+      row: row of z, in [0, 2^63).
+      start: first coordinate, a multiple of `GROUP`, in [0, 2^63).
+      count: number of coordinates, >= 0.
       stream: `WORDS` or `EXTENSIONS`.
 
     Raises:
-      ValueError: `start` is off the grid, or a value is out of range.
+      ValueError: `start` is not a multiple of `GROUP`, or a value is out of
+        range.
     """
     if start % GROUP or not (0 <= row < _MOST and 0 <= start < _MOST):
       raise errors.value_error(
@@ -78,7 +90,9 @@ class Generator:
         f'must be a multiple of {GROUP}, and row={row} at least 0',
         'cut coordinates into pieces of the stream',
       )
-    # PRIVACY: rows, coordinates and streams share no block, so none shares z.
+    # PRIVACY: Two z from one word would be equal up to sign, and their noise
+    # would cancel. Row, coordinates and stream have bits of their own in the
+    # nonce, so no two share a block.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
     block = (start // GROUP) | row << 64 | stream << 127
     cipher = ciphers.Cipher(
@@ -93,23 +107,30 @@ class Generator:
     """Returns z[first : first + rows, start : start + count].
 
     Args:
-      first: row of z, 0 or more.
-      rows: how many rows.
-      start: first coordinate, a multiple of `GROUP`.
-      count: how many coordinates.
+      first: first row of z, >= 0.
+      rows: number of rows, >= 0.
+      start: first coordinate, a multiple of `GROUP`, >= 0.
+      count: number of coordinates, >= 0.
 
     Returns:
-      [rows, count] float64, unit standard deviation.
+      [rows, count] float64, standard normals.
 
     Raises:
-      ValueError: `start` is off the grid, or a value is out of range.
+      ValueError: `start` is not a multiple of `GROUP`, or a value is out of
+        range.
     """
     z = np.empty((rows, count))
     self.fill(z, first, start)
     return z
 
   def fill(self, z: np.ndarray, first: int, start: int) -> None:
-    """Writes `rows` to z, [rows, count] float64."""
+    """Writes z[first : first + m, start : start + count] into an array.
+
+    Args:
+      z: [m, count] float64, overwritten.
+      first: first row, >= 0.
+      start: first coordinate, a multiple of `GROUP`, >= 0.
+    """
     for r in range(len(z)):
       for offset in range(0, z.shape[1], _PIECE):
         self._fill(z[r, offset : offset + _PIECE], first + r, start + offset)
@@ -125,7 +146,7 @@ class Generator:
       z[rare] = magnitudes[rare] + (extensions + 0.5) * 2.0**-64
     z *= 2.0**-64
     scipy.special.ndtri(z, out=z)
-    # Odd words turn the sign.
+    # An odd word flips the sign bit of its z.
     bits = z.view(np.uint64)
     bits ^= words << _SIGN_BIT
 
@@ -136,8 +157,8 @@ def quarter_round(
   """Returns four uint32 words after a quarter round [RFC 8439, 2.1].
 
   Args:
-    rotated: turns words to the left by so many bits.
-    a, b, c, d: arrays or tensors of one shape.
+    rotated: function (words, bits) that rotates words to the left.
+    a, b, c, d: uint32 arrays or tensors of one shape.
   """
   a = a + b
   d = rotated(d ^ a, 16)

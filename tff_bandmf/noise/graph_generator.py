@@ -1,7 +1,7 @@
 """Standard normals of a key as TensorFlow operations, for noise in the state.
 
-The words are those of `generator.Generator` to the bit; the normals differ from
-its normals by the last units of Phi^-1 at most.
+The words are the same bits as in `generator.Generator`. The normals can differ
+from its normals in the last units of Phi^-1.
 """
 
 from __future__ import annotations
@@ -10,19 +10,20 @@ import tensorflow as tf
 
 from tff_bandmf.noise import generator
 
-# 32-bit words of a key; what a state holds.
+# Number of 32-bit words of a key, which a state holds.
 KEY_WORDS = 8
 
 
 def fresh_key_words() -> tf.Tensor:
-  """Returns a key from the operating system, [8] int32, another every call.
+  """Returns a key from the operating system, [8] int32, another for every call.
 
-  It is 32 bytes of /dev/urandom, of the process that runs the graph. TensorFlow
-  has an operation that reads lines of it, so bytes 10 and 13 are left out: the
-  others are uniform, which leaves 255.6 bits.
+  The key is 32 bytes of /dev/urandom on the machine that runs the graph.
+  TensorFlow reads the file as lines, which leaves out the bytes 10 and 13. The
+  other bytes are uniform over 254 values, so the key has 255.6 bits.
   """
-  # PRIVACY: TensorFlow's own random numbers start from 32 bits. Guard:
-  # graph_generator_test.test_fresh_keys_differ_and_come_from_the_system.
+  # PRIVACY: TensorFlow's own random numbers start from 32 bits, so an attacker
+  # could try all keys. The operating system draws the key.
+  # Guard: graph_generator_test.test_fresh_keys_differ_and_come_from_the_system.
   lines = tf.data.TextLineDataset('/dev/urandom', buffer_size=256)
   text = tf.strings.reduce_join(lines.batch(64).take(1).get_single_element())
   key = tf.io.decode_raw(tf.strings.substr(text, 0, 4 * KEY_WORDS), tf.int32)
@@ -69,7 +70,7 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   Args:
     key: [8] int32; secret.
     round_index: t, scalar int64.
-    count: how many coordinates.
+    count: number of coordinates, > 0.
 
   Returns:
     [count] float64.
@@ -79,14 +80,16 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
   words = _words(key, round_index, groups, generator.WORDS)[:count]
   k = tf.cast(tf.bitwise.right_shift(words, tf.ones_like(words)), tf.int64)
   u = (tf.cast(k, tf.float64) + 0.5) * 2.0**-64
-  # PRIVACY: without the extension the tail ends at 9.2 and is too coarse before
-  # that. Guard: graph_generator_test.test_small_words_are_extended.
+  # PRIVACY: A tail from one word ends at 9.2 deviations and is too coarse
+  # before that, so rare releases would tell neighbours apart. A second word
+  # extends small words.
+  # Guard: graph_generator_test.test_small_words_are_extended.
   small = tf.where(k < generator.EXTENDED_BELOW)
   coordinate = small[:, 0]
   extensions = _words(
     key, round_index, coordinate // generator.GROUP, generator.EXTENSIONS
   )
-  # The one word of every block that is needed.
+  # Indices of the one word of each block that is needed.
   rows = tf.range(tf.size(coordinate), dtype=tf.int64)
   at = rows * generator.GROUP + coordinate % generator.GROUP
   e = tf.cast(tf.gather(extensions, at), tf.float64)
@@ -101,7 +104,14 @@ def normals(key: tf.Tensor, round_index: tf.Tensor, count: int) -> tf.Tensor:
 def _words(
   key: tf.Tensor, round_index: tf.Tensor, groups: tf.Tensor, stream: int
 ) -> tf.Tensor:
-  """Returns the words of groups, [8 groups] uint64."""
+  """Returns the words of groups of eight coordinates, [8 groups] uint64.
+
+  Args:
+    key: [8] uint32; secret.
+    round_index: t, scalar int64.
+    groups: [groups] int64, numbers of the groups.
+    stream: `generator.WORDS` or `generator.EXTENSIONS`.
+  """
   # The low half of 64 bits comes first.
   last_bit = tf.constant(-stream << 63, tf.int64)
   nonce = tf.fill(tf.shape(groups), round_index | last_bit)

@@ -1,10 +1,10 @@
 """Standard normals of a key as JAX operations, for noise made on accelerators.
 
-The words are those of `generator.Generator` to the bit. The inverse of the
-normal CDF is another formula, which errs less than SciPy's: the normals differ
-by the last units of Phi^-1.
+The words are the same bits as in `generator.Generator`. The inverse of the
+normal CDF is another formula, which errs less than SciPy's; the normals differ
+in the last units of Phi^-1.
 
-All of it is in 64 bits: call what is here inside of `precise`.
+All functions need 64 bits: call them within `precise`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jax.experimental
 import jax.numpy as jnp
 import numpy as np
 
-from tff_bandmf.accounting import arithmetic
+from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 
@@ -97,24 +97,24 @@ _TAIL = (
     1.0,
   ),
 )
-# The formula itself errs by so many units of 2^-53.
+# Error of the formula itself, in units of 2^-53 of its value.
 _FORMULA_ERROR = 1.7
-# A key that everybody knows, and what devices are tried on: in row 171 the word
-# of coordinate 34,860 is extended.
+# A public key with which devices are tested. In row 171 the word of coordinate
+# 34,860 is extended.
 _KNOWN = key_lib.Key(bytes(range(32)))
 _KNOWN_ROW, _KNOWN_GROUP, _KNOWN_SHAPE = 170, 4352, (2, 4096)
 
 
 def precise() -> contextlib.AbstractContextManager:
   """Returns a context in which this thread's JAX has 64 bits."""
-  # Where later releases of JAX have it.
+  # Later releases of JAX have it here.
   if hasattr(jax, 'enable_x64'):
     return jax.enable_x64(True)
   return jax.experimental.enable_x64()
 
 
 def key_words(key: key_lib.Key) -> np.ndarray:
-  """Returns the key as ChaCha20 takes it, [8] uint32; secret."""
+  """Returns a key in the form that ChaCha20 takes, [8] uint32; secret."""
   return np.frombuffer(key.secret, '<u4')
 
 
@@ -122,16 +122,18 @@ def words(key: Any, rows: Any, groups: Any, streams: Any) -> jax.Array:
   """Returns words, [rows, groups, 8] uint64.
 
   Args:
-    key: [8] uint32.
-    rows: [rows] int64.
-    groups: [groups] int64, of eight coordinates.
-    streams: of each row, `generator.WORDS` or `generator.EXTENSIONS`, [rows].
+    key: [8] uint32; secret.
+    rows: [rows] int64, numbers of the rows.
+    groups: [groups] int64, numbers of the groups of eight coordinates.
+    streams: [rows], `generator.WORDS` or `generator.EXTENSIONS` for each row.
   """
   shape = (len(rows), len(groups))
   group_low, group_high = _halves(groups[None, :])
   row_low, row_high = _halves(rows[:, None])
-  # PRIVACY: rows, coordinates and streams share no block. Guard:
-  # jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
+  # PRIVACY: Two z from one word would be equal up to sign, and their noise
+  # would cancel. Row, coordinates and stream have bits of their own in the
+  # nonce, so no two share a block.
+  # Guard: jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
   row_high |= streams[:, None].astype(np.uint32) << 31
   nonce = group_low, group_high, row_low, row_high
   start = tuple(
@@ -163,8 +165,8 @@ def normals(
 
   Args:
     key: [8] uint32; secret.
-    first_row: scalar int64.
-    first_group: scalar int64, of eight coordinates.
+    first_row: scalar int64, number of the first row.
+    first_group: scalar int64, number of the first group of eight coordinates.
     shape: (rows, coordinates), static; coordinates are a multiple of 8.
 
   Returns:
@@ -175,11 +177,13 @@ def normals(
   word = words(key, rows, groups, jnp.full(len(rows), generator_lib.WORDS))
   u = (_magnitude(word) + 0.5) * 2.0**-64
   z = _signed(word, inverse(u, jnp, (_CENTRE, _MIDDLE))).reshape(shape)
-  # PRIVACY: without the extension the tail ends at 9.2 and is too coarse before
-  # that. Guard: jax_generator_test.test_small_words_are_extended.
+  # PRIVACY: A tail from one word ends at 9.2 deviations and is too coarse
+  # before that, so rare releases would tell neighbours apart. A second word
+  # extends small words.
+  # Guard: jax_generator_test.test_small_words_are_extended.
   rare = (word >> 1 < generator_lib.EXTENDED_BELOW).any(-1)
 
-  # One group of 2 million.
+  # One group in 2 million has such a word, so they are extended one by one.
   def extend(state):
     z, rare = state
     row, group = jnp.divmod(jnp.argmax(rare), len(groups))
@@ -211,12 +215,14 @@ def inverse(
   """Returns Phi^-1(u) for u in (0, 1/2].
 
   Args:
-    u: an array.
-    lib: `jax.numpy`, or `numpy`.
-    parts: without the last one u must be at least 2^-36.
+    u: float array in (0, 1/2].
+    lib: `jax.numpy` or `numpy`.
+    parts: coefficients of the rational functions for the centre, the middle and
+      the tail; without the tail, u must be at least 2^-36.
   """
-  # PRIVACY: JAX's own inverse errs by 9.1 units where 8 are assumed. Guard:
-  # jax_generator_test.test_inverse_of_the_cdf_errs_less.
+  # PRIVACY: JAX's own inverse errs by 9.1 units, where the slack of epsilon
+  # assumes 8. This formula errs less.
+  # Guard: jax_generator_test.test_inverse_of_the_cdf_errs_less.
   q = u - 0.5
   centre = q * _ratio(parts[0], 0.180625 - q * q)
   r = lib.sqrt(-lib.log(u))
@@ -227,9 +233,9 @@ def inverse(
 
 
 def is_exact(device: Any) -> bool:
-  """Returns whether a device of JAX makes the normals of known words.
+  """Returns whether a device of JAX is as exact as the guarantee assumes.
 
-  And whether it inverts the CDF as exactly as the guarantee assumes.
+  The device makes the normals of a known key, and inverts the CDF at known u.
   """
   u = np.concatenate(
     [2.0 ** -np.linspace(1.0, 129.0, 4001), np.linspace(0.05, 0.5, 4001)]
@@ -244,20 +250,21 @@ def is_exact(device: Any) -> bool:
         _KNOWN_SHAPE,
       )
     )
-  # 64 bits of mantissa, where float64 has 53.
+  # A long double has 64 bits of mantissa, a float64 has 53.
   exact = inverse(u.astype(np.longdouble), np)
   error = np.abs(inverted - exact) * 2**53 + _FORMULA_ERROR * np.abs(inverted)
-  allowed = arithmetic.inverse_error(np.abs(inverted))
+  allowed = cells.inverse_error(np.abs(inverted))
   expected = generator_lib.Generator(_KNOWN).rows(
     _KNOWN_ROW,
     _KNOWN_SHAPE[0],
     generator_lib.GROUP * _KNOWN_GROUP,
     _KNOWN_SHAPE[1],
   )
-  both = 2 * arithmetic.inverse_error(np.abs(expected))
-  # PRIVACY: a driver or compiler that takes short cuts makes noise that the
-  # proof does not speak of. Guards:
-  # jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
+  both = 2 * cells.inverse_error(np.abs(expected))
+  # PRIVACY: A driver or compiler that takes short cuts makes noise that the
+  # proof does not cover. A device that errs by more than the proof allows is
+  # refused.
+  # Guards: jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
   # test_device_with_other_words_is_not_exact.
   return bool(
     np.all(error <= allowed) and np.all(np.abs(made - expected) * 2**53 <= both)
@@ -283,7 +290,7 @@ def _ratio(part: tuple[Sequence[float], Sequence[float]], x: Any) -> Any:
 
 
 def _halves(values: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Returns the low and high 32 bits of int64, uint32."""
+  """Returns the low and the high 32 bits of int64 values, uint32."""
   bits = values.astype(np.uint64)
   return bits.astype(np.uint32), (bits >> 32).astype(np.uint32)
 

@@ -18,8 +18,9 @@ _BYTES = 32
 class Key:
   """256 bits from which all z of a run are made; never printed.
 
-  Whoever knows the key can take the noise off every release. It stands in its
-  file and, with noise in TFF's state, in the server state; nowhere else.
+  Anybody who knows the key can subtract the noise from every release. The key
+  is in its file and, with noise in TFF's state, in the server state; nowhere
+  else.
 
   Attributes:
     secret: 32 bytes.
@@ -41,15 +42,18 @@ class Key:
 
   @classmethod
   def from_entropy(cls) -> Key:
-    """Returns a fresh key from the operating system."""
+    """Returns a fresh key that the operating system draws."""
     return cls(secrets.token_bytes(_BYTES))
 
   @classmethod
   def from_seed(cls, seed: int) -> Key:
-    """Returns the key that belongs to an integer, for repeatable simulations.
+    """Returns a key derived from an integer, for repeatable simulations.
 
-    The noise is as secret as the seed: a seed that can be guessed protects
+    The noise is as secret as the seed: a seed that somebody can guess protects
     nobody.
+
+    Args:
+      seed: integer of any size and sign.
 
     Raises:
       TypeError: `seed` is not an integer.
@@ -69,21 +73,28 @@ class Key:
 
   @classmethod
   def load_or_create(cls, path: Union[str, os.PathLike]) -> Key:
-    """Returns the key in the file, which is made (mode 0600) if missing.
+    """Returns the key in a file; a missing file is made, with a fresh key.
+
+    Args:
+      path: path of the file, mode 0600.
 
     Raises:
-      ValueError: the file is not 32 bytes long, or is not its owner's alone.
-      OSError: it cannot be read or made.
+      ValueError: the file is not 32 bytes long, or others than its owner can
+        read or write it.
+      OSError: the file cannot be read or made.
     """
     return cls(
       _files.load_or_create_secret(pathlib.Path(path), _BYTES, 'key file')
     )
 
   def identify(self, subject: bytes) -> int:
-    """Returns 63 bits that name this key and subject; one-way.
+    """Returns a 63-bit fingerprint of this key and a subject; one-way.
 
-    Public, so that a state can say which noise it belongs to. Who can guess
-    the key (a small seed) can check the guess with it.
+    The fingerprint is public: a state carries it to name its noise. Somebody
+    who can guess the key (a small seed) can check the guess against it.
+
+    Args:
+      subject: bytes that say what the fingerprint is for.
     """
     digest = hashlib.blake2b(
       subject, key=self.secret, digest_size=8, person=b'tff_bandmf id'

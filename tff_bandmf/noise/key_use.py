@@ -1,8 +1,9 @@
-"""Which coordinates the noise of a key file is made of, and in which folder.
+"""The record of what a key file makes: which coordinates, in which folder.
 
-Beside the file of a key lies FILE.use, mode 0600. Its lines say `tape id, first
-coordinate, count, folder`, of all servers that the key had; its byte i is
-locked while a server makes coordinate i. It holds no secret.
+The record FILE.use, mode 0600, is beside the key file FILE. Each of its lines
+holds `tape ID, first coordinate, count, folder` of a server that had the key.
+Its byte i is locked while a server makes coordinate i. The record holds no
+secret.
 """
 
 from __future__ import annotations
@@ -16,17 +17,27 @@ from collections.abc import Iterator
 
 from tff_bandmf import errors
 
-# Behind all coordinates: held while the lines are read and written.
+# Position past all coordinates; a process locks it to read or write the lines.
 _LINES = 2**62
 
 
 class KeyUse:
   """The right of one process to make some coordinates from a key.
 
-  PRIVACY: two tapes of one key have the same noise, and the difference of two
-  releases with it has none. Guards:
+  PRIVACY: Two tapes of one key have the same noise, so the difference of two
+  releases with it has none. The record refuses a second process, another noise
+  and another folder for the same coordinates. Guards:
   noise_server_test.test_second_server_of_a_key_is_refused,
   noise_server_test.test_key_of_another_folder_is_refused.
+
+  **Formal guarantee.**
+  Assumption: every process that uses the key reaches it by one path, on one
+  host or on a file system whose locks all hosts respect, and nobody removes or
+  edits the record. Statement: at any time at most one process makes a
+  coordinate from the key, and all processes, one after another, make it for one
+  tape ID (one C, size and deviation) and in one folder, whose marks then keep
+  rounds apart. Source: the process holds a lock of the byte of each coordinate,
+  and compares every line of the record.
   """
 
   def __init__(
@@ -36,14 +47,18 @@ class KeyUse:
     coordinates: range,
     directory: pathlib.Path,
   ):
-    """Takes the right, until `close` or the end of the process.
+    """Takes the right; the process has it until `close` or until it ends.
 
-    The tape of the noise that `tape_id` names is in `directory`.
+    Args:
+      key_file: path of the key file.
+      tape_id: ID of the noise, 63 bits, from `stream.identify`.
+      coordinates: the coordinates to be made, not empty, step 1.
+      directory: folder of the tape.
 
     Raises:
-      ValueError: another process has the right to some of the coordinates, or
-        the key made other noise, or them in another folder.
-      OSError: the file cannot be made or read.
+      ValueError: another process makes some of the coordinates, or the key has
+        made other noise, or has made some of the coordinates in another folder.
+      OSError: the record cannot be made or read.
     """
     self._path = pathlib.Path(f'{key_file}.use')
     self._key_file = key_file
@@ -73,10 +88,10 @@ class KeyUse:
       raise
 
   def record(self) -> None:
-    """Says for ever what the key is used for.
+    """Adds this use of the key to the record, durably and for ever.
 
     Raises:
-      ValueError: another process said otherwise meanwhile.
+      ValueError: another process has recorded a different use meanwhile.
     """
     with self._lines() as lines:
       self._check(lines)
@@ -90,11 +105,11 @@ class KeyUse:
         os.fsync(self._handle)
 
   def close(self) -> None:
-    """Gives the right back; may be called once."""
+    """Gives the right back; call it once."""
     os.close(self._handle)
 
   def _check(self, lines: list[str]) -> None:
-    """Raises ValueError if the lines are of another use of the key."""
+    """Raises ValueError if a line records a different use of the key."""
     for line in lines:
       try:
         tape_id, first, count, directory = line.split(' ', 3)
@@ -118,7 +133,7 @@ class KeyUse:
 
   @contextlib.contextmanager
   def _lines(self) -> Iterator[list[str]]:
-    """Gives the lines, which nobody changes meanwhile."""
+    """Yields the lines; no other process changes them in the `with` block."""
     self._lock(fcntl.F_OFD_SETLKW, fcntl.F_WRLCK, _LINES, 1)
     try:
       content = os.pread(self._handle, os.fstat(self._handle).st_size, 0)
@@ -127,7 +142,8 @@ class KeyUse:
       self._lock(fcntl.F_OFD_SETLK, fcntl.F_UNLCK, _LINES, 1)
 
   def _lock(self, command: int, kind: int, start: int, count: int) -> None:
-    # struct flock of Linux. It belongs to the open file, not to the process.
+    # `struct flock` of Linux. The lock belongs to the open file, not to the
+    # process.
     fcntl.fcntl(
       self._handle,
       command,

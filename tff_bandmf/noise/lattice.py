@@ -1,9 +1,9 @@
-"""The lattice that records, sums, noise and releases are on.
+"""The lattice on which records, sums, noise and releases are integers.
 
 | symbol  | name here        | meaning                                        |
 |---------|------------------|------------------------------------------------|
 | h       | step             | the clipping norm is 2^k steps                 |
-| k       | `clip_bits`      |                                                |
+| k       | `clip_bits`      | bits of the clipping norm in steps             |
 | B       | `largest_cohort` | most clients whose records are added up        |
 | s / h   | `z_steps`        | standard deviation of z, in steps              |
 
@@ -12,9 +12,9 @@ leaves the range:
 
   B 2^k + 12 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
-with D = diag(C[t, t]), through which the roundings of y go on into later ones.
-What finite arithmetic costs is what `accounting.arithmetic` says, if no cell is
-narrower or wider than it is there:
+Here D = diag(C[t, t]), through which the roundings of y go on into later ones.
+`accounting.arithmetic.cells` bounds the cost of finite arithmetic, on the
+condition that cells are neither narrower nor wider than
 
   2^-17 <= h C[t, t] / s <= 1
 """
@@ -27,25 +27,27 @@ import math
 import numpy as np
 
 from tff_bandmf import _checks, errors
-from tff_bandmf.accounting import arithmetic
+from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# PRIVACY: a narrower cell has a larger slack than claims are made with. Guard:
-# lattice_test.test_cells_are_as_wide_as_claims_say.
-_CELL_WIDTH = arithmetic.CELL_WIDTH
-# Squares of so many steps are exact in float64.
+# PRIVACY: A cell narrower than this has a larger slack than claims are made
+# with, so epsilon would be too small. A lattice with narrower cells is not
+# made.
+# Guard: lattice_test.test_cells_are_as_wide_as_claims_say.
+_CELL_WIDTH = cells.CELL_WIDTH
+# Largest k: a float64 holds the square of 2^26 steps exactly.
 MOST_CLIP_BITS = 26
 _RANGE = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Lattice:
-  """A lattice for one run; make it with `of`.
+  """The lattice of one run; `Lattice.of` makes it.
 
   Attributes:
-    clip_bits: k, in [0, 26].
-    largest_cohort: B, at least 1.
-    z_steps: standard deviation of z in steps; 0 for a run without noise.
+    clip_bits: k, in [0, 26]: the clipping norm is 2^k steps.
+    largest_cohort: B, most clients of a round, >= 1.
+    z_steps: standard deviation of z in steps, >= 0; 0 for a run without noise.
   """
 
   clip_bits: int
@@ -64,22 +66,31 @@ class Lattice:
   ) -> Lattice:
     """Returns the finest lattice that holds a run.
 
+    **Formal guarantee.**
+    Assumption: each record has a norm of at most 2^k steps, a round has at most
+    B of them, and no |y| is beyond 12 of its deviations (the probability of the
+    opposite is in slack_delta). Statement: no sum leaves 32 bits, and every
+    cell has a width in [2^-17, 1] in units of z, for which `slack_epsilon` and
+    `slack_delta` hold. Source: docs/reference/arithmetic.md, Theorem 2.
+
     Args:
-      recursion: of C.
-      z_stddev_per_clip: standard deviation of z for clip = 1; 0 for no noise.
-      largest_cohort: B.
-      dimension: d, coordinates of a record.
+      recursion: the recursion by which y follows from z, for the strategy C.
+      z_stddev_per_clip: standard deviation of z for a clipping norm of 1, >= 0;
+        0 for no noise.
+      largest_cohort: B, most clients of a round, >= 1.
+      dimension: d, number of coordinates of a record, > 0.
       secure_sum: whether sums are shifted by B clips before they are added.
 
     Raises:
-      ValueError: no lattice is fine enough for records and coarse enough for
-        the sums and the noise.
+      ValueError: no lattice is fine enough for the records and coarse enough
+        for the sums and the noise.
     """
     largest_cohort = _checks.count(
       'largest_cohort', largest_cohort, 'it is the most clients of a round'
     )
     min_scale = float(np.min(recursion.scales))
-    # What 2^k is multiplied with in the range, and what does not grow with it.
+    # In the range condition 2^k is multiplied with `sums + deviations`;
+    # `constant` does not grow with it.
     norm = recursion.rho * recursion.max_scale if z_stddev_per_clip else 0.0
     deviations = 12 * z_stddev_per_clip * norm
     sums = largest_cohort * (2 if secure_sum else 1)
@@ -92,8 +103,9 @@ class Lattice:
       )
     least = math.ceil(math.log2(2 * math.sqrt(dimension)))
     if z_stddev_per_clip:
-      # PRIVACY: a cell wider than a deviation is outside of the proof. Guard:
-      # lattice_test.test_cells_wider_than_a_deviation_are_refused.
+      # PRIVACY: The proof of the slack does not cover a cell wider than a
+      # deviation. A lattice with wider cells is refused.
+      # Guard: lattice_test.test_cells_wider_than_a_deviation_are_refused.
       least = max(least, math.ceil(-math.log2(min_scale * z_stddev_per_clip)))
     if most < least:
       raise errors.value_error(
@@ -109,7 +121,7 @@ class Lattice:
 
   @property
   def clip_steps(self) -> int:
-    """Steps of a clip, 2^k."""
+    """The clipping norm in steps, 2^k."""
     return 2**self.clip_bits
 
 

@@ -1,6 +1,6 @@
-"""Placements: where the noise of a run comes from, as values.
+"""Placements: values that choose where the noise of a run comes from.
 
-`noise.source.of` makes the source that a placement stands for.
+`noise.source.of` makes the `NoiseSource` of a placement.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 
 class Placement:
-  """Where the noise of a run comes from.
+  """The choice of where the noise of a run comes from.
 
   Attributes:
-    key_in_state: whether TFF's state holds the key, so that whoever has a state
-      can take the noise off.
-    start_round: round of the state that a resumed run goes on from.
+    key_in_state: bool, whether TFF's state holds the key; if it does, anybody
+      who has a state can subtract the noise.
+    start_round: round of the state from which a resumed run goes on, >= 0; 0
+      for a new run.
   """
 
   key_in_state: ClassVar[bool] = False
@@ -32,14 +33,14 @@ class Placement:
 
 @dataclasses.dataclass(frozen=True)
 class InState(Placement):
-  """The key and what the noise remembers are in TFF's state.
+  """A placement that keeps the key and the memory of the noise in TFF's state.
 
-  For small models (state passes between processes by value every round, 20 to
-  40 ms a MB) and for runtimes whose workers share no file system with this
-  process. Every `initialize` draws a key of its own, in the process that runs
-  it. Each copy of the state is as secret as the key: who has one takes the
-  noise off. So it is refused where `tff.learning.programs.train_model` would
-  release it.
+  It suits small models, since the state passes between processes by value every
+  round (20 to 40 ms for each MB), and runtimes whose workers share no file
+  system with this process. Every `initialize` draws a new key in the process
+  that runs it. Each copy of the state is as secret as the key, since anybody
+  who has a copy can subtract the noise. This placement is refused where
+  `tff.learning.programs.train_model` would release the state.
   """
 
   key_in_state: ClassVar[bool] = True
@@ -47,25 +48,28 @@ class InState(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Tape(Placement):
-  """A thread of this process writes y ahead of the rounds that read it.
+  """A placement in which a thread of this process writes y ahead of the rounds.
 
-  The state of TFF names the tape and holds no secret. A round's noise meets one
-  release of one run, and is gone when a later round has read its own.
+  TFF's state names the tape and holds no secret. The noise of a round is added
+  to one sum of one run; its file is removed when a later round has read its
+  own.
 
   Attributes:
-    directory: folder for the tape, private and seen by the process that runs
-      the rounds; None makes a temporary one, in memory where possible.
-    key: of the noise, kept by the caller to resume a run; None draws one from
-      the operating system. One key serves one run: the difference of two runs
-      with one key has no noise.
-    start_round: round of the state that a resumed run goes on from, with the
-      key of the run. `initialize` then begins at that round.
-    max_memory_bytes: what is remembered of past rounds goes to a file in the
-      folder for temporary files (TMPDIR) if it is larger. None keeps it in
-      memory.
-    backend: what makes the noise, one of `stream.BACKENDS`.
-    devices: of the backend, all of one kind; () takes those that it prefers.
-    position: says which round is open, whatever the state says; None takes the
+    directory: folder for the tape, private, on a file system that the processes
+      that run the rounds share; None makes a temporary folder, in memory where
+      possible.
+    key: secret key of the noise, kept by the caller to resume a run; None draws
+      one from the operating system. One key serves one run: the difference of
+      two runs with one key has no noise.
+    start_round: round of the state from which a resumed run goes on, with the
+      key of that run, >= 0. `initialize` then begins at that round.
+    max_memory_bytes: most bytes of memory for the producer's past noise, > 0; a
+      larger past goes to a file in the folder for temporary files (TMPDIR).
+      None keeps it in memory.
+    backend: library that makes the noise, one of `stream.BACKENDS`.
+    devices: names of the backend's devices, all of one kind; () takes the
+      devices that the backend prefers.
+    position: reports the open round, whatever the state says; None takes the
       round of the state.
   """
 
@@ -80,7 +84,7 @@ class Tape(Placement):
   def __post_init__(self):
     _check_start(self.start_round)
     if self.key is not None and not isinstance(self.key, key_lib.Key):
-      # Not the value: it may be a secret.
+      # The message shows the type only: the value may be a secret.
       raise errors.type_error(
         'key',
         type(self.key).__name__,
@@ -98,18 +102,26 @@ class Tape(Placement):
 
 @dataclasses.dataclass(frozen=True)
 class Served(Placement):
-  """y comes from running `bandmf noise-server`s, which have the key.
+  """A placement in which `bandmf noise-server`s write y and have the key.
 
   Attributes:
-    folders: of one server, or of all shards, in any order.
-    start_round: round of the state that a resumed run goes on from.
+    folders: folder of one server, or the folders of all shards in any order.
+    start_round: round of the state from which a resumed run goes on, >= 0.
+    notice_seconds: seconds, > 0; a line on standard error names a server for
+      which a round waits longer.
   """
 
   folders: Union[str, os.PathLike, Sequence[Union[str, os.PathLike]]]
   start_round: int = 0
+  notice_seconds: float = 60.0
 
   def __post_init__(self):
     _check_start(self.start_round)
+    _checks.positive(
+      'notice_seconds',
+      self.notice_seconds,
+      'give the seconds after which a late server is named',
+    )
 
 
 def _check_start(start_round: int) -> None:

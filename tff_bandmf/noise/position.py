@@ -1,12 +1,14 @@
-"""Which round is open, in files that a program writes and a round reads.
+"""The open round of a run, in files that a program writes and a round reads.
 
-  position                      'run round attempt'; 'run -1 0' between rounds
-  released/00000003-2-HIGH-LOW  attempt 2 of round 3 released what has this
-                                fingerprint, 64 bits in two numbers
+  position                      'run round attempt clients'; 'run -1 0 0'
+                                between rounds
+  released/00000003-2-HIGH-LOW  attempt 2 of round 3 released the sum with this
+                                fingerprint, 64 bits in two numbers; the content
+                                is 'updates zero'
 
-A state of TFF may say what it likes: the round whose noise is added is the one
-that is open. The folder is private and seen by the process that runs the
-rounds.
+TFF's state cannot choose the round: a round adds the noise of the round that is
+open here, even if the state counts another one. The folder is private, and the
+processes that run the rounds share it.
 """
 
 from __future__ import annotations
@@ -25,11 +27,11 @@ _CLOSED = -1
 
 @dataclasses.dataclass(frozen=True)
 class Position:
-  """The position of one run.
+  """The open round of one run, and the marks of the sums that it released.
 
   Attributes:
-    directory: that the files are in.
-    run: 63 bits that name the run.
+    directory: private folder that holds the files.
+    run: run ID, 63 random bits.
   """
 
   directory: pathlib.Path
@@ -39,35 +41,49 @@ class Position:
     self,
     round_index: int,
     attempt: int,
+    clients: int,
     before: Iterable[tuple[int, bytes]] = (),
   ) -> None:
-    """Says that an attempt at a round begins.
+    """Opens a round for one attempt; sums of other rounds fail from here on.
+
+    **Formal guarantee.**
+    Assumption: the cohort of the round is durable in the ledger before this
+    call, and one program at a time holds the lock of the run's folder.
+    Statement: an aggregation that begins between this call and the next `open`
+    or `close` adds the noise of round `round_index` and of no other round, to
+    at most `clients` updates. Source: `round_index`, `check_updates` and `mark`
+    read the file that this call writes.
 
     Args:
-      round_index: the round.
-      attempt: at it, from 1.
-      before: what others released in it, as `released` gives it.
+      round_index: round to open, >= 0.
+      attempt: number of the attempt at this round, >= 1.
+      clients: size of the recorded cohort, >= 0; a sum has at most as many
+        updates.
+      before: (attempt, fingerprint) of each sum that earlier attempts released
+        in this round, in the form that `released` returns.
     """
     if not self._marks.is_dir():
       self._marks.mkdir(mode=0o700)
       _files.sync(self.directory)
-    # PRIVACY: a power cut may have lost their marks. Guard:
-    # run_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
+    # PRIVACY: A power cut can lose the mark of a sum that was released, and a
+    # second sum would then meet the same noise. Sums that the ledger knows are
+    # marked again before the round is open.
+    # Guard: run_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
     for other, fingerprint in before:
       name = f'{round_index:08d}-{other}-{fingerprint.decode()}'
       (self._marks / name).touch()
-    self._write(round_index, attempt)
+    self._write(round_index, attempt, clients)
 
   def sync(self) -> None:
-    """Returns when the marks are on the disk."""
+    """Writes the marks through to the disk before it returns."""
     _files.sync(self._marks)
 
   def close(self) -> None:
-    """Says that no round is open: an aggregator that is asked for one fails."""
-    self._write(_CLOSED, 0)
+    """Closes the round: until the next `open`, every aggregation fails."""
+    self._write(_CLOSED, 0, 0)
 
   def released(self, round_index: int) -> set[tuple[int, bytes]]:
-    """Returns what was released in a round: (attempt, fingerprint) of each."""
+    """Returns (attempt, fingerprint) of each sum that a round released."""
     names = [
       path.name.split('-') for path in self._marks.glob(f'{round_index:08d}-*')
     ]
@@ -76,27 +92,81 @@ class Position:
       for _, attempt, high, low in names
     }
 
+  def updates(self, round_index: int) -> dict[int, tuple[int, int]]:
+    """Returns {attempt: (updates, all-zero updates)} of the sums of a round.
+
+    An attempt whose mark was lost is missing.
+    """
+    found = {}
+    for path in sorted(self._marks.glob(f'{round_index:08d}-*')):
+      content = path.read_text().split()
+      if content:
+        updates, zero = map(int, content)
+        found[int(path.name.split('-')[1])] = updates, zero
+    return found
+
   def forget(self, below: int) -> None:
-    """Removes the marks of the rounds below one."""
+    """Removes the marks of all rounds below `below`."""
     for path in self._marks.glob('*-*'):
       if int(path.name.split('-')[0]) < below:
         path.unlink()
 
   def round_index(self, stated: tf.Tensor) -> tf.Tensor:
-    """Returns the round that is open, scalar int64, in a graph.
+    """Returns the open round, scalar int64, in a graph.
 
     Args:
-      stated: what the state says, scalar int64; below 0 it has not begun.
+      stated: scalar int64, the round that TFF's state counts. A value below 0,
+        of a run that has not begun, is returned as it is.
     """
     return tf.cond(
       stated >= 0, lambda: self._numbers(stated)[1], lambda: stated
     )
 
-  def mark(self, released: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
-    """Returns what is released, marked, if no other sum was released before.
+  def check_updates(self, updates: tf.Tensor, now: tf.Tensor) -> tf.Operation:
+    """Returns a check that a sum has at most one update a recorded client.
+
+    **Formal guarantee.**
+    Assumption: `updates` is the number of updates that the query added up.
+    Statement: a sum with more updates than the recorded cohort has clients
+    fails its round before the release. The check counts updates; it cannot tell
+    which client sent one.
 
     Args:
-      released: [dimension] int32, S_t + y_t.
+      updates: scalar integer, number of updates in the sum.
+      now: t, scalar int64.
+    """
+    clients = self._numbers(now)[3]
+    # PRIVACY: An update beyond the recorded cohort comes from a client whose
+    # participation the ledger lacks, so epsilon would not count it. The round
+    # fails before its release.
+    # Guard: run_test.test_more_updates_than_clients_are_refused_with_tff.
+    return tf.debugging.Assert(
+      tf.cast(updates, tf.int64) <= clients,
+      [
+        'the sum has more updates than the round has clients: give one of '
+        'each client of round.cohort, at most; updates, clients:',
+        updates,
+        clients,
+      ],
+    )
+
+  def mark(
+    self, released: tf.Tensor, counts: tf.Tensor, now: tf.Tensor
+  ) -> tf.Tensor:
+    """Returns the release, after it is marked as the only sum of its round.
+
+    **Formal guarantee.**
+    Assumption: all attempts of the run share this folder, a new file is seen by
+    every later listing, and `open` has marked the sums that the ledger knows.
+    Statement: of two different sums with the noise of one round, at most one is
+    returned, in this process or another, except where their 64-bit fingerprints
+    agree. Source: each call writes its mark before it lists the marks, so of
+    two concurrent calls at least one sees the mark of the other and fails.
+
+    Args:
+      released: [dimension] int32, S_t + y_t, in lattice steps.
+      counts: [2] integers: the number of updates in S_t, and the number of
+        all-zero updates among them.
       now: t, scalar int64.
     """
     high, low = tf.unstack(reader.fingerprint(released))
@@ -107,10 +177,14 @@ class Position:
     round_name = reader.digits(now, 8)
     name = tf.strings.join([round_name, attempt, owner], '-')
     path = reader.path(self._marks, name, now)
-    # PRIVACY: of two sums with one y the difference has no noise; so a sum is
-    # marked before it leaves, and no other one does, in this process or the
-    # next. Guard: run_test.test_second_sum_of_a_round_is_refused.
-    with tf.control_dependencies([tf.io.write_file(path, '')]):
+    # PRIVACY: The difference of two sums with one y has no noise. A sum is
+    # marked before it leaves, and the round fails if another sum has a mark, of
+    # this process or of an earlier one.
+    # Guard: run_test.test_second_sum_of_a_round_is_refused.
+    content = tf.strings.reduce_join(
+      tf.strings.as_string(counts), separator=' '
+    )
+    with tf.control_dependencies([tf.io.write_file(path, content)]):
       others = tf.strings.join([tf.identity(round_name), '-*'])
       found = tf.io.matching_files(reader.path(self._marks, others, now))
     owners = tf.strings.regex_replace(found, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
@@ -129,10 +203,10 @@ class Position:
   def _marks(self) -> pathlib.Path:
     return self.directory / 'released'
 
-  def _write(self, round_index: int, attempt: int) -> None:
-    content = f'{self.run} {round_index} {attempt}'.encode()
-    # Not synced: after a power cut no round is open, and who begins again says
-    # so before anything reads this.
+  def _write(self, round_index: int, attempt: int, clients: int) -> None:
+    content = f'{self.run} {round_index} {attempt} {clients}'.encode()
+    # Without a sync a power cut can restore an older position. A program that
+    # is started again calls `close` before anything reads the file.
     _files.write(
       self.directory / 'position', content, mode=0o600, durable=False
     )
@@ -140,9 +214,10 @@ class Position:
   def _numbers(self, now: tf.Tensor) -> tf.Tensor:
     content = tf.io.read_file(reader.path(self.directory, 'position', now))
     numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
-    numbers = tf.ensure_shape(numbers, [3])
-    # PRIVACY: outside of a round nobody has been recorded. Guard:
-    # run_test.test_aggregator_outside_of_a_round_releases_nothing.
+    numbers = tf.ensure_shape(numbers, [4])
+    # PRIVACY: An aggregation outside of a round would release clients that
+    # nobody has recorded. It fails unless a round of this run is open.
+    # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
     is_open = tf.debugging.Assert(
       tf.equal(numbers[0], self.run) & (numbers[1] > _CLOSED),
       ['no round of this run is open: ask the run for one first; position:',

@@ -1,7 +1,8 @@
 """The search for good strategies.
 
-What needs TensorFlow, which takes long to import, is imported when it is used:
-closed-form families and scalar sweeps do without.
+NumPy and SciPy are all that it takes, but for banded strategies that are not
+Toeplitz, and banded Toeplitz ones under a learning rate schedule: their search
+imports TensorFlow when it begins.
 """
 
 from tff_bandmf.optimize.families import optimize

@@ -39,7 +39,7 @@ import tensorflow as tf
 
 from tff_bandmf import errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.optimize import covariance, series, solver, toeplitz
+from tff_bandmf.optimize import covariance, solver, toeplitz
 from tff_bandmf.strategies import base
 
 # An iteration that gains less is the last one: log loss.
@@ -301,7 +301,7 @@ class Loss:
         loss = tf.reduce_logsumexp(log_weights + power * tf.math.log(e)) / power
       return loss, tape.gradient(loss, parameters), e
 
-    self._compute = series.compiled(
+    self._compute = covariance.compiled(
       compute, shape, self._inverse_rows.shape, [rounds], []
     )
 

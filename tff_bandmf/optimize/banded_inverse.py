@@ -14,29 +14,16 @@ all p - 1 coefficients are free.
 from __future__ import annotations
 
 import dataclasses
-from typing import Optional
 
 import numpy as np
-import tensorflow as tf
 
 from tff_bandmf import strategies
 from tff_bandmf.optimize import series, solver
 
 
-def compiled(problem: solver.Problem, bands: int) -> series.Objective:
-  """Returns the loss of the coefficients r_1 .. r_{p-1}, p > 1 bands."""
-
-  def build(free):
-    inverse = tf.concat([tf.ones([1], tf.float64), free], 0)
-    return series.reciprocal(inverse, problem.rounds), inverse
-
-  return series.Objective(build, bands - 1, problem)
-
-
 def optimize_banded_inverse(
   problem: solver.Problem,
   bands: int,
-  loss: Optional[series.Objective] = None,
 ) -> solver.Optimized[strategies.BandedInverse]:
   """Returns the strategy of least loss found whose C^-1 has `bands` bands.
 
@@ -45,7 +32,6 @@ def optimize_banded_inverse(
   Args:
     problem: what is minimised.
     bands: p, of C^-1, at most n.
-    loss: of as many bands or more, `compiled`; None compiles one.
 
   Raises:
     ValueError: a value out of range, or a learning rate schedule for many
@@ -61,20 +47,27 @@ def optimize_banded_inverse(
   start = strategies.BandedInverseSqrt(rounds, bands).inverse_coefficients[1:]
   found = solver.Minimum(start, np.nan, 0, True)
   if bands > 1:
-    if loss is None:
-      loss = compiled(problem, bands)
-    # Coefficients past the last band stay 0.
-    closed = loss.size - len(start)
-    bounds = [(None, None)] * len(start) + [(0.0, 0.0)] * closed
-    found = loss.minimize(np.pad(start, (0, closed)), bounds)
+
+    def build(free):
+      inverse = np.concatenate([[1.0], free])
+      column = series.reciprocal(inverse, rounds)
+
+      def pullback(by_column, by_inverse):
+        through = series.reciprocal_back(by_column, column, inverse)
+        return (by_inverse + through)[1:]
+
+      return column, inverse, pullback
+
+    loss = series.Objective(build, problem)
+    found = loss.minimize(start)
     if found.evaluations < problem.max_evaluations and not found.interrupted:
       # The majorant has kinks, at which the square root may stick where little
       # separation makes independent noise the best.
-      other = loss.minimize(np.zeros(loss.size), bounds, found.evaluations)
+      other = loss.minimize(np.zeros(bands - 1), evaluations=found.evaluations)
       found = dataclasses.replace(
         other if other.value < found.value else found,
         evaluations=other.evaluations,
         converged=found.converged and not other.interrupted,
       )
-  inverse = np.concatenate([[1.0], found.x[: bands - 1]])
+  inverse = np.concatenate([[1.0], found.x])
   return problem.evaluated(strategies.BandedInverse(rounds, inverse), found)

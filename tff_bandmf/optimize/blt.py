@@ -32,10 +32,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Optional
 
 import attrs
 import numpy as np
-import tensorflow as tf
 
 from tff_bandmf import _checks, strategies
 from tff_bandmf.optimize import series, solver
@@ -50,82 +50,190 @@ _LARGEST_LAST = 2.0
 # Decays exp(-n lambda_1) over the whole run up to this are told from 1.
 _SLOWEST = 1e-6
 _FASTEST = 10.0
-# A closed buffer is so far below the next one, all of them below `_SLOWEST`.
-_CLOSED_STEP = 0.01
 # Relative gain by a buffer that is none.
 NO_GAIN = 1e-10
 # Places at which a buffer is opened.
 _STARTS = 8
 
 
-def _differences(rates: tf.Tensor, others: tf.Tensor) -> tf.Tensor:
+def _differences(rates: np.ndarray, others: np.ndarray) -> np.ndarray:
   """Returns exp(-rates_i) - exp(-others_j), exact for near rates, [., .]."""
   gap = rates[:, None] - others
-  nearer = tf.exp(-tf.minimum(rates[:, None], others))
-  return tf.sign(gap) * nearer * tf.math.expm1(-tf.abs(gap))
+  nearer = np.exp(-np.minimum(rates[:, None], others))
+  return np.sign(gap) * nearer * np.expm1(-np.abs(gap))
 
 
-def _scales(between: tf.Tensor, among: tf.Tensor) -> tf.Tensor:
-  """Returns prod_j between_ij / prod_{j!=i} among_ij, [d] float64."""
-  among = tf.linalg.set_diag(among, tf.ones(among.shape[0], among.dtype))
-  return tf.reduce_prod(between, 1) / tf.reduce_prod(among, 1)
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Decays:
+  """C and C^-1 as x describes them.
 
-
-def _decays(x: tf.Tensor):
-  """Returns what x says.
-
-  Args:
-    x: [2 d] float64.
-
-  Returns:
-    lambda, [d]; omega, [d]; lambda_hat but for the last, [d - 1];
-    theta_hat_d, []; omega_hat, [d]; float64.
+  Attributes:
+    rates: [d] float64, lambda.
+    others: [d - 1] float64, lambda_hat but for the last.
+    last: theta_hat_d, in (-1, 1).
+    scales: [d] float64, omega.
+    other_scales: [d] float64, omega_hat.
+    between: [d, d] float64, theta_i - theta_hat_j.
+    among: [d, d] float64, theta_i - theta_j, 1 where i = j.
+    other_among: [d, d] float64, theta_hat_i - theta_hat_j, 1 where i = j.
   """
-  rates = tf.exp(tf.cumsum(x[:-1]))
+
+  rates: np.ndarray
+  others: np.ndarray
+  last: float
+  scales: np.ndarray
+  other_scales: np.ndarray
+  between: np.ndarray
+  among: np.ndarray
+  other_among: np.ndarray
+
+  def back(
+    self,
+    by_scales: np.ndarray,
+    by_rates: np.ndarray,
+    by_other_scales: np.ndarray,
+    by_others: np.ndarray,
+  ) -> np.ndarray:
+    """Returns the gradient by x, [2 d]; that by theta_hat_d ends `by_others`.
+
+    d log omega_i = sum_j d(theta_i - theta_hat_j) / (theta_i - theta_hat_j)
+      - sum_{j!=i} d(theta_i - theta_j) / (theta_i - theta_j)
+    """
+    by_logs = by_scales * self.scales
+    by_other_logs = by_other_scales * self.other_scales
+    # Decays that are equal in float64 are 0, and do not change with x.
+    by_between = np.divide(
+      by_logs[:, None] + by_other_logs,
+      self.between,
+      out=np.zeros_like(self.between),
+      where=self.between != 0,
+    )
+    by_among = by_logs[:, None] / self.among
+    by_other_among = by_other_logs[:, None] / self.other_among
+    # What is on the diagonals cancels.
+    by_theta = by_between.sum(1) - by_among.sum(1) + by_among.sum(0)
+    by_other = (
+      -by_between.sum(0) - by_other_among.sum(1) + by_other_among.sum(0)
+    )
+    by_last = by_others[-1] + by_other[-1]
+    by_theta[-1] += by_last  # theta_hat_d = theta_d - gap
+    by_l = np.empty(2 * len(self.rates) - 1)
+    by_l[::2] = self.rates * (by_rates - np.exp(-self.rates) * by_theta)
+    by_l[1::2] = self.others * (
+      by_others[:-1] - np.exp(-self.others) * by_other[:-1]
+    )
+    return np.append(np.cumsum(by_l[::-1])[::-1], -by_last)
+
+
+def _decays(x: np.ndarray) -> _Decays:
+  """Returns the decays and scales of x, [2 d] float64."""
+  rates = np.exp(np.cumsum(x[:-1]))
   rates, others, gap = rates[::2], rates[1::2], x[-1]
   # Differences to theta_hat_d are sums of positive numbers.
-  last = _differences(rates, rates[-1:]) + gap
-  other_last = _differences(others, rates[-1:]) + gap
-  between = tf.concat([_differences(rates, others), last], 1)
-  among = tf.concat(
-    [
-      tf.concat([_differences(others, others), other_last], 1),
-      tf.pad(-tf.transpose(other_last), [[0, 0], [0, 1]]),
-    ],
-    0,
-  )
-  return (
+  from_last = _differences(np.concatenate([rates, others]), rates[-1:]) + gap
+  buffers = len(rates)
+  between = np.empty((buffers, buffers))
+  between[:, :-1] = _differences(rates, others)
+  between[:, -1:] = from_last[:buffers]
+  among = _differences(rates, rates)
+  other_among = np.ones((buffers, buffers))
+  other_among[:-1, :-1] = _differences(others, others)
+  other_among[:-1, -1:] = from_last[buffers:]
+  other_among[-1:, :-1] = -from_last[buffers:].T
+  np.fill_diagonal(among, 1.0)
+  np.fill_diagonal(other_among, 1.0)
+  return _Decays(
     rates,
-    _scales(between, _differences(rates, rates)),
     others,
-    tf.exp(-rates[-1]) - gap,
-    _scales(-tf.transpose(between), among),
+    math.exp(-rates[-1]) - gap,
+    between.prod(1) / among.prod(1),
+    (-between).prod(0) / other_among.prod(1),
+    between,
+    among,
+    other_among,
   )
 
 
-def _powers(rates: tf.Tensor, scales: tf.Tensor, terms: int) -> tf.Tensor:
-  """Returns sum_i scale_i exp(-rate_i t) for t < terms, [terms] float64.
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Powers:
+  """Powers of d decays and their derivatives by what each is a function of.
 
-  With t = B u + s the sum is a product of matrices of sqrt(n) columns.
+  Attributes:
+    values: [d, exponents] float64, theta^e.
+    slopes: [d, exponents] float64, the derivative of theta^e by lambda or, for
+      theta_hat_d, which may be 0 or negative and has no rate, by itself.
   """
-  block = math.isqrt(terms) + 1
-  steps = tf.range(block, dtype=tf.float64)
-  fine = tf.exp(-rates[:, None] * steps)
-  coarse = scales[:, None] * tf.exp(-rates[:, None] * block * steps)
-  return tf.reshape(tf.matmul(coarse, fine, transpose_a=True), [-1])[:terms]
+
+  values: np.ndarray
+  slopes: np.ndarray
 
 
-def _columns(x: tf.Tensor, rounds: int) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns the first columns of C and C^-1, [rounds] float64 each."""
-  rates, omega, others, last, omega_hat = _decays(x)
-  one = tf.ones([1], tf.float64)
-  # theta_hat_d may be 0 or negative, and has no rate.
-  ending = series.reciprocal(tf.stack([one[0], -last]), rounds - 1)
-  inverse = _powers(others, omega_hat[:-1], rounds - 1) + omega_hat[-1] * ending
-  return (
-    tf.concat([one, _powers(rates, omega, rounds - 1)], 0),
-    tf.concat([one, inverse], 0),
-  )
+def _powers(
+  rates: np.ndarray, exponents: np.ndarray, last: Optional[float] = None
+) -> _Powers:
+  """Returns powers of exp(-rates), and of `last` if there is one."""
+  values = np.exp(-np.outer(rates, exponents))
+  slopes = -exponents * values
+  if last is not None:
+    lower = np.power(last, np.maximum(exponents - 1, 0))
+    values = np.vstack([values, np.power(last, exponents)])
+    slopes = np.vstack([slopes, exponents * lower])
+  return _Powers(values, slopes)
+
+
+class _Series:
+  """c_0 = 1, c_t = sum_i scale_i theta_i^(t - 1), and its gradient.
+
+  With t - 1 = B u + s a power is a product theta^(B u) theta^s, and the sum is
+  a product of matrices of about sqrt(n) columns.
+  """
+
+  def __init__(
+    self,
+    rounds: int,
+    scales: np.ndarray,
+    rates: np.ndarray,
+    last: Optional[float] = None,
+  ):
+    """Takes n, [d] scales and the decays, `last` without a rate."""
+    self._scales = scales
+    self._rounds = rounds
+    self._block = math.isqrt(rounds - 1) + 1
+    exponents = np.arange(self._block, dtype=float)
+    self._fine = _powers(rates, exponents, last)
+    self._coarse = _powers(rates, self._block * exponents, last)
+
+  def terms(self) -> np.ndarray:
+    """Returns c, [n] float64."""
+    weighted = self._scales[:, None] * self._coarse.values
+    powers = (weighted.T @ self._fine.values).reshape(-1)
+    return np.concatenate([[1.0], powers[: self._rounds - 1]])
+
+  def back(self, by_terms: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the gradients by the scales and by rates or `last`, [d] each."""
+    grid = np.zeros(self._block**2)
+    grid[: self._rounds - 1] = by_terms[1:]
+    grid = grid.reshape(self._block, self._block)
+    fine, coarse = self._fine, self._coarse
+    by_fine = coarse.values @ grid
+    by_powers = np.sum(by_fine * fine.slopes, 1) + np.sum(
+      (coarse.slopes @ grid) * fine.values, 1
+    )
+    return np.sum(by_fine * fine.values, 1), self._scales * by_powers
+
+
+def _columns(
+  x: np.ndarray, rounds: int
+) -> tuple[np.ndarray, np.ndarray, series.Pullback]:
+  """Returns c and r, [rounds] float64 each, and the way back of gradients."""
+  decays = _decays(x)
+  column = _Series(rounds, decays.scales, decays.rates)
+  inverse = _Series(rounds, decays.other_scales, decays.others, decays.last)
+
+  def pullback(by_column, by_inverse):
+    return decays.back(*column.back(by_column), *inverse.back(by_inverse))
+
+  return column.terms(), inverse.terms(), pullback
 
 
 def optimize_blt(
@@ -159,53 +267,38 @@ def optimize_blt(
   if rounds == 1:  # Whatever the buffers, C is 1.
     return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
-  # XLA stumbles over what is empty with a single one; one may stay closed.
-  slots = max(buffers, 2)
-
-  def compiled(problem):
-    return series.Objective(
-      lambda x: _columns(x, rounds), 2 * slots, problem, falls=True
-    )
+  def loss(problem):
+    return series.Objective(lambda x: _columns(x, rounds), problem, falls=True)
 
   # The maximum is slow with learning rates; the best mean is near it.
   easier = attrs.evolve(problem, objective=solver.MEAN)
-  loss = compiled(problem if is_toeplitz else easier)
-  best = _search(loss, rounds, buffers, slots, worth)
-  strategy = _strategy(rounds, best.x)
+  best = _search(
+    loss(problem if is_toeplitz else easier), rounds, buffers, worth
+  )
   is_mean = problem.objective == solver.MEAN
   if not (is_toeplitz or is_mean or best.interrupted):
-    found = compiled(problem).minimize(
-      best.x, _bounds(rounds, strategy.buffers, slots)
-    )
-    strategy = _strategy(rounds, found.x)
+    found = loss(problem).minimize(best.x, _bounds(rounds, len(best.x) // 2))
     best = dataclasses.replace(
       found, evaluations=best.evaluations + found.evaluations
     )
-  return problem.evaluated(strategy, best)
+  return problem.evaluated(_strategy(rounds, best.x), best)
 
 
 def _search(
   loss: series.Objective,
   rounds: int,
   buffers: int,
-  slots: int,
   worth: float,
 ) -> solver.Minimum:
-  """Returns the best of all starts, from one buffer to all of them.
-
-  The loss is of `slots` buffers, at least d; those not yet opened, and those
-  that exceed d, do nothing.
-  """
+  """Returns the best of all starts, from one buffer to all of them."""
   x, evaluations = np.empty(0), 0
   best = solver.Minimum(x, np.inf, 0, False)
   places = np.linspace(math.log(0.3 / rounds), math.log(2), _STARTS)
   for opened in range(1, buffers + 1):
     before = best
+    bounds = _bounds(rounds, opened)
     for place in places:
-      found = loss.minimize(
-        _closed(_with_buffer(x, place), rounds, slots),
-        _bounds(rounds, opened, slots),
-      )
+      found = loss.minimize(_with_buffer(x, place), bounds)
       evaluations += found.evaluations
       if found.value < best.value:
         best = found
@@ -217,7 +310,7 @@ def _search(
       # All that one more buffer could do was tried.
       best = before
       break
-    x = _opened(best.x, opened)
+    x = best.x
   return dataclasses.replace(best, evaluations=evaluations)
 
 
@@ -242,43 +335,19 @@ def _with_buffer(x: np.ndarray, place: float) -> np.ndarray:
   )
 
 
-def _layout(rounds: int, closed: int) -> tuple[list[float], float, float]:
-  """Returns x of closed buffers, the next l less its gap, and its least."""
-  lowest = math.log(_SLOWEST / rounds)
-  if not closed:
-    return [], 0.0, lowest
-  steps = [lowest - closed * _CLOSED_STEP] + [0.0, _CLOSED_STEP] * closed
-  return steps[: 2 * closed], lowest - _CLOSED_STEP, lowest
-
-
-def _closed(x: np.ndarray, rounds: int, buffers: int) -> np.ndarray:
-  """Returns x with closed buffers before the open ones, [2 buffers]."""
-  closed, base, lowest = _layout(rounds, buffers - len(x) // 2)
-  return np.concatenate([closed, [max(x[0], lowest) - base], x[1:]])
-
-
-def _opened(x: np.ndarray, count: int) -> np.ndarray:
-  """Returns x of the last `count` buffers alone, [2 count]."""
-  first = np.sum(x[: len(x) - 2 * count + 1])
-  return np.concatenate([[first], x[len(x) - 2 * count + 1 :]])
-
-
-def _bounds(
-  rounds: int, opened: int, buffers: int
-) -> list[tuple[float, float]]:
-  """Returns the bounds of x where some buffers are open, the rest fixed."""
-  closed, base, lowest = _layout(rounds, buffers - opened)
-  return (
-    [(value, value) for value in closed]
-    + [(lowest - base, math.log(_FASTEST) - base)]
-    + [(_LEAST_GAP, _LARGEST_GAP)] * (2 * opened - 2)
-    + [(_LEAST_LAST, _LARGEST_LAST)]
-  )
+def _bounds(rounds: int, buffers: int) -> list[tuple[float, float]]:
+  """Returns the bounds of x."""
+  return [
+    (math.log(_SLOWEST / rounds), math.log(_FASTEST)),
+    *[(_LEAST_GAP, _LARGEST_GAP)] * (2 * buffers - 2),
+    (_LEAST_LAST, _LARGEST_LAST),
+  ]
 
 
 def _strategy(rounds: int, x: np.ndarray) -> strategies.Blt:
-  """Returns the strategy, without closed buffers."""
-  rates, omega, *_ = _decays(tf.constant(x, tf.float64))
-  omega, theta = omega.numpy(), np.exp(-rates.numpy())
-  used = omega > 0
-  return strategies.Blt(rounds, omega[used], theta[used])
+  """Returns the strategy, without buffers that do nothing."""
+  decays = _decays(x)
+  used = decays.scales > 0
+  return strategies.Blt(
+    rounds, decays.scales[used], np.exp(-decays.rates[used])
+  )

@@ -23,10 +23,23 @@ O(n M^2) time and O(n M) memory. [BandMF24, Alg 3] takes O(n^2 m).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any, Callable
+
 import tensorflow as tf
 
 # Below this many rounds in a block the loop itself is what costs.
 _SHORTEST_BLOCK = 16
+
+
+def compiled(
+  function: Callable[..., Any], *shapes: Sequence[int]
+) -> Callable[..., Any]:
+  """Returns a function of float64 tensors of these shapes, compiled by XLA."""
+  # A trace per problem is meant; called otherwise, TensorFlow warns of each.
+  return tf.function(
+    function, jit_compile=True, autograph=False
+  ).get_concrete_function(*(tf.TensorSpec(each, tf.float64) for each in shapes))
 
 
 def times_inverse_workload(

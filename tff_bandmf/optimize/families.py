@@ -83,12 +83,11 @@ def _search(request: _Request) -> solver.Optimized:
   """Returns what the optimiser of a family finds; it may import TensorFlow."""
   family = request.family
   try:
-    find = pkgutil.resolve_name(family.optimizer)
+    return pkgutil.resolve_name(family.optimizer)(request)
   except ModuleNotFoundError as error:
     if error.name != 'tensorflow':
       raise
     raise errors.needs_tensorflow(f'the search for {family.name}') from error
-  return find(request)
 
 
 def _check_copies(request: _Request, needed: int) -> None:

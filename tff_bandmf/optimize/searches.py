@@ -1,4 +1,8 @@
-"""The searches that families name as their optimisers, in TensorFlow."""
+"""The searches that families name as their optimisers.
+
+TensorFlow is imported where C is banded and not Toeplitz, or where a learning
+rate schedule leaves no closed form; the other searches are NumPy and SciPy.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,6 @@ from collections.abc import Iterable
 from typing import Callable
 
 from tff_bandmf import _checks, strategies
-from tff_bandmf.optimize import banded as banded_lib
 from tff_bandmf.optimize import banded_inverse as banded_inverse_lib
 from tff_bandmf.optimize import blt as blt_lib
 from tff_bandmf.optimize import dense as dense_lib
@@ -25,6 +28,8 @@ _Request = request_lib.Request
 
 def banded(request: _Request) -> solver.Optimized:
   """Returns the best C with few bands."""
+  from tff_bandmf.optimize import banded as banded_lib
+
   return banded_lib.optimize_banded(
     request,
     request.bands,
@@ -69,13 +74,9 @@ def banded_inverse(request: _Request) -> solver.Optimized:
   most = (
     request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
   )
-  # Compiling takes longer than a search.
-  loss = banded_inverse_lib.compiled(request, most) if most > 1 else None
   found = _growing(
     [most] if given else (1 << i for i in range(most.bit_length())),
-    lambda bands: banded_inverse_lib.optimize_banded_inverse(
-      request, bands, loss=loss
-    ),
+    lambda bands: banded_inverse_lib.optimize_banded_inverse(request, bands),
   )
   return request.evaluated(request.normalized(found.strategy), found)
 
@@ -89,12 +90,11 @@ def _toeplitz(
   request: _Request, bands: int
 ) -> solver.Optimized[strategies.BandedToeplitz]:
   """Returns an optimised banded Toeplitz strategy."""
-  search = (
-    toeplitz_lib.optimize_banded_toeplitz
-    if request.workload.is_toeplitz
-    else banded_lib.optimize_banded_toeplitz_scheduled
-  )
-  return search(request, bands)
+  if request.workload.is_toeplitz:
+    return toeplitz_lib.optimize_banded_toeplitz(request, bands)
+  from tff_bandmf.optimize import banded as banded_lib
+
+  return banded_lib.optimize_banded_toeplitz_scheduled(request, bands)
 
 
 def _growing(

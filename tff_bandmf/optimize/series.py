@@ -1,4 +1,4 @@
-"""Losses of Toeplitz strategies in TensorFlow, from the first n terms.
+"""Losses of Toeplitz strategies and their gradients, from the first n terms.
 
 | symbol | meaning                                                           |
 |--------|-------------------------------------------------------------------|
@@ -21,17 +21,22 @@ sens is exact where m = c, and a bound elsewhere, as |C| is at most the matrix
 of m. For if c >= 0 falls from b on, X = C^T C is largest at the leftmost
 pattern: X[i, j] = sum_{t<n-j} c_{t+j-i} c_t, and both j and j - i are least
 there. [BSR24, Thm 2] asks c to fall from 0 on.
+
+Gradients are written out: y = x / c as power series is L(c)^-1 x, L(c) being
+the lower-triangular Toeplitz matrix of c. So where `by_y` is the gradient by y,
+that by x is u = L(c)^-T by_y, which is the same division backwards in time, and
+that by c_s is -sum_t u_t y_{t-s}.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
-import tensorflow as tf
+import scipy.signal
+import scipy.special
 
 from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
@@ -45,87 +50,61 @@ _NORMS = (100.0, 1e4)
 # Decrease of a log loss that is none.
 _NO_GAIN = 1e-10
 
-# Takes [parameters], returns c and r: [n], or fewer terms if the rest are 0.
-Build = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
+# Takes the gradients by c and r, returns that by the parameters.
+Pullback = Callable[[np.ndarray, np.ndarray], np.ndarray]
+# Takes [parameters]; returns c and r, [n], or fewer terms if the rest are 0.
+Build = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, Pullback]]
+# Takes r, [n], and the power that stands for a maximum; returns the error and
+# its gradient by r, [n].
+_Error = Callable[[np.ndarray, float], tuple[float, np.ndarray]]
 
 
-def _solve(series: tf.Tensor, coefficients: tf.Tensor) -> tf.Tensor:
-  """Returns the first terms of `series` / `coefficients`, as `divide` does.
-
-  y_t = (x_t - sum_{s=1..b-1} c_s y_{t-s}) / c_0
-  """
-  terms, width = series.shape
-  memory = coefficients.shape[0] - 1
-  lags = tf.reverse(coefficients[1:], [0])[:, None] / coefficients[0]
-  scaled = series / coefficients[0]
-
-  def step(t, y):
-    past = tf.slice(y, [t, 0], [memory, width])
-    value = scaled[t] - tf.reduce_sum(lags * past, 0)
-    return t + 1, tf.tensor_scatter_nd_update(y, [[t + memory]], [value])
-
-  _, quotient = tf.while_loop(
-    lambda t, _: t < terms,
-    step,
-    (tf.constant(0), tf.zeros([memory + terms, width], tf.float64)),
-  )
-  return quotient[memory:]
-
-
-@tf.custom_gradient
-def divide(series: tf.Tensor, coefficients: tf.Tensor):
+def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
   """Returns the first terms of the power series `series` / `coefficients`.
 
   Args:
-    series: [terms, width] float64, `width` series side by side.
-    coefficients: [b] float64, b > 1.
-
-  Returns:
-    [terms, width] float64. The gradient is the same division, backwards.
+    series: [terms] float64.
+    coefficients: [b] float64.
   """
-  quotient = _solve(series, coefficients)
-
-  def gradient(upstream):
-    adjoint = tf.reverse(_solve(tf.reverse(upstream, [0]), coefficients), [0])
-    terms, width = quotient.shape
-    memory = coefficients.shape[0] - 1
-    padded = tf.concat([tf.zeros([memory, width], tf.float64), quotient], 0)
-    correlation = tf.map_fn(
-      lambda i: tf.reduce_sum(
-        adjoint * tf.slice(padded, [memory - i, 0], [terms, width])
-      ),
-      tf.range(memory + 1),
-      fn_output_signature=tf.float64,
-    )
-    return adjoint, -correlation
-
-  return quotient, gradient
+  return scipy.signal.lfilter([1.0], coefficients, series)
 
 
-def reciprocal(coefficients: tf.Tensor, terms: int) -> tf.Tensor:
+def divide_back(
+  by_quotient: np.ndarray, coefficients: np.ndarray
+) -> np.ndarray:
+  """Returns the gradient by `series` from that by `divide`'s quotient."""
+  return divide(by_quotient[::-1], coefficients)[::-1]
+
+
+def reciprocal(coefficients: np.ndarray, terms: int) -> np.ndarray:
   """Returns the first terms of 1 / `coefficients`, [terms] float64."""
-  return divide(tf.one_hot([0], terms, axis=0, dtype=tf.float64), coefficients)[
-    :, 0
-  ]
+  impulse = np.zeros(terms)
+  impulse[:1] = 1.0
+  return divide(impulse, coefficients)
 
 
-def lower_toeplitz(column: tf.Tensor) -> tf.Tensor:
-  """Returns M[i, j] = column_{i-j}, 0 for i < j, [m, m] float64."""
-  m = column.shape[0]
-  # Rows a little shorter than the period they are cut from move to the right.
-  period = tf.concat(
-    [column[:1], tf.zeros([m], tf.float64), tf.reverse(column[1:], [0])], 0
-  )
-  length = 2 * m - 1
-  return tf.reshape(tf.tile(period, [m])[: m * length], [m, length])[:, :m]
+def reciprocal_back(
+  by_quotient: np.ndarray, quotient: np.ndarray, coefficients: np.ndarray
+) -> np.ndarray:
+  """Returns the gradient by `coefficients` from that by their reciprocal.
+
+  Args:
+    by_quotient: [terms] float64.
+    quotient: [terms] float64, `reciprocal` of the coefficients.
+    coefficients: [b] float64, b at most `terms`.
+  """
+  by_series = divide_back(by_quotient, coefficients)
+  padded = np.concatenate([np.zeros(len(coefficients) - 1), quotient])
+  # Entry i of the correlation is that of lag b - 1 - i.
+  return -np.correlate(padded, by_series, 'valid')[::-1]
 
 
 def squared_sensitivity(
-  column: tf.Tensor,
+  column: np.ndarray,
   rounds: int,
   participation: participation_lib.Participation,
   falls: bool = False,
-) -> tf.Tensor:
+) -> tuple[float, np.ndarray]:
   """Returns sens^2 of the Toeplitz C with this first column, or a bound.
 
   Args:
@@ -133,67 +112,61 @@ def squared_sensitivity(
     rounds: n.
     participation: of one client.
     falls: whether c is sure to be positive and to fall from c_1 on.
+
+  Returns:
+    sens^2, and its gradient by c, [terms] float64.
   """
   k = participation.participations(rounds)
   if k == 1:
-    return tf.reduce_sum(column**2)
+    return float(column @ column), 2 * column
   min_sep = participation.separation(rounds)
-  m = tf.abs(column)
+  m = np.abs(column)
+  largest = np.arange(len(m))
   # PRIVACY: |c| alone understates a bound where gaps may be more than b.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
   if not (falls or participation.evenly_spaced):
-    m = tf.concat([m[:min_sep], _majorant(m[min_sep:])], 0)
+    largest[min_sep:] = min_sep + _last_maxima(m[min_sep:])
+    m = m[largest]
   rows = -(-rounds // min_sep)
-  padded = tf.pad(m, [[0, rows * min_sep - column.shape[0]]])
-  summed = divide(tf.reshape(padded, [rows, min_sep]), _difference())
+  summed = np.zeros((rows, min_sep))
+  summed.reshape(-1)[: len(m)] = m
+  summed = np.cumsum(summed, axis=0)
   if k < rows:
-    summed -= tf.pad(summed[:-k], [[k, 0], [0, 0]])
-  return tf.reduce_sum(tf.reshape(summed, [-1])[:rounds] ** 2)
+    summed[k:] -= summed[:-k].copy()
+  summed.reshape(-1)[rounds:] = 0.0
+  squared = float(np.sum(summed**2))
+  by_sums = 2 * summed
+  if k < rows:
+    by_sums[:-k] -= 2 * summed[k:]
+  by_m = np.cumsum(by_sums[::-1], axis=0)[::-1].reshape(-1)[: len(m)]
+  by_column = np.bincount(largest, by_m, len(m)) * np.sign(column)
+  return squared, by_column
 
 
-def _majorant(m: tf.Tensor) -> tf.Tensor:
-  """Returns max_{s>=t} m_s, [terms] float64, by runs of doubling length."""
-  reach = 1
-  while reach < m.shape[0]:
-    m = tf.maximum(m, tf.pad(m[reach:], [[0, reach]]))
-    reach *= 2
-  return m
-
-
-def _difference() -> tf.Tensor:
-  """Returns 1 - x, by which a series is divided to sum its terms."""
-  return tf.constant([1.0, -1.0], tf.float64)
-
-
-def compiled(
-  function: Callable[..., Any], *shapes: Sequence[int]
-) -> Callable[..., Any]:
-  """Returns a function of float64 tensors of these shapes, compiled by XLA."""
-  # A trace per problem is meant; called otherwise, TensorFlow warns of each.
-  return tf.function(
-    function, jit_compile=True, autograph=False
-  ).get_concrete_function(*(tf.TensorSpec(each, tf.float64) for each in shapes))
+def _last_maxima(m: np.ndarray) -> np.ndarray:
+  """Returns for every t the last s >= t with m_s = max_{s>=t} m_s, [terms]."""
+  backwards = m[::-1]
+  positions = np.arange(len(m))
+  record = np.concatenate(
+    [[True], backwards[1:] > np.maximum.accumulate(backwards)[:-1]]
+  )[: len(m)]
+  last = np.maximum.accumulate(np.where(record, positions, 0))
+  return len(m) - 1 - last[::-1]
 
 
 class Objective:
-  """The log loss of a Toeplitz strategy as a function of few parameters.
-
-  Attributes:
-    size: the number of parameters.
-  """
+  """The log loss of a Toeplitz strategy as a function of few parameters."""
 
   def __init__(
     self,
     build: Build,
-    size: int,
     problem: solver.Problem,
     falls: bool = False,
   ):
-    """Compiles the loss.
+    """Takes what is minimised.
 
     Args:
-      build: c and r of the parameters.
-      size: the number of parameters.
+      build: c and r of the parameters, and the way back of their gradients.
       problem: what is minimised.
       falls: whether c is sure to be positive and to fall from c_1 on.
 
@@ -202,8 +175,9 @@ class Objective:
     """
     rounds, workload = problem.rounds, problem.workload
     is_mean = problem.objective == solver.MEAN
-    self.size = size
+    self._build = build
     self._problem = problem
+    self._falls = falls
     if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
       raise errors.value_error(
         'rounds',
@@ -212,35 +186,24 @@ class Objective:
         'use a constant learning rate, or family banded',
       )
     self._norms: tuple[float, ...] = (1.0,)
+    self._error: _Error
     if workload.is_toeplitz:
-      self._weights = (
-        1 - np.arange(rounds) / rounds if is_mean else np.ones(rounds)
+      weights = 1 - np.arange(rounds) / rounds if is_mean else np.ones(rounds)
+      steps = np.array([1.0, -1.0 - workload.momentum, workload.momentum])
+      self._error = lambda inverse, norm: _toeplitz_error(
+        inverse, weights, steps
       )
-      error = _toeplitz_error
     elif is_mean:
-      self._weights = _mean_form(workload.learning_rates(rounds))
-      error = _scheduled_mean
+      form = _mean_form(workload.learning_rates(rounds))
+      steps = np.array([1.0, -workload.momentum])
+      self._error = lambda inverse, norm: _scheduled_mean(inverse, form, steps)
     else:
-      self._weights = workload.learning_rates(rounds)
+      rates = workload.learning_rates(rounds)
+      steps = np.array([1.0, -workload.momentum])
       self._norms = _NORMS
-      error = _scheduled_max
-
-    def loss_and_gradient(x, weights, norm):
-      with tf.GradientTape() as tape:
-        tape.watch(x)
-        column, inverse = build(x)
-        inverse = tf.pad(inverse, [[0, rounds - inverse.shape[0]]])
-        loss = tf.math.log(
-          error(inverse, weights, norm, workload.momentum)
-        ) + tf.math.log(
-          squared_sensitivity(column, rounds, problem.participation, falls)
-        )
-      return loss, tape.gradient(loss, x)
-
-    self._function = compiled(
-      loss_and_gradient, [size], self._weights.shape, []
-    )
-    self._weights = tf.constant(self._weights, tf.float64)
+      self._error = lambda inverse, norm: _scheduled_max(
+        inverse, rates, norm, steps
+      )
 
   def __call__(
     self, x: np.ndarray, norm: Optional[float] = None
@@ -249,12 +212,19 @@ class Objective:
 
     `norm` is the power that stands for a maximum with learning rates.
     """
-    value, gradient = self._function(
-      tf.constant(x, tf.float64),
-      self._weights,
-      tf.constant(norm or self._norms[-1], tf.float64),
-    )
-    value, gradient = float(value), gradient.numpy()
+    problem = self._problem
+    with np.errstate(all='ignore'):
+      column, inverse, pullback = self._build(x)
+      padded = np.zeros(problem.rounds)
+      padded[: len(inverse)] = inverse
+      error, by_inverse = self._error(padded, norm or self._norms[-1])
+      squared, by_column = squared_sensitivity(
+        column, problem.rounds, problem.participation, self._falls
+      )
+      value = float(np.log(error) + np.log(squared))
+      gradient = pullback(
+        by_column / squared, by_inverse[: len(inverse)] / error
+      )
     if not (np.isfinite(value) and np.all(np.isfinite(gradient))):
       return np.inf, np.zeros_like(gradient)
     return value, gradient
@@ -268,7 +238,7 @@ class Objective:
     """Returns the best point that `minimize`, below, finds.
 
     Args:
-      start: [size] float64.
+      start: [parameters] float64.
       bounds: (low, high) of each parameter, None for none.
       evaluations: that were spent before; they are counted in what is returned.
     """
@@ -329,39 +299,47 @@ def minimize(
     start, previous = found.x, found.value
 
 
-def _toeplitz_error(inverse, weights, norm, momentum):
-  """Returns sum_j a_j w_j^2."""
-  del norm  # The errors do not decrease; the maximum is the last.
-  steps = tf.constant([1.0, -1.0 - momentum, momentum], tf.float64)
-  w = divide(inverse[:, None], steps)[:, 0]
-  return tf.reduce_sum(weights * w**2)
+def _toeplitz_error(
+  inverse: np.ndarray, weights: np.ndarray, steps: np.ndarray
+) -> tuple[float, np.ndarray]:
+  """Returns sum_j a_j w_j^2; the errors do not decrease, so it is the max."""
+  w = divide(inverse, steps)
+  weighted = weights * w
+  return float(w @ weighted), divide_back(2 * weighted, steps)
 
 
-def _scheduled_mean(inverse, weights, norm, momentum):
-  """Returns v^T Q v; the detour halves the work of its gradient."""
-  del norm
-  v = _with_momentum(inverse, momentum)
-  product = tf.stop_gradient(tf.linalg.matvec(weights, v))
-  return 2 * tf.reduce_sum(v * product) - tf.stop_gradient(
-    tf.reduce_sum(v * product)
-  )
+def _scheduled_mean(
+  inverse: np.ndarray, form: np.ndarray, steps: np.ndarray
+) -> tuple[float, np.ndarray]:
+  """Returns v^T Q v."""
+  v = divide(inverse, steps)
+  product = form @ v
+  return float(v @ product), divide_back(2 * product, steps)
 
 
-def _scheduled_max(inverse, weights, norm, momentum):
+def _scheduled_max(
+  inverse: np.ndarray, rates: np.ndarray, norm: float, steps: np.ndarray
+) -> tuple[float, np.ndarray]:
   """Returns (sum_t e_t^p)^(1 / p), e_t the squared norms of the rows of B."""
-  v = _with_momentum(inverse, momentum)
-  b = divide(weights[:, None] * lower_toeplitz(v), _difference())
-  e = tf.reduce_sum(b**2, 1)
-  return tf.exp(tf.reduce_logsumexp(norm * tf.math.log(e)) / norm)
-
-
-def _with_momentum(inverse: tf.Tensor, momentum: float) -> tf.Tensor:
-  """Returns v, [n] float64."""
-  if not momentum:
-    return inverse
-  return divide(inverse[:, None], tf.constant([1.0, -momentum], tf.float64))[
-    :, 0
-  ]
+  n = len(inverse)
+  v = divide(inverse, steps)
+  # Row t is v reversed, from n - 1 - t on: v_t, .., v_0, 0, ...
+  reversed_v = np.concatenate([v[::-1], np.zeros(n - 1)])
+  windows = np.lib.stride_tricks.sliding_window_view(reversed_v, n)[::-1]
+  b = np.cumsum(rates[:, None] * windows, axis=0)
+  log_e = np.log(np.einsum('ij,ij->i', b, b))
+  log_error = scipy.special.logsumexp(norm * log_e) / norm
+  by_e = np.exp((norm - 1) * log_e - (norm - 1) * log_error)
+  b *= 2 * by_e[:, None]
+  by_rows = np.cumsum(b[::-1], axis=0)[::-1] * rates[:, None]
+  # Entry l sums the diagonal [s, s - l]: the view takes it from row s.
+  padded = np.zeros((n, 2 * n))
+  padded[:, n:] = by_rows
+  row, entry = padded.strides
+  by_v = np.lib.stride_tricks.as_strided(
+    padded.reshape(-1)[n:], (n, n), (row + entry, -entry)
+  ).sum(0)
+  return float(np.exp(log_error)), divide_back(by_v, steps)
 
 
 def _mean_form(rates: np.ndarray) -> np.ndarray:

@@ -1,4 +1,21 @@
-"""Records: nested structures of floats, clipped and put on the lattice."""
+"""Clips one client's update and rounds it to integers of bounded norm.
+
+An update ("record") is a nested structure of floats. `Clipping` turns it into
+int32 multiples of a step h, whose L2 norm is bounded in exact arithmetic. Sums
+of such records do not depend on their order, and one client moves a sum by at
+most the clip.
+
+  clipping = Clipping.of(0.5, record_specs, clip_bits=20)
+  steps = clipping.clip(update)  # int32; clipping.step is their unit
+
+| symbol  | name here    | meaning                                            |
+|---------|--------------|----------------------------------------------------|
+| x_g     |              | leaves of group g of a record                      |
+| clip_g  | `clips`      | bound of |x_g|_2                                   |
+| d_g     | `dimensions` | coordinates of group g                             |
+| r_g     | `radii`      | norm to which x_g is scaled down before rounding   |
+| h       | `step`       | unit of the integers                               |
+"""
 
 from __future__ import annotations
 
@@ -17,7 +34,7 @@ from tff_bandmf import _checks, errors
 from tff_bandmf import clips as clips_lib
 from tff_bandmf.noise import lattice
 
-# Squares of what is clipped to less would leave float64.
+# Squares of numbers outside this range can underflow or overflow float64.
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
 
 
@@ -25,11 +42,12 @@ def record_dimension(record_specs: Any) -> int:
   """Returns the number of coordinates of a record.
 
   Args:
-    record_specs: nested structure of `tf.TensorSpec`, static shapes, floats.
+    record_specs: nested structure of `tf.TensorSpec` with static shapes and
+      float types.
 
   Raises:
     TypeError: a leaf is not a float; the message names it.
-    ValueError: a leaf has no static shape, or there is no coordinate.
+    ValueError: a leaf has no static shape, or the record has no coordinate.
   """
   dimension = 0
   for path, spec in tree.flatten_with_path(record_specs):
@@ -61,39 +79,54 @@ def record_dimension(record_specs: Any) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Clipping:
-  """What a record becomes before it is summed: whole steps of bounded norm.
+  """Turns one record into int32 multiples of a step h, of bounded norm.
 
-    0                                        if the record is not finite
+  A record x becomes
+
+    0                                        if x is not finite
     0                                        if its norm is above zeroing_norm
-    round_h(x_g * min(1, r_g / |x_g|_2))     else, over groups of leaves g
+    round_h(x_g * min(1, r_g / |x_g|_2))     else, for every group of leaves g
     r_g = clip_g - d_g h^2 / (24 clip_g) - 2 h,   h = l2_norm / 2^clip_bits
 
-  in int32 multiples of the step h. The sum of their squares over a group is at
-  most (clip_g / h)^2, tested in exact arithmetic, so the L2 norm of a record is
-  at most (sum_g clip_g^2)^(1/2) = 2^clip_bits steps exactly. Rounding makes a
-  record longer, by about d_g h^2 / (24 clip_g); r_g leaves room for that, and
-  where it is not enough the record is cut towards zero instead. Near the
-  coarsest step that is allowed, clip_g = 2 d_g^(1/2) h, entries below h / 2
-  vanish: a record of many small entries of one size is lost.
+  Rounding lengthens x_g by about d_g h^2 / (24 clip_g). The radius r_g leaves
+  room for that. If a rounded record is too long all the same, its entries are
+  cut towards zero instead. Near the coarsest step that is allowed,
+  clip_g = 2 d_g^(1/2) h, entries below h / 2 round to 0: a record that consists
+  of many small entries of one size is lost.
 
-  Every bound is a constant, or known from earlier releases: no record says
-  anything about another one's bound, and zeroing, which comes first, costs no
-  privacy and raises no sensitivity.
+  **Formal guarantee.** Assumption: `scale` in `clip` is 1, or a function of
+  earlier releases alone. Then for every record, of any float type and with any
+  values (NaN and infinity too), the integers q that `clip` returns satisfy
 
-  Where the clip adapts, clip_g, r_g and h are those of the first round, times
-  the scale of a round, and a record has one group more, its indicator, of clip
-  beta / 2 times that of all others: it is as much or as little, or 0 where the
-  record becomes zero. Make it with `of`.
+    sum_{i in g} q_i^2 <= (clip_g / h)^2   for every group g,
+    sum_i q_i^2 <= 4^clip_bits             over all groups, the indicator too.
+
+  So two cohorts that differ by the presence of one client have sums that differ
+  by at most 2^clip_bits steps in L2 norm. The first line is tested at run time
+  on the integers themselves, in exact arithmetic (`_fits`); the second follows
+  from `_squared_bounds`. No bound depends on another record, and a record is
+  zeroed by a constant rule: zeroing costs no privacy and raises no sensitivity.
+  Source: docs/reference/arithmetic.md takes this norm as its bound of a record.
+
+  If the clip adapts, clip_g, r_g and h of a round are their values of the first
+  round times the scale of the round. A record then has one more group, its
+  indicator: one coordinate, whose clip is beta / 2 times the clip of all other
+  groups. The indicator is plus its clip for a record below the clip, minus its
+  clip for a record that was clipped, and 0 for a record that becomes zero.
+
+  Make a `Clipping` with `Clipping.of`.
 
   Attributes:
-    clips: clip_g of every group, the indicator's last.
-    dimensions: d_g of every group.
-    groups: the group of every leaf, in the order of `tf.nest.flatten`.
-    clip_bits: of the clip of all groups together, in steps.
-    zeroing_norm: records above it become zero; None for no such bound.
-    zeroing_norm_order: of that norm, over all leaves: 2, or math.inf for the
-      largest magnitude.
-    adaptive: how the clip moves; None for a constant one.
+    clips: clip_g of every group, floats > 0 in the unit of the records; the
+      indicator's is last.
+    dimensions: d_g of every group, integers >= 0.
+    groups: index of the group of every leaf, in `tf.nest.flatten`'s order.
+    clip_bits: integer; the clip of all groups together is 2^clip_bits steps.
+    zeroing_norm: float > 0 in the unit of the records; a record of larger norm
+      becomes zero. None zeroes no finite record.
+    zeroing_norm_order: order of the norm that `zeroing_norm` bounds, over all
+      leaves: 2, or math.inf for the largest magnitude.
+    adaptive: rule by which the clip moves; None for a constant clip.
   """
 
   clips: tuple[float, ...]
@@ -105,8 +138,9 @@ class Clipping:
   adaptive: Optional[clips_lib.AdaptiveClip] = None
 
   def __post_init__(self):
-    # PRIVACY: above it sums of squares are rounded. Guard:
-    # query_test.test_norm_is_compared_exactly.
+    # PRIVACY: with more bits float64 would round sums of squares, and a record
+    # above the clip could pass. Such a lattice is refused.
+    # Guard: query_test.test_norm_is_compared_exactly.
     if self.clip_bits > lattice.MOST_CLIP_BITS:
       raise errors.value_error(
         'clip_bits',
@@ -118,8 +152,8 @@ class Clipping:
       self.clips, self.dimensions, self._squared_bounds
     ):
       least = max(2 * math.sqrt(dimension), 4)
-      # No privacy is lost here, but updates: rounding would leave little of
-      # such a group, and its noise would be that of a full one.
+      # This check protects accuracy, not privacy: rounding would leave little
+      # of such a group, and the group would get as much noise as any other.
       if dimension and bound < least**2:
         raise errors.value_error(
           'l2_norm_clip',
@@ -139,17 +173,17 @@ class Clipping:
     zeroing_norm: Optional[float] = None,
     zeroing_norm_order: float = math.inf,
   ) -> Clipping:
-    """Returns the clipping of records of this kind.
+    """Returns the clipping of records that have the given shapes and types.
 
     Args:
-      l2_norm_clip: a positive number, for the norm over all leaves; or a
-        nested structure of them whose containers are the outer ones of
-        `record_specs`: each is for the norm over what is in its place there;
-        or an `AdaptiveClip`.
-      record_specs: nested structure of `tf.TensorSpec`, floats.
-      clip_bits: the clip is so many bits of steps; see `noise.Lattice`.
-      zeroing_norm: as above.
-      zeroing_norm_order: as above.
+      l2_norm_clip: number > 0, which bounds the norm over all leaves; or a
+        nested structure of such numbers that matches the outer containers of
+        `record_specs`: each number bounds the norm over the leaves below it; or
+        an `AdaptiveClip`.
+      record_specs: nested structure of `tf.TensorSpec` of float types.
+      clip_bits: integer; the clip is 2^clip_bits steps, see `noise.Lattice`.
+      zeroing_norm: the attribute of this name.
+      zeroing_norm_order: the attribute of this name.
 
     Raises:
       TypeError: a bound is not a number.
@@ -170,7 +204,8 @@ class Clipping:
     except (TypeError, ValueError):
       groups = []
     specs = tf.nest.flatten(record_specs)
-    # PRIVACY: `tree` passes over leaves that the clips do not name.
+    # PRIVACY: `tree` silently passes over leaves that have no clip, so they
+    # would be released unbounded. Every leaf must have a group.
     # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
     if len(groups) != len(specs):
       raise errors.value_error(
@@ -199,20 +234,21 @@ class Clipping:
 
   @property
   def l2_norm(self) -> float:
-    """The most that the L2 norm of a clipped record can be, at scale 1."""
+    """The largest L2 norm of a clipped record, in its unit, at scale 1."""
     return clips_lib.norm(self.clips)
 
   @property
   def step(self) -> float:
-    """h, in the unit of the records, at scale 1."""
+    """The step h, in the unit of the records, at scale 1."""
     return math.ldexp(self.l2_norm, -self.clip_bits)
 
   @functools.cached_property
   def _squared_bounds(self) -> list[int]:
-    """The most that sum q^2 may be in every group.
+    """The largest sum of q^2 that each group may have, in squared steps.
 
-    PRIVACY: they add up to at most 4^clip_bits, in exact arithmetic. Guard:
-    query_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
+    PRIVACY: bounds that were rounded up would let a record of several groups
+    exceed the clip. Fractions rounded down add up to at most 4^clip_bits.
+    Guard: query_test.test_bounds_of_layers_add_up_to_at_most_the_clip.
     """
     squares = [fractions.Fraction(clip) ** 2 for clip in self.clips]
     total = sum(squares)
@@ -222,7 +258,9 @@ class Clipping:
   def indicator_steps(self) -> int:
     """Magnitude of the indicator of a record, in steps.
 
-    PRIVACY: with the other groups it stays within 2^clip_bits steps. Guards:
+    PRIVACY: an indicator above its bound would raise the sensitivity beyond the
+    clip. Rounded down, it stays within 2^clip_bits steps with the other groups.
+    Guards:
     adaptive_clip_test.test_client_moves_all_rounds_by_at_most_the_sensitivity,
     adaptive_clip_test.test_audit_finds_noise_without_delta.
     """
@@ -231,31 +269,35 @@ class Clipping:
   def clip(self, record: Any, scale: Any = 1.0) -> Any:
     """Returns the record clipped and rounded, or zero.
 
-    The second try, cutting towards zero, passes: its entries are at most those
-    of the float64 record in magnitude, whose norm is at most
-    r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)), and for
-    d_g up to 2^22 that is below clip_g whatever the order of summation. The
-    test is made all the same, and a record that fails it counts as zero.
+    A record that is too long after rounding is cut towards zero instead. The
+    magnitudes of the cut record are at most those of the scaled float64 record,
+    whose norm is at most
+    r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)). For
+    d_g up to 2^22 that is below clip_g whatever the order of summation, so the
+    cut record fits. The code tests it all the same, and a record that fails the
+    test becomes zero.
 
-    PRIVACY: guards are query_test.test_norm_is_at_most_the_clip_in_every_dtype,
+    PRIVACY: a record longer than the clip would be hidden by too little noise.
+    Every record is measured after rounding, and is cut or zeroed if too long.
+    Guards: query_test.test_norm_is_at_most_the_clip_in_every_dtype,
     test_crafted_record_that_rounding_makes_longer_is_cut,
     test_record_that_is_not_finite_becomes_zero and
     test_norm_of_clips_by_layer_is_at_most_theirs.
 
     Args:
       record: nested structure of float tensors.
-      scale: of the bounds and the step, positive float64.
+      scale: factor of the bounds and the step in this round, float64 > 0.
 
     Returns:
-      The same structure, int32, in steps; for an adaptive clip (that, the
-      indicator).
+      The record as a structure of int32 tensors, in steps. For an adaptive clip
+      a pair of the record and its indicator, a scalar int32 in steps.
     """
     finite, above, scales = self._judge(record, scale)
     factors = tf.unstack(
       tf.where(finite & ~above, scales / (self.step * scale), 0.0),
       len(self.clips),
     )
-    # Zero wins over NaN and infinity.
+    # A factor of 0 makes NaN and infinity 0 too.
     scaled = [
       tf.math.multiply_no_nan(tf.cast(leaf, tf.float64), factors[group])
       for leaf, group in zip(tf.nest.flatten(record), self.groups)
@@ -275,33 +317,37 @@ class Clipping:
     )
     if self.adaptive is None:
       return clipped
-    # PRIVACY: a record that becomes zero is the absent client's, all of it.
+    # PRIVACY: an indicator of a record that was zeroed would tell that its
+    # client took part. It is 0, so that record and indicator equal no record.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
     return clipped, self.indicator_steps * sign
 
   def zeros(self, record_specs: Any) -> Any:
-    """Returns what `clip` gives of no record."""
+    """Returns zeros in the structure and types that `clip` returns."""
     zeros = tf.nest.map_structure(
       lambda spec: tf.zeros(spec.shape, tf.int32), record_specs
     )
     return zeros if self.adaptive is None else (zeros, tf.constant(0, tf.int32))
 
   def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
-    """Returns whether whole numbers in float64 have at most the norm of groups.
+    """Returns whether every group of a record is within its bound.
 
-    PRIVACY: a sum of squares, all 0 or more, that is computed as 2^53 or less
-    is exact: no partial sum exceeds it, and all are integers. Guard:
-    query_test.test_norm_is_compared_exactly.
+    PRIVACY: a rounded sum of squares could hide a record above the clip. A sum
+    of squared integers computed as at most 2^53 is exact, in any order.
+    Guard: query_test.test_norm_is_compared_exactly.
+
+    Args:
+      leaves: integers in float64, in steps.
     """
     return tf.reduce_all(
       self._squares(leaves) <= tf.constant(self._squared_bounds, tf.float64)
     )
 
   def _squares(self, leaves: list[tf.Tensor]) -> tf.Tensor:
-    """Returns |x_g|^2 of every group."""
-    # One pass, without an array of the squares; halves are exact.
+    """Returns |x_g|^2 of every group, [groups] float64."""
+    # `l2_loss` needs no array of squares; its factor 1 / 2 is exact.
     halves = [tf.nn.l2_loss(leaf) for leaf in leaves]
     return 2.0 * tf.math.unsorted_segment_sum(
       tf.stack(halves), self.groups, len(self.clips)
@@ -310,9 +356,10 @@ class Clipping:
   def describe(
     self, record: Any, scale: Any = 1.0
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns what `clip` does to a record, scalars int32, 0 or 1.
+    """Returns counts of what `clip` did to one record: int32 scalars, 0 or 1.
 
-    At most one is 1. Nothing of it is private.
+    At most one of them is 1. They have no noise: the guarantee does not cover
+    their release.
     """
     finite, above, scales = self._judge(record, scale)
     below = finite & ~above
@@ -328,9 +375,13 @@ class Clipping:
   def _judge(
     self, record: Any, scale: Any
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns (is finite, is above the zeroing norm, scale of every group).
+    """Returns whether a record is finite, whether too large, and its factors.
 
-    A record is also not finite if the sum of its squares overflows float64.
+    A record counts as not finite also if its sum of squares overflows float64.
+
+    Returns:
+      Scalar bool, whether the record is finite; scalar bool, whether its norm
+      is above `zeroing_norm`; min(1, r_g / |x_g|) of each group, float64.
     """
     leaves = [tf.cast(leaf, tf.float64) for leaf in tf.nest.flatten(record)]
     squares = self._squares(leaves)
@@ -365,7 +416,7 @@ def check_bounds(
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:
-  """Raises if a bound of `Clipping.of` could not serve any record.
+  """Raises if the bounds are invalid for every record; see `Clipping.of`.
 
   Raises:
     TypeError: a bound is not a number.

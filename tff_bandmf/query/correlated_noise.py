@@ -1,4 +1,17 @@
-"""A clipped mean with correlated Gaussian noise, round after round."""
+"""The query of a run: a clipped mean with correlated noise in every round.
+
+TFF's `DifferentiallyPrivateFactory` calls it: `preprocess_record` at clients,
+`get_noised_result` at the server.
+
+| symbol | name here             | meaning                                    |
+|--------|-----------------------|--------------------------------------------|
+| t      | `round`               | index of the round, from 0                 |
+| n      | `rounds`              | rounds of the run                          |
+| x_i    | `record`              | update of one client                       |
+| y_t    |                       | noise of round t, correlated across rounds |
+| C, Z   |                       | the strategy, and standard normals         |
+| h      | `Clipping.step`       | unit of the integers                       |
+"""
 
 from __future__ import annotations
 
@@ -12,14 +25,14 @@ import tensorflow_privacy as tfp
 
 from tff_bandmf import accounting, clips, errors, noise
 from tff_bandmf.noise import placements
-from tff_bandmf.noise.producer import source as source_lib
+from tff_bandmf.noise import source as source_lib
 from tff_bandmf.query import clipping
 
-# The round of a state that no run has begun.
+# Round index of a state on which `begin` was not called.
 NOT_BEGUN = -1
-# An adaptive clip stays within a factor of this, and finite.
+# An adaptive clip stays within this factor of its first value, so it is finite.
 _MOST_SCALE = 2.0**64
-# What the operations of a release are called in a graph.
+# Name scope of the operations that release a round, in TensorFlow's graph.
 RELEASE_NAME = 'tff_bandmf_release'
 
 
@@ -27,12 +40,13 @@ class QueryState(NamedTuple):
   """State between rounds.
 
   Attributes:
-    round: scalar int64, rounds done, the index of the next one; `NOT_BEGUN` in
-      what `initial_global_state` returns.
-    noise: state of the noise source. Secret for noise in the state.
-    clip: for an adaptive clip `l2_norm_clip`, that of the next round, and
-      `fraction`, the last round's noised share of updates below theirs; both
-      scalar float64, and released. Empty for a constant clip.
+    round: scalar int64, number of rounds done and index of the next round;
+      `NOT_BEGUN` in the state that `initial_global_state` returns.
+    noise: state of the noise source. It holds the secret key if the placement
+      is `InState`.
+    clip: empty for a constant clip. For an adaptive clip two scalars float64,
+      both released: `l2_norm_clip`, the clip of the next round, and `fraction`,
+      the share of updates below the clip of the last round, with noise.
   """
 
   round: Any
@@ -41,30 +55,31 @@ class QueryState(NamedTuple):
 
 
 class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
-  """Returns (sum_i clip(x_i) + y_t) / clients_per_round in round t.
+  """Releases (sum_i clip(x_i) + y_t) / clients_per_round in round t.
 
     y_t = round_h(z_stddev * (C^-1 Z)[t]), the rounded y entering the recursion
 
-  Records, sums and noise are int32 multiples of the step h: sums are exact in
-  any order, the release is one integer addition, and what comes after it is
-  float64, then the types of the record. An adaptive clip makes h a function of
-  earlier releases, and releases the share of records below it too, which gets
-  the noise of one more coordinate. A record is (what `Clipping.clip` gives,
-  number of clients); a round of more than `largest_cohort` clients fails before
-  its release, so that no sum ever wraps.
+  Records, sums and noise are int32 multiples of the step h. So sums are exact
+  in any order, and the release is one integer addition; its result is scaled in
+  float64 and cast to the types of the record. If the clip adapts, h is a
+  function of earlier releases, and a round also releases the share of records
+  below the clip, with the noise of one more coordinate. A round of more than
+  `largest_cohort` clients fails before its release, so that no sum wraps.
 
-  The guarantee is that of a `Guarantee` whose z_stddev is z in units of
-  `Clipping.l2_norm`. It rests on one client contributing at most one record a
-  round, in rounds that the spec's participation schema allows, and on each
-  round of one state being released with one cohort only.
+  The guarantee of the run is the `accounting.Guarantee` from which
+  `CorrelatedNoiseQuery.of` makes the query; `get_noised_result` states what it
+  rests on.
 
-  The query is pure: all that changes is in its state, and in the files of a
-  tape. A state must be begun. Past round n it raises. The event of a single
-  round is unsupported: correlated rounds do not compose one by one. Account
-  with `Guarantee.dp_event`, one event for the run.
+  The query is pure: its state, and the files of a tape, hold everything that
+  changes. Call `begin` on an initial state before the first round. A round past
+  the last raises. The event of one round is unsupported, because correlated
+  rounds do not compose one by one: account with `Guarantee.dp_event`, one event
+  for the run.
 
   Attributes:
-    clip, lattice, record_specs: as it was given them.
+    clip: clipping of one record, on `lattice`.
+    lattice: range of sums and noise, integers in steps.
+    record_specs: nested structure of `tf.TensorSpec`, the update's.
   """
 
   def __init__(
@@ -80,18 +95,21 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Initializes the query.
 
     Args:
-      clip: of one record, on `lattice`.
-      lattice: the range of sums and noise.
-      clients_per_round: the divisor, fixed whatever the number of records is.
-      record_specs: nested structure of `tf.TensorSpec`, floats: of the mean.
-      rounds: n.
-      source: of y_t, in steps of the lattice.
-      sums: whether records are (sum of clipped records, int32 steps; number of
-        clients in it, int32), and not what is to be clipped.
+      clip: clipping of one record, on `lattice`.
+      lattice: range of sums and noise, integers in steps.
+      clients_per_round: divisor of the mean, > 0; it does not depend on how
+        many clients contribute.
+      record_specs: nested structure of `tf.TensorSpec` of float types, of one
+        update and of the mean.
+      rounds: n, number of rounds of the run.
+      source: gives y_t in steps of the lattice.
+      sums: whether a record is a pair of a sum over clients that was clipped
+        before (int32, in steps) and its number of clients (int32). If not, a
+        record is one update, and the query clips it.
 
     Raises:
       TypeError: a leaf of the record is not a float.
-      ValueError: a value out of range.
+      ValueError: a value is out of range.
     """
     self.clip = clip
     self.lattice = lattice
@@ -129,24 +147,26 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """Returns the query of a run; `close` it when the run ends.
 
     Args:
-      guarantee: of the run, for a clip of 1.
-      record_specs: as above.
-      bounds: l2_norm_clip, zeroing_norm and its order, as `Clipping.of` takes
-        them.
-      clients_per_round: as above.
-      largest_cohort: most clients of a round.
-      noise_from: where the noise comes from.
-      secure_sum: whether sums are made by secure aggregation.
-      sums: as above.
+      guarantee: guarantee of the run, for a clip of 1.
+      record_specs: the argument of this name of `__init__`.
+      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order, in this order;
+        see `Clipping.of`.
+      clients_per_round: the argument of this name of `__init__`.
+      largest_cohort: largest number of clients of any round, >= 1.
+      noise_from: place where the noise is made.
+      secure_sum: whether secure aggregation makes the sums.
+      sums: the argument of this name of `__init__`.
 
     Raises:
       TypeError: a leaf of the record is not a float.
-      ValueError: records, cohort and noise do not fit together.
+      ValueError: the sizes of records, cohort and noise are incompatible.
     """
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = clipping.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: more coordinates have more slack than fewer. Guard:
+    # PRIVACY: every coordinate costs some epsilon and delta for arithmetic, so
+    # a model larger than the claim's would break the claim. It is refused.
+    # Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
       guarantee.cost.check_dimension(dimension)
@@ -171,19 +191,19 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     )
 
   def close(self) -> None:
-    """Ends what makes noise in the background."""
+    """Stops the background process that makes noise, if there is one."""
     self._source.close()
 
   @property
   def z_stddev(self) -> float:
-    """Standard deviation of z on the lattice, in the unit of the first sum."""
+    """Standard deviation of z, in the unit of the first round's sum."""
     return self.lattice.z_steps * self.clip.step
 
   def initial_global_state(self) -> QueryState:
-    """Returns a state that nothing is ever released from; see `begin`.
+    """Returns a state from which no round is released; see `begin`.
 
-    TFF evaluates a round on it inside `initialize`: that gives zeros, and
-    reads no noise.
+    TFF evaluates a round on this state inside `initialize`: the round gives
+    zeros and reads no noise.
     """
     return QueryState(
       tf.constant(NOT_BEGUN, tf.int64),
@@ -192,9 +212,11 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     )
 
   def initial_clip(self, l2_norm_clip: Optional[float] = None) -> Any:
-    """Returns the clip of a state that goes on at some clip, or at the first.
+    """Returns the clip part of a state; empty for a constant clip.
 
-    A constant clip has nothing to go on at.
+    Args:
+      l2_norm_clip: adaptive clip of the next round, > 0, for a run that is
+        resumed; None is the clip of the first round.
     """
     if self.clip.adaptive is None:
       return ()
@@ -205,7 +227,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   @functools.cached_property
   def _first(self) -> float:
-    """The clip of the first round."""
+    """The adaptive clip of the first round, without its indicator."""
     return clips.norm(self.clip.clips[:-1])
 
   def begin(self, global_state: QueryState) -> QueryState:
@@ -217,24 +239,42 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     )
 
   def derive_sample_params(self, global_state: QueryState) -> tuple[Any, ...]:
-    """Returns what `Clipping.clip` takes beside a record: a scale, if any."""
+    """Returns the arguments of `Clipping.clip` after the record.
+
+    A tuple: the scale of the round for an adaptive clip, else nothing.
+    """
     if self.clip.adaptive is None:
       return ()
     return (global_state.clip['l2_norm_clip'] / self._first,)
 
   def preprocess_record(
     self, params: tuple[Any, ...], record: Any
-  ) -> tuple[Any, tf.Tensor]:
-    """Returns (the record clipped, int32 steps, or zero; clients in it).
+  ) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    """Returns the clipped record, its clients, and how many of them are zero.
+
+    Returns:
+      The clipped record, int32 in steps; its number of clients; and 1 for an
+      update that becomes zero (such as one that is not finite), else 0. For
+      sums over clients the last number is unknown, and is 0.
 
     Raises:
-      tf.errors.InvalidArgumentError: when run, if a sum that was clipped before
-        has more clients than a round, or entries that so few cannot have.
+      tf.errors.InvalidArgumentError: at run time, if a sum over clients has
+        more clients than `largest_cohort`, or an entry that is above its number
+        of clients times the clip.
     """
     if not self._sums:
-      return self.clip.clip(record, *params), tf.constant(1, tf.int32)
+      clipped = self.clip.clip(record, *params)
+      update = clipped if self.clip.adaptive is None else clipped[0]
+      moves = tf.reduce_any(
+        [
+          tf.reduce_any(tf.not_equal(leaf, 0))
+          for leaf in tf.nest.flatten(update)
+        ]
+      )
+      return clipped, tf.constant(1, tf.int32), tf.cast(~moves, tf.int32)
     leaves, clients = record
-    # PRIVACY: a sum that says too few clients could make the round's wrap.
+    # PRIVACY: a sum that names fewer clients than it holds could make the
+    # round's sum wrap in int32. No entry may exceed its clients times the clip.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
     bound = tf.cast(clients, tf.int64) * self.lattice.clip_steps
     holds = tf.reduce_all(
@@ -255,33 +295,53 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       ],
     )
     with tf.control_dependencies([checked]):
-      # So many sums that their clients overflow 32 bits are too many too.
+      # Count in int64: with many partial sums the client count could overflow
+      # int32 and pass the check of the cohort's size.
       return (
         tf.nest.map_structure(tf.identity, leaves),
         tf.cast(clients, tf.int64),
+        tf.constant(0, tf.int64),
       )
 
-  def initial_sample_state(self, template: Any = None) -> tuple[Any, tf.Tensor]:
-    """Returns zeros in the types in which records are summed."""
+  def initial_sample_state(
+    self, template: Any = None
+  ) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    """Returns the empty sum: zeros in the types in which records are summed."""
     del template
-    return (
-      self.clip.zeros(self.record_specs),
-      tf.zeros([], tf.int64 if self._sums else tf.int32),
-    )
+    zero = tf.zeros([], tf.int64 if self._sums else tf.int32)
+    return self.clip.zeros(self.record_specs), zero, zero
 
   def get_noised_result(
     self, sample_state: Any, global_state: QueryState
   ) -> tuple[Any, QueryState, dp_accounting.DpEvent]:
-    """Returns (noised mean in the record's types, next state, event).
+    """Returns (mean with noise in the record's types, next state, event).
+
+    **Formal guarantee.** Assumptions: every client contributes at most one
+    record to a round, and only in rounds and cohorts that `participation` of
+    the `Guarantee` allows; records are clipped by `Clipping`; each round of a
+    run is released for one sum only; the key of the noise is secret and used
+    once, and ChaCha20 is indistinguishable from random words. If the cohorts
+    amplify, they are drawn by the sampler of their kind and stay secret.
+
+    Statement: the releases of all rounds together, against an adversary who
+    knows the program, sees every release to the bit and chooses later data
+    after earlier releases, have the (epsilon, delta) of `Guarantee.claim` for
+    the presence of one client. With exact real arithmetic the releases are
+    post-processing of the adaptive Gaussian mechanism C S + z_steps Z, where
+    row t of S is the integer sum of round t; the claim adds the cost of
+    computed numbers (`slack_epsilon`, `slack_delta`).
+
+    Source: docs/reference/arithmetic.md, Theorems 1 and 2.
 
     Raises:
-      tf.errors.InvalidArgumentError: when run, past round n, or with more
-        clients than `largest_cohort`.
+      tf.errors.InvalidArgumentError: at run time, past the last round, or with
+        more clients than `largest_cohort`.
     """
-    leaves, clients = sample_state
+    leaves, clients, without_effect = sample_state
     t = self._source.round_index(global_state.round)
-    # PRIVACY: C has no row n; repeating noise would cancel it. Guard:
-    # aggregator_test.test_round_past_the_last_raises.
+    # PRIVACY: C has no row for a round past the last; noise that is used again
+    # there would cancel between rounds. Such a round fails.
+    # Guard: aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(
       t < self._rounds,
       [
@@ -292,8 +352,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         t,
       ],
     )
-    # PRIVACY: checked before the release: a larger sum could wrap. Guard:
-    # query_test.test_round_of_more_than_the_largest_cohort_fails.
+    # PRIVACY: a sum over too many clients could wrap in int32, and the wrap
+    # would show in the release. The size is checked before the release.
+    # Guard: query_test.test_round_of_more_than_the_largest_cohort_fails.
     most = self.lattice.largest_cohort
     in_size = tf.debugging.Assert(
       (clients >= 0) & (clients <= most),
@@ -310,11 +371,14 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0
       )
 
-    # PRIVACY: a state that was never begun has no noise of its own. Guard:
-    # query_test.test_state_that_was_not_begun_releases_nothing.
+    # PRIVACY: a state on which `begin` was not called belongs to no run and has
+    # no noise of its own. It releases zeros instead of the sum.
+    # Guard: query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(
       t >= 0,
-      lambda: self._release(total, t, global_state),
+      lambda: self._release(
+        total, tf.stack([clients, without_effect]), t, global_state
+      ),
       lambda: (tf.zeros_like(total), global_state._replace(round=t)),
     )
     unit = tf.constant(self.clip.step / self._clients_per_round, tf.float64)
@@ -333,28 +397,43 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     return result, new_state, dp_accounting.UnsupportedDpEvent()
 
   def _release(
-    self, total: tf.Tensor, t: tf.Tensor, global_state: QueryState
+    self,
+    total: tf.Tensor,
+    counts: tf.Tensor,
+    t: tf.Tensor,
+    global_state: QueryState,
   ) -> tuple[tf.Tensor, QueryState]:
-    # PRIVACY: the one place where what clients sent leaves as a release;
-    # `aggregator.check_process` finds it by this name. Guard:
+    # PRIVACY: any other operation that lets clients' values out would bypass
+    # the noise. `aggregator.check_process` knows the one release by this name.
+    # Guard:
     # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
     with tf.name_scope(RELEASE_NAME):
-      released, noise_state = self._source.release(global_state.noise, t, total)
+      released, noise_state = self._source.release(
+        global_state.noise, t, total, counts
+      )
       released = tf.identity(released)
-      # PRIVACY: the clip of a round is a function of earlier releases. Guard:
-      # adaptive_clip_test.test_clip_follows_what_is_released.
+      # PRIVACY: a clip computed from updates without noise would leak them. The
+      # next clip is a function of the released indicator alone.
+      # Guard: adaptive_clip_test.test_clip_follows_what_is_released.
       clip = self._adapted(global_state.clip, released[-1], t)
       return released, QueryState(t + 1, noise_state, clip)
 
   def _adapted(self, clip: Any, released: tf.Tensor, t: tf.Tensor) -> Any:
-    """Returns the clip after a round that released this of its indicator."""
+    """Returns the next clip, given the noised indicator sum of round t.
+
+    Args:
+      clip: clip part of the state before round t.
+      released: scalar, the indicator sum of round t with its noise, in steps.
+      t: scalar int64, index of the round.
+    """
     adaptive = self.clip.adaptive
     if adaptive is None:
       return clip
     most = 2.0 * self.clip.indicator_steps * self._clients_per_round
     fraction = 0.5 + tf.cast(released, tf.float64) / most
-    # PRIVACY: a record times NaN has any bits. Guard:
-    # adaptive_clip_test.test_scale_stays_finite.
+    # PRIVACY: an infinite or NaN clip would make records of arbitrary bits. The
+    # clip stays within a finite factor of its first value.
+    # Guard: adaptive_clip_test.test_scale_stays_finite.
     last = clip['l2_norm_clip']
     moved = tf.clip_by_value(
       last * tf.exp(adaptive.rate * (adaptive.quantile - fraction)),
@@ -366,7 +445,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     return collections.OrderedDict(l2_norm_clip=moved, fraction=fraction)
 
   def derive_metrics(self, global_state: QueryState) -> Any:
-    """Returns what costs no privacy: nothing of it depends on a record."""
+    """Returns metrics that depend on no record, so they cost no privacy."""
     return collections.OrderedDict(
       round=global_state.round,
       z_stddev=tf.constant(self.z_stddev, tf.float32),

@@ -1,15 +1,15 @@
 """The privacy report of a run; reads the files of its directory alone."""
 
 from tff_bandmf._files import code_digest
-from tff_bandmf.program.run_record import (
-  LEDGER_FILE,
-  METRICS_FILE,
-  RESULT_FILE,
-  RUN_FILE,
-  STRATEGY_FILE,
-)
 from tff_bandmf.report.public import HTML_FILE as PUBLIC_FILE
 from tff_bandmf.report.public import Public, publish
+from tff_bandmf.report.registry import (
+  CARD_FILE,
+  REGISTRY_FILE,
+  card,
+  record,
+  to_yaml,
+)
 from tff_bandmf.report.report import (
   HTML_FILE,
   JSON_FILE,
@@ -24,3 +24,10 @@ from tff_bandmf.report.report import (
 )
 from tff_bandmf.report.source import Source, of_log, of_run
 from tff_bandmf.report.transparency import versions
+from tff_bandmf.run_files.run_json import (
+  LEDGER_FILE,
+  METRICS_FILE,
+  RESULT_FILE,
+  RUN_FILE,
+  STRATEGY_FILE,
+)

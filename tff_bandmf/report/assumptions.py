@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from tff_bandmf.program import run_record
+from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import statement
+from tff_bandmf.run_files import run_json
 
 _UNCHECKED = 'not checked here'
 _STOPPED = (
@@ -17,7 +18,7 @@ _CHOSEN = (
 
 
 def of(
-  claim: claim_lib.Claim, run: run_record.RunRecord, elsewhere: bool
+  claim: claim_lib.Claim, run: run_json.RunRecord, elsewhere: bool
 ) -> list[dict[str, str]]:
   """Returns what the claim rests on, who enforces it, who checked it.
 
@@ -28,7 +29,7 @@ def of(
   """
   enforced = (run.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
-    'the ledger, in whose chain it stands for every round that finished'
+    'the ledger, in whose chain it stands for every round that started'
     if claim.signed
     else _UNCHECKED
   )
@@ -64,8 +65,7 @@ def of(
       'The ledger has every cohort that was used: it is written before its '
       'round.',
       trainer,
-      f'compared with {run_record.METRICS_FILE} and '
-      f'{run_record.RESULT_FILE} here',
+      f'compared with {run_json.METRICS_FILE} and {run_json.RESULT_FILE} here',
     ),
     (
       'No round was released for two cohorts.',
@@ -119,13 +119,16 @@ def of(
     ),
     (
       'Nothing of clients passes the aggregator but what is named here.',
-      'the learning process',
-      run.process or _UNCHECKED,
+      'the program'
+      if claim.observed.examined is None
+      else 'the learning process',
+      _process(claim, run, elsewhere),
     ),
     (
-      'The inverse of the normal CDF is right to 8 units in the last place; '
-      'all else that arithmetic costs is proved and part of epsilon and '
-      'delta.',
+      'The inverse of the normal CDF is right to '
+      f'{cells.INVERSE_UNITS:g} units of 2^-53, relatively, and to '
+      f'{cells.INVERSE_MOST:g}, absolutely, between 0.9 and 1.5; all else '
+      'that arithmetic costs is proved and part of epsilon and delta.',
       'SciPy, or TensorFlow where noise is made in a graph',
       'measured by tests, not proved',
     ),
@@ -134,6 +137,22 @@ def of(
     {'assumption': assumption, 'enforced_by': by, 'checked': checked}
     for assumption, by, checked in rows
   ]
+
+
+def _process(
+  claim: claim_lib.Claim, run: run_json.RunRecord, elsewhere: bool
+) -> str:
+  """Returns who checked what passes the aggregator."""
+  if claim.observed.examined is None:
+    return (
+      'no process: the program gave each update to round.release; nobody '
+      'looked at what else the program did with it'
+    )
+  return (
+    (run.process or _UNCHECKED)
+    if claim.observed.examined or elsewhere
+    else _UNCHECKED
+  )
 
 
 def _participants(
@@ -165,9 +184,10 @@ def _participants(
       _UNCHECKED,
     ),
     (
-      'Drawn clients come, or count as zero under the same divisor; whether '
-      'one comes does not depend on what another holds.',
+      'Drawn clients come, or send zero under the same divisor; whether one '
+      'comes does not depend on what another holds, or on who else was drawn.',
       'the run: it divides by the expected number',
-      _UNCHECKED,
+      'each sum has as many updates as its round has clients; the ledger has '
+      'the verdict of every round',
     ),
   ]

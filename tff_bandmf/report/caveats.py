@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Optional
 
-from tff_bandmf.program import run_record
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import statement
+from tff_bandmf.run_files import run_json
 
 # What a report of training that ran elsewhere cannot know.
 _ELSEWHERE = (
   'Training ran elsewhere. This report did not enforce who took part, and did '
-  'not check the noise: the claim is for the rounds in the log and for noise '
-  'that was made as the plan and this library make it.'
+  'not check the noise or what passes the aggregator: the claim is for the '
+  'rounds in the log and for noise that was made as the plan and this library '
+  'make it.'
 )
 UNENDED_BEFORE = (
   'A run before it has not started all its rounds: epsilon of all together is '
@@ -26,6 +27,19 @@ _SIMULATED = (
 _NOT_LOOKED_AT = (
   'Whether cohorts are those that the key of the draws gives was not checked.'
 )
+_PROCESS = (
+  'NOT CHECKED: the process of this run was not checked, so what passes the '
+  'aggregator is not known. The claim is for the releases of the aggregator '
+  'alone. run.check(process) follows what clients hold through a process.'
+)
+_NOISE_ALONE = (
+  'All updates of some rounds were zero or not finite, such as NaN: these '
+  'rounds released noise alone. Look at the learning rate and at the data.'
+)
+_CUT = (
+  'Sums had fewer updates than clients were drawn. A cohort that may have been '
+  'cut has no amplified claim: sampling amplifies nothing here.'
+)
 _NOTHING_RELEASED = 'No round finished: nothing of the clients was released.'
 OTHER_CODE = 'The code that wrote this report is not the code that trained.'
 _NO_NOISE = 'No noise was added: this run guarantees nothing.'
@@ -33,7 +47,7 @@ _NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
 def of(
   claim: claim_lib.Claim,
-  run: run_record.RunRecord,
+  run: run_json.RunRecord,
   completed: bool,
   elsewhere: bool,
 ) -> list[tuple[str, str]]:
@@ -57,6 +71,11 @@ def of(
       '' if elsewhere else _NOTHING_RELEASED,
       _NOTHING_RELEASED,
     ),
+    # PRIVACY: a model may hold raw updates that a process let past the
+    # aggregator, so nobody reads the claim before this. Guard:
+    # run_test.test_process_that_nobody_checked_leads_the_report.
+    (claim.process_unknown and not elsewhere, _PROCESS, _PROCESS),
+    (run_json.ALL_ZERO in run.not_covered, _NOISE_ALONE, ''),
     # Everybody reads this first, and the report has it below what clients did.
     (nothing, '', _NO_NOISE),
     (
@@ -69,13 +88,22 @@ def of(
       'claim is for what they did.',
     ),
     (
-      claim.cohorts is not None and claim.amplified is None,
+      claim.cohorts is not None and bool(seen.incomplete),
+      _CUT,
+      _CUT,
+    ),
+    (
+      claim.cohorts is not None
+      and claim.amplified is None
+      and not seen.incomplete,
       'Cohorts were not those that the key of the draws gives: sampling '
       'amplifies nothing here.',
       '',
     ),
     (
-      claim.amplified is not None and completed and seen.drawn is None,
+      claim.amplified is not None
+      and seen.drawn is None
+      and (completed or claim.rounds == rounds),
       _NOT_LOOKED_AT,
       _NOT_LOOKED_AT,
     ),

@@ -25,10 +25,10 @@ import math
 import pathlib
 from typing import Any, Optional
 
-from tff_bandmf import _checks, accounting, errors, program, strategies
+from tff_bandmf import _checks, accounting, errors, ledger, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.program import run_record
 from tff_bandmf.report import evidence
+from tff_bandmf.run_files import run_json
 
 # What the ledger says of cohorts that chance drew.
 DRAWN = {
@@ -57,8 +57,8 @@ class Claim:
       a statement about these alone.
     observed: what the ledger shows, or a log.
     violated: whether clients took part more often, or closer, than planned.
-    signed: whether the chain of the ledger has, for every finished round, the
-      clip, the noise and the key of the claim.
+    signed: whether the chain of the ledger has, for every round that started,
+      the digest of all that is fixed in the files of the run.
     delta: stated for the run.
     l2_norm_clip: the clipping norm; of an adaptive clip, that of a record with
       its indicator, in the first round.
@@ -70,7 +70,7 @@ class Claim:
   amplified: Optional[accounting.Guarantee]
   cohorts: Optional[accounting.Sampled]
   seen: Optional[accounting.Guarantee]
-  observed: program.Observed
+  observed: ledger.Observed
   violated: bool
   signed: bool
   delta: float
@@ -83,11 +83,27 @@ class Claim:
     return self.amplified or self.held
 
   @property
+  def planned_or_worse(self) -> accounting.Guarantee:
+    """The claim if the run goes on to its last round; never below `claimed`."""
+    # PRIVACY: a stopped run claims less than it will if it goes on. Guard:
+    # after_test.test_unfinished_run_counts_as_planned.
+    return self.amplified or (self.held if self.violated else self.planned)
+
+  @property
   def amplification(self) -> str:
     """The kind of cohorts whose chance the claim counts on, or 'none'."""
     if self.amplified is None or self.cohorts is None:
       return 'none'
     return self.cohorts.name
+
+  @property
+  def process_unknown(self) -> bool:
+    """Whether nobody knows what passes the aggregator, where noise is added."""
+    return (
+      self.observed.examined is False
+      and self.observed.finished > 0
+      and self.held.noise_multiplier > 0
+    )
 
   @property
   def rounds(self) -> int:
@@ -142,6 +158,7 @@ class Claim:
         **self._counts(),
       },
       'violated': self.violated,
+      'process_checked': self.observed.examined,
     }
 
   def _counts(self) -> dict[str, Any]:
@@ -171,6 +188,8 @@ class Claim:
       'kind': self.cohorts.name,
       'rule': self.cohorts.rule,
       'drawn': DRAWN[self.observed.drawn],
+      'as_drawn': self.observed.drawn,
+      'complete': not self.observed.incomplete,
       'epsilon_unamplified': self.held.proved_epsilon(self.delta),
       'samples': led.get('samples'),
       'failure_probability': led.get('failure_probability'),
@@ -211,18 +230,18 @@ def established(directory: pathlib.Path) -> Claim:
     TypeError: a number of `run.json` is none.
     ValueError: a file is missing, damaged or contradicts another.
   """
-  run = run_record.RunRecord.read(directory)
+  run = run_json.RunRecord.read(directory)
   claim = run.claim
   delta = _checks.positive(
-    'delta', claim['delta'], f'restore {run_record.RUN_FILE}'
+    'delta', claim['delta'], f'restore {run_json.RUN_FILE}'
   )
   if delta >= 1:
     raise errors.value_error(
       'delta', delta, 'must be below 1', 'a delta of 1 guarantees nothing'
     )
   for name in ('l2_norm_clip', 'clients_per_round'):
-    _checks.positive(name, claim[name], f'restore {run_record.RUN_FILE}')
-  strategy, _ = strategies.load(directory / run_record.STRATEGY_FILE)
+    _checks.positive(name, claim[name], f'restore {run_json.RUN_FILE}')
+  strategy = _strategy(directory)
   planned, sampled = _planned(strategy, claim), None
   cohorts = accounting.sampled(planned.cohorts)
   if cohorts is not None:
@@ -239,7 +258,7 @@ def established(directory: pathlib.Path) -> Claim:
     observed,
     # PRIVACY: what one round did not say of itself is not checked. Guard:
     # report_test.test_what_the_run_held_to_is_checked_in_every_round.
-    signed=observed.enforced == {run.enforced_digest()},
+    signed=observed.enforced == {run.enforced_digest(directory)},
     delta=delta,
     l2_norm_clip=float(claim['l2_norm_clip']),
     clients_per_round=claim['clients_per_round'],
@@ -254,7 +273,7 @@ def established(directory: pathlib.Path) -> Claim:
 
 def of(
   planned: accounting.Guarantee,
-  observed: program.Observed,
+  observed: ledger.Observed,
   *,
   sampled: Optional[accounting.Guarantee] = None,
   signed: bool = False,
@@ -282,8 +301,13 @@ def of(
     )
   violated = not observed.log.keeps(planned.cohorts.schema, rounds)
   # PRIVACY: cohorts that were not drawn by the rule have no amplified
-  # guarantee. Guard: report_sampling_test.test_other_cohorts_are_not_amplified.
-  holds = not violated and observed.drawn is not False
+  # guarantee, and a sum that lacks drawn clients may be that of a cohort that
+  # the program cut. Both lose the amplified claim. Guards:
+  # report_sampling_test.test_other_cohorts_are_not_amplified and
+  # test_cut_cohort_has_no_amplified_claim.
+  holds = (
+    not violated and observed.drawn is not False and not observed.incomplete
+  )
   return Claim(
     planned,
     _held(planned, observed, violated),
@@ -297,6 +321,26 @@ def of(
     l2_norm_clip,
     clients_per_round,
   )
+
+
+def _strategy(directory: pathlib.Path) -> strategies.Strategy:
+  """Returns the strategy of a run.
+
+  Raises:
+    ValueError: its file is gone, or is not whole.
+  """
+  path = directory / run_json.STRATEGY_FILE
+  try:
+    return strategies.load(path)[0]
+  except (FileNotFoundError, ValueError) as error:
+    missing = isinstance(error, FileNotFoundError)
+    raise errors.value_error(
+      'strategy',
+      path,
+      'is gone' if missing else 'is not the whole file of the run',
+      'restore the file that the run was started with: no other strategy is '
+      'that of its noise',
+    ) from error
 
 
 def what_if(
@@ -379,7 +423,7 @@ def _planned(
     raise errors.value_error(
       'z_stddev_per_clip',
       claim['z_stddev_per_clip'],
-      f'{run_record.RUN_FILE} contradicts {run_record.STRATEGY_FILE}, '
+      f'{run_json.RUN_FILE} contradicts {run_json.STRATEGY_FILE}, '
       f'which gives {guarantee.z_stddev_per_clip}',
       'nothing can be claimed for a changed run',
     )
@@ -396,13 +440,13 @@ def _confirmed(
       sampled.confirm(accounting.Bound(**bound), delta)
     except TypeError as error:
       raise errors.value_error(
-        'bound', None, 'is damaged', f'restore {run_record.RUN_FILE}'
+        'bound', None, 'is damaged', f'restore {run_json.RUN_FILE}'
       ) from error
   return sampled
 
 
 def _held(
-  planned: accounting.Guarantee, observed: program.Observed, violated: bool
+  planned: accounting.Guarantee, observed: ledger.Observed, violated: bool
 ) -> accounting.Guarantee:
   """Returns the claim of what was planned or, if worse, of what was seen."""
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds

@@ -8,6 +8,9 @@
 | the digests of rows, the size | every row of `metrics.csv`                   |
 | of each cohort                |                                              |
 | finished rounds               | started ones; noise verified in each         |
+| what each round held to       | `run.json` but its notes, plan, strategy     |
+| the results of the run        | `result.json`                                |
+| marks of releases             | attempts that the ledger has                 |
 
 Files are compared with each other. Against someone who edits all of them alike,
 and so against whoever trains, there is no defence here.
@@ -17,9 +20,15 @@ from __future__ import annotations
 
 import pathlib
 
-from tff_bandmf import errors, program, strategies
-from tff_bandmf.program import checkpoints, metrics, run_record
-from tff_bandmf.program import ledger as ledger_lib
+from tff_bandmf import errors, strategies
+from tff_bandmf import ledger as ledger_lib
+from tff_bandmf.run_files import (
+  checkpoints,
+  folder,
+  metrics,
+  run_json,
+  run_ledger,
+)
 
 # z is measured in float32.
 _MEASURED = 1e-6
@@ -28,10 +37,10 @@ _NOTHING = 'nothing can be claimed for such a run'
 
 def observed(
   directory: pathlib.Path,
-  run: run_record.RunRecord,
+  run: run_json.RunRecord,
   strategy: strategies.Strategy,
   z_stddev: float,
-) -> program.Observed:
+) -> ledger_lib.Observed:
   """Returns what the ledger of a run shows, if it is the run's and whole.
 
   Args:
@@ -44,8 +53,8 @@ def observed(
     ValueError: the ledger is missing, damaged, another run's, or contradicts
       another file.
   """
-  with ledger_lib.of_run(directory) as ledger:
-    bound, head = ledger.bound(), ledger.head()
+  with run_ledger.open_ledger(directory) as ledger:
+    bound = ledger.bound()
     attempts = ledger.all_attempts()
     last_round = max(attempts, default=-1)
     # PRIVACY: a round past the last one of C has no guarantee. Guard:
@@ -62,24 +71,39 @@ def observed(
   _require(
     bound == run.bound(),
     'ledger',
-    directory / run_record.LEDGER_FILE,
-    f'is not that of the run and the key in {run_record.RUN_FILE}',
+    directory / run_json.LEDGER_FILE,
+    f'is not that of the run and the key in {run_json.RUN_FILE}',
   )
-  last_client = max(found.last_client, found.clients - 1)
-  _require(
-    run.population is None or last_client < run.population,
-    'client',
-    last_client,
-    f'the ledger has clients beyond the population={run.population}',
-  )
+  if run.population is not None:
+    highest = run.highest_client
+    if highest is None:
+      highest = run.population - 1
+    # PRIVACY: clients that nobody may draw are of another population, or one
+    # person under two names. So their number and their indices are compared.
+    # Guards: report_test.test_client_beyond_the_population_is_refused and
+    # run_rounds_test.test_run_of_any_ids_is_reported.
+    _require(
+      found.last_client <= highest,
+      'client',
+      found.last_client,
+      f'the ledger has clients beyond the highest of the population, {highest}',
+    )
+    _require(
+      found.clients <= run.population,
+      'clients',
+      found.clients,
+      f'the ledger has more than the population={run.population}',
+    )
   _check_noise(found, z_stddev)
-  # PRIVACY: noise for another clip is not the claim's. Guard:
+  # PRIVACY: whoever edits a file after the rounds would claim noise, clip or
+  # clients that the rounds never had. Guard:
   # evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
-    found.enforced <= {None, run.enforced_digest()},
+    found.enforced <= {None, run.enforced_digest(directory)},
     'run',
-    directory / run_record.RUN_FILE,
-    'has another clip, noise or key than the rounds in the ledger held to',
+    directory / run_json.RUN_FILE,
+    f'or {run_json.PLAN_FILE} or {run_json.STRATEGY_FILE} is not that which '
+    'the rounds in the ledger held to',
   )
   # PRIVACY: two sums that met one noise show their difference. Guard:
   # evidence_test.test_round_that_was_finished_twice_is_refused.
@@ -90,7 +114,7 @@ def observed(
     'was finished twice, and the ledger does not show that one result was '
     'released: its noise may have met two sums',
   )
-  _, ended = run_record.read_result(directory)
+  results, ended = run_json.read_result(directory)
   if ended is not None:
     _require(
       found.rounds == strategy.rounds,
@@ -107,17 +131,27 @@ def observed(
     # PRIVACY: a chain that was computed anew has another head. Guard:
     # evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
-      ended == head,
+      ended == found.head,
       'ledger',
-      directory / run_record.LEDGER_FILE,
-      f'is not the one that {run_record.RESULT_FILE} was written with',
+      directory / run_json.LEDGER_FILE,
+      f'is not the one that {run_json.RESULT_FILE} was written with',
     )
+    # PRIVACY: an edited accuracy could make a reader choose another model than
+    # the run supports. The ledger's last event has the digest of all. Guard:
+    # evidence_test.test_results_that_the_run_did_not_end_with_are_refused.
+    _require(
+      found.ended == run_json.result_digest(results),
+      'result',
+      directory / run_json.RESULT_FILE,
+      'has other results than the ledger says that the run ended with',
+    )
+  folder.check_releases(directory, lambda t: attempts.get(t, ()))
   _check_checkpoints(directory, attempts)
   _check_metrics(directory, found, attempts, ended is not None)
   return found
 
 
-def _check_noise(found: program.Observed, z_stddev: float) -> None:
+def _check_noise(found: ledger_lib.Observed, z_stddev: float) -> None:
   measured = found.z_stddev
   if measured is not None:
     _require(
@@ -145,8 +179,7 @@ def _check_noise(found: program.Observed, z_stddev: float) -> None:
 
 
 def _check_checkpoints(directory: pathlib.Path, attempts) -> None:
-  folder = directory / run_record.CHECKPOINTS
-  for path in sorted(folder.glob('*.npz')) if folder.is_dir() else ():
+  for path in sorted((directory / run_json.CHECKPOINTS).glob('*.npz')):
     _, head = checkpoints.read(path)
     before = int(path.stem) - 1 if path.stem.isdecimal() else -2
     if before == -1:
@@ -164,7 +197,7 @@ def _check_checkpoints(directory: pathlib.Path, attempts) -> None:
 
 def _check_metrics(
   directory: pathlib.Path,
-  found: program.Observed,
+  found: ledger_lib.Observed,
   attempts,
   ended: bool,
 ) -> None:
@@ -177,13 +210,13 @@ def _check_metrics(
       t in attempts,
       'round',
       t,
-      f'{run_record.METRICS_FILE} has it, and the ledger lacks it',
+      f'{run_json.METRICS_FILE} has it, and the ledger lacks it',
     )
     _require(
       attempts[t][-1].row == digest,
       'round',
       t,
-      f'{run_record.METRICS_FILE} has another row than the one whose digest '
+      f'{run_json.METRICS_FILE} has another row than the one whose digest '
       'is in the ledger',
     )
   for row in metrics.rows(directory):
@@ -192,7 +225,7 @@ def _check_metrics(
       not clients or int(clients) == found.cohort_sizes[t],
       'clients',
       clients,
-      f'{run_record.METRICS_FILE} has so many in round {t}, and the '
+      f'{run_json.METRICS_FILE} has so many in round {t}, and the '
       f'ledger {found.cohort_sizes[t]}',
     )
   if digests:
@@ -201,13 +234,13 @@ def _check_metrics(
       len(digests) == last - first + 1,
       'rounds',
       len(digests),
-      f'{run_record.METRICS_FILE} has so many between {first} and {last}',
+      f'{run_json.METRICS_FILE} has so many between {first} and {last}',
     )
     _require(
       not ended or last == found.last_round,
       'round',
       last,
-      f'is the last one of {run_record.METRICS_FILE}, and the run has ended '
+      f'is the last one of {run_json.METRICS_FILE}, and the run has ended '
       f'with round {found.last_round}',
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import functools
+import hashlib
 import json
 import math
 import os
@@ -64,8 +66,18 @@ class Pages:
     return self.content
 
 
-def number(value: Optional[float], up: bool = True) -> str:
-  """Returns a number with six digits; 'no guarantee' for None.
+def signed(content: dict[str, Any]) -> dict[str, Any]:
+  """Returns the content of a report with the digest of all of it.
+
+  PRIVACY: a reader of the JSON file sees no page that recomputes epsilon, and
+  takes any figure for that of the run. The digest shows an edited one. Guard:
+  forgery_test.test_forged_report_is_refused.
+  """
+  return {**content, 'content_sha256': _files.json_digest(content).hex()}
+
+
+def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
+  """Returns a number with so many digits; 'no guarantee' for None.
 
   PRIVACY: up for what a client loses, down for the noise that protects it, so
   that no claim is printed stronger than the one computed. Guard:
@@ -75,14 +87,19 @@ def number(value: Optional[float], up: bool = True) -> str:
     return 'no guarantee'
   if value == 0:
     return '0'
-  digits = 5 - math.floor(math.log10(abs(value)))
-  rounded = (math.ceil if up else math.floor)(value * 10**digits)
-  return f'{rounded / 10**digits:.6g}'
+  places = digits - 1 - math.floor(math.log10(abs(value)))
+  rounded = (math.ceil if up else math.floor)(value * 10**places)
+  return f'{rounded / 10**places:.{digits}g}'
 
 
 def _cell(value: Any) -> str:
   """Returns a value as a cell of a Markdown table."""
   return ' '.join(str(value).replace('|', '\\|').split())
+
+
+def _sha256(text: str) -> str:
+  """Returns the digest of a script or style as its page allows it by."""
+  return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _render(template: str, content: dict[str, Any]) -> str:
@@ -101,5 +118,7 @@ def _template(name: str) -> jinja2.Template:
     undefined=jinja2.StrictUndefined,
   )
   environment.filters['cell'] = _cell
-  environment.globals.update(number=number, accesses=statement.ACCESSES)
+  environment.globals.update(
+    number=number, accesses=statement.ACCESSES, sha256=_sha256
+  )
   return environment.get_template(name)

@@ -15,7 +15,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Optional
 
 from tff_bandmf import errors
-from tff_bandmf.report import assumptions, caveats, pages, plot, statement
+from tff_bandmf.report import (
+  assumptions,
+  caveats,
+  check,
+  pages,
+  plot,
+  statement,
+)
+from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import report as report_lib
 from tff_bandmf.report import source as source_lib
 
@@ -31,6 +39,8 @@ _UP, _DOWN = (
 # Nobody wants to read e^epsilon of a larger one.
 _LARGEST_FACTOR = 16.0
 _TITLE = 'Privacy of what was trained'
+# Notes that several runs may state differently.
+_OF_ONE_RUN = ('title', 'date', 'model')
 # What the report tells of training clients' participation, in words.
 _TOLD = (
   'The observed epsilon, in three digits: from it one can tell about how often '
@@ -54,7 +64,7 @@ def publish(
   Args:
     sources: of the runs; the last one says who owns them, what is covered and
       who is trusted.
-    notes: title, owner, contact, date or model, in place of what runs say.
+    notes: those of `report.NAMED`, in place of what runs say.
 
   Raises:
     ValueError: there are none, a run is there twice, their adjacencies or units
@@ -84,21 +94,21 @@ def publish(
     else plot.epsilon(curve, (rows[0]['epsilon'], delta)),
   }
   run = last.run
+  units = max(source.claim.held.clients_per_unit for source in sources)
   content = {
     'format': FORMAT,
     'version': VERSION,
     **{
       name: getattr(run, name)
-      if len(sources) == 1 or name in ('owner', 'contact')
+      if len(sources) == 1 or name not in _OF_ONE_RUN
       else None
       for name in report_lib.NAMED
     },
     'title': run.title if run.title and len(sources) == 1 else _TITLE,
     **(notes or {}),
     'unit_of_privacy': run.unit_of_privacy,
-    'clients_per_unit': max(
-      source.claim.held.clients_per_unit for source in sources
-    ),
+    'unit': statement.unit(run, units),
+    'clients_per_unit': units,
     'warnings': _warnings(sources),
     'epsilon': claimed['epsilon'],
     'delta': delta,
@@ -106,8 +116,18 @@ def publish(
     # Not more often than once in so many.
     'once_in': int(1 / decimal.Decimal(repr(delta))),
     'factor': _factor(claimed['epsilon']),
+    'attack': statement.attack(
+      together or {'epsilon': None}
+      if several
+      else {
+        **claim_lib.figures(last.claim.claimed, delta),
+        'rho': last.claim.held.rho,
+      }
+    ),
     'adjacency': last.claim.held.cohorts.adjacency,
+    'adjacency_meaning': statement.ADJACENCY,
     'runs': rows,
+    'check': _recomputed(sources, together, delta),
     'together': together
     and {**_numbers(together), 'composition': together['composition']},
     'named_before': sorted(
@@ -126,7 +146,7 @@ def publish(
       dict.fromkeys(item for each in sources for item in each.run.not_covered)
     ),
     'data_accesses': statement.data_accesses(run),
-    'accounting': statement.accounting(last.claim),
+    'accounting': statement.public_accounting(last.claim),
     'assumptions': _assumptions(sources),
     'told': [
       *([_TOLD] if any(not each.claim.amplified for each in sources) else []),
@@ -134,7 +154,8 @@ def publish(
     ],
   }
   return Public(
-    content, {name: found for name, found in figures.items() if found}
+    pages.signed(content),
+    {name: found for name, found in figures.items() if found},
   )
 
 
@@ -220,6 +241,37 @@ def _row(source: source_lib.Source) -> dict[str, Any]:
     'strategy_sha256': claim.held.strategy.digest(),
     'code_sha256': run.code_sha256,
   }
+
+
+def _recomputed(
+  sources: Sequence[source_lib.Source],
+  together: Optional[dict[str, Any]],
+  delta: float,
+) -> Optional[dict[str, Any]]:
+  """Returns the numbers from which a browser recomputes the claims."""
+  runs = report_lib.all_runs(sources)
+  # PRIVACY: where clients broke the plan, the claim follows from their rounds,
+  # and its exact numbers tell when the client that came most often took part.
+  # The public page leaves them out.
+  # Guard: public_test.test_exact_numbers_of_what_clients_did_are_not_public.
+  if any(claim.violated for _, claim in runs):
+    return None
+  claims: list[tuple[str, Sequence[int], float, Optional[float]]] = []
+  if len(runs) > 1:
+    if not together:
+      return None
+    chance = any(claim.amplified for _, claim in runs)
+    amplified = three(together['epsilon']) if chance else None
+    claims.append(('all runs together', range(len(runs)), delta, amplified))
+  names = [source.run.title or source.name for source in sources]
+  for place, (name, source) in enumerate(zip(names, sources)):
+    claim = source.claim
+    epsilon = claim.claimed.proved_epsilon(claim.delta)
+    amplified = three(epsilon) if claim.amplified else None
+    claims.append((name, [place], claim.delta, amplified))
+  names += [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
+  held = [claim.held for _, claim in runs]
+  return check.numbers(list(zip(names, held)), claims, three)
 
 
 def _factor(epsilon: Optional[float]) -> Optional[str]:

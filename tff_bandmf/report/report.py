@@ -19,6 +19,7 @@ from tff_bandmf import _files, accounting, clips
 from tff_bandmf.report import (
   assumptions,
   caveats,
+  check,
   pages,
   plot,
   statement,
@@ -35,10 +36,17 @@ JSON_FILE = 'report.json'
 HTML_FILE = 'report.html'
 
 # What a run says of itself, for those who read its report.
-NAMED = ('title', 'owner', 'contact', 'date', 'model')
+NAMED = (
+  'title',
+  'owner',
+  'contact',
+  'date',
+  'model',
+  'intended_use',
+  'region',
+  'sector',
+)
 _SHOWN = ('test_accuracy', 'test_loss', 'parameters')
-# At which epsilon is given, next to the delta of the run.
-_DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
 # The curve spans these, and has so many points.
 _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
@@ -116,14 +124,17 @@ def of(source: source_lib.Source) -> Report:
     'simulated': run.simulated is not None,
     **numbers,
     'together': together,
+    'attack': statement.attack(together or numbers),
     'adaptive_clip': adaptive,
     'epsilons': [
       {'delta': delta, 'epsilon': claim.claimed.proved_epsilon(delta)}
       for delta in sorted(
-        {claim.delta, *(() if claim.amplified else _DELTAS)}, reverse=True
+        {claim.delta, *(() if claim.amplified else check.DELTAS)}, reverse=True
       )
     ],
     'epsilon_curve': curve,
+    'unit': statement.unit(run, claim.held.clients_per_unit),
+    'check': _check(source, numbers, together),
     'adjacency_meaning': statement.ADJACENCY,
     'accounting': statement.accounting(claim),
     'setting': statement.setting(run),
@@ -152,8 +163,12 @@ def of(source: source_lib.Source) -> Report:
     'report_code_sha256': code_sha256,
     'train_sha256': run.train_sha256,
     'files_sha256': source.files_sha256,
+    # PRIVACY: two ledgers never have one head, and a ledger has one head
+    # whether or not it is open. Guard:
+    # run_folder_test.test_report_of_an_open_run_has_the_head_of_its_ledger.
+    'ledger_head': claim.observed.head,
   }
-  return Report(content, figures)
+  return Report(pages.signed(content), figures)
 
 
 def composed(
@@ -170,21 +185,38 @@ def composed(
   Raises:
     ValueError: they have different adjacencies.
   """
-  claims = {id(source.claim): (source.name, source.claim) for source in sources}
+  names = {source.run.run_id: source.name for source in sources}
+  for source in sources:
+    for run_id, (name, _) in source.before.items():
+      names.setdefault(run_id, name)
+  parts = [source.guarantee for source in sources]
+  if not all(
+    each.noise_multiplier for part in parts for each in part.guarantees
+  ):
+    return None
+  try:
+    together = accounting.compose(parts)
+    runs = [names[run_id] for run_id in together.run_ids]
+    return {'runs': runs, **together.to_dict(delta)}
+  except accounting.Unproved:
+    return None
+
+
+def all_runs(
+  sources: Sequence[source_lib.Source],
+) -> list[tuple[str, claim_lib.Claim]]:
+  """Returns the names and claims of runs, then of those that they come after.
+
+  Each run is there once.
+  """
+  runs = [(source.name, source.claim) for source in sources]
   known = {source.run.run_id for source in sources}
   for source in sources:
     for run_id, (name, claim) in source.before.items():
       if run_id not in known:
         known.add(run_id)
-        claims[id(claim)] = (name, claim)
-  names, found = zip(*claims.values())
-  if not all(claim.claimed.noise_multiplier for claim in found):
-    return None
-  try:
-    together = accounting.compose(claim.claimed for claim in found)
-    return {'runs': list(names), **together.to_dict(delta)}
-  except accounting.Unproved:
-    return None
+        runs.append((name, claim))
+  return runs
 
 
 def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
@@ -225,9 +257,13 @@ def what_if(
   return {'summary': summary, **found}
 
 
-def json_schema() -> dict[str, Any]:
-  """Returns the JSON Schema of `report.json`."""
-  path = pathlib.Path(__file__).with_name('report.schema.json')
+def json_schema(name: str = Report.NAME) -> dict[str, Any]:
+  """Returns the JSON Schema of `report.json`, or of `public.json`.
+
+  Args:
+    name: 'report' or 'public'.
+  """
+  path = pathlib.Path(__file__).with_name(f'{name}.schema.json')
   return json.loads(path.read_text())
 
 
@@ -245,7 +281,7 @@ def epsilon_curve(
   # As far as the arithmetic proves something.
   ends = (
     (guarantee.proved_epsilon(each), each)
-    for each in (min(delta, _SMALLEST_DELTA), *reversed(_DELTAS), delta)
+    for each in (min(delta, _SMALLEST_DELTA), *reversed(check.DELTAS), delta)
   )
   largest, least = next(
     (end for end in ends if end[0] is not None), (None, delta)
@@ -274,6 +310,35 @@ def _adaptive(source: source_lib.Source) -> Optional[dict[str, Any]]:
   }
 
 
+def _check(
+  source: source_lib.Source,
+  numbers: dict[str, Any],
+  together: Optional[dict[str, Any]],
+) -> Optional[dict[str, Any]]:
+  """Returns the numbers from which a browser recomputes the claims."""
+  runs = all_runs([source])
+  delta = source.claim.delta
+  if not source.before:
+    together = None
+  alone = numbers['epsilon'] if source.claim.amplified else None
+  claims = [('this run', [0], delta, alone)]
+  if together:
+    chance = any(claim.amplified for _, claim in runs)
+    every = list(range(len(runs)))
+    claims.append(
+      (
+        'with the runs before it',
+        every,
+        delta,
+        together['epsilon'] if chance else None,
+      )
+    )
+  return check.numbers(
+    [(name, claim.held) for name, claim in runs[: None if together else 1]],
+    claims,
+  )
+
+
 def _row(name: str, source: source_lib.Source) -> dict[str, Any]:
   """Returns a line of the table of results."""
   numbers = source.claim.to_dict()
@@ -282,8 +347,8 @@ def _row(name: str, source: source_lib.Source) -> dict[str, Any]:
     **{
       key: numbers[key] for key in ('epsilon', 'delta', 'sensitivity', 'rmse')
     },
-    # What a page shows of them; others stand in the file of results.
     **{name: source.result[name] for name in _SHOWN if name in source.result},
+    'results': dict(source.result),
   }
 
 
@@ -293,22 +358,23 @@ def _summary(
   together: Optional[dict[str, Any]],
 ) -> str:
   """Returns the claim in one sentence, or two."""
-  simulated = (
+  leads = (
     'SIMULATED, no claim for a deployment: '
     if source.run.simulated is not None
     else ''
   )
   if numbers['rho'] is None:
-    return f'{simulated}This run added no noise and guarantees nothing.'
+    return f'{leads}This run added no noise and guarantees nothing.'
   if numbers['epsilon'] is None:
     return (
-      f'{simulated}This run added too little noise for a claim: nothing is '
+      f'{leads}This run added too little noise for a claim: nothing is '
       'proved about its arithmetic.'
     )
+  leads += statement.UNCHECKED * source.claim.process_unknown
   rounds = statement.count(numbers['observed']['rounds'], 'round')
   clients = statement.count(numbers['clients_per_round'], 'client')
   text = (
-    f'{simulated}({pages.number(numbers["epsilon"])}, {numbers["delta"]})-'
+    f'{leads}({pages.number(numbers["epsilon"])}, {numbers["delta"]})-'
     f'differential privacy for {source.run.unit_of_privacy}, '
     f'{numbers["adjacency"]} adjacency, {rounds} of {clients}, '
     f'{numbers["family"]} noise.'

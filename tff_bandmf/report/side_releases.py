@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from tff_bandmf.program import metrics, run_record
+from tff_bandmf.run_files import metrics, run_json
 
 _COLUMNS = {
   'seconds': 'how long every round took',
@@ -28,7 +28,7 @@ COUNTS = (
 
 def of(
   directory: pathlib.Path,
-  run: run_record.RunRecord,
+  run: run_json.RunRecord,
   columns: list[str],
   amplified: bool,
 ) -> list[dict[str, str]]:
@@ -40,34 +40,34 @@ def of(
     columns: of `metrics.csv`; one that is not known is taken as not noised.
     amplified: whether the claim rests on chance: no counts are told.
   """
-  rows = [(run_record.RUN_FILE, 'how many clients may be drawn, exact')]
+  rows = [(run_json.RUN_FILE, 'how many clients may be drawn, exact')]
   if run.train_sha256:
-    rows.append((run_record.RUN_FILE, 'a digest of the training data'))
+    rows.append((run_json.RUN_FILE, 'a digest of the training data'))
   # PRIVACY: these two have noise where the clip adapts, and only there. Guard:
   # run_test.test_adaptive_clip_of_a_process_is_told.
   noised = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   rows += [
     (
-      f'{run_record.METRICS_FILE}, {column}',
+      f'{run_json.METRICS_FILE}, {column}',
       _COLUMNS.get(column, 'not known to this report'),
     )
     for column in columns
     if column not in ('round', *noised)
   ]
   if (directory / 'tensorboard').exists():
-    rows.append(('tensorboard/', f'the same as {run_record.METRICS_FILE}'))
-  if (directory / run_record.RESULT_FILE).exists():
+    rows.append(('tensorboard/', f'the same as {run_json.METRICS_FILE}'))
+  if (directory / run_json.RESULT_FILE).exists():
     rows.append(
       (
-        run_record.RESULT_FILE,
-        'accuracy and loss of the last model, on test clients',
+        run_json.RESULT_FILE,
+        'what the last model was measured to do',
       )
     )
   rows.append(
     (
-      run_record.LEDGER_FILE,
+      run_json.LEDGER_FILE,
       'who took part in which round; keep it, and do not publish it'
-      if (directory / run_record.LEDGER_KEY).exists()
+      if (directory / run_json.LEDGER_KEY).exists()
       else 'hashes of clients, under a key that is gone',
     )
   )

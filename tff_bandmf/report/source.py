@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
-from tff_bandmf import errors, sensitivity
-from tff_bandmf.program import metrics as metrics_lib
-from tff_bandmf.program import observed as observed_lib
-from tff_bandmf.program import participation_log, run_record
-from tff_bandmf.program import plan as plan_lib
-from tff_bandmf.report import caveats, side_releases, transparency
+from tff_bandmf import _files, accounting, errors, sensitivity
+from tff_bandmf.ledger import observed as observed_lib
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.report import (
+  caveats,
+  participation_log,
+  side_releases,
+  transparency,
+)
 from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.run_files import metrics as metrics_lib
+from tff_bandmf.run_files import run_json
 
 COMPARE_DIRECTORY = 'compare'
 Path = Union[str, os.PathLike]
@@ -41,7 +45,7 @@ class Source:
   """
 
   name: str
-  run: run_record.RunRecord
+  run: run_json.RunRecord
   claim: claim_lib.Claim
   completed: bool
   elsewhere: bool
@@ -54,6 +58,17 @@ class Source:
   accuracy: Sequence[tuple[int, float]] = ()
   clips: Sequence[tuple[int, float]] = ()
   compared: tuple[Source, ...] = ()
+
+  @property
+  def guarantee(self) -> accounting.Composition:
+    """What the run may claim, together with the runs before it."""
+    claims = {self.run.run_id: self.claim}
+    claims.update({name: claim for name, (_, claim) in self.before.items()})
+    # PRIVACY: what runs before it released of the same clients counts too.
+    # Guard: after_test.test_guarantee_of_a_run_has_those_before_it.
+    return accounting.Composition(
+      tuple(claim.claimed for claim in claims.values()), tuple(claims)
+    )
 
   @property
   def warned_before(self) -> list[str]:
@@ -80,9 +95,9 @@ def of_run(directory: Path) -> Source:
     OSError: a file cannot be read.
   """
   directory = pathlib.Path(directory)
-  run = run_record.RunRecord.read(directory)
+  run = run_json.RunRecord.read(directory)
   metrics = metrics_lib.rows(directory)
-  result, head = run_record.read_result(directory)
+  result, head = run_json.read_result(directory)
   claim = claim_lib.established(directory)
   return Source(
     directory.resolve().name,
@@ -104,13 +119,13 @@ def of_run(directory: Path) -> Source:
     tuple(
       of_run(path)
       for path in sorted((directory / COMPARE_DIRECTORY).glob('*'))
-      if (path / run_record.RESULT_FILE).exists()
+      if (path / run_json.RESULT_FILE).exists()
     ),
   )
 
 
 def _before(
-  directory: pathlib.Path, run: run_record.RunRecord
+  directory: pathlib.Path, run: run_json.RunRecord
 ) -> dict[str, tuple[str, claim_lib.Claim]]:
   """Returns the runs that a run names, and those that they name, each once."""
   # PRIVACY: by what tells runs apart, for several may have one name. Guard:
@@ -121,14 +136,14 @@ def _before(
     if each['run_id'] in (run.run_id, *found):
       continue
     path = pathlib.Path(os.path.normpath(here / each['run']))
-    other = run_record.RunRecord.read(path)
+    other = run_json.RunRecord.read(path)
     # PRIVACY: a run that took its place may have used less noise. Guard:
     # after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
     if other.run_id != each['run_id']:
       raise errors.value_error(
         'after',
         path,
-        f'is not the run that {run_record.RUN_FILE} names',
+        f'is not the run that {run_json.RUN_FILE} names',
         'put that run back into its place',
       )
     name = os.path.relpath(path, directory)
@@ -170,12 +185,13 @@ def of_log(
       'plan with epsilon and delta',
     )
   log = participation_log.ParticipationLog(log_file)
+  log.check_sizes(plan.most_clients)
   found = sensitivity.of_clients(log.parts(), plan.strategy)
   if not found.clients:
     raise errors.value_error(
       'log', log_file, 'shows no participation', 'give a whole log'
     )
-  run = run_record.RunRecord.of_plan(plan).noted(dict(notes or {}))
+  run = run_json.RunRecord.of_plan(plan).noted(dict(notes or {}))
   sizes = log.cohort_sizes()
   claim = claim_lib.of(
     plan.guarantee,
@@ -199,7 +215,7 @@ def of_log(
       )
     ],
     {
-      name: hashlib.sha256(pathlib.Path(path).read_bytes()).hexdigest()
+      name: _files.sha256(pathlib.Path(path))
       for name, path in (('plan', plan_file), ('log', log_file))
     },
   )

@@ -6,11 +6,15 @@ App K.1].
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import scipy.special
 
 from tff_bandmf import errors
-from tff_bandmf.program import run_record
 from tff_bandmf.report import claim as claim_lib
+from tff_bandmf.run_files import run_json
 
 NOT_STATED = 'not stated'
 
@@ -33,6 +37,16 @@ AMPLIFIED = (
   'and slack_delta, what the arithmetic of the noise costs. Without '
   'amplification the run is one Gaussian release: rho is of that.'
 )
+# The same for everybody.
+_PUBLIC_ACCOUNTING = (
+  'Epsilon and delta are computed for the whole training at once, from the '
+  'exact trade-off of Gaussian noise, and rounded up. They include what '
+  'computing with finite numbers costs.'
+)
+_PUBLIC_AMPLIFIED = (
+  ' They count on the secret chance that decides who takes part; what holds '
+  'without it stands beside them.'
+)
 ADJACENCY = (
   'zero-out: in one of two neighbouring data sets all contributions of one '
   'unit of privacy are zero, in every round in which it takes part; who takes '
@@ -49,6 +63,9 @@ _COVERED_CLIP = (
   ', and through the noised share of updates below the clip, from which the '
   'clip of the next round follows: both are released'
 )
+
+# What precedes a claim of which an assumption is open.
+UNCHECKED = 'Not checked: what the process lets past the aggregator. '
 
 GENERATOR = 'chacha20'
 _GENERATOR = {
@@ -74,7 +91,72 @@ def count(number: int, noun: str) -> str:
   return f'{number} {noun}{"s" * (number != 1)}'
 
 
-def data_accesses(run: run_record.RunRecord) -> dict[str, str]:
+def unit(run: run_json.RunRecord, clients: int) -> str:
+  """Returns the unit of privacy, with the most clients that it may have."""
+  most = f', with at most {clients} clients' if clients > 1 else ''
+  return run.unit_of_privacy + most
+
+
+def attack(numbers: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+  """Returns what an attacker can learn at most; None without a claim.
+
+  An attacker who calls a bystander a member with probability a recognises a
+  member with probability at most Phi(Phi^-1(a) + mu), mu = sqrt(2 rho), for one
+  Gaussian release of real numbers. The arithmetic moves each probability p to
+  at most e^s p + d, with s and d its slack. By (epsilon, delta) alone it is at
+  most min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)). The smaller
+  bound is given. A guess between two equally likely worlds is right with
+  probability (1 + TV) / 2 at most, TV being the total variation distance.
+
+  Args:
+    numbers: epsilon, delta, rho (None where no Gaussian bounds the release),
+      slack_epsilon and slack_delta of the claim.
+
+  >>> attack({'epsilon': 8.0, 'delta': 1e-6, 'rho': 1.17045, 'slack_epsilon':
+  ...         0.0, 'slack_delta': 0.0})['true_positive_rate']
+  0.22
+  """
+  if numbers['epsilon'] is None:
+    return None
+  epsilon, delta, rho = (numbers[name] for name in ('epsilon', 'delta', 'rho'))
+  alpha, s, d = 0.01, numbers['slack_epsilon'], numbers['slack_delta']
+  member = min(
+    math.exp(min(epsilon, 700.0)) * alpha + delta,
+    1 - math.exp(-epsilon) * (1 - delta - alpha),
+  )
+  variation = (math.expm1(min(epsilon, 700.0)) + 2 * delta) / (
+    math.exp(min(epsilon, 700.0)) + 1
+  )
+  if rho is not None:
+    mu = math.sqrt(2 * rho)
+    larger = min(1.0, math.exp(s) * alpha + d)
+    member = min(
+      member,
+      math.exp(s) * scipy.special.ndtr(scipy.special.ndtri(larger) + mu) + d,
+    )
+    variation = min(
+      variation, math.erf(mu / math.sqrt(8)) + 2 * math.sinh(s) + 2 * d
+    )
+  # PRIVACY: a rounded bound that is smaller than the true one would promise
+  # protection that nobody has. Both are rounded up to whole percents. Guard:
+  # registry_test.test_attack_is_never_stated_weaker_than_it_may_be.
+  percent = [
+    min(100, math.ceil(100 * (value + 1e-9)))
+    for value in (member, (1 + variation) / 2)
+  ]
+  return {
+    'false_positive_rate': alpha,
+    'true_positive_rate': percent[0] / 100,
+    'right_guess': percent[1] / 100,
+    'sentence': (
+      f'An attacker who wrongly calls 1 % of bystanders members recognises at '
+      f'most {percent[0]} % of members, and a guess whether the data of one '
+      f'was used, at even odds, is right in at most {percent[1]} % of cases.'
+    ),
+  }
+
+
+def data_accesses(run: run_json.RunRecord) -> dict[str, str]:
   """Returns what `run.json` says of each use of data outside training."""
   return {
     name: getattr(run, name) or f'{NOT_STATED}: take it as not covered'
@@ -87,7 +169,12 @@ def accounting(claim: claim_lib.Claim) -> str:
   return ACCOUNTING if claim.amplified is None else AMPLIFIED
 
 
-def generator(run: run_record.RunRecord) -> dict[str, Any]:
+def public_accounting(claim: claim_lib.Claim) -> str:
+  """Returns what kind of accounting the claim rests on, in plain words."""
+  return _PUBLIC_ACCOUNTING + _PUBLIC_AMPLIFIED * (claim.amplified is not None)
+
+
+def generator(run: run_json.RunRecord) -> dict[str, Any]:
   """Returns what made the noise, and where its key came from.
 
   Raises:
@@ -107,12 +194,12 @@ def generator(run: run_record.RunRecord) -> dict[str, Any]:
   return {**_GENERATOR, 'key_source': run.noise_key or NOT_STATED}
 
 
-def setting(run: run_record.RunRecord) -> str:
+def setting(run: run_json.RunRecord) -> str:
   """Returns who is trusted, and against whom the guarantee protects."""
   return run.setting or _SETTING
 
 
-def covered(run: run_record.RunRecord) -> str:
+def covered(run: run_json.RunRecord) -> str:
   """Returns the accesses to data that the guarantee counts."""
   if run.covered:
     return run.covered
@@ -120,7 +207,7 @@ def covered(run: run_record.RunRecord) -> str:
 
 
 def formal(
-  claim: claim_lib.Claim, guarantee: dict[str, Any], run: run_record.RunRecord
+  claim: claim_lib.Claim, guarantee: dict[str, Any], run: run_json.RunRecord
 ) -> str:
   """Returns the formal statement; its numbers are not rounded.
 
@@ -133,7 +220,10 @@ def formal(
     return 'None. No noise was added; this run guarantees nothing.'
   if guarantee['epsilon'] is None:
     return 'None. Nothing is proved about the arithmetic of so little noise.'
-  simulated = '' if run.simulated is None else 'SIMULATED: '
+  leads = '' if run.simulated is None else 'SIMULATED: '
+  # PRIVACY: a statement is read by itself, so what it lacks comes first. Guard:
+  # run_test.test_process_that_nobody_checked_leads_the_report.
+  leads += UNCHECKED * claim.process_unknown
   schema = claim.held.cohorts.schema
   rounds = claim.held.strategy.rounds
   most = count(schema.participations(rounds), 'round')
@@ -159,7 +249,7 @@ def formal(
     )
     conditions = f'{claim.cohorts.rule}, by secret chance'
   return (
-    f'{simulated}Let M map a data set of clients to what {started} of this '
+    f'{leads}Let M map a data set of clients to what {started} of this '
     f"run release ({run.released}). Let D and D' be neighbours: D' is D "
     'with every contribution of one unit of privacy '
     f'({run.unit_of_privacy}) set to zero. If a unit has at most '

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import pathlib
 import platform
 
-from tff_bandmf.program import run_record
+from tff_bandmf import _files
+from tff_bandmf.run_files import run_json
 
 _PACKAGES = (
   'tff-bandmf',
@@ -18,13 +18,14 @@ _PACKAGES = (
   'numpy',
   'scipy',
 )
-# By name: never a folder, which could hold the key.
+# By name: never a folder, which could hold the key. The ledger has its head:
+# the bytes of its file change while it is open, and lack what its log has.
 _HASHED = (
-  run_record.RUN_FILE,
-  run_record.STRATEGY_FILE,
-  run_record.LEDGER_FILE,
-  run_record.METRICS_FILE,
-  run_record.RESULT_FILE,
+  run_json.RUN_FILE,
+  run_json.PLAN_FILE,
+  run_json.STRATEGY_FILE,
+  run_json.METRICS_FILE,
+  run_json.RESULT_FILE,
 )
 
 
@@ -42,7 +43,7 @@ def versions() -> dict[str, str]:
 def file_digests(directory: pathlib.Path) -> dict[str, str]:
   """Returns the SHA-256 of the files of a run that its report is made from."""
   return {
-    name: hashlib.sha256((directory / name).read_bytes()).hexdigest()
+    name: _files.sha256(directory / name)
     for name in _HASHED
     if (directory / name).exists()
   }

@@ -10,8 +10,10 @@ import numpy as np
 import tree
 
 from tff_bandmf import errors
+from tff_bandmf.ledger import chain
 from tff_bandmf.noise import placements
-from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.plan import plan_text
 from tff_bandmf.run import rounds
 
 
@@ -25,6 +27,7 @@ class Noised:
     self._query: Any = None
     self._state: Any = None
     self._released: tuple[int, dict[str, Any]] = -1, {}
+    self._examined = False
 
   @property
   def aggregator(self) -> Any:
@@ -61,6 +64,7 @@ class Noised:
     # PRIVACY: the guarantee does not cover what passes the aggregator. Guard:
     # run_test.test_process_that_passes_the_aggregator_is_refused.
     past = ', '.join(aggregator.check_process(process)) or 'nothing'
+    self._examined = True
     return (
       'computations followed from the clients to what a round gives; '
       f'past the aggregator: {past}'
@@ -82,10 +86,10 @@ class Noised:
       l2_norm_clip: what the last round released for this one, if the clip
         adapts; None is the first clip.
     """
-    import tensorflow as tf
-
     if self._query is None:
       self._begin(like)
+    import tensorflow as tf
+
     query: Any = self._query
     state = self._state._replace(
       round=tf.constant(opened.index, tf.int64),
@@ -105,15 +109,21 @@ class Noised:
         )
       record = _checked(update, query.record_specs)
       total = query.accumulate_record(params, total, record)
-    mean, after, _ = query.get_noised_result(total, state)
+    try:
+      mean, after, _ = query.get_noised_result(total, state)
+    except tf.errors.InvalidArgumentError as error:
+      refused = errors.refusal(error)
+      if refused is None:
+        raise
+      raise refused from error
     self._released = opened.index, dict(after.clip)
     return tree.map_structure(lambda leaf: leaf.numpy(), mean)
 
   def _begin(self, like: Any) -> None:
     """Makes the noise for updates that are like `like`."""
+    # First: it says in one line what has to be installed.
+    from tff_bandmf import query  # isort: skip
     import tensorflow as tf
-
-    from tff_bandmf import query
 
     plan = self._plan
     # PRIVACY: the noise is that of the claim, for the clip of the claim.
@@ -138,6 +148,29 @@ class Noised:
     if index != done.index:
       return {}
     return {name: float(value) for name, value in values.items()}
+
+  @property
+  def warning(self) -> Optional[str]:
+    """A line where the noise drowns the updates, once their size is known."""
+    query = self._query or getattr(self._factory, 'query', None)
+    if query is None or self._plan.dimension is not None:
+      return None
+    from tff_bandmf.query import clipping
+
+    dimension = clipping.record_dimension(query.record_specs)
+    return plan_text.drowned(self._plan, dimension)
+
+  def flag(self, done: rounds.Round) -> Optional[str]:
+    """Returns what the ledger says of the way from clients to a release.
+
+    None where a process made the release and nobody looked at the process.
+    """
+    # PRIVACY: a process may take a mean of raw updates beside the aggregator,
+    # so the ledger says of each round whether the process was checked. Guard:
+    # run_test.test_process_that_nobody_checked_leads_the_report.
+    if self._released[0] == done.index:
+      return chain.DIRECT
+    return chain.EXAMINED if self._examined else None
 
   @property
   def z_stddev(self) -> float:

@@ -12,13 +12,14 @@ from typing import Any, Optional, Union
 import attrs
 
 from tff_bandmf import clips, errors, report
+from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements
-from tff_bandmf.program import folder, metrics, plan_file, run_record
-from tff_bandmf.program import ledger as ledger_lib
-from tff_bandmf.program import plan as plan_lib
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.plan import plan_json
 from tff_bandmf.run import journal as journal_lib
-from tff_bandmf.run import noised, sampling
+from tff_bandmf.run import noised
+from tff_bandmf.run_files import folder, metrics, run_json, run_ledger
 
 GO_ON = (
   'for more, make a new plan and run it in another folder, from the last '
@@ -31,7 +32,7 @@ class Program:
   """What a program of its own adds to a run.
 
   Attributes:
-    says: what `run.json` says in place of the run, see `program.RunRecord`.
+    says: what `run.json` says in place of the run, see `run_files.RunRecord`.
     columns: of `metrics.csv`, besides those that every run has; they are for
       everybody.
     max_memory_bytes: as for `placements.Tape`.
@@ -69,36 +70,44 @@ def open_folder(
   ledger: Optional[Union[str, os.PathLike]],
   after: Sequence[Union[str, os.PathLike]],
   moved: bool,
+  ledger_head: Optional[str],
   program: Program,
 ) -> Iterator[Opened]:
   """Yields the folder, made or gone on with; see `Run` for the arguments."""
-  from tff_bandmf.noise import position as position_lib
+  try:
+    from tff_bandmf.noise import position as position_lib
+  except ModuleNotFoundError as error:
+    raise errors.needs_tensorflow_privacy('a run') from error
 
   with folder.locked(directory):
     plan = _stored(directory, plan)
     if ledger is not None:
-      ledger_lib.place(directory, ledger)
-    ended = (directory / run_record.RESULT_FILE).exists()
-    sampling_key = None if ended else sampling.key_of(directory, plan)
+      run_ledger.set_location(directory, ledger)
+    ended = (directory / run_json.RESULT_FILE).exists()
+    # An ended run makes no noise and draws nobody: any key will do.
+    keys = (
+      folder.Keys(key_lib.Key.from_entropy())
+      if ended
+      else folder.keys(directory, plan.sampled is not None)
+    )
     said = attrs.evolve(
-      described(plan, sampling_key),
+      described(plan, keys.sampling),
       after=_named(directory, after, plan),
       **program.says,
     )
-    if (directory / run_record.RUN_FILE).exists():
-      there = run_record.RunRecord.read(directory)
+    if (directory / run_json.RUN_FILE).exists():
+      there = run_json.RunRecord.read(directory)
       said = said.noted(there.notes())
       if ended:
         said = attrs.evolve(said, sampling_key_id=there.sampling_key_id)
     if ended:
       folder.check_record(directory, said)
-      key = key_lib.Key.from_entropy()
     else:
-      key = folder.open_run(
-        directory, said, plan.strategy, plan.cohorts.schema, moved
+      folder.open_run(
+        directory, said, plan.strategy, plan.cohorts.schema, keys, moved
       )
-    run, _ = run_record.RunRecord.read(directory).bound()
-    position = position_lib.Position(directory / run_record.PRIVATE, run)
+    run, _ = run_json.RunRecord.read(directory).bound()
+    position = position_lib.Position(directory / run_json.PRIVATE, run)
     if not ended:
       # PRIVACY: what was killed in a round left it open, and its noise would
       # meet who is not recorded. Guard:
@@ -111,23 +120,51 @@ def open_folder(
       *metrics.RELEASED * clips.indicators(plan.l2_norm_clip),
       *program.columns,
     )
-    with ledger_lib.of_run(directory) as opened:
+    with run_ledger.open_ledger(directory) as opened:
+      _check_ledger(directory, opened, ledger_head)
       journal = journal_lib.Journal(directory, opened, position, columns)
       noise = noised.Noised(
         plan,
         lambda: placements.Tape(
-          key=key,
+          key=keys.noise,
           start_round=journal.next,
           position=position,
           max_memory_bytes=program.max_memory_bytes,
         ),
       )
-      yield Opened(plan, ended, sampling_key, journal, noise)
+      yield Opened(plan, ended, keys.sampling, journal, noise)
+
+
+def _check_ledger(
+  directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
+) -> None:
+  """Raises ValueError if a ledger is known to lack what happened.
+
+  Args:
+    directory: of the run.
+    ledger: of the run, open.
+    head: that its chain had once; None if nobody noted one.
+  """
+  folder.check_releases(directory, ledger.attempts)
+  # PRIVACY: a ledger of an earlier moment is whole, and what came after it
+  # would run again with other sums. Guard:
+  # run_folder_test.test_folder_that_was_restored_lacks_the_head_that_was_noted.
+  if head is not None and not (
+    run_json.is_head(head) and ledger.has_head(head)
+  ):
+    raise errors.value_error(
+      'ledger_head',
+      head,
+      'is not a head that this ledger has had: its folder was restored to an '
+      'earlier moment, or belongs to another run',
+      'restore the latest files, all of one time, or start a new run and count '
+      'this one in full',
+    )
 
 
 def described(
   plan: plan_lib.Plan, sampling_key: Optional[key_lib.Key] = None
-) -> run_record.RunRecord:
+) -> run_json.RunRecord:
   """Returns what the run of a plan says of itself, before its first round.
 
   Args:
@@ -152,11 +189,11 @@ def described(
       f'They would have epsilon={epsilon:.6g}; this run has not, and protects '
       'nobody'
     )
-  return run_record.RunRecord.of_plan(
+  return run_json.RunRecord.of_plan(
     plan,
     # What was sampled is sampled again with its seed.
     {} if drawn is None else {'bound': plan.bound},
-    config=plan_file.request(plan),
+    config=plan_json.request(plan),
     enforced={
       'min_sep': enforced.min_sep,
       'max_participations': enforced.max_participations,
@@ -197,7 +234,7 @@ def _named(
       raise errors.value_error(
         'after', other, 'is the run itself', 'name those before it'
       )
-    run = run_record.RunRecord.read(other)
+    run = run_json.RunRecord.read(other)
     for name in ('clients_per_unit', 'adjacency'):
       # Before any round: no report could claim anything for both.
       there = run.claim.get(name, claim[name])
@@ -216,11 +253,11 @@ def _named(
 
 def _stored(directory: pathlib.Path, plan: plan_lib.Plan) -> plan_lib.Plan:
   """Returns the plan that the folder keeps, if it is the one given."""
-  path = directory / run_record.PLAN_FILE
+  path = directory / run_json.PLAN_FILE
   if not path.exists():
     plan.save(path)
   stored = plan_lib.Plan.load(path)
-  written, given = plan_file.request(stored), plan_file.request(plan)
+  written, given = plan_json.request(stored), plan_json.request(plan)
   for name, value in given.items():
     if written[name] != value:
       raise errors.value_error(

@@ -35,6 +35,9 @@ class Round:
     refused: how many came and were not admitted.
     data: of the cohort, as `prepare` of `Run.rounds` gives it.
     finished: whether it is on the disk.
+    updates: how many are in the sum; None before `finish`, or without noise.
+    without_effect: those of the updates that were zero, or not finite and
+      counted as zero; None as for `updates`.
   """
 
   def __init__(
@@ -52,6 +55,8 @@ class Round:
     self.cohort = cohort
     self.refused = refused
     self.finished = False
+    self.updates: Optional[int] = None
+    self.without_effect: Optional[int] = None
     self._journal = journal
     self._noised = noised
     self._data = data
@@ -93,7 +98,14 @@ class Round:
       ValueError: the round was finished before, or nothing was released in it.
     """
     shown = {**(shown or {}), **self._noised.released(self)}
-    self._journal.finish(self, state, self._noised.z_stddev, shown, metrics)
+    self._journal.finish(
+      self,
+      state,
+      self._noised.z_stddev,
+      shown,
+      metrics,
+      self._noised.flag(self),
+    )
     return state
 
   def release(self, updates: Iterable[Any], like: Any) -> Any:
@@ -109,9 +121,9 @@ class Round:
         shapes and float types are those of the mean.
 
     Raises:
-      ValueError: the round is not open, an update is not like `like`, or there
-        are more than clients.
-      tf.errors.InvalidArgumentError: the round released another sum before.
+      ImportError: TensorFlow Privacy is not installed.
+      ValueError: the round is not open or released another sum before, an
+        update is not like `like`, or there are more than clients.
     """
     self._journal.check_open(self)
     clip = self._journal.l2_norm_clip

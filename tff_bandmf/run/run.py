@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import pathlib
 import sys
@@ -14,17 +15,22 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 import tqdm
 
-from tff_bandmf import _files, accounting, errors, program, report
-from tff_bandmf.program import plan as plan_lib
-from tff_bandmf.program import run_record
+from tff_bandmf import _files, accounting, errors, report
+from tff_bandmf import cohorts as cohorts_lib
+from tff_bandmf.ledger import identifiers
+from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.plan import plan_text
 from tff_bandmf.run import clients as clients_lib
 from tff_bandmf.run import opening, sampling
 from tff_bandmf.run import rounds as rounds_lib
+from tff_bandmf.run_files import run_json
 
 _TOLD = {
   'train_metrics_manager': 'metrics of training rounds, without noise',
   'evaluation_manager': 'evaluations of the model on clients, without noise',
 }
+# A model that is measured again gives the same numbers but for rounding.
+_SAME_RESULT = 1e-6
 # No program of its own.
 _ALONE = opening.Program()
 
@@ -41,6 +47,7 @@ class Run:
     after: Sequence[Union[str, os.PathLike]] = (),
     moved: bool = False,
     keep_key: bool = False,
+    ledger_head: Optional[str] = None,
     program: opening.Program = _ALONE,
   ):
     """Makes the folder, or goes on with the run that is in it.
@@ -55,13 +62,18 @@ class Run:
         all of them guarantee together.
       moved: whether the folder was moved or restored, and is the only one.
       keep_key: whether the key of the noise stays when the run has ended.
+      ledger_head: of the ledger, as `ledger_head` or a report gave it and as it
+        was noted elsewhere. A folder that was restored to an earlier moment is
+        then refused; None lets it pass.
       program: what a program of its own adds.
 
     Raises:
-      ValueError: the folder is in use, is a copy, or holds another run.
+      ValueError: the folder is in use, is a copy, holds another run, or has a
+        ledger that does not know its head.
     """
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
+    self._warned: set[str] = set()
     self._as_drawn: Optional[Callable[[], bool]] = None
     self._stack = contextlib.ExitStack()
     opened = self._stack.enter_context(
@@ -71,6 +83,7 @@ class Run:
         ledger=ledger,
         after=after,
         moved=moved,
+        ledger_head=ledger_head,
         program=program,
       )
     )
@@ -88,11 +101,16 @@ class Run:
 
   def close(self) -> None:
     """Fails the round that is open, and gives the folder back."""
+    if self._journal.closed:
+      return
     with self._stack:
       try:
-        self._journal.leave()
+        try:
+          self._journal.leave()
+        finally:
+          self._end_noise()
       finally:
-        self._end_noise()
+        self._journal.close()
 
   def _end_noise(self) -> None:
     """Ends the noise, and destroys its key if the run has ended."""
@@ -100,15 +118,33 @@ class Run:
     if self._ended and not self._keep_key:
       # PRIVACY: who finds it takes the noise off. Guard:
       # run_test.test_key_ends_with_the_run_and_the_report_says_so.
-      _files.wipe(self.directory / run_record.NOISE_KEY)
-      _files.wipe(self.directory / run_record.SAMPLING_KEY)
+      _files.wipe(self.directory / run_json.NOISE_KEY)
+      _files.wipe(self.directory / run_json.SAMPLING_KEY)
       self.note(
         key_after='destroyed when the run ended, with tapes and buffers'
       )
 
+  def check(self, process: Any) -> Any:
+    """Returns the process of an own loop, if nothing passes its aggregator.
+
+    Call it before `rounds` or `round`, whenever the program begins: the report
+    of a run whose process was not checked leads with that. `train` and
+    `train_model` call it themselves; `round.release` has no process.
+
+    Args:
+      process: `tff.learning.templates.LearningProcess` with `aggregator`, or
+        another one with a `next` of (state, values of clients).
+
+    Raises:
+      ValueError: the process lets what clients compute past the aggregator.
+    """
+    self.note(process=self._noised.check(process))
+    return process
+
   @property
   def aggregator(self) -> Any:
     """The aggregation factory for the one learning process of the run."""
+    self._journal.check_folder()
     return self._noised.aggregator
 
   def restore(self, initialize: Callable[[], Any]) -> Any:
@@ -137,7 +173,9 @@ class Run:
 
     Args:
       clients: how many, or who: different indices or strings, or an object that
-        has them as `client_ids`, such as TFF's `ClientData`.
+        has them as `client_ids`, such as TFF's `ClientData`. Clients have the
+        same names whenever the program is begun again; `run.note` says how
+        many left, `clients_left`.
       seed: of the draws of the cohorts, where no guarantee rests on them.
       prepare: gives `round.data` of (round, cohort), in another thread and one
         round ahead.
@@ -146,37 +184,44 @@ class Run:
       ValueError: cohorts cannot be filled, a round was not finished, or who
         takes part is not what it was.
     """
+    plan, kept = self._plan, self._journal
+    if self._ended or kept.next == plan.rounds:
+      tqdm.tqdm.write(
+        f'All {plan.rounds} rounds are done; {opening.GO_ON}.', sys.stderr
+      )
     if self._ended:
       return
-    plan, kept = self._plan, self._journal
     ids = clients_lib.population(clients)
     drawing = clients_lib.drawing(plan, self._sampling_key, ids, seed)
-    self.note(population=len(ids))
     if isinstance(drawing, sampling.Drawing):
       drawing.check_last(kept.ledger, kept.next)
       self._as_drawn = functools.partial(
         drawing.as_drawn, kept.ledger, plan.rounds
       )
-    left = range(kept.next, plan.rounds)
-    past = kept.ledger.past(ids, kept.next)
-    drawn = clients_lib.drawn(drawing, ids, left, past)
-    for t, cohort, data in clients_lib.ahead(drawn, prepare):
-      if kept.is_burnt(t):
-        kept.burn(t, len(cohort))
-        continue
-      opened = kept.start(
-        rounds_lib.Round(kept, self._noised, t, cohort, data=data)
-      )
-      # PRIVACY: the lattice has no room for them. Guard:
-      # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
-      if len(cohort) > plan.most_clients:
-        kept.burn(t, len(cohort))
-        continue
-      yield opened
-      if kept.opened is not None:
-        raise errors.value_error(
-          'round', t, 'was not finished', 'call round.finish(state) in it'
+    with clients_lib.Cohorts(
+      kept, drawing, ids, plan.rounds, prepare
+    ) as cohorts:
+      while kept.next < plan.rounds:
+        t = kept.next
+        if kept.is_burnt(t):
+          kept.burn(t)
+          continue
+        cohort, data = cohorts.draw(t)
+        opened = kept.start(
+          rounds_lib.Round(kept, self._noised, t, cohort, data=data)
         )
+        cohorts.started()
+        # PRIVACY: the lattice has no room for them. Guard:
+        # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
+        if len(cohort) > plan.most_clients:
+          kept.burn(t)
+          continue
+        yield opened
+        self._warn()
+        if kept.opened is not None:
+          raise errors.value_error(
+            'round', t, 'was not finished', 'call round.finish(state) in it'
+          )
 
   @contextlib.contextmanager
   def round(
@@ -189,12 +234,18 @@ class Run:
 
     Args:
       cohort: who came. Who may not take part now is left out, and of the rest
-        those after the first `largest_cohort`.
+        those after the first `largest_cohort`. A client that comes under
+        another name than before is taken for a new one: nobody has a list of
+        all clients here that would show it.
 
     Raises:
       ValueError: the run is over.
     """
     plan, kept = self._plan, self._journal
+    # PRIVACY: clients that came were on no list, so the population that a loop
+    # noted before is not that of the run. Guard:
+    # run_rounds_test.test_clients_that_no_list_had_can_be_reported.
+    self.note(population=None, highest_client=None)
     # PRIVACY: who comes by himself was not drawn. Guard:
     # run_sampling_test.test_clients_that_come_by_themselves_are_refused.
     if plan.sampled is not None:
@@ -207,7 +258,7 @@ class Run:
     while kept.ledger.attempts(kept.next):
       # PRIVACY: nobody knows what was seen of it. Guard:
       # run_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
-      kept.burn(kept.next, kept.ledger.observed().cohort_sizes[kept.next])
+      kept.burn(kept.next)
     t = kept.next
     if t >= plan.rounds or self._ended:
       raise errors.value_error(
@@ -216,8 +267,8 @@ class Run:
         f'is past the last of the plan, {plan.rounds - 1}',
         opening.GO_ON,
       )
-    ids = np.asarray(cohort)
-    found = program.admit(
+    ids = np.asarray(identifiers.names(cohort))
+    found = cohorts_lib.admit(
       ids, t, plan.cohorts.schema, plan.rounds, kept.ledger.past(ids, t)
     )
     admitted = ids[found.admitted][: plan.most_clients]
@@ -227,9 +278,10 @@ class Run:
     )
     try:
       yield opened
+      self._warn()
     finally:
       if not opened.finished:
-        kept.burn(t, len(admitted))
+        kept.burn(t)
 
   def train(
     self,
@@ -253,27 +305,54 @@ class Run:
     Raises:
       ValueError: the process lets what clients compute past the aggregator.
     """
-    self.note(process=self._noised.check(process))
+    self.check(process)
+    self._warn()
     kept, last = self._journal, self._plan.rounds
     state = self.restore(process.initialize)
     with tqdm.tqdm(initial=kept.next, total=last) as bar:
-      if kept.next == last:
-        bar.write(f'All {last} rounds are done; {opening.GO_ON}.', sys.stderr)
       for opened in self.rounds(clients=clients, seed=seed):
         data = [
           dataset(client, opened.index) for client in opened.cohort.tolist()
         ]
         spent = self._plan.spent(opened.index + 1)
-        bar.set_postfix_str('' if spent is None else f'epsilon {spent:.4g}')
+        # PRIVACY: a bound that is rounded to the nearest may be below the true
+        # epsilon, so it is rounded up. Guard:
+        # run_test.test_learning_process_is_trained_by_the_run.
+        bar.set_postfix_str(
+          '' if spent is None else f'epsilon {plan_text.rounded_up(spent)}'
+        )
         output = opened.attempt(functools.partial(process.next, state, data))
         if output is None:
           bar.update(kept.next - bar.n)
           continue
         state = opened.finish(output.state, output.metrics)
+        self._warn(opened)
         bar.update(kept.next - bar.n)
         yield rounds_lib.Done(
           opened.index, opened.cohort, state, output.metrics
         )
+
+  def _warn(self, done: Optional[rounds_lib.Round] = None) -> None:
+    """Says on standard error, once, what makes a model of noise."""
+    lines = {'noise': self._noised.warning}
+    if done is not None and done.without_effect:
+      which = 'all' if done.without_effect == done.updates else 'some'
+      lines[which] = (
+        f'WARNING: {which} updates of round {done.index} were zero or not '
+        'finite, and add nothing'
+      )
+    for kind, line in lines.items():
+      if line is not None and kind not in self._warned:
+        self._warned.add(kind)
+        errors.notice(line)
+
+  @property
+  def ledger_head(self) -> str:
+    """What stands for all that the ledger has now, 64 hexadecimal digits.
+
+    Note it where the folder's backups do not reach; see `Run`.
+    """
+    return self._journal.ledger.head()
 
   @property
   def rounds_left(self) -> int:
@@ -307,11 +386,12 @@ class Run:
       TypeError: another argument, such as `should_discard_round`.
       ValueError: as for `train`; or the context is not that of a program.
     """
-    from tff_bandmf.program import runtime
     from tff_bandmf.run import train_model
+    from tff_bandmf.tff import runtime
 
     runtime.check_program()
-    self.note(process=self._noised.check(process))
+    self.check(process)
+    self._warn()
     # PRIVACY: what has no noise is named. Guard:
     # train_model_test.test_what_managers_get_is_named.
     for name, told in _TOLD.items():
@@ -326,15 +406,24 @@ class Run:
     )
 
   def note(self, **statements: Any) -> None:
-    """Says what the report must say; see `program.RunRecord`."""
+    """Says what the report must say; see `run_files.RunRecord`."""
     self._journal.note(**statements)
 
   def record(self, **results: float) -> None:
     """Writes what the last model was measured to do; the run is then over.
 
     Raises:
-      ValueError: rounds are left.
+      ValueError: rounds are left, a result is not a finite number, or the run
+        has ended with other results.
     """
+    for name, value in results.items():
+      if name == run_json.LEDGER_HEAD or not _is_finite(value):
+        raise errors.value_error(
+          'record',
+          f'{name}={value}',
+          'is not a result: a finite number under a name of your own',
+          'record numbers such as test_accuracy=0.24',
+        )
     if self._journal.next < self._plan.rounds:
       raise errors.value_error(
         'record',
@@ -342,16 +431,22 @@ class Run:
         f'comes before the last of {self._plan.rounds} rounds',
         'call it when all rounds are done',
       )
-    if not self._ended:
+    if self._ended:
+      recorded, _ = run_json.read_result(self.directory)
+      for name, value in results.items():
+        if not math.isclose(
+          value, recorded.get(name, math.nan), rel_tol=_SAME_RESULT
+        ):
+          raise errors.value_error(
+            'record',
+            f'{name}={value}',
+            f'comes after the run ended with {recorded}',
+            'keep the first results: a run is measured once',
+          )
+    else:
       if self._as_drawn is not None:
         self._journal.ledger.record_drawn(self._as_drawn())
-      _files.write_json(
-        self.directory / run_record.RESULT_FILE,
-        {
-          **{name: float(value) for name, value in results.items()},
-          run_record.LEDGER_HEAD: self._journal.ledger.head(),
-        },
-      )
+      run_json.write_result(self.directory, results, self._journal.ledger)
       self.note(key_after='kept when the run ended')
       self._ended = True
       self._end_noise()
@@ -373,7 +468,7 @@ class Run:
       )
     # PRIVACY: without it no hash leads to a client. Guard:
     # run_test.test_identifiers_can_be_erased.
-    _files.wipe(self.directory / run_record.LEDGER_KEY)
+    _files.wipe(self.directory / run_json.LEDGER_KEY)
 
   def report(self) -> report.Report:
     """Returns the report of the run so far, which is also in the folder."""
@@ -382,6 +477,16 @@ class Run:
     return found
 
   @property
-  def guarantee(self) -> accounting.Guarantee:
-    """What the run so far may claim; `accounting.compose` takes runs."""
-    return report.of_run(self.directory).claim.claimed
+  def guarantee(self) -> accounting.Composition:
+    """What the run so far may claim, together with the runs before it.
+
+    `accounting.compose` takes runs.
+    """
+    return report.of_run(self.directory).guarantee
+
+
+def _is_finite(value: Any) -> bool:
+  try:
+    return math.isfinite(value)
+  except TypeError:
+    return False

@@ -9,41 +9,17 @@ test_seed_has_no_part_in_sampled_cohorts.
 
 from __future__ import annotations
 
-import pathlib
-from typing import Optional
-
 import numpy as np
 
-from tff_bandmf import accounting, errors, program
+from tff_bandmf import accounting, errors
+from tff_bandmf import cohorts as cohorts_lib
+from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.noise import generator
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.program import plan as plan_lib
-from tff_bandmf.program import run_record
-
-
-def key_of(
-  directory: pathlib.Path, plan: plan_lib.Plan
-) -> Optional[key_lib.Key]:
-  """Returns the key of the draws, made for a new run; None where none draws.
-
-  Raises:
-    ValueError: the run was started, and its key is gone.
-  """
-  if plan.sampled is None:
-    return None
-  path = directory / run_record.SAMPLING_KEY
-  if (directory / run_record.RUN_FILE).exists() and not path.exists():
-    raise errors.value_error(
-      'sampling.key',
-      path,
-      'is gone, and the run was already started',
-      'without it nobody can draw its cohorts: restore it, or start a new run',
-    )
-  return key_lib.Key.load_or_create(path)
 
 
 class Drawing:
-  """Draws the cohorts of a run by secret chance; see `accounting.samplers`."""
+  """Draws the cohorts of a run by secret chance; see `kinds.samplers`."""
 
   def __init__(
     self, cohorts: accounting.Sampled, key: key_lib.Key, ids: np.ndarray
@@ -69,12 +45,14 @@ class Drawing:
   def _fresh(self) -> accounting.Sampler:
     return self._cohorts.sampler(generator.Generator(self._key).words)
 
-  def sample(self, round_index: int, history: program.History) -> np.ndarray:
+  def sample(
+    self, round_index: int, history: cohorts_lib.History
+  ) -> np.ndarray:
     """Returns the cohort of a round, [.] int64 indices, ascending."""
     del history
     return self._sampler.cohort(round_index)
 
-  def check_last(self, ledger: program.Ledger, rounds: int) -> None:
+  def check_last(self, ledger: ledger_lib.Ledger, rounds: int) -> None:
     """Raises ValueError if the last of these rounds was another cohort's."""
     last = rounds - 1
     if rounds and not ledger.same_cohort(
@@ -87,7 +65,7 @@ class Drawing:
         'resume with the clients that the run started with',
       )
 
-  def as_drawn(self, ledger: program.Ledger, rounds: int) -> bool:
+  def as_drawn(self, ledger: ledger_lib.Ledger, rounds: int) -> bool:
     """Returns whether all cohorts are what the key gives, drawn again."""
     again = self._fresh()
     # PRIVACY: a cohort that chance did not draw has no amplified guarantee.

@@ -49,6 +49,7 @@ class Observed:
     sensitivity: of the log and the C that the noise has, rounded up; None
       without a strategy.
     pattern: rounds of a client that attains it, ascending.
+    strategy_sha256: digest of C; None without a strategy.
   """
 
   clients: int
@@ -58,6 +59,7 @@ class Observed:
   histogram: dict[int, int]
   sensitivity: Optional[result.Sensitivity] = None
   pattern: tuple[int, ...] = ()
+  strategy_sha256: Optional[str] = None
 
   def keeps(self, schema: participation_lib.Participation, rounds: int) -> bool:
     """Returns whether clients did what a schema allows in n rounds.
@@ -141,6 +143,7 @@ def of_clients(
     dict(sorted(histogram.items())),
     None if strategy is None else heaviest.sensitivity(strategy, most),
     heaviest.pattern,
+    None if strategy is None else strategy.digest(),
   )
 
 
@@ -183,7 +186,10 @@ def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
     return []
   if gaps.min() < 1:
     raise errors.value_error(
-      'client', 'one', 'is twice in a round', 'give each participation once'
+      'round',
+      rounds[1:][inner][gaps < 1][0],
+      'has a client that is twice in a round',
+      'give each participation once',
     )
   return [int(gaps.min())]
 

@@ -231,6 +231,14 @@ class Strategy(abc.ABC):
     entries = per_query.skewed(self.band_rows(start, stop))
     return entries[:, first - (start - self.bands + 1) :]
 
+  def series(self) -> Optional[dict[str, Any]]:
+    """Returns the numbers that define a Toeplitz C of any n; None for others.
+
+    They are coefficients of C or of C^-1, or the family's own: a reader without
+    this library builds C from them.
+    """
+    return None
+
   def parameters(self) -> dict[str, Any]:
     """Returns what defines C besides `rounds` and `arrays`, JSON values."""
     return {

@@ -67,6 +67,9 @@ class Blt(toeplitz.Toeplitz):
         'join the buffers and add their omega',
       )
 
+  def series(self) -> dict[str, np.ndarray]:
+    return {'omega': self.omega, 'theta': self.theta}
+
   @property
   def bands(self) -> int:
     return self.rounds

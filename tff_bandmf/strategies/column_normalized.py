@@ -87,6 +87,9 @@ class ColumnNormalized(base.Strategy):
     """Returns that of the Toeplitz matrix whose columns are scaled."""
     return self.toeplitz.first_column()
 
+  def series(self) -> Optional[dict[str, Any]]:
+    return self.toeplitz.series()
+
   def column_norms_squared(self) -> np.ndarray:
     return np.ones(self.rounds)
 

@@ -50,6 +50,9 @@ class Lti(toeplitz.Toeplitz):
   def bands(self) -> int:
     return self.rounds
 
+  def series(self) -> dict[str, float]:
+    return {'decay': 1 - self.nu}
+
   def column(self, terms: int) -> np.ndarray:
     return toeplitz.fractional_coefficients(0.5, terms) * (
       1 - self.nu

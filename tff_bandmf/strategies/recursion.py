@@ -41,10 +41,10 @@ BUFFERS = 'buffers'
 # Float64 holds integers of so many bits; y has 31 and a sign.
 _MANTISSA_BITS, _Y_BITS = 52, 31
 # More standard deviations than any coordinate of a run is away from its mean,
-# but for a probability that `accounting.arithmetic` counts.
+# but for a probability that `accounting.arithmetic.cells` counts.
 MOST_DEVIATIONS = 14.0
 UNIT = 2.0**-53
-# Most rounds that are added up at once; see `noise.stream`.
+# Most rounds that are added up at once; see `noise.producer.stream`.
 _BLOCK = 64
 # Rows of weights looked at together.
 _ROWS = 4096

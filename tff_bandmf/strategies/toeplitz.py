@@ -230,6 +230,9 @@ class BandedC(RationalToeplitz):
     @property
     def coefficients(self) -> np.ndarray: ...
 
+  def series(self) -> dict[str, np.ndarray]:
+    return {'coefficients': self.coefficients}
+
   def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
     return self.coefficients, np.ones(1)
 
@@ -252,6 +255,9 @@ class BandedInverseC(RationalToeplitz):
   @property
   def bands(self) -> int:
     return 1 if self.inverse_bands == 1 else self.rounds
+
+  def series(self) -> dict[str, np.ndarray]:
+    return {'inverse_coefficients': self.inverse_coefficients}
 
   def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
     return np.ones(1), self.inverse_coefficients

@@ -1,1 +1,1 @@
-"""Makes the rounds of y on the host and on devices."""
+"""The producer of noise: rows y_0, y_1, ... on the host or on accelerators."""

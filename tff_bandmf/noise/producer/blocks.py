@@ -1,4 +1,8 @@
-"""Blocks of rounds: what follows from z, and what the past leaves."""
+"""Blocks of rounds: y from z and from the memory of past rounds.
+
+A block has m rounds. It adds the mean that follows from past y to its scaled
+normals, rounds the sum to y, and writes its rounds to the memory.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,31 @@ import numpy as np
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Rounds whose weighted sums within a block are taken together.
+# Number of rounds whose weighted sums within a block are one product.
 _TOGETHER = 16
-# Columns of a window that are float64 numbers at once: they stay in cache.
+# Columns of a window that are converted to float64 at once, few enough to stay
+# in cache.
 _PIECE = 512
-# PRIVACY: past it y would wrap, and C y would no longer be z. Guard:
-# stream_test.test_noise_out_of_range_is_refused.
+# PRIVACY: Past this value y would wrap, and C y would not be z any more. A
+# block with such a value fails.
+# Guard: stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
 
 
 class Workspace:
-  """Float64 arrays that are used again for every chunk."""
+  """Float64 arrays that all chunks use, one chunk after the other."""
 
   def __init__(self):
     self._arrays: dict[str, np.ndarray] = {}
 
   def array(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """Returns an array of this shape, whatever is in it."""
+    """Returns an array with arbitrary content.
+
+    Args:
+      name: name of the array; a later call with the same name reuses its
+        memory.
+      shape: shape of the array.
+    """
     size = int(np.prod(shape))
     if name not in self._arrays or len(self._arrays[name]) < size:
       self._arrays[name] = np.empty(size)
@@ -38,12 +50,14 @@ class Workspace:
 
 @dataclasses.dataclass(frozen=True)
 class Block(abc.ABC):
-  """Some rounds together, in lattice steps.
+  """Consecutive rounds that are computed together, in lattice steps.
 
   Attributes:
-    first: round.
-    noise_scale: [m] float64, z_steps scale_t.
-    row: of the ring of a window, where the rounds go; 0 for buffers.
+    first: first round, >= 0.
+    noise_scale: [m] float64, standard deviation of the fresh noise of each
+      round in lattice steps, z_steps scale_t.
+    row: first row of the ring of a window to which the rounds are written;
+      0 for buffers.
   """
 
   first: int
@@ -52,37 +66,39 @@ class Block(abc.ABC):
 
   @property
   def rounds(self) -> int:
-    """m."""
+    """Number of rounds of the block, m."""
     return len(self.noise_scale)
 
   @abc.abstractmethod
   def advance(
     self, z: np.ndarray, memory: np.ndarray, made: np.ndarray, work: Workspace
   ) -> None:
-    """Makes y and changes the memory.
+    """Computes y of the rounds and updates the memory.
 
     Args:
-      z: [m, count], times noise_scale; overwritten.
-      memory: [memory rows, count].
-      made: [m, count] int32, y is written here; may be part of the memory.
-      work: arrays to work in.
+      z: [m, count] float64, normals times noise_scale; overwritten.
+      memory: [memory rows, count], the recursion's memory; updated.
+      made: [m, count] int32, overwritten with y; may be rows of the memory.
+      work: arrays for intermediate results.
 
     Raises:
-      OverflowError: noise left the range of 32 bits.
+      OverflowError: a value of y does not fit in 32 bits.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowBlock(Block):
-  """Some rounds of a window; see `recursion.Window.block`.
+  """A block of the recursion `recursion.Window`; see `Window.block`.
 
     V = noise_scale * Z + far S + near U,   Y = round(V)
 
   Attributes:
-    feeds_y: whether U is Y, and not (Y - (V - noise_scale * Z)) / scale.
-    scale: [m].
-    far: [m, rows of the ring], its columns as the ring's rows are.
-    near: [m, m], strictly lower-triangular.
+    feeds_y: whether U = Y; else U = (Y - (V - noise_scale * Z)) / scale.
+    scale: [m] float64, scale_t of each round.
+    far: [m, rows of the ring] float64, weights of the rounds before the block;
+      column j belongs to row j of the ring.
+    near: [m, m] float64, weights of the rounds of the block, strictly
+      lower-triangular.
   """
 
   feeds_y: bool
@@ -98,7 +114,14 @@ class WindowBlock(Block):
     rounds: range,
     ring_rows: int,
   ) -> WindowBlock:
-    """Returns the block of some rounds; round u is in row u % ring_rows."""
+    """Returns the block of consecutive rounds; round u is in row u % ring_rows.
+
+    Args:
+      window: the recursion of the strategy C.
+      z_steps: standard deviation of z in lattice steps, > 0.
+      rounds: the rounds of the block.
+      ring_rows: number of rows of the ring, >= 0; 0 without memory.
+    """
     first = rounds.start
     scale, near_far, near = window.block(first, len(rounds))
     far = np.zeros((len(rounds), ring_rows))
@@ -121,13 +144,14 @@ class WindowBlock(Block):
   ) -> None:
     y, ring = z, memory
     if not len(ring):
-      # z that cannot leave the range need not be looked at.
+      # Check the largest z that can occur, in place of every y.
       checked(generator_lib.MOST_DEVIATIONS * self.noise_scale)
       made[:] = np.rint(z, out=y)
       return
     mean = self._mean_of_past(ring, work)
-    # PRIVACY: the y that is added is what feeds back. Guard:
-    # stream_test.test_noise_is_that_of_the_recursion.
+    # PRIVACY: If another y than the added one fed back, the noise would be that
+    # of another C. The rounded y feeds back.
+    # Guard: stream_test.test_noise_is_that_of_the_recursion.
     fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):
       stop = min(start + _TOGETHER, self.rounds)
@@ -146,7 +170,7 @@ class WindowBlock(Block):
       ring[self.row : self.row + self.rounds] = fed
 
   def _mean_of_past(self, ring: np.ndarray, work: Workspace) -> np.ndarray:
-    """Returns far S, [m, count]."""
+    """Returns far S, [m, count] float64."""
     mean = work.array('mean', (self.rounds, ring.shape[1]))
     for start in range(0, ring.shape[1], _PIECE):
       piece = ring[:, start : start + _PIECE]
@@ -158,10 +182,10 @@ class WindowBlock(Block):
 
 @dataclasses.dataclass(frozen=True)
 class BufferBlock(Block):
-  """Some rounds over buffers, one after the other.
+  """A block of the recursion `recursion.Buffers`: one round after the other.
 
   Attributes:
-    steps: m of them.
+    steps: [m] the single rounds.
   """
 
   steps: Sequence[recursion_lib.Step]
@@ -170,7 +194,13 @@ class BufferBlock(Block):
   def of(
     cls, buffers: recursion_lib.Buffers, z_steps: float, rounds: range
   ) -> BufferBlock:
-    """Returns the block of some rounds."""
+    """Returns the block of consecutive rounds.
+
+    Args:
+      buffers: the recursion of the strategy C.
+      z_steps: standard deviation of z in lattice steps, > 0.
+      rounds: the rounds of the block.
+    """
     steps = [buffers.step(int(buffers.phase(t))) for t in rounds]
     noise_scale = z_steps * np.array([step.scale for step in steps])
     return cls(rounds.start, noise_scale, 0, steps)
@@ -197,15 +227,15 @@ class BufferBlock(Block):
 
 
 class _Step(NamedTuple):
-  """A `recursion.Step` whose update is split into what is cheap and the rest.
+  """A `recursion.Step` whose update is split into its diagonal and the rest.
 
   Attributes:
-    readout: [memory].
-    decay: [memory, 1], the diagonal of the update.
-    mixed: buffers that others are added to.
-    mix: [mixed, memory], what is beside the diagonal.
-    fed: buffers that y is added to.
-    gain: [memory].
+    readout: [memory] float64, weights of the buffers in the mean.
+    decay: [memory, 1] float64, the diagonal of the update.
+    mixed: [mixed] indices of the buffers to which other buffers are added.
+    mix: [mixed, memory] float64, the rest of the update, rows of `mixed` only.
+    fed: [.] indices of the buffers to which y is added.
+    gain: [memory] float64, weights of y.
   """
 
   readout: np.ndarray
@@ -231,10 +261,13 @@ class _Step(NamedTuple):
 
 
 def checked(y: np.ndarray) -> np.ndarray:
-  """Returns y if 32 bits hold it.
+  """Returns y, if all its values fit in 32 bits.
+
+  Args:
+    y: array of lattice steps, of any shape.
 
   Raises:
-    OverflowError: they do not.
+    OverflowError: a value does not fit, or is not a number.
   """
   if y.size and not max(y.max(), -y.min()) <= _LARGEST:
     raise OverflowError('noise: a value left the range of 32 bits')

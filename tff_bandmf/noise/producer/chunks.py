@@ -1,4 +1,4 @@
-"""Arrays of one chunk of coordinates each, in memory or in a file."""
+"""Arrays of past noise, one a chunk of coordinates, in memory or in a file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from tff_bandmf import errors
 
 
 class Chunks:
-  """[rows, coordinates of a chunk] arrays, zero at first.
+  """Arrays [rows, coordinates of a chunk], zero at first.
 
-  All are in memory, or in one file of which only the array in use is: what
-  `chunks[i]` gives is mapped for as long as somebody holds it.
+  Either all arrays are in memory, or all are in one file. In a file,
+  `chunks[i]` maps array i into memory for as long as the caller holds it.
 
-  PRIVACY: past noise is as secret as the key. The file has no name, so nobody
-  opens it and a killed process leaves none; its place on the disk is not
-  overwritten. Guard: chunks_test.test_file_has_no_name_and_goes_at_the_end.
+  PRIVACY: Past noise is as secret as the key, and a file could show it to
+  others. The file has no name, so nobody opens it and a killed process leaves
+  none; its place on the disk is not overwritten. Guard:
+  chunks_test.test_file_has_no_name_and_goes_at_the_end.
   """
 
   def __init__(
@@ -35,15 +36,16 @@ class Chunks:
     """Makes the arrays.
 
     Args:
-      rows: of every array.
-      sizes: coordinates of each array.
-      dtype: of the arrays.
-      max_memory_bytes: arrays that are larger together go to a file in the
-        folder for temporary files (TMPDIR). None keeps any in memory.
+      rows: number of rows of every array, >= 0.
+      sizes: number of coordinates of each array, > 0.
+      dtype: type of the arrays' elements.
+      max_memory_bytes: most bytes of all arrays in memory; larger ones go to a
+        file in the folder for temporary files (TMPDIR). None keeps them in
+        memory.
 
     Raises:
-      OSError: the disk has no room.
-      ValueError: the memory has none.
+      OSError: the disk has no room for the file.
+      ValueError: the memory has no room for the arrays.
     """
     self._rows = rows
     self._sizes = sizes
@@ -52,7 +54,8 @@ class Chunks:
     self._arrays = []
     size = self._dtype.itemsize * rows * sum(sizes)
     if max_memory_bytes is None or size <= max_memory_bytes:
-      # Zeros take none before they are written, many rounds later.
+      # Check now: zeros take up memory only when they are written, many rounds
+      # later.
       if size > _available_bytes():
         raise errors.value_error(
           'memory',
@@ -64,7 +67,8 @@ class Chunks:
       return
     self._file = tempfile.TemporaryFile(prefix='tff_bandmf-')
     try:
-      # A disk that is full later on would kill the process.
+      # Reserve the room now: writing to a mapped file on a full disk kills the
+      # process.
       os.posix_fallocate(self._file.fileno(), 0, size)
     except BaseException:
       self._file.close()
@@ -82,14 +86,14 @@ class Chunks:
     )
 
   def close(self) -> None:
-    """Gives the memory and the disk back."""
+    """Frees the memory and the file."""
     self._arrays.clear()
     if self._file is not None:
       self._file.close()
 
 
 def _available_bytes() -> float:
-  """Returns how much memory is free; infinity where the system says nothing."""
+  """Returns the bytes of free memory; infinity if the system cannot tell."""
   try:
     lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
   except OSError:

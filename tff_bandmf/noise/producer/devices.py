@@ -1,4 +1,4 @@
-"""Blocks of rounds on TensorFlow's devices, their past kept there."""
+"""A maker on TensorFlow's devices, which hold the memory of past rounds."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TOGETHER = 8
 
 
 class Devices(makers.Maker):
-  """Works on accelerators at the same time, chunks dealt to them in turn.
+  """A maker that works on several devices at the same time.
 
-  A chunk's memory stays on its device; z comes from the host, and a block's
-  rows go back. Products are in float64: of integers and cut weights they are
-  exact, on every device.
+  Device i % devices computes chunk i and holds its memory. The host sends z to
+  the device and gets the rows of a block back. Products are in float64:
+  products of integers and cut weights are exact on every device.
   """
 
   def __init__(
@@ -31,11 +31,17 @@ class Devices(makers.Maker):
     generator: generator_lib.Generator,
     devices: Sequence[str],
   ):
-    """Takes what `Maker` takes, and names of logical devices."""
+    """Starts a thread for each device.
+
+    Args:
+      layout: sizes of the memory and of the chunks.
+      generator: the normals of the key.
+      devices: names of logical devices of TensorFlow, at least one.
+    """
     super().__init__(layout, generator)
     self._devices = devices
     self._pools = [pool_lib.ThreadPool(1) for _ in devices]
-    # None, then a tf.Variable.
+    # None until the first block, then a tf.Variable [memory rows, count].
     self._memories: list[Any] = [None] * len(layout.starts)
     self._made: list[np.ndarray] = []
 
@@ -59,7 +65,7 @@ class Devices(makers.Maker):
       yield
 
   def _advance_chunk(self, i: int, block: blocks.Block) -> np.ndarray:
-    """Returns y, [m, count] float64."""
+    """Returns y of block and chunk, [m, count] float64; updates the memory."""
     layout = self._layout
     z = self._draw(i, block, blocks.Workspace())
     with tf.device(self._devices[i % len(self._devices)]):
@@ -90,7 +96,7 @@ class Devices(makers.Maker):
 
 @functools.cache
 def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
-  """Returns the function that makes a `blocks.WindowBlock`."""
+  """Returns the function that computes a `blocks.WindowBlock`."""
 
   @tf.function(autograph=False, reduce_retracing=True)
   def advance(z, memory, far, near, scale):
@@ -110,8 +116,9 @@ def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
         for s in range(start, r):
           mean[r] += near[r, s] * fed[s]
         y.append(tf.round(z[r] + mean[r]))
-        # PRIVACY: the y that is added is what feeds back. Guard:
-        # devices_test.test_devices_make_the_noise_of_the_host.
+        # PRIVACY: If another y than the added one fed back, the noise would be
+        # that of another C. The rounded y feeds back.
+        # Guard: devices_test.test_devices_make_the_noise_of_the_host.
         fed.append(y[r] if feeds_y else (y[r] - mean[r]) / scale[r])
     return tf.stack(y), tf.stack(fed)
 
@@ -120,7 +127,7 @@ def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
 
 @functools.cache
 def _buffers(rounds: int) -> Callable[..., Any]:
-  """Returns the function that makes a `blocks.BufferBlock`."""
+  """Returns the function that computes a `blocks.BufferBlock`."""
 
   @tf.function(autograph=False, reduce_retracing=True)
   def advance(z, memory, readout, update, gain):
@@ -136,13 +143,15 @@ def _buffers(rounds: int) -> Callable[..., Any]:
 
 
 def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
-  """Returns full names of devices, and what kind they are.
+  """Returns (full names of devices, their type).
 
   Args:
-    devices: names; none takes all GPUs, or all CPUs where there is none.
+    devices: names of devices; none takes all GPUs, or all CPUs if there are no
+      GPUs.
 
   Raises:
-    ValueError: a device is not known, or they are of several types.
+    ValueError: TensorFlow does not see a device, or the devices are of several
+      types.
   """
   logical = tf.config.list_logical_devices()
   by_name = {
@@ -165,8 +174,9 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
       )
   found = [by_name[name] for name in devices]
   kinds = {device.device_type for device in found}
-  # PRIVACY: which device makes a chunk depends on how many there are; kinds
-  # that round differently would make noise that cannot be made again.
+  # PRIVACY: The number of devices decides which device makes a chunk. Kinds
+  # that round differently would make noise that cannot be made again, so a
+  # resumed run would add other noise. Devices of several kinds are refused.
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(

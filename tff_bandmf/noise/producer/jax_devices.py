@@ -1,4 +1,4 @@
-"""Blocks of rounds on JAX's devices: normals, sums and the past are there."""
+"""A maker on JAX's devices, which make normals and sums and keep the past."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from tff_bandmf.noise import jax_generator
 from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Rounds whose sums are taken together.
+# Number of rounds whose weighted sums are one product.
 _TOGETHER = 8
-# What a chunk of coordinates may need beside its past: a cache, or memory.
+# Bytes that a chunk may take: the cache of a CPU, or the memory of another
+# device.
 _CPU_BYTES, _BYTES = 2**22, 2**31
-# Most rows that are added up in one expression.
+# Most rows that one expression adds up.
 _UNROLLED = 16
 
 
 class Devices(makers.Maker):
-  """Works on devices at the same time, chunks dealt to them in turn.
+  """A maker that works on several devices at the same time.
 
-  All of a chunk is on its device until a row of y is copied. Sums of integers
-  and cut weights are exact in float64, in any order; the others are made row
-  after row, the same for every chunk. So the noise does not depend on how many
-  devices there are.
+  Device i % devices computes chunk i, and its data stay on that device until a
+  row of y is copied. Sums of integers and cut weights are exact in float64, in
+  any order. Other sums add row after row, in the same order for every chunk. So
+  the noise does not depend on the number of devices.
   """
 
   def __init__(
@@ -40,10 +41,15 @@ class Devices(makers.Maker):
     generator: generator_lib.Generator,
     devices: Sequence[Any],
   ):
-    """Takes what `Maker` takes, and devices.
+    """Checks the devices, and copies the key to them.
+
+    Args:
+      layout: sizes of the memory and of the blocks; the chunk size is replaced.
+      generator: the normals of the key.
+      devices: devices of JAX of one kind, at least one.
 
     Raises:
-      RuntimeError: a device does not compute as exactly as it must.
+      RuntimeError: a device does not compute as exactly as the noise needs.
     """
     size = _width(devices[0].platform, layout.memory_rows, layout.block_rounds)
     super().__init__(dataclasses.replace(layout, chunk=size), generator)
@@ -52,9 +58,9 @@ class Devices(makers.Maker):
     words = jax_generator.key_words(generator.key)
     self._keys = [jax.device_put(words, device) for device in devices]
     self._devices = devices
-    # None, then [memory rows, count].
+    # None until the first block, then [memory rows, count].
     self._memories: list[Any] = [None] * len(self._layout.starts)
-    # [m, count]; None where it is in the memory, from `_first_row` on.
+    # [m, count] int32; None if y is in the memory, from row `_first_row` on.
     self._made: list[Any] = []
     self._first_row = 0
 
@@ -63,7 +69,7 @@ class Devices(makers.Maker):
     self._made.clear()
 
   def advance(self, block: blocks.Block) -> Iterator[None]:
-    # They run on, one after the other on each device.
+    # The calls return at once; each device works on its chunks in this order.
     parts = [self._start(i, block) for i in range(len(self._layout.starts))]
     self._first_row = block.row
     self._made = [made for made, _ in parts]
@@ -72,14 +78,19 @@ class Devices(makers.Maker):
       yield
 
   def _start(self, i: int, block: blocks.Block) -> tuple[Any, Any]:
-    """Returns (made, |y| at most) of a chunk, which are being made."""
+    """Returns (y or None, max |y|) of a chunk, which the device still computes.
+
+    The first is None if y is in the memory.
+    """
     layout, device = self._layout, self._devices[i % len(self._devices)]
-    # 64 bits for the calls of this thread, and not past a `yield`.
+    # This thread computes in 64 bits here; the setting must not last past a
+    # `yield`.
     with jax_generator.precise(), jax.default_device(device):
       z = self.draw(i, block.first, block.noise_scale)
       memory = self._memories[i]
       if memory is None:
-        # As what follows it, which one program is for.
+        # Put the zeros on the device as later memories are, so that one
+        # compiled program serves all.
         memory = jax.device_put(
           jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype), device
         )
@@ -96,12 +107,15 @@ class Devices(makers.Maker):
     return made, largest
 
   def draw(self, i: int, first: int, noise_scale: np.ndarray) -> jax.Array:
-    """Returns noise_scale * Z of a chunk, in the making; in 64 bits.
+    """Returns noise_scale * Z of a chunk, which the device still computes.
+
+    Call it within `jax_generator.precise`.
 
     Args:
-      i: number of the chunk, whose coordinates are filled up to whole groups.
-      first: round.
-      noise_scale: [m].
+      i: number of the chunk; its coordinates are filled up to whole groups.
+      first: first round, >= 0.
+      noise_scale: [m] float64, standard deviation of each round in lattice
+        steps.
 
     Returns:
       [m, count] float64, on the device of the chunk.
@@ -122,8 +136,9 @@ class Devices(makers.Maker):
     return np.asarray(_pick(rows, r))[: self._layout.count(i)]
 
 
-# PRIVACY: the key is an argument and not a constant of a program, for JAX may
-# keep that on disk. Guard: jax_devices_test.test_key_is_in_no_program.
+# PRIVACY: JAX may keep compiled programs on disk, with their constants. The key
+# is an argument, so no program holds it.
+# Guard: jax_devices_test.test_key_is_in_no_program.
 @functools.partial(jax.jit, static_argnums=4)
 def _draw(key, first_row, first_group, noise_scale, count):
   """Returns noise_scale * Z of a block and chunk, [m, count] float64."""
@@ -134,10 +149,12 @@ def _draw(key, first_row, first_group, noise_scale, count):
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _window(memory, z, far, near, scale, row):
-  """Makes a `blocks.WindowBlock`.
+  """Computes a `blocks.WindowBlock`.
 
-  Returns (memory, y [m, count] int32 or None, scalar max |y|); y is None if it
-  is in the memory.
+  Returns:
+    memory: [memory rows, count], updated.
+    y: [m, count] int32, or None if it is in the memory.
+    largest: scalar, max |y|.
   """
   if not len(memory):
     y = jnp.rint(z)
@@ -146,7 +163,7 @@ def _window(memory, z, far, near, scale, row):
   feeds_y = memory.dtype == np.int32
   product = _exact_product if feeds_y else _product
   mean = product(far, memory)
-  # Whole groups; y of rounds behind the last is 0.
+  # Fill up to whole groups of rounds; the added rounds have y = 0.
   together = min(_TOGETHER, rounds)
   more = -rounds % together
   mean, z, near = (
@@ -161,7 +178,7 @@ def _window(memory, z, far, near, scale, row):
     def group(rows, axis=0):
       return jax.lax.dynamic_slice_in_dim(rows, start, together, axis)
 
-    # Zeros meet the groups to come.
+    # Rounds of later groups are still zero in `made[0]`, so they add nothing.
     means = group(mean) + product(group(near), made[0])
     weights, noise, scales = group(group(near), 1), group(z), group(scale)
     fed: list[Any] = []
@@ -171,15 +188,16 @@ def _window(memory, z, far, near, scale, row):
       for s in range(r):
         m += weights[r, s] * fed[s]
       y.append(jnp.rint(noise[r] + m))
-      # PRIVACY: the y that is added is what feeds back. Guard:
-      # jax_devices_test.test_devices_make_the_noise_of_the_host.
+      # PRIVACY: If another y than the added one fed back, the noise would be
+      # that of another C. The rounded y feeds back.
+      # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
       fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
     return tuple(
       jax.lax.dynamic_update_slice(rows, jnp.stack(new), (start, 0))
       for rows, new in zip(made, (fed, y))
     )
 
-  # U, and Y where it is another.
+  # U, and Y if it differs from U.
   made = (jnp.zeros_like(z),) * (1 if feeds_y else 2)
   groups = len(z) // together
   made = jax.lax.fori_loop(0, groups, make_group, made)
@@ -191,7 +209,20 @@ def _window(memory, z, far, near, scale, row):
 
 @functools.partial(jax.jit, donate_argnums=0, static_argnames='mixes')
 def _buffers(memory, z, readout, update, gain, mixes):
-  """Makes a `blocks.BufferBlock`, whose update `mixes` beside its diagonal."""
+  """Computes a `blocks.BufferBlock`.
+
+  Args:
+    memory: [buffers, count] float64.
+    z: [m, count] float64, normals times noise_scale.
+    readout: [m, buffers] float64, weights of the buffers in the mean.
+    update: [m, buffers, buffers] float64, weights of the buffers in the next
+      ones.
+    gain: [m, buffers] float64, weights of y in the next buffers.
+    mixes: whether `update` has entries beside its diagonal.
+
+  Returns:
+    (memory, y [m, count] int32, scalar max |y|).
+  """
   made = []
   for r in range(len(z)):
     y = jnp.rint(z[r] + _product(readout[r : r + 1], memory)[0])
@@ -211,14 +242,15 @@ def _pick(rows, r):
 
 
 def _largest(y: jax.Array) -> jax.Array:
-  """Returns max |y|; infinite if one is not a number."""
+  """Returns max |y|; infinity if a value is not a number."""
   return jnp.max(jnp.where(jnp.isnan(y), jnp.inf, jnp.abs(y)))
 
 
 def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
-  """Returns weights @ rows, of integers and cut weights."""
-  # PRIVACY: TensorFloat-32 would be another C. Guard:
-  # jax_devices_test.test_devices_multiply_in_float64.
+  """Returns weights @ rows, exact for integers and cut weights."""
+  # PRIVACY: Products in TensorFloat-32 round the weights, so the noise would be
+  # that of another C. The highest precision asks for float64.
+  # Guard: jax_devices_test.test_devices_multiply_in_float64.
   return jnp.matmul(
     weights, rows.astype(np.float64), precision=jax.lax.Precision.HIGHEST
   )
@@ -226,7 +258,7 @@ def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:
   """Returns weights @ rows, added up in the order of the rows."""
-  # The order in a library's product depends on the shape.
+  # A library's product adds in an order that depends on the shape.
   total = jnp.zeros((len(weights), rows.shape[1]))
   if len(rows) > _UNROLLED:
     return jax.lax.fori_loop(
@@ -238,7 +270,7 @@ def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
-  """Returns the coordinates of a chunk, a power of two."""
+  """Returns the number of coordinates of a chunk, a power of two."""
   row_bytes = 8 * (memory_rows + 4 * block_rounds)
   most = (_CPU_BYTES if platform == 'cpu' else _BYTES) // row_bytes
   return 1 << max(13, most.bit_length() - 1)
@@ -246,10 +278,10 @@ def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
 
 @functools.cache
 def check(device: Any) -> None:
-  """Tries a device of JAX, on normals and on sums.
+  """Tests on fixed numbers that a device of JAX makes exact normals and sums.
 
   Raises:
-    RuntimeError: it does not compute as exactly as it must.
+    RuntimeError: the device does not compute as exactly as the noise needs.
   """
   random = np.random.default_rng(0)
   rows = random.integers(-(2**31), 2**31, (96, 512), np.int32)
@@ -257,8 +289,10 @@ def check(device: Any) -> None:
   weights = recursion_lib.cut(weights, np.abs(weights).sum(1).max())
   with jax_generator.precise(), jax.default_device(device):
     product = np.asarray(jax.jit(_exact_product)(weights, rows))
-  # PRIVACY: a library may make products of float64 out of shorter ones. Guard:
-  # jax_devices_test.test_device_that_is_not_exact_is_refused.
+  # PRIVACY: A library may compute float64 products from shorter numbers, so the
+  # noise would be that of another C. A device whose product is not exact is
+  # refused.
+  # Guard: jax_devices_test.test_device_that_is_not_exact_is_refused.
   if not np.array_equal(product, weights @ rows) or not (
     jax_generator.is_exact(device)
   ):
@@ -273,13 +307,13 @@ def check(device: Any) -> None:
 
 
 def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
-  """Returns devices and what kind they are.
+  """Returns (devices, version of JAX and kind of the devices).
 
   Args:
-    names: like gpu:0; none takes all that JAX has.
+    names: names such as gpu:0; none takes all devices of JAX.
 
   Raises:
-    ValueError: a device is not known, or they are of several kinds.
+    ValueError: JAX does not see a device, or the devices are of several kinds.
   """
   seen = {f'{each.platform}:{each.id}': each for each in jax.local_devices()}
   for name in names:
@@ -291,9 +325,10 @@ def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
         f'use {" ".join(seen)}',
       )
   found = tuple(seen[name] for name in names or seen)
-  # PRIVACY: which device makes a chunk depends on how many there are; kinds
-  # that round differently would make noise that cannot be made again. Guard:
-  # jax_devices_test.test_devices_of_two_kinds_are_refused.
+  # PRIVACY: The number of devices decides which device makes a chunk. Kinds
+  # that round differently would make noise that cannot be made again, so a
+  # resumed run would add other noise. Devices of several kinds are refused.
+  # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   kinds = {each.device_kind for each in found}
   if len(kinds) > 1:
     raise errors.value_error(

@@ -1,4 +1,4 @@
-"""Makers: they make blocks of rounds on the host, or on devices."""
+"""Makers: they compute blocks of rounds, on the host or on devices."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """What a maker keeps, and of which coordinates.
+  """The sizes of a maker's memory and of its pieces of work.
 
   Attributes:
-    keeps: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
-    memory_rows: rows of S; of a window that is kept as a ring, a multiple of
-      the rounds of a block.
-    block_rounds: most rounds of a block.
-    coordinates: those that are made.
-    chunk: coordinates made at once.
+    keeps: content of the memory S: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
+    memory_rows: number of rows of S, >= 0; the ring of a window has a multiple
+      of `block_rounds`.
+    block_rounds: most rounds of a block, > 0.
+    coordinates: the coordinates of y to be made.
+    chunk: number of coordinates made at once, > 0.
   """
 
   keeps: str
@@ -38,24 +38,25 @@ class Layout:
 
   @property
   def starts(self) -> range:
-    """First coordinates of the chunks, relative to the first of all."""
+    """First coordinate of each chunk; 0 is the first of `coordinates`."""
     return range(0, len(self.coordinates), self.chunk)
 
   def count(self, i: int) -> int:
-    """Returns the coordinates of chunk i."""
+    """Returns the number of coordinates of chunk i."""
     return min(self.chunk, len(self.coordinates) - self.starts[i])
 
   @property
   def dtype(self) -> type:
-    """Type of the memory; y holds integers."""
+    """Type of the memory's elements: past y are integers."""
     return np.int32 if self.keeps == recursion_lib.PAST_Y else np.float64
 
 
 class Maker(contextlib.AbstractContextManager):
-  """Makes blocks chunk by chunk and remembers what the next ones need.
+  """Computes blocks chunk by chunk, and holds the memory between blocks.
 
-  A window of rounds is a ring: a block reads it once and writes only its own
-  rounds. The memory starts at zero and goes at the end of the `with` statement.
+  The memory of a window is a ring of rounds: a block reads the whole ring once
+  and writes only its own rounds. The memory is zero at first, and is freed at
+  the end of the `with` statement.
   """
 
   def __init__(self, layout: Layout, generator: generator_lib.Generator):
@@ -65,7 +66,13 @@ class Maker(contextlib.AbstractContextManager):
   def _draw(
     self, i: int, block: blocks.Block, work: blocks.Workspace
   ) -> np.ndarray:
-    """Returns noise_scale * Z of a block and chunk, [m, count] float64."""
+    """Returns noise_scale * Z of a block and chunk, [m, count] float64.
+
+    Args:
+      i: number of the chunk.
+      block: the block.
+      work: arrays for intermediate results; the result is one of them.
+    """
     layout = self._layout
     z = work.array('z', (block.rounds, layout.count(i)))
     start = layout.coordinates.start + layout.starts[i]
@@ -76,24 +83,24 @@ class Maker(contextlib.AbstractContextManager):
 
   @abc.abstractmethod
   def advance(self, block: blocks.Block) -> Iterator[None]:
-    """Makes a block; yields after each part of the work.
+    """Computes a block; yields None after each part of the work.
 
     Raises:
-      OverflowError: noise left the range of 32 bits.
+      OverflowError: a value of y does not fit in 32 bits.
     """
 
   @abc.abstractmethod
   def _row(self, i: int, r: int) -> np.ndarray:
-    """Returns row r of the block made last, [coordinates of chunk i] int32."""
+    """Returns row r of the latest block, [coordinates of chunk i] int32."""
 
   def copy_row(self, r: int, y: np.ndarray) -> None:
-    """Copies row r of the block made last to y, [coordinates] int32."""
+    """Copies row r of the latest block to y, [coordinates] int32."""
     for i, start in enumerate(self._layout.starts):
       y[start : start + self._layout.count(i)] = self._row(i, r)
 
 
 class Host(Maker):
-  """Works in the host's memory, in float64."""
+  """A maker that works in the host's memory, in float64."""
 
   def __init__(
     self,
@@ -101,12 +108,18 @@ class Host(Maker):
     generator: generator_lib.Generator,
     max_memory_bytes: Optional[int],
   ):
-    """Takes what `Maker` takes, and the bound of `chunks.Chunks`."""
+    """Makes the memory of the layout.
+
+    Args:
+      layout: sizes of the memory and of the chunks.
+      generator: the normals of the key.
+      max_memory_bytes: most bytes of past noise in memory, see `chunks.Chunks`.
+    """
     super().__init__(layout, generator)
     self._work = blocks.Workspace()
-    # Threads that wait for each other spin where others have work.
+    # BLAS gets one thread: waiting threads spin, and take time from other work.
     self._threads = threadpoolctl.ThreadpoolController()
-    # A ring of y holds what is made.
+    # If the memory is a ring of past y, the block writes its y there.
     self._in_ring = (
       layout.keeps == recursion_lib.PAST_Y and layout.memory_rows > 0
     )
@@ -132,7 +145,7 @@ class Host(Maker):
     with self._threads.limit(limits=1, user_api='blas'):
       for i in range(len(self._layout.starts)):
         z = self._draw(i, block, self._work)
-        # Mapped no longer than they are used.
+        # Ask for the arrays here: a file is mapped only while they are in use.
         block.advance(z, self._memory[i], self._rows(i), self._work)
         yield
 

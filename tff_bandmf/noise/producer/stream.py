@@ -1,4 +1,4 @@
-"""y_t for all rounds in order, a block of rounds at a time."""
+"""The stream of noise: y_t of all rounds in order, block by block."""
 
 from __future__ import annotations
 
@@ -14,38 +14,39 @@ from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise.producer import blocks, makers
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Shards are cut at its multiples.
+# Shards begin at multiples of this number of coordinates.
 _GRID = 1 << 16
-# Coordinates made at once on the host: a block's z and y stay in cache.
+# Number of coordinates made at once on the host, so few that a block's z and y
+# stay in cache.
 _CHUNK = 1 << 13
-# Measured with `benchmarks.bench producer`: blocks of fewer rounds read a long
-# window too often, and those of more leave the cache.
+# Measured with `benchmarks.bench producer`: shorter blocks read a long window
+# too often, and longer ones leave the cache.
 _BLOCK_ROUNDS = range(32, 65)
 _SHORT_MEMORY, _SHORT_BLOCK_ROUNDS = 24, 4
 
-# What makes the noise: NumPy on the host, or a library on its devices.
+# Backends: NumPy on the host, or a library on its devices.
 NUMPY, TENSORFLOW, JAX = BACKENDS = ('numpy', 'tensorflow', 'jax')
 
 
 class Stream:
-  """Rows of y from round 0 to n - 1, of all coordinates or of some.
+  """The rows of y from round 0 to n - 1, of all coordinates or of a shard.
 
     y_t = round(z_steps * (C^-1 Z)[t]), the rounded y of the past fed back
 
-  Windows of y are summed exactly, so their y is the same to the bit however
-  rounds, coordinates and devices are dealt. The other recursions add float64
-  numbers, a chunk of every block by the same operations: they are equal to the
-  bit on one machine and kind of device, and elsewhere but for rare cells in
-  which the last bit of a sum decides.
+  Windows of past y have exact sums, so their y is the same to the bit for every
+  choice of blocks, chunks and devices. The other recursions add float64
+  numbers, in one order for each chunk of a block. On one machine and kind of
+  device their y is the same to the bit. Elsewhere y can differ in rare cells,
+  in which the last bit of a sum decides.
 
   Attributes:
-    recursion: of C.
-    z_steps: standard deviation of z in lattice steps.
-    dimension: d.
-    identifier: see `identify`.
-    block_rounds: m, rounds a block; the last one may be shorter.
-    coordinates: those of y that are made.
-    kind: of what does the work: 'host', or of the devices.
+    recursion: the recursion by which y follows from z, for the strategy C.
+    z_steps: standard deviation of z in lattice steps, > 0.
+    dimension: d, number of coordinates of y_t, > 0.
+    identifier: ID of the noise, 63 bits, see `identify`.
+    block_rounds: m, rounds of a block, > 0; the last block may be shorter.
+    coordinates: the coordinates of y to be made.
+    kind: kind of the devices that do the work; 'host' without devices.
   """
 
   def __init__(
@@ -59,22 +60,25 @@ class Stream:
     devices: Sequence[str] = (),
     backend: str = NUMPY,
   ):
-    """Initializes the stream.
+    """Initializes the stream; `rows` starts the work.
 
     Args:
-      key: of z.
-      max_memory_bytes: what is remembered of past rounds goes to disk if it is
-        larger; see `chunks.Chunks`. A few rows of y are in memory in any case.
-        It has no effect where devices remember.
-      coordinates: those of y that are made, one of `shard`; None makes all.
-      devices: names of the backend's devices, all of one kind, that the chunks
-        are dealt to and that remember their past rounds, up to 63 rounds more
-        than the recursion. () takes all of the kind that the backend prefers.
-      backend: one of `BACKENDS`; that of NumPy works on the host.
-      others: as the attributes.
+      recursion: the recursion by which y follows from z, for the strategy C.
+      z_steps: standard deviation of z in lattice steps, > 0.
+      dimension: d, number of coordinates of y_t, > 0.
+      key: the secret key of z.
+      max_memory_bytes: most bytes of past noise in memory, > 0; a larger past
+        goes to disk, see `chunks.Chunks`. A few rows of y stay in memory in any
+        case. It has no effect where devices hold the past.
+      coordinates: the coordinates of y to be made, a range that `shard`
+        returns; None makes all.
+      devices: names of the backend's devices, all of one kind. They hold the
+        past of their chunks, up to 63 rounds more than the recursion needs. ()
+        takes all devices of the kind that the backend prefers.
+      backend: one of `BACKENDS`; NumPy works on the host.
 
     Raises:
-      ValueError: a value out of range, a device is not known, or devices are
+      ValueError: a value is out of range, a device is unknown, or devices are
         of several kinds.
       ImportError: the backend is not installed.
     """
@@ -104,14 +108,14 @@ class Stream:
     self._devices, self.kind = _known(backend, devices)
 
   def rows(self) -> Iterator[Optional[np.ndarray]]:
-    """Yields y_t, [len(coordinates)] int32, for t = 0, 1, ...
+    """Yields y_t, [len(coordinates)] int32 in lattice steps, for t = 0, 1, ...
 
-    Yields None after each part of the work, so that the caller can stop. The
-    array is written over by the next row.
+    It also yields None after each part of the work, so that the caller can
+    stop. The next row overwrites the array.
 
     Raises:
-      OverflowError: noise left the range of 32 bits.
-      OSError: there is no room on the disk for what is not to be in memory.
+      OverflowError: a value of y does not fit in 32 bits.
+      OSError: the disk has no room for past noise.
       tf.errors.ResourceExhaustedError: the devices have no room.
     """
     y = np.empty(len(self.coordinates), np.int32)
@@ -144,7 +148,7 @@ class Stream:
         yield blocks.BufferBlock.of(recursion, self.z_steps, rounds)
 
   def _maker(self) -> makers.Maker:
-    """Returns what does the work."""
+    """Returns the maker of the backend."""
     layout = makers.Layout(
       self.recursion.keeps,
       self._memory_rows,
@@ -160,7 +164,7 @@ class Stream:
 
 
 def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
-  """Returns the devices of a backend, and what kind they are."""
+  """Returns (devices of a backend, their kind)."""
   if backend != NUMPY:
     return _module(backend).known(names)
   if names:
@@ -174,7 +178,7 @@ def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
 
 
 def _module(backend: str) -> Any:
-  """Returns the module that has the `Devices` of a backend."""
+  """Returns the module that has the class `Devices` of a backend."""
   # TensorFlow and JAX are slow to import, and the host needs neither.
   if backend == TENSORFLOW:
     from tff_bandmf.noise.producer import devices
@@ -197,10 +201,19 @@ def identify(
   dimension: int,
   z_steps: float,
 ) -> int:
-  """Returns 63 bits that name the noise of this key, C, size and deviation.
+  """Returns the ID of the noise of a key: 63 bits, one-way.
 
-  They are a one-way function of these four: the same noise made again has the
-  same name, and no other noise has.
+  **Formal guarantee.**
+  Assumption: keyed BLAKE2b, cut to 63 bits, has no collisions among the noises
+  of a user. Statement: the same key, C, d and z_steps give the same ID, and
+  others give another ID; the ID tells nothing about a key that cannot be
+  guessed. Source: `Key.identify`; `recursion.digest` names C.
+
+  Args:
+    key: the secret key of z.
+    recursion: the recursion of the strategy C.
+    dimension: d, number of coordinates of y_t.
+    z_steps: standard deviation of z in lattice steps.
   """
   return key.identify(
     struct.pack('<qd', dimension, z_steps) + recursion.digest.encode()
@@ -208,7 +221,14 @@ def identify(
 
 
 def _block_rounds(memory: int) -> int:
-  """Returns the rounds a block whose ring has the fewest rows for a window."""
+  """Returns the rounds of a block.
+
+  For a long window it is the number for which the ring, whole blocks that hold
+  the window, has the fewest rows.
+
+  Args:
+    memory: number of rows of the recursion's memory, >= 0.
+  """
   if memory <= _SHORT_MEMORY:
     return _SHORT_BLOCK_ROUNDS
   return min(reversed(_BLOCK_ROUNDS), key=lambda m: -(-memory // m) * m)
@@ -217,15 +237,15 @@ def _block_rounds(memory: int) -> int:
 def shard(dimension: int, index: int, shards: int) -> range:
   """Returns the coordinates of one of several streams that make y together.
 
-  Shards are cut between chunks, so each is made as it would be in the whole.
+  Each shard consists of whole chunks, so its y is the same as in the whole.
 
   >>> [shard(200_000, i, 2) for i in range(2)]
   [range(0, 131072), range(131072, 200000)]
 
   Args:
-    dimension: d.
-    index: of the shard, from 0.
-    shards: how many there are, of sizes as even as chunks allow.
+    dimension: d, number of coordinates of y_t, > 0.
+    index: number of the shard, in [0, shards).
+    shards: number of shards, > 0; their sizes are as even as chunks allow.
 
   Raises:
     ValueError: there is no such shard, or one would be empty.
@@ -255,7 +275,7 @@ def shard(dimension: int, index: int, shards: int) -> range:
 
 
 def _checked(coordinates: range, dimension: int) -> range:
-  """Returns coordinates that are pieces of the whole."""
+  """Returns the coordinates, if they consist of whole chunks of the grid."""
   on_grid = not coordinates.start % _GRID and (
     not coordinates.stop % _GRID or coordinates.stop == dimension
   )

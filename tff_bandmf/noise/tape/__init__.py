@@ -1,1 +1,1 @@
-"""The rounds of y as files, written ahead of those that read them."""
+"""The tape: files of y, one for each round, written ahead of the rounds."""

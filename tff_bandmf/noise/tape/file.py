@@ -1,17 +1,17 @@
 """A file of a tape: y of one round and one shard, as gzip [RFC 1952].
 
-What is packed is little-endian: 6 int64 (`MAGIC`, `VERSION`, tape id, round,
-first coordinate, count), then `count` int32, y_t in steps of the lattice. It is
-stored, not compressed, in blocks of 65,535 bytes [RFC 1951, 3.2.4]. So the size
-of a file, and every byte that is not packed, follow from `count`; a reader
-compares them, and zlib compares the CRC-32 of what is packed, in C++ in a
+The packed bytes are little-endian: 6 int64 (`MAGIC`, `VERSION`, tape ID, round,
+first coordinate, count), then `count` int32, y_t in lattice steps. They are
+stored, not compressed, in blocks of 65,535 bytes [RFC 1951, 3.2.4]. So `count`
+determines the size of a file and every byte around the packed ones. A reader
+compares both, and zlib compares the CRC-32 of the packed bytes, in C++ in a
 graph.
 
-The polynomial of CRC-32 is primitive, of degree 32. Up to 512 MiB all damage is
-detected that is confined to 32 bits in a row, or to two bits, or swaps two
-words of up to 32 bits: x^i (x^j + 1) e(x) with e of a degree below 32 has no
-such factor. Other damage, swapped sectors among it, is missed with a
-probability of 2^-32.
+The polynomial of CRC-32 is primitive, of degree 32. In up to 512 MiB, the CRC
+detects all damage that is confined to 32 bits in a row or to two bits, and all
+swaps of two words of up to 32 bits: the polynomial does not divide x^i (x^j +
+1) e(x) if e has a degree below 32. It misses other damage, such as swapped
+sectors, with a probability of 2^-32.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ import numpy as np
 MAGIC = 0x7466665F6D66
 VERSION = 3
 HEADER_WORDS = 6
-# What TensorFlow unpacks is below 2^31 bytes.
+# Most coordinates of a file: TensorFlow unpacks less than 2^31 bytes.
 LARGEST_COUNT = 2**29 - 16
 
-# No name, no time, no system.
+# Header of a gzip file, with neither name nor time nor system.
 _GZIP = np.frombuffer(b'\x1f\x8b\x08\0\0\0\0\0\0\xff', np.uint8)
 _BLOCK = 2**16 - 1
 _PREFIX = 5
@@ -37,17 +37,18 @@ _TRAILER = 8
 
 
 def size(count: int) -> int:
-  """Returns the bytes of a file of so many coordinates."""
+  """Returns the size in bytes of a file of `count` coordinates."""
   packed = _packed_size(count)
   blocks = -(-packed // _BLOCK)
   return len(_GZIP) + _PREFIX * blocks + packed + _TRAILER
 
 
 def frame(count: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns (places, values) of the bytes that are the same in all files.
+  """Returns (places, values) of the bytes that all files of `count` share.
 
   Returns:
-    [.] int32 and [.] uint8.
+    places: [m] int32, positions in the file.
+    values: [m] uint8, the bytes at these positions.
   """
   prefixes = _prefixes(_packed_size(count))
   starts = len(_GZIP) + np.arange(len(prefixes)) * (_PREFIX + _BLOCK)
@@ -61,14 +62,29 @@ def frame(count: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def header(tape_id: Any, round_index: Any, first: int, count: int) -> list[Any]:
-  """Returns the header; of tensors or of numbers."""
+  """Returns the six words of the header, numbers or scalar tensors.
+
+  Args:
+    tape_id: 63 bits, ID of the noise.
+    round_index: t, >= 0.
+    first: first coordinate of the shard, >= 0.
+    count: number of coordinates of the shard, > 0.
+  """
   return [MAGIC, VERSION, tape_id, round_index, first, count]
 
 
 def contents(
   tape_id: int, round_index: int, first: int, y: np.ndarray
 ) -> list[Any]:
-  """Returns a file, in pieces; y is [count] int32, from `first` on."""
+  """Returns the bytes of a file as a list of pieces.
+
+  Args:
+    tape_id: 63 bits, ID of the noise.
+    round_index: t, >= 0.
+    first: first coordinate of the shard, >= 0.
+    y: [count] int32, coordinates `first` to `first + count - 1` of y_t, in
+      lattice steps.
+  """
   packed = np.array(
     header(tape_id, round_index, first, len(y)), '<i8'
   ).tobytes()
@@ -82,7 +98,14 @@ def contents(
 
 
 def is_whole(path: pathlib.Path, tape_id: int, first: int, count: int) -> bool:
-  """Returns whether a file, named by its round, is one of this shard."""
+  """Returns whether a file is complete and belongs to this shard.
+
+  Args:
+    path: the file; its name is the number of its round.
+    tape_id: 63 bits, ID of the noise.
+    first: first coordinate of the shard, >= 0.
+    count: number of coordinates of the shard, > 0.
+  """
   found = path.read_bytes()
   try:
     packed = zlib.decompress(found, wbits=31)
@@ -99,7 +122,7 @@ def _packed_size(count: int) -> int:
 
 
 def _prefixes(packed_size: int) -> np.ndarray:
-  """Returns what precedes each block, [blocks, 5] uint8."""
+  """Returns the header of each stored block, [blocks, 5] uint8."""
   starts = np.arange(0, packed_size, _BLOCK)
   lengths = np.minimum(_BLOCK, packed_size - starts).astype('<u2')
   prefixes = np.empty((len(starts), _PREFIX), np.uint8)

@@ -2,27 +2,28 @@
 
 A tape is a folder, mode 0700, or one folder for every shard of coordinates:
 
-  lock              held by the producer
-  tape.json         what the noise is, see `Description`; no secret
-  00000003.noise    y of round 3, see `tape_file`
+  lock              held by the producer; names its host and process
+  tape.json         a `Description` of the noise; no secret
+  00000003.noise    y of round 3, see `tape.file`
   00000003.reached  rounds below 3 were used; the highest of these counts
   00000003-7-0123456789-0123456789.reached
-                    the same, and round 3 is that of run 7, which released with
-                    it what has this fingerprint, and nothing else
+                    rounds below 3 were used, and run 7 released the sum with
+                    this fingerprint, and no other sum, in round 3
   failed            the producer ended early; holds the type of the exception
 
-A noise file appears under its name when it is complete. The producer writes
-noise, `tape_reader` writes `reached`: its name says all, so it is never
-half-written. A run is 63 random bits that its state carries. A fingerprint is
-64 bits of a release, which is public, in two numbers of 32.
+A noise file appears under its name when it is complete. `tape.writer` writes
+the noise, `tape.reader` writes the marks, `*.reached`. A mark is an empty file
+whose name holds all it says, so it is never half-written. A run ID is 63 random
+bits, carried by TFF's state. A fingerprint is 64 bits of a release, which is
+public, in two numbers of 32 bits.
 
 The folder of a `bandmf noise-server` has one file more:
 
   reader            held by the one factory that reads
 
-and keeps it, `tape.json` and the highest marks when its server ends, so that
-the same key serves no round of another run. Nothing else outlives a producer
-that is closed.
+When its server ends, the folder keeps `reader`, `tape.json` and the highest
+marks, so that the key serves no round of another run. Any other tape leaves
+nothing behind when its producer is closed.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ import os
 import pathlib
 import re
 import shutil
+import socket
+import stat
 import tempfile
 from collections.abc import Sequence
 from typing import Optional
@@ -53,15 +56,21 @@ _FILE = re.compile(
   r'lock|(failed|tape\.json|\d{8,}\.(noise|reached))(\.\w+\.part)?'
   r'|\d{8,}-\d+-\d+-\d+\.reached'
 )
-# What outlives the producer of a server.
+# Files that stay when a server ends.
 _KEPT = re.compile(r'lock|tape\.json|.*\.reached')
-# What `tf.io.matching_files` does not take literally.
+# Characters that `tf.io.matching_files` does not take literally.
 _GLOB = frozenset('*?[]\\')
 
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-  """Coordinates `first` to `first + count - 1` of y, and their folder."""
+  """Some coordinates of y, and the folder of their files.
+
+  Attributes:
+    directory: folder of the shard.
+    first: first coordinate, >= 0.
+    count: number of coordinates, > 0.
+  """
 
   directory: pathlib.Path
   first: int
@@ -69,17 +78,17 @@ class Shard:
 
 
 class ReadableTape(abc.ABC):
-  """What a reader needs to know of a tape.
+  """A tape as its reader sees it.
 
   Attributes:
-    shards: the folders, in the order of their coordinates.
-    dimension: d, coordinates of y_t.
-    z_steps: standard deviation of z in steps of the lattice.
-    recursion: of C.
-    start_round: first round to be read.
-    tape_id: 63 bits that name the noise: `Stream.identifier`, which every file
-      carries and the reader asks for. A tape made again continues a run, and no
-      other does.
+    shards: the shards, in the order of their coordinates.
+    dimension: d, number of coordinates of y_t, > 0.
+    z_steps: standard deviation of z in lattice steps, > 0.
+    recursion: the recursion by which y follows from z, for the strategy C.
+    start_round: first round to be read, >= 0.
+    tape_id: ID of the noise, 63 bits, equal to `Stream.identifier`. Every file
+      carries it and the reader compares it. Only a tape with the same noise, so
+      one made again with the same key, can continue a run.
   """
 
   shards: Sequence[Shard]
@@ -91,26 +100,26 @@ class ReadableTape(abc.ABC):
 
   @abc.abstractmethod
   def close(self) -> None:
-    """Ends it; may be called twice."""
+    """Closes the tape; a second call does nothing."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """What the noise of a folder is: the content of `tape.json`.
+  """The noise of a folder in words and numbers: the content of `tape.json`.
 
-  A JSON object of these fields and of `format` and `version`, that of the noise
-  files.
+  The file is a JSON object of these fields, `format`, and the `version` of the
+  noise files.
 
   Attributes:
-    tape_id: that all files carry; one-way in the key.
-    strategy: digest of C.
-    rounds: n.
-    dimension: d, of all shards together.
-    first: coordinate of this folder.
-    count: of its coordinates.
-    z_steps: standard deviation of z in steps of the lattice.
-    device: kind of what makes the noise; another kind rounds differently.
-    served: whether a `bandmf noise-server` makes it.
+    tape_id: ID of the noise, 63 bits; one-way in the key.
+    strategy: digest of the strategy C.
+    rounds: n, number of rounds of the run, > 0.
+    dimension: d, number of coordinates of y_t in all shards together, > 0.
+    first: first coordinate of this folder, >= 0.
+    count: number of coordinates of this folder, > 0.
+    z_steps: standard deviation of z in lattice steps, > 0.
+    device: kind of device that makes the noise; kinds differ in rounding.
+    served: whether a `bandmf noise-server` makes the noise.
   """
 
   tape_id: int
@@ -125,10 +134,10 @@ class Description:
 
   @classmethod
   def read(cls, directory: pathlib.Path) -> Optional[Description]:
-    """Returns what a folder says, or None if it says nothing.
+    """Returns the description of a folder, or None if it has none.
 
     Raises:
-      ValueError: it is of another release, or no such file.
+      ValueError: the file is of another release, or is not a description.
     """
     path = directory / DESCRIPTION
     try:
@@ -153,13 +162,13 @@ class Description:
       ) from error
 
   def _check(self) -> None:
-    """Raises TypeError if a field has another type."""
+    """Raises TypeError if the type of a field is wrong."""
     for field in dataclasses.fields(self):
       if type(getattr(self, field.name)).__name__ != field.type:
         raise TypeError(field.name)
 
   def write(self, directory: pathlib.Path) -> None:
-    """Makes the file, whole or not at all."""
+    """Writes the file, whole or not at all."""
     content = {
       'format': _FORMAT,
       'version': tape_file.VERSION,
@@ -168,7 +177,7 @@ class Description:
     _files.write_json(directory / DESCRIPTION, content, mode=0o600)
 
   def difference(self, other: Description) -> str:
-    """Returns what another one has and this has not; empty if equal."""
+    """Returns the fields of `other` that differ, as text; '' if none does."""
     own = dataclasses.asdict(self)
     return ' '.join(
       f'{name}={value}'
@@ -178,48 +187,61 @@ class Description:
 
 
 def noise_path(directory: pathlib.Path, round_index: int) -> pathlib.Path:
-  """Returns the file of y of a round."""
+  """Returns the path of the file of y of a round."""
   return directory / f'{round_index:08d}.noise'
 
 
 def marks(directory: pathlib.Path) -> list[int]:
-  """Returns the rounds that the marks name."""
+  """Returns the rounds of all marks in a folder."""
   return [
     _marked(name) for name in os.listdir(directory) if name.endswith('.reached')
   ]
 
 
+def next_round(directory: pathlib.Path) -> int:
+  """Returns the first round that no run has used."""
+  # A mark with a run ID says that its own round is used too; a mark without one
+  # says so of earlier rounds only.
+  return max(
+    _marked(name) + ('-' in name)
+    for name in os.listdir(directory)
+    if name.endswith('.reached')
+  )
+
+
 def mark(directory: pathlib.Path, round_index: int) -> None:
-  """Says that rounds below this one were used."""
+  """Writes a mark: the rounds below `round_index` were used."""
   _files.write(directory / f'{round_index:08d}.reached', mode=0o600)
 
 
 def remove_marks(directory: pathlib.Path, below: int) -> None:
-  """Removes the marks below a round. The highest must stay."""
+  """Removes the marks below a round. The caller keeps the highest one."""
   for path in directory.glob('*.reached'):
     if _marked(path.name) < below:
       path.unlink(missing_ok=True)
 
 
 def _marked(name: str) -> int:
-  """Returns the round that a mark of this name, of a run or none, names."""
+  """Parses the round from a mark's file name (with or without a run ID)."""
   return int(re.split('[-.]', name)[0])
 
 
 def prepare(directory: pathlib.Path) -> int:
-  """Makes a folder private, and returns the open file that locks it.
+  """Makes a folder private, locks it, and returns the descriptor of its lock.
 
   Args:
-    directory: made if missing.
+    directory: folder of the tape; it is made if it is missing.
 
   Raises:
-    ValueError: it cannot be a tape, holds other files, or is locked.
-    OSError: it cannot be made.
+    ValueError: graphs cannot look into a folder of this name, or the folder
+      belongs to another user, holds other files or is locked.
+    OSError: the folder cannot be made.
   """
   check_name(directory)
   directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-  # PRIVACY: an owner reads and replaces what root puts there. Guard:
-  # fuzz_secrets_test.test_folder_of_another_user_is_refused.
+  # PRIVACY: If another user owns the folder, that user can read and replace
+  # noise, even noise written by root. Such a folder is refused.
+  # Guard: fuzz_secrets_test.test_folder_of_another_user_is_refused.
   if {directory.stat().st_uid, directory.lstat().st_uid} != {os.getuid()}:
     raise _refused(directory, 'belongs to another user', 'choose another path')
   if not all(
@@ -235,7 +257,24 @@ def prepare(directory: pathlib.Path) -> int:
     raise _refused(
       directory, 'has a live producer', 'give every run a directory of its own'
     )
+  _sign(lock)
   return lock
+
+
+def _sign(lock: int) -> None:
+  """Writes host and process into the file of a lock, if the disk has room."""
+  with contextlib.suppress(OSError):
+    os.truncate(lock, 0)
+    os.pwrite(lock, f'{socket.gethostname()} {os.getpid()}'.encode(), 0)
+
+
+def producer(directory: pathlib.Path) -> str:
+  """Returns the process that holds or last held the lock of a folder."""
+  try:
+    host, process = _files.read(directory / 'lock').decode().split()
+    return f'process {int(process)} on {host}'
+  except (OSError, ValueError):
+    return 'a process that left no name'
 
 
 def _refused(directory: pathlib.Path, rule: str, remedy: str) -> ValueError:
@@ -264,10 +303,10 @@ def check_start(start_round: int, rounds: int) -> None:
 
 
 def lock_reader(directory: pathlib.Path) -> int:
-  """Returns an open file that keeps other readers off a server's folder.
+  """Locks a server's folder against other readers; returns the descriptor.
 
   Raises:
-    ValueError: there is another reader.
+    ValueError: another reader has the lock.
   """
   lock = _files.lock(directory / _READER)
   if lock is None:
@@ -281,9 +320,11 @@ def lock_reader(directory: pathlib.Path) -> int:
 
 
 def wipe(directory: pathlib.Path, keep: bool = False) -> None:
-  """Overwrites and removes the files of a tape but its lock.
+  """Overwrites and removes the files of a tape, but not its lock.
 
-  Its description and marks stay where `keep` says so.
+  Args:
+    directory: folder of the tape.
+    keep: whether the description and the marks stay.
   """
   for path in _tape_files(directory):
     if path.name != 'lock' and not (keep and _KEPT.fullmatch(path.name)):
@@ -298,31 +339,48 @@ def remove(directory: pathlib.Path) -> None:
     directory.rmdir()
 
 
-def temporary(size: int) -> str:
-  """Returns a new private folder, in memory where `size` bytes fit there."""
+def temporary(size: int) -> tuple[pathlib.Path, int]:
+  """Returns (a new private folder, the descriptor of its lock).
+
+  The folder is in shared memory if twice `size` bytes are free there. Abandoned
+  tapes of this user, whose producers ended, are removed.
+
+  Args:
+    size: bytes that the tape needs, > 0.
+  """
   parent = pathlib.Path(tempfile.gettempdir())
   for place in {parent, _MEMORY}:
     for directory in place.glob(f'{_PREFIX}*'):
       _remove_abandoned(directory)
   with contextlib.suppress(OSError):
-    # Half: others use it too.
+    # Use at most half of the free shared memory; other processes need some.
     if shutil.disk_usage(_MEMORY).free > 2 * size:
       parent = _MEMORY
-  return tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
+  check_name(parent)
+  while True:
+    directory = pathlib.Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    # Another process may take the folder for abandoned, and remove it, before
+    # it is locked: try again then.
+    with contextlib.suppress(FileNotFoundError):
+      lock = _files.lock(directory / 'lock')
+      if lock is not None:
+        _sign(lock)
+        return directory, lock
 
 
 def _remove_abandoned(directory: pathlib.Path) -> None:
-  """Removes a tape of this user whose producer is gone."""
+  """Removes a tape of this user if no producer holds its lock."""
   with contextlib.suppress(OSError):
     status = directory.lstat()
-    # A mark is made under the lock: without one a producer may be starting.
-    if status.st_uid == os.getuid() and any(directory.glob('*.reached')):
+    if status.st_uid == os.getuid() and stat.S_ISDIR(status.st_mode):
       lock = _files.lock(directory / 'lock')
       if lock is not None:
-        remove(directory)
-        os.close(lock)
+        try:
+          remove(directory)
+        finally:
+          os.close(lock)
 
 
 def _tape_files(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the files of the folder that are a tape's."""
+  """Returns the files of a folder whose names are those of a tape's files."""
   return [path for path in directory.iterdir() if _FILE.fullmatch(path.name)]

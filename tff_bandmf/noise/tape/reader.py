@@ -1,4 +1,4 @@
-"""The part of a round that adds y_t from a tape, in any process."""
+"""The part of a round's graph that adds y_t from a tape, in any process."""
 
 from __future__ import annotations
 
@@ -25,20 +25,31 @@ def release(
 ) -> tf.Tensor:
   """Returns S_t + y_t, in a graph of any process; y itself never leaves.
 
-  Waits for the producers if they are behind. Every check fails the round: noise
-  is never silently zero, stale, damaged or used for another sum.
+  The graph waits for the producers if they are behind. Every failed check fails
+  the round, so noise is never silently zero, stale, damaged or used twice.
+
+  **Formal guarantee.**
+  Assumption: readers share the folders; a reader that makes a name in a folder
+  sees all names made there before, on other hosts too; nobody but the tape's
+  user writes there. Statement: of two different sums S_t with one y_t, of one
+  run or of two, at most one is returned, except where the 64-bit fingerprints
+  of the releases agree. A call that begins after a return cannot
+  return an earlier round. Source: each call lists the marks, writes its own,
+  and lists them again; of two concurrent calls at least one sees the mark of
+  the other and fails.
 
   Args:
-    tape: where y is.
-    total: [coordinates of all shards] int32, S_t, in steps of the lattice.
-    tape_id: scalar int64, of the tape that the state belongs to.
+    tape: the tape that has y_t.
+    total: [coordinates of all shards] int32, S_t, in lattice steps.
+    tape_id: scalar int64, ID of the noise that the state belongs to.
     round_index: scalar int64, t.
-    run: scalar int64, 0 or more, whose round it becomes: another run is refused
-      it from then on.
-    timeout_seconds: how long to wait for the producers, asleep.
+    run: scalar int64, >= 0, ID of the run; after this call no other run can
+      read the round.
+    timeout_seconds: seconds to wait for the producers, > 0; only time asleep
+      counts.
 
   Raises:
-    tf.errors.InvalidArgumentError: when run; a check failed.
+    tf.errors.InvalidArgumentError: when the graph runs, if a check fails.
   """
   folders = [_Folder(shard, tape_id, round_index, run) for shard in tape.shards]
   y = tf.concat([folder.y(timeout_seconds) for folder in folders], 0)
@@ -49,11 +60,11 @@ def release(
     round_index=round_index,
   )
   released = total + y
-  # PRIVACY: the difference of two sums with one y has no noise; so a sum is
-  # marked before it leaves, and no other one leaves. Where two are marked at
-  # once, at least one sees the other, on two hosts too: who makes a name in a
-  # folder sees what is there. Guards:
-  # tape_release_test.test_round_releases_one_sum,
+  # PRIVACY: The difference of two sums with one y has no noise. A sum is marked
+  # before it leaves, and leaves only if no other sum has a mark. If two sums
+  # are marked at once, at least one reader sees both marks, on two hosts too,
+  # because a host that makes a name in a folder sees the names already there.
+  # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = tf.unstack(fingerprint(released))
   owner = tf.strings.join(
@@ -69,7 +80,7 @@ def release(
 
 
 def fingerprint(released: tf.Tensor) -> tf.Tensor:
-  """Returns 64 bits of what is released, as [2] int64 of 32 bits each."""
+  """Returns a 64-bit fingerprint of a release, [2] int64 of 32 bits each."""
   hashed = tf.fingerprint(released[tf.newaxis])
   return tf.cast(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.uint32), tf.int64)
 
@@ -77,7 +88,7 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
 def rounds_ahead(
   shards: Sequence[tape_folder.Shard], round_index: tf.Tensor
 ) -> tf.Tensor:
-  """Returns how many rounds from this one on are ready, scalar int32."""
+  """Returns how many rounds from `round_index` on are ready, scalar int32."""
   ready = []
   for shard in shards:
     files = tf.io.matching_files(path(shard.directory, '*.noise', round_index))
@@ -88,7 +99,7 @@ def rounds_ahead(
 
 
 class _Folder:
-  """One folder as a round of a graph sees it."""
+  """One folder of a tape, in the graph of one round."""
 
   def __init__(
     self,
@@ -104,11 +115,15 @@ class _Folder:
     self._name = digits(round_index, 8)
 
   def y(self, timeout_seconds: float) -> tf.Tensor:
-    """Returns y of the round, [count] int32, when it is there."""
+    """Returns y of the round, [count] int32, once its file is complete.
+
+    Args:
+      timeout_seconds: seconds to wait for the file, > 0.
+    """
     name = tf.strings.join([self._name, '.noise'])
     most = math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)
 
-    # The time asleep counts, not that of a clock that somebody may set.
+    # Count the time asleep: somebody may set the clock.
     def behind(polls):
       return (polls < most) & ~(
         self._exists(name, polls) | self._exists('failed', polls)
@@ -128,10 +143,11 @@ class _Folder:
     return self._unpacked(contents)
 
   def _unpacked(self, contents: tf.Tensor) -> tf.Tensor:
-    """Returns y, if the file is whole and that of the round."""
+    """Returns y from a file, if it is whole and belongs to this round."""
     count = self._shard.count
     size = tape_file.size(count)
-    # tf.equal: TFF traces into a graph where == compares object identity.
+    # tf.equal, because TFF traces into a graph where == compares object
+    # identity.
     sized = self._check(
       tf.equal(tf.strings.length(contents), size),
       'the file has the wrong size, or is of another release',
@@ -139,14 +155,16 @@ class _Folder:
     with tf.control_dependencies([sized]):
       found = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
     places, values = tape_file.frame(count)
-    # PRIVACY: the CRC is compared where the frame is sound, and only there.
+    # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound,
+    # so damage to the frame could pass. The frame is compared first, byte by
+    # byte.
     # Guard: tape_release_test.test_damaged_file_is_refused.
     framed = self._check(
       tf.reduce_all(tf.equal(tf.gather(found, places), values)),
       'the file is damaged, or of another release',
     )
     with tf.control_dependencies([framed]):
-      # An error of zlib shows the name, and nothing else that tells the cause.
+      # The name tells the cause: an error of zlib shows nothing else that does.
       packed = tf.io.decode_compressed(
         contents, 'GZIP', name='noise_tape_the_file_is_damaged'
       )
@@ -173,11 +191,12 @@ class _Folder:
   def unused(
     self, now: tf.Tensor, owner: Optional[tf.Tensor] = None
   ) -> list[tf.Operation]:
-    """Returns checks that the round is there for this run.
+    """Returns checks that this run may still release the round.
 
     Args:
-      now: what is known when the folder is to be looked at, a number.
-      owner: of a sum, which no other one then precedes.
+      now: a tensor that is known only when the folder is to be listed.
+      owner: run ID and fingerprint of a sum, scalar string; if given, another
+        sum of this run in this round fails too.
     """
     numbers, runs, owners = self._marks(now)
     known = self._check(
@@ -193,9 +212,10 @@ class _Folder:
       'tape that starts at the round of the state',
     )
     here = tf.equal(numbers, self._round_index)
-    # PRIVACY: a round meets the cohort of one run, also when another run comes
-    # before a later round is read. Guard:
-    # tape_release_test.test_round_of_one_run_is_refused_to_another.
+    # PRIVACY: Two runs with one y would release two sums with the same noise,
+    # even if the second run comes before a later round is read. A round that
+    # has a mark of another run is refused.
+    # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
     own = self._check(
       ~tf.reduce_any(others),
@@ -214,12 +234,12 @@ class _Folder:
     return [unused, own, one]
 
   def mark(self, owner: tf.Tensor) -> tf.Operation:
-    """Marks that a sum took the round, so that earlier rounds are over."""
+    """Writes the mark of a sum; the rounds before this one are then over."""
     name = tf.strings.join([self._name, '-', owner, '.reached'])
     return tf.io.write_file(self._path(name, self._round_index), '')
 
   def _marks(self, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns rounds, runs and owners of marks; '' for those of no run."""
+    """Returns (rounds, runs, owners) of the marks; '' if a mark has no run."""
     paths = tf.io.matching_files(self._path('*.reached', now))
     numbers, runs, owners = (
       tf.strings.regex_replace(
@@ -248,22 +268,28 @@ class _Folder:
 
 
 def path(directory: pathlib.Path, file_name, now: tf.Tensor) -> tf.Tensor:
-  """Returns a path for an operation that is to be run when `now` is known.
+  """Returns the path of a file, as a tensor that depends on `now`.
 
-  File operations count as pure: with the same arguments they would be run once,
-  when the graph is optimised or before the loop.
+  TensorFlow takes file operations for pure functions. Without the dependency it
+  would run an operation with constant arguments once, when it optimises the
+  graph or before a loop.
+
+  Args:
+    directory: folder of the file.
+    file_name: string or scalar string tensor, name or pattern.
+    now: a tensor that is known only when the operation is to run.
   """
   nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
   return tf.strings.join([str(directory), '/', nothing, file_name])
 
 
 def digits(number: tf.Tensor, width: int) -> tf.Tensor:
-  """Returns a number as it stands in the name of a file."""
+  """Returns a number as text, with zeros in front up to `width` digits."""
   return tf.strings.as_string(number, width=width, fill='0')
 
 
 def _sleep(value: tf.Tensor) -> tf.Tensor:
-  """Returns `value`, scalar int64, a little later."""
+  """Returns `value`, scalar int64, after `POLL_SECONDS`."""
   dataset = tf.data.Dataset.from_tensors(value)
   variant = tf.raw_ops.SleepDataset(
     input_dataset=tf.data.experimental.to_variant(dataset),

@@ -1,26 +1,31 @@
-"""The tape of `bandmf noise-server`s, as the side sees it that reads."""
+"""The tape that `bandmf noise-server`s write, seen from its reader."""
 
 from __future__ import annotations
 
 import itertools
 import os
 import pathlib
+import threading
 from collections.abc import Sequence
-from typing import Union
+from typing import Optional, Union
 
 from tff_bandmf import errors
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.strategies import recursion as recursion_lib
 
+# Number of times that a round is missing before its server counts as late.
+_LOOKS = 5
+
 
 class ServedTape(tape_folder.ReadableTape):
-  """Folders that `bandmf noise-server`s write.
+  """The folders that `bandmf noise-server`s write, as one tape to read.
 
-  It has no key. Closing it leaves the folders to their servers.
+  It has no key. When it is closed, the folders stay with their servers.
 
-  PRIVACY: as with a `Tape`, only the round released last can be released
-  again, by the same run; a second reader, which could be another one, is
-  refused. Guard: served_tape_test.test_second_reader_is_refused.
+  PRIVACY: A second reader could be another run, whose release would meet the
+  same noise. Only one reader can hold a folder, and only the round released
+  last can be released again, by the same run. Guard:
+  served_tape_test.test_second_reader_is_refused.
   """
 
   def __init__(
@@ -30,17 +35,23 @@ class ServedTape(tape_folder.ReadableTape):
     z_steps: float,
     dimension: int,
     start_round: int = 0,
+    notice_seconds: float = 60.0,
   ):
-    """Opens the folders, and tells the servers to start at `start_round`.
+    """Opens the folders, and marks `start_round` in them for the servers.
 
     Args:
-      directories: of all shards, in any order.
-      recursion: of C.
-      others: as the attributes.
+      directories: folders of all shards, in any order.
+      recursion: the recursion by which y follows from z, for the strategy C.
+      z_steps: standard deviation of z in lattice steps, > 0.
+      dimension: d, number of coordinates of y_t, > 0.
+      start_round: first round to be read, in [0, n].
+      notice_seconds: seconds, > 0; a line on standard error names a server that
+        has not written the next round by then.
 
     Raises:
-      ValueError: a folder is not that of a server, has another reader, holds
-        another noise or noise past `start_round`; or shards are missing.
+      ValueError: a folder does not belong to a server, has another reader,
+        holds other noise or a mark past `start_round`; or shards are
+        missing.
     """
     tape_folder.check_start(start_round, recursion.rounds)
     self.dimension = dimension
@@ -72,12 +83,16 @@ class ServedTape(tape_folder.ReadableTape):
     _check_together(self.shards, list(found.values()), dimension)
     self.tape_id = next(iter(found.values())).tape_id
     self._locks: list[int] = []
+    self._closed = threading.Event()
+    self._thread: Optional[threading.Thread] = None
     try:
       for shard in self.shards:
         self._locks.append(tape_folder.lock_reader(shard.directory))
       for shard in self.shards:
         tape_folder.mark(shard.directory, start_round)
-      # PRIVACY: a view of the folder from before it was marked may be old.
+      # PRIVACY: A listing from before the mark was written can be old and lack
+      # the marks of another host, so a round could be used twice. The folder is
+      # listed after it is marked.
       # Guard: late_folder_test.test_reader_does_not_open_with_an_old_view.
       for shard in self.shards:
         reached = max(tape_folder.marks(shard.directory))
@@ -91,11 +106,50 @@ class ServedTape(tape_folder.ReadableTape):
     except BaseException:
       self.close()
       raise
+    self._thread = threading.Thread(
+      target=self._watch,
+      args=(notice_seconds,),
+      name='tff_bandmf late servers',
+      daemon=True,
+    )
+    self._thread.start()
 
   def close(self) -> None:
-    """Lets another reader in; may be called twice."""
+    """Frees the folders for another reader; a second call does nothing."""
+    self._closed.set()
+    if self._thread is not None:
+      self._thread.join()
     while self._locks:
       os.close(self._locks.pop())
+
+  def _watch(self, notice_seconds: float) -> None:
+    """Prints a line for each server that is late with the next round."""
+    rounds: list[Optional[int]] = [None] * len(self.shards)
+    looks = [0] * len(self.shards)
+    while not self._closed.wait(notice_seconds / _LOOKS):
+      for i, shard in enumerate(self.shards):
+        t = _missing(shard.directory, self.recursion.rounds)
+        looks[i] = looks[i] + 1 if t is not None and t == rounds[i] else 0
+        rounds[i] = t
+        if looks[i] == _LOOKS:
+          errors.notice(
+            f'No noise of round {t} for {notice_seconds:.0f} s: noise-server '
+            f'of {shard.directory} ({tape_folder.producer(shard.directory)}) '
+            'is late, stopped or gone; see whether it runs, let it go on '
+            '(kill -CONT) or give its command again.'
+          )
+
+
+def _missing(directory: pathlib.Path, rounds: int) -> Optional[int]:
+  """Returns the next round if its noise is missing, else None."""
+  try:
+    t = tape_folder.next_round(directory)
+  except (OSError, ValueError):
+    # The round itself fails, and its message says that the tape is gone.
+    return None
+  if t == rounds or tape_folder.noise_path(directory, t).exists():
+    return None
+  return t
 
 
 def _check(
@@ -105,7 +159,7 @@ def _check(
   z_steps: float,
   dimension: int,
 ) -> None:
-  """Raises ValueError if the noise of a folder is not that of these values."""
+  """Raises ValueError if a folder holds noise of other values than these."""
   for name, expected, found in (
     ('strategy', recursion.digest, description.strategy),
     ('rounds', recursion.rounds, description.rounds),
@@ -127,9 +181,9 @@ def _check_together(
   dimension: int,
 ) -> None:
   """Raises ValueError if the folders are not the shards of one tape."""
-  # PRIVACY: of another key, noise would be of another run; of another device,
-  # shards could not be made again together. Guard:
-  # served_tape_test.test_shards_of_two_tapes_are_refused.
+  # PRIVACY: Shards of two keys mix the noise of two runs, and shards of two
+  # kinds of device could not be made again together. Both are refused.
+  # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
   if len({(each.tape_id, each.device) for each in descriptions}) > 1:
     raise errors.value_error(
       'noise_server',

@@ -1,8 +1,8 @@
-"""A producer that writes y_t to files ahead of the rounds that read them.
+"""The producer of a tape: it writes y_t to files ahead of their rounds.
 
-TFF passes server state by value between processes every round; y of past
-rounds does not belong there. The tape keeps it in the process that owns the
-noise, and gives a round nothing but a file; see `tape_folder`.
+TFF passes server state between processes by value every round, and past noise
+is too large for that. The tape keeps past noise in the process that has the
+key, and a round gets one file; `tape.folder` describes the files.
 """
 
 from __future__ import annotations
@@ -23,32 +23,33 @@ from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
 
 _AHEAD_BYTES = 512 * 2**20
-# What a disk without room says; room may come.
+# Errors of a full disk: the producer waits, since room may come.
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Tape(tape_folder.ReadableTape):
-  """A thread that stays a bounded number of rounds ahead of its reader.
+  """A thread that writes y a bounded number of rounds ahead of its reader.
 
-  A tape that starts at round s makes the rounds before it too, so it gives what
-  a tape from round 0 gives there, to the bit on one machine. So do shards of a
-  tape, put together. A disk that is full makes the rounds wait.
+  A tape that starts at round s computes the rounds before s too, so it gives
+  the same y as a tape from round 0, to the bit on one machine. The shards of a
+  tape, put together, give the same y as one folder. If the disk is full, the
+  rounds wait.
 
-  PRIVACY: a round that was released can be released again by the same run and
-  with the same sum (TFF retries calls) until a later round is; from then on
-  it is an error, and its file is overwritten and removed. Guard:
-  tape_test.test_round_is_gone_after_the_next_one_was_released.
+  PRIVACY: TFF retries calls, so a round can be released again by the same run
+  and with the same sum, until a later round is released. From then on a stale
+  state could ask for the round; it fails, because the file is overwritten and
+  removed. Guard: tape_test.test_round_is_gone_after_the_next_one_was_released.
 
-  A folder that a killed process left is gone on with if it has the same noise,
-  and then never below the round that was released last.
+  A folder that a killed process left is used again if it holds the same noise,
+  and never below the round that was released last.
 
   Attributes:
-    directory: where the files of its one shard are.
-    description: what the noise is.
-    written: rounds below it were written.
-    reached: rounds below it were used.
+    directory: folder of the tape's one shard.
+    description: the noise of the folder, as `tape.json` holds it.
+    written: rounds below this one were written, >= 0.
+    reached: rounds below this one were used, >= 0.
     is_full: whether the producer waits for room on the disk.
-    error: what ended the producer; None while there is nothing wrong.
+    error: the exception that ended the producer; None if there was none.
   """
 
   def __init__(
@@ -60,24 +61,27 @@ class Tape(tape_folder.ReadableTape):
     ahead_bytes: int = _AHEAD_BYTES,
     resume: bool = False,
   ):
-    """Starts the producer.
+    """Prepares the folder and starts the producer.
 
     Args:
-      directory: made with mode 0700 if missing; another tape that an ended
-        process left there is removed. None makes a temporary one, in memory if
-        there is room, and removes those whose process was killed.
-      made: the rows of y, all of them or those of a shard.
-      start_round: first round to write; those before it are made again to get
-        there, and not written.
-      ahead_bytes: bound on unread files. Two rounds are allowed whatever it is.
-      resume: go on with what an ended process left in `directory`, from the
-        highest mark on or from `start_round`, whichever is later; leave the
-        marks there in the end, for the next one; and refuse another tape.
+      directory: folder of the tape, made with mode 0700 if it is missing.
+        Another tape that an ended process left there is removed. None makes a
+        temporary folder, in memory if there is room, and removes abandoned
+        temporary tapes.
+      made: the stream of the rows of y, of all coordinates or of one shard.
+      start_round: first round to write, in [0, n]. Earlier rounds are computed,
+        to get there, and not written.
+      ahead_bytes: most bytes of unread files, > 0; two rounds are always
+        allowed.
+      resume: whether to go on with the tape that an ended process left in
+        `directory`. It then starts at the highest mark or at `start_round`,
+        whichever is later, leaves the marks there for the next process, and
+        refuses another tape.
 
     Raises:
-      ValueError: a value out of range, or the folder holds other files, has a
-        live producer, is to be resumed and holds another tape, or says that a
-        later round than `start_round` was used.
+      ValueError: a value is out of range, or the folder holds other files, has
+        a live producer, holds another tape although `resume`, or has a mark of
+        a later round than `start_round`.
     """
     self.dimension, self.z_steps = made.dimension, made.z_steps
     self.recursion, rounds = made.recursion, made.recursion.rounds
@@ -104,16 +108,19 @@ class Tape(tape_folder.ReadableTape):
       resume,
     )
     self._ahead = max(2, ahead_bytes // (4 * count))
-    self.directory = pathlib.Path(
-      directory or tape_folder.temporary(4 * count * min(self._ahead, rounds))
-    ).absolute()
+    if directory:
+      self.directory = pathlib.Path(directory).absolute()
+      self._lock = tape_folder.prepare(self.directory)
+    else:
+      self.directory, self._lock = tape_folder.temporary(
+        4 * count * min(self._ahead, rounds)
+      )
     self.shards = [tape_folder.Shard(self.directory, first, count)]
     self._resume = resume
     self._stop = threading.Event()
     self._closed = False
     self.is_full = False
     self.error: Optional[BaseException] = None
-    self._lock = tape_folder.prepare(self.directory)
     try:
       start_round = self._resumed(start_round)
       tape_folder.mark(self.directory, start_round)
@@ -128,18 +135,19 @@ class Tape(tape_folder.ReadableTape):
     atexit.register(self.close)
 
   def close(self) -> None:
-    """Stops the producer and removes what the next one does not need.
+    """Stops the producer and removes the files that no later producer needs.
 
-    It may be called twice.
+    A second call does nothing.
     """
     if self._closed:
       return
     self._stop.set()
     self._thread.join()
     if self.directory.is_dir() and self._resume:
-      # PRIVACY: without the mark the same key would start from round 0, for
-      # another run perhaps. Guard:
-      # noise_server_test.test_server_that_was_stopped_continues.
+      # PRIVACY: Without its mark a stopped server would start the same key from
+      # round 0, perhaps for another run, and two sums would have one noise. The
+      # description and the highest mark stay in the folder.
+      # Guard: noise_server_test.test_server_that_was_stopped_continues.
       self._remove_read_rounds()
       tape_folder.wipe(self.directory, keep=True)
     elif self.directory.is_dir():
@@ -149,7 +157,21 @@ class Tape(tape_folder.ReadableTape):
     atexit.unregister(self.close)
 
   def _resumed(self, start_round: int) -> int:
-    """Returns the first round to write; keeps files that are still good."""
+    """Returns the first round to write; keeps the files that are still good.
+
+    **Formal guarantee.**
+    Assumption: the marks of the folder are on its disk. Statement: the tape
+    writes no round below the highest mark, and none for another key, C, size or
+    deviation into a folder of this noise. Source: `tape_id` names key, C, d and
+    z_steps (`stream.identify`).
+
+    Args:
+      start_round: first round that the caller asks for, >= 0.
+
+    Raises:
+      ValueError: the folder holds another tape, or has a mark above
+        `start_round` and the tape is not to be resumed.
+    """
     directory = self.directory
     found = tape_folder.Description.read(directory)
     if found is None and tape_folder.marks(directory):
@@ -172,8 +194,9 @@ class Tape(tape_folder.ReadableTape):
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
-    # PRIVACY: rounds below the mark were used. Guard:
-    # tape_test.test_start_below_a_released_round_is_refused.
+    # PRIVACY: A start below the mark would give used noise to a second sum. It
+    # is refused.
+    # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
         'start_round',
@@ -183,7 +206,9 @@ class Tape(tape_folder.ReadableTape):
         'new key',
       )
     start = max(start_round, reached)
-    # PRIVACY: rounds below the mark were used. Guard:
+    # PRIVACY: A killed server leaves files of rounds below the mark, whose
+    # noise was used. They are overwritten and removed.
+    # Guard:
     # noise_server_test.test_killed_server_continues_from_the_highest_mark.
     shard = self.shards[0]
     for path in directory.glob('*.noise'):
@@ -201,7 +226,7 @@ class Tape(tape_folder.ReadableTape):
     except BaseException as error:  # pylint: disable=broad-except
       self.error = error
       with contextlib.suppress(OSError):
-        # The type alone: a message could hold anything.
+        # The type of the exception only: its message could hold a secret.
         _files.write(
           self.directory / 'failed', type(error).__name__.encode(), mode=0o600
         )
@@ -209,7 +234,7 @@ class Tape(tape_folder.ReadableTape):
         raise
 
   def _produce(self) -> None:
-    """Writes all rounds, waiting for the reader in between."""
+    """Writes all rounds, and waits for the reader in between."""
     t = 0
     for y in self._stream.rows():
       if self._stop.is_set():
@@ -219,7 +244,7 @@ class Tape(tape_folder.ReadableTape):
       if t >= self.start_round:
         if not self._wait_for_room(t):
           return
-        # A reader may skip rounds.
+        # A reader may skip rounds; a skipped round is not written.
         if t >= self.reached:
           self._write(t, y)
       t += 1
@@ -227,7 +252,7 @@ class Tape(tape_folder.ReadableTape):
       self._remove_read_rounds()
 
   def _wait_for_room(self, round_index: int) -> bool:
-    """Returns True when the round may be written, False when closing."""
+    """Returns True when the round may be written, False if the tape closes."""
     while round_index >= self._remove_read_rounds() + self._ahead:
       if self._stop.wait(tape_folder.POLL_SECONDS):
         return False
@@ -243,7 +268,7 @@ class Tape(tape_folder.ReadableTape):
     return self.reached
 
   def _write(self, round_index: int, values: np.ndarray) -> None:
-    """Writes y of a round that is not there yet, when the disk has room."""
+    """Writes y of a round unless its file exists; a full disk makes it wait."""
     path = tape_folder.noise_path(self.directory, round_index)
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values

@@ -1,0 +1,69 @@
+"""Ledgers changed by somebody who knows the format, chain included."""
+
+import contextlib
+import dataclasses
+import sqlite3
+
+import numpy as np
+
+from tff_bandmf.ledger import chain
+
+
+def rewrite(path, change=lambda event: event, cohorts=None):
+  """Changes events and cohorts, and makes the chain anew.
+
+  Args:
+    path: of the SQLite file; no ledger has it open.
+    change: gives what an event becomes; None takes it out.
+    cohorts: gives the identifiers that a (round, [m] int64) becomes; None takes
+      them out with all events of the round.
+  """
+  with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+    digests = {}
+    for t, highest, content in connection.execute(
+      'SELECT round, highest, cohort FROM bandmf_rounds'
+    ).fetchall():
+      cohort = np.frombuffer(content, '<i8')
+      if cohorts is not None:
+        cohort = cohorts(t, cohort)
+      if cohort is None:
+        connection.execute('DELETE FROM bandmf_rounds WHERE round = ?', [t])
+        continue
+      connection.execute(
+        'UPDATE bandmf_rounds SET cohort = ? WHERE round = ?',
+        [cohort.astype('<i8').tobytes(), t],
+      )
+      digests[t] = chain.cohort_digest(cohort, highest)
+    run, noise_key, key = connection.execute(
+      'SELECT run, noise_key, key FROM bandmf_ledger'
+    ).fetchone()
+    events = connection.execute(
+      'SELECT round, kind, digest, z_stddev, noise_checked '
+      'FROM bandmf_events ORDER BY place'
+    ).fetchall()
+    connection.execute('DELETE FROM bandmf_events')
+    head, place = chain.genesis(run, noise_key, key), 0
+    for *fields, checked in events:
+      event = change(chain.Event(*fields, bool(checked)))
+      if event is None or event.round not in digests:
+        continue
+      if event.kind == chain.STARTED:
+        event = dataclasses.replace(event, digest=digests[event.round])
+      head = chain.link(head, place, event)
+      connection.execute(
+        'INSERT INTO bandmf_events (place, round, kind, digest, z_stddev, '
+        'noise_checked, head) VALUES (?, ?, ?, ?, ?, ?, ?)',
+        [
+          place,
+          event.round,
+          event.kind,
+          event.digest,
+          event.z_stddev,
+          int(event.noise_checked),
+          head,
+        ],
+      )
+      place += 1
+    connection.execute(
+      'UPDATE bandmf_ledger SET events = ?, head = ?', [place, head]
+    )

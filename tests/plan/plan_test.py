@@ -1,0 +1,506 @@
+"""Tests of plans: what holds, what is stored, what is refused."""
+
+import json
+import subprocess
+import sys
+
+import attrs
+import numpy as np
+import pytest
+
+import tff_bandmf
+from tff_bandmf import accounting, participation, strategies
+from tff_bandmf.plan import mechanism, plan_json, plan_text
+from tff_bandmf.plan import plan as plan_lib
+
+
+def _plan(**changes):
+  return tff_bandmf.Plan(
+    **{
+      'rounds': 60,
+      'clients_per_round': 10,
+      'cohorts': tff_bandmf.MinSep(12),
+      'epsilon': 4.0,
+      'delta': 1e-6,
+      'l2_norm_clip': 0.5,
+      'mechanism': 'banded-sqrt',
+      **changes,
+    }
+  )
+
+
+def test_noise_of_a_plan_gives_what_was_asked_for():
+  plan = _plan()
+  assert plan.strategy.bands == 12
+  assert 3.99 < plan.guarantee.epsilon(1e-6) <= 4
+  assert plan.z_stddev == pytest.approx(
+    0.5 * plan.guarantee.sensitivity.value * plan.guarantee.noise_multiplier
+  )
+
+
+def test_noise_that_drowns_the_updates_is_told():
+  """6 clients and 200,000 parameters: the loss went from 4.0 to 219."""
+  few = _plan(clients_per_round=6, dimension=200_000)
+  ratio = few.to_dict()['noise_to_signal']
+  # The sum of all rounds by its definition.
+  errors = few.strategy.per_query_errors(tff_bandmf.workloads.PREFIX)
+  noise = few.z_stddev * (errors.max() * 200_000) ** 0.5 / 6
+  assert ratio == pytest.approx(noise / (60 * few.clip)) and ratio > 3
+  assert 'WARNING: the noise drowns the updates' in str(few)
+  many = _plan(clients_per_round=600, dimension=20_000)
+  assert 0 < many.to_dict()['noise_to_signal'] < 0.1
+  assert 'noise to signal' in str(many) and 'WARNING' not in str(many)
+  assert _plan().to_dict()['noise_to_signal'] is None
+  assert 'noise to signal' not in str(_plan())
+  # Both move with the clip.
+  adaptive = tff_bandmf.AdaptiveClip(0.1, fraction_weight=1e-6)
+  adaptive = _plan(
+    clients_per_round=6, dimension=200_000, l2_norm_clip=adaptive
+  )
+  assert adaptive.noise_to_signal(200_000) == pytest.approx(ratio, rel=1e-3)
+
+
+def test_clips_of_layers_are_one_norm():
+  assert _plan(l2_norm_clip=(0.3, 0.4)).z_stddev == _plan().z_stddev
+
+
+def test_adaptive_clip_costs_delta_and_is_stored(tmp_path):
+  adaptive = tff_bandmf.AdaptiveClip((0.3, 0.4), fraction_weight=1.5, until=9)
+  plan, constant = _plan(l2_norm_clip=adaptive), _plan()
+  assert plan.guarantee.epsilon(1e-6) == constant.guarantee.epsilon(1e-6)
+  delta = (1 + 1.5**2 / 4) ** 0.5
+  assert plan.z_stddev == pytest.approx(delta * constant.z_stddev)
+  assert plan.rmse == pytest.approx(delta * constant.rmse)
+  plan.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.l2_norm_clip == adaptive
+  assert plan_json.request(loaded) == plan_json.request(plan)
+  assert loaded.z_stddev == plan.z_stddev
+  assert 'begins at [0.3, 0.4] and follows the 0.5-quantile' in str(plan)
+  assert '* clip * 1.25, for the indicator' in str(plan)
+  assert 'indicator' not in str(constant)
+  with pytest.raises(TypeError, match='l2_norm_clip'):
+    _plan(l2_norm_clip=tff_bandmf.AdaptiveClip({'kernel': 1.0}))
+
+
+def test_adaptive_clip_is_a_coordinate_of_the_claim(tmp_path):
+  adaptive = tff_bandmf.AdaptiveClip(0.5)
+  plan = _plan(l2_norm_clip=adaptive, dimension=100)
+  assert plan.guarantee == _plan(dimension=101).guarantee
+  plan.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.guarantee.dimension == 101
+
+
+def test_noise_multiplier_is_taken_as_given():
+  plan = _plan(epsilon=None, delta=None, noise_multiplier=2.0)
+  assert plan.guarantee.noise_multiplier == 2
+  assert 'no delta was given' in str(plan)
+
+
+def test_plan_without_noise_claims_nothing():
+  plan = _plan(epsilon=None, delta=None, noise_multiplier=0)
+  assert plan.z_stddev == 0
+  assert 'claim: none, there is no noise' in str(plan)
+  assert plan.to_dict()['epsilon'] is None
+
+
+@pytest.mark.parametrize(
+  'mechanism',
+  [
+    tff_bandmf.Mechanism('banded-sqrt', bands=5),
+    strategies.BandedSqrt(60, 5),
+    'file.json',
+    'matrix.npy',
+  ],
+  ids=str,
+)
+def test_mechanism_may_be_named_given_or_read(tmp_path, monkeypatch, mechanism):
+  monkeypatch.chdir(tmp_path)
+  strategy = strategies.BandedSqrt(60, 5)
+  strategies.save(strategy, 'file.json')
+  np.save('matrix.npy', strategy.matrix())
+  plan = _plan(mechanism=mechanism)
+  assert plan.strategy.matrix().tolist() == strategy.matrix().tolist()
+
+
+@pytest.mark.slow
+def test_best_is_of_the_families_that_fit():
+  plan, told = _plan(mechanism='best', memory_copies=1), []
+  assert plan.search(told.append) is plan.found
+  assert sorted(told) == sorted(strategies.FAMILIES)
+  assert plan.strategy.noise_copies <= 1
+  rmses = [plan.rmse, *(rmse for _, rmse in plan.found.runners_up)]
+  assert rmses == sorted(rmses)
+  assert 'identity' in dict(plan.found.runners_up)
+  assert 'noise_copies=1' in plan.found.left_out['dense']
+  text = str(plan)
+  for family in (*dict(plan.found.runners_up), *plan.found.left_out):
+    assert family in text
+
+
+def test_search_of_one_family_tells_its_losses():
+  told = []
+  _plan(mechanism='dp-cgd').search(told.append)
+  assert told and all(step.startswith('loss ') for step in told)
+
+
+def test_plan_that_simulates_claims_what_its_own_noise_gives():
+  small, large = _plan(), _plan(stands_for=20)
+  # The noise is a half: that of 20 clients, for the sum of 10.
+  assert large.z_stddev == pytest.approx(small.z_stddev / 2)
+  assert large.guarantee.epsilon(1e-6) > small.guarantee.epsilon(1e-6)
+  assert large.simulated.epsilon(1e-6) == small.guarantee.epsilon(1e-6)
+  assert small.simulated is None
+  assert 'stands for 20 clients a round' in str(large)
+
+
+def test_worse_cohorts_cost_what_their_schemas_say():
+  plan = _plan()
+  assert list(plan.what_if()) == ['min_sep 10', 'min_sep 6', '6 participations']
+  ten = accounting.Guarantee(
+    plan.strategy,
+    tff_bandmf.MinSep(10),
+    plan.guarantee.noise_multiplier
+    * plan.guarantee.sensitivity.value
+    / accounting.Guarantee(
+      plan.strategy, tff_bandmf.MinSep(10), 1.0
+    ).sensitivity.value,
+  )
+  assert plan.what_if()['min_sep 10'] == pytest.approx(ten.epsilon(1e-6))
+  assert all(epsilon > 4 for epsilon in plan.what_if().values())
+
+
+@pytest.mark.parametrize(
+  'cohorts',
+  [
+    tff_bandmf.Single(),
+    tff_bandmf.FixedEpoch(12),
+    tff_bandmf.MinSep(12, 3),
+    tff_bandmf.MinSep(1),
+  ],
+  ids=str,
+)
+def test_worse_cohorts_are_worse_whatever_the_schema(cohorts):
+  plan = _plan(cohorts=cohorts, mechanism='identity')
+  for epsilon in plan.what_if().values():
+    assert epsilon is None or epsilon >= 4 - 1e-6
+  assert bool(plan.what_if()) == (cohorts != tff_bandmf.MinSep(1))
+
+
+@pytest.mark.slow
+def test_sampled_cohorts_are_planned():
+  plan = _plan(
+    cohorts=tff_bandmf.CyclicPoisson(0.1, groups=6),
+    mechanism=tff_bandmf.Mechanism('banded-sqrt', bands=6),
+  )
+  assert plan.guarantee.epsilon(1e-6) <= 4
+  assert plan.what_if() == {}
+  assert 'cyclic-poisson' in str(plan)
+  best = _plan(cohorts=plan.cohorts, mechanism='best')
+  assert best.guarantee.epsilon(1e-6) <= 4
+  assert best.strategy.bands <= 6 and best.rmse <= plan.rmse
+  assert 'blt' in best.found.left_out
+
+
+_SAMPLED = [
+  tff_bandmf.CyclicPoisson(population=500),
+  tff_bandmf.BallsInBins(12, population=120),
+  tff_bandmf.BMinSep(12, 0.05, population=319),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('cohorts', _SAMPLED, ids=str)
+def test_sampled_plan_with_less_noise_is_refused(tmp_path, cohorts):
+  """And with its own it is what it was: samples come back with their seed."""
+  plan = _plan(cohorts=cohorts, mechanism='banded-sqrt')
+  assert plan.guarantee.epsilon(1e-6) <= 4 < plan.unamplified.epsilon(1e-6)
+  assert f'population={cohorts.population}' in str(plan)
+  assert f'(at most {plan.most_clients})' in str(plan)
+  assert plan.most_clients > 2 * plan.clients_per_round
+  plan.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.guarantee.claim(1e-6).upper == plan.guarantee.claim(1e-6).upper
+  assert loaded.guarantee.cohorts == plan.guarantee.cohorts
+  assert str(loaded) == str(plan)
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  content['noise_multiplier'] *= 0.99
+  (tmp_path / 'edited.json').write_text(json.dumps(content))
+  with pytest.raises(ValueError, match='its noise does not give'):
+    tff_bandmf.Plan.load(tmp_path / 'edited.json')
+
+
+@pytest.mark.slow
+def test_bands_and_sampling_are_chosen_together():
+  plan = _plan(cohorts=_SAMPLED[0], mechanism='banded-sqrt')
+  cohorts = plan.guarantee.cohorts
+  assert cohorts.groups == plan.strategy.bands
+  # Not B / m: a group is open once in so many rounds.
+  assert cohorts.sampling_prob == cohorts.groups * 10 / 500
+  for bands in (1, 2, 4, 8, 16, 32):
+    other = _plan(
+      cohorts=_SAMPLED[0],
+      mechanism=tff_bandmf.Mechanism('banded-sqrt', bands=bands),
+    )
+    assert other.guarantee.cohorts.groups == bands
+    assert other.rmse >= plan.rmse * (1 - 1e-9)
+
+
+def test_largest_cohort_that_sampling_exceeds_is_refused():
+  changes = dict(
+    cohorts=tff_bandmf.CyclicPoisson(0.1, groups=6, population=600),
+    mechanism=tff_bandmf.Mechanism('banded-sqrt', bands=6),
+    noise_multiplier=1.0,
+    epsilon=None,
+  )
+  least = _plan(**changes).most_clients
+  assert _plan(**changes, largest_cohort=least).most_clients == least
+  message = f'largest_cohort={least - 1}: must be at least {least}'
+  with pytest.raises(ValueError, match=message):
+    print(_plan(**changes, largest_cohort=least - 1))
+  with pytest.raises(ValueError, match='use clients_per_round=10'):
+    print(_plan(**changes, clients_per_round=12))
+
+
+@pytest.mark.parametrize('name', ['largest_cohort', 'clients_per_round'])
+def test_loaded_plan_is_checked_as_a_new_one(tmp_path, name):
+  """A file that was edited is held to what the searched plan is held to."""
+  plan = _plan(
+    cohorts=tff_bandmf.CyclicPoisson(0.1, groups=6, population=600),
+    mechanism=tff_bandmf.Mechanism('banded-sqrt', bands=6),
+    noise_multiplier=1.0,
+    epsilon=None,
+  )
+  plan.save(tmp_path / 'plan.json')
+  assert tff_bandmf.Plan.load(tmp_path / 'plan.json').sampled == plan.sampled
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  content['request'][name] = 12
+  (tmp_path / 'edited.json').write_text(json.dumps(content))
+  with pytest.raises(ValueError, match=f'{name}=12'):
+    tff_bandmf.Plan.load(tmp_path / 'edited.json')
+
+
+@pytest.mark.parametrize(
+  'changes',
+  [
+    {},
+    dict(l2_norm_clip=(0.3, 0.4), stands_for=30, largest_cohort=12),
+    dict(epsilon=None, delta=None, noise_multiplier=0.7),
+    dict(mechanism=strategies.BandedSqrt(60, 3)),
+    dict(mechanism=tff_bandmf.Mechanism('dp-cgd', **{'lambda': 0.5})),
+    dict(workload=tff_bandmf.Workload(0.9, 0.1, 0.2), mechanism='identity'),
+    dict(cohorts=tff_bandmf.FixedEpoch(12, 4)),
+  ],
+)
+def test_stored_plan_is_the_plan(tmp_path, changes):
+  plan = _plan(**changes)
+  plan.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert plan_json.request(loaded) == json.loads(
+    json.dumps(plan_json.request(plan))
+  )
+  assert str(loaded) == str(plan)
+  assert loaded.strategy.digest() == plan.strategy.digest()
+  assert loaded.guarantee.noise_multiplier == plan.guarantee.noise_multiplier
+
+
+def test_plan_never_changes_under_a_run(tmp_path):
+  _plan().save(tmp_path / 'plan.json')
+  before = (tmp_path / 'plan.json').read_bytes()
+  with pytest.raises(ValueError, match='is there already'):
+    _plan(rounds=70).save(tmp_path / 'plan.json')
+  assert (tmp_path / 'plan.json').read_bytes() == before
+
+
+def _edited(tmp_path, edit):
+  _plan().save(tmp_path / 'plan.json')
+  content = json.loads((tmp_path / 'plan.json').read_text())
+  edit(content)
+  (tmp_path / 'edited.json').write_text(json.dumps(content))
+  return tff_bandmf.Plan.load(tmp_path / 'edited.json')
+
+
+def test_plan_with_less_noise_than_its_claim_needs_is_refused(tmp_path):
+  def edit(content):
+    content['noise_multiplier'] *= 0.99
+
+  with pytest.raises(ValueError, match='its noise does not give'):
+    _edited(tmp_path, edit)
+
+
+@pytest.mark.parametrize(
+  'edit',
+  [
+    lambda content: content['request'].update(rounds=61),
+    lambda content: content['request'].update(noise_multiplier=1.0),
+    lambda content: content['request'].pop('cohorts'),
+    lambda content: content['request'].update(workload={'workload': 'prefix'}),
+    lambda content: content.update(version=1),
+    lambda content: content.update(format='tff_bandmf.strategy'),
+    lambda content: content.update(strategy=3),
+    lambda content: content['strategy'].update(family='no-such'),
+    lambda content: content.pop('noise_multiplier'),
+  ],
+)
+def test_other_files_are_refused_in_one_line(tmp_path, edit):
+  with pytest.raises(ValueError) as caught:
+    _edited(tmp_path, edit)
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+  'changes, message',
+  [
+    (dict(epsilon=None), 'epsilon=None: a claim is an epsilon at a delta'),
+    (dict(delta=None), 'delta=None: a claim is an epsilon at a delta'),
+    (
+      dict(epsilon=None, delta=None),
+      'noise_multiplier=None: is given in place of',
+    ),
+    (dict(noise_multiplier=1.0), 'noise_multiplier=1.0: is given in place of'),
+    (dict(epsilon=1000), 'epsilon=1000'),
+    (dict(delta=0.5), 'delta=0.5'),
+    (dict(rounds=0), 'rounds=0'),
+    (dict(l2_norm_clip=0), 'l2_norm_clip=0'),
+    (dict(largest_cohort=9), 'largest_cohort=9: must be at least'),
+    (dict(stands_for=9), 'stands_for=9: must be at least'),
+    (
+      dict(cohorts=tff_bandmf.CyclicPoisson(population=500), stands_for=30),
+      'stands_for=30: a larger cohort is drawn with',
+    ),
+    (dict(cohorts=tff_bandmf.MinSep(61)), 'min_sep=61: exceeds rounds=60'),
+  ],
+)
+def test_values_that_do_not_go_together_are_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    _plan(**changes)
+
+
+def test_cohorts_must_say_who_takes_part():
+  with pytest.raises(TypeError, match='cohorts=12: must say who takes part'):
+    _plan(cohorts=12)
+
+
+def test_strategy_of_other_rounds_is_refused():
+  with pytest.raises(ValueError, match='is for 50 rounds, not for rounds=60'):
+    _ = _plan(mechanism=strategies.Identity(50)).strategy
+
+
+def test_population_that_cannot_fill_the_rounds_is_told_before_them():
+  plan = _plan(rounds=8, clients_per_round=3, cohorts=tff_bandmf.MinSep(4))
+  plan.check_population(12)
+  with pytest.raises(ValueError, match='clients=10: cannot fill 8 rounds of 3'):
+    plan.check_population(10)
+
+
+def test_numbers_are_printed_rounded_up():
+  assert plan_text.rounded_up(1.00001) == '1.001'
+  assert plan_text.rounded_up(0.5) == '0.5'
+  assert float(plan_text.rounded_up(123456.1)) >= 123456.1
+
+
+@pytest.mark.slow
+def test_importing_the_face_imports_no_tensorflow():
+  program = (
+    'import sys, tff_bandmf; tff_bandmf.Plan; tff_bandmf.MinSep; '
+    "assert not {'tensorflow', 'tensorflow_federated'} & set(sys.modules)"
+  )
+  subprocess.run([sys.executable, '-c', program], check=True, timeout=120)
+
+
+def test_unit_of_several_clients_gets_the_noise_of_all(tmp_path, monkeypatch):
+  one, three = _plan(), _plan(clients_per_unit=3)
+  assert three.z_stddev == pytest.approx(3 * one.z_stddev, rel=1e-3)
+  assert three.guarantee.epsilon(three.delta) <= three.epsilon
+  three.save(tmp_path / 'plan.json')
+  loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
+  assert loaded.guarantee == three.guarantee
+  assert loaded.to_dict()['clients_per_unit'] == 3
+  assert 'a unit of privacy has at most 3 clients' in str(loaded)
+  assert 'unit' not in str(one)
+  # Of worse cohorts too.
+  assert three.what_if() == pytest.approx(one.what_if(), rel=1e-2)
+  families = ('identity', 'dp-cgd')
+  monkeypatch.setattr(mechanism, '_compared', lambda *_: families)
+  best = _plan(clients_per_unit=3, mechanism='best')
+  assert best.guarantee.clients_per_unit == 3
+  assert best.rmse <= min(rmse for _, rmse in best.found.runners_up) * 1.01
+
+
+def test_sweep_gives_what_each_plan_would():
+  plan = _plan()
+  found = plan.sweep(clients_per_round=[50, 100], epsilon=[2, 4, 8])
+  assert len(found.points) == 6
+  for point in found.points:
+    alone = _plan(
+      clients_per_round=point.clients_per_round,
+      epsilon=point.epsilon,
+      mechanism=plan.strategy,
+    )
+    assert point.z_stddev == alone.z_stddev
+    assert point.noise_multiplier == alone.guarantee.noise_multiplier
+    error = alone.rmse * alone.clip / point.clients_per_round
+    assert point.error == pytest.approx(error)
+    assert point.feasible is None
+  moving = _plan(
+    l2_norm_clip=tff_bandmf.AdaptiveClip(plan.clip, fraction_weight=4.0)
+  )
+  (point,) = moving.sweep().points
+  mean, _ = plan.strategy.errors()
+  assert point.error == pytest.approx(
+    point.z_stddev * np.sqrt(mean) / point.clients_per_round
+  )
+  text = str(found)
+  assert text.count('\n') == 4 and '*' not in text
+  assert 'epsilon 2' in text and f'{found.points[0].error:.3g}' in text
+  assert json.loads(json.dumps(found.to_dict()))['delta'] == plan.delta
+  pytest.importorskip('matplotlib')
+  (axes,) = found.plot().axes
+  lines = axes.get_lines()
+  assert [len(line.get_xdata()) for line in lines] == [3, 3]
+  assert lines[0].get_ydata()[0] == pytest.approx(found.points[0].error)
+
+
+def test_sweep_marks_cohorts_that_cannot_be_filled():
+  plan = _plan()
+  least = plan.cohorts.min_sep * plan.clients_per_round
+  found = plan.sweep(
+    clients_per_round=[plan.clients_per_round, 10 * plan.clients_per_round],
+    population=least,
+  )
+  assert [point.feasible for point in found.points] == [True, False]
+  assert f'{found.points[1].error:.3g}*' in str(found)
+  assert found.points[0].epsilon == plan.epsilon
+
+
+def test_sweep_needs_a_delta():
+  plan = _plan(epsilon=None, delta=None, noise_multiplier=1.0)
+  with pytest.raises(ValueError, match='delta=None'):
+    plan.sweep(epsilon=[1])
+  plan = _plan(epsilon=None, noise_multiplier=1.0)
+  with pytest.raises(ValueError, match='epsilon=None'):
+    plan.sweep(clients_per_round=[10])
+
+
+def test_spent_is_at_least_that_of_a_run_so_short():
+  coefficients = np.array([1.0, 0.7, 0.4])
+  schema = participation.MinSep(3)
+  plan = plan_lib.Plan(
+    rounds=12,
+    clients_per_round=5,
+    cohorts=schema,
+    noise_multiplier=1.0,
+    delta=1e-6,
+    l2_norm_clip=1.0,
+    mechanism=strategies.BandedToeplitz(12, coefficients),
+  )
+  spent = [plan.spent(t) for t in range(13)]
+  assert spent[0] == 0.0 and spent == sorted(spent)
+  assert spent[3] < spent[4] and spent[12] == plan.guarantee.epsilon(1e-6)
+  for t in range(3, 13):
+    short = accounting.Guarantee(
+      strategies.BandedToeplitz(t, coefficients), schema, 1.0
+    )
+    same = 1.0 * plan.guarantee.z_stddev_per_clip / short.z_stddev_per_clip
+    assert attrs.evolve(short, noise_multiplier=same).epsilon(1e-6) <= spent[t]

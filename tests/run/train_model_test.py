@@ -1,0 +1,210 @@
+"""Tests of TFF's own training program in a run."""
+
+import numpy as np
+import pytest
+import small_training
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_bandmf import accounting, aggregator, participation, run, strategies
+from tff_bandmf import ledger as ledger_lib
+from tff_bandmf.accounting.kinds import samplers
+from tff_bandmf.noise import placements
+from tff_bandmf.run_files import run_json
+from tff_bandmf.tff import runtime as runtime_lib
+
+_ROUNDS = 4
+
+
+class _Killed(BaseException):
+  """What no program catches."""
+
+
+class _Manager(tff.program.ReleaseManager):
+  """Keeps what is released, with what the ledger says at that moment."""
+
+  def __init__(self, mine, fails=None):
+    self.released = {}
+    self.finished = []
+    self._ledger = mine._journal.ledger
+    self._fails = fails
+
+  async def release(self, value, key):
+    if self._fails is not None:
+      raise self._fails
+    self.finished.append(self._ledger.observed().finished)
+    self.released[key] = value
+
+
+@pytest.fixture(scope='module')
+def program_runtime(runtime):
+  context = tff.framework.get_context_stack().current
+  with runtime_lib.local_runtime(concurrency=2, program=True):
+    yield
+  tff.framework.set_default_context(context)
+
+
+def _open(directory, **changes):
+  return run.Run(
+    directory, small_training.plan(_ROUNDS, **changes), keep_key=True
+  )
+
+
+def _train(mine, dataset=None, **managers):
+  process = tff.learning.algorithms.build_unweighted_fed_avg(
+    small_training.functional_model(
+      small_training.MODEL, small_training.LENGTH
+    ),
+    tff.learning.optimizers.build_sgdm(0.5),
+    tff.learning.optimizers.build_sgdm(1.0, 0.9),
+    model_aggregator=mine.aggregator,
+  )
+  mine.train_model(process, dataset or _dataset, clients=9, **managers)
+
+
+def _dataset(client, t):
+  return small_training.batches(
+    small_training.CLIENTS, client, 3, seed=0, round_index=t
+  )
+
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory, program_runtime):
+  """The folder of an undisturbed run, its outputs and its metrics."""
+  directory = tmp_path_factory.mktemp('whole') / 'run'
+  with _open(directory) as mine:
+    outputs, metrics = _Manager(mine), _Manager(mine)
+    _train(mine, model_output_manager=outputs, train_metrics_manager=metrics)
+    mine.record()
+    report = mine.report().content
+  return directory, outputs, metrics, report
+
+
+def test_round_is_durable_before_it_is_released(whole):
+  _, outputs, metrics, report = whole
+  assert list(metrics.released) == metrics.finished == [1, 2, 3, 4]
+  assert outputs.finished == [_ROUNDS]
+  assert report['completed'] and report['observed']['rounds_finished'] == 4
+  assert report['measured_z_stddev'] == pytest.approx(report['z_stddev'])
+
+
+def test_weights_alone_are_released(whole):
+  _, outputs, _, _ = whole
+  ((key, weights),) = outputs.released.items()
+  assert key == f'training_checkpoint_round_{_ROUNDS}'
+  assert isinstance(weights, tff.learning.models.ModelWeights)
+  assert [weight.shape for weight in weights.trainable] == [
+    tuple(spec.shape) for spec in small_training.SPECS
+  ]
+
+
+def test_what_managers_get_is_named(whole):
+  _, _, _, report = whole
+  told = [row['what'] for row in report['side_releases']]
+  assert 'metrics of training rounds, without noise' in told
+  assert not any('evaluations' in what for what in told)
+
+
+def test_program_that_is_begun_again_goes_on(whole, tmp_path):
+  directory, outputs, _, _ = whole
+
+  def dataset(client, t):
+    if t == 2:
+      raise _Killed
+    return _dataset(client, t)
+
+  with pytest.raises(_Killed), _open(tmp_path / 'run') as mine:
+    _train(mine, dataset)
+  with _open(tmp_path / 'run') as mine:
+    metrics = _Manager(mine)
+    _train(mine, train_metrics_manager=metrics)
+    assert list(metrics.released) == [3, 4]
+    again = [mine._journal.ledger.cohort(t) for t in range(_ROUNDS)]
+  with ledger_lib.Ledger(directory / run_json.LEDGER_FILE) as ledger:
+    for t, cohort in enumerate(again):
+      np.testing.assert_array_equal(cohort, ledger.cohort(t))
+  # What was not released before a crash is released when it is begun again.
+  with _open(directory) as mine:
+    last = _Manager(mine)
+    _train(mine, model_output_manager=last)
+  tf.nest.map_structure(
+    np.testing.assert_array_equal, last.released, outputs.released
+  )
+
+
+@pytest.mark.parametrize('differs', [False, True])
+def test_sampled_run_that_is_begun_again_has_its_verdict(
+  program_runtime, tmp_path, monkeypatch, differs
+):
+  cohorts = accounting.CyclicPoisson(0.99, 2, population=9)
+  cohort = samplers.CyclicPoisson.cohort
+
+  def one_less(self, t):
+    return cohort(self, t)[t == 0 :]
+
+  def dataset(client, t):
+    if t == 2:
+      raise _Killed
+    return _dataset(client, t)
+
+  with monkeypatch.context() as patch:
+    if differs:
+      patch.setattr(samplers.CyclicPoisson, 'cohort', one_less)
+    with pytest.raises(_Killed), _open(tmp_path, cohorts=cohorts) as mine:
+      _train(mine, dataset)
+  with _open(tmp_path, cohorts=cohorts) as mine:
+    _train(mine)
+    mine.record()
+    assert mine._journal.ledger.observed().drawn is not differs
+    content = mine.report().content
+  amplified = 'none' if differs else 'cyclic-poisson'
+  assert content['amplification'] == amplified
+  assert content['observed']['rounds_finished'] == _ROUNDS
+
+
+def test_round_that_met_two_sums_is_burnt(program_runtime, tmp_path):
+  directory = tmp_path / 'run'
+  with pytest.raises(_Killed), _open(directory) as mine:
+    finish = mine._journal.finish
+
+    def dies(done, *arguments):
+      if done.index == 1:
+        raise _Killed
+      finish(done, *arguments)
+
+    mine._journal.finish = dies
+    _train(mine)
+  with _open(directory) as mine:
+    # Other data than those that the first sum of round 1 was of.
+    _train(mine, lambda client, t: _dataset((client + 1) % 9, t))
+    observed = mine._journal.ledger.observed()
+  assert (observed.burnt, observed.finished) == (1, _ROUNDS - 1)
+
+
+def test_release_that_fails_is_told(program_runtime, tmp_path):
+  with _open(tmp_path / 'run') as mine:
+    manager = _Manager(mine, OSError('disk'))
+    with pytest.raises(OSError, match='disk'):
+      _train(mine, model_output_manager=manager)
+
+
+def test_round_cannot_be_discarded(program_runtime, tmp_path):
+  with _open(tmp_path / 'run') as mine:
+    with pytest.raises(TypeError, match='should_discard_round'):
+      _train(mine, should_discard_round=lambda _: False)
+    assert mine._journal.ledger.last_round() == -1
+
+
+def test_noise_in_the_state_is_refused_in_a_program(program_runtime):
+  """TFF's program would give the key to its release manager."""
+  with aggregator.dp_aggregator(
+    0.5,
+    3,
+    l2_norm_clip=0.2,
+    strategy=strategies.Identity(_ROUNDS),
+    participation=participation.MinSep(2),
+    noise=placements.InState(),
+  ) as factory:
+    for create in (factory.create, factory.create_for_sums):
+      with pytest.raises(ValueError, match='noise=InState.*would be released'):
+        create(tff.TensorType(np.float32, [3]))

@@ -1,0 +1,1 @@
+"""What the integers of the noise cost beside exact real numbers."""

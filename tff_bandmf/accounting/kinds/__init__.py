@@ -1,0 +1,1 @@
+"""Kinds of cohorts: each with its rule, its sampler and its proof."""

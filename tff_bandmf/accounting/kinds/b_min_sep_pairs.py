@@ -1,0 +1,121 @@
+"""Draws pairs of b-min-sep round sets of a client, for importance sampling.
+
+S and S' are two copies of the rounds that b-min-sep sampling gives a client.
+Their joint law is tilted by e^t, so that they come close to each other
+(`importance`). Columns of the rounds of one copy share no row, so
+
+  t = sum a (a - 1) |c_i|^2 / 2, over i in S and in S',
+      + sum a^2 <c_i, c_k>, over i in S and k in S',
+
+in units of s. In the second sum only rounds less than b apart count: for each
+round of one copy, at most one earlier round of the other. So the mean of e^t
+follows from a recursion over the remaining rounds. Let E_i be the mean over
+rounds from i on if both copies are eligible from round i on. Let F_(i, u),
+0 <= u < b, be the mean after one copy took part in round i, if the other is
+eligible from round i + b - u on. With p the probability of an eligible copy,
+k = i + b - u, w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
+
+  F_(i, 0) = E_(i + b)
+  F_(i, u) = (1 - p) F_(i, u - 1) + p w_k g_ik F_(k, k - i)
+  E_i = (1 - p)^2 E_(i + 1) + 2 p (1 - p) w_i F_(i, b - 1)
+        + p^2 w_i^2 g_ii F_(i, 0)
+
+and every E and F is 1 past the last round. The normalizer is A = E_0.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import scipy.signal
+import scipy.sparse
+
+
+class Pairs:
+  """The tilted joint law of two copies of a client's rounds.
+
+  Args:
+    gram: [n, bands] float64, <c_i, c_(i + d)> / s^2, >= 0.
+    min_sep: b, integer, at least the bands and at most n.
+    sampling_prob: p, in (0, 1).
+    factor: a, float >= 1.
+
+  Attributes:
+    log_normalizer: ln A; infinity if A leaves the range of float64.
+  """
+
+  def __init__(
+    self, gram: np.ndarray, min_sep: int, sampling_prob: float, factor: float
+  ):
+    rounds, bands = gram.shape
+    b, p = min_sep, sampling_prob
+    both, one = np.ones(rounds + b), np.ones((rounds + b, b))
+    # one[i + d, d] for d = 1, 2, ... is diagonals[i * b :: b + 1].
+    diagonals = one.reshape(-1)[b + 1 :]
+    weights = np.ones(rounds + b)
+    with np.errstate(over='ignore', invalid='ignore'):
+      weights[:rounds] = np.exp(factor * (factor - 1) / 2 * gram[:, 0])
+      gains = np.exp(factor**2 * gram)
+      single, twice = np.empty(rounds), np.empty(rounds)
+      for i in range(rounds - 1, -1, -1):
+        joins = np.empty(b)
+        np.multiply(
+          weights[i + 1 : i + b],
+          diagonals[i * b :: b + 1][: b - 1],
+          out=joins[:0:-1],
+        )
+        joins[: b - bands : -1] *= gains[i, 1:]
+        joins *= p
+        joins[0] = both[i + b]
+        one[i] = scipy.signal.lfilter([1.0], [1.0, p - 1], joins)
+        single[i] = 2 * p * (1 - p) * weights[i] * one[i, -1]
+        twice[i] = (p * weights[i]) ** 2 * gains[i, 0] * one[i, 0]
+        both[i] = (1 - p) ** 2 * both[i + 1] + single[i] + twice[i]
+      self.log_normalizer = math.log(both[0])
+      self._twice = twice / (single + twice)
+      # Logarithms, up to constants, of two survival probabilities: of both
+      # copies, eligible from round 0 on, up to round i; and of the other copy,
+      # by u, after one copy took part in round i.
+      log_out = math.log1p(-p)
+      self._survived = -np.log(both[: rounds + 1])
+      self._survived -= 2 * log_out * np.arange(rounds + 1)
+      self._left = np.log(one[:rounds]) - log_out * np.arange(b)
+
+  def draw(
+    self, rng: np.random.Generator, count: int
+  ) -> scipy.sparse.csr_matrix:
+    """Returns 1_S + 1_S' of `count` pairs, [n, count] float64, sparse."""
+    rounds, b = self._left.shape
+    who = np.arange(count)
+    # State (-b, 0) makes both copies eligible from round 0 on.
+    at, age = np.full(count, -b), np.zeros(count, np.int64)
+    found = []
+    while len(who):
+      until = self._left[at, age] - rng.standard_exponential(len(who))
+      left = self._first(at, age, until)
+      taken, free = at + b - left, left == 0
+      start = np.minimum(taken[free], rounds)
+      until = self._survived[start] + rng.standard_exponential(len(start))
+      taken[free] = np.searchsorted(self._survived, until, side='right') - 1
+      here = taken < rounds
+      who, free, taken = who[here], free[here], taken[here]
+      again = free.copy()
+      again[free] = rng.random(free.sum()) < self._twice[taken[free]]
+      found += [(taken, who), (taken[again], who[again])]
+      age = np.where(free, np.where(again, 0, b - 1), taken - at[here])
+      at = taken
+    indices = np.concatenate(found, axis=1)
+    return scipy.sparse.csr_matrix(
+      (np.ones(indices.shape[1]), indices), shape=(rounds, count)
+    )
+
+  def _first(self, at, age, until):
+    """Returns the least u <= age with left[at, u] >= until, by halving."""
+    low, high = np.zeros_like(age), age.copy()
+    while (low < high).any():
+      middle = (low + high) // 2
+      enough = self._left[at, middle] >= until
+      high = np.where(enough, middle, high)
+      low = np.where(enough, low, np.minimum(middle + 1, high))
+    return low

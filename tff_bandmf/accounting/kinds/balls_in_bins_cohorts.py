@@ -1,0 +1,62 @@
+"""Balls-in-bins sampling: each client draws one bin of an epoch, once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import ClassVar
+
+import attrs
+import numpy as np
+
+from tff_bandmf import _checks, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting.kinds import balls_in_bins, sampled_cohorts, samplers
+from tff_bandmf.accounting.methods import accountants
+
+# Default number of samples for a bound of delta.
+_SAMPLES = 400_000
+
+
+@attrs.frozen
+class BallsInBins(sampled_cohorts.Sampled):
+  """Each client draws one of b bins, once; round t takes bin t mod b.
+
+  The proof needs C >= 0; see `balls_in_bins`.
+
+  Attributes:
+    bins: b, number of bins and of rounds in an epoch, from 1 to the rounds of
+      C.
+    population: the attribute of `Sampled`.
+    adjacency: the attribute of `Sampled`.
+  """
+
+  name: ClassVar[str] = 'balls-in-bins'
+  flags: ClassVar[Mapping[str, str]] = {'min_sep': 'bins'}
+  bins: int = attrs.field(
+    converter=lambda value: _checks.count('bins', value, 'rounds of an epoch')
+  )
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    return participation_lib.FixedEpoch(self.bins)
+
+  @property
+  def rule(self) -> str:
+    return (
+      f'each client draws one of {self.bins} bins once, all as likely, and '
+      f'takes part in round t if that is bin t mod {self.bins}'
+    )
+
+  def sampler(self, words: samplers.Words) -> samplers.Sampler:
+    return samplers.BallsInBins(words, self.known_population(), self.bins)
+
+  def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
+    return self.known_population(), np.full(rounds, 1 / self.bins)
+
+  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    mixture_of = functools.partial(
+      balls_in_bins.BallsInBinsMixture,
+      balls_in_bins.bin_gram(strategy, self.bins),
+    )
+    return accountants.Sampled(strategy, self.schema, mixture_of, _SAMPLES)

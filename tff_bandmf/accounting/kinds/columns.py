@@ -1,0 +1,75 @@
+"""The columns of a banded C: their products with vectors and each other."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import scipy.sparse
+
+# Smaller blocks have fewer zeros, larger ones faster products.
+_BLOCK = 64
+
+
+class Columns:
+  """The columns c_i of C.
+
+  Args:
+    matrix: C, [n, n] float64, sparse.
+    bands: diagonals of C.
+
+  Attributes:
+    matrix: C.
+    bands: diagonals of C.
+    squares: [n] float64, |c_i|^2.
+  """
+
+  def __init__(self, matrix: scipy.sparse.csr_matrix, bands: int):
+    self.matrix, self.bands = matrix, bands
+    self.squares = matrix.power(2).sum(axis=0).A1
+
+  @classmethod
+  def of_rows(cls, rows: np.ndarray) -> Columns:
+    """Returns the columns of C, [n, bands], rows[t, s] = C[t, t - s]."""
+    rounds, bands = rows.shape
+    diagonals = np.zeros((bands, rounds))
+    for s in range(bands):
+      diagonals[s, : rounds - s] = rows[s:, s]
+    return cls(
+      scipy.sparse.dia_matrix(
+        (diagonals, -np.arange(bands)), shape=(rounds, rounds)
+      ).tocsr(),
+      bands,
+    )
+
+  @functools.cached_property
+  def gram(self) -> np.ndarray:
+    """Returns <c_i, c_(i + d)>, [n, bands] float64, 0 past the last column."""
+    rounds = len(self.squares)
+    gram = np.zeros((rounds, self.bands))
+    size = max(_BLOCK, self.bands)
+    for start in range(0, rounds, size):
+      part = slice(start, start + size + self.bands - 1)
+      dense = self.matrix[part, part].toarray()
+      products = dense[:, :size].T @ dense
+      for i, row in enumerate(products):
+        found = row[i : i + self.bands]
+        gram[start + i, : len(found)] = found
+    return gram
+
+  @functools.cached_property
+  def _blocks(self) -> list[tuple[slice, slice, np.ndarray]]:
+    """(columns, rows that they reach, [columns, rows] float64) each."""
+    blocks = []
+    for start in range(0, len(self.squares), _BLOCK):
+      columns = slice(start, start + _BLOCK)
+      rows = slice(start, start + _BLOCK + self.bands - 1)
+      blocks.append((columns, rows, self.matrix[rows, columns].T.toarray()))
+    return blocks
+
+  def products(self, y: np.ndarray) -> np.ndarray:
+    """Returns <c_i, y> of each column of y, [n, count] float64."""
+    found = np.empty_like(y)
+    for columns, rows, block in self._blocks:
+      np.matmul(block, y[rows], out=found[columns])
+    return found

@@ -1,0 +1,227 @@
+"""Cyclic Poisson sampling: groups take turns, and clients are drawn in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Optional
+
+import attrs
+import numpy as np
+
+from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting.kinds import poisson, sampled_cohorts, samplers
+from tff_bandmf.accounting.methods import accountants
+
+
+@attrs.frozen
+class CyclicPoisson(sampled_cohorts.Sampled):
+  """Groups take turns; the clients of a group are drawn by Poisson sampling.
+
+  | symbol | name here       | meaning                                         |
+  |--------|-----------------|-------------------------------------------------|
+  | n      | `rounds`        | rounds of the strategy C                        |
+  | m      | `population`    | clients                                         |
+  | B      |                 | expected clients a round                        |
+  | g      | `groups`        | groups of clients, at least the bands of C      |
+  | q      | `sampling_prob` | probability of a client in a round of its group |
+  | T      |                 | rounds of a group, ceil(n / g)                  |
+  | kappa  |                 | largest column norm of C                        |
+  | sigma  |                 | standard deviation of z over clip times kappa   |
+
+  Clients are split once into g groups of m / g, independently of their data.
+  Only group t mod g may take part in round t, and each of its clients takes
+  part with probability q, independently of everything else, where
+
+    q = g B / m        (not B / m: a group is open once in g rounds)
+
+  Columns of C that are g >= bands apart share no row, so a client's rounds
+  touch disjoint parts of C x + z, each a Gaussian of sensitivity kappa at most
+  [BandMF23, Thm 4 and 5]:
+
+    the run is T compositions of the Poisson-sampled Gaussian of sigma
+
+  for any signs of C and gradients that adapt to what was released (`poisson`).
+
+  Attributes:
+    sampling_prob: q, in (0, 1]; None derives it from `clients_per_round` and
+      `population`, see `completed`.
+    groups: g, integer >= 1; None is the number of bands of C.
+    clients_per_round: B, expected clients a round, > 0; needed if
+      `sampling_prob` is None.
+    population: the attribute of `Sampled`.
+    adjacency: the attribute of `Sampled`.
+  """
+
+  name: ClassVar[str] = 'cyclic-poisson'
+  flags: ClassVar[Mapping[str, str]] = {'sampling_prob': 'sampling_prob'}
+  follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
+  sampling_prob: Optional[float] = attrs.field(
+    default=None,
+    converter=attrs.converters.optional(poisson.check_sampling_prob),
+  )
+  groups: Optional[int] = attrs.field(
+    default=None,
+    converter=attrs.converters.optional(
+      lambda value: _checks.count('groups', value, 'at least the bands of C')
+    ),
+  )
+  clients_per_round: Optional[float] = attrs.field(
+    default=None,
+    kw_only=True,
+    converter=attrs.converters.optional(
+      lambda value: _checks.positive(
+        'clients_per_round', value, 'the expected number'
+      )
+    ),
+  )
+
+  @clients_per_round.validator
+  def _check_clients(self, attribute, value):
+    if value is not None and self.population is not None:
+      _checks.at_most(
+        'clients_per_round',
+        value,
+        self.population,
+        'the population',
+        'use smaller cohorts',
+      )
+
+  @staticmethod
+  def of_population(
+    population: int, clients_per_round: float, groups: int
+  ) -> CyclicPoisson:
+    """Returns cohorts with an expected number of clients a round.
+
+      q = groups * clients_per_round / population
+
+    Args:
+      population: m, number of clients in all groups together, >= 1.
+      clients_per_round: B, expected number of clients a round, > 0.
+      groups: g, number of groups, at least the bands of the strategy.
+
+    Raises:
+      ValueError: a value is out of range, or a group has fewer clients than a
+        cohort.
+
+    >>> CyclicPoisson.of_population(2052, 6, groups=9).sampling_prob
+    0.02631578947368421
+    """
+    _checks.count('population', population, 'give the number of clients')
+    _checks.positive(
+      'clients_per_round', clients_per_round, 'the expected number'
+    )
+    _checks.count('groups', groups, 'at least the bands of the strategy')
+    # PRIVACY: B / m would understate q, because a round draws from one group of
+    # m / g clients alone. The probability within the group is g B / m.
+    # Guard: cyclic_poisson_test.test_sampling_prob_is_that_within_the_group.
+    sampling_prob = groups * clients_per_round / population
+    if sampling_prob > 1:
+      raise errors.value_error(
+        'groups',
+        groups,
+        f'a group has {population / groups:g} clients, fewer than '
+        f'clients_per_round={clients_per_round}',
+        'use fewer bands or smaller cohorts',
+      )
+    return CyclicPoisson(sampling_prob, groups, population=population)
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    return participation_lib.Single()
+
+  @property
+  def rule(self) -> str:
+    return (
+      f'clients are split into {self._known_groups()} groups without a look at '
+      'their data, groups take turns, and each client of the group of a round '
+      f'takes part with probability {self._known_prob()!r}'
+    )
+
+  @property
+  def always(self) -> participation_lib.Participation:
+    """A schema with min_sep g: rounds of a client are multiples of g apart."""
+    return participation_lib.MinSep(self._known_groups())
+
+  def completed(self, bands: int) -> CyclicPoisson:
+    """Returns the cohorts for a C of `bands` bands, with g and q = g B / m set.
+
+    Raises:
+      ValueError: q is not given, and neither are B and m to derive it.
+    """
+    groups = self.groups or bands
+    if self.sampling_prob is not None:
+      return attrs.evolve(self, groups=groups)
+    if self.clients_per_round is None:
+      raise _no_prob()
+    found = self.of_population(
+      self.known_population(), self.clients_per_round, groups
+    )
+    return attrs.evolve(found, adjacency=self.adjacency)
+
+  def bands_to_compare(self, rounds: int) -> list[int]:
+    """Returns the numbers of bands to compare: g, or powers of two."""
+    if self.groups is not None:
+      return [self.groups]
+    most = rounds
+    if self.sampling_prob is None and self.clients_per_round is not None:
+      # A group needs at least as many clients as a cohort.
+      most = min(most, int(self.known_population() / self.clients_per_round))
+    return [1 << i for i in range(most.bit_length())]
+
+  def sampler(self, words: samplers.Words) -> samplers.Sampler:
+    return samplers.CyclicPoisson(
+      words, self.known_population(), self._known_groups(), self._known_prob()
+    )
+
+  def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
+    clients = self.known_population() // self._known_groups()
+    return clients, np.full(rounds, self._known_prob())
+
+  def _known_groups(self) -> int:
+    if self.groups is None:
+      raise errors.value_error(
+        'groups', None, 'are as many as C has bands', 'give their number'
+      )
+    return self.groups
+
+  def _known_prob(self) -> float:
+    if self.sampling_prob is None:
+      raise _no_prob()
+    return self.sampling_prob
+
+  def compositions(self, strategy: strategies.Strategy) -> int:
+    """Returns T, the number of rounds of a group.
+
+    Raises:
+      ValueError: C has more bands, or fewer rounds, than g.
+    """
+    groups = self.groups or strategy.bands
+    # PRIVACY: if two rounds of a client are less than `bands` apart, their
+    # columns overlap, and the rounds do not compose. Such C are refused.
+    # Guard: cyclic_poisson_test.test_more_bands_than_groups_are_refused.
+    accountants.check_bands(strategy, 'groups', groups)
+    _checks.at_most(
+      'groups',
+      groups,
+      strategy.rounds,
+      'the rounds',
+      'a group without a round never takes part',
+    )
+    return -(-strategy.rounds // groups)
+
+  def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
+    # The sensitivity of one participation is the largest column norm. Each
+    # round of a client touches rows that no other round of it touches.
+    return poisson.Poisson(
+      strategy, self.schema, self._known_prob(), self.compositions(strategy)
+    )
+
+
+def _no_prob() -> ValueError:
+  return errors.value_error(
+    'sampling_prob',
+    None,
+    'cyclic-poisson needs sampling_prob',
+    'give it, or population and clients_per_round',
+  )

@@ -1,0 +1,226 @@
+"""The kinds of cohorts, and the accountant for each.
+
+Cohorts are enforced (`participation`), sampled at random, which amplifies
+(`Sampled`), or read from a log (`Logged`). An amplified guarantee holds for the
+randomness for which it was proved and for no other: cohorts that a ledger
+enforces, batches cut from a shuffled list and cohorts of a fixed size have none
+of the guarantees here, however similar they look. Each sampled kind is one
+frozen value in a file of its own, `NAME_cohorts`, which `KINDS` finds. The file
+has the kind's rule, sampler, accountant, JSON and flags.
+
+| attribute      | meaning, for every kind                                     |
+|----------------|-------------------------------------------------------------|
+| `name`         | name on the command line and in JSON                        |
+| `schema`       | worst participation of a client; noise multipliers are      |
+|                | relative to the sensitivity under this schema               |
+| `adjacency`    | relation between neighbouring data sets                     |
+| `to_dict()`    | JSON object, which `from_dict` reads                        |
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Optional, Union
+
+import attrs
+
+from tff_bandmf import errors, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.accounting.kinds import (
+  cyclic_poisson_cohorts,
+  logged_cohorts,
+  sampled_cohorts,
+)
+from tff_bandmf.accounting.methods import accountants
+
+_PACKAGE = __name__.rpartition('.')[0]
+
+
+def _kinds() -> Iterator[type[sampled_cohorts.Sampled]]:
+  """Yields the sampled kinds in the files of this package."""
+  for module in pkgutil.iter_modules(sys.modules[_PACKAGE].__path__):
+    if module.name.endswith('_cohorts'):
+      file = importlib.import_module(f'{_PACKAGE}.{module.name}')
+      for kind in vars(file).values():
+        if isinstance(kind, type) and issubclass(kind, sampled_cohorts.Sampled):
+          yield kind
+
+
+KINDS = {
+  kind.name: kind for kind in _kinds() if kind is not sampled_cohorts.Sampled
+}
+
+Cohorts = Union[
+  participation_lib.Participation,
+  sampled_cohorts.Sampled,
+  logged_cohorts.Logged,
+]
+
+
+def sampled(cohorts: Cohorts) -> Optional[sampled_cohorts.Sampled]:
+  """Returns the cohorts if they are sampled, else None."""
+  return cohorts if isinstance(cohorts, sampled_cohorts.Sampled) else None
+
+
+def completed(cohorts: Cohorts, bands: int) -> Cohorts:
+  """Returns the cohorts for a C of `bands` bands, with all values set.
+
+  Raises:
+    ValueError: `CyclicPoisson.completed` cannot derive a value.
+  """
+  if isinstance(cohorts, cyclic_poisson_cohorts.CyclicPoisson):
+    return cohorts.completed(bands)
+  return cohorts
+
+
+def expecting(cohorts: Cohorts, clients_per_round: float) -> Cohorts:
+  """Returns the cohorts, with `clients_per_round` set if they need it."""
+  if (
+    isinstance(cohorts, cyclic_poisson_cohorts.CyclicPoisson)
+    and cohorts.sampling_prob is None
+  ):
+    return attrs.evolve(cohorts, clients_per_round=clients_per_round)
+  return cohorts
+
+
+def bands_to_compare(cohorts: Cohorts, rounds: int) -> Optional[list[int]]:
+  """Returns the numbers of bands to compare; None if any number fits."""
+  if isinstance(cohorts, cyclic_poisson_cohorts.CyclicPoisson):
+    return cohorts.bands_to_compare(rounds)
+  return None
+
+
+def check(cohorts: object) -> None:
+  """Raises TypeError unless the value is a kind of cohorts."""
+  if not isinstance(cohorts, (sampled_cohorts.Sampled, logged_cohorts.Logged)):
+    participation_lib.check(cohorts)
+
+
+def accountant(
+  strategy: strategies.Strategy,
+  cohorts: Cohorts,
+  clients_per_unit: int = 1,
+) -> accountants.Accountant:
+  """Returns the accountant of a strategy whose cohorts are of some kind.
+
+  Args:
+    strategy: C.
+    cohorts: cohorts of the run.
+    clients_per_unit: largest number of clients of one unit of privacy, >= 1.
+
+  Raises:
+    TypeError: `cohorts` is not a kind of cohorts.
+    ValueError: nothing is proved for the strategy and such cohorts.
+  """
+  # PRIVACY: cohorts drawn by other randomness would get an amplified claim
+  # without a proof. Only the kinds are accepted.
+  # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
+  check(cohorts)
+  if isinstance(cohorts, sampled_cohorts.Sampled):
+    # PRIVACY: how often the clients of one unit are drawn together is not
+    # covered by the proofs for single clients. Such units are refused.
+    # Guard: accounting_cohorts_test.test_sampled_units_of_several_are_refused.
+    if clients_per_unit > 1:
+      raise errors.value_error(
+        'clients_per_unit',
+        clients_per_unit,
+        'nothing is proved for a unit of several clients that are sampled',
+        'enforce a schema: MinSep',
+      )
+    return cohorts.accountant(strategy)
+  if isinstance(cohorts, logged_cohorts.Logged):
+    return cohorts.accountant(strategy, clients_per_unit)
+  return accountants.Gaussian(
+    strategy, cohorts, clients_per_unit=clients_per_unit
+  )
+
+
+def from_dict(
+  record: Mapping[str, Any],
+) -> Union[participation_lib.Participation, sampled_cohorts.Sampled]:
+  """Returns the cohorts of a JSON object that `to_dict` made.
+
+  Raises:
+    ValueError: the kind is unknown, or does not have one of the values.
+  """
+  fields = dict(record)
+  if 'participation' in fields:
+    return participation_lib.from_name(fields.pop('participation'), **fields)
+  kind = _kind(fields.pop('amplification', None))
+  for name in fields.keys() - attrs.fields_dict(kind).keys():
+    raise errors.value_error(
+      name, fields[name], f'{kind.name} does not take it', 'leave it out'
+    )
+  return kind(**fields)
+
+
+def of_claim(record: Mapping[str, Any]) -> Optional[sampled_cohorts.Sampled]:
+  """Returns the sampled cohorts of a `Guarantee.to_dict`; None for others.
+
+  Raises:
+    ValueError: the kind is unknown, or a value is out of range.
+  """
+  if 'amplification' not in record:
+    return None
+  kind = _kind(record['amplification'])
+  # The record has q, so that `clients_per_round`, a value of the run, is not
+  # needed.
+  return kind(
+    **{
+      name: record[name]
+      for name in attrs.fields_dict(kind)
+      if name in record and name != 'clients_per_round'
+    }
+  )
+
+
+def from_flags(
+  amplification: str,
+  min_sep: Optional[int],
+  sampling_prob: Optional[float],
+  population: Optional[int] = None,
+) -> sampled_cohorts.Sampled:
+  """Returns the cohorts that flags of the command line name.
+
+  Args:
+    amplification: name of the kind.
+    min_sep: value of --min-sep, for the kinds that need it, else None.
+    sampling_prob: value of --sampling-prob, for the kinds that need it, else
+      None; some kinds derive it from the population.
+    population: number of clients to draw from; None if it is unknown.
+
+  Raises:
+    ValueError: the kind is unknown, a flag is missing, or a flag does not
+      apply.
+  """
+  kind = _kind(amplification)
+  fields: dict[str, Any] = {}
+  for name, value in (('min_sep', min_sep), ('sampling_prob', sampling_prob)):
+    needed = name in kind.flags
+    follows = name in kind.follows and population is not None
+    if (value is not None) != needed and not (value is None and follows):
+      raise errors.value_error(
+        name,
+        value,
+        f'{kind.name} {"needs" if needed else "takes no"} {name}',
+        'see --help for its meaning' if needed else 'leave it out',
+      )
+    if needed:
+      fields[kind.flags[name]] = value
+  return kind(**fields, population=population)
+
+
+def _kind(name: Any) -> type[sampled_cohorts.Sampled]:
+  """Returns the sampled kind with a name.
+
+  Raises:
+    ValueError: no kind has this name.
+  """
+  if name not in KINDS:
+    raise errors.value_error(
+      'amplification', name, 'is not known', f'use {" or ".join(KINDS)}'
+    )
+  return KINDS[name]

@@ -1,0 +1,79 @@
+"""Cohorts of a run that is over, as its log shows them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+
+from tff_bandmf import errors, strategies
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import sensitivity as sensitivity_lib
+from tff_bandmf.accounting.methods import accountants
+
+
+@attrs.frozen(eq=False)
+class Logged:
+  """Cohorts of a run that is over, as its log shows them.
+
+  No schema need have been enforced: the guarantee is about the rounds in which
+  clients took part. It is a statement about this one log, and holds if the
+  participation of clients did not depend on private data.
+
+  Attributes:
+    found: patterns in the log, and the sensitivity of the strategy for them.
+  """
+
+  name: ClassVar[str] = 'log'
+  adjacency: ClassVar[str] = participation_lib.ZERO_OUT
+  found: sensitivity_lib.Observed
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    """The strictest schema that the log satisfies."""
+    if self.found.min_sep is None:
+      return participation_lib.Single()
+    return participation_lib.MinSep(
+      self.found.min_sep, self.found.max_participations
+    )
+
+  def accountant(
+    self, strategy: strategies.Strategy, clients_per_unit: int = 1
+  ) -> accountants.Accountant:
+    """Returns the accountant of a strategy.
+
+    Args:
+      strategy: C, whose noise was added in the run.
+      clients_per_unit: largest number of clients of one unit of privacy.
+
+    Raises:
+      ValueError: the sensitivity in `found` is another strategy's.
+    """
+    # PRIVACY: another C may have a far smaller sensitivity than the C whose
+    # noise was added. An observation with the digest of another C is refused.
+    # Guard: guarantee_test.test_log_seen_with_another_strategy_is_refused.
+    if (
+      self.found.sensitivity is not None
+      and self.found.strategy_sha256 != strategy.digest()
+    ):
+      raise errors.value_error(
+        'strategy',
+        strategy.digest()[:16],
+        'is not the one that the log was looked at with, '
+        f'{str(self.found.strategy_sha256)[:16]}',
+        'give sensitivity.of_clients the strategy of the guarantee',
+      )
+    # PRIVACY: clients in a log may have taken part more often than planned. The
+    # claim is made from the sensitivity of the log.
+    # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
+    return accountants.Logged(
+      strategy, self.schema, self.found.sensitivity, clients_per_unit
+    )
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the counts of the log as a JSON object."""
+    return {
+      'participation': self.name,
+      'min_sep': self.found.min_sep,
+      'max_participations': self.found.max_participations,
+    }

@@ -1,0 +1,1 @@
+"""Methods of accounting: the Gaussian profile, Monte Carlo, searches."""

@@ -1,0 +1,36 @@
+"""`bandmf verify`: checks a run with code that shares nothing with it."""
+
+from __future__ import annotations
+
+import click
+
+from tff_bandmf import verify as verify_lib
+from tff_bandmf.cli import options, output
+
+
+@click.command()
+@click.argument('path', metavar='RUN_DIR-OR-REPORT')
+@options.as_json
+def verify(path, as_json):
+  """Checks what a run claims, or what the figures of a public.json say.
+
+  The same as `python tff_bandmf/verify.py`, one file that needs NumPy alone:
+  the rest of the library is not used. Exit status 1: a claim does not hold.
+  """
+  steps: list[str] = []
+  say = steps.append if as_json else click.echo
+  try:
+    result = verify_lib.verify(path, say)
+  except AssertionError as error:
+    if as_json:
+      output.show(
+        {'verified': False, 'reason': str(error), 'steps': steps}, True
+      )
+    else:
+      click.echo(f'DOES NOT HOLD: {error}')
+    return output.DID_NOT_HOLD
+  if as_json:
+    output.show({'verified': True, **result, 'steps': steps}, True)
+  else:
+    click.echo(verify_lib.verdict(result))
+  return output.DONE

@@ -1,0 +1,174 @@
+"""The rule by which a participation schema lets a client into a round.
+
+`violations` applies the rule to clients, `admit` to a cohort that was formed
+outside. The sensitivity of a strategy is computed for exactly the patterns that
+the rule allows.
+
+| symbol | name here     | meaning                                        |
+|--------|---------------|------------------------------------------------|
+| n      | `rounds`      | rounds of the run                              |
+| t      | `round_index` | index of the round                             |
+| l      | `last_round`  | last round of a client before t, if any        |
+| c      | `count`       | number of rounds of a client before t          |
+| b      |               | `min_sep` of the participation schema          |
+| k      |               | most participations of a client                |
+
+A client may take part in round t if c < k and, unless c = 0,
+
+  min-sep      t - l >= b
+  fixed-epoch  t - l is a multiple of b; if k < ceil(n / b), t - l = b
+
+With fixed epochs a client may skip an epoch if k >= ceil(n / b): its rounds are
+then a subset of a pattern with one round in every epoch, whose sensitivity is
+at least as large. A smaller k allows only patterns of k epochs in a row, which
+need not contain such a subset, so that no epoch may be skipped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from tff_bandmf import errors
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.cohorts import history as history_lib
+
+
+def violations(
+  participation: participation_lib.Participation,
+  rounds: int,
+  round_index: int,
+  history: history_lib.History,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns which clients come too soon, and which too often, both [m] bool.
+
+  **Formal guarantee.** Assumptions: `history` holds every earlier round of the
+  clients, each client once a round, and every round of the run takes only
+  clients for which both results are False. Then every client takes part in a
+  pattern of rounds that `participation` allows, or (fixed epochs) in a subset
+  of one, so that C x moves by at most `sensitivity.sensitivity` times the clip
+  if the client is taken out. Source: the schemas of `participation`, and the
+  docstring of this module for subsets.
+
+  Args:
+    participation: the schema to enforce.
+    rounds: n, number of rounds of the run.
+    round_index: t, above every round of the history.
+    history: rounds before t of the m clients.
+  """
+  # PRIVACY: a client with more rounds, or closer ones, than the schema allows
+  # moves the run by more than the sensitivity. Nothing but c < k and t - l >= b
+  # here keeps it out.
+  # Guards: cohorts_test.test_schema_holds and
+  # admission_test.test_rule_is_the_schema.
+  too_often = history.count >= participation.participations(rounds)
+  if participation.min_sep is None:
+    return np.zeros_like(too_often), too_often
+  # A min_sep above n acts like n. The minimum also keeps `last_round` of a
+  # client without a round, -2^30, below the difference.
+  too_soon = history.last_round > round_index - min(
+    participation.min_sep, rounds
+  )
+  if participation.evenly_spaced:
+    too_soon |= (history.count > 0) & _off_epoch(
+      participation, rounds, round_index - history.last_round.astype(np.int64)
+    )
+  return too_soon, too_often
+
+
+def _off_epoch(
+  participation: participation_lib.Participation,
+  rounds: int,
+  gaps: np.ndarray,
+) -> np.ndarray:
+  min_sep = participation.separation(rounds)
+  if participation.participations(rounds) < -(-rounds // min_sep):
+    return gaps != min_sep
+  return gaps % min_sep != 0
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Admission:
+  """The result of checking a cohort that was formed outside.
+
+  Attributes:
+    admitted: [m] bool, whether each client may take part.
+    too_soon: number of clients left out because their last round is too close
+      or, with fixed epochs, not a whole number of epochs ago. A second entry
+      of one client counts here too.
+    too_often: number of further clients left out because they took part in k
+      rounds already.
+  """
+
+  admitted: np.ndarray
+  too_soon: int
+  too_often: int
+
+
+def admit(
+  cohort: np.ndarray,
+  round_index: int,
+  participation: participation_lib.Participation,
+  rounds: int,
+  history: history_lib.History,
+) -> Admission:
+  """Returns which clients of a cohort may take part in a round.
+
+  Use it for cohorts that are formed outside, where nobody controls which
+  clients arrive. Call it before anything of the round is recorded or released,
+  and record the clients that it admits, `cohort[admitted]`.
+
+  **Formal guarantee.** Assumption: every cohort of the run passes through
+  `admit`, with the history of all earlier rounds, and only `cohort[admitted]`
+  is recorded and contributes. Then the guarantee of `violations` holds, and no
+  client is twice in one round. Source: `violations`.
+
+  Args:
+    cohort: [m] client indices or strings.
+    round_index: index of the round, in [0, rounds).
+    participation: the schema to enforce.
+    rounds: n, number of rounds of the run.
+    history: earlier rounds of the m clients, in the order of the cohort; see
+      `History.of` and `Ledger.past`.
+
+  Raises:
+    ValueError: the round is past the last, or `history` has another length.
+
+  >>> past = history_lib.History.empty(5)
+  >>> past.record(3, np.array([0, 1]))
+  >>> cohort = np.array([0, 2, 4, 2])
+  >>> found = admit(
+  ...     cohort, 4, participation_lib.MinSep(2), 9, past.of(cohort))
+  >>> cohort[found.admitted].tolist(), found.too_soon, found.too_often
+  ([2, 4], 2, 0)
+  """
+  check_round(round_index, rounds)
+  cohort = np.asarray(cohort)
+  if len(history.count) != len(cohort):
+    raise errors.value_error(
+      'history',
+      f'{len(history.count)} clients',
+      f'must be of the {len(cohort)} clients of the cohort',
+      'take it with History.of or Ledger.past',
+    )
+  too_soon, too_often = violations(participation, rounds, round_index, history)
+  # PRIVACY: a client that is twice in a cohort would contribute two clipped
+  # updates to one sum. Every entry after its first is left out.
+  # Guard: admission_test.test_client_that_is_there_twice_is_admitted_once.
+  again = np.ones(len(cohort), bool)
+  again[np.unique(cohort, return_index=True)[1]] = False
+  too_soon |= again
+  return Admission(
+    ~(too_soon | too_often),
+    int(too_soon.sum()),
+    int((too_often & ~too_soon).sum()),
+  )
+
+
+def check_round(round_index: int, rounds: int) -> None:
+  """Raises ValueError if the index is not in [0, rounds)."""
+  if not 0 <= round_index < rounds:
+    raise errors.value_error(
+      'round_index', round_index, f'must be in [0, {rounds})', 'the run is over'
+    )

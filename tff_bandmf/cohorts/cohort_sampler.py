@@ -1,0 +1,314 @@
+"""Draws cohorts that keep to a participation schema.
+
+| symbol | name here     | meaning                                       |
+|--------|---------------|-----------------------------------------------|
+| N      | `clients`     | number of clients in the population           |
+| m      | `cohort_size` | number of clients in each round               |
+| t      | `round_index` | index of the round                            |
+| b      |               | `min_sep` of the participation schema         |
+| E      |               | N // m, rounds in which each client is drawn once |
+
+A cohort is drawn uniformly among the clients that the rule of `admission` lets
+into the round, that are available, and that satisfy the rule of `sampling`:
+
+  uniform          every client
+  shuffled-epochs  clients without a round since E (t // E), the start of the
+                   epoch: each epoch takes each client at most once, in an order
+                   as random as min_sep permits
+  multiples        clients whose index mod b is t mod b: any two rounds of a
+                   client are a multiple of b apart, as fixed epochs require
+
+`CohortSampler` refuses parameters with which some round cannot be filled,
+before any round has cost privacy. If counting cannot decide this (see
+`feasibility`), it draws the cohorts of all rounds once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar, Optional
+
+import numpy as np
+
+from tff_bandmf import _checks, errors
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.cohorts import admission, feasibility
+from tff_bandmf.cohorts import availability as availability_lib
+from tff_bandmf.cohorts import history as history_lib
+
+# Populations up to this size are searched client by client.
+_LARGE = 2**17
+_MAX_BATCH = 2**18
+# After draws of this share of the population a full search is faster.
+_DRAWN_SHARE = 1 / 32
+
+
+class CohortError(ValueError):
+  """Too few clients may take part in a round."""
+
+
+def _error(name: str, value: object, rule: str, remedy: str) -> CohortError:
+  return CohortError(errors.invalid(name, value, rule, remedy))
+
+
+@dataclasses.dataclass(frozen=True)
+class CohortSampler:
+  """Draws random cohorts of clients that `participation` lets in.
+
+  The guarantee does not rest on the randomness of these cohorts: accounting for
+  an enforced schema claims no amplification. So the draws need not be secret,
+  and a seed is enough.
+
+  Attributes:
+    clients: number of clients in the population, >= 1.
+    cohort_size: exact number of clients in each round, >= 1.
+    rounds: n, number of rounds of the run, >= 1.
+    participation: schema to enforce; `FixedEpoch` requires 'multiples'.
+    seed: seed of the draws, integer >= 0.
+    sampling: 'uniform', 'shuffled-epochs' or 'multiples'.
+    availability: which clients are available in a round; None is all of them.
+  """
+
+  UNIFORM: ClassVar[str] = 'uniform'
+  SHUFFLED_EPOCHS: ClassVar[str] = 'shuffled-epochs'
+  MULTIPLES: ClassVar[str] = 'multiples'
+
+  clients: int
+  cohort_size: int
+  rounds: int
+  participation: participation_lib.Participation
+  seed: int
+  sampling: str = UNIFORM
+  availability: Optional[availability_lib.Diurnal] = None
+
+  def __post_init__(self):
+    for name in ('clients', 'cohort_size', 'rounds'):
+      _checks.count(name, getattr(self, name), 'see the configuration')
+    if self.rounds > history_lib.MAX_ROUNDS:
+      raise errors.value_error(
+        'rounds',
+        self.rounds,
+        f'must not exceed {history_lib.MAX_ROUNDS}',
+        'use fewer rounds',
+      )
+    self._check_schema()
+    choice, rule = self.clients, f'clients={self.clients}'
+    if self.sampling == self.MULTIPLES:
+      # A round draws from one residue class; this is the smallest one's size.
+      choice = self.clients // self.participation.separation(self.rounds)
+      rule += f' // min_sep={self.participation.min_sep}'
+    if self.cohort_size > choice:
+      raise _error(
+        'cohort_size',
+        self.cohort_size,
+        f'must not exceed the {rule}',
+        'use fewer clients a round',
+      )
+    if (
+      self.sampling == self.SHUFFLED_EPOCHS
+      and (self.participation.min_sep or 1) > self.clients // self.cohort_size
+    ):
+      raise _error(
+        'min_sep',
+        self.participation.min_sep,
+        'must not exceed the rounds of an epoch, '
+        f'{self.clients // self.cohort_size}',
+        'use fewer clients a round or a smaller min_sep',
+      )
+    if self._wanted.never():
+      raise self._not_filled('')
+    if self.availability is not None or not self._wanted.surely():
+      self._fill()
+
+  @property
+  def _wanted(self) -> feasibility.Wanted:
+    return feasibility.Wanted(
+      self.sampling,
+      self.clients,
+      self.cohort_size,
+      self.rounds,
+      self.participation,
+    )
+
+  def _fill(self) -> None:
+    """Draws the cohorts of all rounds, as a run without replays would."""
+    history = history_lib.History.empty(self.clients)
+    for round_index in range(self.rounds):
+      try:
+        history.record(round_index, self.sample(round_index, history))
+      except CohortError:
+        raise self._not_filled(
+          f' in round {round_index}, with this seed,'
+        ) from None
+
+  def _not_filled(self, where: str) -> CohortError:
+    fitting = ', or '.join(
+      f'{name} {value}' for name, value in self._wanted.largest().items()
+    )
+    least = (
+      ''
+      if self.availability is None
+      else ' and fewer where clients are not available'
+    )
+    min_sep = self.participation.min_sep
+    return _error(
+      'cohort_size',
+      self.cohort_size,
+      f'cannot be filled{where} from {self.clients} clients in '
+      f'{self.rounds} rounds with '
+      + ('' if min_sep is None else f'min_sep {min_sep} and ')
+      + f'{self.participation.participations(self.rounds)} '
+      'participations a client',
+      f'what fits, each alone: {fitting or "nothing"}{least}',
+    )
+
+  def _check_schema(self) -> None:
+    min_sep = participation_lib.MinSep.name
+    fitting = {
+      self.UNIFORM: (participation_lib.Single.name, min_sep),
+      self.MULTIPLES: (participation_lib.FixedEpoch.name, min_sep),
+    }
+    fitting[self.SHUFFLED_EPOCHS] = fitting[self.UNIFORM]
+    if self.sampling not in fitting:
+      raise errors.value_error(
+        'sampling',
+        self.sampling,
+        'is not known',
+        f'use {", ".join(sorted(fitting))}',
+      )
+    name = getattr(self.participation, 'name', None)
+    if name not in fitting[self.sampling]:
+      raise errors.type_error(
+        'participation',
+        self.participation,
+        f'cannot be held by {self.sampling} cohorts',
+        f'use one of {", ".join(fitting[self.sampling])}',
+      )
+
+  def eligible(
+    self, round_index: int, history: history_lib.History
+  ) -> np.ndarray:
+    """Returns the indices of clients that may take part, [.] int64, ascending.
+
+    Args:
+      round_index: index of the round, in [0, rounds).
+      history: earlier rounds of the whole population.
+
+    Raises:
+      ValueError: the round is past the last, or `history` is of another
+        population.
+    """
+    self._check(round_index, history)
+    candidates = self._candidates(round_index)
+    every = slice(candidates.start, None, candidates.step)
+    allowed = self._allowed(
+      round_index,
+      history_lib.History(history.last_round[every], history.count[every]),
+    )
+    return np.flatnonzero(allowed) * candidates.step + candidates.start
+
+  def sample(
+    self, round_index: int, history: history_lib.History
+  ) -> np.ndarray:
+    """Returns the cohort of a round, a function of (seed, round, history).
+
+    Args:
+      round_index: index of the round, in [0, rounds).
+      history: earlier rounds of the whole population.
+
+    Returns:
+      [cohort_size] int64 client indices, ascending.
+
+    Raises:
+      CohortError: fewer clients may take part than the cohort needs.
+      ValueError: the round is past the last, or `history` is of another
+        population.
+    """
+    self._check(round_index, history)
+    generator = np.random.Generator(
+      np.random.Philox(np.random.SeedSequence([self.seed, round_index]))
+    )
+    if len(self._candidates(round_index)) > _LARGE:
+      cohort = self._draw(generator, round_index, history)
+      if cohort is not None:
+        return np.sort(cohort)
+    eligible = self.eligible(round_index, history)
+    there = eligible[self._available(round_index, eligible)]
+    if len(there) < self.cohort_size:
+      raise _error(
+        'cohort_size',
+        self.cohort_size,
+        f'only {len(eligible)} of {self.clients} clients may take part '
+        f'in round {round_index}, and {len(there)} of them are available',
+        'use smaller cohorts, fewer rounds, a smaller min_sep or more '
+        'participations',
+      )
+    return np.sort(generator.choice(there, self.cohort_size, replace=False))
+
+  def _check(self, round_index: int, history: history_lib.History) -> None:
+    admission.check_round(round_index, self.rounds)
+    if len(history.count) != self.clients:
+      raise errors.value_error(
+        'history',
+        f'{len(history.count)} clients',
+        f'must be of the clients={self.clients}',
+        'resume with the data that the run started with',
+      )
+
+  def _candidates(self, round_index: int) -> range:
+    """Returns the indices that `sampling` considers for a round."""
+    if self.sampling != self.MULTIPLES:
+      return range(self.clients)
+    min_sep = self.participation.separation(self.rounds)
+    return range(round_index % min_sep, self.clients, min_sep)
+
+  def _allowed(
+    self, round_index: int, history: history_lib.History
+  ) -> np.ndarray:
+    """Returns which candidates, given by their history, may take part."""
+    too_soon, too_often = admission.violations(
+      self.participation, self.rounds, round_index, history
+    )
+    excluded = np.logical_or(too_soon, too_often, out=too_soon)
+    if self.sampling == self.SHUFFLED_EPOCHS:
+      epoch = self.clients // self.cohort_size
+      excluded |= history.last_round >= round_index // epoch * epoch
+    return ~excluded
+
+  def _available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
+    there = np.ones(len(clients), bool)
+    if self.availability is not None:
+      for start in range(0, len(clients), _MAX_BATCH):
+        part = slice(start, start + _MAX_BATCH)
+        there[part] = self.availability.available(round_index, clients[part])
+    return there
+
+  def _draw(
+    self,
+    generator: np.random.Generator,
+    round_index: int,
+    history: history_lib.History,
+  ) -> Optional[np.ndarray]:
+    """Returns the first distinct eligible clients of a sequence of draws.
+
+    The cohort is uniform, because every draw is uniform over all candidates. If
+    many clients are eligible, few draws are enough. Returns None if too few
+    eligible clients were drawn.
+    """
+    candidates = self._candidates(round_index)
+    fitting = np.empty(0, np.int64)
+    left = int(_DRAWN_SHARE * len(candidates))
+    batch = min(2 * self.cohort_size, left)
+    while left > 0:
+      drawn = generator.integers(len(candidates), size=batch)
+      drawn = drawn * candidates.step + candidates.start
+      drawn = drawn[self._allowed(round_index, history.of(drawn))]
+      drawn = drawn[self._available(round_index, drawn)]
+      fitting = np.concatenate([fitting, drawn])
+      first = np.sort(np.unique(fitting, return_index=True)[1])
+      fitting = fitting[first]
+      if len(fitting) >= self.cohort_size:
+        return fitting[: self.cohort_size]
+      left -= batch
+      batch = min(2 * batch, _MAX_BATCH, left)
+    return None

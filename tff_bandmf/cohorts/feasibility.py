@@ -1,0 +1,156 @@
+"""Decides by counting whether the cohorts of every round can be filled.
+
+| symbol   | name here     | meaning                                       |
+|----------|---------------|-----------------------------------------------|
+| N        | `clients`     | clients in the population                     |
+| m        | `cohort_size` | clients in each round                         |
+| n        | `rounds`      | rounds of the run                             |
+| b        |               | `min_sep` of the participation schema         |
+| k        |               | most participations of a client               |
+| N_r, n_r |               | clients, and rounds, with index = r (mod b)   |
+| E        |               | N // m, rounds of an epoch of shuffled-epochs |
+
+**Necessary**, for every way to draw cohorts: n m participations need
+n m <= N k, and any min(b, n) consecutive rounds have different clients, so
+min(b, n) m <= N.
+
+**Uniform.** In round t the clients of the last r = min(t, b - 1) cohorts, r m
+different ones, come too soon. Other clients that took part k times did so in
+the t - r rounds before: they are at most (t - r) m / k. All remaining clients
+may take part. So every round is filled, whatever was drawn before, if
+
+    min(b, n) m + floor(max(n - b, 0) m / k) <= N
+
+since both terms grow with t. If k = ceil(n / b), no client comes too often: the
+second term is dropped, and the condition is also necessary.
+
+**Shuffled epochs.** In round j of an epoch, max(j, b - 1) m clients took part
+in this epoch or come too soon. They are at most (E - 1) m, as b <= E, so at
+least m clients are left. No client comes too often if k >= ceil(n / E).
+
+**Multiples.** The clients of class r are a population of N_r clients with n_r
+rounds and b = 1. If k >= n_r, no client comes too often.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tff_bandmf import participation as participation_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+  """The cohorts that a run needs from a population.
+
+  Attributes:
+    sampling: rule by which cohorts are drawn, see `cohort_sampler`.
+    clients: N, number of clients in the population, >= 1.
+    cohort_size: m, number of clients in each round, >= 1.
+    rounds: n, number of rounds of the run, >= 1.
+    participation: the participation schema to keep to.
+  """
+
+  sampling: str
+  clients: int
+  cohort_size: int
+  rounds: int
+  participation: participation_lib.Participation
+
+  @property
+  def _schema(self) -> tuple[int, int]:
+    """Returns b and k."""
+    return (
+      self.participation.separation(self.rounds),
+      self.participation.participations(self.rounds),
+    )
+
+  def surely(self) -> bool:
+    """Returns whether every round can be filled, whatever was drawn before."""
+    b, k = self._schema
+    if self.sampling == 'shuffled-epochs':
+      epoch = self.clients // self.cohort_size
+      return b <= epoch and k >= -(-self.rounds // epoch)
+    if self.sampling == 'uniform':
+      return _uniform(self.clients, self.cohort_size, self.rounds, b, k)
+    # With a smaller k, fixed epochs allow a client no skipped epoch, so that
+    # counting clients does not decide.
+    if self.participation.evenly_spaced and (k < -(-self.rounds // b)):
+      return False
+    return all(
+      _uniform(there, self.cohort_size, taken, 1, k)
+      for there, taken in _classes(self.clients, self.rounds, b)
+    )
+
+  def never(self) -> bool:
+    """Returns whether some round cannot be filled by any way of drawing."""
+    b, k = self._schema
+    m, n = self.cohort_size, self.rounds
+    if self.sampling == 'multiples':
+      return any(
+        m > there or taken * m > there * min(k, taken)
+        for there, taken in _classes(self.clients, n, b)
+      )
+    return min(b, n) * m > self.clients or n * m > self.clients * k
+
+  def largest(self) -> dict[str, int]:
+    """Returns the largest feasible min_sep, cohort_size and rounds.
+
+    Each value makes `surely` true while the others stay as they are. A name is
+    missing if no value of it does.
+    """
+    schema = self.participation
+    found = {
+      name: _most(
+        getattr(self, name),
+        lambda value, name=name: dataclasses.replace(
+          self, **{name: value}
+        ).surely(),
+      )
+      for name in ('cohort_size', 'rounds')
+    }
+    if schema.min_sep is not None:
+      found['min_sep'] = _most(
+        schema.min_sep,
+        lambda value: dataclasses.replace(
+          self,
+          participation=participation_lib.from_name(
+            schema.name, value, schema.max_participations
+          ),
+        ).surely(),
+      )
+    return {name: value for name, value in sorted(found.items()) if value}
+
+
+def _uniform(
+  clients: int, cohort_size: int, rounds: int, b: int, k: int
+) -> bool:
+  needed = min(b, rounds) * cohort_size
+  if k < -(-rounds // b):
+    needed += max(rounds - b, 0) * cohort_size // k
+  return needed <= clients
+
+
+def _classes(clients: int, rounds: int, b: int) -> set[tuple[int, int]]:
+  """Returns the different pairs (N_r, n_r) of classes that have rounds."""
+  return {
+    (-(-(clients - r) // b), -(-(rounds - r) // b))
+    # N_r and n_r fall by 1 at r = N mod b and r = n mod b, and nowhere else.
+    for r in {0, clients % b, rounds % b, min(b, rounds) - 1}
+    if r < min(b, rounds)
+  }
+
+
+def _most(most: int, fits) -> int:
+  """Returns the largest value up to `most` that fits; 0 if none does.
+
+  The search assumes that every value below one that fits, fits too.
+  """
+  low, high = 0, most
+  while low < high:
+    middle = (low + high + 1) // 2
+    if fits(middle):
+      low = middle
+    else:
+      high = middle - 1
+  return low

@@ -1,0 +1,440 @@
+"""The tables of a ledger, and what is written to and read from them.
+
+| table         | holds                                                        |
+|---------------|--------------------------------------------------------------|
+| bandmf_ledger | one row: the format, the run and the keys that the ledger    |
+|               | belongs to, how many events there are, the head of the chain |
+| bandmf_rounds | round; cohort: its identifiers, keyed hashes of clients,     |
+|               | ascending, 8 bytes each, little-endian; the highest index    |
+| bandmf_events | what happened, in order, and the head after it; see `chain`  |
+
+A cohort is one value: it is there whole or not at all, and thousands of clients
+cost one write. Rows are added and never changed, but for the one of the ledger.
+Every function here works in the transaction of its caller.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import numpy as np
+import sqlalchemy as sa
+
+from tff_bandmf import errors
+from tff_bandmf.ledger import chain
+
+_COHORTS_AT_A_TIME = 16
+_EVENTS_AT_A_TIME = 4096
+
+_METADATA = sa.MetaData()
+_LEDGER = sa.Table(
+  'bandmf_ledger',
+  _METADATA,
+  sa.Column('place', sa.Integer, primary_key=True, autoincrement=False),
+  sa.Column('format', sa.Integer, nullable=False),
+  sa.Column('run', sa.BigInteger),
+  sa.Column('noise_key', sa.BigInteger),
+  sa.Column('key', sa.BigInteger),
+  sa.Column('events', sa.BigInteger, nullable=False),
+  sa.Column('head', sa.LargeBinary),
+)
+_ROUNDS = sa.Table(
+  'bandmf_rounds',
+  _METADATA,
+  sa.Column('round', sa.BigInteger, primary_key=True, autoincrement=False),
+  # Before the cohort, which need not be read for it.
+  sa.Column('highest', sa.BigInteger, nullable=False),
+  sa.Column('cohort', sa.LargeBinary, nullable=False),
+)
+_EVENTS = sa.Table(
+  'bandmf_events',
+  _METADATA,
+  sa.Column('place', sa.BigInteger, primary_key=True, autoincrement=False),
+  sa.Column('round', sa.BigInteger, nullable=False, index=True),
+  sa.Column('kind', sa.String(16), nullable=False),
+  sa.Column('digest', sa.LargeBinary),
+  sa.Column('z_stddev', sa.Float(53)),
+  sa.Column('noise_checked', sa.Integer, nullable=False),
+  sa.Column('head', sa.LargeBinary, nullable=False),
+)
+
+TABLES = frozenset(_METADATA.tables)
+
+
+def _raw(column: sa.Column) -> sa.sql.ColumnElement:
+  # As the driver gives it: SQLite keeps what it likes in any column, and of an
+  # integer the type would make as many bytes.
+  return sa.type_coerce(column, sa.types.NullType())
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """The row of the ledger.
+
+  Attributes:
+    run: that the ledger belongs to; None if it was not said.
+    noise_key: fingerprint of the key of the noise; None likewise.
+    key: fingerprint of the key of the identifiers; None before the first round.
+    events: how many there are.
+    head: of the chain.
+  """
+
+  run: Optional[int]
+  noise_key: Optional[int]
+  key: Optional[int]
+  events: int
+  head: bytes
+
+
+def create(connection: sa.engine.Connection) -> None:
+  """Makes the tables that are not there, and the row of the ledger."""
+  for table in _METADATA.sorted_tables:
+    connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
+    for index in table.indexes:
+      connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+  if connection.execute(sa.select(_LEDGER.c.place)).first() is None:
+    connection.execute(
+      sa.insert(_LEDGER).values(place=0, format=chain.FORMAT, events=0)
+    )
+
+
+def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
+  """Returns the row of the ledger.
+
+  Args:
+    connection: to read, or to write.
+    lock: whether to wait until nobody else writes, and to keep others from it
+      until the transaction ends. SQLite does that when a transaction begins.
+
+  Raises:
+    ValueError: it is not what a ledger has, or is of another format.
+  """
+  query = sa.select(*map(_raw, _LEDGER.c))
+  # PRIVACY: who looks before he has the lock sees a round that another is
+  # about to abandon. Guard:
+  # ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
+  if lock:
+    query = query.with_for_update()
+  found = connection.execute(query).all()
+  _require(len(found) == 1, 'row')
+  place, version, run, noise_key, key, events, head = found[0]
+  if version != chain.FORMAT:
+    raise other_format(version)
+  _require(place == 0, 'row')
+  for value in (run, noise_key, key):
+    _require(value is None or isinstance(value, int), 'row')
+  _require(isinstance(events, int) and events >= 0, 'row')
+  _require((head is None) == (events == 0), 'row')
+  return Row(
+    run,
+    noise_key,
+    key,
+    events,
+    chain.genesis(run, noise_key, key)
+    if head is None
+    else _content(head, 'head'),
+  )
+
+
+def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
+  """Returns whether the chain has, or began with, a head."""
+  there = row(connection)
+  # The key of the identifiers is claimed when the first round starts.
+  firsts = [
+    chain.genesis(there.run, there.noise_key, key) for key in (None, there.key)
+  ]
+  if head in (there.head, *firsts):
+    return True
+  query = sa.select(_EVENTS.c.place).where(_EVENTS.c.head == head)
+  return connection.execute(query).first() is not None
+
+
+def claim(connection: sa.engine.Connection, **values: int) -> Row:
+  """Sets `run`, `noise_key` or `key` where there is none; returns the row.
+
+  Raises:
+    ValueError: there are events, which none of it stands before.
+  """
+  there = row(connection, lock=True)
+  missing = {
+    name: value
+    for name, value in values.items()
+    if getattr(there, name) is None
+  }
+  if not missing:
+    return there
+  if there.events:
+    raise errors.value_error(
+      'ledger',
+      ', '.join(sorted(missing)),
+      'must be said before the first round starts',
+      'bind a new ledger, and start its rounds then',
+    )
+  connection.execute(sa.update(_LEDGER).values(**missing))
+  return row(connection)
+
+
+def last_client(connection: sa.engine.Connection) -> int:
+  """Returns the highest client index; -1 without one."""
+  return _largest(connection, _ROUNDS.c.highest)
+
+
+def last_round(connection: sa.engine.Connection) -> int:
+  """Returns the highest round that was started; -1 without one."""
+  return _largest(connection, _ROUNDS.c.round)
+
+
+def _largest(connection: sa.engine.Connection, column: sa.Column) -> int:
+  """Returns the largest value of a column; -1 without one."""
+  found = connection.execute(sa.select(sa.func.max(_raw(column)))).scalar_one()
+  _require(found is None or isinstance(found, int), column.name)
+  return -1 if found is None else found
+
+
+def by_index(connection: sa.engine.Connection) -> Optional[bool]:
+  """Returns whether the first client is an index; None without one."""
+  # Without the cohort itself, which may be large.
+  query = (
+    sa.select(_raw(_ROUNDS.c.highest))
+    .where(sa.func.length(_ROUNDS.c.cohort) > 0)
+    .order_by(_ROUNDS.c.round)
+    .limit(1)
+  )
+  highest = connection.execute(query).scalar_one_or_none()
+  if highest is None:
+    return None
+  _require(isinstance(highest, int), 'highest')
+  return highest >= 0
+
+
+def cohort_size(connection: sa.engine.Connection, round_index: int) -> int:
+  """Returns how many clients a round has; 0 if it is not there."""
+  query = sa.select(sa.func.length(_ROUNDS.c.cohort)).where(
+    _ROUNDS.c.round == round_index
+  )
+  return (connection.execute(query).scalar_one_or_none() or 0) // 8
+
+
+def add_round(
+  connection: sa.engine.Connection,
+  round_index: int,
+  cohort: np.ndarray,
+  highest: int,
+) -> None:
+  """Adds a round.
+
+  Args:
+    connection: to write.
+    round_index: the round, which is not there.
+    cohort: [m] int64 identifiers, ascending.
+    highest: the highest index in the cohort; -1 without one.
+  """
+  connection.execute(
+    sa.insert(_ROUNDS).values(
+      round=round_index, cohort=cohort.astype('<i8').tobytes(), highest=highest
+    )
+  )
+
+
+def append(connection: sa.engine.Connection, *events: chain.Event) -> None:
+  """Adds events to the chain."""
+  there = row(connection, lock=True)
+  head, place = there.head, there.events
+  for event in events:
+    head = chain.link(head, place, event)
+    connection.execute(
+      sa.insert(_EVENTS).values(
+        place=place,
+        round=event.round,
+        kind=event.kind,
+        digest=event.digest,
+        z_stddev=event.z_stddev,
+        noise_checked=int(event.noise_checked),
+        head=head,
+      )
+    )
+    place += 1
+  connection.execute(sa.update(_LEDGER).values(events=place, head=head))
+
+
+def attempts(
+  connection: sa.engine.Connection, round_index: int
+) -> list[chain.Attempt]:
+  """Returns the attempts at a round, in order."""
+  return _attempts(
+    round_index,
+    [(event, head) for _, event, head in _events(connection, round_index)],
+  )
+
+
+def _attempts(round_index: int, events) -> list[chain.Attempt]:
+  try:
+    return chain.attempts(events)
+  except ValueError:
+    raise _broken(round_index) from None
+
+
+def _events(
+  connection: sa.engine.Connection, round_index: Optional[int] = None
+) -> Iterator[tuple[int, chain.Event, bytes]]:
+  """Yields the place, the event and the head after it, of one round or all."""
+  query = sa.select(*map(_raw, _EVENTS.c))
+  if round_index is not None:
+    query = query.where(_EVENTS.c.round == round_index)
+  rows = connection.execute(
+    query.order_by(_EVENTS.c.place), execution_options={'stream_results': True}
+  )
+  for place, number, kind, digest, z_stddev, checked, head in rows.yield_per(
+    _EVENTS_AT_A_TIME
+  ):
+    _require(isinstance(place, int) and checked in (0, 1), 'event')
+    event = chain.Event(
+      number,
+      kind,
+      None if digest is None else _content(digest, 'event'),
+      z_stddev,
+      bool(checked),
+    )
+    _require(event.is_possible(), 'event')
+    yield place, event, _content(head, 'event')
+
+
+def verify(
+  connection: sa.engine.Connection,
+) -> tuple[dict[int, int], dict[int, list[chain.Attempt]]]:
+  """Returns what is in the ledger after the chain was computed again.
+
+  Returns:
+    The clients of each round, and the attempts at it, rounds ascending.
+
+  Raises:
+    ValueError: it is not what was written; one line says which round.
+  """
+  there = row(connection)
+  sizes, digests = {}, {}
+  for round_index, cohort, highest in _rounds(connection):
+    sizes[round_index] = len(cohort)
+    digests[round_index] = chain.cohort_digest(cohort, highest)
+  events: dict[int, list[tuple[chain.Event, bytes]]] = {}
+  count = last_event = 0
+  head = chain.genesis(there.run, there.noise_key, there.key)
+  for place, event, recorded in _events(connection):
+    head = chain.link(head, count, event)
+    # PRIVACY: a client that is cut out of a cohort, a round without its cohort
+    # and an event that is gone all show here. Guards:
+    # chain_test.test_any_change_of_a_row_is_refused and
+    # test_client_cut_out_of_two_cohorts_is_refused.
+    if (
+      place != count
+      or recorded != head
+      or (
+        event.kind == chain.STARTED and digests.get(event.round) != event.digest
+      )
+    ):
+      raise _broken(event.round)
+    events.setdefault(event.round, []).append((event, head))
+    count, last_event = count + 1, event.round
+  # PRIVACY: events at the end may be gone too. Guard: the same.
+  if count != there.events or head != there.head:
+    raise _broken(last_event)
+  attempts = {
+    round_index: _attempts(round_index, found)
+    for round_index, found in sorted(events.items())
+  }
+  apart = sizes.keys() ^ attempts.keys()
+  if apart:
+    raise _broken(min(apart))
+  return sizes, attempts
+
+
+def cohort(
+  connection: sa.engine.Connection, round_index: int
+) -> Optional[np.ndarray]:
+  """Returns the identifiers of a round, ascending; None if it is not there."""
+  found = list(_rounds(connection, round_index + 1, round_index))
+  return found[0][1] if found else None
+
+
+def digest(
+  connection: sa.engine.Connection, round_index: int
+) -> Optional[bytes]:
+  """Returns the digest of the cohort of a round; None if it is not there."""
+  found = list(_rounds(connection, round_index + 1, round_index))
+  return chain.cohort_digest(*found[0][1:]) if found else None
+
+
+def cohorts(
+  connection: sa.engine.Connection,
+  before: Optional[int] = None,
+  start: int = 0,
+) -> Iterator[tuple[int, np.ndarray]]:
+  """Yields rounds, ascending, and their identifiers; reads a few at a time."""
+  for round_index, found, _ in _rounds(connection, before, start):
+    yield round_index, found
+
+
+def _rounds(
+  connection: sa.engine.Connection,
+  before: Optional[int] = None,
+  start: int = 0,
+) -> Iterator[tuple[int, np.ndarray, int]]:
+  query = sa.select(*map(_raw, _ROUNDS.c)).order_by(_ROUNDS.c.round)
+  if start:
+    query = query.where(_ROUNDS.c.round >= start)
+  if before is not None:
+    query = query.where(_ROUNDS.c.round < before)
+  rows = connection.execute(query, execution_options={'stream_results': True})
+  last = -1
+  for round_index, highest, content in rows.yield_per(_COHORTS_AT_A_TIME):
+    _require(isinstance(round_index, int) and round_index > last, 'round')
+    _require(isinstance(highest, int) and highest >= -1, 'highest')
+    last = round_index
+    yield round_index, _identifiers(content), highest
+
+
+def _identifiers(content: Any) -> np.ndarray:
+  """Returns the identifiers in a cohort, [m] int64 ascending."""
+  _require(
+    isinstance(content, (bytes, memoryview)) and len(content) % 8 == 0, 'cohort'
+  )
+  found = np.frombuffer(content, '<i8')
+  # PRIVACY: who counts participations relies on the order. Guard:
+  # fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
+  _require(bool(np.all(found[1:] > found[:-1])), 'cohort')
+  return found
+
+
+def _content(value: Any, name: str) -> bytes:
+  _require(isinstance(value, (bytes, memoryview)), name)
+  return bytes(value)
+
+
+def other_format(version: object) -> ValueError:
+  """Returns the error of a ledger of another version of this package."""
+  return errors.value_error(
+    'ledger',
+    f'format {version}',
+    f'cannot be read: this version has format {chain.FORMAT}',
+    'end the run with the version that began it, or start a new one',
+  )
+
+
+def _broken(round_index: int) -> ValueError:
+  return errors.value_error(
+    'ledger',
+    f'round {round_index}',
+    'is not what the chain of its rounds says',
+    'it was changed or is damaged: restore the file',
+  )
+
+
+def _require(holds: bool, name: str) -> None:
+  if not holds:
+    raise errors.value_error(
+      'ledger',
+      name,
+      'is not what a ledger writes',
+      'it was changed or is damaged: restore the file',
+    )

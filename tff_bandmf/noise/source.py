@@ -1,0 +1,430 @@
+"""Sources of noise: they add y_t to the sum of round t, in TFF's graph.
+
+`of` makes the source of a placement. `TapeSource` reads y_t from files that a
+producer wrote ahead of the round; `StateSource` computes y_t from TFF's state.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections
+import dataclasses
+import os
+import threading
+from typing import Any, ClassVar, Optional
+
+import tensorflow as tf
+
+from tff_bandmf import errors
+from tff_bandmf.noise import graph_generator, placements, self_test
+from tff_bandmf.noise import key as key_lib
+from tff_bandmf.noise import position as position_lib
+from tff_bandmf.noise.producer import stream
+from tff_bandmf.noise.tape import folder as tape_folder
+from tff_bandmf.noise.tape import reader as tape_reader
+from tff_bandmf.noise.tape import served as served_tape
+from tff_bandmf.noise.tape import writer as tape_lib
+from tff_bandmf.strategies import recursion as recursion_lib
+
+# With more than 1.9 GB of state TFF's local runtime fails or retries for ever.
+_MAX_STATE_BYTES = 1_800_000_000
+# Seconds that a round waits for its file before it fails.
+_TAPE_TIMEOUT_SECONDS = 600.0
+# Run ID of a state that `begin` did not create.
+_NOBODY = 0
+
+# Fingerprints of the keys whose noise is on a tape of this process.
+_held: set[Optional[int]] = set()
+_holding = threading.Lock()
+
+
+class NoiseSource(abc.ABC):
+  """Adds y_t to an integer sum inside a graph; y_t itself never leaves.
+
+  The methods that run in a graph are functions of the state alone and, where
+  there is a tape, of the files in its folder.
+
+  Attributes:
+    placement: 'state', 'tape' or 'none': where y_t comes from.
+    dimension: d, number of coordinates of y_t, > 0.
+    start_round: round at which `begin` starts, >= 0.
+  """
+
+  placement: ClassVar[str]
+  dimension: int
+  start_round: int = 0
+
+  @abc.abstractmethod
+  def initial_state(self) -> Any:
+    """Returns the state, nested tensors, of a run that has not begun."""
+
+  def begin(self, state: Any) -> Any:
+    """Returns the first state of a new run, given `initial_state()`."""
+    return state
+
+  def round_index(self, stated: tf.Tensor) -> tf.Tensor:
+    """Returns the round t to be released, scalar int64.
+
+    Args:
+      stated: scalar int64, the round that TFF's state counts; < 0 before the
+        run has begun.
+    """
+    return stated
+
+  @abc.abstractmethod
+  def release(
+    self,
+    state: Any,
+    round_index: tf.Tensor,
+    total: tf.Tensor,
+    counts: Optional[tf.Tensor] = None,
+  ) -> tuple[tf.Tensor, Any]:
+    """Returns (total + y_t, state of the next round).
+
+    **Formal guarantee.**
+    Assumption: the key is secret and serves one run, each round's noise meets
+    one sum, the recursion and `z_steps` are of a `Lattice` that holds the run,
+    and nobody can tell words of ChaCha20 from uniform ones. Statement: if the
+    Gaussian mechanism C S + z_steps Z on real numbers is (epsilon, delta)-DP,
+    then the releases of all rounds are (epsilon + 2 alpha, e^alpha delta + beta
+    (1 + e^(epsilon + alpha)))-DP. A round that fails releases nothing. Source:
+    docs/reference/arithmetic.md, Theorems 1 and 2, where alpha and beta are
+    defined; its last section lists what is measured and not proved.
+
+    `TapeSource` enforces one sum for each round (see `tape.reader.release`).
+    With `StateSource` the caller has to, since it releases from any state that
+    it gets. `NoNoise` guarantees nothing.
+
+    Args:
+      state: state of the round, from `begin` or from the release before.
+      round_index: t, scalar int64.
+      total: [dimension] int32, S_t, the sum of the records in lattice steps.
+      counts: [2] integers: the number of updates in the total, and the number
+        of all-zero updates among them. Only a source with a `position.Position`
+        reads it.
+    """
+
+  def metrics(
+    self, state: Any, round_index: tf.Tensor
+  ) -> collections.OrderedDict[str, tf.Tensor]:
+    """Returns the metrics of a round, by name; none depends on the noise.
+
+    Args:
+      state: state of the round.
+      round_index: t, scalar int64.
+    """
+    del state, round_index
+    # A round whose noise fails the self-test fails too, so a round that has
+    # metrics was checked.
+    return collections.OrderedDict(
+      noise_placement=tf.constant(self.placement),
+      noise_checked=tf.constant(self.placement != NoNoise.placement),
+    )
+
+  def close(self) -> None:  # noqa: B027
+    """Stops the threads of the source, if it has any."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class NoNoise(NoiseSource):
+  """A source that adds nothing, for a run that claims no privacy."""
+
+  placement: ClassVar[str] = 'none'
+  dimension: int
+  start_round: int = 0
+
+  def initial_state(self):
+    return ()
+
+  def release(self, state, round_index, total, counts=None):
+    return total, state
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class StateSource(NoiseSource):
+  """A source that keeps the key and the recursion's memory in TFF's state.
+
+    y_t = round(z_steps scale_t z_t + readout_t . S_t)
+
+  Here S_t is the memory of the recursion. The state is secret: anybody who has
+  it can subtract the noise. The recursion's table is a constant of the graph,
+  and passes between processes every round as the state does.
+
+  Attributes:
+    recursion: the recursion by which y follows from z, for the strategy C.
+    z_steps: standard deviation of z in lattice steps, > 0.
+    dimension: d, number of coordinates of y_t, > 0.
+  """
+
+  placement: ClassVar[str] = 'state'
+  recursion: recursion_lib.Recursion
+  z_steps: float
+  dimension: int
+
+  @staticmethod
+  def bytes_passed(recursion: recursion_lib.Recursion, dimension: int) -> int:
+    """Returns the bytes of state and table that each round passes on."""
+    kind = _memory_type(recursion)
+    return (
+      kind.size * recursion.memory * dimension
+      + recursion.table_bytes
+      + 8 * recursion.rounds
+    )
+
+  def initial_state(self):
+    state = collections.OrderedDict(
+      key=tf.zeros([graph_generator.KEY_WORDS], tf.int32)
+    )
+    if self.recursion.memory:
+      state['past'] = tf.zeros(
+        [self.recursion.memory, self.dimension], _memory_type(self.recursion)
+      )
+    return state
+
+  def begin(self, state):
+    # PRIVACY: The difference of two runs with the same noise has none. Each run
+    # draws its own key, so no two runs share noise.
+    # Guard: aggregator_runs_test.test_two_runs_in_the_state_share_no_noise.
+    return collections.OrderedDict(state, key=graph_generator.fresh_key_words())
+
+  def release(self, state, round_index, total, counts=None):
+    recursion, table = self.recursion, self.recursion.table()
+    phase = recursion.phase(round_index)
+    scale = tf.gather(table.scale, phase)
+    v = (
+      self.z_steps
+      * scale
+      * graph_generator.normals(state['key'], round_index, self.dimension)
+    )
+    mean = 0.0
+    if recursion.memory:
+      past = tf.cast(state['past'], tf.float64)
+      mean = tf.linalg.matvec(
+        past, tf.gather(table.readout, phase), transpose_a=True
+      )
+    v = tf.round(v + mean)
+    # PRIVACY: Wrap-around of the sum is post-processing. Wrap-around of y alone
+    # is not, because the recursion goes on from y, so it must fail.
+    # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
+    held = tf.debugging.Assert(
+      tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
+    )
+    with tf.control_dependencies([held]):
+      y = tf.cast(v, tf.int32)
+    y = self_test.check(
+      y,
+      z_steps=self.z_steps,
+      row_norms=recursion.row_norms,
+      round_index=round_index,
+    )
+    new_state = collections.OrderedDict(key=state['key'])
+    # PRIVACY: If the memory held another y than the sum, the noise would be
+    # that of another C. The memory takes the rounded y that was added.
+    # Guard: source_test.test_rounds_are_those_of_the_recursion.
+    if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
+      gain = tf.gather(table.gain, phase)
+      new_state['past'] = tf.matmul(
+        tf.gather(table.update, phase), past
+      ) + gain[:, tf.newaxis] * tf.cast(y, tf.float64)
+    elif recursion.memory:
+      latest = y
+      if recursion.keeps == recursion_lib.PAST_U:
+        latest = (tf.cast(y, tf.float64) - mean) / scale
+      new_state['past'] = tf.concat([latest[tf.newaxis], state['past'][:-1]], 0)
+    return total + y, new_state
+
+
+class TapeSource(NoiseSource):
+  """A source that reads y_t from the files of a tape; the state names the tape.
+
+  The process that runs the round must see the folders of the tape. A tape
+  serves one run, namely the first that reads a round of it. `begin` gives each
+  run its own ID. States that `begin` did not create all share ID 0.
+  """
+
+  placement: ClassVar[str] = 'tape'
+
+  def __init__(
+    self,
+    tape: tape_folder.ReadableTape,
+    held: Optional[int] = None,
+    position: Optional[position_lib.Position] = None,
+  ):
+    """Initializes the source; `close` closes the tape too.
+
+    Args:
+      tape: the tape from which rounds read y_t.
+      held: fingerprint of the tape's key, returned by `_hold`; None if a server
+        has the key.
+      position: reports the open round, whatever the state says; None takes the
+        round of the state.
+    """
+    self.dimension = tape.dimension
+    self.start_round = tape.start_round
+    self._tape = tape
+    self._held = held
+    self._position = position
+
+  def initial_state(self):
+    return collections.OrderedDict(
+      tape_id=tf.constant(self._tape.tape_id, tf.int64),
+      run=tf.constant(_NOBODY, tf.int64),
+    )
+
+  def round_index(self, stated):
+    if self._position is None:
+      return stated
+    return self._position.round_index(stated)
+
+  def begin(self, state):
+    # A random 63-bit run ID. It is public; the low bit is set so that it is
+    # never 0 (`_NOBODY`).
+    number = tf.raw_ops.NonDeterministicInts(shape=[1], dtype=tf.int64)[0]
+    run = tf.bitwise.bitwise_and(number, 2**63 - 1) | 1
+    return collections.OrderedDict(tape_id=state['tape_id'], run=run)
+
+  def release(self, state, round_index, total, counts=None):
+    if self._position is not None:
+      checked = self._position.check_updates(counts[0], round_index)
+      with tf.control_dependencies([checked]):
+        total = tf.identity(total)
+    released = tape_reader.release(
+      self._tape,
+      total,
+      tape_id=state['tape_id'],
+      round_index=round_index,
+      run=state['run'],
+      timeout_seconds=_TAPE_TIMEOUT_SECONDS,
+    )
+    if self._position is not None:
+      released = self._position.mark(released, counts, round_index)
+    return released, state
+
+  def metrics(self, state, round_index):
+    metrics = super().metrics(state, round_index)
+    metrics['rounds_ahead'] = tape_reader.rounds_ahead(
+      self._tape.shards, round_index
+    )
+    return metrics
+
+  def close(self) -> None:
+    self._tape.close()
+    _held.discard(self._held)
+    # After a second `close`, another source may hold this key: do not release
+    # it twice.
+    self._held = None
+
+
+def _hold(key: key_lib.Key) -> int:
+  """Reserves a key for one tape of this process; returns its fingerprint.
+
+  **Formal guarantee.**
+  Assumption: every tape that this process makes comes from `of`. Statement: at
+  any time at most one open tape of this process has the noise of the key. Two
+  processes can hold the same key; `key_use.KeyUse` and the lock of a run's
+  folder keep them apart.
+
+  Raises:
+    ValueError: a tape that is still open has this key.
+  """
+  name = key.identify(b'held')
+  with _holding:
+    # PRIVACY: Two runs with one key have the same noise, so the difference of
+    # their releases has none. A key that an open tape of this process has is
+    # refused.
+    # Guard: aggregator_runs_test.test_second_factory_with_a_key_is_refused.
+    if name in _held:
+      raise errors.value_error(
+        'key',
+        'Key(<secret>)',
+        'serves another aggregator',
+        'close that one first, and go on from its state; a new run takes '
+        'a new key',
+      )
+    _held.add(name)
+  return name
+
+
+def _memory_type(recursion: recursion_lib.Recursion) -> tf.DType:
+  """Returns the type of the recursion's memory: past y are integers."""
+  return tf.int32 if recursion.keeps == recursion_lib.PAST_Y else tf.float64
+
+
+def of(
+  placement: placements.Placement,
+  recursion: recursion_lib.Recursion,
+  z_steps: float,
+  dimension: int,
+) -> NoiseSource:
+  """Returns the source of a placement, and starts the producer of a tape.
+
+  Args:
+    placement: the choice of where y comes from.
+    recursion: the recursion by which y follows from z, for the strategy C.
+    z_steps: standard deviation of z in lattice steps, >= 0; 0 means no noise.
+    dimension: d, number of coordinates of y_t, > 0.
+
+  Raises:
+    TypeError: the placement is of an unknown kind.
+    ValueError: a value is out of range, the state is too large to pass between
+      processes, another source of this process has the key, or a server's
+      folder does not fit this run or has another reader.
+    OSError: there is no room for the folder of a tape.
+  """
+  if not z_steps:
+    return NoNoise(dimension, placement.start_round)
+  if isinstance(placement, placements.Tape):
+    key = placement.key or key_lib.Key.from_entropy()
+    held = _hold(key)
+    try:
+      return TapeSource(
+        tape_lib.Tape(
+          placement.directory,
+          stream.Stream(
+            recursion,
+            z_steps,
+            dimension,
+            key,
+            placement.max_memory_bytes,
+            devices=placement.devices,
+            backend=placement.backend,
+          ),
+          start_round=placement.start_round,
+        ),
+        held,
+        placement.position,
+      )
+    except BaseException:
+      _held.discard(held)
+      raise
+  if isinstance(placement, placements.Served):
+    folders = placement.folders
+    if isinstance(folders, (str, os.PathLike)):
+      folders = [folders]
+    return TapeSource(
+      served_tape.ServedTape(
+        folders,
+        recursion,
+        z_steps,
+        dimension,
+        placement.start_round,
+        placement.notice_seconds,
+      )
+    )
+  if not isinstance(placement, placements.InState):
+    raise errors.type_error(
+      'noise',
+      type(placement).__name__,
+      'has no source',
+      'use a placement of noise.placements',
+    )
+  passed = StateSource.bytes_passed(recursion, dimension)
+  if passed > _MAX_STATE_BYTES:
+    raise errors.value_error(
+      'noise',
+      placement,
+      f'{passed / 1e9:.1f} GB of noise cannot pass between TFF '
+      f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can',
+      'use Tape()',
+    )
+  return StateSource(recursion, z_steps, dimension)

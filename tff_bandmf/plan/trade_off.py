@@ -1,0 +1,188 @@
+"""Compares plans with other cohort sizes and epsilons.
+
+| symbol | name here           | meaning                                     |
+|--------|---------------------|---------------------------------------------|
+| B      | `clients_per_round` | clients a round, divisor of the mean        |
+| sigma  | `noise_multiplier`  | stddev(z) / (clip * sensitivity)            |
+|        | `error`             | root mean square error of one coordinate of |
+|        |                     | the model by the noise: rmse * clip / B     |
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Optional
+
+import attrs
+import tabulate
+
+from tff_bandmf import clips, errors
+from tff_bandmf.cohorts import feasibility
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+  """One plan of a trade-off.
+
+  Attributes:
+    clients_per_round: B, integer >= 1.
+    epsilon: epsilon of the whole run, > 0.
+    noise_multiplier: sigma, > 0.
+    z_stddev: standard deviation of z, in the unit of the updates.
+    error: root mean square error of one coordinate by the noise alone, in the
+      unit of the updates.
+    feasible: whether the population can fill every round; None if the
+      population is unknown.
+  """
+
+  clients_per_round: int
+  epsilon: float
+  noise_multiplier: float
+  z_stddev: float
+  error: float
+  feasible: Optional[bool]
+
+
+@dataclasses.dataclass(frozen=True)
+class TradeOff:
+  """Plans that differ in clients a round and in epsilon.
+
+  Attributes:
+    points: the plans, by clients_per_round and then epsilon as they were asked.
+    delta: delta of all plans.
+  """
+
+  points: tuple[Point, ...]
+  delta: float
+
+  def __str__(self) -> str:
+    """Returns a table of errors: rows are cohort sizes, columns epsilons."""
+    epsilons = sorted({point.epsilon for point in self.points})
+    rows = [
+      [clients, *(_cell(points.get(epsilon)) for epsilon in epsilons)]
+      for clients, points in self._by_clients()
+    ]
+    heads = ['clients a round', *(f'epsilon {each:g}' for each in epsilons)]
+    table = tabulate.tabulate(rows, headers=heads, disable_numparse=True)
+    text = f'error of a coordinate by the noise, delta {self.delta:g}\n{table}'
+    if any(point.feasible is False for point in self.points):
+      text += '\n*: so many clients cannot fill every round'
+    return text
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the trade-off as a JSON object."""
+    return dataclasses.asdict(self)
+
+  def plot(self) -> Any:
+    """Returns a matplotlib figure: error by epsilon, one line a cohort size.
+
+    Raises:
+      ImportError: matplotlib is not installed.
+    """
+    from matplotlib import figure
+
+    drawing = figure.Figure(figsize=(5.6, 3.6), layout='constrained')
+    axes = drawing.subplots()
+    for clients, points in self._by_clients():
+      axes.plot(
+        sorted(points),
+        [points[epsilon].error for epsilon in sorted(points)],
+        marker='o',
+        label=f'{clients} clients a round',
+      )
+    axes.set_xscale('log', base=2)
+    axes.set_yscale('log')
+    ticks = sorted({point.epsilon for point in self.points})
+    axes.set_xticks(ticks, [f'{each:g}' for each in ticks])
+    axes.minorticks_off()
+    axes.set_xlabel('epsilon of the whole run', fontsize=13)
+    axes.set_ylabel('error by the noise', fontsize=13)
+    axes.tick_params(labelsize=12)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=12)
+    return drawing
+
+  def _by_clients(self) -> Iterator[tuple[int, dict[float, Point]]]:
+    for clients in sorted({point.clients_per_round for point in self.points}):
+      yield (
+        clients,
+        {
+          point.epsilon: point
+          for point in self.points
+          if point.clients_per_round == clients
+        },
+      )
+
+
+def of(
+  plan: Any,
+  clients_per_round: tuple[int, ...],
+  epsilons: tuple[float, ...],
+  population: Optional[int],
+) -> TradeOff:
+  """Returns a plan's noise and error with other cohort sizes and epsilons.
+
+  If a schema is enforced, all points have the plan's strategy, whose error
+  depends on neither value. For sampled cohorts each point has a search of its
+  own.
+
+  Args:
+    plan: a `Plan` with a delta.
+    clients_per_round: cohort sizes to compare; empty takes the plan's.
+    epsilons: epsilons of the whole run to compare; empty takes the plan's.
+    population: number of clients to draw from; None if it is unknown.
+
+  Raises:
+    ValueError: the plan has no delta; there is no epsilon in the plan or the
+      arguments; or a value is out of range.
+  """
+  epsilons = epsilons or ((plan.epsilon,) if plan.epsilon else ())
+  if plan.delta is None or not epsilons:
+    name = 'delta' if plan.delta is None else 'epsilon'
+    raise errors.value_error(
+      name, None, 'is what is traded for noise', 'plan with epsilon and delta'
+    )
+  mechanism = plan.strategy if plan.sampled is None else plan.mechanism
+  # The clip of an update alone; `rmse` has the factor for an indicator.
+  norm = clips.norm(clips.layers(plan.l2_norm_clip))
+  points = []
+  for clients in clients_per_round or (plan.clients_per_round,):
+    for epsilon in epsilons:
+      other = attrs.evolve(
+        plan,
+        clients_per_round=clients,
+        epsilon=epsilon,
+        noise_multiplier=None,
+        mechanism=mechanism,
+        largest_cohort=None,
+        stands_for=None,
+      )
+      points.append(
+        Point(
+          clients,
+          float(epsilon),
+          other.guarantee.noise_multiplier,
+          other.z_stddev,
+          other.rmse * norm / clients,
+          None if population is None else _feasible(other, population),
+        )
+      )
+  return TradeOff(tuple(points), plan.delta)
+
+
+def _feasible(plan: Any, population: int) -> bool:
+  wanted = feasibility.Wanted(
+    'uniform',
+    population,
+    plan.clients_per_round,
+    plan.rounds,
+    plan.cohorts.schema,
+  )
+  return plan.sampled is not None or not wanted.never()
+
+
+def _cell(point: Optional[Point]) -> str:
+  if point is None:
+    return ''
+  return f'{point.error:.3g}{"*" if point.feasible is False else ""}'

@@ -1,0 +1,250 @@
+// Recomputes the claims of this page from the numbers that it embeds.
+// n, b, k: rounds; those of one client are b apart, and k at most
+// c: first column of the matrix C
+// mu: square root of the sum over runs of (1 / noise multiplier)^2
+// Phi: distribution function of the standard normal
+// epsilon is the least one at which delta is what the arithmetic leaves of it:
+//   delta(epsilon) = Phi(mu/2 - epsilon/mu) - e^epsilon Phi(-mu/2 - epsilon/mu)
+'use strict';
+
+const MOST_ROUNDS = 1e7, MOST_PRODUCTS = 2e8, LARGEST_EPSILON = 1e6;
+
+// Returns log(Phi(x)); Phi has a relative error below 1e-12, in tails too.
+function logPhi(x) {
+  if (x > 0) return Math.log1p(-Math.exp(logPhi(-x)));
+  if (x > -2) {
+    let term = x, sum = x;
+    for (let i = 3; Math.abs(term) > 1e-18; i += 2) sum += term *= x * x / i;
+    return Math.log(0.5 + sum * Math.exp(-x * x / 2) / Math.sqrt(2 * Math.PI));
+  }
+  let rest = 0;  // The Mills ratio is 1 / (rest - x), a continued fraction.
+  for (let i = 300; i > 0; i--) rest = i / (rest - x);
+  return -x * x / 2 - Math.log(Math.sqrt(2 * Math.PI) * (rest - x));
+}
+
+// Returns the least x in [0, high] with holds(x), from above. `holds` is false
+// below some x, and true from there on.
+function least(holds, high) {
+  if (holds(0)) return 0;
+  if (!holds(high)) return Infinity;
+  for (let low = 0; high - low > 1e-13 * high;) {
+    const middle = (low + high) / 2;
+    if (holds(middle)) high = middle; else low = middle;
+  }
+  return high;
+}
+
+// Returns delta at epsilon of one Gaussian release, rounded up.
+function gaussianDelta(mu, epsilon) {
+  const half = mu / 2, shift = epsilon / mu;
+  const first = Math.exp(logPhi(half - shift));
+  const second = Math.exp(epsilon + logPhi(-half - shift));
+  const rounding = 1e-15 * (100 + (half + shift) ** 2) * first;
+  return Math.min(1, Math.max(0, first - second) + rounding);
+}
+
+const gaussianEpsilon = (mu, delta) =>
+  least(x => gaussianDelta(mu, x) <= delta, LARGEST_EPSILON);
+
+// Returns the first column of a Toeplitz C, without its zeros at the end.
+function column(series, rounds) {
+  if (series.coefficients) return Float64Array.from(series.coefficients);
+  const inverse = series.inverse_coefficients, powers = [...series.omega || []];
+  const few = (inverse || series.omega || [1]).length;
+  if (rounds * few > MOST_PRODUCTS) return null;
+  const c = new Float64Array(rounds);
+  for (let t = 0; t < rounds; t++) {
+    if (inverse) {
+      let sum = t ? 0 : 1;
+      for (let s = 1; s < few && s <= t; s++) sum -= inverse[s] * c[t - s];
+      c[t] = sum / inverse[0];
+    } else if (series.omega) {
+      c[t] = t ? powers.reduce((sum, power) => sum + power, 0) : 1;
+      if (t) series.theta.forEach((theta, i) => { powers[i] *= theta; });
+    } else {
+      c[t] = t ? c[t - 1] * (t - 0.5) / t * series.decay : 1;
+    }
+  }
+  return c;
+}
+
+// Returns the norm of the sum of columns 0, b, ..., (k - 1) b of C, or of the
+// matrix of its columns divided by their norms.
+function leftmost(c, rounds, minSep, k, normalized) {
+  const rows = new Float64Array(rounds), squares = [0];
+  for (let m = 0; m < rounds && normalized; m++) {
+    squares.push(squares[m] + (c[m] || 0) ** 2);
+  }
+  for (let i = 0; i < k * minSep; i += minSep) {
+    const norm = normalized ? Math.sqrt(squares[rounds - i]) : 1;
+    const end = Math.min(rounds, i + c.length);
+    for (let t = i; t < end; t++) rows[t] += Math.abs(c[t - i]) / norm;
+  }
+  return Math.sqrt(rows.reduce((sum, row) => sum + row * row, 0));
+}
+
+// Returns {value} of the sensitivity of a run where a theorem gives it exactly,
+// or {reason} why it is not recomputed.
+function sensitivity(run) {
+  const {rounds, participation, series, normalized} = run;
+  if (!['single', 'min-sep', 'fixed-epoch'].includes(participation)) {
+    return {reason: `participation "${participation}" has no formula here`};
+  }
+  if (!series) return {reason: `"${run.family}" is not made of few numbers`};
+  const once = participation === 'single', minSep = once ? rounds : run.min_sep;
+  const most = once ? 1 : run.max_participations || Infinity;
+  const k = Math.min(most, Math.ceil(rounds / minSep));
+  const c = rounds > MOST_ROUNDS ? null : column(series, rounds);
+  if (!c || c.length * k > MOST_PRODUCTS) {
+    return {reason: 'so many rounds take too long here'};
+  }
+  const positive = c.every(value => value >= 0);
+  const falls = c.every((value, t) => t <= minSep || value <= c[t - 1]);
+  const geometric = (series.inverse_coefficients || []).length === 2;
+  const known = k === 1 || c.length <= minSep || positive && (normalized
+    ? geometric : falls || participation === 'fixed-epoch');
+  if (!known) return {reason: 'no theorem here is about its coefficients'};
+  const alone = leftmost(c, rounds, minSep, k, normalized);
+  return {value: run.clients_per_unit * alone};
+}
+
+const near = (first, second, width) =>
+  Math.abs(first - second) <= width * Math.abs(second);
+
+// Returns a positive number with a few digits, rounded up.
+function rounded(value, digits = 4) {
+  if (!(value > 0 && value < Infinity)) return String(value);
+  const unit = 10 ** (digits - 1 - Math.floor(Math.log10(value)));
+  return String(Number((Math.ceil(value * unit) / unit).toPrecision(digits)));
+}
+
+// Returns mu of a claim, from the noise that was added and the sensitivity.
+function muOf(check, claim) {
+  return Math.hypot(...claim.runs.map(i => {
+    const run = check.runs[i], found = sensitivity(run).value;
+    return run.more_noise * (found || run.sensitivity) / run.z_stddev_per_clip;
+  }));
+}
+
+// Returns alpha, beta of the arithmetic: probabilities of the released bits and
+// those of real numbers differ by at most the factor e^alpha, and beta.
+function slackOf(mu, point) {
+  const alpha = point.slack_epsilon / 2;
+  const exact = point.delta - point.slack_delta;
+  const added = point.delta - Math.exp(alpha) * exact;
+  return [alpha, added / (1 + Math.exp(gaussianEpsilon(mu, exact) + alpha))];
+}
+
+// Returns an epsilon at any delta, the least that the stated slacks prove.
+function epsilonAt(mu, points, delta) {
+  return Math.min(...points.map(point => {
+    if (point.delta === delta) {
+      const exact = delta - point.slack_delta;
+      return gaussianEpsilon(mu, exact) + point.slack_epsilon;
+    }
+    const [alpha, beta] = slackOf(mu, point);
+    const total = x => Math.exp(alpha) * gaussianDelta(mu, x)
+      + beta * (1 + Math.exp(x + alpha));
+    // `total` falls up to where Phi(-mu/2 - x/mu) is beta, and then rises.
+    const x = least(x => total(x) <= delta
+      || logPhi(-mu / 2 - x / mu) < Math.log(beta), LARGEST_EPSILON);
+    return total(x) <= delta ? x + 2 * alpha : Infinity;
+  }));
+}
+
+// Returns how many members an attacker recognises at most that calls a share of
+// bystanders members.
+function members(mu, point, share) {
+  const [alpha, beta] = slackOf(mu, point);
+  const larger = Math.min(1 - 1e-15, Math.exp(alpha) * share + beta);
+  const quantile = least(x => logPhi(x - 40) >= Math.log(larger), 80) - 40;
+  return Math.min(1, Math.exp(alpha + logPhi(quantile + mu)) + beta);
+}
+
+// Returns lines {ok, text, claim}; `ok` is null where nothing was recomputed.
+// `texts` are [path in `check`, text on the page].
+function verdicts(check, texts) {
+  const lines = [], rough = check.digits === 3;
+  const add = (ok, text, claim) => lines.push({ok, text, claim});
+  for (const run of check.runs) {
+    const {value, reason} = sensitivity(run);
+    const noise = run.z_stddev_per_clip / (value || run.sensitivity);
+    const ok = near(run.noise_multiplier, noise, 1e-8) && run.more_noise >= 1
+      && (reason || near(run.sensitivity, value, 1e-8));
+    add(!ok ? false : reason ? null : true, `${run.name}: the sensitivity is `
+      + (reason ? `as stated, not recomputed: ${reason}`
+        : `${rounded(value)}, recomputed from its definition`)
+      + (ok ? '' : `; the noise multiplier is ${noise.toPrecision(4)}, and the `
+        + `page states ${run.sensitivity} and ${run.noise_multiplier}`));
+  }
+  check.claims.forEach((claim, i) => {
+    const mu = muOf(check, claim), {points, delta} = claim;
+    const epsilon = epsilonAt(mu, points, delta), width = rough ? 1e-2 : 1e-8;
+    const ok = near(claim.epsilon, epsilon, width)
+      && claim.epsilon >= epsilon * (1 - 1e-8)
+      && near(claim.rho, mu * mu / 2, width) && points[0].delta === delta
+      && points.every(each => each.slack_epsilon > 0
+        && each.slack_delta > 0 && each.slack_delta < each.delta);
+    add(ok, (i ? `${claim.name}: ` : '') + 'recomputed in your browser'
+      + (claim.amplified ? ', without chance' : '')
+      + `: epsilon = ${rounded(epsilon, 6)}`
+      + (ok ? '' : `; the page states ${claim.epsilon}`), i);
+    if (claim.amplified) {
+      add(null, `Amplified: ${rounded(claim.amplified)}, not recomputed.`, i);
+    }
+    if (!i) {
+      add(null, 'The share of rounding in epsilon, '
+        + `${rounded(points[0].slack_epsilon)}, is taken as stated.`);
+    }
+  });
+  for (const [path, text] of texts) {
+    const value = path.split('.').reduce((part, key) =>
+      key === 'epsilon' && part.amplified || part[key], check);
+    const width = rough ? 1e-2 : path.endsWith('rho') ? 1e-3 : 1e-5;
+    if (!near(Number(text), value, width)) {
+      add(false, `The page says ${text} where its numbers say ${value}.`);
+    }
+  }
+  return lines;
+}
+
+// Fills in what check.html.j2 has for it.
+function show() {
+  const at = name => document.getElementById(`check-${name}`);
+  const line = (parent, ok, text) => parent.append(Object.assign(
+    document.createElement('p'), {textContent: text,
+      className: ok === false ? 'warning' : ok ? 'same' : 'dim'}));
+  try {
+    document.getElementById('check').hidden = false;
+    const check = JSON.parse(at('numbers').textContent);
+    if (!check) return;
+    const texts = [...document.querySelectorAll('[data-check]')].map(
+      each => [each.dataset.check, each.textContent.trim()]);
+    verdicts(check, texts).forEach(({ok, text, claim}) =>
+      line(at(claim === 0 ? 'claim' : 'lines'), ok, text));
+    const all = check.claims.reduce((most, claim) =>
+      claim.runs.length > most.runs.length ? claim : most);
+    const mu = muOf(check, all);
+    const move = () => {
+      const delta = Number((10 ** -at('delta').value).toPrecision(2));
+      const share = Number((10 ** at('share').value).toPrecision(2));
+      const epsilon = epsilonAt(mu, all.points, delta);
+      const max = rounded(100 * members(mu, all.points[0], share / 100));
+      const chance = all.amplified ? 'Without chance: ' : '';
+      at('epsilon').textContent = `${chance}At delta ${delta.toExponential()}, `
+        + (epsilon < 1e6 ? `epsilon = ${rounded(epsilon)}.` : 'no claim.');
+      at('members').textContent = chance + 'An attacker who is wrong about a '
+        + `bystander in ${share} % of cases finds a member in at most ${max} %.`;
+    };
+    at('delta').value = -Math.log10(all.delta);
+    at('sliders').addEventListener('input', move);
+    move();
+    at('sliders').hidden = false;
+  } catch (error) {
+    line(at('lines'), false, `Nothing was recomputed: ${error.message}`);
+  }
+}
+
+if (typeof document !== 'undefined') {
+  document.addEventListener('DOMContentLoaded', show);
+}

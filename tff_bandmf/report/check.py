@@ -1,0 +1,115 @@
+"""The numbers from which a reader's browser recomputes a claim (`check.js`).
+
+They are those of the claim without chance: for sampled cohorts the schema that
+holds whatever chance drew. All runs of a claim are then one Gaussian release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from tff_bandmf import accounting, strategies
+from tff_bandmf.strategies import base
+
+# Deltas at which pages have an epsilon, or what the arithmetic costs.
+DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
+# A column of more numbers than these makes a page that nobody opens.
+_FEW = 4096
+
+
+def numbers(
+  runs: Sequence[tuple[str, accounting.Guarantee]],
+  claims: Sequence[tuple[str, Sequence[int], float, Optional[float]]],
+  rounded: Optional[Callable[[Optional[float]], Optional[float]]] = None,
+) -> Optional[dict[str, Any]]:
+  """Returns the JSON object that `check.js` reads; None without a claim.
+
+  Args:
+    runs: the name of each run, and what it guarantees without chance.
+    claims: the claims of the page, the leading one first: its name, the
+      positions of its runs, delta, and the epsilon that counts on chance, None
+      where none does.
+    rounded: rounds epsilon and rho up, for a page that shows few digits.
+  """
+  if not all(guarantee.noise_multiplier for _, guarantee in runs):
+    return None
+  rows = []
+  for name, positions, delta, amplified in claims:
+    try:
+      together = accounting.compose(runs[i][1] for i in positions)
+      epsilon, rho = together.epsilon(delta), together.rho
+    except accounting.Unproved:
+      return None
+    rows.append(
+      {
+        'name': name,
+        'runs': list(positions),
+        'delta': delta,
+        'epsilon': rounded(epsilon) if rounded else epsilon,
+        'rho': rounded(rho) if rounded else rho,
+        'amplified': amplified,
+        'points': _points(together, delta),
+      }
+    )
+  return {
+    'digits': 3 if rounded else 17,
+    'runs': [_run(name, guarantee) for name, guarantee in runs],
+    'claims': rows,
+  }
+
+
+def _points(
+  together: accounting.Composition, delta: float
+) -> list[dict[str, float]]:
+  """Returns the slack at delta first, then at others where it is proved."""
+  points = []
+  for each in dict.fromkeys((delta, *DELTAS)):
+    try:
+      bound = together.claim(each)
+    except accounting.Unproved:
+      continue
+    points.append(
+      {
+        'delta': each,
+        'slack_epsilon': bound.slack_epsilon,
+        'slack_delta': bound.slack_delta,
+      }
+    )
+  return points
+
+
+def _run(name: str, guarantee: accounting.Guarantee) -> dict[str, Any]:
+  """Returns the numbers of one run, exact."""
+  stated = guarantee.to_dict()
+  return {
+    'name': name,
+    **{
+      key: stated.get(key)
+      for key in (
+        'family',
+        'rounds',
+        'participation',
+        'min_sep',
+        'max_participations',
+        'clients_per_unit',
+        'sensitivity',
+        'noise_multiplier',
+        'z_stddev_per_clip',
+      )
+    },
+    # What the arithmetic takes from the noise multiplier, as a factor.
+    'more_noise': guarantee.noise_multiplier / guarantee.exact_noise,
+    'normalized': guarantee.strategy.structure == base.NORMALIZED_TOEPLITZ,
+    'series': _series(guarantee.strategy),
+  }
+
+
+def _series(strategy: strategies.Strategy) -> Optional[dict[str, Any]]:
+  """Returns the few numbers that define a Toeplitz C; None without such."""
+  series = strategy.series()
+  if series is None or any(np.size(value) > _FEW for value in series.values()):
+    return None
+  return {name: np.asarray(value).tolist() for name, value in series.items()}

@@ -1,0 +1,326 @@
+"""Participation logs of training that ran elsewhere: CSV and Parquet.
+
+A log has the columns `round`, integers from 0, and `client`, strings or
+integers; a row is one participation. Rows may be in any order, and other
+columns are ignored. In CSV a line is a row: nothing is quoted, and the last
+line ends as the others do.
+
+Clients are told apart by 64-bit hashes. Two strings with one hash (10^7 of
+them: with probability 3e-6) are taken for one client, which can only make the
+log look worse than it was.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import secrets
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+
+from tff_bandmf import errors
+
+if TYPE_CHECKING:
+  import pyarrow as pa
+
+COLUMNS = ('round', 'client')
+# Participations that are looked at at a time: about 150 MB.
+_AT_A_TIME = 2**22
+_MOST_ROUNDS = 2**31
+# What no name of a client in CSV has: quotes, control characters, blanks at an
+# end.
+_NO_NAME = r'["\x00-\x1f\x7f]|^\s|\s$'
+# Rows that are read at a time.
+_BATCH_BYTES = 2**24
+_BATCH_ROWS = 2**20
+_CSV = ('.csv', '.txt')
+_PARQUET = ('.parquet', '.pq')
+# The finaliser of SplitMix64.
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+class ParticipationLog:
+  """The participations of a log.
+
+  Attributes:
+    path: of the file.
+    participations: rows.
+    rounds: 1 + the highest round, 0 without rows.
+  """
+
+  def __init__(self, path: Union[str, os.PathLike]):
+    """Reads a log; 12 bytes a participation stay in memory.
+
+    Args:
+      path: a CSV or Parquet file, told apart by its name.
+
+    Raises:
+      ValueError: it is not such a log.
+      OSError: it cannot be read.
+      ImportError: pyarrow is not installed.
+    """
+    self.path = pathlib.Path(path)
+    # Fresh for each log: nobody can make clients that meet in one hash.
+    self._factor = np.uint64(secrets.randbits(64) | 1)
+    rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
+    kinds = set()
+    for batch in _batches(self.path):
+      rounds.append(self._rounds(batch.column(0)))
+      found, kind = self._hashes(batch.column(1))
+      clients.append(found)
+      kinds.add(kind)
+    if len(kinds) > 1:
+      raise self._refused('client', 'are of several types', 'use strings')
+    self._rounds_of_rows = np.concatenate(rounds)
+    self._clients_of_rows = np.concatenate(clients)
+    self.participations = len(self._rounds_of_rows)
+    # PRIVACY: columns of C weigh less the later they are, so a log that counts
+    # its rounds from 1 would claim less than its clients did. No round 0, no
+    # claim. Guard: participation_log_test.test_rounds_from_1_are_refused.
+    if self.participations and self._rounds_of_rows.min() > 0:
+      raise self._refused(
+        'round',
+        f'begin at {self._rounds_of_rows.min()}',
+        'give a whole log, and number its rounds from 0',
+      )
+    self.rounds = 1 + int(self._rounds_of_rows.max(initial=-1))
+    self._ordered = bool(np.all(np.diff(self._rounds_of_rows) >= 0))
+
+  def parts(
+    self, at_a_time: int = _AT_A_TIME
+  ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields ([m] rounds ascending, [m] clients), each client in one part.
+
+    Args:
+      at_a_time: participations in a part, about.
+    """
+    count = max(1, -(-self.participations // at_a_time))
+    # Hashes are uniform, so equal ranges of them hold alike many rows.
+    edges = [part * 2**64 // count for part in range(1, count)]
+    for low, high in zip([0, *edges], [*edges, None]):
+      taken = self._clients_of_rows >= np.uint64(low)
+      if high is not None:
+        taken &= self._clients_of_rows < np.uint64(high)
+      rounds = self._rounds_of_rows[taken].astype(np.int64)
+      clients = self._clients_of_rows[taken].view(np.int64)
+      if not self._ordered:
+        order = np.argsort(rounds, kind='stable')
+        rounds, clients = rounds[order], clients[order]
+      yield rounds, clients
+
+  def cohort_sizes(self) -> dict[int, int]:
+    """Returns the clients of each round that has some, rounds ascending."""
+    rounds, counts = np.unique(self._rounds_of_rows, return_counts=True)
+    return dict(zip(rounds.tolist(), counts.tolist()))
+
+  def check_sizes(self, largest_cohort: int) -> None:
+    """Raises ValueError if a round has more clients than a plan has room for.
+
+    Args:
+      largest_cohort: most clients of a round.
+    """
+    for t, clients in self.cohort_sizes().items():
+      # PRIVACY: the lattice of the plan has no room for such a sum, so the
+      # noise was made for another one. Guard:
+      # elsewhere_test.test_cohort_that_the_plan_has_no_room_for_is_refused.
+      if clients > largest_cohort:
+        raise errors.value_error(
+          'clients',
+          clients,
+          f'are in round {t} of {self.path}, and the plan has room for '
+          f'{largest_cohort}',
+          'give the plan whose noise was added',
+        )
+
+  def _rounds(self, column: pa.Array) -> np.ndarray:
+    import pyarrow as pa
+    import pyarrow.compute
+
+    if not pa.types.is_integer(column.type):
+      raise self._refused('round', f'are {column.type}', 'give integers from 0')
+    if column.null_count:
+      raise self._refused('round', 'are missing in some rows', 'complete it')
+    least, most = pa.compute.min_max(column).as_py().values()
+    if column and not 0 <= least <= most < _MOST_ROUNDS:
+      raise self._refused(
+        'round',
+        f'are {least}..{most}',
+        f'rounds are counted from 0, below {_MOST_ROUNDS}',
+      )
+    return column.cast(pa.int32()).to_numpy(zero_copy_only=False)
+
+  def _hashes(self, column: pa.Array) -> tuple[np.ndarray, str]:
+    """Returns [m] uint64 hashes, and of what they are."""
+    import pyarrow as pa
+
+    if column.null_count:
+      raise self._refused('client', 'are missing in some rows', 'complete it')
+    if pa.types.is_dictionary(column.type):
+      hashes, kind = self._hashes(column.dictionary)
+      return hashes[column.indices.to_numpy(zero_copy_only=False)], kind
+    if pa.types.is_integer(column.type):
+      values = column.cast(pa.int64(), safe=False).to_numpy(
+        zero_copy_only=False
+      )
+      return _mixed(values.view(np.uint64) * self._factor), 'integers'
+    if column.type not in (
+      pa.string(),
+      pa.large_string(),
+      pa.binary(),
+      pa.large_binary(),
+    ):
+      raise self._refused(
+        'client', f'are {column.type}', 'give strings or integers'
+      )
+    column = column.cast(pa.large_binary())
+    if not len(column):
+      return np.empty(0, np.uint64), 'strings'
+    _, offsets, content = column.buffers()
+    bounds = np.frombuffer(offsets, np.int64)
+    bounds = bounds[column.offset : column.offset + len(column) + 1]
+    return self._of_strings(np.frombuffer(content, np.uint8), bounds), 'strings'
+
+  def _of_strings(self, content: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Returns a polynomial of the bytes of each string at a secret point.
+
+    Args:
+      content: [bytes] uint8.
+      bounds: [m + 1] where strings begin, and where the last one ends.
+
+    Returns:
+      [m] uint64.
+    """
+    lengths = np.diff(bounds)
+    hashes = lengths.astype(np.uint64)
+    for i in range(int(lengths.max())):
+      longer = np.flatnonzero(lengths > i)
+      byte = content[bounds[longer] + i].astype(np.uint64)
+      hashes[longer] = _mixed(hashes[longer] * self._factor + byte)
+    return hashes
+
+  def _refused(self, column: str, what: str, remedy: str) -> ValueError:
+    return _refused(self.path, column, what, remedy)
+
+
+def _refused(
+  path: pathlib.Path, column: str, what: str, remedy: str
+) -> ValueError:
+  return errors.value_error(
+    'log', path, f'the values of {column} {what}', remedy
+  )
+
+
+def _mixed(values: np.ndarray) -> np.ndarray:
+  """Returns a bijection of 64 bits in which every bit depends on every bit."""
+  for shift, factor in zip((30, 27), _MIX):
+    values = (values ^ (values >> np.uint64(shift))) * factor
+  return values ^ (values >> np.uint64(31))
+
+
+def _batches(path: pathlib.Path) -> Iterator[Any]:
+  """Yields record batches of the columns of a log.
+
+  Raises:
+    ValueError, OSError, ImportError: as `ParticipationLog`.
+  """
+  try:
+    import pyarrow as pa
+    from pyarrow import csv, parquet
+  except ImportError as error:
+    raise errors.not_installed(
+      'pyarrow',
+      'participation logs are read with it',
+      errors.install('logs'),
+    ) from error
+  if path.suffix not in (*_CSV, *_PARQUET):
+    raise errors.value_error(
+      'log',
+      path,
+      f'must end in one of {", ".join((*_CSV, *_PARQUET))}',
+      'give a CSV or Parquet file',
+    )
+  if not path.is_file():
+    raise FileNotFoundError(
+      errors.invalid('log', path, 'there is no such file', 'give a log')
+    )
+  try:
+    if path.suffix in _PARQUET:
+      with parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        for column in COLUMNS:
+          if column not in file.schema_arrow.names:
+            raise KeyError(column)
+        for batch in file.iter_batches(_BATCH_ROWS, columns=list(COLUMNS)):
+          yield batch.select(COLUMNS)
+      return
+    _check_lines(path)
+    with csv.open_csv(
+      path,
+      read_options=csv.ReadOptions(block_size=_BATCH_BYTES),
+      # PRIVACY: a quote that opens would swallow the rows up to the next one,
+      # and what is not read is not claimed; so nothing is quoted.
+      # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
+      parse_options=csv.ParseOptions(
+        quote_char=False, ignore_empty_lines=False
+      ),
+      convert_options=csv.ConvertOptions(
+        column_types={'round': pa.int64(), 'client': pa.string()},
+        include_columns=list(COLUMNS),
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+      ),
+    ) as reader:
+      for batch in reader:
+        _check_names(path, batch.column(1))
+        yield batch
+  except (pa.ArrowException, KeyError) as error:
+    if isinstance(error, OSError) and error.errno is not None:
+      raise
+    text = ' '.join(str(error).split())
+    raise errors.value_error(
+      'log',
+      path,
+      f'cannot be read: {text}',
+      f'give the columns {" and ".join(COLUMNS)}, one row a participation, '
+      'nothing quoted',
+    ) from error
+
+
+def _check_lines(path: pathlib.Path) -> None:
+  """Raises ValueError unless all lines of a text file end, and end alike."""
+  ends, returns, last = 0, 0, b'\n'
+  with open(path, 'rb') as file:
+    while block := file.read(_BATCH_BYTES):
+      ends += block.count(b'\n')
+      returns += block.count(b'\r')
+      last = block[-1:]
+  # PRIVACY: half a name is another client, and the one whose name was cut lost
+  # a participation. So a line that lacks its end, or has another, is damage.
+  # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
+  if last != b'\n' or returns not in (0, ends):
+    raise errors.value_error(
+      'log',
+      path,
+      'a line of it lacks its end or ends in another way than the rest: it may '
+      'have been cut or damaged',
+      'end every line, the last one too, in the same way',
+    )
+
+
+def _check_names(path: pathlib.Path, names: pa.Array) -> None:
+  """Raises ValueError for a client whose name a damaged byte may have made."""
+  import pyarrow.compute
+
+  wrong = pyarrow.compute.match_substring_regex(names, _NO_NAME)
+  # PRIVACY: 'a', '"a"' and 'a' with a blank or a NUL would be different
+  # clients, each with fewer rounds than the one that they are.
+  # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
+  if pyarrow.compute.any(wrong).as_py():
+    name = names.filter(wrong)[0].as_py()
+    raise _refused(
+      path,
+      'client',
+      f'have a quote, a control character or a blank at an end, as in {name!r}',
+      'write bare names: nothing is quoted in a log',
+    )

@@ -1,0 +1,304 @@
+"""A release for others' formats: a registry's record, a model card's block.
+
+The registry is that of deployments of differential privacy, which OpenDP keeps:
+one YAML file a release, of fields that belong to a tier each. A record has the
+highest tier of which it has all fields. `FIELDS` names each field, its tier and
+the note of the owner that fills it, if the run cannot know it. Every value is
+one of the public report: it says nothing that `public.json` does not say, but
+for those notes.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Any, Optional
+
+import yaml
+
+from tff_bandmf import errors
+from tff_bandmf.report import public as public_lib
+from tff_bandmf.report import statement
+
+REGISTRY_FILE = 'registry.yaml'
+CARD_FILE = 'card.md'
+
+SECTORS = (
+  'Technology',
+  'Healthcare',
+  'Education',
+  'Government',
+  'Energy',
+  'Finance',
+)
+# Field: tier, and the note of the owner that fills it.
+FIELDS: Mapping[str, tuple[int, Optional[str]]] = {
+  'deployment.basic.name': (1, 'title'),
+  'deployment.basic.data_curators': (1, 'owner'),
+  'deployment.basic.description': (1, 'model'),
+  'deployment.basic.intended_use': (1, 'intended_use'),
+  'deployment.basic.data_product_type': (1, None),
+  'deployment.basic.data_product_region': (1, 'region'),
+  'deployment.basic.publication_date': (1, 'date'),
+  'deployment.basic.data_product_sector': (1, 'sector'),
+  'deployment.dp_variant.variant_name': (2, None),
+  'deployment.dp_variant.data_domain': (3, 'data'),
+  'deployment.dp_variant.unprotected_quantities': (3, None),
+  'deployment.privacy_loss.privacy_unit': (2, 'unit_of_privacy'),
+  'deployment.privacy_loss.privacy_unit_details': (3, None),
+  'deployment.privacy_loss.privacy_parameters': (2, None),
+  'deployment.privacy_loss.privacy_parameters_details': (3, None),
+  'deployment.deployment_model.model_name': (2, None),
+  'deployment.deployment_model.actors': (3, None),
+  'deployment.deployment_model.release_type': (2, None),
+  'deployment.deployment_model.data_source_type': (2, None),
+  'deployment.deployment_model.data_source_type_details': (3, None),
+  'deployment.deployment_model.access_type': (2, None),
+  'deployment.deployment_model.access_type_details': (3, None),
+  'deployment.accounting.post_processing': (3, None),
+  'deployment.accounting.composition': (3, None),
+  'deployment.implementation.preprocessing_and_hyperparameter_tuning': (
+    3,
+    'tuning, model_selection and pre_training',
+  ),
+  'deployment.implementation.mechanisms': (3, None),
+  'deployment.implementation.justification': (3, None),
+  'deployment.administrative.sources': (1, None),
+  'deployment.administrative.notes': (1, None),
+}
+# A line that is longer becomes a block, which the registry wants unquoted.
+_LINE = 60
+
+
+class _Dumper(yaml.SafeDumper):
+  """Writes long texts as folded blocks."""
+
+
+_Dumper.add_representer(
+  str,
+  lambda dumper, text: dumper.represent_scalar(
+    'tag:yaml.org,2002:str', text, style='>' if len(text) > _LINE else None
+  ),
+)
+
+
+def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
+  """Returns the registry's record of a public report.
+
+  Args:
+    content: of a `Public` report.
+    data: a few words on the corpus, as `RunRecord.data` has them.
+
+  Raises:
+    ValueError: nothing is guaranteed, a field of tier 1 is missing, the date is
+      not one, or the sector is not one of the registry's.
+  """
+  if content['epsilon'] is None:
+    raise errors.value_error(
+      'epsilon',
+      None,
+      'a registry lists guarantees, and this release has none',
+      'report it without --registry',
+    )
+  values = _values(content, data)
+  unknown = missing(values)
+  first = [name for name in unknown if FIELDS[name][0] == 1]
+  if first:
+    notes = [str(FIELDS[name][1]) for name in first]
+    raise errors.value_error(
+      ', '.join(notes),
+      None,
+      'is not stated, and every record of the registry says it',
+      'give it by run.note(NAME=TEXT) or --note NAME=TEXT',
+    )
+  _check(content)
+  tier = min((FIELDS[name][0] for name in unknown), default=4) - 1
+  if unknown:
+    lacking = ', '.join(name.rpartition('.')[2] for name in unknown)
+    values['deployment.administrative.notes'] += (
+      f' This record lacks {lacking}.'
+    )
+  tree: dict[str, Any] = {
+    'url_slug': re.sub('[^a-z0-9]+', '_', content['title'].lower()).strip('_'),
+    'status': 'Draft',
+    'tier': tier,
+  }
+  for name, value in values.items():
+    *parents, leaf = name.split('.')
+    room = tree
+    for parent in parents:
+      room = room.setdefault(parent, {})
+    if value is not None:
+      room[leaf] = value
+  return tree
+
+
+def missing(values: Mapping[str, Any]) -> list[str]:
+  """Returns the fields of a tier that have no value."""
+  return [name for name in FIELDS if values[name] is None]
+
+
+def to_yaml(tree: Mapping[str, Any]) -> str:
+  """Returns the text of a record's file."""
+  return yaml.dump(
+    dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True
+  )
+
+
+def card(content: Mapping[str, Any]) -> str:
+  """Returns a block for the model card of a public report.
+
+  It has the tags that model hubs look for, as front matter.
+  """
+  claim = _claim(content)
+  rows = [
+    ('unit of privacy', content['unit']),
+    ('adjacency', content['adjacency']),
+    ('epsilon', content['epsilon']),
+    ('delta', content['delta']),
+    ('rho (zCDP)', content['rho']),
+    ('mechanism', '; '.join(map(_mechanism, content['runs']))),
+    ('not covered', '; '.join(content['not_covered']) or 'nothing is named'),
+    *(
+      (statement.ACCESSES[name], text)
+      for name, text in content['data_accesses'].items()
+    ),
+  ]
+  table = ''.join(
+    f'| {name} | {" ".join(str(value).split()).replace("|", chr(92) + "|")} |\n'
+    for name, value in rows
+    if value is not None
+  )
+  return (
+    '---\ntags:\n- differential-privacy\n- federated-learning\n---\n\n'
+    f'## Differential privacy\n\n{claim}\n\n'
+    f'| | |\n|---|---|\n{table}\n'
+    f'The whole report is `{public_lib.HTML_FILE}`. To check it: '
+    '`bandmf verify public.json`, or `python verify.py public.json`.\n'
+  )
+
+
+def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
+  """Returns fields and their values; None where nobody stated one."""
+  accesses = content['data_accesses']
+  digests = '; '.join(
+    f'{row["name"]}: strategy {row["strategy_sha256"]}, '
+    f'code {row["code_sha256"] or "not stated"}'
+    for row in content['runs']
+  )
+  parameters = {
+    name: content[name]
+    for name in ('epsilon', 'delta', 'rho')
+    if content[name] is not None
+  }
+  tuned = '; '.join(
+    f'{statement.ACCESSES[name]}: {text}' for name, text in accesses.items()
+  )
+  values: dict[str, Any] = {
+    'basic.name': content['title'],
+    'basic.data_curators': content['owner'] and [content['owner']],
+    'basic.description': content['model'] or _first(content, 'model'),
+    'basic.intended_use': content['intended_use'],
+    'basic.data_product_type': 'Machine learning model',
+    'basic.data_product_region': content['region'],
+    'basic.publication_date': content['date'],
+    'basic.data_product_sector': content['sector'],
+    'dp_variant.variant_name': 'Approximate DP',
+    'dp_variant.data_domain': _stated(data),
+    'dp_variant.unprotected_quantities': '; '.join(
+      [*content['not_covered'], *content['told']]
+    )
+    or 'None is named.',
+    'privacy_loss.privacy_unit': content['unit'],
+    'privacy_loss.privacy_unit_details': content['adjacency_meaning'],
+    'privacy_loss.privacy_parameters': parameters,
+    'privacy_loss.privacy_parameters_details': (
+      'Each number has three digits and is rounded up. It covers every model '
+      f'that was released. {_claim(content)}'
+    ),
+    'deployment_model.model_name': 'Central',
+    'deployment_model.actors': content['setting'],
+    'deployment_model.release_type': 'Many releases',
+    'deployment_model.data_source_type': 'Dynamic',
+    'deployment_model.data_source_type_details': (
+      'A client computes an update on the data that it holds in that round.'
+    ),
+    'deployment_model.access_type': 'Non-interactive',
+    'deployment_model.access_type_details': content['released'],
+    'accounting.post_processing': (
+      'The server optimiser and everything that is made of released models.'
+    ),
+    'accounting.composition': content['accounting']
+    + (
+      f' Runs on the same clients together: '
+      f'{content["together"]["composition"]}.'
+      if content['together']
+      else ''
+    ),
+    'implementation.preprocessing_and_hyperparameter_tuning': (
+      tuned if all(map(_stated, accesses.values())) else None
+    ),
+    'implementation.mechanisms': '; '.join(map(_mechanism, content['runs'])),
+    'implementation.justification': (
+      'Floating point: records, sums and noise are 32-bit integers on one '
+      'lattice, the words of the noise are those of ChaCha20, and epsilon and '
+      'delta include a proved bound on what this arithmetic costs. Timing: '
+      'noise is made on the server, whose timing is not part of the claim.'
+    ),
+    'administrative.sources': f'SHA-256 of {digests}.',
+    'administrative.notes': (
+      'A program wrote this record from the privacy report of the training '
+      'run; `bandmf verify public.json` recomputes the claim.'
+    ),
+    'administrative.registry_authors': content['owner'] and [content['owner']],
+  }
+  return {f'deployment.{name}': value for name, value in values.items()}
+
+
+def _check(content: Mapping[str, Any]) -> None:
+  """Raises ValueError unless the date and the sector are the registry's."""
+  try:
+    datetime.date.fromisoformat(content['date'])
+  except ValueError:
+    raise errors.value_error(
+      'date', content['date'], 'is not YYYY-MM-DD', 'give the day of release'
+    ) from None
+  if content['sector'] not in SECTORS:
+    raise errors.value_error(
+      'sector',
+      content['sector'],
+      'is not one that the registry has',
+      f'use one of {", ".join(SECTORS)}',
+    )
+
+
+def _first(content: Mapping[str, Any], name: str) -> Optional[str]:
+  """Returns what the runs state first under a name; None if none does."""
+  return next((row[name] for row in content['runs'] if row[name]), None)
+
+
+def _stated(text: Optional[str]) -> Optional[str]:
+  """Returns a statement; None for one that nobody made."""
+  return None if not text or text.startswith('not stated') else text
+
+
+def _claim(content: Mapping[str, Any]) -> str:
+  """Returns the claim, and what it means against an attacker."""
+  return (
+    f'({content["epsilon"]}, {content["delta"]})-differential privacy for '
+    f'{content["unit"]}. {content["attack"]["sentence"]}'
+  )
+
+
+def _mechanism(row: Mapping[str, Any]) -> str:
+  """Returns the mechanism of a run in a few words."""
+  apart = row['min_sep']
+  clip = row['l2_norm_clip']
+  return (
+    f'{row["family"]} matrix factorization, {row["rounds"]} rounds of '
+    f'{row["clients_per_round"]:g} clients, at most {row["participations"]} '
+    f'rounds of a client{"" if apart is None else f", {apart} apart or more"}, '
+    f'noise multiplier {row["noise_multiplier"]:g}, L2 clip '
+    + ('that follows the updates' if clip is None else f'{clip:g}')
+  )

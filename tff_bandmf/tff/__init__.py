@@ -1,0 +1,1 @@
+"""TFF's runtime, its worker processes and its data sources."""

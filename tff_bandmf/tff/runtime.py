@@ -1,0 +1,359 @@
+"""A runtime for TFF whose worker process ends with this process.
+
+  with local_runtime():
+    state = process.initialize()
+
+TFF's default worker survives its program and keeps its pipes open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Callable, Optional, Union
+
+from tff_bandmf import errors
+from tff_bandmf.tff import timeouts
+
+try:
+  # TFF installs grpc and portpicker.
+  import grpc
+  import portpicker
+  import tensorflow_federated as tff
+except ImportError as error:
+  raise errors.needs_tff(__name__) from error
+
+_PR_SET_PDEATHSIG = 1
+# Loaded at import, because no library should be loaded between fork and exec.
+_LIBC = ctypes.CDLL(None)
+_START_SECONDS = 60
+_POLL_SECONDS = 0.02
+# A value crosses processes in one message; TFF's own limit is below 2^31 bytes.
+_MAX_MESSAGE_BYTES = 2**31 - 1
+# Pings find a host that is gone. Servers refuse more frequent pings as abuse.
+_KEEPALIVE_MS = 310_000
+_PROBE_SECONDS = 10.0
+
+# Contexts of the `local_runtime` blocks that are open in this process.
+_OPEN: weakref.WeakSet[object] = weakref.WeakSet()
+
+
+def _die_with_parent() -> None:
+  _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def worker(
+  concurrency: Optional[int] = None,
+  log: Optional[Union[str, os.PathLike]] = None,
+) -> Iterator[tuple[int, subprocess.Popen]]:
+  """Yields the port of a TFF worker and its process, for a `with` block.
+
+  On Linux the worker also ends if this process is killed. Call this function
+  from the main thread, which must live as long as the block.
+
+  The worker listens on all interfaces, without authentication or encryption:
+  anybody who can reach its port can use it, and may read the values in it.
+
+  Args:
+    concurrency: number of computations that run at once, >= 1; None is the
+      number of cores.
+    log: file for the worker's output; None drops the output.
+
+  Raises:
+    RuntimeError: the worker did not start.
+  """
+  concurrency = concurrency or os.cpu_count() or 1
+  binary = pathlib.Path(tff.__file__).parent / 'data' / 'worker_binary'
+  port = portpicker.pick_unused_port()
+  with contextlib.ExitStack() as stack:
+    output = stack.enter_context(open(log or os.devnull, 'ab'))
+    process = subprocess.Popen(  # pylint: disable=subprocess-popen-preexec-fn
+      [
+        str(binary),
+        f'--port={port}',
+        f'--max_concurrent_computation_calls={concurrency}',
+      ],
+      stdin=subprocess.DEVNULL,
+      stdout=output,
+      stderr=output,
+      # Ctrl-C must reach this process alone, which then ends the worker.
+      start_new_session=True,
+      preexec_fn=_die_with_parent,
+    )
+    stack.callback(_end, process)
+    _wait_for(process, port, log)
+    yield port, process
+
+
+@contextlib.contextmanager
+def local_runtime(
+  concurrency: Optional[int] = None,
+  log: Optional[Union[str, os.PathLike]] = None,
+  program: bool = False,
+  patience: timeouts.Patience = timeouts.FOREVER,
+) -> Iterator[None]:
+  """Sets TFF's execution context to a new worker, for a `with` block.
+
+  The worker ends with the block; see `worker`. After the block the context of a
+  surrounding `local_runtime` block is set again. Without one, computations fail
+  until another context is set.
+
+  Args:
+    concurrency: number of computations that run at once, >= 1; None is the
+      number of cores.
+    log: file for the worker's output; None drops the output.
+    program: whether the context is for federated program logic, such as
+      `tff.learning.programs.train_model`, where computations return references.
+    patience: time limits for a result of the worker. By default standard error
+      shows a line after a minute without a result, and the wait goes on.
+
+  Raises:
+    RuntimeError: the worker did not start; or, from a computation, the worker
+      ended or returned no result in time.
+    ValueError: from a computation that refused a round, with the reason in one
+      line.
+  """
+  with worker(concurrency, log) as (port, process):
+
+    def check():
+      if process.poll() is not None:
+        raise RuntimeError(
+          f'TFF worker: ended with exit status {process.poll()} (-9 may be '
+          f'for want of memory); see log={log}.'
+        )
+
+    name = f'TFF worker of this program (process {process.pid})'
+    around = tff.framework.get_context_stack().current
+    with execution_context(
+      f'localhost:{port}', check, patience, name, program
+    ) as context:
+      if program:
+        context = tff.program.NativeFederatedContext(context)
+      tff.framework.set_default_context(context)
+      _OPEN.add(context)
+      try:
+        yield
+      finally:
+        _OPEN.discard(context)
+        if around in _OPEN:
+          tff.framework.set_default_context(around)
+
+
+def check_program() -> None:
+  """Raises ValueError unless TFF's context is a federated program's."""
+  context = tff.framework.get_context_stack().current
+  if not isinstance(context, tff.program.FederatedContext):
+    raise errors.value_error(
+      'context',
+      type(context).__name__,
+      'is not that of a federated program',
+      'call it inside of runtime.local_runtime(program=True)',
+    )
+
+
+class _Link:
+  """The connection of a context to its worker, until it is given up."""
+
+  def __init__(
+    self,
+    address: str,
+    check: Callable[[], None],
+    patience: timeouts.Patience,
+    name: str,
+    channel: grpc.Channel,
+  ):
+    self._address = address
+    self._check_worker = check
+    self._patience = patience
+    self._name = name
+    self._channel = channel
+    self._stub = _stub(channel)
+    self._why: Optional[str] = None
+
+  @property
+  def given_up(self) -> bool:
+    """Whether a computation took longer than the limit."""
+    return self._why is not None
+
+  def executor(self, cardinalities) -> tff.framework.RemoteExecutor:
+    """Returns an executor on the worker; raises if the worker is gone."""
+    self._check()
+    self._check_worker()
+    remote = tff.framework.RemoteExecutor(self._stub, dispose_batch_size=1)
+    # `initialize` has no clients and so gives no cardinality.
+    remote.set_cardinalities({tff.CLIENTS: 0, **cardinalities})
+    return remote
+
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Gives the worker up if a `with` block exceeds the time limit."""
+    self._check()
+    try:
+      with self._patience.waiting(self._describe, self._give_up):
+        yield
+    except Exception as error:
+      if self._why is not None:
+        raise RuntimeError(f'{self._why}.') from error
+      refused = errors.refusal(error)
+      if refused is None:
+        raise
+      raise refused from None
+
+  def _check(self) -> None:
+    if self._why is not None:
+      raise RuntimeError(f'{self._why}.')
+
+  def _describe(self) -> str:
+    known = (
+      'which answers, so it may just be busy'
+      if answers(self._address)
+      else 'which does not answer: it is stopped (kill -CONT lets it go on), '
+      'or it hangs (kill ends it)'
+    )
+    return f'{self._name}, {known}'
+
+  def _give_up(self, why: str) -> None:
+    self._why = why
+    # The worker is gone; make `dispose` a no-op so that cleanup does not call
+    # it.
+    self._stub.dispose = self._stub.dispose_executor = lambda _: None
+    # A closed channel ends every call that waits for the worker, with an error.
+    self._channel.close()
+
+  def arguments(self) -> dict[str, object]:
+    """Returns the arguments for the constructor of a TFF context."""
+    return dict(
+      executor_fn=tff.framework.ResourceManagingExecutorFactory(self.executor),
+      compiler_fn=tff.backends.native.desugar_and_transform_to_native,
+      transform_args=tff.tensorflow.transform_args,
+      transform_result=tff.tensorflow.transform_result,
+    )
+
+
+class SyncContext(tff.framework.SyncExecutionContext):
+  """A context that waits for results; make it with `execution_context`."""
+
+  def __init__(self, link: _Link):
+    super().__init__(**link.arguments())
+    self._link = link
+
+  @property
+  def given_up(self) -> bool:
+    """Whether a computation took too long; the context then begins no other."""
+    return self._link.given_up
+
+  def invoke(self, comp, arg):
+    """Returns the result of a computation."""
+    with self._link.waiting():
+      return super().invoke(comp, arg)
+
+
+class _AsyncContext(tff.framework.AsyncExecutionContext):
+  def __init__(self, link: _Link):
+    super().__init__(**link.arguments())
+    self._link = link
+
+  async def invoke(self, comp, arg):
+    with self._link.waiting():
+      return await super().invoke(comp, arg)
+
+
+@contextlib.contextmanager
+def execution_context(
+  address: str,
+  check: Callable[[], None],
+  patience: timeouts.Patience,
+  name: str,
+  asynchronous: bool = False,
+) -> Iterator[Union[SyncContext, _AsyncContext]]:
+  """Yields a context that executes on a worker, for a `with` block.
+
+  Args:
+    address: host:port of the worker.
+    check: function that raises RuntimeError if the worker is gone. TFF retries
+      for ever and calls it before each retry.
+    patience: time limits for the result of a computation.
+    name: name of the worker in messages.
+    asynchronous: whether computations return awaitables.
+  """
+  channel = grpc.insecure_channel(
+    address,
+    options=[
+      ('grpc.max_send_message_length', _MAX_MESSAGE_BYTES),
+      ('grpc.max_receive_message_length', _MAX_MESSAGE_BYTES),
+      ('grpc.keepalive_time_ms', _KEEPALIVE_MS),
+      ('grpc.enable_http_proxy', 0),
+    ],
+  )
+  with contextlib.closing(channel):
+    link = _Link(address, check, patience, name, channel)
+    yield _AsyncContext(link) if asynchronous else SyncContext(link)
+
+
+def answers(address: str) -> bool:
+  """Returns whether a worker accepts and answers gRPC at host:port.
+
+  An open port is not enough: the operating system accepts connections for a
+  process that is stopped, and no answer comes.
+  """
+  host, _, port = address.rpartition(':')
+  try:
+    socket.create_connection(
+      (host.strip('[]'), int(port)), _PROBE_SECONDS
+    ).close()
+  except OSError:
+    return False
+  options = [
+    ('grpc.enable_http_proxy', 0),
+    # Use a new connection: an older one may have been open before the worker
+    # was stopped.
+    ('grpc.use_local_subchannel_pool', 1),
+  ]
+  with contextlib.closing(grpc.insecure_channel(address, options)) as channel:
+    try:
+      grpc.channel_ready_future(channel).result(_PROBE_SECONDS)
+      return True
+    except grpc.FutureTimeoutError:
+      return False
+
+
+def _wait_for(process: subprocess.Popen, port: int, log) -> None:
+  """Waits until the worker listens; raises RuntimeError if it does not."""
+  deadline = time.monotonic() + _START_SECONDS
+  while process.poll() is None and time.monotonic() < deadline:
+    with contextlib.suppress(OSError):
+      socket.create_connection(('localhost', port), timeout=1).close()
+      return
+    time.sleep(_POLL_SECONDS)
+  raise RuntimeError(
+    f'TFF worker: no answer on port={port} within {_START_SECONDS} s; '
+    f'exit status {process.poll()}; see log={log}.'
+  )
+
+
+def _stub(channel: grpc.Channel) -> tff.framework.RemoteExecutorGrpcStub:
+  """Returns a stub that does not watch the channel.
+
+  TFF's stub watches the channel for ever, and its thread prints a traceback
+  when the channel is closed. The library does not use the watched state.
+  """
+  channel.subscribe = lambda callback, try_to_connect=False: None
+  return tff.framework.RemoteExecutorGrpcStub(channel)
+
+
+def _end(process: subprocess.Popen) -> None:
+  process.terminate()
+  try:
+    process.wait(timeout=10)
+  except subprocess.TimeoutExpired:
+    process.kill()
+    process.wait()

@@ -1,0 +1,83 @@
+"""Time limits for results of a worker.
+
+A process that was stopped, or a machine that swaps, sends nothing and closes
+nothing: a program would wait for it for ever, without a message.
+
+  Patience(limit_seconds=600)   # a line after a minute, an error after ten
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Iterator
+from typing import Callable, Optional
+
+from tff_bandmf import errors
+
+_NOTICE_SECONDS = 60.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Patience:
+  """Time limits for one computation of a worker.
+
+  Attributes:
+    limit_seconds: seconds, > 0, after which the worker is given up; None waits
+      for ever.
+    say: function that is called with one line, which names the worker, if there
+      is no result after `notice_seconds`; by default it writes the line to
+      standard error.
+    notice_seconds: seconds, > 0, after which `say` is called.
+  """
+
+  limit_seconds: Optional[float] = None
+  say: Callable[[str], None] = errors.notice
+  notice_seconds: float = _NOTICE_SECONDS
+
+  @contextlib.contextmanager
+  def waiting(
+    self, describe: Callable[[], str], give_up: Callable[[str], None]
+  ) -> Iterator[None]:
+    """Applies the time limits to a `with` block that waits for a worker.
+
+    Args:
+      describe: function that returns the name of the worker and its state.
+      give_up: function that is called in another thread when the limit is over,
+        with one line of explanation; it has to make the block end.
+    """
+    over = threading.Event()
+    thread = threading.Thread(
+      target=self._watch, args=(over, describe, give_up), daemon=True
+    )
+    thread.start()
+    try:
+      yield
+    finally:
+      over.set()
+
+  def _watch(self, over: threading.Event, describe, give_up) -> None:
+    limit = self.limit_seconds
+    notice = self.notice_seconds
+    if limit is None or notice < limit:
+      if over.wait(notice):
+        return
+      line = describe()
+      if over.is_set():
+        return
+      self.say(f'No result for {notice:.0f} s: {line}.')
+      limit = None if limit is None else limit - notice
+    if limit is None or over.wait(limit):
+      return
+    line = describe()
+    if not over.is_set():
+      give_up(
+        f'{line}: no result within {self.limit_seconds:g} s, the limit of a '
+        'computation; look at that process, or give more time '
+        '(--round-timeout)'
+      )
+
+
+# Without a limit; writes a line to standard error after a minute.
+FOREVER = Patience()

@@ -1,0 +1,135 @@
+"""TFF workers on other machines, for the computations of clients.
+
+The server sends the model and the clients' data to the workers, and nothing
+else. The aggregator, its noise and its state stay with the server.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tff_bandmf import errors
+from tff_bandmf.tff import runtime, timeouts
+
+try:
+  import tensorflow_federated as tff
+except ImportError as error:
+  raise errors.needs_tff(__name__) from error
+
+
+class Workers:
+  """Connected TFF workers; make them with `connected`."""
+
+  def __init__(
+    self,
+    contexts: dict[str, runtime.SyncContext],
+  ):
+    self._contexts = contexts
+
+  def map(
+    self,
+    computation: tff.Computation,
+    shared: Any,
+    members: Sequence[Any],
+  ) -> list[Any]:
+    """Returns the results of a computation for members, in their order.
+
+    The members are divided among the workers that answer and were never given
+    up. The result depends neither on the division nor on the order in which the
+    workers finish.
+
+    Args:
+      computation: TFF computation from (S@SERVER, {M}@CLIENTS) to {R}@CLIENTS.
+      shared: value of type S.
+      members: values of type M.
+
+    Raises:
+      RuntimeError: a worker ended or was given up meanwhile, or no worker is
+        left. A second call divides all members among the remaining workers.
+    """
+    there = [
+      context
+      for address, context in self._contexts.items()
+      if not context.given_up and runtime.answers(address)
+    ]
+    if not there:
+      raise RuntimeError(
+        f'TFF workers: none of {", ".join(self._contexts)} answers in time; '
+        'start them, or leave --workers out.'
+      )
+    shares = [members[i :: len(there)] for i in range(len(there))]
+    # Calls of TFF block, so each worker has a thread of its own.
+    pool = concurrent.futures.ThreadPoolExecutor(len(there))
+    try:
+      done = [
+        pool.submit(_run, context, computation, shared, share)
+        for context, share in zip(there, shares)
+        if share
+      ]
+      # Wait for all workers, so that none is still busy after an error.
+      concurrent.futures.wait(done)
+      results = [None] * len(members)
+      for i, share in enumerate(done):
+        results[i :: len(there)] = share.result()
+      return results
+    finally:
+      pool.shutdown(wait=False)
+
+
+def _run(context, computation, shared, share):
+  """Returns the results of one worker for its share of the members."""
+  # TFF's context stack is local to a thread.
+  with tff.framework.get_context_stack().install(context):
+    return computation(shared, share)
+
+
+@contextlib.contextmanager
+def connected(
+  addresses: Sequence[str],
+  patience: timeouts.Patience = timeouts.FOREVER,
+) -> Iterator[Workers]:
+  """Yields the workers at some addresses, for a `with` block.
+
+  The connections have neither authentication nor encryption: workers belong in
+  a network of their own.
+
+  Args:
+    addresses: addresses 'host:port', all different.
+    patience: time limits for a result; a worker that exceeds them gets no
+      further work.
+
+  Raises:
+    ValueError: an address is not 'host:port', or occurs twice.
+    RuntimeError: a worker does not answer.
+  """
+  with contextlib.ExitStack() as stack:
+    contexts = {}
+    for address in addresses:
+      host, colon, port = address.rpartition(':')
+      if not (host and colon and port.isdigit()) or address in contexts:
+        raise errors.value_error(
+          'workers',
+          address,
+          'must be host:port, and there once',
+          'for instance --workers=10.0.0.2:8000,10.0.0.3:8000',
+        )
+      check = functools.partial(_require, address)
+      check()
+      contexts[address] = stack.enter_context(
+        runtime.execution_context(
+          address, check, patience, f'TFF worker {address}'
+        )
+      )
+    yield Workers(contexts)
+
+
+def _require(address: str) -> None:
+  if not runtime.answers(address):
+    raise RuntimeError(
+      f'TFF worker: {address} does not answer; is worker_binary running '
+      'there, and can its port be reached?'
+    )
