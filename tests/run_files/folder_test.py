@@ -8,6 +8,7 @@ import errno
 import json
 import os
 import pathlib
+import re
 import shutil
 import stat
 import subprocess
@@ -215,8 +216,8 @@ def test_public_files_are_written_by_their_owner_alone(left):
   for path in [left, *left.rglob('*')]:
     mode = stat.S_IMODE(path.stat().st_mode)
     if path.parent.name == 'released':
-      # Empty, made by a TFF worker in a folder of mode 0700.
-      assert not path.stat().st_size
+      # Two counts of clients, by a TFF worker in a folder of mode 0700.
+      assert re.fullmatch(r'\d+ \d+', path.read_text())
     elif 'private' in path.relative_to(left).parts:
       assert mode & 0o077 == 0, path
       secret += 1
