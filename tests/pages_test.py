@@ -1,6 +1,7 @@
 """Pages say what the code says: links, messages, recipes, the citation."""
 
 import ast
+import importlib.util
 import pathlib
 import re
 
@@ -44,6 +45,19 @@ def test_links_lead_somewhere(page):
       continue
     target = (_ROOT / page).parent / link.split('#')[0]
     assert target.exists() or target.with_suffix('.md').exists(), link
+
+
+def test_pictures_are_those_that_their_script_draws():
+  spec = importlib.util.spec_from_file_location(
+    'pictures', _ROOT / 'docs' / 'pictures.py'
+  )
+  pictures = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(pictures)
+  shown = ''.join((_ROOT / page).read_text() for page in _PAGES)
+  for name, draw in pictures.PICTURES.items():
+    path = _ROOT / 'docs' / name
+    assert path.read_bytes() == pictures.svg(draw()), name
+    assert shown.count(f'({path.name})') == 1, name
 
 
 def _texts():
