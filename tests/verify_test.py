@@ -15,7 +15,13 @@ import numpy as np
 import pytest
 
 import tff_bandmf
-from tff_bandmf import accounting, participation, sensitivity, strategies
+from tff_bandmf import (
+  accounting,
+  participation,
+  report,
+  sensitivity,
+  strategies,
+)
 from tff_bandmf import verify as verify_lib
 from tff_bandmf.cli import main
 
@@ -164,10 +170,11 @@ def test_bound_of_poisson_sampling_is_above_the_claim():
 # A run of each kind.
 
 
-def _train(folder, cohorts, after=(), rounds=12, **options):
+def _train(folder, cohorts, after=(), stop=None, **options):
+  """Trains in a folder until round `stop`, and writes what `verify` reads."""
   plan = tff_bandmf.Plan(
     **{
-      'rounds': 12,
+      'rounds': 8,
       'clients_per_round': 6,
       'cohorts': cohorts,
       'epsilon': 8.0,
@@ -181,30 +188,31 @@ def _train(folder, cohorts, after=(), rounds=12, **options):
     weights = np.zeros(3)
     clients = plan.sampled.population if plan.sampled else 80
     for round in run.rounds(clients=clients):
-      if round.index == rounds:
+      if round.index == stop:
         break
       updates = [np.full(3, 0.1) for _ in round.cohort]
       weights = round.finish(weights + round.release(updates, weights))
     else:
       run.record(test_accuracy=0.24)
-    run.report()
+  text = report.build(folder).json()
+  (folder / 'report.json').write_text(text)
 
 
 @pytest.fixture(scope='module')
 def runs(tmp_path_factory):
   folder = tmp_path_factory.mktemp('runs')
   min_sep = tff_bandmf.MinSep(4)
-  _train(folder / 'first', min_sep)
+  _train(folder / 'first', min_sep, rounds=12)
   _train(folder / 'after', min_sep, [folder / 'first'], clients_per_unit=1)
   _train(folder / 'units', tff_bandmf.MinSep(3, 2), clients_per_unit=2)
-  clip = tff_bandmf.AdaptiveClip(0.1, until=8)
+  clip = tff_bandmf.AdaptiveClip(0.1, until=5)
   _train(folder / 'adaptive', min_sep, l2_norm_clip=clip, mechanism='dp-cgd')
   _train(folder / 'single', tff_bandmf.Single(), mechanism='blt')
-  _train(folder / 'open', min_sep, rounds=7)
+  _train(folder / 'open', min_sep, stop=7)
   poisson = tff_bandmf.CyclicPoisson(population=120)
   _train(folder / 'poisson', poisson, epsilon=4.0)
   bins = tff_bandmf.BallsInBins(12, population=72)
-  _train(folder / 'bins', bins, epsilon=4.0)
+  _train(folder / 'bins', bins, rounds=12, epsilon=4.0)
   b_min_sep = tff_bandmf.BMinSep(4, 0.05, population=120)
   _train(folder / 'b-min-sep', b_min_sep, epsilon=4.0, clients_per_round=5)
   return folder

@@ -46,6 +46,11 @@ def engine():
   return found
 
 
+@pytest.fixture(scope='module')
+def strategies_of_24():
+  return families.made(24)
+
+
 def _numbers(guarantee, delta):
   """Returns what a page of one run would embed."""
   return check_lib.numbers(
@@ -74,27 +79,32 @@ def test_logarithm_of_the_normal_distribution_is_exact_in_the_tails(engine):
 
 @pytest.mark.parametrize('schema', _SCHEMAS, ids=str)
 @pytest.mark.parametrize('family', [*families.EXAMPLES, 'normalised'])
-def test_script_agrees_with_the_library(engine, family, schema):
-  strategy = families.made(24)[family]
+def test_script_agrees_with_the_library(
+  engine, strategies_of_24, family, schema
+):
+  strategy = strategies_of_24[family]
   guarantee = _guarantee(strategy, _SCHEMAS[schema], clients_per_unit=2)
-  for delta in _DELTAS:
-    check = json.loads(json.dumps(_numbers(guarantee, delta)))
-    (run,), (claim,) = check['runs'], check['claims']
-    found = engine.call('sensitivity', run)
-    if family in _MANY:
-      assert 'is not made of few numbers' in found['reason']
-    elif 'value' in found:
-      exact = guarantee.sensitivity.value
-      assert found['value'] == pytest.approx(exact, rel=1e-12)
-    else:
-      # Columns of a BLT that are scaled and overlap have no theorem.
-      assert family == 'normalised' and schema != 'single'
-    mu = engine.call('muOf', check, claim)
-    for point in claim['points']:
-      assert engine.call(
-        'epsilonAt', mu, claim['points'], point['delta']
-      ) == pytest.approx(guarantee.epsilon(point['delta']), rel=1e-10)
-    assert _reds(engine, check) == []
+  # The claim's delta; the page has epsilon at those of `check.DELTAS` too.
+  delta = _DELTAS[len(family + schema) % len(_DELTAS)]
+  check = json.loads(json.dumps(_numbers(guarantee, delta)))
+  (run,), (claim,) = check['runs'], check['claims']
+  found = engine.call('sensitivity', run)
+  if family in _MANY:
+    assert 'is not made of few numbers' in found['reason']
+  elif 'value' in found:
+    exact = guarantee.sensitivity.value
+    assert found['value'] == pytest.approx(exact, rel=1e-12)
+  else:
+    # Columns of a BLT that are scaled and overlap have no theorem.
+    assert family == 'normalised' and schema != 'single'
+  mu = engine.call('muOf', check, claim)
+  assert claim['points'][0]['delta'] == delta
+  assert len(claim['points']) >= len(check_lib.DELTAS)
+  for point in claim['points']:
+    assert engine.call(
+      'epsilonAt', mu, claim['points'], point['delta']
+    ) == pytest.approx(guarantee.epsilon(point['delta']), rel=1e-10)
+  assert _reds(engine, check) == []
 
 
 @pytest.mark.parametrize('noise_multiplier', [0.8, 2.0, 20.0, 500.0])
@@ -174,8 +184,10 @@ def _run(folder, cohorts=report_test.KEPT, noise_multiplier=0.9, **changes):
   )
 
 
-def _pages(folder):
-  """Returns report.html and public.html of a run, and of two, as texts."""
+@pytest.fixture(scope='module')
+def pages(tmp_path_factory):
+  """Gives report.html and public.html of a run, and of two, as texts."""
+  folder = tmp_path_factory.mktemp('pages')
   _run(folder / 'first')
   _run(folder / 'second', noise_multiplier=1.4)
   sources = [report.of_run(folder / name) for name in ('first', 'second')]
@@ -237,9 +249,9 @@ _FORGERIES = {
 
 
 @pytest.mark.parametrize('name', ['report', 'public', 'two'])
-def test_page_that_was_edited_says_so(engine, tmp_path, name):
+def test_page_that_was_edited_says_so(engine, pages, name):
   """One number is edited, in the text or in the numbers that are embedded."""
-  page = _pages(tmp_path)[name]
+  page = pages[name]
   check, texts = _embedded(page)
   assert len(texts) >= 4
   assert _reds(engine, check, texts) == []
@@ -253,8 +265,8 @@ def test_page_that_was_edited_says_so(engine, tmp_path, name):
       assert title == 'no numbers'
 
 
-def test_pages_allow_their_own_script_and_style_alone(tmp_path):
-  for page in _pages(tmp_path).values():
+def test_pages_allow_their_own_script_and_style_alone(pages):
+  for page in pages.values():
     (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', page)
     allowed = {}
     for tag in ('style', 'script'):
@@ -295,9 +307,8 @@ def test_run_without_noise_has_nothing_to_recompute(tmp_path):
   shutil.which('chromium') is None,
   reason='Chromium is not installed; `make browser` installs it',
 )
-def test_chromium_recomputes_the_claims(tmp_path):
+def test_chromium_recomputes_the_claims(pages, tmp_path):
   # Its policy lets the script run, and the forged page shows a red line.
-  pages = _pages(tmp_path)
   red = '<p class="warning">'
   for name, page in pages.items():
     shown = _in_chromium(tmp_path, page)
