@@ -306,7 +306,7 @@ class Config:
       f'takes part once, and the run is planned with min_sep={rounds}.'
     )
 
-  def cohorts(self, clients: int) -> accounting.Cohorts:
+  def cohorts(self, clients: int) -> participation_lib.Cohorts:
     """Returns who takes part, of so many clients."""
     privacy = self.privacy
     if privacy.amplification is None:

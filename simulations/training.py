@@ -32,15 +32,14 @@ from simulations.corpora import (
   stackoverflow,
 )
 from simulations.corpora import vocabulary as vocabulary_lib
+from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import (
-  accounting,
   errors,
   optimize,
   report,
   strategies,
   workloads,
 )
-from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import run as run_lib
 from tff_bandmf.plan import plan as plan_lib
@@ -105,7 +104,7 @@ def check_cohorts(config: config_lib.Config, corpus: Corpus) -> None:
   """Raises ValueError if a cohort of an experiment cannot be filled."""
   training, clients = config.training, corpus.train.num_clients
   cohorts = config.cohorts(clients)
-  if accounting.sampled(cohorts) is None:
+  if cohorts.is_enforced:
     cohorts_lib.CohortSampler(
       clients,
       training.clients_per_round,

@@ -174,7 +174,7 @@ def test_groups_without_a_number_are_as_many_as_bands():
 
 
 def test_cohorts_of_no_kind_are_refused():
-  with pytest.raises(TypeError, match='participation=24'):
+  with pytest.raises(TypeError, match='cohorts=24'):
     choosing.choose(_ROUNDS, 24, _TARGET)
 
 

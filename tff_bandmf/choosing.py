@@ -22,7 +22,14 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Callable, Optional
 
-from tff_bandmf import accounting, errors, optimize, strategies, workloads
+from tff_bandmf import (
+  accounting,
+  errors,
+  optimize,
+  participation,
+  strategies,
+  workloads,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +91,7 @@ class Ranking:
 
 def choose(
   rounds: int,
-  cohorts: accounting.Cohorts,
+  cohorts: participation.Cohorts,
   target: Target,
   *,
   noise_copies: Optional[int] = None,
@@ -123,7 +130,7 @@ def choose(
   >>> [choice.strategy.family for choice in ranking.choices]
   ['dp-cgd', 'identity']
   """
-  accounting.check(cohorts)
+  participation.check_cohorts(cohorts)
   declared = [
     strategies.families.get(family)
     for family in families or strategies.FAMILIES
@@ -156,7 +163,7 @@ def choose(
       )
       guarantee = accounting.calibrate(
         best.strategy,
-        accounting.completed(cohorts, best.strategy.bands),
+        cohorts.for_bands(best.strategy.bands),
         epsilon=target.epsilon,
         delta=target.delta,
         dimension=target.dimension,
@@ -208,7 +215,7 @@ def choose(
 def _parameters(
   family: strategies.Family,
   rounds: int,
-  cohorts: accounting.Cohorts,
+  cohorts: participation.Cohorts,
   noise_copies: Optional[int],
 ) -> list[dict[str, Any]]:
   """Returns the parameters of each candidate of a family.
@@ -216,14 +223,14 @@ def _parameters(
   Raises:
     ValueError: the cohorts need few bands, and the family has many.
   """
-  bands = accounting.bands_to_compare(cohorts, rounds)
+  bands = cohorts.candidate_bands(rounds)
   if bands is None:
     return [{}]
   if not family.few_bands:
     raise errors.value_error(
       'family',
       family.name,
-      'has no few bands, which cyclic Poisson needs',
+      f'has no few bands, which {cohorts.name} needs',
       'compare it without amplification',
     )
   if not family.parameter('bands'):

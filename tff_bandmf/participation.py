@@ -25,16 +25,62 @@ ZERO_OUT = 'zero-out'
 
 
 @attrs.frozen
-class Participation(abc.ABC):
-  """A set of participation patterns; each is a set of rounds of one client.
+class Cohorts(abc.ABC):
+  """A rule by which clients take part in the rounds of a run.
 
   Attributes:
-    name: of the kind.
-    evenly_spaced: whether rounds of a client are exactly `min_sep` apart.
-    adjacency: which data sets are neighbours.
+    name: name of the kind on the command line and in JSON.
+    is_enforced: whether the run refuses clients that would break `schema`.
+      Other cohorts are drawn at random, or are read from a log.
+    adjacency: relation between neighbouring data sets.
   """
 
   name: ClassVar[str]
+  is_enforced: ClassVar[bool] = False
+
+  if TYPE_CHECKING:
+    # A constant of some kinds, and a field of others.
+    @property
+    def adjacency(self) -> str: ...
+
+  @property
+  @abc.abstractmethod
+  def schema(self) -> Participation:
+    """Worst participation of a client; noise multipliers are relative to it."""
+
+  @abc.abstractmethod
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the cohorts as a JSON object."""
+
+  def for_cohort_size(self, clients_per_round: float) -> Cohorts:
+    """Returns the cohorts for an expected number of clients a round, > 0."""
+    return self
+
+  def for_bands(self, bands: int) -> Cohorts:
+    """Returns the cohorts for a C of `bands` bands, with all values set.
+
+    Raises:
+      ValueError: a value is missing that the number of bands does not give.
+    """
+    return self
+
+  def candidate_bands(self, rounds: int) -> Optional[list[int]]:
+    """Returns the numbers of bands to compare; None if C may have any."""
+    return None
+
+
+@attrs.frozen
+class Participation(Cohorts):
+  """A set of participation patterns; each is a set of rounds of one client.
+
+  A run enforces it: it refuses a client whose round would break the schema.
+
+  Attributes:
+    evenly_spaced: whether rounds of a client are exactly `min_sep` apart.
+    adjacency: `zero-out`.
+  """
+
+  is_enforced: ClassVar[bool] = True
   evenly_spaced: ClassVar[bool] = False
   adjacency: ClassVar[str] = ZERO_OUT
 
@@ -143,6 +189,17 @@ class FixedEpoch(_Separated):
 
   name: ClassVar[str] = 'fixed-epoch'
   evenly_spaced: ClassVar[bool] = True
+
+
+def check_cohorts(cohorts: object) -> None:
+  """Raises TypeError unless the value is a kind of cohorts."""
+  if not isinstance(cohorts, Cohorts):
+    raise errors.type_error(
+      'cohorts',
+      cohorts,
+      'must say who takes part',
+      'use tff_bandmf.MinSep(min_sep)',
+    )
 
 
 def check(participation: object) -> None:

@@ -10,8 +10,9 @@ import pytest
 
 import tff_bandmf
 from tff_bandmf import accounting, participation, strategies
-from tff_bandmf.plan import mechanism, plan_json, plan_text
 from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.plan import plan_json, plan_text
+from tff_bandmf.plan import result as result_lib
 
 
 def _plan(**changes):
@@ -74,7 +75,7 @@ def test_adaptive_clip_costs_delta_and_is_stored(tmp_path):
   plan.save(tmp_path / 'plan.json')
   loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
   assert loaded.l2_norm_clip == adaptive
-  assert plan_json.request(loaded) == plan_json.request(plan)
+  assert plan_json.to_document(loaded) == plan_json.to_document(plan)
   assert loaded.z_stddev == plan.z_stddev
   assert 'begins at [0.3, 0.4] and follows the 0.5-quantile' in str(plan)
   assert '* clip * 1.25, for the indicator' in str(plan)
@@ -127,16 +128,22 @@ def test_mechanism_may_be_named_given_or_read(tmp_path, monkeypatch, mechanism):
 @pytest.mark.slow
 def test_best_is_of_the_families_that_fit():
   plan, told = _plan(mechanism='best', memory_copies=1), []
-  assert plan.search(told.append) is plan.found
+  assert plan.search(told.append) is plan.result
   assert sorted(told) == sorted(strategies.FAMILIES)
   assert plan.strategy.noise_copies <= 1
-  rmses = [plan.rmse, *(rmse for _, rmse in plan.found.runners_up)]
+  rmses = [plan.rmse, *(rmse for _, rmse in plan.result.runners_up)]
   assert rmses == sorted(rmses)
-  assert 'identity' in dict(plan.found.runners_up)
-  assert 'noise_copies=1' in plan.found.left_out['dense']
+  assert 'identity' in dict(plan.result.runners_up)
+  assert 'noise_copies=1' in plan.result.left_out['dense']
   text = str(plan)
-  for family in (*dict(plan.found.runners_up), *plan.found.left_out):
+  for family in (*dict(plan.result.runners_up), *plan.result.left_out):
     assert family in text
+
+
+def test_changed_plan_does_not_keep_the_noise_of_the_other():
+  plan = _plan()
+  changed = attrs.evolve(plan, epsilon=plan.guarantee.epsilon(1e-6) / 2)
+  assert changed.guarantee.epsilon(1e-6) <= changed.epsilon
 
 
 def test_search_of_one_family_tells_its_losses():
@@ -200,7 +207,7 @@ def test_sampled_cohorts_are_planned():
   best = _plan(cohorts=plan.cohorts, mechanism='best')
   assert best.guarantee.epsilon(1e-6) <= 4
   assert best.strategy.bands <= 6 and best.rmse <= plan.rmse
-  assert 'blt' in best.found.left_out
+  assert 'blt' in best.result.left_out
 
 
 _SAMPLED = [
@@ -297,8 +304,8 @@ def test_stored_plan_is_the_plan(tmp_path, changes):
   plan = _plan(**changes)
   plan.save(tmp_path / 'plan.json')
   loaded = tff_bandmf.Plan.load(tmp_path / 'plan.json')
-  assert plan_json.request(loaded) == json.loads(
-    json.dumps(plan_json.request(plan))
+  assert plan_json.to_document(loaded) == json.loads(
+    json.dumps(plan_json.to_document(plan))
   )
   assert str(loaded) == str(plan)
   assert loaded.strategy.digest() == plan.strategy.digest()
@@ -422,10 +429,10 @@ def test_unit_of_several_clients_gets_the_noise_of_all(tmp_path, monkeypatch):
   # Of worse cohorts too.
   assert three.what_if() == pytest.approx(one.what_if(), rel=1e-2)
   families = ('identity', 'dp-cgd')
-  monkeypatch.setattr(mechanism, '_compared', lambda *_: families)
+  monkeypatch.setattr(result_lib, '_compared', lambda *_: families)
   best = _plan(clients_per_unit=3, mechanism='best')
   assert best.guarantee.clients_per_unit == 3
-  assert best.rmse <= min(rmse for _, rmse in best.found.runners_up) * 1.01
+  assert best.rmse <= min(rmse for _, rmse in best.result.runners_up) * 1.01
 
 
 def test_sweep_gives_what_each_plan_would():

@@ -282,12 +282,12 @@ def test_speed_is_told_where_it_may_be():
 def test_amplified_rows_have_the_noise_of_table_5(name, bands, published):
   """Their matrices have sensitivity 1 in 6 rounds, and not below."""
   config = grid.one(f'{_CONFIGS}/bandmf23.toml:stackoverflow_{name}').config()
-  cohorts = accounting.expecting(
-    config.cohorts(342_477), config.training.clients_per_round
+  cohorts = config.cohorts(342_477).for_cohort_size(
+    config.training.clients_per_round
   )
   found = accounting.calibrate(
     strategies.BandedSqrt(config.training.rounds, bands),
-    accounting.completed(cohorts, bands),
+    cohorts.for_bands(bands),
     epsilon=config.privacy.epsilon,
     delta=config.privacy.delta,
   )

@@ -570,11 +570,10 @@ def test_amplified_experiment_tells_nothing_of_its_cohorts(
   )
   config = dataclasses.replace(config, privacy=privacy)
   clients = corpus.train.num_clients
-  cohorts = accounting.completed(
-    accounting.expecting(
-      config.cohorts(clients), config.training.clients_per_round
-    ),
-    2,
+  cohorts = (
+    config.cohorts(clients)
+    .for_cohort_size(config.training.clients_per_round)
+    .for_bands(2)
   )
   expected = cohorts.expected_cohort(config.training.rounds)
   config = dataclasses.replace(

@@ -13,11 +13,6 @@ from tff_bandmf.accounting.kinds.balls_in_bins_cohorts import BallsInBins
 from tff_bandmf.accounting.kinds.cyclic_poisson_cohorts import CyclicPoisson
 from tff_bandmf.accounting.kinds.kinds import (
   KINDS,
-  Cohorts,
-  bands_to_compare,
-  check,
-  completed,
-  expecting,
   from_dict,
   from_flags,
   of_claim,

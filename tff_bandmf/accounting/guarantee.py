@@ -9,6 +9,7 @@ import attrs
 import dp_accounting
 
 from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting.arithmetic import slack as slack_lib
 from tff_bandmf.accounting.kinds import kinds, logged_cohorts
@@ -51,7 +52,7 @@ class Guarantee:
   """
 
   strategy: strategies.Strategy
-  cohorts: kinds.Cohorts
+  cohorts: participation_lib.Cohorts
   noise_multiplier: float = attrs.field()
   dimension: Optional[int] = attrs.field(default=None, kw_only=True)
   max_slack: float = attrs.field(default=slack_lib.MAX_SLACK, kw_only=True)
@@ -173,7 +174,7 @@ class Guarantee:
       )
     self._claims[delta] = found
 
-  def under(self, cohorts: kinds.Cohorts) -> Guarantee:
+  def under(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
     PRIVACY: z stays, and the noise multiplier follows the sensitivity. Guard:
@@ -227,7 +228,7 @@ class Guarantee:
     # for such may not hold. Guard:
     # guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
     if (
-      schema is self.cohorts
+      self.cohorts.is_enforced
       and not schema.evenly_spaced
       and found.keeps(schema, self.strategy.rounds)
       and logged.exact_noise < self.exact_noise
@@ -270,7 +271,7 @@ class Guarantee:
 
 def calibrate(
   strategy: strategies.Strategy,
-  cohorts: kinds.Cohorts,
+  cohorts: participation_lib.Cohorts,
   *,
   epsilon: float,
   delta: float,

@@ -1,10 +1,12 @@
 """A plan: what a run does, what it guarantees and what that costs.
 
-| name        | purpose                                                       |
-|-------------|---------------------------------------------------------------|
-| `Plan`      | values that the user asks for, and the guarantee found for it |
-| `Mechanism` | a family of strategies and its parameters                     |
+| name        | purpose                                          |
+|-------------|--------------------------------------------------|
+| `Plan`      | a request, and the strategy and noise that it got |
+| `Request`   | the values that a user asks for                  |
+| `Mechanism` | a family of strategies and its parameters        |
 """
 
 from tff_bandmf.plan.mechanism import Mechanism
 from tff_bandmf.plan.plan import Plan
+from tff_bandmf.plan.request import Request

@@ -19,104 +19,31 @@ result of the search. The file of a plan has both, see `plan_json`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import os
-from collections.abc import Sequence
-from typing import Any, Callable, Optional, Union
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, Union
 
 import attrs
 
-from tff_bandmf import _checks, accounting, clips, errors, strategies, workloads
+from tff_bandmf import accounting, clips, errors, sensitivity, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import feasibility
-from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import plan_json, plan_text, trade_off, what_if
-
-# A claim with more than these protects nobody and is refused. A plan without a
-# claim has noise_multiplier=0.
-_MOST_EPSILON = 100.0
-_MOST_DELTA = 1e-2
-
-
-def _cohorts(value: Any) -> accounting.Cohorts:
-  if not hasattr(value, 'schema'):
-    raise errors.type_error(
-      'cohorts',
-      value,
-      'must say who takes part',
-      'use tff_bandmf.MinSep(min_sep)',
-    )
-  return value
-
-
-def _clips(value: Any) -> Any:
-  if isinstance(value, clips.AdaptiveClip):
-    _clips(value.initial)
-    return value
-  if isinstance(value, (tuple, list)):
-    return tuple(
-      _checks.positive('l2_norm_clip', clip, 'one clip a layer')
-      for clip in value
-    )
-  return _checks.positive(
-    'l2_norm_clip', value, 'the largest norm of a clipped update'
-  )
-
-
-def _epsilon(value: Any) -> float:
-  positive = _checks.positive('epsilon', value, 'usual values are 1 to 10')
-  return _checks.between(
-    'epsilon', positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
-  )
-
-
-def _delta(value: Any) -> float:
-  remedy = 'take one far below one over the population'
-  positive = _checks.positive('delta', value, remedy)
-  return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)
+from tff_bandmf.plan import request as request_lib
+from tff_bandmf.plan import result as result_lib
 
 
 @attrs.frozen(kw_only=True, slots=False, eq=False)
-class Plan:
+class Plan(request_lib.Request):
   """The rounds, cohorts, clip and claim of a run, and the noise found for them.
 
   The strategy is searched for when it is first needed, which takes seconds. A
   plan that was loaded from a file has its strategy.
 
   Attributes:
-    rounds: n, number of rounds of the run, integer >= 1.
-    clients_per_round: B, expected number of clients in a round and divisor of
-      the mean, integer >= 1.
-    cohorts: rule by which clients take part. `MinSep`, `FixedEpoch` and
-      `Single` are enforced; `CyclicPoisson`, `BallsInBins` and `BMinSep` are
-      sampled and amplify.
-    l2_norm_clip: largest norm of a client's clipped update, > 0; or a tuple
-      with one clip a layer; or an `AdaptiveClip`, which follows the updates.
-    epsilon: target epsilon of the whole run, in (0, 100]. Give epsilon and
-      delta, or `noise_multiplier`.
-    delta: target delta of the whole run, in (0, 0.01].
-    noise_multiplier: sigma, >= 0; 0 adds no noise and claims nothing.
-    mechanism: 'best', the best family that fits in `memory_copies`; or the name
-      of a family, a `Mechanism`, a strategy, or the path of a strategy file or
-      of a `.npy` file of C.
-    memory_copies: copies of the model that the noise may keep in memory, >= 1;
-      None is any number.
-    largest_cohort: largest number of clients of a round; None is
-      `clients_per_round` or, for sampled cohorts, a size that no cohort exceeds
-      but with negligible probability, see `most_clients`.
-    zeroing_norm: float > 0; updates of larger norm become zero. None zeroes no
-      finite update.
-    workload: linear map from released sums to models: prefix sums or momentum.
-    objective: 'mean' or 'max' of the error over rounds, by which strategies are
-      optimised and ranked.
-    dimension: number of coordinates of the model, >= 1. None covers all models
-      of runs with at most 2^33 values of noise that the proof counts.
-    clients_per_unit: largest number of clients of one unit of privacy, such as
-      the devices of a person; each of them keeps to `cohorts`.
-    stands_for: number of clients a round of a larger run that this run
-      simulates; `epsilon` and `delta` are then claims of the larger run.
+    The attributes of `Request`, each a keyword.
 
   Raises:
     TypeError: a value has a wrong type.
@@ -130,114 +57,34 @@ class Plan:
   (20, 1.895)
   """
 
-  rounds: int = attrs.field(
-    converter=lambda value: _checks.count('rounds', value, 'rounds of the run')
+  # A field that `attrs.evolve` does not copy: other values need other noise.
+  _result: Optional[result_lib.Result] = attrs.field(
+    default=None, init=False, repr=False
   )
-  clients_per_round: int = attrs.field(
-    converter=lambda value: _checks.count(
-      'clients_per_round', value, 'the expected number of clients'
-    )
-  )
-  cohorts: accounting.Cohorts = attrs.field(converter=_cohorts)
-  l2_norm_clip: Union[float, tuple[float, ...], clips.AdaptiveClip] = (
-    attrs.field(converter=_clips)
-  )
-  epsilon: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_epsilon)
-  )
-  delta: Optional[float] = attrs.field(
-    default=None, converter=attrs.converters.optional(_delta)
-  )
-  noise_multiplier: Optional[float] = None
-  mechanism: Union[
-    str, os.PathLike, mechanism_lib.Mechanism, strategies.Strategy
-  ] = mechanism_lib.BEST
-  memory_copies: Optional[int] = 8
-  largest_cohort: Optional[int] = None
-  zeroing_norm: Optional[float] = None
-  workload: workloads.Workload = workloads.PREFIX
-  objective: str = 'mean'
-  dimension: Optional[int] = None
-  clients_per_unit: int = 1
-  stands_for: Optional[int] = None
 
-  def __attrs_post_init__(self):
-    claimed = self.epsilon is not None and self.delta is not None
-    missing = [
-      name for name in ('epsilon', 'delta') if getattr(self, name) is None
-    ]
-    if self.noise_multiplier is None and len(missing) == 1:
-      raise errors.value_error(
-        *(missing[0], None, 'a claim is an epsilon at a delta'),
-        f'give {missing[0]}',
-      )
-    if claimed == (self.noise_multiplier is not None):
-      raise errors.value_error(
-        'noise_multiplier',
-        self.noise_multiplier,
-        'is given in place of epsilon and delta',
-        'give epsilon and delta, or noise_multiplier (0 claims nothing)',
-      )
-    least = self.clients_per_round
-    for name in ('largest_cohort', 'stands_for'):
-      value = getattr(self, name)
-      if value is not None and _checks.count(name, value, 'clients') < least:
-        raise errors.value_error(
-          name,
-          value,
-          f'must be at least clients_per_round={least}',
-          'leave it out',
-        )
-    # PRIVACY: a larger cohort is drawn with a larger probability, so that its
-    # claim would take credit for too much amplification. It is refused.
-    # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
-    if self.stands_for is not None and accounting.sampled(self.cohorts):
-      raise errors.value_error(
-        'stands_for',
-        self.stands_for,
-        'a larger cohort is drawn with another probability, and amplifies less',
-        'leave it out, or enforce a schema: MinSep',
-      )
-    min_sep = self.cohorts.schema.min_sep
-    if min_sep is not None and min_sep > self.rounds:
-      raise errors.value_error(
-        'min_sep',
-        min_sep,
-        f'exceeds rounds={self.rounds}, so that clients take part once',
-        'say that they do: cohorts=Single(), or --participation single',
-      )
+  @property
+  def result(self) -> result_lib.Result:
+    """The strategy and noise of the plan; the first access takes seconds."""
+    return self._result or self.search(lambda step: None)
 
-  @functools.cached_property
-  def found(self) -> mechanism_lib.Found:
-    """The strategy and guarantee found for the plan; takes seconds."""
-    return self.search(lambda told: None)
+  def search(self, progress: Callable[[str], None]) -> result_lib.Result:
+    """Returns `result`, and calls `progress` after each step of a search."""
+    return self._with(self._result or result_lib.search(self, progress))
 
-  def search(self, progress: Callable[[str], None]) -> mechanism_lib.Found:
-    """Returns `found`, and calls `progress` after each step of the search."""
-    return self.accept(mechanism_lib.find(self, progress))
-
-  def accept(self, found: mechanism_lib.Found) -> mechanism_lib.Found:
-    """Makes a result of a search, or of a file, the plan's, and returns it.
-
-    Raises:
-      ValueError: sampled cohorts will not have the sizes of the plan.
-    """
-    # PRIVACY: a file that was edited could hold sizes that a new plan refuses.
-    # Results from files pass the same check as results of a search.
-    # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
-    self._check_sizes(accounting.sampled(found.guarantee.cohorts))
-    self.__dict__['found'] = found
-    return found
+  def _with(self, result: result_lib.Result) -> result_lib.Result:
+    """Makes a result the plan's; for its users a plan is frozen."""
+    object.__setattr__(self, '_result', result)
+    return result
 
   @property
   def strategy(self) -> strategies.Strategy:
     """The strategy C."""
-    return self.found.guarantee.strategy
+    return self.result.guarantee.strategy
 
   @functools.cached_property
   def guarantee(self) -> accounting.Guarantee:
     """The guarantee of the run itself, not of a larger run it simulates."""
-    found = self.found.guarantee
+    found = self.result.guarantee
     if self.stands_for is None:
       return found
     # PRIVACY: a simulation adds less noise than the larger run, by the ratio of
@@ -250,12 +97,12 @@ class Plan:
   @property
   def simulated(self) -> Optional[accounting.Guarantee]:
     """The guarantee of the larger run that this run simulates, or None."""
-    return None if self.stands_for is None else self.found.guarantee
+    return None if self.stands_for is None else self.result.guarantee
 
   @functools.cached_property
   def sampled(self) -> Optional[accounting.Sampled]:
     """The cohorts that a run draws; None if a schema is enforced."""
-    if accounting.sampled(self.cohorts) is None:
+    if self.cohorts.is_enforced:
       return None
     return accounting.sampled(self.guarantee.cohorts)
 
@@ -281,40 +128,6 @@ class Plan:
       return self.clients_per_round
     return self.sampled.largest_cohort(self.rounds)
 
-  def _check_sizes(self, cohorts: Optional[accounting.Sampled]) -> None:
-    """Raises ValueError if sampled cohorts will not have the plan's sizes."""
-    if cohorts is None or cohorts.population is None:
-      return
-    expected = cohorts.expected_cohort(self.rounds)
-    if abs(expected - self.clients_per_round) > 1:
-      raise errors.value_error(
-        'clients_per_round',
-        self.clients_per_round,
-        f'is what the mean divides by, and cohorts have {expected:g} '
-        'clients on average',
-        f'use clients_per_round={round(expected)}',
-      )
-    least = cohorts.largest_cohort(self.rounds)
-    # PRIVACY: a burnt round shows how many clients were drawn. A smaller
-    # largest_cohort would burn rounds more often than delta accounts for.
-    # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
-    if self.largest_cohort is not None and self.largest_cohort < least:
-      raise errors.value_error(
-        'largest_cohort',
-        self.largest_cohort,
-        f'must be at least {least}, which sampled cohorts seldom exceed',
-        'leave it out',
-      )
-
-  @property
-  def clip(self) -> float:
-    """The largest norm of one client's contribution to a round.
-
-    The norm is over all layers. For an adaptive clip it is the norm of an
-    update with its indicator, in the first round.
-    """
-    return clips.norm(self.l2_norm_clip)
-
   @property
   def z_stddev(self) -> float:
     """The standard deviation of Z, in the unit of the updates.
@@ -323,21 +136,6 @@ class Plan:
     clip.
     """
     return self.guarantee.z_stddev_per_clip * self.clip
-
-  @property
-  def unit(self) -> str:
-    """The protected unit, as a text begins with it."""
-    return 'one client' if self.clients_per_unit == 1 else 'one unit of privacy'
-
-  @property
-  def coordinates(self) -> Optional[int]:
-    """The number of coordinates with noise; None if `dimension` is None."""
-    # PRIVACY: every coordinate with noise costs slack; the indicator of an
-    # adaptive clip is one more. It is counted here.
-    # Guard: plan_test.test_adaptive_clip_is_a_coordinate_of_the_claim.
-    return self.dimension and (
-      self.dimension + clips.indicators(self.l2_norm_clip)
-    )
 
   @functools.cached_property
   def rmse(self) -> float:
@@ -381,7 +179,7 @@ class Plan:
     epsilon is proved. The result is empty for sampled cohorts, for which
     another rule has no guarantee at all.
     """
-    return what_if.epsilons(self)
+    return what_if.epsilons(self.guarantee, self.delta)
 
   def spent(self, rounds: int) -> Optional[float]:
     """Returns an upper bound of epsilon at `delta` of the first rounds.
@@ -433,9 +231,53 @@ class Plan:
     Raises:
       ValueError: the plan has no delta, or a value is out of range.
     """
-    return trade_off.of(
-      self, tuple(clients_per_round), tuple(epsilon), population
+    epsilons = tuple(epsilon) or ((self.epsilon,) if self.epsilon else ())
+    if self.delta is None or not epsilons:
+      name = 'delta' if self.delta is None else 'epsilon'
+      raise errors.value_error(
+        name, None, 'is what is traded for noise', 'plan with epsilon and delta'
+      )
+    # The clip of an update alone; `rmse` has the factor for an indicator.
+    norm = clips.norm(clips.layers(self.l2_norm_clip))
+    points = []
+    for clients in clients_per_round or (self.clients_per_round,):
+      for each in epsilons:
+        # An enforced schema gives C an error that depends on neither value.
+        other = attrs.evolve(
+          self,
+          clients_per_round=clients,
+          epsilon=each,
+          noise_multiplier=None,
+          mechanism=self.strategy if self.sampled is None else self.mechanism,
+          largest_cohort=None,
+          stands_for=None,
+        )
+        points.append(
+          trade_off.Point(
+            clients,
+            float(each),
+            other.guarantee.noise_multiplier,
+            other.z_stddev,
+            other.rmse * norm / clients,
+            None if population is None else not other._short_of(population),
+          )
+        )
+    return trade_off.TradeOff(tuple(points), self.delta)
+
+  def _short_of(self, clients: int) -> Optional[feasibility.Wanted]:
+    """Returns the cohorts wanted of a population that cannot fill them.
+
+    The result is None if rounds may be filled, or if cohorts are sampled: the
+    size of these may be small by chance.
+    """
+    wanted = feasibility.Wanted(
+      'uniform',
+      clients,
+      self.clients_per_round,
+      self.rounds,
+      self.cohorts.schema,
     )
+    return wanted if self.cohorts.is_enforced and wanted.never() else None
 
   def check_population(self, clients: int) -> None:
     """Raises ValueError if a population cannot fill every round.
@@ -446,11 +288,8 @@ class Plan:
     Args:
       clients: number of clients in the population.
     """
-    schema = self.cohorts.schema
-    wanted = feasibility.Wanted(
-      'uniform', clients, self.clients_per_round, self.rounds, schema
-    )
-    if self.sampled is None and wanted.never():
+    wanted = self._short_of(clients)
+    if wanted is not None:
       remedy = ', or '.join(
         f'{"clients_per_round" if name == "cohort_size" else name}={value}'
         for name, value in wanted.largest().items()
@@ -459,7 +298,7 @@ class Plan:
         'clients',
         clients,
         f'cannot fill {self.rounds} rounds of {self.clients_per_round} where '
-        f'cohorts are {plan_text.who(self)}',
+        f'cohorts are {plan_text.cohorts(self, self.cohorts)}',
         f'use {remedy}' if remedy else 'use more clients',
       )
 
@@ -489,9 +328,9 @@ class Plan:
       'delta': self.delta,
       'runners_up': [
         {'mechanism': family, 'rmse': rmse}
-        for family, rmse in self.found.runners_up
+        for family, rmse in self.result.runners_up
       ],
-      'left_out': dict(self.found.left_out),
+      'left_out': dict(self.result.left_out),
       'what_if': self.what_if(),
       'epsilon_unamplified': self.unamplified
       and self.unamplified.proved_epsilon(self.delta),
@@ -505,7 +344,7 @@ class Plan:
       ValueError: the file exists; a plan never changes under a run.
       OSError: the file cannot be written.
     """
-    plan_json.save(self, path)
+    plan_json.save(self.result, path)
 
   @classmethod
   def load(cls, path: Union[str, os.PathLike]) -> Plan:
@@ -515,14 +354,111 @@ class Plan:
       ValueError: the file is not a plan, or claims more than its noise gives.
       OSError: the file cannot be read.
     """
-    return plan_json.load(cls, path)
+    result = plan_json.load(path)
+    plan = cls(**attrs.asdict(result.request, recurse=False))
+    plan._with(result)
+    return plan
 
-  @property
-  def bound(self) -> Optional[dict[str, Any]]:
-    """The claim and its parts as a JSON object; None for a plan without one."""
-    if self.epsilon is None or self.delta is None:
+  def warning(self, dimension: Optional[int]) -> Optional[str]:
+    """Returns a warning if noise exceeds the largest signal, or None.
+
+    Args:
+      dimension: number of coordinates of the model; None returns None.
+    """
+    ratio = self.noise_to_signal(dimension)
+    if ratio is None or ratio <= 1:
       return None
-    return dataclasses.asdict(self.found.guarantee.claim(self.delta))
+    return (
+      f'WARNING: the noise drowns the updates: it is '
+      f'{plan_text.rounded_up(ratio)} times what {self.clients_per_round} '
+      f'clients a round can move {dimension} coordinates at most; take more '
+      'clients a round, more rounds, a larger epsilon or a smaller model'
+    )
 
   def __str__(self) -> str:
-    return plan_text.text(self)
+    guarantee, rounded_up = self.guarantee, plan_text.rounded_up
+    unknown = self.sampled is not None and self.sampled.population is None
+    most = (
+      ''
+      if unknown or self.most_clients == self.clients_per_round
+      else f' (at most {self.most_clients})'
+    )
+    lines = [
+      f'{self.rounds} rounds of {self.clients_per_round} clients{most}, '
+      + plan_text.cohorts(self, guarantee.cohorts),
+      f'claim: {plan_text.claim(guarantee, self.delta)}',
+    ]
+    if self.simulated is not None:
+      lines.append(
+        f'stands for {self.stands_for} clients a round, which would have: '
+        + plan_text.claim(self.simulated, self.delta)
+      )
+    if self.unamplified is not None:
+      lines.append(
+        'without amplification: '
+        + plan_text.claim(self.unamplified, self.delta)
+        + '; sampling amplifies where the run draws cohorts in secret, and '
+        'nobody else can tell who takes part'
+      )
+    growth = clips.growth(self.l2_norm_clip)
+    exact = guarantee.sensitivity.method.replace('_', ' ')
+    lines += [
+      f'noise: z_stddev {rounded_up(self.z_stddev)} = noise multiplier '
+      f'{rounded_up(guarantee.noise_multiplier)} * sensitivity '
+      f'{rounded_up(guarantee.sensitivity.value)} ({exact}) * clip'
+      + f' * {rounded_up(growth)}, for the indicator'
+      * (growth > 1),
+      f'mechanism: {plan_text.mechanism(self.strategy)}',
+    ]
+    if isinstance(self.l2_norm_clip, clips.AdaptiveClip):
+      lines.append(
+        'clip: '
+        + plan_text.clip(self.l2_norm_clip, guarantee, self.clients_per_round)
+      )
+    if guarantee.noise_multiplier:
+      lines.append(f'error: {self._error()}')
+    ratio = self.noise_to_signal(self.dimension)
+    if ratio is not None:
+      lines.append(
+        f'noise to signal: {rounded_up(ratio)} for {self.dimension} '
+        'coordinates, if all updates of all rounds had one direction'
+      )
+      lines += filter(None, [self.warning(self.dimension)])
+    if self.result.runners_up:
+      others = ', '.join(
+        f'{family} {rounded_up(rmse)}'
+        for family, rmse in self.result.runners_up
+      )
+      lines.append(f'runners-up by rmse: {others}')
+    lines += [
+      f'left out: {family}: {reason}'
+      for family, reason in self.result.left_out.items()
+    ]
+    worse = '; '.join(
+      f'{case}: {"not proved" if epsilon is None else rounded_up(epsilon)}'
+      for case, epsilon in self.what_if().items()
+    )
+    if worse:
+      lines.append(f'epsilon if cohorts turn out otherwise: {worse}')
+    return '\n'.join(lines)
+
+  def _error(self) -> str:
+    """Returns the error as text, compared with that of independent noise."""
+    text = f'rmse {plan_text.rounded_up(self.rmse)} at clip 1'
+    if self.sampled is not None:
+      return text
+    identity = strategies.Identity(self.rounds)
+    mean, _ = identity.errors(self.workload)
+    # For an enforced schema the noise multiplier does not depend on C.
+    independent = (
+      self.guarantee.noise_multiplier
+      * self.clients_per_unit
+      * sensitivity.sensitivity(identity, self.cohorts.schema).value
+      * clips.growth(self.l2_norm_clip)
+      * math.sqrt(mean)
+    )
+    return (
+      f'{text}; independent noise (DP-FedAvg) has '
+      f'{plan_text.rounded_up(independent)}, '
+      f'{independent / self.rmse:.2f} times as much'
+    )

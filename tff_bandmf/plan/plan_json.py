@@ -14,14 +14,16 @@ import attrs
 
 from tff_bandmf import _files, accounting, clips, errors, strategies, workloads
 from tff_bandmf.plan import mechanism as mechanism_lib
+from tff_bandmf.plan import request as request_lib
+from tff_bandmf.plan import result as result_lib
 
 FORMAT = 'tff_bandmf.plan'
 VERSION = 2
 
 
-def request(plan: Any) -> dict[str, Any]:
-  """Returns the attributes that the user gave a plan, as a JSON object."""
-  mechanism: Any = plan.mechanism
+def to_document(request: request_lib.Request) -> dict[str, Any]:
+  """Returns the attributes of a request as a JSON object."""
+  mechanism: Any = request.mechanism
   if isinstance(mechanism, (str, os.PathLike)):
     mechanism = os.fspath(mechanism)
     if pathlib.Path(mechanism).suffix:
@@ -32,18 +34,18 @@ def request(plan: Any) -> dict[str, Any]:
     mechanism = {'digest': mechanism.digest()}
   return {
     **{
-      field.name: getattr(plan, field.name)
-      for field in attrs.fields(type(plan))
+      field.name: getattr(request, field.name)
+      for field in attrs.fields(request_lib.Request)
     },
-    'cohorts': plan.cohorts.to_dict(),
-    'workload': plan.workload.to_dict(),
+    'cohorts': request.cohorts.to_dict(),
+    'workload': request.workload.to_dict(),
     'mechanism': mechanism,
-    'l2_norm_clip': clips.to_json(plan.l2_norm_clip),
+    'l2_norm_clip': clips.to_json(request.l2_norm_clip),
   }
 
 
-def save(plan: Any, path: Union[str, os.PathLike]) -> None:
-  """Writes a `Plan`; see `Plan.save`."""
+def save(result: result_lib.Result, path: Union[str, os.PathLike]) -> None:
+  """Writes the file of a plan; see `Plan.save`."""
   path = pathlib.Path(path)
   if path.exists():
     raise errors.value_error(
@@ -54,18 +56,18 @@ def save(plan: Any, path: Union[str, os.PathLike]) -> None:
     {
       'format': FORMAT,
       'version': VERSION,
-      'request': request(plan),
-      'noise_multiplier': plan.found.guarantee.noise_multiplier,
-      'bound': plan.bound,
-      'strategy': strategies.to_document(plan.strategy),
-      'runners_up': plan.found.runners_up,
-      'left_out': dict(plan.found.left_out),
+      'request': to_document(result.request),
+      'noise_multiplier': result.guarantee.noise_multiplier,
+      'bound': result.bound,
+      'strategy': strategies.to_document(result.guarantee.strategy),
+      'runners_up': result.runners_up,
+      'left_out': dict(result.left_out),
     },
   )
 
 
-def load(kind: Any, path: Union[str, os.PathLike]) -> Any:
-  """Returns the plan of a file as an instance of `kind`; see `Plan.load`."""
+def load(path: Union[str, os.PathLike]) -> result_lib.Result:
+  """Returns the request and the result in the file of a plan."""
   path = pathlib.Path(path)
   content = _files.read_json(path)
   if not isinstance(content, dict) or content.get('format') != FORMAT:
@@ -80,41 +82,38 @@ def load(kind: Any, path: Union[str, os.PathLike]) -> Any:
       'make the plan again with this release',
     )
   try:
-    asked = dict(content['request'])
+    fields = dict(content['request'])
     strategy = strategies.from_document(content['strategy'], path)
-    written = asked.pop('mechanism')
-    plan = kind(
+    stored = request_lib.Request(
       **{
-        **asked,
-        'cohorts': accounting.from_dict(asked['cohorts']),
-        'l2_norm_clip': clips.from_json(asked['l2_norm_clip']),
-        'workload': workloads.from_dict(asked['workload']),
-        'mechanism': _mechanism(written, strategy),
+        **fields,
+        'cohorts': accounting.from_dict(fields['cohorts']),
+        'l2_norm_clip': clips.from_json(fields['l2_norm_clip']),
+        'workload': workloads.from_dict(fields['workload']),
+        'mechanism': _mechanism(fields['mechanism'], strategy),
       }
     )
-    cohorts = accounting.expecting(plan.cohorts, plan.clients_per_round)
-    found = mechanism_lib.Found(
-      accounting.Guarantee(
-        strategy,
-        accounting.completed(cohorts, strategy.bands),
-        float(content['noise_multiplier']),
-        dimension=plan.coordinates,
-        clients_per_unit=plan.clients_per_unit,
-      ),
-      tuple((family, rmse) for family, rmse in content['runners_up']),
-      content['left_out'],
+    cohorts = stored.cohorts.for_cohort_size(stored.clients_per_round)
+    guarantee = accounting.Guarantee(
+      strategy,
+      cohorts.for_bands(strategy.bands),
+      float(content['noise_multiplier']),
+      dimension=stored.coordinates,
+      clients_per_unit=stored.clients_per_unit,
     )
+    runners_up = tuple((family, rmse) for family, rmse in content['runners_up'])
+    left_out = content['left_out']
   except (KeyError, TypeError, AttributeError) as error:
     raise errors.value_error(
       'plan', path, 'is damaged', 'write it again with bandmf plan'
     ) from error
-  plan.accept(found)
-  _check_found(plan, path, content.get('bound'))
-  return plan
+  result = result_lib.Result(stored, guarantee, runners_up, left_out)
+  _check_claim(result, path, content.get('bound'))
+  return result
 
 
-def _check_found(
-  plan: Any, path: pathlib.Path, bound: Optional[dict[str, Any]]
+def _check_claim(
+  result: result_lib.Result, path: pathlib.Path, bound: Optional[dict[str, Any]]
 ) -> None:
   """Raises ValueError if the noise in a file does not give its claim."""
   # PRIVACY: an edited file could claim more privacy than its noise gives. The
@@ -122,15 +121,15 @@ def _check_found(
   # Guards:
   # plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused and
   # test_sampled_plan_with_less_noise_is_refused.
-  guarantee = plan.found.guarantee
-  holds = plan.strategy.rounds == plan.rounds
-  if plan.epsilon is None or plan.delta is None:
-    holds &= guarantee.noise_multiplier == plan.noise_multiplier
+  stored, guarantee = result.request, result.guarantee
+  holds = guarantee.strategy.rounds == stored.rounds
+  if stored.epsilon is None or stored.delta is None:
+    holds &= guarantee.noise_multiplier == stored.noise_multiplier
   else:
     try:
-      found = accounting.Bound(**(bound or {}))
-      holds &= found.epsilon <= plan.epsilon
-      guarantee.confirm(found, plan.delta)
+      claim = accounting.Bound(**(bound or {}))
+      holds &= claim.epsilon <= stored.epsilon
+      guarantee.confirm(claim, stored.delta)
     except (TypeError, ValueError):
       holds = False
   if not holds:

@@ -1,108 +1,40 @@
-"""The text of a plan, for `print(plan)`; its numbers are rounded up."""
+"""Parts of the text of a plan, for `print(plan)`; numbers are rounded up."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import Optional
 
-from tff_bandmf import accounting, clips, sensitivity, strategies
-
-
-def text(plan: Any) -> str:
-  """Returns the lines of text of a plan."""
-  guarantee = plan.guarantee
-  lines = [
-    f'{plan.rounds} rounds of {plan.clients_per_round} clients{_most(plan)}, '
-    f'{who(plan)}',
-    f'claim: {_claim(guarantee, plan.delta)}',
-  ]
-  if plan.simulated is not None:
-    lines.append(
-      f'stands for {plan.stands_for} clients a round, which would have: '
-      f'{_claim(plan.simulated, plan.delta)}'
-    )
-  if plan.unamplified is not None:
-    lines.append(
-      'without amplification: '
-      f'{_claim(plan.unamplified, plan.delta)}; sampling amplifies where the '
-      'run draws cohorts in secret, and nobody else can tell who takes part'
-    )
-  exact = guarantee.sensitivity.method.replace('_', ' ')
-  lines += [
-    f'noise: z_stddev {rounded_up(plan.z_stddev)} = noise multiplier '
-    f'{rounded_up(guarantee.noise_multiplier)} * sensitivity '
-    f'{rounded_up(guarantee.sensitivity.value)} ({exact}) * clip'
-    f'{_delta_words(plan)}',
-    f'mechanism: {_mechanism_words(plan.strategy)}; its noise keeps '
-    f'{plan.strategy.noise_copies} copies of the model',
-  ]
-  if isinstance(plan.l2_norm_clip, clips.AdaptiveClip):
-    lines.append(f'clip: {_clip_words(plan, plan.l2_norm_clip)}')
-  if guarantee.noise_multiplier:
-    lines.append(f'error: {_errors(plan)}')
-  ratio = plan.noise_to_signal(plan.dimension)
-  if ratio is not None:
-    lines.append(
-      f'noise to signal: {rounded_up(ratio)} for {plan.dimension} coordinates, '
-      'if all updates of all rounds had one direction'
-    )
-    lines += filter(None, [drowned(plan, plan.dimension)])
-  if plan.found.runners_up:
-    others = ', '.join(
-      f'{family} {rounded_up(rmse)}' for family, rmse in plan.found.runners_up
-    )
-    lines.append(f'runners-up by rmse: {others}')
-  lines += [
-    f'left out: {family}: {reason}'
-    for family, reason in plan.found.left_out.items()
-  ]
-  worse = '; '.join(
-    f'{case}: {"not proved" if epsilon is None else rounded_up(epsilon)}'
-    for case, epsilon in plan.what_if().items()
-  )
-  if worse:
-    lines.append(f'epsilon if cohorts turn out otherwise: {worse}')
-  return '\n'.join(lines)
+from tff_bandmf import accounting, clips, participation, strategies
+from tff_bandmf.plan import request as request_lib
 
 
-def drowned(plan: Any, dimension: Optional[int]) -> Optional[str]:
-  """Returns a warning if noise exceeds the largest possible signal, or None."""
-  ratio = plan.noise_to_signal(dimension)
-  if ratio is None or ratio <= 1:
-    return None
-  return (
-    f'WARNING: the noise drowns the updates: it is {rounded_up(ratio)} times '
-    f'what {plan.clients_per_round} clients a round can move {dimension} '
-    'coordinates at most; take more clients a round, more rounds, a larger '
-    'epsilon or a smaller model'
-  )
+def cohorts(
+  request: request_lib.Request, cohorts: participation.Cohorts
+) -> str:
+  """Returns the kind of cohorts, and the most rounds of one client.
 
-
-def _most(plan: Any) -> str:
-  unknown = plan.sampled is not None and plan.sampled.population is None
-  if unknown or plan.most_clients == plan.clients_per_round:
-    return ''
-  return f' (at most {plan.most_clients})'
-
-
-def who(plan: Any) -> str:
-  """Returns the kind of the cohorts, and the most rounds of one client."""
-  (_, kind), *values = plan.guarantee.cohorts.to_dict().items()
-  cohorts = ' '.join(
+  Args:
+    request: the request of the plan.
+    cohorts: the cohorts of its guarantee, which have all values set.
+  """
+  (_, kind), *values = cohorts.to_dict().items()
+  text = ' '.join(
     [kind, *(f'{name}={value}' for name, value in values if value is not None)]
   )
-  if plan.sampled is not None:
-    return cohorts
-  k = plan.cohorts.schema.participations(plan.rounds)
-  most = f'{cohorts}: a client is in at most {k} round{"s" * (k > 1)}'
-  if plan.clients_per_unit == 1:
+  if not cohorts.is_enforced:
+    return text
+  k = cohorts.schema.participations(request.rounds)
+  most = f'{text}: a client is in at most {k} round{"s" * (k > 1)}'
+  if request.clients_per_unit == 1:
     return most
   return (
-    f'{most}, a unit of privacy has at most {plan.clients_per_unit} clients'
+    f'{most}, a unit of privacy has at most {request.clients_per_unit} clients'
   )
 
 
-def _claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
+def claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
+  """Returns the claim of a guarantee at `delta`, with its adjacency and rho."""
   if not guarantee.noise_multiplier:
     return 'none, there is no noise'
   rho = '' if guarantee.rho is None else f', rho {rounded_up(guarantee.rho)}'
@@ -116,40 +48,22 @@ def _claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
   )
 
 
-def _errors(plan: Any) -> str:
-  """Returns the error, compared with the error of independent noise."""
-  schema = plan.cohorts.schema
-  identity = strategies.Identity(plan.rounds)
-  mean, _ = identity.errors(plan.workload)
-  # For an enforced schema the noise multiplier does not depend on C.
-  other = (
-    plan.guarantee.noise_multiplier
-    * plan.clients_per_unit
-    * sensitivity.sensitivity(identity, schema).value
-    * clips.growth(plan.l2_norm_clip)
-    * math.sqrt(mean)
-  )
-  shown = f'rmse {rounded_up(plan.rmse)} at clip 1'
-  if plan.sampled is None:
-    shown += (
-      f'; independent noise (DP-FedAvg) has {rounded_up(other)}, '
-      f'{other / plan.rmse:.2f} times as much'
-    )
-  return shown
+def clip(
+  adaptive: clips.AdaptiveClip, guarantee: accounting.Guarantee, clients: int
+) -> str:
+  """Returns how the clip adapts, and the noise of the fraction it follows.
 
-
-def _delta_words(plan: Any) -> str:
-  growth = clips.growth(plan.l2_norm_clip)
-  return f' * {rounded_up(growth)}, for the indicator' * (growth > 1)
-
-
-def _clip_words(plan: Any, adaptive: clips.AdaptiveClip) -> str:
-  """Returns how the clip adapts, and the noise of the fraction it follows."""
+  Args:
+    adaptive: the clip of the plan.
+    guarantee: the guarantee of the run.
+    clients: the number of clients that a mean divides by, >= 1.
+  """
   until = '' if adaptive.until is None else f' until round {adaptive.until}'
   noise = (
-    plan.z_stddev_at_1
-    * float(plan.strategy.recursion().row_norms.max())
-    / (adaptive.fraction_weight * plan.clients_per_round)
+    guarantee.z_stddev_per_clip
+    * clips.growth(adaptive)
+    * float(guarantee.strategy.recursion().row_norms.max())
+    / (adaptive.fraction_weight * clients)
   )
   return (
     f'begins at {clips.to_json(adaptive.initial)} and follows the '
@@ -158,13 +72,17 @@ def _clip_words(plan: Any, adaptive: clips.AdaptiveClip) -> str:
   )
 
 
-def _mechanism_words(strategy: strategies.Strategy) -> str:
+def mechanism(strategy: strategies.Strategy) -> str:
+  """Returns the family of a strategy, its size, and the memory of its noise."""
   size = (
     f'{strategy.buffers} buffers'
     if strategy.buffers
     else f'{strategy.inverse_bands or strategy.bands} bands'
   )
-  return f'{strategy.family}, {size}'
+  return (
+    f'{strategy.family}, {size}; its noise keeps {strategy.noise_copies} '
+    'copies of the model'
+  )
 
 
 def rounded_up(value: float) -> str:

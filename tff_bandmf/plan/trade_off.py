@@ -14,11 +14,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, Optional
 
-import attrs
 import tabulate
-
-from tff_bandmf import clips, errors
-from tff_bandmf.cohorts import feasibility
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,73 +109,6 @@ class TradeOff:
           if point.clients_per_round == clients
         },
       )
-
-
-def of(
-  plan: Any,
-  clients_per_round: tuple[int, ...],
-  epsilons: tuple[float, ...],
-  population: Optional[int],
-) -> TradeOff:
-  """Returns a plan's noise and error with other cohort sizes and epsilons.
-
-  If a schema is enforced, all points have the plan's strategy, whose error
-  depends on neither value. For sampled cohorts each point has a search of its
-  own.
-
-  Args:
-    plan: a `Plan` with a delta.
-    clients_per_round: cohort sizes to compare; empty takes the plan's.
-    epsilons: epsilons of the whole run to compare; empty takes the plan's.
-    population: number of clients to draw from; None if it is unknown.
-
-  Raises:
-    ValueError: the plan has no delta; there is no epsilon in the plan or the
-      arguments; or a value is out of range.
-  """
-  epsilons = epsilons or ((plan.epsilon,) if plan.epsilon else ())
-  if plan.delta is None or not epsilons:
-    name = 'delta' if plan.delta is None else 'epsilon'
-    raise errors.value_error(
-      name, None, 'is what is traded for noise', 'plan with epsilon and delta'
-    )
-  mechanism = plan.strategy if plan.sampled is None else plan.mechanism
-  # The clip of an update alone; `rmse` has the factor for an indicator.
-  norm = clips.norm(clips.layers(plan.l2_norm_clip))
-  points = []
-  for clients in clients_per_round or (plan.clients_per_round,):
-    for epsilon in epsilons:
-      other = attrs.evolve(
-        plan,
-        clients_per_round=clients,
-        epsilon=epsilon,
-        noise_multiplier=None,
-        mechanism=mechanism,
-        largest_cohort=None,
-        stands_for=None,
-      )
-      points.append(
-        Point(
-          clients,
-          float(epsilon),
-          other.guarantee.noise_multiplier,
-          other.z_stddev,
-          other.rmse * norm / clients,
-          None if population is None else _feasible(other, population),
-        )
-      )
-  return TradeOff(tuple(points), plan.delta)
-
-
-def _feasible(plan: Any, population: int) -> bool:
-  wanted = feasibility.Wanted(
-    'uniform',
-    population,
-    plan.clients_per_round,
-    plan.rounds,
-    plan.cohorts.schema,
-  )
-  return plan.sampled is not None or not wanted.never()
 
 
 def _cell(point: Optional[Point]) -> str:

@@ -3,43 +3,51 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Optional
+from typing import Optional
 
-from tff_bandmf import accounting
-from tff_bandmf import participation as participation_lib
+from tff_bandmf import accounting, participation
 
 # Fractions of the planned min_sep for which epsilon is computed.
 _SHARES = (0.9, 0.5)
 
 
-def epsilons(plan: Any) -> dict[str, Optional[float]]:
-  """Returns epsilon by a text that names the difference; see `Plan.what_if`."""
-  if plan.delta is None or not plan.guarantee.noise_multiplier:
+def epsilons(
+  guarantee: accounting.Guarantee, delta: Optional[float]
+) -> dict[str, Optional[float]]:
+  """Returns epsilon by a text that names the difference; see `Plan.what_if`.
+
+  Args:
+    guarantee: guarantee for the planned cohorts.
+    delta: delta of the claim; None gives no epsilons.
+  """
+  if delta is None or not guarantee.noise_multiplier:
     return {}
   return {
-    text: plan.guarantee.under(schema).proved_epsilon(plan.delta)
-    for text, schema in _worse(plan)
+    text: guarantee.under(schema).proved_epsilon(delta)
+    for text, schema in _worse(guarantee.cohorts, guarantee.strategy.rounds)
   }
 
 
-def _worse(plan: Any) -> list[tuple[str, participation_lib.Participation]]:
-  """Returns pairs of a text and a schema that is worse than the plan's."""
-  schema = plan.cohorts.schema
-  if accounting.sampled(plan.cohorts):
+def _worse(
+  cohorts: participation.Cohorts, rounds: int
+) -> list[tuple[str, participation.Participation]]:
+  """Returns pairs of a text and a schema that is worse than the planned one."""
+  if not cohorts.is_enforced:
     return []
-  k = schema.participations(plan.rounds)
-  found: list[tuple[str, participation_lib.Participation]] = []
+  schema = cohorts.schema
+  k = schema.participations(rounds)
+  worse: list[tuple[str, participation.Participation]] = []
   if schema.min_sep is not None:
     shares = {math.floor(share * schema.min_sep) for share in _SHARES} - {0}
     most = schema.max_participations
-    found += [
-      (f'min_sep {least}', participation_lib.MinSep(least, most))
+    worse += [
+      (f'min_sep {least}', participation.MinSep(least, most))
       for least in sorted(shares, reverse=True)
     ]
-  if k < plan.rounds:
+  if k < rounds:
     # The k + 1 rounds of one client have k gaps.
-    least = min(schema.separation(plan.rounds), (plan.rounds - 1) // k)
-    found.append(
-      (f'{k + 1} participations', participation_lib.MinSep(least, k + 1))
+    least = min(schema.separation(rounds), (rounds - 1) // k)
+    worse.append(
+      (f'{k + 1} participations', participation.MinSep(least, k + 1))
     )
-  return found
+  return worse

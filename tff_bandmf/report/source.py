@@ -170,7 +170,7 @@ def of_log(
   plan = plan_lib.Plan.load(plan_file)
   # PRIVACY: a log does not show how cohorts were drawn. Guard:
   # elsewhere_test.test_sampled_cohorts_are_refused.
-  if plan.cohorts is not plan.cohorts.schema:
+  if not plan.cohorts.is_enforced:
     raise errors.value_error(
       'cohorts',
       type(plan.cohorts).__name__,

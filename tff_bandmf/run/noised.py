@@ -13,7 +13,6 @@ from tff_bandmf import errors
 from tff_bandmf.ledger import chain
 from tff_bandmf.noise import placements
 from tff_bandmf.plan import plan as plan_lib
-from tff_bandmf.plan import plan_text
 from tff_bandmf.run import rounds
 
 
@@ -158,7 +157,7 @@ class Noised:
     from tff_bandmf.query import clipping
 
     dimension = clipping.record_dimension(query.record_specs)
-    return plan_text.drowned(self._plan, dimension)
+    return self._plan.warning(dimension)
 
   def flag(self, done: rounds.Round) -> Optional[str]:
     """Returns what the ledger says of the way from clients to a release.

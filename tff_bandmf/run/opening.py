@@ -192,8 +192,8 @@ def described(
   return run_json.RunRecord.of_plan(
     plan,
     # What was sampled is sampled again with its seed.
-    {} if drawn is None else {'bound': plan.bound},
-    config=plan_json.request(plan),
+    {} if drawn is None else {'bound': plan.result.bound},
+    config=plan_json.to_document(plan),
     enforced={
       'min_sep': enforced.min_sep,
       'max_participations': enforced.max_participations,
@@ -257,7 +257,7 @@ def _stored(directory: pathlib.Path, plan: plan_lib.Plan) -> plan_lib.Plan:
   if not path.exists():
     plan.save(path)
   stored = plan_lib.Plan.load(path)
-  written, given = plan_json.request(stored), plan_json.request(plan)
+  written, given = plan_json.to_document(stored), plan_json.to_document(plan)
   for name, value in given.items():
     if written[name] != value:
       raise errors.value_error(

@@ -45,7 +45,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
 
   Attributes:
     sampling_prob: q, in (0, 1]; None derives it from `clients_per_round` and
-      `population`, see `completed`.
+      `population`, see `for_bands`.
     groups: g, integer >= 1; None is the number of bands of C.
     clients_per_round: B, expected clients a round, > 0; needed if
       `sampling_prob` is None.
@@ -143,7 +143,13 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     """A schema with min_sep g: rounds of a client are multiples of g apart."""
     return participation_lib.MinSep(self._known_groups())
 
-  def completed(self, bands: int) -> CyclicPoisson:
+  def for_cohort_size(self, clients_per_round: float) -> CyclicPoisson:
+    """Returns the cohorts with B set, unless q is given and needs no B."""
+    if self.sampling_prob is not None:
+      return self
+    return attrs.evolve(self, clients_per_round=clients_per_round)
+
+  def for_bands(self, bands: int) -> CyclicPoisson:
     """Returns the cohorts for a C of `bands` bands, with g and q = g B / m set.
 
     Raises:
@@ -159,7 +165,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     )
     return attrs.evolve(found, adjacency=self.adjacency)
 
-  def bands_to_compare(self, rounds: int) -> list[int]:
+  def candidate_bands(self, rounds: int) -> list[int]:
     """Returns the numbers of bands to compare: g, or powers of two."""
     if self.groups is not None:
       return [self.groups]

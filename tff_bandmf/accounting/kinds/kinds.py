@@ -8,13 +8,7 @@ of the guarantees here, however similar they look. Each sampled kind is one
 frozen value in a file of its own, `NAME_cohorts`, which `KINDS` finds. The file
 has the kind's rule, sampler, accountant, JSON and flags.
 
-| attribute      | meaning, for every kind                                     |
-|----------------|-------------------------------------------------------------|
-| `name`         | name on the command line and in JSON                        |
-| `schema`       | worst participation of a client; noise multipliers are      |
-|                | relative to the sensitivity under this schema               |
-| `adjacency`    | relation between neighbouring data sets                     |
-| `to_dict()`    | JSON object, which `from_dict` reads                        |
+Attributes that all kinds have are those of `participation.Cohorts`.
 """
 
 from __future__ import annotations
@@ -29,11 +23,7 @@ import attrs
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.accounting.kinds import (
-  cyclic_poisson_cohorts,
-  logged_cohorts,
-  sampled_cohorts,
-)
+from tff_bandmf.accounting.kinds import logged_cohorts, sampled_cohorts
 from tff_bandmf.accounting.methods import accountants
 
 _PACKAGE = __name__.rpartition('.')[0]
@@ -53,55 +43,17 @@ KINDS = {
   kind.name: kind for kind in _kinds() if kind is not sampled_cohorts.Sampled
 }
 
-Cohorts = Union[
-  participation_lib.Participation,
-  sampled_cohorts.Sampled,
-  logged_cohorts.Logged,
-]
 
-
-def sampled(cohorts: Cohorts) -> Optional[sampled_cohorts.Sampled]:
+def sampled(
+  cohorts: participation_lib.Cohorts,
+) -> Optional[sampled_cohorts.Sampled]:
   """Returns the cohorts if they are sampled, else None."""
   return cohorts if isinstance(cohorts, sampled_cohorts.Sampled) else None
 
 
-def completed(cohorts: Cohorts, bands: int) -> Cohorts:
-  """Returns the cohorts for a C of `bands` bands, with all values set.
-
-  Raises:
-    ValueError: `CyclicPoisson.completed` cannot derive a value.
-  """
-  if isinstance(cohorts, cyclic_poisson_cohorts.CyclicPoisson):
-    return cohorts.completed(bands)
-  return cohorts
-
-
-def expecting(cohorts: Cohorts, clients_per_round: float) -> Cohorts:
-  """Returns the cohorts, with `clients_per_round` set if they need it."""
-  if (
-    isinstance(cohorts, cyclic_poisson_cohorts.CyclicPoisson)
-    and cohorts.sampling_prob is None
-  ):
-    return attrs.evolve(cohorts, clients_per_round=clients_per_round)
-  return cohorts
-
-
-def bands_to_compare(cohorts: Cohorts, rounds: int) -> Optional[list[int]]:
-  """Returns the numbers of bands to compare; None if any number fits."""
-  if isinstance(cohorts, cyclic_poisson_cohorts.CyclicPoisson):
-    return cohorts.bands_to_compare(rounds)
-  return None
-
-
-def check(cohorts: object) -> None:
-  """Raises TypeError unless the value is a kind of cohorts."""
-  if not isinstance(cohorts, (sampled_cohorts.Sampled, logged_cohorts.Logged)):
-    participation_lib.check(cohorts)
-
-
 def accountant(
   strategy: strategies.Strategy,
-  cohorts: Cohorts,
+  cohorts: participation_lib.Cohorts,
   clients_per_unit: int = 1,
 ) -> accountants.Accountant:
   """Returns the accountant of a strategy whose cohorts are of some kind.
@@ -118,7 +70,7 @@ def accountant(
   # PRIVACY: cohorts drawn by other randomness would get an amplified claim
   # without a proof. Only the kinds are accepted.
   # Guard: accounting_cohorts_test.test_other_randomness_is_refused.
-  check(cohorts)
+  participation_lib.check_cohorts(cohorts)
   if isinstance(cohorts, sampled_cohorts.Sampled):
     # PRIVACY: how often the clients of one unit are drawn together is not
     # covered by the proofs for single clients. Such units are refused.
@@ -134,7 +86,7 @@ def accountant(
   if isinstance(cohorts, logged_cohorts.Logged):
     return cohorts.accountant(strategy, clients_per_unit)
   return accountants.Gaussian(
-    strategy, cohorts, clients_per_unit=clients_per_unit
+    strategy, cohorts.schema, clients_per_unit=clients_per_unit
   )
 
 

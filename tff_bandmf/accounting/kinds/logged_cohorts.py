@@ -13,7 +13,7 @@ from tff_bandmf.accounting.methods import accountants
 
 
 @attrs.frozen(eq=False)
-class Logged:
+class Logged(participation_lib.Cohorts):
   """Cohorts of a run that is over, as its log shows them.
 
   No schema need have been enforced: the guarantee is about the rounds in which

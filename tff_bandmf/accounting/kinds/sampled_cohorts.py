@@ -19,11 +19,10 @@ ADD_REMOVE = 'add-remove'
 
 
 @attrs.frozen
-class Sampled(abc.ABC):
+class Sampled(participation_lib.Cohorts):
   """Cohorts that are drawn by secret randomness.
 
   Attributes:
-    name: name of the kind on the command line and in JSON.
     flags: maps each command-line flag that the kind needs to its attribute.
     follows: names of flags that a plan derives from the population.
     population: number of clients to draw from, >= 1; None if it is unknown.
@@ -31,7 +30,6 @@ class Sampled(abc.ABC):
       public.
   """
 
-  name: ClassVar[str]
   flags: ClassVar[Mapping[str, str]]
   follows: ClassVar[frozenset[str]] = frozenset()
   population: Optional[int] = attrs.field(
@@ -55,11 +53,6 @@ class Sampled(abc.ABC):
         f'must be {participation_lib.ZERO_OUT} or {ADD_REMOVE}',
         'no amplified guarantee is proved for it',
       )
-
-  @property
-  @abc.abstractmethod
-  def schema(self) -> participation_lib.Participation:
-    """Worst participation of a client; noise multipliers are relative to it."""
 
   @property
   @abc.abstractmethod

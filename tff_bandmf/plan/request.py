@@ -1,0 +1,196 @@
+"""What a user asks of a plan."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Optional, Union
+
+import attrs
+
+from tff_bandmf import (
+  _checks,
+  clips,
+  errors,
+  participation,
+  strategies,
+  workloads,
+)
+from tff_bandmf.plan import mechanism as mechanism_lib
+
+# A claim with more than these protects nobody and is refused. A plan without a
+# claim has noise_multiplier=0.
+_MOST_EPSILON = 100.0
+_MOST_DELTA = 1e-2
+
+
+def _clips(value: Any) -> Any:
+  if isinstance(value, clips.AdaptiveClip):
+    _clips(value.initial)
+    return value
+  if isinstance(value, (tuple, list)):
+    return tuple(
+      _checks.positive('l2_norm_clip', clip, 'one clip a layer')
+      for clip in value
+    )
+  return _checks.positive(
+    'l2_norm_clip', value, 'the largest norm of a clipped update'
+  )
+
+
+def _epsilon(value: Any) -> float:
+  positive = _checks.positive('epsilon', value, 'usual values are 1 to 10')
+  return _checks.between(
+    'epsilon', positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
+  )
+
+
+def _delta(value: Any) -> float:
+  remedy = 'take one far below one over the population'
+  positive = _checks.positive('delta', value, remedy)
+  return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)
+
+
+@attrs.frozen(kw_only=True, slots=False, eq=False)
+class Request:
+  """The rounds, cohorts, clip and claim that a user asks for.
+
+  Attributes:
+    rounds: n, number of rounds of the run, integer >= 1.
+    clients_per_round: B, expected number of clients in a round and divisor of
+      the mean, integer >= 1.
+    cohorts: rule by which clients take part. `MinSep`, `FixedEpoch` and
+      `Single` are enforced; `CyclicPoisson`, `BallsInBins` and `BMinSep` are
+      sampled and amplify.
+    l2_norm_clip: largest norm of a client's clipped update, > 0; or a tuple
+      with one clip a layer; or an `AdaptiveClip`, which follows the updates.
+    epsilon: target epsilon of the whole run, in (0, 100]. Give epsilon and
+      delta, or `noise_multiplier`.
+    delta: target delta of the whole run, in (0, 0.01].
+    noise_multiplier: sigma, >= 0; 0 adds no noise and claims nothing.
+    mechanism: 'best', the best family that fits in `memory_copies`; or the name
+      of a family, a `Mechanism`, a strategy, or the path of a strategy file or
+      of a `.npy` file of C.
+    memory_copies: copies of the model that the noise may keep in memory, >= 1;
+      None is any number.
+    largest_cohort: largest number of clients of a round; None is
+      `clients_per_round` or, for sampled cohorts, a size that no cohort exceeds
+      but with negligible probability, see `most_clients`.
+    zeroing_norm: float > 0; updates of larger norm become zero. None zeroes no
+      finite update.
+    workload: linear map from released sums to models: prefix sums or momentum.
+    objective: 'mean' or 'max' of the error over rounds, by which strategies are
+      optimised and ranked.
+    dimension: number of coordinates of the model, >= 1. None covers all models
+      of runs with at most 2^33 values of noise that the proof counts.
+    clients_per_unit: largest number of clients of one unit of privacy, such as
+      the devices of a person; each of them keeps to `cohorts`.
+    stands_for: number of clients a round of a larger run that this run
+      simulates; `epsilon` and `delta` are then claims of the larger run.
+
+  Raises:
+    TypeError: a value has a wrong type.
+    ValueError: a value is out of range, or values contradict each other.
+  """
+
+  rounds: int = attrs.field(
+    converter=lambda value: _checks.count('rounds', value, 'rounds of the run')
+  )
+  clients_per_round: int = attrs.field(
+    converter=lambda value: _checks.count(
+      'clients_per_round', value, 'the expected number of clients'
+    )
+  )
+  cohorts: participation.Cohorts = attrs.field(
+    validator=lambda self, field, value: participation.check_cohorts(value)
+  )
+  l2_norm_clip: Union[float, tuple[float, ...], clips.AdaptiveClip] = (
+    attrs.field(converter=_clips)
+  )
+  epsilon: Optional[float] = attrs.field(
+    default=None, converter=attrs.converters.optional(_epsilon)
+  )
+  delta: Optional[float] = attrs.field(
+    default=None, converter=attrs.converters.optional(_delta)
+  )
+  noise_multiplier: Optional[float] = None
+  mechanism: Union[
+    str, os.PathLike, mechanism_lib.Mechanism, strategies.Strategy
+  ] = mechanism_lib.BEST
+  memory_copies: Optional[int] = 8
+  largest_cohort: Optional[int] = None
+  zeroing_norm: Optional[float] = None
+  workload: workloads.Workload = workloads.PREFIX
+  objective: str = 'mean'
+  dimension: Optional[int] = None
+  clients_per_unit: int = 1
+  stands_for: Optional[int] = None
+
+  def __attrs_post_init__(self):
+    claimed = self.epsilon is not None and self.delta is not None
+    missing = [
+      name for name in ('epsilon', 'delta') if getattr(self, name) is None
+    ]
+    if self.noise_multiplier is None and len(missing) == 1:
+      raise errors.value_error(
+        *(missing[0], None, 'a claim is an epsilon at a delta'),
+        f'give {missing[0]}',
+      )
+    if claimed == (self.noise_multiplier is not None):
+      raise errors.value_error(
+        'noise_multiplier',
+        self.noise_multiplier,
+        'is given in place of epsilon and delta',
+        'give epsilon and delta, or noise_multiplier (0 claims nothing)',
+      )
+    least = self.clients_per_round
+    for name in ('largest_cohort', 'stands_for'):
+      value = getattr(self, name)
+      if value is not None and _checks.count(name, value, 'clients') < least:
+        raise errors.value_error(
+          name,
+          value,
+          f'must be at least clients_per_round={least}',
+          'leave it out',
+        )
+    # PRIVACY: a larger cohort is drawn with a larger probability, so that its
+    # claim would take credit for too much amplification. It is refused.
+    # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
+    if self.stands_for is not None and not self.cohorts.is_enforced:
+      raise errors.value_error(
+        'stands_for',
+        self.stands_for,
+        'a larger cohort is drawn with another probability, and amplifies less',
+        'leave it out, or enforce a schema: MinSep',
+      )
+    min_sep = self.cohorts.schema.min_sep
+    if min_sep is not None and min_sep > self.rounds:
+      raise errors.value_error(
+        'min_sep',
+        min_sep,
+        f'exceeds rounds={self.rounds}, so that clients take part once',
+        'say that they do: cohorts=Single(), or --participation single',
+      )
+
+  @property
+  def clip(self) -> float:
+    """The largest norm of one client's contribution to a round.
+
+    The norm is over all layers. For an adaptive clip it is the norm of an
+    update with its indicator, in the first round.
+    """
+    return clips.norm(self.l2_norm_clip)
+
+  @property
+  def unit(self) -> str:
+    """The protected unit, as a text begins with it."""
+    return 'one client' if self.clients_per_unit == 1 else 'one unit of privacy'
+
+  @property
+  def coordinates(self) -> Optional[int]:
+    """The number of coordinates with noise; None if `dimension` is None."""
+    # PRIVACY: every coordinate with noise costs slack; the indicator of an
+    # adaptive clip is one more. It is counted here.
+    # Guard: plan_test.test_adaptive_clip_is_a_coordinate_of_the_claim.
+    return self.dimension and (
+      self.dimension + clips.indicators(self.l2_norm_clip)
+    )

@@ -1,0 +1,216 @@
+"""Finds the strategy and the noise for the request of a plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+import attrs
+
+from tff_bandmf import (
+  accounting,
+  choosing,
+  errors,
+  optimize,
+  participation,
+  strategies,
+)
+from tff_bandmf.plan import mechanism as mechanism_lib
+from tff_bandmf.plan import request as request_lib
+
+
+@attrs.frozen
+class Result:
+  """The strategy and noise of a plan, from a search or from a file.
+
+  Attributes:
+    request: the request that the strategy and noise are for.
+    guarantee: C and its noise; if the run simulates a larger one, the guarantee
+      of the larger run.
+    runners_up: pairs (family, rmse) of other families that fit, least error
+      first; the rmse is for a clip of 1.
+    left_out: maps the name of a family that was not compared to the reason.
+
+  Raises:
+    ValueError: sampled cohorts will not have the sizes of the request.
+  """
+
+  request: request_lib.Request
+  guarantee: accounting.Guarantee
+  runners_up: Sequence[tuple[str, float]] = ()
+  left_out: Mapping[str, str] = attrs.Factory(dict)
+
+  def __attrs_post_init__(self):
+    # PRIVACY: a file that was edited could hold sizes that a new plan refuses.
+    # Results from files pass the same check as results of a search.
+    # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
+    self._check_sizes(accounting.sampled(self.guarantee.cohorts))
+
+  def _check_sizes(self, cohorts: Optional[accounting.Sampled]) -> None:
+    """Raises ValueError if sampled cohorts will not have the planned sizes."""
+    request = self.request
+    if cohorts is None or cohorts.population is None:
+      return
+    expected = cohorts.expected_cohort(request.rounds)
+    if abs(expected - request.clients_per_round) > 1:
+      raise errors.value_error(
+        'clients_per_round',
+        request.clients_per_round,
+        f'is what the mean divides by, and cohorts have {expected:g} '
+        'clients on average',
+        f'use clients_per_round={round(expected)}',
+      )
+    least = cohorts.largest_cohort(request.rounds)
+    # PRIVACY: a burnt round shows how many clients were drawn. A smaller
+    # largest_cohort would burn rounds more often than delta accounts for.
+    # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
+    if request.largest_cohort is not None and request.largest_cohort < least:
+      raise errors.value_error(
+        'largest_cohort',
+        request.largest_cohort,
+        f'must be at least {least}, which sampled cohorts seldom exceed',
+        'leave it out',
+      )
+
+  @property
+  def bound(self) -> Optional[dict[str, Any]]:
+    """The claim and its parts as a JSON object; None for a plan without one."""
+    if self.request.epsilon is None or self.request.delta is None:
+      return None
+    return dataclasses.asdict(self.guarantee.claim(self.request.delta))
+
+
+def search(
+  request: request_lib.Request, progress: Callable[[str], None]
+) -> Result:
+  """Returns the strategy and noise for a request; this takes seconds.
+
+  The search compares families if the request names 'best', and calibrates the
+  noise to the claim of the request.
+
+  Args:
+    request: the request of a plan.
+    progress: called after each step of the search, with the name of the family
+      that was searched or the loss that was reached.
+  """
+  cohorts = request.cohorts.for_cohort_size(request.clients_per_round)
+  families = _compared(request, cohorts)
+  if families == ():
+    return Result(
+      request, _calibrated(request, _strategy(request, progress), cohorts)
+    )
+  # The ranking needs a claim; any will do if the request has none.
+  target = choosing.Target(
+    1.0 if request.epsilon is None else request.epsilon,
+    1e-6 if request.delta is None else request.delta,
+    request.coordinates,
+  )
+  ranking = choosing.choose(
+    request.rounds,
+    cohorts,
+    target,
+    noise_copies=request.memory_copies,
+    objective=request.objective,
+    workload=request.workload,
+    families=families,
+    progress=progress,
+  )
+  best, *others = ranking.choices
+  return Result(
+    request,
+    _calibrated(request, best.strategy, cohorts)
+    if None in (request.epsilon, request.delta) or request.clients_per_unit > 1
+    else best.guarantee,
+    tuple(
+      (each.strategy.family, each.rmse * request.clients_per_unit)
+      for each in others
+    ),
+    ranking.left_out,
+  )
+
+
+def _compared(
+  request: request_lib.Request, cohorts: participation.Cohorts
+) -> Optional[tuple[str, ...]]:
+  """Returns the families to compare; None for all, () for no comparison."""
+  mechanism = request.mechanism
+  if (
+    isinstance(mechanism, mechanism_lib.Mechanism) and not mechanism.parameters
+  ):
+    mechanism = mechanism.family
+  if mechanism == mechanism_lib.BEST:
+    return None
+  if (
+    isinstance(mechanism, str)
+    and not pathlib.Path(mechanism).suffix
+    and cohorts.candidate_bands(request.rounds) is not None
+  ):
+    # The number of bands is compared: more bands have less error, but then more
+    # groups amplify less.
+    return (mechanism,)
+  return ()
+
+
+def _strategy(
+  request: request_lib.Request, progress: Callable[[str], None]
+) -> strategies.Strategy:
+  """Returns the strategy of a request that compares no families."""
+  mechanism = request.mechanism
+  if isinstance(mechanism, (str, os.PathLike)):
+    if pathlib.Path(mechanism).suffix:
+      if not os.path.isfile(mechanism):
+        raise errors.value_error(
+          'mechanism',
+          mechanism,
+          'is not a file',
+          'write one with bandmf optimize --out FILE, or name a family',
+        )
+      mechanism = strategies.load(mechanism)[0]
+    else:
+      mechanism = mechanism_lib.Mechanism(os.fspath(mechanism))
+  if isinstance(mechanism, mechanism_lib.Mechanism):
+    return optimize.optimize(
+      mechanism.family,
+      request.rounds,
+      request.cohorts.schema,
+      request.workload,
+      request.objective,
+      callback=lambda loss: progress(f'loss {loss:.6g}'),
+      **mechanism.parameters,
+    ).strategy
+  if mechanism.rounds != request.rounds:
+    raise errors.value_error(
+      'mechanism',
+      mechanism.family,
+      f'is for {mechanism.rounds} rounds, not for rounds={request.rounds}',
+      'optimise it for the rounds of the plan',
+    )
+  return mechanism
+
+
+def _calibrated(
+  request: request_lib.Request,
+  strategy: strategies.Strategy,
+  cohorts: participation.Cohorts,
+) -> accounting.Guarantee:
+  """Returns the guarantee of a plan, or of the larger run that it simulates."""
+  cohorts = cohorts.for_bands(strategy.bands)
+  if request.epsilon is None or request.delta is None:
+    return accounting.Guarantee(
+      strategy,
+      cohorts,
+      float(request.noise_multiplier or 0),
+      dimension=request.coordinates,
+      clients_per_unit=request.clients_per_unit,
+    )
+  return accounting.calibrate(
+    strategy,
+    cohorts,
+    epsilon=request.epsilon,
+    delta=request.delta,
+    dimension=request.coordinates,
+    clients_per_unit=request.clients_per_unit,
+  )
