@@ -1,11 +1,18 @@
 """Tests of the workload matrices against their definition."""
 
+import families
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from tff_bandmf import workloads
+from tff_bandmf import (
+  optimize,
+  participation,
+  sensitivity,
+  strategies,
+  workloads,
+)
 
 _FRACTION = st.floats(0, 0.5)
 
@@ -38,6 +45,72 @@ def test_inverse_rows_invert_the_matrix(beta, warmup, cooldown, n):
   workload = workloads.Workload(beta, warmup, cooldown)
   inverse = _from_bands(workload.inverse_rows(n))
   np.testing.assert_allclose(inverse @ workload.matrix(n), np.eye(n), atol=1e-9)
+
+
+@hypothesis.given(st.floats(0, 0.99), st.integers(1, 40))
+def test_polynomial_is_the_inverse_of_the_column(beta, n):
+  workload = workloads.Workload(beta)
+  product = np.convolve(workload.polynomial, workload.column(n))[:n]
+  np.testing.assert_allclose(product, np.eye(n)[0], atol=1e-12)
+
+
+class _TwoMomenta(workloads.Workload):
+  """h(x) = (1 - beta x) (1 - x / 2): no momentum has such an M."""
+
+  @property
+  def polynomial(self):
+    return np.convolve([1.0, -self.momentum], [1.0, -0.5])
+
+  def column(self, terms):
+    powers = np.arange(terms)
+    return np.convolve(self.momentum**powers, 0.5**powers)[:terms]
+
+
+@pytest.mark.parametrize('n', [1, 2, 3, 9])
+def test_inverse_rows_of_another_polynomial(n):
+  workload = _TwoMomenta(0.9, 0.2, 0.3)
+  inverse = _from_bands(workload.inverse_rows(n))
+  np.testing.assert_allclose(inverse @ workload.matrix(n), np.eye(n), atol=1e-9)
+
+
+@pytest.mark.parametrize('schedule', [(0.0, 0.0), (0.1, 0.25)])
+@pytest.mark.parametrize('family', sorted(families.EXAMPLES))
+def test_errors_of_another_polynomial(family, schedule):
+  """Nothing outside `workloads` knows that M is that of momentum."""
+  strategy = families.EXAMPLES[family].make(24)
+  workload = _TwoMomenta(0.9, *schedule)
+  b = workload.matrix(24) @ np.linalg.inv(strategy.matrix())
+  np.testing.assert_allclose(
+    strategy.per_query_errors(workload), np.sum(b**2, axis=1), rtol=1e-9
+  )
+  mean, largest = strategy.errors(workload)
+  assert mean == pytest.approx(np.mean(np.sum(b**2, axis=1)))
+  assert largest == pytest.approx(np.max(np.sum(b**2, axis=1)))
+
+
+@pytest.mark.parametrize(
+  'family, parameters',
+  [
+    ('banded-toeplitz', {'bands': 4}),
+    ('blt', {'buffers': 2}),
+    ('banded-inverse', {'bands': 3}),
+  ],
+)
+@pytest.mark.parametrize('rounds', [40, 400])
+def test_search_for_another_polynomial_gains(family, parameters, rounds):
+  schema = participation.MinSep(8)
+  workload = _TwoMomenta(0.5)
+
+  def loss(strategy):
+    squared = sensitivity.sensitivity(strategy, schema).value ** 2
+    return strategy.errors(workload)[0] * squared
+
+  found = optimize.optimize(
+    family, rounds, schema, workload=workload, **parameters
+  )
+  other = optimize.optimize(family, rounds, schema, **parameters)
+  assert found.converged and found.loss == pytest.approx(loss(found.strategy))
+  assert found.loss < loss(other.strategy) < loss(strategies.Identity(rounds))
 
 
 def test_learning_rate_climbs_and_falls_by_equal_steps():

@@ -4,12 +4,14 @@
 |--------|------------------|------------------------------------------------|
 | beta   | `momentum`       | of the server optimiser, 0 for plain SGD       |
 | eta_t  | `learning_rates` | of round t, relative to the peak               |
-| M      |                  | M[t, i] = beta^(t - i) for i <= t              |
-| A      |                  | tri(n) diag(eta) M; row t gives the model      |
+| M      | `column`         | M[t, i] = beta^(t - i) for i <= t, Toeplitz    |
+| h      | `polynomial`     | first column of M^-1: h(x) = 1 - beta x        |
+| A      | `matrix`         | tri(n) diag(eta) M; row t gives the model      |
 |        |                  | after round t                                  |
 
 With momentum 0 and a constant learning rate, A = tri(n): prefix sums. A^-1 has
-2 bands, or 3 with momentum, whatever the learning rates.
+2 bands, or 3 with momentum, whatever the learning rates. Errors and searches
+know M by h alone, a polynomial of any degree with h_0 = 1.
 """
 
 from __future__ import annotations
@@ -100,6 +102,23 @@ class Workload:
     """Whether the learning rate is constant, so that A is Toeplitz."""
     return not (self.warmup or self.cooldown)
 
+  @property
+  def unscheduled(self) -> Workload:
+    """The same workload with a constant learning rate."""
+    return attrs.evolve(self, warmup=0.0, cooldown=0.0)
+
+  @property
+  def polynomial(self) -> np.ndarray:
+    """h, the first entries of the first column of M^-1, [degree + 1] float64.
+
+    The other entries of the column are 0, and h_0 is 1.
+    """
+    return np.array([1.0, -self.momentum])
+
+  def column(self, terms: int) -> np.ndarray:
+    """Returns the first column of M, [terms] float64: 1 / h(x) as a series."""
+    return self.momentum ** np.arange(terms, dtype=float)
+
   def learning_rates(self, rounds: int) -> np.ndarray:
     """Returns eta, [rounds] float64 in (0, 1]."""
     rates = np.ones(rounds)
@@ -116,23 +135,25 @@ class Workload:
     """Returns rows of A^-1 by their bands.
 
       A^-1 = M^-1 diag(1 / eta) tri^-1
+      R[t, s] = h_s / eta_{t-s} - h_{s-1} / eta_{t-s+1}
 
     Returns:
-      [rounds, 2 or 3] float64 R with R[t, s] = A^-1[t, t - s], 0 where t < s.
+      [rounds, degree of h + 2] float64 R with R[t, s] = A^-1[t, t - s], 0 where
+      t < s.
     """
+    h = np.trim_zeros(self.polynomial, 'b')
     inverse = 1 / self.learning_rates(rounds)
-    earlier = np.concatenate([[0.0], self.momentum * inverse[:-1]])
-    rows = np.stack([inverse, -inverse - earlier, earlier], 1)
-    rows[0, 1:] = rows[1:2, 2] = 0.0
-    return rows if self.momentum else rows[:, :2]
+    rows = np.zeros((rounds, len(h) + 1))
+    for s, weight in enumerate(h[:rounds]):
+      rows[s:, s] += weight * inverse[: rounds - s]
+      rows[s + 1 :, s + 1] -= weight * inverse[1 : rounds - s]
+    return rows
 
   def matrix(self, rounds: int) -> np.ndarray:
     """Returns A as a dense [rounds, rounds] float64 array."""
     lags = np.subtract.outer(np.arange(rounds), np.arange(rounds))
-    momentum = np.where(
-      lags >= 0, self.momentum ** np.maximum(lags, 0).astype(float), 0.0
-    )
-    return np.cumsum(self.learning_rates(rounds)[:, None] * momentum, axis=0)
+    m = np.where(lags >= 0, self.column(rounds)[np.maximum(lags, 0)], 0.0)
+    return np.cumsum(self.learning_rates(rounds)[:, None] * m, axis=0)
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the workload as a JSON object; `from_dict` reads it back."""

@@ -219,8 +219,9 @@ def _check_epochs(
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
   """Returns the best Toeplitz coefficients without schedule, [bands]."""
-  unscheduled = workloads.Workload(problem.workload.momentum)
-  easier = solver.Problem(problem.rounds, problem.participation, unscheduled)
+  easier = solver.Problem(
+    problem.rounds, problem.participation, problem.workload.unscheduled
+  )
   return toeplitz.optimize_banded_toeplitz(easier, bands).strategy.coefficients
 
 

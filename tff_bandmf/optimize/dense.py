@@ -219,16 +219,16 @@ class _Dual:
 
   def _summed(self, rows):
     """Returns A @ rows, in O(n^2)."""
-    decay = [1.0, -self._problem.workload.momentum]
+    h = self._problem.workload.polynomial
     return np.cumsum(
-      self._rates * scipy.signal.lfilter([1.0], decay, rows, axis=0), axis=0
+      self._rates * scipy.signal.lfilter([1.0], h, rows, axis=0), axis=0
     )
 
   def _transposed(self, rows):
     """Returns A^T @ rows, in O(n^2)."""
-    decay = [1.0, -self._problem.workload.momentum]
+    h = self._problem.workload.polynomial
     later = self._rates[::-1] * np.cumsum(rows[::-1], axis=0)
-    return scipy.signal.lfilter([1.0], decay, later, axis=0)[::-1]
+    return scipy.signal.lfilter([1.0], h, later, axis=0)[::-1]
 
 
 def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:

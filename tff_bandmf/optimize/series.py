@@ -3,10 +3,10 @@
 | symbol | meaning                                                           |
 |--------|-------------------------------------------------------------------|
 | c, r   | first columns of C and C^-1; as power series r = 1 / c            |
-| a      | first column of A, 1 / ((1 - x) (1 - beta x))                     |
+| a      | first column of A, 1 / ((1 - x) h(x)), h of the workload          |
 | w      | first column of A C^-1, w = a r                                   |
 | a_j    | weight of w_j^2 in the error: (n - j) / n (mean) or 1 (max)       |
-| v      | r / (1 - beta x)                                                  |
+| v      | r / h(x)                                                          |
 | eta    | learning rates                                                    |
 | B      | A C^-1 with learning rates, B[t, i] = sum_{s<=t} eta_s v_{s-i}    |
 | Q      | of the mean error with learning rates, v^T Q v                    |
@@ -189,17 +189,17 @@ class Objective:
     self._error: _Error
     if workload.is_toeplitz:
       weights = 1 - np.arange(rounds) / rounds if is_mean else np.ones(rounds)
-      steps = np.array([1.0, -1.0 - workload.momentum, workload.momentum])
+      steps = np.convolve([1.0, -1.0], workload.polynomial)
       self._error = lambda inverse, norm: _toeplitz_error(
         inverse, weights, steps
       )
     elif is_mean:
       form = _mean_form(workload.learning_rates(rounds))
-      steps = np.array([1.0, -workload.momentum])
+      steps = workload.polynomial
       self._error = lambda inverse, norm: _scheduled_mean(inverse, form, steps)
     else:
       rates = workload.learning_rates(rounds)
-      steps = np.array([1.0, -workload.momentum])
+      steps = workload.polynomial
       self._norms = _NORMS
       self._error = lambda inverse, norm: _scheduled_max(
         inverse, rates, norm, steps

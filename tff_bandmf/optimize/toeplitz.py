@@ -3,7 +3,7 @@
 | symbol | name here | meaning                                                |
 |--------|-----------|--------------------------------------------------------|
 | c      | `c`       | coefficients, c_0 = 1, c_1 .. c_{b-1} in [0, 1]        |
-| q      | `q`       | c(x) (1 - beta x), beta the momentum, q_0 .. q_m, m = b |
+| q      | `q`       | c(x) h(x), h of the workload, q_0 .. q_m               |
 | w      |           | first column of A C^-1, w(x) = 1 / ((1 - x) q(x))      |
 | W      | `limit`   | of w, 1 / q(1)                                         |
 | d      |           | w - W, d(x) = p(x) / q(x)                              |
@@ -41,7 +41,7 @@ import scipy.linalg
 from tff_bandmf import errors, participation, strategies
 from tff_bandmf.optimize import series, solver
 
-# The closed form is tried for n of so many times b and 1 / (1 - beta) at least.
+# The closed form is tried for n of so many times b and 1 / h(1) at least.
 _ROUNDS_PER_BAND = 64
 _ROUNDS_PER_DECAY = 20
 # Relative difference from the loss of the strategy itself.
@@ -87,11 +87,11 @@ class _Settled:
   y = -h K^-1 dT/ds.
   """
 
-  def __init__(self, rounds: int, objective: str, momentum: float):
+  def __init__(self, rounds: int, objective: str, h: np.ndarray):
     is_mean = objective == solver.MEAN
     self._lead = (rounds + 1) / 2 if is_mean else rounds
     self._h = 1 / rounds if is_mean else 0.0
-    self._filter = np.array([1.0, -momentum])
+    self._filter = h
 
   def __call__(self, free: np.ndarray) -> tuple[float, np.ndarray]:
     c = np.concatenate([[1.0], free])
@@ -213,11 +213,11 @@ def optimize_banded_toeplitz(
 
 def _losses(problem: solver.Problem, bands: int) -> Iterator[_Loss]:
   """Yields log losses of c_1 .. c_{b-1}, fastest first."""
-  momentum = problem.workload.momentum
+  h = problem.workload.polynomial
   if problem.rounds >= max(
-    _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / (1 - momentum)
+    _ROUNDS_PER_BAND * bands, _ROUNDS_PER_DECAY / h.sum()
   ):
-    yield _Settled(problem.rounds, problem.objective, momentum)
+    yield _Settled(problem.rounds, problem.objective, h)
 
   def build(free):
     c = np.concatenate([[1.0], free])

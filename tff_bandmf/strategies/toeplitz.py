@@ -7,7 +7,8 @@ over a polynomial for a banded C^-1, a proper rational function for a BLT.
 |--------|------------------|--------------------------------------------|
 | c      | `column`         | first column of C                          |
 | r      | `inverse_column` | first column of C^-1, r(x) = 1 / c(x)      |
-| a      |                  | first column of A, 1 / ((1-x) (1-beta x))  |
+| h      | `polynomial`     | of the workload, 1 - beta x for momentum   |
+| a      |                  | first column of A, 1 / ((1 - x) h(x))      |
 | w      | `weights`        | first column of A C^-1, w(x) = a(x) / c(x) |
 
   e_t = sum_{j<=t} w_j^2,   n * mean = sum_j (n - j) w_j^2
@@ -74,7 +75,7 @@ class Toeplitz(base.Strategy):
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     """Returns w, [terms] float64, for a workload that is Toeplitz."""
     summed = np.cumsum(self.inverse_column(terms))
-    return scipy.signal.lfilter([1.0], [1.0, -workload.momentum], summed)
+    return scipy.signal.lfilter([1.0], workload.polynomial, summed)
 
   def band_rows(self, start: int, stop: int) -> np.ndarray:
     t = np.arange(start, stop)[:, None]
@@ -204,7 +205,7 @@ class RationalToeplitz(Toeplitz):
   def weights(self, workload: workloads.Workload, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
     return scipy.signal.lfilter(
-      bottom, np.convolve(top, [1.0, -workload.momentum]), np.ones(terms)
+      bottom, np.convolve(top, workload.polynomial), np.ones(terms)
     )
 
   def errors(
@@ -214,7 +215,7 @@ class RationalToeplitz(Toeplitz):
       return super().errors(workload)
     top, bottom = self.polynomials()
     return _errors_to_the_limit(
-      bottom, np.convolve(top, [1.0, -workload.momentum]), self.rounds
+      bottom, np.convolve(top, workload.polynomial), self.rounds
     )
 
 
@@ -307,11 +308,17 @@ def full_errors(
       'use fewer rounds, or a family of few bands',
     )
   reversed_column = strategy.inverse_column(rounds)[::-1].copy()
-  momentum, total, e = (np.zeros(rounds) for _ in range(3))
+  total, e = np.zeros(rounds), np.zeros(rounds)
+  # Of M D C^-1, the rows before t; the latest first.
+  weights = -workload.polynomial[1:]
+  earlier = [np.zeros(0) for _ in weights]
   for t, rate in enumerate(workload.learning_rates(rounds)):
-    row, past = momentum[: t + 1], total[: t + 1]
-    row *= workload.momentum
+    row = np.zeros(t + 1)
+    for weight, before in zip(weights, earlier):
+      row[: len(before)] += weight * before
     row += scale[t] * reversed_column[rounds - 1 - t :]
+    earlier = [row, *earlier[:-1]]
+    past = total[: t + 1]
     past += rate * row
     e[t] = past @ past
   return _check_finite(e, strategy.bands)
