@@ -14,8 +14,6 @@ from tff_bandmf import participation as participation_lib
 # Noise of a run that claims nothing; next to the strategy families.
 NO_NOISE = 'none'
 FAMILIES = (NO_NOISE, *strategies.FAMILIES)
-DOCSTRINGS = 'docstrings'
-STACKOVERFLOW = 'stackoverflow'
 PREFIX = 'prefix'
 MOMENTUM = 'momentum'
 SGD = 'sgd'
@@ -31,7 +29,8 @@ class Data:
   Attributes:
     corpus: 'docstrings'; 'stackoverflow' for TFF's, with TFF's word counts; or
       the path of a SQLite file of TFF's form, whose words are counted.
-    data_dir: of the files of StackOverflow; None to let TFF download them.
+    data_dir: folder of the files of StackOverflow; None to let TFF download
+      them.
     vocabulary_file: one word a line, most frequent first; None to take the
       most frequent words of the corpus.
     vocabulary_size: words, special ids not counted.
@@ -40,22 +39,13 @@ class Data:
     unit: what a client is, in the words of the report.
   """
 
-  corpus: str = DOCSTRINGS
+  corpus: str = 'docstrings'
   data_dir: Optional[str] = None
   vocabulary_file: Optional[str] = None
   vocabulary_size: int = 10_000
   max_sentences_per_client: int = 256
   sequence_length: int = 20
   unit: str = 'client'
-
-  def __post_init__(self):
-    if self.data_dir is not None and self.corpus != STACKOVERFLOW:
-      raise errors.value_error(
-        'data.data_dir',
-        self.data_dir,
-        f'is for data.corpus={STACKOVERFLOW}, not {self.corpus}',
-        'change the one or leave out the other',
-      )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -18,7 +18,7 @@ def describe(config: config_lib.Config, corpus: Any) -> dict[str, Any]:
 
   Args:
     config: the experiment.
-    corpus: `training.Corpus`.
+    corpus: the `training.TokenizedCorpus` of the experiment.
   """
   tree = config_keys.to_tree(config)
   del tree['compare']
@@ -43,7 +43,7 @@ def describe(config: config_lib.Config, corpus: Any) -> dict[str, Any]:
     'model_selection': 'none: the last model is the result',
     'pre_training': 'none: initial weights come from a seed',
     'not_covered': [
-      f'the vocabulary, {corpus.words}',
+      f'the vocabulary, {corpus.vocabulary_source}',
       'the validation and test splits, evaluated without noise',
       'the runs it is compared with: each has a guarantee of its own, they '
       'compose, and a run without noise has none',

@@ -25,12 +25,7 @@ from simulations import (
   models,
   server_optimizer,
 )
-from simulations.corpora import (
-  client_data,
-  corpus_file,
-  docstrings,
-  stackoverflow,
-)
+from simulations.corpora import client_data, corpus_file, registry
 from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import (
@@ -48,37 +43,41 @@ from tff_bandmf.tff import workers as workers_lib
 
 
 @dataclasses.dataclass(frozen=True)
-class Corpus:
-  """The three splits of a corpus, and where they came from.
+class TokenizedCorpus:
+  """The three splits of a corpus, in the words of one vocabulary.
 
   Attributes:
-    path: of the SQLite file.
-    words: what the vocabulary was made from.
+    path: path of the SQLite file.
+    vocabulary_source: how the words were chosen, in the words of the report.
+    train: clients to train on.
+    validation: clients of the validations while training.
+    test: clients of the test of the last model.
   """
 
   path: str
-  words: str
+  vocabulary_source: str
   train: client_data.TokenizedClients
   validation: client_data.TokenizedClients
   test: client_data.TokenizedClients
 
 
-def load_corpus(data: config_lib.Data) -> Corpus:
-  """Returns the corpus of an experiment, built or tokenised where needed."""
-  path = data.corpus
-  if path == config_lib.DOCSTRINGS:
-    path = docstrings.cached_corpus()
-  elif path == config_lib.STACKOVERFLOW:
-    path = stackoverflow.find(data.data_dir)
+def load_corpus(data: config_lib.Data) -> TokenizedCorpus:
+  """Returns the corpus of an experiment, built or tokenised where needed.
+
+  Raises:
+    OSError: a file is missing and cannot be downloaded.
+    ValueError: a file is damaged, has too few words, or `data.data_dir` is not
+      for this corpus.
+  """
+  corpus = registry.get(data.corpus, data.data_dir)
+  path = corpus.find(data.data_dir)
+  size = data.vocabulary_size
   if data.vocabulary_file is not None:
-    words = f'given as {os.path.basename(data.vocabulary_file)}'
-    vocabulary = vocabulary_lib.read(data.vocabulary_file, data.vocabulary_size)
-  elif data.corpus == config_lib.STACKOVERFLOW:
-    words = "TFF's, by the number of train users, counted without noise"
-    vocabulary = stackoverflow.vocabulary(data.vocabulary_size, data.data_dir)
+    source = f'given as {os.path.basename(data.vocabulary_file)}'
+    vocabulary = vocabulary_lib.read(data.vocabulary_file, size)
   else:
-    words = 'counted on the train split without noise'
-    vocabulary = vocabulary_lib.count(path, data.vocabulary_size)
+    source = corpus.vocabulary_source
+    vocabulary = corpus.vocabulary(path, size, data.data_dir)
   splits = [
     client_data.load_clients(
       path,
@@ -89,7 +88,7 @@ def load_corpus(data: config_lib.Data) -> Corpus:
     )
     for split in corpus_file.SPLIT_NAMES
   ]
-  return Corpus(path, words, *splits)
+  return TokenizedCorpus(path, source, *splits)
 
 
 def planned_participation(
@@ -100,7 +99,7 @@ def planned_participation(
   return config.cohorts(config.training.clients_per_round).schema
 
 
-def check_cohorts(config: config_lib.Config, corpus: Corpus) -> None:
+def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
   """Raises ValueError if a cohort of an experiment cannot be filled."""
   training, clients = config.training, corpus.train.num_clients
   cohorts = config.cohorts(clients)
@@ -149,7 +148,7 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
 
 def run(
   config: config_lib.Config,
-  corpus: Corpus,
+  corpus: TokenizedCorpus,
   directory: pathlib.Path,
   resume: bool = False,
   strategy: Optional[strategies.Strategy] = None,
@@ -305,7 +304,7 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
   return state
 
 
-def _test(process, model, state, corpus: Corpus) -> dict[str, Any]:
+def _test(process, model, state, corpus: TokenizedCorpus) -> dict[str, Any]:
   weights = process.get_model_weights(state).trainable
   tested = evaluation.Evaluator(model, corpus.test)(weights)
   return {

@@ -130,8 +130,7 @@ def _open(path: str) -> Iterator[sqlite3.Connection]:
         'path',
         path,
         'there is no such file',
-        "data.corpus takes 'docstrings', 'stackoverflow', or the path of a "
-        'SQLite file: simulations.import_data makes one of your text',
+        'give data.corpus a file that simulations.import_data made',
       )
     )
   uri = pathlib.Path(path).absolute().as_uri() + '?mode=ro'

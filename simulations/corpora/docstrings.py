@@ -28,7 +28,7 @@ from typing import Optional, Union
 
 import tqdm
 
-from simulations.corpora import corpus_file, docstring_text
+from simulations.corpora import corpus_file, docstring_text, registry
 from tff_bandmf import _files, errors
 
 # Distribution and version. Each is pinned in every lock under requirements/,
@@ -299,3 +299,6 @@ def cached_corpus(
   os.makedirs(directory, exist_ok=True)
   write_clients(clients, path, progress)
   return path
+
+
+CORPUS = registry.Corpus('docstrings', lambda data_dir: cached_corpus())

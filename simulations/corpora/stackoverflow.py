@@ -12,7 +12,7 @@ import os
 import tempfile
 from typing import Optional
 
-from simulations.corpora import checksums, corpus_file
+from simulations.corpora import checksums, corpus_file, registry
 from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import _files, errors
 
@@ -165,3 +165,12 @@ def vocabulary(
       )
     ) from error
   return vocabulary_lib.read(path, size)
+
+
+CORPUS = registry.Corpus(
+  'stackoverflow',
+  find,
+  lambda path, size, data_dir: vocabulary(size, data_dir),
+  "TFF's, by the number of train users, counted without noise",
+  takes_data_dir=True,
+)

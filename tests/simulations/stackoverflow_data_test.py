@@ -134,7 +134,7 @@ def test_corpus_is_what_tff_makes_of_the_file(data_dir):
   counts = tff.simulation.datasets.stackoverflow.get_synthetic_word_counts()
   words = list(counts)[:12]
   assert list(corpus.train.vocabulary.words) == words
-  assert "TFF's" in corpus.words
+  assert "TFF's" in corpus.vocabulary_source
   special = tff.simulation.baselines.stackoverflow.word_prediction_preprocessing
   preprocess = special.create_preprocess_fn(
     tff.simulation.baselines.ClientSpec(
@@ -186,7 +186,7 @@ def test_vocabulary_file_goes_before_the_counts(data_dir, tmp_path):
     )
   )
   assert corpus.train.vocabulary.words == ('you', 'the')
-  assert corpus.words == 'given as words.txt'
+  assert corpus.vocabulary_source == 'given as words.txt'
 
 
 def test_word_counts_of_an_earlier_download_are_used(data_dir):

@@ -309,7 +309,7 @@ def full_errors(
     )
   reversed_column = strategy.inverse_column(rounds)[::-1].copy()
   total, e = np.zeros(rounds), np.zeros(rounds)
-  # Of M D C^-1, the rows before t; the latest first.
+  # The rows of M D C^-1 before t, the latest first.
   weights = -workload.polynomial[1:]
   earlier = [np.zeros(0) for _ in weights]
   for t, rate in enumerate(workload.learning_rates(rounds)):
