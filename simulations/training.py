@@ -190,7 +190,7 @@ def run(
     directory,
     plan(config, strategy or find_strategy(config), corpus.train.num_clients),
     **kept,
-    program=run_lib.Program(
+    options=run_lib.RunOptions(
       description.describe(config, corpus),
       metrics.COLUMNS,
       config.privacy.max_memory_bytes,

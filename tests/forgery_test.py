@@ -309,7 +309,7 @@ def test_forged_report_is_refused(name, folder, tmp_path, counts):
 
 
 def test_harmless_statements_are_those_that_a_run_notes(folder):
-  assert {*run_json.RunRecord.read(folder).notes()} == _NOTES
+  assert {*run_json.RunRecord.read(folder).statements()} == _NOTES
   assert {*verify.NOTES} == _NOTES
 
 

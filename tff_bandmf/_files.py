@@ -34,6 +34,11 @@ _CODE = ('.py', '.j2', '.json')
 # Folders that come and go with a process are made here where possible.
 MEMORY = pathlib.Path('/dev/shm')
 
+# A value of JSON: None, bool, int, float, str, a list of values, or a dict from
+# str to values.
+Json = Any
+JsonObject = dict[str, Json]
+
 
 def write(
   path: pathlib.Path, *contents, mode: int = 0o644, durable: bool = True
@@ -55,13 +60,15 @@ def write(
     _fill(part, contents)
 
 
-def write_json(path: pathlib.Path, content: Any, **kwargs: Any) -> None:
+def write_json(
+  path: pathlib.Path, content: Json, mode: int = 0o644, durable: bool = True
+) -> None:
   """Writes a JSON file as `write` does; NaN and infinities are refused."""
   text = json.dumps(content, indent=1, allow_nan=False) + '\n'
-  write(path, text.encode(), **kwargs)
+  write(path, text.encode(), mode=mode, durable=durable)
 
 
-def json_digest(content: Any) -> bytes:
+def json_digest(content: Json) -> bytes:
   """Returns the SHA-256 of a JSON value, whatever the order of its keys."""
   text = json.dumps(content, sort_keys=True, allow_nan=False)
   return hashlib.sha256(text.encode()).digest()
@@ -265,12 +272,12 @@ def read(path: pathlib.Path) -> bytes:
   return path.read_bytes()
 
 
-def read_json(path: pathlib.Path) -> Any:
+def read_json(path: pathlib.Path) -> Json:
   """Returns what a JSON file says; see `read` and `parse_json`."""
   return parse_json(read(path))
 
 
-def parse_json(text: bytes) -> Any:
+def parse_json(text: bytes) -> Json:
   """Returns what JSON says that may come from anybody.
 
   What a reader could take for something else than a checker did is refused.
@@ -374,7 +381,7 @@ def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
   )
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_repetition(pairs: list[tuple[str, Json]]) -> JsonObject:
   found = dict(pairs)
   if len(found) < len(pairs):
     raise ValueError('a key of a JSON object twice')

@@ -187,7 +187,7 @@ def test_cut_cohort_of_a_burnt_round_counts(tmp_path):
 def test_cohorts_that_no_key_drew_are_not_amplified(tmp_path):
   """As of a program with a ledger of its own and the claim of a plan."""
   plan = _plan(_KINDS[0])
-  described = opening.described(plan)
+  described = opening.run_record(plan)
   with folder.locked(tmp_path):
     folder.open_run(
       tmp_path,

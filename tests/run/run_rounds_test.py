@@ -363,7 +363,7 @@ def test_run_of_any_ids_is_reported(tmp_path, ids):
     ({'population': observed.clients - 1}, 'clients='),
     ({'highest_client': observed.last_client - 1}, 'client='),
   ):
-    record.noted(notes).write(tmp_path)
+    record.with_statements(notes).write(tmp_path)
     with pytest.raises(ValueError, match=match):
       report.build(tmp_path)
 

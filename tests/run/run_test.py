@@ -153,7 +153,7 @@ def _killed_at(write):
   but what the system closes."""
 
   def die(self):
-    self._noised.close()
+    self._noise_adder.close()
     self._stack.close()
 
   with contextlib.ExitStack() as stack:

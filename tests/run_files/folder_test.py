@@ -69,7 +69,7 @@ def _describe(config, corpus):
   )
   said = description.describe(config, corpus)
   return (
-    attrs.evolve(opening.described(plan), **said),
+    attrs.evolve(opening.run_record(plan), **said),
     plan.strategy,
     plan.cohorts,
   )
@@ -85,7 +85,9 @@ def _open(directory, described, moved=False):
   record, *rest = described
   if (directory / report.RUN_FILE).exists():
     # As a start does: notes are what the run says by now.
-    record = record.noted(run_json.RunRecord.read(directory).notes())
+    record = record.with_statements(
+      run_json.RunRecord.read(directory).statements()
+    )
   with folder.locked(directory):
     keys = folder.keys(directory, draws=False)
     folder.open_run(directory, record, *rest, keys, moved)

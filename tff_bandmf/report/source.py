@@ -191,7 +191,7 @@ def of_log(
     raise errors.value_error(
       'log', log_file, 'shows no participation', 'give a whole log'
     )
-  run = run_json.RunRecord.of_plan(plan).noted(dict(notes or {}))
+  run = run_json.RunRecord.from_plan(plan).with_statements(notes or {})
   sizes = log.cohort_sizes()
   claim = claim_lib.of(
     plan.guarantee,

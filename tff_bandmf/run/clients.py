@@ -1,14 +1,14 @@
-"""Who a run draws its cohorts from, and what draws them.
+"""The population of a run, and the sampler that draws its cohorts.
 
-THE SEAM. `drawing` returns the one object that a run asks for cohorts:
+THE SEAM. `cohort_source` returns the one object that a run asks for cohorts:
 
   sample(round_index, history) -> [m] int64 indices in the population, ascending
 
-`history` holds who took part before (`cohorts.History`; the run records what
-comes back in it and in the ledger). The cohort is a function of the plan, the
-key, the seed and these two, so that a program that is begun again draws what
-it drew. Another rule of sampling plugs in there and nowhere else: neither the
-loop nor the ledger knows which rule it is.
+`history` holds the rounds of each client before this one (`cohorts.History`).
+The cohort is a function of the plan, the key, the seed and these two arguments,
+so a program that is started again draws the same cohorts. Another rule of
+sampling plugs in here and nowhere else: neither the loop nor the ledger knows
+the rule.
 """
 
 from __future__ import annotations
@@ -28,44 +28,53 @@ from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import journal as journal_lib
 from tff_bandmf.run import sampling
 
-# A count, ids, or what has `client_ids`, such as TFF's `ClientData`.
-Clients = Union[int, Sequence[Union[int, str]], Any]
+
+class HasClientIds(Protocol):
+  """An object that lists its clients, such as TFF's `ClientData`."""
+
+  @property
+  def client_ids(self) -> Sequence[Union[int, str]]:
+    """IDs of the clients, all different."""
+
+
+# The number of clients, their indices or IDs, or an object that lists them.
+Clients = Union[int, Sequence[Union[int, str]], np.ndarray, HasClientIds]
 
 
 @dataclasses.dataclass(frozen=True)
-class _Drawn:
+class _Cohort:
   """A cohort that was drawn.
 
   Attributes:
-    round: t.
-    indices: [m] int64, ascending, in the population.
-    cohort: [m] ids of these.
-    data: gives the data of the cohort.
+    round: index t of its round.
+    indices: [m] int64, ascending, indices in the population.
+    ids: [m] the IDs of these clients.
+    data: function that returns the data of the cohort.
   """
 
   round: int
   indices: np.ndarray
-  cohort: np.ndarray
+  ids: np.ndarray
   data: Callable[[], Any]
 
 
-class Drawing(Protocol):
-  """What draws the cohorts of a run."""
+class CohortSource(Protocol):
+  """A sampler of the cohorts of a run."""
 
   def sample(self, round_index: int, history: cohorts.History) -> np.ndarray:
     """Returns the cohort of a round, [m] int64 indices, ascending."""
 
 
 def population(clients: Clients) -> np.ndarray:
-  """Returns the ids of clients, ascending: int64, or strings.
+  """Returns the IDs of the population, ascending: int64, or strings.
 
   Args:
-    clients: how many, or who: different indices or strings, or an object whose
-      `client_ids` are those.
+    clients: number of clients; or different indices or strings; or an object
+      that has them as `client_ids`.
 
   Raises:
     TypeError: it is none of these, or has both indices and strings.
-    ValueError: an id is there twice.
+    ValueError: an ID occurs twice.
 
   >>> population(3).tolist()
   [0, 1, 2]
@@ -80,41 +89,42 @@ def population(clients: Clients) -> np.ndarray:
       'must be a count, or indices or strings in a list',
       'give how many there are, their ids, or a ClientData',
     )
-  found = np.asarray(identifiers.names(ids))
-  # PRIVACY: whatever their order is now, clients are drawn as before. Guard:
-  # run_test.test_clients_in_another_order_are_drawn_as_before.
-  ordered = np.unique(found)
-  if len(ordered) < len(found):
+  names = np.asarray(identifiers.names(ids))
+  # PRIVACY: a program may list its clients in another order when it is started
+  # again, and would draw other cohorts. Sorted IDs give the same ones.
+  # Guard: run_test.test_clients_in_another_order_are_drawn_as_before.
+  ordered = np.unique(names)
+  if len(ordered) < len(names):
     raise errors.value_error(
       'clients',
-      f'{len(found)} ids',
+      f'{len(names)} ids',
       f'has only {len(ordered)} different ones',
       'name a client once',
     )
   return ordered
 
 
-def drawing(
+def cohort_source(
   plan: plan_lib.Plan, key: Optional[key_lib.Key], ids: np.ndarray, seed: int
-) -> Drawing:
-  """Returns what draws the cohorts of a plan.
+) -> CohortSource:
+  """Returns the sampler of a plan's cohorts.
 
   Args:
-    plan: of the run.
-    key: of draws that nobody may guess; None where a schema is enforced.
-    ids: of the population, in order.
-    seed: of the draws on which no guarantee rests.
+    plan: plan of the run.
+    key: secret key of the draws; None if a schema is enforced.
+    ids: [N] indices or IDs of the population, ascending.
+    seed: seed of draws on which no guarantee rests.
 
   Raises:
     ValueError: the cohorts of a round cannot be filled.
   """
   if key is not None and plan.sampled is not None:
-    return sampling.Drawing(plan.sampled, key, ids)
+    return sampling.SampledCohorts(plan.sampled, key, ids)
   plan.check_population(len(ids))
   schema = plan.cohorts.schema
   # PRIVACY: rounds of a client that are not a multiple of min_sep apart void a
-  # claim for fixed epochs. Residue classes of clients hold them there. Guard:
-  # run_rounds_test.test_fixed_epochs_are_run_and_reported.
+  # claim for fixed epochs. Residue classes of clients hold them there.
+  # Guard: run_rounds_test.test_fixed_epochs_are_run_and_reported.
   sampler = cohorts.CohortSampler
   return sampler(
     len(ids),
@@ -139,28 +149,28 @@ class Cohorts:
   def __init__(
     self,
     journal: journal_lib.Journal,
-    drawing: Drawing,
+    source: CohortSource,
     ids: np.ndarray,
     rounds: int,
     prepare: Optional[Callable[[int, np.ndarray], Any]],
   ):
-    """Draws nothing yet.
+    """Initializes the cohorts; none is drawn yet.
 
     Args:
-      journal: of the run.
-      drawing: draws from the population.
-      ids: [N] of the population, ascending.
-      rounds: of the run.
-      prepare: gives the data of (round, cohort), in another thread, one round
-        ahead.
+      journal: journal of the run.
+      source: sampler of the cohorts.
+      ids: [N] indices or IDs of the population, ascending.
+      rounds: number of rounds of the run.
+      prepare: function that returns the data of (round, cohort). It is called
+        in another thread, one round ahead.
     """
-    self._journal, self._drawing, self._ids = journal, drawing, ids
+    self._journal, self._source, self._ids = journal, source, ids
     self._rounds, self._prepare = rounds, prepare
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
-    self._past = cohorts.History.empty(0)
-    # The round that `_past` ends before.
+    # The rounds of each client below round `_next`.
+    self._history = cohorts.History.empty(0)
     self._next = -1
-    self._drawn: Optional[_Drawn] = None
+    self._cohort: Optional[_Cohort] = None
 
   def __enter__(self) -> Cohorts:
     return self
@@ -169,37 +179,39 @@ class Cohorts:
     self._thread.shutdown()
 
   def draw(self, t: int) -> tuple[np.ndarray, Callable[[], Any]]:
-    """Returns the ids of the cohort of the round that comes next, and its data.
+    """Returns the IDs of the cohort of the next round t, and its data.
 
     Raises:
-      ValueError: as `Journal.past`; the cohort cannot be filled.
+      ValueError: a client of an earlier round is missing from the population,
+        see `Journal.history`; or the cohort cannot be filled.
     """
-    if self._drawn is None or self._drawn.round != t:
-      self._drawn = self._draw(t)
-    return self._drawn.cohort, self._drawn.data
+    if self._cohort is None or self._cohort.round != t:
+      self._cohort = self._draw(t)
+    return self._cohort.ids, self._cohort.data
 
-  def _draw(self, t: int) -> _Drawn:
+  def _draw(self, t: int) -> _Cohort:
     # PRIVACY: the ledger's cohort of a burnt round, or of one that clients came
     # to by themselves, is not the one drawn here. Its clients would be drawn
     # again too early, so the ledger is read after each such round. Guards:
     # run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:
-      self._past, self._next = self._journal.past(self._ids, t), t
-    indices = self._drawing.sample(t, self._past)
-    cohort = self._ids[indices]
+      self._history = self._journal.history(self._ids, t)
+      self._next = t
+    indices = self._source.sample(t, self._history)
+    ids = self._ids[indices]
     if self._prepare is None:
-      return _Drawn(t, indices, cohort, lambda: None)
-    data = self._thread.submit(self._prepare, t, cohort).result
-    return _Drawn(t, indices, cohort, data)
+      return _Cohort(t, indices, ids, lambda: None)
+    data = self._thread.submit(self._prepare, t, ids).result
+    return _Cohort(t, indices, ids, data)
 
   def started(self) -> None:
-    """Takes up the cohort that was drawn last: the ledger has its round now."""
-    drawn = self._drawn
-    assert drawn is not None
-    self._past.record(drawn.round, drawn.indices)
-    self._next, self._drawn = drawn.round + 1, None
+    """Adds the last cohort to the history, since the ledger has its round."""
+    cohort = self._cohort
+    assert cohort is not None
+    self._history.record(cohort.round, cohort.indices)
+    self._next, self._cohort = cohort.round + 1, None
     if self._prepare is not None and self._next < self._rounds:
-      # It is raised in its turn.
+      # `draw` of the next round raises the error again.
       with contextlib.suppress(cohorts.CohortError):
-        self._drawn = self._draw(self._next)
+        self._cohort = self._draw(self._next)

@@ -1,9 +1,9 @@
-"""What a run keeps on the disk, in the order in which it gets there.
+"""The events of a run on the disk, each durable before the next step.
 
-A round is in the ledger, with its cohort, before it runs. When it is over, the
-ledger says so, the row of metrics follows, then the checkpoint: what is after
-it is handed out. What a crash leaves behind is replayed with the very cohort,
-or burnt.
+The ledger has a round and its cohort before the round runs. When the round is
+over, the ledger gets its end, then `metrics.csv` its row, then the state after
+it becomes a checkpoint; then its results are handed out. A round that a crash
+interrupts is replayed with the same cohort, or burnt.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
 
 import numpy as np
 import tree
@@ -20,41 +20,78 @@ import tree
 from tff_bandmf import _files, cohorts, errors
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.ledger import chain
-from tff_bandmf.run import rounds
 from tff_bandmf.run_files import checkpoints, metrics, run_json
 
-# Measurements of the aggregator that are the same whatever the updates are.
-_FREE = 'aggregator/free/'
+if TYPE_CHECKING:
+  from tff_bandmf.noise import position as position_lib
+
+_State = TypeVar('_State')
+
+# Measurements of the aggregator that do not depend on the updates.
+_DATA_FREE = 'aggregator/free/'
+
+
+class Entry:
+  """A round that the journal has started.
+
+  Attributes:
+    index: index t of the round, integer >= 0.
+    cohort: [m] indices or IDs of the clients that take part.
+    finished: whether the round and the state after it are on the disk.
+    updates: number of updates in the sum; None before the round is finished,
+      or without noise.
+    without_effect: number of updates that were zero, or were not finite and
+      counted as zero; None where `updates` is None.
+  """
+
+  def __init__(self, index: int, cohort: np.ndarray):
+    self.index = index
+    self.cohort = cohort
+    self.finished = False
+    self.updates: Optional[int] = None
+    self.without_effect: Optional[int] = None
+
+
+_Entry = TypeVar('_Entry', bound=Entry)
 
 
 class Journal:
-  """The ledger, position, checkpoints and metrics of a run.
+  """The ledger, position, checkpoints, metrics and statements of a run.
 
-  PRIVACY: a round that was started counts; it is replayed with its cohort, and
-  with any other sum it is burnt. Guards:
-  run_test.test_round_whose_replay_differs_is_burnt and
+  PRIVACY: two sums that meet one noise show their difference. A round that was
+  started counts and is replayed with its cohort; with any other sum it is
+  burnt. Guards: run_test.test_round_whose_replay_differs_is_burnt and
   run_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
-    next: the round that comes next.
-    opened: the round that is open, or None.
-    closed: whether the folder was given back.
-    ledger: of the run.
+    next: index of the round that comes next, integer >= 0.
+    open_round: the round that is open; None between rounds.
+    closed: whether the lock of the folder was released.
+    ledger: ledger of the run.
   """
 
   def __init__(
     self,
     directory: pathlib.Path,
+    record: run_json.RunRecord,
     ledger: ledger_lib.Ledger,
-    position: Any,
+    position: position_lib.Position,
     columns: Sequence[str],
   ):
-    """Goes on where the folder of the run is; `columns` are of its metrics."""
+    """Initializes the journal at the latest checkpoint in the folder.
+
+    Args:
+      directory: folder of the run; this process has its lock.
+      record: content of `run.json`.
+      ledger: ledger of the run, open.
+      position: position of the run.
+      columns: columns of `metrics.csv`.
+    """
     self._ledger = ledger
     self.closed = False
-    self.opened: Optional[rounds.Round] = None
+    self.open_round: Optional[Entry] = None
     self._directory = directory
-    record = run_json.RunRecord.read(directory)
+    self._record = record
     self._enforced = record.enforced_digest(directory)
     self._position = position
     self._checkpoints = checkpoints.Checkpoints(
@@ -72,15 +109,15 @@ class Journal:
     return self._ledger
 
   def close(self) -> None:
-    """Refuses all that follows: the folder is given back."""
+    """Refuses all later calls: another process may lock the folder."""
     self.closed = True
 
   def check_folder(self) -> None:
-    """Raises ValueError if the folder was given back."""
+    """Raises ValueError if the lock of the folder was released."""
     # PRIVACY: a loop or a round that outlives its run would go on without the
-    # lock, beside another process that has the same keys. So nothing begins,
-    # ends or is noted any more. Guard:
-    # run_rounds_test.test_run_that_was_closed_does_nothing.
+    # lock, beside another process that has the same keys. After `close`, no
+    # round begins or ends, and nothing is written.
+    # Guard: run_rounds_test.test_run_that_was_closed_does_nothing.
     if self.closed:
       raise errors.value_error(
         'run',
@@ -89,15 +126,17 @@ class Journal:
         'open it again with Run, and take rounds of that one',
       )
 
-  def restore(self, initialize: Callable[[], Any]) -> Any:
-    """Returns the state before `next`; see `Run.restore`."""
+  def restore(self, initialize: Callable[[], _State]) -> _State:
+    """Returns the state before round `next`; see `Run.restore`."""
     self.check_folder()
     state = initialize()
     if self._checkpoints.latest():
       state, head = self._checkpoints.load(self.next, state)
       attempts = self.ledger.attempts(self.next - 1)
-      # PRIVACY: without the ledger of the rounds before, nobody knows who took
-      # part; with another state, their noise would meet other sums. Guard:
+      # PRIVACY: a checkpoint of other rounds than the ledger's would let their
+      # noise meet other sums. The checkpoint has the head of the ledger's
+      # chain at its round, and the two must agree.
+      # Guard:
       # training_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
         raise errors.value_error(
@@ -110,60 +149,65 @@ class Journal:
     self._states.add(state)
     return state
 
-  def past(self, ids: np.ndarray, before: int) -> cohorts.History:
-    """Returns the rounds of a whole population below a round.
+  def history(self, ids: np.ndarray, before: int) -> cohorts.History:
+    """Returns the rounds of each client of the population below a round.
 
     Args:
-      ids: [N] of the population.
-      before: a round.
+      ids: [N] indices or IDs of the population.
+      before: index of a round.
 
     Raises:
-      ValueError: more clients took part than these and those that left.
+      ValueError: a client that took part is missing from the population, and
+        the run does not state that it left.
     """
-    past = self.ledger.past(ids, before)
+    history = self.ledger.past(ids, before)
     clients = self.ledger.clients(before)
-    gone = clients - int(np.count_nonzero(past.count))
-    # PRIVACY: a program whose ids change with every start, such as salted
+    missing = clients - int(np.count_nonzero(history.count))
+    # PRIVACY: a program whose IDs change with every start, such as salted
     # hashes, would draw the same people as new clients, and no rule would
-    # hold. So all who took part must be among the ids, or the run says how
-    # many left. Guard: run_rounds_test.test_other_names_are_refused.
-    record = run_json.RunRecord.read(self._directory)
-    left = record.clients_left or 0
-    if gone > left:
+    # hold. All clients that took part must be among the IDs, or the run states
+    # how many left.
+    # Guard: run_rounds_test.test_other_names_are_refused.
+    if missing > (self._record.clients_left or 0):
       raise errors.value_error(
         'clients',
         f'{len(ids)} ids',
-        f'lack {gone} of the {clients} clients that took part before round '
+        f'lack {missing} of the {clients} clients that took part before round '
         f'{before}',
         'name all clients as they were named then; if these really left, say '
-        f'so: run.note(clients_left={gone})',
+        f'so: run.note(clients_left={missing})',
       )
-    if gone:
-      self.say(
+    if missing:
+      self.append_statement(
         'not_covered',
-        f'{gone} clients that took part left the population: a client that '
+        f'{missing} clients that took part left the population: a client that '
         'came back under another name counts as a new one',
       )
-    highest = -1 if record.highest_client is None else record.highest_client
+    highest = self._record.highest_client
+    highest = -1 if highest is None else highest
     if ids.dtype.kind == 'i':
       highest = max(highest, int(ids.max()))
-    self.note(population=len(ids) + gone, highest_client=highest)
-    return past
+    self.set_statements(population=len(ids) + missing, highest_client=highest)
+    return history
 
   @property
   def l2_norm_clip(self) -> Optional[float]:
-    """The clip that the last round released; None before there is one.
+    """The clip that the last round released; None before the first release.
 
-    The ledger has the digest of its row, and the row all its digits.
+    The ledger has the digest of the row of `metrics.csv`, and the row has all
+    digits of the clip.
 
-    PRIVACY: a replay clips as the round did, so that its sum is the same.
+    PRIVACY: a replay with another clip has another sum, which would meet the
+    same noise. So a replay uses the clip that its first attempt used.
     Guard: run_test.test_adaptive_clip_goes_on_after_a_kill.
     """
     if not self._released:
       return None
-    found = metrics.clips(self._rows.rows())
-    done, clip = found[-1] if found else (0, None)
-    # PRIVACY: the first clip again would not be what the report says of it.
+    clips = metrics.clips(self._rows.rows())
+    done, clip = clips[-1] if clips else (0, None)
+    # PRIVACY: if the released clips are lost, a restart from the first clip
+    # would contradict the report. It is refused, unless no round after the
+    # last clip released anything.
     # Guard: run_test.test_adaptive_clip_without_its_metrics_is_refused.
     if not all(map(self.is_burnt, range(done, self.next))):
       raise errors.value_error(
@@ -174,92 +218,98 @@ class Journal:
       )
     return clip
 
-  def start(self, opened: rounds.Round) -> rounds.Round:
-    """Returns the round, which is now open."""
+  def start(self, entry: _Entry) -> _Entry:
+    """Returns the round, after it is in the ledger and open."""
     if not self._has_state:
       raise errors.value_error(
         'round',
-        opened.index,
-        f'goes on from the state after {self.next} rounds, which nobody asked '
-        'for: training would begin anew',
+        entry.index,
+        f'goes on from the state after {self.next} rounds, which was not '
+        'restored: training would begin anew',
         'call state = run.restore(process.initialize) first',
       )
-    attempts = self.ledger.attempts(opened.index)
-    # PRIVACY: durable before the round, so a crash cannot hide it. Guard:
-    # run_test.test_round_is_in_the_ledger_before_it_runs.
-    self.ledger.start_round(opened.index, opened.cohort, self._enforced)
+    attempts = self.ledger.attempts(entry.index)
+    # PRIVACY: a crash could hide who took part in a round that ran. The cohort
+    # is durable in the ledger before the round opens.
+    # Guard: run_test.test_round_is_in_the_ledger_before_it_runs.
+    self.ledger.start_round(entry.index, entry.cohort, self._enforced)
     self._position.open(
-      opened.index,
+      entry.index,
       len(attempts) + 1,
-      len(opened.cohort),
+      len(entry.cohort),
       [
         (i, attempt.result)
         for i, attempt in enumerate(attempts, 1)
         if attempt.result is not None
       ],
     )
-    self.opened = opened
-    return opened
+    self.open_round = entry
+    return entry
 
-  def check_open(self, opened: rounds.Round) -> None:
+  def check_open(self, entry: Entry) -> None:
     """Raises ValueError unless this round is the open one."""
     self.check_folder()
-    # PRIVACY: who is in the sum was recorded for this round. Guard:
-    # run_test.test_round_that_is_over_releases_nothing.
-    if opened is not self.opened:
+    # PRIVACY: an update that arrives in a later round belongs to a client that
+    # is not recorded for it. A round that is over releases nothing.
+    # Guard: run_test.test_round_that_is_over_releases_nothing.
+    if entry is not self.open_round:
       raise errors.value_error(
-        'round', opened.index, 'is not open', 'finish a round once'
+        'round', entry.index, 'is not open', 'finish a round once'
       )
 
   @contextlib.contextmanager
-  def attempting(self, opened: rounds.Round) -> Iterator[None]:
-    """Burns the round if it is to release another sum in the `with` block."""
-    self.check_open(opened)
+  def attempting(self, entry: Entry) -> Iterator[None]:
+    """Burns the round if the `with` block would release a different sum."""
+    self.check_open(entry)
     try:
       yield
     except Exception as error:
-      if not self.is_burnt(opened.index):
+      if not self.is_burnt(entry.index):
         refused = errors.refusal(error)
         if refused is None:
           raise
         raise refused from error
-    if self.is_burnt(opened.index):
-      self.burn(opened.index)
+    if self.is_burnt(entry.index):
+      self.burn(entry.index)
 
   def sync(self) -> None:
-    """Returns when what was released is marked on the disk."""
+    """Returns when the mark of the released sum is on the disk."""
     self._position.sync()
 
   def finish(
     self,
-    done: rounds.Round,
-    state: Any,
+    entry: Entry,
+    state: object,
     z_stddev: float,
-    released: dict[str, float],
-    measured: Any,
+    cells: dict[str, Any],
+    measured: object,
     flag: Optional[str],
   ) -> None:
-    """Makes a round durable.
+    """Makes the end of a round durable.
 
     Args:
-      done: the round, which is open.
-      state: of the process after it.
-      z_stddev: of the noise that was added, clip included; 0 without noise.
-      released: what goes to `metrics.csv`; what an adaptive clip released may
-        also be in what was measured.
-      measured: what stays in `private/`.
-      flag: of `chain.FLAGS`, what is known of the way from clients to the sum.
+      entry: the round, which is open.
+      state: state of the learning process after the round.
+      z_stddev: standard deviation of the noise that was added, clip included;
+        0 without noise.
+      cells: public cells of the row in `metrics.csv`. The values of an adaptive
+        clip may be in `measured` instead.
+      measured: measurements of the process, in any structure; those without
+        noise stay in `private/`.
+      flag: flag of `chain.FLAGS` for the source of the updates; None if their
+        source was not checked.
 
     Raises:
-      ValueError: nothing was released in it, or two sums were about to be; the
-        state is an old one.
+      ValueError: the round released nothing, or would have released two sums;
+        or the state is from before the round.
     """
-    t = done.index
-    self.check_open(done)
+    t = entry.index
+    self.check_open(entry)
     attempt = len(self.ledger.attempts(t))
     result = dict(self._position.released(t)).get(attempt)
-    # PRIVACY: what went past the aggregator has no noise. Guard:
-    # run_test.test_round_past_the_aggregator_is_not_finished.
+    # PRIVACY: a state that changed without a release has updates without noise
+    # in it. The round is not finished.
+    # Guard: run_test.test_round_past_the_aggregator_is_not_finished.
     if z_stddev and result is None:
       raise errors.value_error(
         'round',
@@ -268,7 +318,8 @@ class Journal:
         'make the process with model_aggregator=run.aggregator, and run it '
         'once in each round',
       )
-    # PRIVACY: a second sum was refused, and the first is not this state's.
+    # PRIVACY: after a refused second sum, the state may follow from either sum.
+    # The round is not finished.
     # Guard: run_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
       raise errors.value_error(
@@ -288,18 +339,19 @@ class Journal:
       for path, value in tree.flatten_with_path(measured)
       if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
     }
-    # These have noise, and may be told.
-    told = {
+    # These have noise, and may be public.
+    released = {
       name: numbers.pop(f'aggregator/released/{name}', '')
       for name in self._released
     }
-    clients = len(done.cohort)
-    done.updates, done.without_effect = self._position.updates(t).get(
+    clients = len(entry.cohort)
+    entry.updates, entry.without_effect = self._position.updates(t).get(
       attempt, (None, None)
     )
-    row = {'round': t, 'clients': clients, **told, **released}
-    # PRIVACY: before the row, so that the ledger lacks nothing that the file
-    # shows. Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
+    row = {'round': t, 'clients': clients, **released, **cells}
+    # PRIVACY: a crash between the two writes must not leave a public row of a
+    # round that the ledger lacks. The ledger is written first.
+    # Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
     self.ledger.finish_round(
       t,
       z_stddev,
@@ -312,92 +364,96 @@ class Journal:
       ],
     )
     self._rows.write(row)
-    self._keep(t, numbers)
-    if done.without_effect:
-      every = done.without_effect == done.updates
-      self.say(
+    self._write_private_metrics(t, numbers)
+    if entry.without_effect:
+      every = entry.without_effect == entry.updates
+      self.append_statement(
         'not_covered', run_json.ALL_ZERO if every else run_json.SOME_ZERO
       )
     self._checkpoints.save(state, t + 1, self.ledger.head())
     self._states.add(state)
-    done.finished = True
-    self.opened = None
+    entry.finished = True
+    self.open_round = None
     self.next = t + 1
     self._position.close()
     self._position.forget(t)
 
-  def _keep(self, t: int, found: dict[str, float]) -> None:
-    """Writes numbers without noise where nobody reads them but the owner."""
-    if not found:
+  def _write_private_metrics(self, t: int, numbers: dict[str, float]) -> None:
+    """Writes numbers without noise to a folder that only the owner can read."""
+    if not numbers:
       return
-    kept = self._directory / run_json.PRIVATE / 'metrics'
-    kept.mkdir(mode=0o700, exist_ok=True)
-    values = {name: repr(value) for name, value in found.items()}
-    # Not synced: nothing is claimed about them, and nothing goes on from them.
-    _files.write_json(kept / f'{t:08d}.json', values, mode=0o600, durable=False)
-    # PRIVACY: what has no noise is named. Guard:
-    # run_test.test_metrics_stay_private_and_are_named.
-    names = sorted(name for name in found if not name.startswith(_FREE))
+    folder = self._directory / run_json.PRIVATE / 'metrics'
+    folder.mkdir(mode=0o700, exist_ok=True)
+    values = {name: repr(value) for name, value in numbers.items()}
+    # The file is not synced: no claim and no later round depends on it.
+    _files.write_json(
+      folder / f'{t:08d}.json', values, mode=0o600, durable=False
+    )
+    # PRIVACY: the guarantee does not cover numbers without noise. The report
+    # lists their names.
+    # Guard: run_test.test_metrics_stay_private_and_are_named.
+    names = sorted(name for name in numbers if not name.startswith(_DATA_FREE))
     if names:
-      self.say(
+      self.append_statement(
         'not_covered', f'metrics of rounds, without noise: {", ".join(names)}'
       )
 
-  def note(self, **statements: Any) -> None:
-    """Changes what the run says of itself; see `run_files.RunRecord`."""
+  def set_statements(self, **statements: Any) -> None:
+    """Changes statements of `run.json`; see `run_json.RunRecord`."""
     self.check_folder()
-    record = run_json.RunRecord.read(self._directory)
-    noted = record.noted(statements)
-    if noted != record:
-      noted.write(self._directory)
+    record = self._record.with_statements(statements)
+    if record != self._record:
+      record.write(self._directory)
+      self._record = record
 
-  def say(self, name: str, sentence: str) -> None:
-    """Adds a sentence to a list of what the run says of itself."""
-    there = getattr(run_json.RunRecord.read(self._directory), name)
-    if sentence not in there:
-      self.note(**{name: [*there, sentence]})
+  def append_statement(self, name: str, sentence: str) -> None:
+    """Adds a sentence to a list of `run.json`, unless the list has it."""
+    sentences = getattr(self._record, name)
+    if sentence not in sentences:
+      self.set_statements(**{name: [*sentences, sentence]})
 
-  def leave(self) -> None:
-    """Fails the round that is open, if one is."""
-    if self.opened is not None:
-      t, self.opened = self.opened.index, None
+  def fail_open_round(self) -> None:
+    """Records that the open round failed, if a round is open."""
+    if self.open_round is not None:
+      t, self.open_round = self.open_round.index, None
       self._position.close()
-      # Where a full disk stopped `finish` half way it has ended.
+      # If `finish` failed on a full disk, the ledger may already have the end.
       if self.ledger.attempts(t)[-1].outcome == 'started':
         self.ledger.fail_round(t)
 
   def is_burnt(self, t: int) -> bool:
-    """Returns whether the round may not run again."""
+    """Returns whether a round may not run again."""
     attempts = self.ledger.attempts(t)
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
-    # PRIVACY: two sums were about to meet one noise. Guards:
-    # run_test.test_round_whose_replay_differs_is_burnt and
+    # PRIVACY: two sums that meet one noise show their difference. A round with
+    # two different sums, by the marks of the noise source or by the ledger, is
+    # burnt. Guards: run_test.test_round_whose_replay_differs_is_burnt and
     # run_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
     released = {sum_ for _, sum_ in self._position.released(t)}
-    released |= {each.result for each in attempts} - {None}
+    released |= {each.result for each in attempts if each.result is not None}
     return abandoned or len(released) > 1
 
   def _incomplete(
     self, t: int, clients: int, attempts: Iterable[int]
   ) -> list[str]:
-    """Returns a flag if a sum lacked some of the clients, or none if not.
+    """Returns [INCOMPLETE] if a sum has fewer updates than clients, else [].
 
-    PRIVACY: a cohort of which a program leaves some out is not the cohort that
-    chance drew, so the ledger says that a sum had fewer updates; how many it
-    had stays in `private/`. Guards:
+    PRIVACY: a program that leaves clients out of a cohort releases a sum of
+    another cohort than the one drawn by chance. The ledger records that a sum
+    had too few updates; the number of updates stays in `private/`. Guards:
     report_sampling_test.test_cut_cohort_has_no_amplified_claim and
     test_cut_cohort_of_a_burnt_round_counts.
     """
-    counted = self._position.updates(t)
-    whole = all(
-      counted.get(attempt, (-1, 0))[0] == clients for attempt in attempts
+    updates = self._position.updates(t)
+    complete = all(
+      updates.get(attempt, (-1, 0))[0] == clients for attempt in attempts
     )
-    return [] if whole else [chain.INCOMPLETE]
+    return [] if complete else [chain.INCOMPLETE]
 
   def burn(self, t: int) -> None:
-    """Records that a round, which was started, gives nothing."""
-    self.leave()
-    # Where the state after it is on the disk it is finished, and stays so.
+    """Records that a started round gives no result."""
+    self.fail_open_round()
+    # If a checkpoint after round t exists, the round is finished and stays so.
     if self._checkpoints.latest() <= t:
       clients = self.ledger.cohort_size(t)
       row = {'round': t, 'clients': clients}
@@ -410,32 +466,33 @@ class Journal:
 
 
 class _States:
-  """The states that a program had from its run, to tell an old one.
+  """The states that the run handed out, to recognise an old one.
 
-  A state of TFF counts the rounds of its aggregator. One without a count is
-  known by its bits: with noise no two rounds lead to the same ones.
+  A state of TFF counts the rounds of its aggregator. A state without such a
+  count is recognised by its bits: with noise, two rounds lead to different
+  states.
   """
 
   def __init__(self):
     self._rounds = -1
     self._digests: set[bytes] = set()
 
-  def add(self, state: Any) -> None:
+  def add(self, state: object) -> None:
     """Adds a state that the program goes on from."""
-    self._rounds = max(self._rounds, _rounds_of(state))
+    self._rounds = max(self._rounds, _aggregator_rounds(state))
     if self._rounds < 0:
       self._digests.add(_digest(state))
 
-  def has(self, state: Any) -> bool:
-    """Returns whether the state is from before a round that follows these."""
-    rounds_ = _rounds_of(state)
-    if rounds_ >= 0:
-      return rounds_ <= self._rounds
+  def has(self, state: object) -> bool:
+    """Returns whether a state has no more rounds than the last one added."""
+    rounds = _aggregator_rounds(state)
+    if rounds >= 0:
+      return rounds <= self._rounds
     return _digest(state) in self._digests
 
 
-def _rounds_of(state: Any) -> int:
-  """Returns the rounds that the aggregator in a state counts; -1 without."""
+def _aggregator_rounds(state: object) -> int:
+  """Returns the rounds that a state of the aggregator counts; -1 if none."""
   return max(
     (
       int(leaf)
@@ -446,7 +503,7 @@ def _rounds_of(state: Any) -> int:
   )
 
 
-def _digest(state: Any) -> bytes:
+def _digest(state: object) -> bytes:
   """Returns the SHA-256 of all leaves of a state."""
   sha = hashlib.sha256()
   for leaf in map(np.ascontiguousarray, tree.flatten(state)):

@@ -1,4 +1,4 @@
-"""The folder of a run, opened: its plan, its keys, its record, its journal."""
+"""Opens the folder of a run: its lock, plan, keys, `run.json` and ledger."""
 
 from __future__ import annotations
 
@@ -18,48 +18,51 @@ from tff_bandmf.noise import placements
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
 from tff_bandmf.run import journal as journal_lib
-from tff_bandmf.run import noised
+from tff_bandmf.run import noise_adder as noise_adder_lib
 from tff_bandmf.run_files import folder, metrics, run_json, run_ledger
 
-GO_ON = (
+# Remedy for a run that has no rounds left.
+MORE_ROUNDS = (
   'for more, make a new plan and run it in another folder, from the last '
   'state; `bandmf compose` says what both cost together'
 )
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-  """What a program of its own adds to a run.
+class RunOptions:
+  """Options of a program that adds statements or metrics to a run.
 
   Attributes:
-    says: what `run.json` says in place of the run, see `run_files.RunRecord`.
-    columns: of `metrics.csv`, besides those that every run has; they are for
-      everybody.
-    max_memory_bytes: as for `placements.Tape`.
+    statements: attributes of `run_json.RunRecord` that replace those of the
+      run: name to value.
+    columns: names of the columns of `metrics.csv` beside those of every run.
+      The file is public.
+    max_memory_bytes: memory limit of the noise producer in bytes, > 0, see
+      `placements.Tape`; None is the default of the tape.
   """
 
-  says: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  statements: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   columns: Sequence[str] = ()
   max_memory_bytes: Optional[int] = None
 
 
 @dataclasses.dataclass(frozen=True)
-class Opened:
-  """A folder that is open, and locked.
+class OpenFolder:
+  """A folder that this process has locked, and its contents.
 
   Attributes:
-    plan: that the folder keeps.
+    plan: plan in the folder.
     ended: whether the run has ended.
-    sampling_key: of the draws, None where cohorts are enforced.
-    journal: of the run.
-    noise: of the run; of another key where the run has ended.
+    sampling_key: key of the draws; None if cohorts are enforced.
+    journal: journal of the run.
+    noise_adder: noise of the run; its key is a random one if the run has ended.
   """
 
   plan: plan_lib.Plan
   ended: bool
   sampling_key: Optional[key_lib.Key]
   journal: journal_lib.Journal
-  noise: noised.Noised
+  noise_adder: noise_adder_lib.NoiseAdder
 
 
 @contextlib.contextmanager
@@ -71,83 +74,88 @@ def open_folder(
   after: Sequence[Union[str, os.PathLike]],
   moved: bool,
   ledger_head: Optional[str],
-  program: Program,
-) -> Iterator[Opened]:
-  """Yields the folder, made or gone on with; see `Run` for the arguments."""
+  options: RunOptions,
+) -> Iterator[OpenFolder]:
+  """Yields the folder of a new run or of one that goes on; see `Run`."""
   try:
     from tff_bandmf.noise import position as position_lib
   except ModuleNotFoundError as error:
     raise errors.needs_tensorflow_privacy('a run') from error
 
   with folder.locked(directory):
-    plan = _stored(directory, plan)
+    plan = _load_or_save_plan(directory, plan)
     if ledger is not None:
       run_ledger.set_location(directory, ledger)
     ended = (directory / run_json.RESULT_FILE).exists()
-    # An ended run makes no noise and draws nobody: any key will do.
+    # An ended run adds no noise and draws no cohort: a random key will do.
     keys = (
       folder.Keys(key_lib.Key.from_entropy())
       if ended
       else folder.keys(directory, plan.sampled is not None)
     )
-    said = attrs.evolve(
-      described(plan, keys.sampling),
-      after=_named(directory, after, plan),
-      **program.says,
+    record = attrs.evolve(
+      run_record(plan, keys.sampling),
+      after=_predecessors(directory, after, plan),
+      **options.statements,
     )
     if (directory / run_json.RUN_FILE).exists():
-      there = run_json.RunRecord.read(directory)
-      said = said.noted(there.notes())
+      stored = run_json.RunRecord.read(directory)
+      record = record.with_statements(stored.statements())
       if ended:
-        said = attrs.evolve(said, sampling_key_id=there.sampling_key_id)
+        record = attrs.evolve(record, sampling_key_id=stored.sampling_key_id)
     if ended:
-      folder.check_record(directory, said)
+      record = folder.check_record(directory, record)
     else:
-      folder.open_run(
-        directory, said, plan.strategy, plan.cohorts.schema, keys, moved
+      record = folder.open_run(
+        directory, record, plan.strategy, plan.cohorts.schema, keys, moved
       )
-    run, _ = run_json.RunRecord.read(directory).bound()
-    position = position_lib.Position(directory / run_json.PRIVATE, run)
+    run_id, _ = record.bound()
+    position = position_lib.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
-      # PRIVACY: what was killed in a round left it open, and its noise would
-      # meet who is not recorded. Guard:
-      # run_test.test_round_that_a_kill_left_open_is_closed.
+      # PRIVACY: a killed program leaves its round open, and that round's noise
+      # would meet clients that are not recorded. So it is closed here.
+      # Guard: run_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
-    # PRIVACY: who knows how many were drawn can tell who was. Guard:
-    # run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
+    # PRIVACY: the size of a sampled cohort tells about its members. The public
+    # file has no such column.
+    # Guard: run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
     columns = (
       *(('round', 'clients') if plan.sampled is None else ('round',)),
       *metrics.RELEASED * clips.indicators(plan.l2_norm_clip),
-      *program.columns,
+      *options.columns,
     )
-    with run_ledger.open_ledger(directory) as opened:
-      _check_ledger(directory, opened, ledger_head)
-      journal = journal_lib.Journal(directory, opened, position, columns)
-      noise = noised.Noised(
+    with run_ledger.open_ledger(directory) as open_ledger:
+      _check_ledger(directory, open_ledger, ledger_head)
+      journal = journal_lib.Journal(
+        directory, record, open_ledger, position, columns
+      )
+      noise_adder = noise_adder_lib.NoiseAdder(
         plan,
         lambda: placements.Tape(
           key=keys.noise,
           start_round=journal.next,
           position=position,
-          max_memory_bytes=program.max_memory_bytes,
+          max_memory_bytes=options.max_memory_bytes,
         ),
       )
-      yield Opened(plan, ended, keys.sampling, journal, noise)
+      yield OpenFolder(plan, ended, keys.sampling, journal, noise_adder)
 
 
 def _check_ledger(
   directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
 ) -> None:
-  """Raises ValueError if a ledger is known to lack what happened.
+  """Raises ValueError if the ledger lacks events that are known otherwise.
 
   Args:
-    directory: of the run.
-    ledger: of the run, open.
-    head: that its chain had once; None if nobody noted one.
+    directory: folder of the run.
+    ledger: ledger of the run, open.
+    head: an earlier head of its chain, in hexadecimal; None if none was noted.
   """
   folder.check_releases(directory, ledger.attempts)
-  # PRIVACY: a ledger of an earlier moment is whole, and what came after it
-  # would run again with other sums. Guard:
+  # PRIVACY: a ledger that was restored to an earlier moment is consistent, and
+  # its later rounds would run again with other sums. A head that was noted
+  # elsewhere must be in the chain.
+  # Guard:
   # run_folder_test.test_folder_that_was_restored_lacks_the_head_that_was_noted.
   if head is not None and not (
     run_json.is_head(head) and ledger.has_head(head)
@@ -162,17 +170,17 @@ def _check_ledger(
     )
 
 
-def described(
+def run_record(
   plan: plan_lib.Plan, sampling_key: Optional[key_lib.Key] = None
 ) -> run_json.RunRecord:
-  """Returns what the run of a plan says of itself, before its first round.
+  """Returns the content of `run.json` of a plan, before the first round.
 
   Args:
-    plan: of the run.
-    sampling_key: that draws the cohorts; None where none does.
+    plan: plan of the run.
+    sampling_key: key of the draws; None if cohorts are enforced.
   """
-  drawn = plan.sampled
-  enforced = plan.cohorts.schema if drawn is None else drawn.always
+  sampled = plan.sampled
+  enforced = plan.cohorts.schema if sampled is None else sampled.always
   simulated, setting = None, None
   if plan.simulated is not None and plan.delta is not None:
     epsilon = plan.simulated.epsilon(plan.delta)
@@ -181,24 +189,25 @@ def described(
       'noise_multiplier': plan.simulated.noise_multiplier,
       'epsilon': epsilon,
     }
-    # PRIVACY: no figure of the larger cohort stands where a claim about this
-    # run would. Guard: run_test.test_simulated_run_says_that_it_is_one.
+    # PRIVACY: a reader could take the epsilon of the larger cohort for a claim
+    # about this run. The report leads with this sentence, and claims nothing.
+    # Guard: run_test.test_simulated_run_says_that_it_is_one.
     setting = (
       f'SIMULATED: {plan.clients_per_round} clients a round stand for '
       f'{plan.stands_for}, with the noise of the mean that those would get. '
       f'They would have epsilon={epsilon:.6g}; this run has not, and protects '
       'nobody'
     )
-  return run_json.RunRecord.of_plan(
+  return run_json.RunRecord.from_plan(
     plan,
-    # What was sampled is sampled again with its seed.
-    {} if drawn is None else {'bound': plan.result.bound},
+    # A bound that was sampled is recomputed with the seed in here.
+    {} if sampled is None else {'bound': plan.result.bound},
     config=plan_json.to_document(plan),
     enforced={
       'min_sep': enforced.min_sep,
       'max_participations': enforced.max_participations,
       'by': 'the run: it draws cohorts, or admits clients'
-      if drawn is None
+      if sampled is None
       else 'the run: it draws cohorts by a secret key of their own',
     },
     clipped_by='the run',
@@ -213,58 +222,72 @@ def described(
   )
 
 
-def _named(
+def _predecessors(
   directory: pathlib.Path,
   after: Sequence[Union[str, os.PathLike]],
   plan: plan_lib.Plan,
 ) -> Optional[list[dict[str, str]]]:
-  """Returns how a run names those that it comes after; None without any.
+  """Returns `RunRecord.after` for the earlier runs; None if there are none.
 
   Args:
-    directory: of the run.
-    after: folders of the others.
-    plan: of the run.
+    directory: folder of the run.
+    after: folders of the earlier runs.
+    plan: plan of the run.
 
   Raises:
-    ValueError: one is not a run, is this one, or has other neighbours.
+    ValueError: a folder holds no run, is this run's, or its run has another
+      adjacency.
   """
-  found, claim = [], plan.guarantee.to_dict()
-  for other in map(pathlib.Path, after):
-    if other.resolve() == directory.resolve():
+  predecessors, claim = [], plan.guarantee.to_dict()
+  for earlier in map(pathlib.Path, after):
+    if earlier.resolve() == directory.resolve():
       raise errors.value_error(
-        'after', other, 'is the run itself', 'name those before it'
+        'after', earlier, 'is the run itself', 'name those before it'
       )
-    run = run_json.RunRecord.read(other)
+    record = run_json.RunRecord.read(earlier)
     for name in ('clients_per_unit', 'adjacency'):
-      # Before any round: no report could claim anything for both.
-      there = run.claim.get(name, claim[name])
-      if there != claim[name]:
+      # No report could state one claim for both runs, so the first round does
+      # not start.
+      value = record.claim.get(name, claim[name])
+      if value != claim[name]:
         raise errors.value_error(
           name,
           claim[name],
-          f'is {there} in {other}, which this run comes after',
+          f'is {value} in {earlier}, which this run comes after',
           'plan runs on the same clients for the same neighbours',
         )
-    found.append(
-      {'run': os.path.relpath(other, directory), 'run_id': str(run.run_id)}
+    predecessors.append(
+      {
+        'run': os.path.relpath(earlier, directory),
+        'run_id': str(record.run_id),
+      }
     )
-  return found or None
+  return predecessors or None
 
 
-def _stored(directory: pathlib.Path, plan: plan_lib.Plan) -> plan_lib.Plan:
-  """Returns the plan that the folder keeps, if it is the one given."""
+def _load_or_save_plan(
+  directory: pathlib.Path, plan: plan_lib.Plan
+) -> plan_lib.Plan:
+  """Returns the plan in the folder, which is `plan` if there is none yet.
+
+  Raises:
+    ValueError: the plan in the folder differs from `plan`.
+  """
   path = directory / run_json.PLAN_FILE
   if not path.exists():
     plan.save(path)
   stored = plan_lib.Plan.load(path)
-  written, given = plan_json.to_document(stored), plan_json.to_document(plan)
-  for name, value in given.items():
-    if written[name] != value:
+  stored_request, request = (
+    plan_json.to_document(stored),
+    plan_json.to_document(plan),
+  )
+  for name, value in request.items():
+    if stored_request[name] != value:
       raise errors.value_error(
         name,
         value,
-        f'is not what the run was planned with, {written[name]}',
-        f'go back to that; {GO_ON}'
+        f'is not what the run was planned with, {stored_request[name]}',
+        f'go back to that; {MORE_ROUNDS}'
         if name == 'rounds'
         else 'go back to that, or choose another folder',
       )

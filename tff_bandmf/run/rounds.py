@@ -1,23 +1,30 @@
-"""The rounds of a run, while they are open and when they are done."""
+"""One round of a run: `Round` while it is open, `Done` when it is over."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, TypeVar
 
 import numpy as np
+
+from tff_bandmf.run import journal as journal_lib
+from tff_bandmf.run import noise_adder as noise_adder_lib
+
+_Output = TypeVar('_Output')
+_State = TypeVar('_State')
+_Update = TypeVar('_Update')
 
 
 @dataclasses.dataclass(frozen=True)
 class Done:
-  """A round that is over, and on the disk.
+  """A round that is over; its state is on the disk.
 
   Attributes:
-    round: t.
-    cohort: [m] the clients that took part.
-    state: of the process after it.
-    metrics: of the process.
+    round: index t of the round, integer >= 0.
+    cohort: [m] indices or IDs of the clients that took part.
+    state: state of the learning process after the round.
+    metrics: metrics of the learning process, without noise.
   """
 
   round: int
@@ -26,53 +33,55 @@ class Done:
   metrics: Any
 
 
-class Round:
-  """A round that is open: recorded, and not yet finished.
+class Round(journal_lib.Entry):
+  """A round that is open: the ledger has its cohort, and it has no result yet.
+
+  The attributes of `Entry`, and these two.
 
   Attributes:
-    index: t.
-    cohort: [m] the clients that take part.
-    refused: how many came and were not admitted.
-    data: of the cohort, as `prepare` of `Run.rounds` gives it.
-    finished: whether it is on the disk.
-    updates: how many are in the sum; None before `finish`, or without noise.
-    without_effect: those of the updates that were zero, or not finite and
-      counted as zero; None as for `updates`.
+    refused: number of clients that came and were not admitted, integer >= 0.
+    data: data of the cohort, the result of `prepare` of `Run.rounds`.
   """
 
   def __init__(
     self,
-    journal: Any,
-    noised: Any,
+    journal: journal_lib.Journal,
+    noise_adder: noise_adder_lib.NoiseAdder,
     index: int,
     cohort: np.ndarray,
     *,
     refused: int = 0,
     data: Callable[[], Any] = lambda: None,
   ):
-    """Takes the `Journal` and the `Noised` of the run."""
-    self.index = index
-    self.cohort = cohort
+    """Initializes the round.
+
+    Args:
+      journal: journal of the run.
+      noise_adder: noise of the run.
+      index: index t of the round.
+      cohort: [m] indices or IDs of the clients that take part.
+      refused: number of clients that came and were not admitted.
+      data: function that returns the data of the cohort.
+    """
+    super().__init__(index, cohort)
     self.refused = refused
-    self.finished = False
-    self.updates: Optional[int] = None
-    self.without_effect: Optional[int] = None
     self._journal = journal
-    self._noised = noised
+    self._noise_adder = noise_adder
     self._data = data
 
   @property
   def data(self) -> Any:
     return self._data()
 
-  def attempt(self, function: Callable[[], Any]) -> Any:
-    """Returns what a function gives; None if it burnt the round.
+  def attempt(self, function: Callable[[], _Output]) -> Optional[_Output]:
+    """Returns the result of a function, or None if its call burnt the round.
 
-    It does where the round released before, and now was to release another sum:
-    the model stays as it was, and the next round follows.
+    A round is burnt if an earlier attempt released a sum and this attempt would
+    release a different one. The model then stays as it was, and the next round
+    follows.
 
     Args:
-      function: calls `next` of the process, or releases.
+      function: calls `next` of the learning process, or `release`.
     """
     output = None
     with self._journal.attempting(self):
@@ -81,54 +90,61 @@ class Round:
 
   def finish(
     self,
-    state: Any,
-    metrics: Any = None,
+    state: _State,
+    metrics: object = None,
     shown: Optional[Mapping[str, Any]] = None,
-  ) -> Any:
-    """Returns the state, when it and the round are on the disk.
+  ) -> _State:
+    """Returns the state, after the state and the round are on the disk.
 
     Args:
-      state: of the process, after the round.
-      metrics: numbers in any structure, which have no noise: they stay in
-        `private/`, and the report names them.
-      shown: what goes to `metrics.csv`, for everybody: numbers by those of the
-        columns that the run was opened with.
+      state: state of the learning process after the round.
+      metrics: numbers without noise, in any structure. They stay in `private/`,
+        and the report lists their names.
+      shown: cells of `metrics.csv`, which is public: column to number. The
+        columns are those of the `RunOptions` of the run.
 
     Raises:
-      ValueError: the round was finished before, or nothing was released in it.
+      ValueError: the round was finished before, or released nothing.
     """
-    shown = {**(shown or {}), **self._noised.released(self)}
+    cells = {**(shown or {}), **self._noise_adder.released(self.index)}
     self._journal.finish(
       self,
       state,
-      self._noised.z_stddev,
-      shown,
+      self._noise_adder.z_stddev,
+      cells,
       metrics,
-      self._noised.flag(self),
+      self._noise_adder.flag(self.index),
     )
     return state
 
-  def release(self, updates: Iterable[Any], like: Any) -> Any:
+  def release(self, updates: Iterable[_Update], like: _Update) -> _Update:
     """Returns the mean of updates with the noise of the round, without TFF.
 
-    Updates are clipped as the plan says, summed exactly, and divided by its
-    clients_per_round. It takes the place of `run.aggregator`.
+    The updates are clipped as the plan says, summed exactly, and divided by
+    `clients_per_round` of the plan. This method takes the place of
+    `run.aggregator`.
 
     Args:
-      updates: one of each client of the cohort, at most, in any order: float
-        arrays in the structure of `like`. One at a time is in memory.
-      like: what an update looks like, such as the weights: its structure,
-        shapes and float types are those of the mean.
+      updates: at most one update of each client of the cohort, in any order:
+        float arrays in the structure of `like`. One update at a time is in
+        memory.
+      like: example of an update, such as the weights. The mean has its
+        structure, its shapes and its float dtypes.
 
     Raises:
       ImportError: TensorFlow Privacy is not installed.
-      ValueError: the round is not open or released another sum before, an
-        update is not like `like`, or there are more than clients.
+      ValueError: the round is not open, or released another sum before; an
+        update has another structure or shape than `like`; or there are more
+        updates than clients.
     """
     self._journal.check_open(self)
     clip = self._journal.l2_norm_clip
-    mean = self._noised.release(self, updates, like, clip)
-    # PRIVACY: a power cut before `finish` would let another sum follow what may
-    # have been seen. Guard: run_test.test_mark_is_on_the_disk_before_the_mean.
+    mean = self._noise_adder.release(
+      self.index, len(self.cohort), updates, like, clip
+    )
+    # PRIVACY: after a power cut before `finish`, another sum could follow a
+    # mean that somebody has seen. The mark of this sum is on the disk before
+    # the mean is returned.
+    # Guard: run_test.test_mark_is_on_the_disk_before_the_mean.
     self._journal.sync()
     return mean

@@ -1,4 +1,4 @@
-"""The face of a run: its folder, its aggregator, and the ways to drive it."""
+"""The class `Run`: its folder, its aggregator, and four ways to drive it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional, Union
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
 import tqdm
@@ -25,14 +25,20 @@ from tff_bandmf.run import opening, sampling
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run_files import run_json
 
-_TOLD = {
+if TYPE_CHECKING:
+  import tensorflow_federated as tff
+
+  from tff_bandmf.aggregator import factory
+
+_State = TypeVar('_State')
+_Process = TypeVar('_Process')
+# What `run.json` states of the managers that get numbers without noise.
+_UNNOISED_MANAGERS = {
   'train_metrics_manager': 'metrics of training rounds, without noise',
   'evaluation_manager': 'evaluations of the model on clients, without noise',
 }
-# A model that is measured again gives the same numbers but for rounding.
-_SAME_RESULT = 1e-6
-# No program of its own.
-_ALONE = opening.Program()
+# A model that is measured again has the same results up to rounding.
+_RESULT_TOLERANCE = 1e-6
 
 
 class Run:
@@ -48,28 +54,28 @@ class Run:
     moved: bool = False,
     keep_key: bool = False,
     ledger_head: Optional[str] = None,
-    program: opening.Program = _ALONE,
+    options: Optional[opening.RunOptions] = None,
   ):
-    """Makes the folder, or goes on with the run that is in it.
+    """Makes the folder, or goes on with the run in it.
 
     Args:
-      directory: of the run.
-      plan: of the run; a folder keeps the strategy that it was made with.
-      ledger: where it is if not in the folder: the path of a SQLite file, or
-        postgresql+psycopg2://... The key of its identifiers, and a new URL,
-        such as one with another password, are kept in `private/`.
-      after: folders of earlier runs on the same clients; the report claims what
-        all of them guarantee together.
-      moved: whether the folder was moved or restored, and is the only one.
-      keep_key: whether the key of the noise stays when the run has ended.
-      ledger_head: of the ledger, as `ledger_head` or a report gave it and as it
-        was noted elsewhere. A folder that was restored to an earlier moment is
-        then refused; None lets it pass.
-      program: what a program of its own adds.
+      directory: folder of the run.
+      plan: plan of the run. A folder that exists keeps its own strategy.
+      ledger: location of the ledger outside of the folder: the path of a SQLite
+        file, or a URL postgresql+psycopg2://... The key of its identifiers and
+        the URL, which may have a password, are stored in `private/`.
+      after: folders of earlier runs on the same clients. The report claims the
+        guarantee of all these runs together.
+      moved: whether the folder was moved or restored, and the original is gone.
+      keep_key: whether the key of the noise is kept after the end of the run.
+      ledger_head: an earlier `ledger_head` of this run, 64 hexadecimal digits,
+        noted outside of the folder. A folder that was restored to an earlier
+        moment is then refused; with None it is not recognised.
+      options: statements and metrics of a program of its own.
 
     Raises:
-      ValueError: the folder is in use, is a copy, holds another run, or has a
-        ledger that does not know its head.
+      ValueError: the folder is in use, is a copy, or holds another run; or the
+        ledger never had `ledger_head`.
     """
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
@@ -84,14 +90,14 @@ class Run:
         after=after,
         moved=moved,
         ledger_head=ledger_head,
-        program=program,
+        options=options or opening.RunOptions(),
       )
     )
     self._plan = opened.plan
     self._ended = opened.ended
     self._sampling_key = opened.sampling_key
     self._journal = opened.journal
-    self._noised = opened.noise
+    self._noise_adder = opened.noise_adder
 
   def __enter__(self) -> Run:
     return self
@@ -100,63 +106,64 @@ class Run:
     self.close()
 
   def close(self) -> None:
-    """Fails the round that is open, and gives the folder back."""
+    """Records the open round as failed, and releases the lock of the folder."""
     if self._journal.closed:
       return
     with self._stack:
       try:
         try:
-          self._journal.leave()
+          self._journal.fail_open_round()
         finally:
           self._end_noise()
       finally:
         self._journal.close()
 
   def _end_noise(self) -> None:
-    """Ends the noise, and destroys its key if the run has ended."""
-    self._noised.close()
+    """Ends the noise producers, and destroys the keys if the run has ended."""
+    self._noise_adder.close()
     if self._ended and not self._keep_key:
-      # PRIVACY: who finds it takes the noise off. Guard:
-      # run_test.test_key_ends_with_the_run_and_the_report_says_so.
+      # PRIVACY: a person with the key can subtract the noise from the model.
+      # The key is destroyed with the end of the run.
+      # Guard: run_test.test_key_ends_with_the_run_and_the_report_says_so.
       _files.wipe(self.directory / run_json.NOISE_KEY)
       _files.wipe(self.directory / run_json.SAMPLING_KEY)
       self.note(
         key_after='destroyed when the run ended, with tapes and buffers'
       )
 
-  def check(self, process: Any) -> Any:
-    """Returns the process of an own loop, if nothing passes its aggregator.
+  def check(self, process: _Process) -> _Process:
+    """Returns a process, if no value of its clients passes the aggregator.
 
-    Call it before `rounds` or `round`, whenever the program begins: the report
-    of a run whose process was not checked leads with that. `train` and
-    `train_model` call it themselves; `round.release` has no process.
+    Call it before `rounds` or `round`, whenever the program starts: otherwise
+    the report leads with the sentence that the process was not checked. `train`
+    and `train_model` call it themselves; `round.release` needs no process.
 
     Args:
       process: `tff.learning.templates.LearningProcess` with `aggregator`, or
         another one with a `next` of (state, values of clients).
 
     Raises:
-      ValueError: the process lets what clients compute past the aggregator.
+      ValueError: the next state depends on values that pass the aggregator.
     """
-    self.note(process=self._noised.check(process))
+    self.note(process=self._noise_adder.check(process))
     return process
 
   @property
-  def aggregator(self) -> Any:
+  def aggregator(self) -> factory.CorrelatedNoiseFactory:
     """The aggregation factory for the one learning process of the run."""
     self._journal.check_folder()
-    return self._noised.aggregator
+    return self._noise_adder.aggregator
 
-  def restore(self, initialize: Callable[[], Any]) -> Any:
-    """Returns the state that the run goes on from.
+  def restore(self, initialize: Callable[[], _State]) -> _State:
+    """Returns the state from which the run goes on.
 
     Args:
-      initialize: gives the first state of the process, any structure of
-        arrays. It is called every time, and tells the structure.
+      initialize: function that returns the first state of the process, any
+        structure of arrays. It is always called, for the structure.
 
     Raises:
-      ValueError: the checkpoint is damaged, of another process, or contradicts
-        the ledger.
+      ValueError: the checkpoint is damaged, is of another process, or
+        contradicts the ledger.
     """
     return self._journal.restore(initialize)
 
@@ -167,58 +174,60 @@ class Run:
     seed: int = 0,
     prepare: Optional[Callable[[int, np.ndarray], Any]] = None,
   ) -> Iterator[rounds_lib.Round]:
-    """Yields the rounds that are left, each with its cohort, in the ledger.
+    """Yields the rounds that are left, each after the ledger has its cohort.
 
-    Finish a round before the next one. A round that was burnt is left out.
+    Finish a round before you take the next one. Burnt rounds are left out.
 
     Args:
-      clients: how many, or who: different indices or strings, or an object that
-        has them as `client_ids`, such as TFF's `ClientData`. Clients have the
-        same names whenever the program is begun again; `run.note` says how
-        many left, `clients_left`.
-      seed: of the draws of the cohorts, where no guarantee rests on them.
-      prepare: gives `round.data` of (round, cohort), in another thread and one
-        round ahead.
+      clients: number of clients; or different indices or strings; or an object
+        that has them as `client_ids`, such as TFF's `ClientData`. A client has
+        the same name whenever the program is started. If clients left, give
+        their number with `run.note(clients_left=...)`.
+      seed: seed of the draws of enforced cohorts; no guarantee rests on it.
+      prepare: function that returns `round.data` for (round, cohort). It is
+        called in another thread, one round ahead.
 
     Raises:
-      ValueError: cohorts cannot be filled, a round was not finished, or who
-        takes part is not what it was.
+      ValueError: a cohort cannot be filled, a round was not finished, or a
+        client of an earlier round is not in the population.
     """
-    plan, kept = self._plan, self._journal
-    if self._ended or kept.next == plan.rounds:
+    plan, journal = self._plan, self._journal
+    if self._ended or journal.next == plan.rounds:
       tqdm.tqdm.write(
-        f'All {plan.rounds} rounds are done; {opening.GO_ON}.', sys.stderr
+        f'All {plan.rounds} rounds are done; {opening.MORE_ROUNDS}.', sys.stderr
       )
     if self._ended:
       return
     ids = clients_lib.population(clients)
-    drawing = clients_lib.drawing(plan, self._sampling_key, ids, seed)
-    if isinstance(drawing, sampling.Drawing):
-      drawing.check_last(kept.ledger, kept.next)
+    source = clients_lib.cohort_source(plan, self._sampling_key, ids, seed)
+    if isinstance(source, sampling.SampledCohorts):
+      source.check_last(journal.ledger, journal.next)
       self._as_drawn = functools.partial(
-        drawing.as_drawn, kept.ledger, plan.rounds
+        source.as_drawn, journal.ledger, plan.rounds
       )
     with clients_lib.Cohorts(
-      kept, drawing, ids, plan.rounds, prepare
+      journal, source, ids, plan.rounds, prepare
     ) as cohorts:
-      while kept.next < plan.rounds:
-        t = kept.next
-        if kept.is_burnt(t):
-          kept.burn(t)
+      while journal.next < plan.rounds:
+        t = journal.next
+        if journal.is_burnt(t):
+          journal.burn(t)
           continue
         cohort, data = cohorts.draw(t)
-        opened = kept.start(
-          rounds_lib.Round(kept, self._noised, t, cohort, data=data)
+        open_round = journal.start(
+          rounds_lib.Round(journal, self._noise_adder, t, cohort, data=data)
         )
         cohorts.started()
-        # PRIVACY: the lattice has no room for them. Guard:
+        # PRIVACY: a sum of more clients than the lattice was made for could
+        # wrap around. The round is burnt and releases nothing.
+        # Guard:
         # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
         if len(cohort) > plan.most_clients:
-          kept.burn(t)
+          journal.burn(t)
           continue
-        yield opened
+        yield open_round
         self._warn()
-        if kept.opened is not None:
+        if journal.open_round is not None:
           raise errors.value_error(
             'round', t, 'was not finished', 'call round.finish(state) in it'
           )
@@ -229,25 +238,26 @@ class Run:
   ) -> Iterator[rounds_lib.Round]:
     """Yields the next round, for clients that came by themselves.
 
-    A round that is left without `finish`, also by a crash, is burnt: its
+    A round that ends without `finish`, for instance by a crash, is burnt: its
     clients will not come again.
 
     Args:
-      cohort: who came. Who may not take part now is left out, and of the rest
-        those after the first `largest_cohort`. A client that comes under
-        another name than before is taken for a new one: nobody has a list of
-        all clients here that would show it.
+      cohort: indices or IDs of the clients that came. The round leaves out
+        clients that may not take part now, and all after the first
+        `largest_cohort`. A client that comes under a new name is taken for a
+        new client: there is no list of all clients that would show it.
 
     Raises:
-      ValueError: the run is over.
+      ValueError: the run is over, or its cohorts are sampled.
     """
-    plan, kept = self._plan, self._journal
-    # PRIVACY: clients that came were on no list, so the population that a loop
-    # noted before is not that of the run. Guard:
-    # run_rounds_test.test_clients_that_no_list_had_can_be_reported.
+    plan, journal = self._plan, self._journal
+    # PRIVACY: clients that came are on no list, so a population that an earlier
+    # loop stated is too small. The statement is removed.
+    # Guard: run_rounds_test.test_clients_that_no_list_had_can_be_reported.
     self.note(population=None, highest_client=None)
-    # PRIVACY: who comes by himself was not drawn. Guard:
-    # run_sampling_test.test_clients_that_come_by_themselves_are_refused.
+    # PRIVACY: amplification needs clients that the run drew by chance; clients
+    # that came by themselves were not drawn. Such plans are refused.
+    # Guard: run_sampling_test.test_clients_that_come_by_themselves_are_refused.
     if plan.sampled is not None:
       raise errors.value_error(
         'cohorts',
@@ -255,86 +265,88 @@ class Run:
         'are drawn by the run, and no clients come by themselves',
         'use run.rounds or run.train, or a plan with MinSep',
       )
-    while kept.ledger.attempts(kept.next):
-      # PRIVACY: nobody knows what was seen of it. Guard:
-      # run_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
-      kept.burn(kept.next)
-    t = kept.next
+    while journal.ledger.attempts(journal.next):
+      # PRIVACY: an interrupted round may have released a sum, and its clients
+      # will not come again for the same one. It is burnt.
+      # Guard: run_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
+      journal.burn(journal.next)
+    t = journal.next
     if t >= plan.rounds or self._ended:
       raise errors.value_error(
         'round',
         t,
         f'is past the last of the plan, {plan.rounds - 1}',
-        opening.GO_ON,
+        opening.MORE_ROUNDS,
       )
     ids = np.asarray(identifiers.names(cohort))
-    found = cohorts_lib.admit(
-      ids, t, plan.cohorts.schema, plan.rounds, kept.ledger.past(ids, t)
+    admission = cohorts_lib.admit(
+      ids, t, plan.cohorts.schema, plan.rounds, journal.ledger.past(ids, t)
     )
-    admitted = ids[found.admitted][: plan.most_clients]
+    admitted = ids[admission.admitted][: plan.most_clients]
     refused = len(ids) - len(admitted)
-    opened = kept.start(
-      rounds_lib.Round(kept, self._noised, t, admitted, refused=refused)
+    open_round = journal.start(
+      rounds_lib.Round(journal, self._noise_adder, t, admitted, refused=refused)
     )
     try:
-      yield opened
+      yield open_round
       self._warn()
     finally:
-      if not opened.finished:
-        kept.burn(t)
+      if not open_round.finished:
+        journal.burn(t)
 
   def train(
     self,
-    process: Any,
-    dataset: Callable[[Any, int], Any],
+    process: tff.learning.templates.LearningProcess,
+    dataset: Callable[[Any, int], object],
     *,
     clients: clients_lib.Clients,
     seed: int = 0,
   ) -> Iterator[rounds_lib.Done]:
     """Yields the rounds that are left, each when it is done.
 
-    A round whose sum is another one than was released before is burnt. Standard
-    error shows rounds, their rate, the time that is left and epsilon spent.
+    A round is burnt if its sum differs from a sum that it released before.
+    Standard error shows the rounds, their rate, the time that is left and the
+    epsilon spent.
 
     Args:
-      process: `tff.learning.templates.LearningProcess` with `aggregator`.
-      dataset: gives the data of (client, round), the same whenever asked.
-      clients: as `rounds` takes them.
-      seed: of the draws of the cohorts.
+      process: learning process with `run.aggregator`.
+      dataset: function that returns the data of (client, round), the same in
+        every call.
+      clients: population, as for `rounds`.
+      seed: seed of the draws, as for `rounds`.
 
     Raises:
-      ValueError: the process lets what clients compute past the aggregator.
+      ValueError: the next state depends on values that pass the aggregator.
     """
     self.check(process)
     self._warn()
-    kept, last = self._journal, self._plan.rounds
+    journal = self._journal
     state = self.restore(process.initialize)
-    with tqdm.tqdm(initial=kept.next, total=last) as bar:
-      for opened in self.rounds(clients=clients, seed=seed):
-        data = [
-          dataset(client, opened.index) for client in opened.cohort.tolist()
-        ]
-        spent = self._plan.spent(opened.index + 1)
-        # PRIVACY: a bound that is rounded to the nearest may be below the true
-        # epsilon, so it is rounded up. Guard:
-        # run_test.test_learning_process_is_trained_by_the_run.
+    with tqdm.tqdm(initial=journal.next, total=self._plan.rounds) as bar:
+      for open_round in self.rounds(clients=clients, seed=seed):
+        t = open_round.index
+        data = [dataset(client, t) for client in open_round.cohort.tolist()]
+        spent = self._plan.spent(t + 1)
+        # PRIVACY: an epsilon that is rounded to the nearest number may be below
+        # the true one. It is rounded up.
+        # Guard: run_test.test_learning_process_is_trained_by_the_run.
         bar.set_postfix_str(
           '' if spent is None else f'epsilon {plan_text.rounded_up(spent)}'
         )
-        output = opened.attempt(functools.partial(process.next, state, data))
-        if output is None:
-          bar.update(kept.next - bar.n)
-          continue
-        state = opened.finish(output.state, output.metrics)
-        self._warn(opened)
-        bar.update(kept.next - bar.n)
-        yield rounds_lib.Done(
-          opened.index, opened.cohort, state, output.metrics
+        output = open_round.attempt(
+          functools.partial(process.next, state, data)
         )
+        if output is None:
+          bar.update(journal.next - bar.n)
+          continue
+        state = open_round.finish(output.state, output.metrics)
+        self._warn(open_round)
+        bar.update(journal.next - bar.n)
+        yield rounds_lib.Done(t, open_round.cohort, state, output.metrics)
 
   def _warn(self, done: Optional[rounds_lib.Round] = None) -> None:
-    """Says on standard error, once, what makes a model of noise."""
-    lines = {'noise': self._noised.warning}
+    """Warns once on standard error if noise or zero updates spoil the model."""
+    lines = {'noise': self._noise_adder.warning}
     if done is not None and done.without_effect:
       which = 'all' if done.without_effect == done.updates else 'some'
       lines[which] = (
@@ -348,21 +360,21 @@ class Run:
 
   @property
   def ledger_head(self) -> str:
-    """What stands for all that the ledger has now, 64 hexadecimal digits.
+    """Hash of all events in the ledger, 64 hexadecimal digits.
 
-    Note it where the folder's backups do not reach; see `Run`.
+    Note it outside of the folder and its backups; see `ledger_head` of `Run`.
     """
     return self._journal.ledger.head()
 
   @property
   def rounds_left(self) -> int:
-    """How many rounds of the plan are left, one that a crash left open too."""
+    """Number of rounds left, including one that a crash interrupted."""
     return self._plan.rounds - self._journal.next
 
   def train_model(
     self,
-    process: Any,
-    dataset: Callable[[Any, int], Any],
+    process: tff.learning.templates.LearningProcess,
+    dataset: Callable[[Any, int], object],
     *,
     clients: clients_lib.Clients,
     seed: int = 0,
@@ -370,21 +382,24 @@ class Run:
   ) -> None:
     """Runs the rounds that are left in TFF's own program loop.
 
-    `tff.learning.programs.train_model`, with its hazards closed: see
-    `run.train_model`. Call it inside of `runtime.local_runtime(program=True)`.
+    The loop is `tff.learning.programs.train_model` without its hazards; the
+    module `run.train_model` lists them. Call this method inside of
+    `runtime.local_runtime(program=True)`.
 
     Args:
-      process: as for `train`.
-      dataset: as for `train`.
-      clients: as `rounds` takes them.
-      seed: of the draws of the cohorts.
-      **program: what TFF's `train_model` takes: `model_output_manager`, which
+      process: learning process with `run.aggregator`.
+      dataset: function that returns the data of (client, round), the same in
+        every call.
+      clients: population, as for `rounds`.
+      seed: seed of the draws, as for `rounds`.
+      **program: arguments of TFF's `train_model`: `model_output_manager`, which
         gets the weights, `train_metrics_manager`, `evaluation_manager` and
-        `evaluation_periodicity`. The run has the rest.
+        `evaluation_periodicity`. The run gives the other arguments.
 
     Raises:
-      TypeError: another argument, such as `should_discard_round`.
-      ValueError: as for `train`; or the context is not that of a program.
+      TypeError: `program` has another argument, such as `should_discard_round`.
+      ValueError: the next state depends on values that pass the aggregator; or
+        the context is not that of a federated program.
     """
     from tff_bandmf.run import train_model
     from tff_bandmf.tff import runtime
@@ -392,13 +407,14 @@ class Run:
     runtime.check_program()
     self.check(process)
     self._warn()
-    # PRIVACY: what has no noise is named. Guard:
-    # train_model_test.test_what_managers_get_is_named.
-    for name, told in _TOLD.items():
+    # PRIVACY: the guarantee does not cover metrics without noise. The report
+    # names each manager that gets them.
+    # Guard: train_model_test.test_what_managers_get_is_named.
+    for name, sentence in _UNNOISED_MANAGERS.items():
       if program.get(name) is not None:
-        self._journal.say('side_releases', told)
-    left = self.rounds(clients=clients, seed=seed)
-    source = train_model.Source(process, left, dataset, self._journal)
+        self._journal.append_statement('side_releases', sentence)
+    rounds = self.rounds(clients=clients, seed=seed)
+    source = train_model.RoundSource(process, rounds, dataset, self._journal)
     asyncio.run(
       train_model.train_model(
         process, source, self._journal, self._plan.rounds, **program
@@ -406,11 +422,21 @@ class Run:
     )
 
   def note(self, **statements: Any) -> None:
-    """Says what the report must say; see `run_files.RunRecord`."""
-    self._journal.note(**statements)
+    """Changes statements of the report.
+
+    Args:
+      **statements: attributes of `run_files.RunRecord` that may change.
+
+    Raises:
+      ValueError: a statement is not known, is fixed, or has a wrong type.
+    """
+    self._journal.set_statements(**statements)
 
   def record(self, **results: float) -> None:
-    """Writes what the last model was measured to do; the run is then over.
+    """Writes the measured results of the last model, and ends the run.
+
+    Args:
+      **results: finite numbers under names of your own.
 
     Raises:
       ValueError: rounds are left, a result is not a finite number, or the run
@@ -435,7 +461,7 @@ class Run:
       recorded, _ = run_json.read_result(self.directory)
       for name, value in results.items():
         if not math.isclose(
-          value, recorded.get(name, math.nan), rel_tol=_SAME_RESULT
+          value, recorded.get(name, math.nan), rel_tol=_RESULT_TOLERANCE
         ):
           raise errors.value_error(
             'record',
@@ -452,12 +478,13 @@ class Run:
       self._end_noise()
 
   def erase_identifiers(self) -> None:
-    """Destroys the key of the ledger: nobody finds a client in it any more.
+    """Destroys the key of the identifiers in the ledger.
 
-    Counts and the chain stay, and reports can still be made.
+    Nobody can find a client in the ledger afterwards. Counts and the chain
+    stay, and reports can still be made.
 
     Raises:
-      ValueError: the run goes on, and needs to know who took part.
+      ValueError: the run has not ended, and needs the key to admit clients.
     """
     if not self._ended:
       raise errors.value_error(
@@ -466,21 +493,22 @@ class Run:
         'comes before the end of the run: every client would look new',
         'call run.record(...) after the last round',
       )
-    # PRIVACY: without it no hash leads to a client. Guard:
-    # run_test.test_identifiers_can_be_erased.
+    # PRIVACY: a person with the key can test whether a client took part. The
+    # key is destroyed, and then no hash leads to a client.
+    # Guard: run_test.test_identifiers_can_be_erased.
     _files.wipe(self.directory / run_json.LEDGER_KEY)
 
   def report(self) -> report.Report:
-    """Returns the report of the run so far, which is also in the folder."""
-    found = report.build(self.directory)
-    found.write(self.directory)
-    return found
+    """Returns the report of the run so far, and writes it to the folder."""
+    built = report.build(self.directory)
+    built.write(self.directory)
+    return built
 
   @property
   def guarantee(self) -> accounting.Composition:
-    """What the run so far may claim, together with the runs before it.
+    """Guarantee of the run so far, together with the runs of `after`.
 
-    `accounting.compose` takes runs.
+    `accounting.compose` accepts runs.
     """
     return report.of_run(self.directory).guarantee
 

@@ -1,8 +1,9 @@
-"""The cohorts that a run draws from a key of its own, and a second look.
+"""Cohorts that a run draws with a secret key, and the check of all draws.
 
-PRIVACY: the guarantee of sampled cohorts holds for secret draws. Their key is
-fresh from the operating system, lies in `private/sampling.key`, serves nothing
-else, and is gone when the run has ended. Guards:
+PRIVACY: a client who can predict or learn the draws gets no amplification. The
+key of the draws comes fresh from the operating system, lies in
+`private/sampling.key`, serves nothing else, and is destroyed when the run has
+ended. Guards:
 run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run and
 test_seed_has_no_part_in_sampled_cohorts.
 """
@@ -18,18 +19,24 @@ from tff_bandmf.noise import generator
 from tff_bandmf.noise import key as key_lib
 
 
-class Drawing:
-  """Draws the cohorts of a run by secret chance; see `kinds.samplers`."""
+class SampledCohorts:
+  """Draws the cohorts of a run with a secret key; see `kinds.samplers`."""
 
   def __init__(
     self, cohorts: accounting.Sampled, key: key_lib.Key, ids: np.ndarray
   ):
-    """Takes who is drawn, and from which ids, in the order of a population.
+    """Initializes the sampler.
+
+    Args:
+      cohorts: kind of cohorts of the plan.
+      key: key of the draws.
+      ids: [N] indices or IDs of the population, ascending.
 
     Raises:
-      ValueError: the plan is for another population.
+      ValueError: the plan is for a population of another size.
     """
-    # PRIVACY: of fewer clients each is drawn as often, but sizes are others.
+    # PRIVACY: a population of another size has cohorts of other sizes than
+    # those that the accounting assumes. It is refused.
     # Guard: run_sampling_test.test_other_population_is_refused.
     if cohorts.population != len(ids):
       raise errors.value_error(
@@ -40,20 +47,20 @@ class Drawing:
         'give those clients, or make another plan',
       )
     self._cohorts, self._key, self._ids = cohorts, key, ids
-    self._sampler = self._fresh()
+    self._sampler = self._new_sampler()
 
-  def _fresh(self) -> accounting.Sampler:
+  def _new_sampler(self) -> accounting.Sampler:
     return self._cohorts.sampler(generator.Generator(self._key).words)
 
   def sample(
     self, round_index: int, history: cohorts_lib.History
   ) -> np.ndarray:
-    """Returns the cohort of a round, [.] int64 indices, ascending."""
+    """Returns the cohort of a round, [m] int64 indices, ascending."""
     del history
     return self._sampler.cohort(round_index)
 
   def check_last(self, ledger: ledger_lib.Ledger, rounds: int) -> None:
-    """Raises ValueError if the last of these rounds was another cohort's."""
+    """Raises ValueError if round `rounds` - 1 had another cohort than drawn."""
     last = rounds - 1
     if rounds and not ledger.same_cohort(
       last, self._ids[self._sampler.cohort(last)]
@@ -66,10 +73,11 @@ class Drawing:
       )
 
   def as_drawn(self, ledger: ledger_lib.Ledger, rounds: int) -> bool:
-    """Returns whether all cohorts are what the key gives, drawn again."""
-    again = self._fresh()
-    # PRIVACY: a cohort that chance did not draw has no amplified guarantee.
+    """Returns whether the ledger has exactly the cohorts that the key gives."""
+    sampler = self._new_sampler()
+    # PRIVACY: a cohort that was not drawn by chance has no amplified guarantee.
+    # All cohorts are drawn again and compared with the ledger.
     # Guard: run_sampling_test.test_cohort_that_differs_voids_the_claim.
     return all(
-      ledger.same_cohort(t, self._ids[again.cohort(t)]) for t in range(rounds)
+      ledger.same_cohort(t, self._ids[sampler.cohort(t)]) for t in range(rounds)
     )

@@ -1,18 +1,18 @@
 """TFF's `tff.learning.programs.train_model` for a run.
 
-| what TFF's program does                  | what is done here                 |
+| TFF's program                            | this module                       |
 |------------------------------------------|-----------------------------------|
 | saves states in the background, some     | a round is durable, in the ledger |
-| rounds late, with where the data stands  | and as a checkpoint, before the   |
-|                                          | program has its result            |
-| selects clients without a memory         | cohorts are those of the run      |
-| releases the whole training state        | model weights alone               |
-| repeats rounds that are to be discarded  | not offered                       |
-| releases metrics by a task that may fail | a failure is raised               |
+| rounds late, with the position in the    | and as a checkpoint, before the   |
+| data                                     | program has its result            |
+| selects clients without a memory         | the run draws the cohorts         |
+| releases the whole training state        | releases model weights alone      |
+| repeats rounds that are to be discarded  | does not offer it                 |
+| releases metrics by a task that may fail | raises the failure                |
 | unnoticed                                |                                   |
-| forgets the last release after a crash   | releases again when begun again   |
+| forgets the last release after a crash   | releases again after a restart    |
 
-A round whose sum is another one than was released before is burnt: to the
+A round is burnt if its sum differs from a sum that it released before. For the
 program it is a round that changed nothing.
 """
 
@@ -33,44 +33,46 @@ except ImportError as error:
 
 
 async def train_model(
-  process: Any,
-  source: Source,
+  process: tff.learning.templates.LearningProcess,
+  source: RoundSource,
   journal: journal_lib.Journal,
-  last: int,
+  rounds: int,
   *,
-  model_output_manager: Optional[Any] = None,
-  train_metrics_manager: Optional[Any] = None,
-  evaluation_manager: Optional[Any] = None,
+  model_output_manager: Optional[tff.program.ReleaseManager] = None,
+  train_metrics_manager: Optional[tff.program.ReleaseManager] = None,
+  evaluation_manager: Optional[tff.learning.programs.EvaluationManager] = None,
   evaluation_periodicity: Union[int, datetime.timedelta] = 1,
 ) -> None:
   """Runs the rounds that are left in TFF's program.
 
   Args:
-    process: of the run.
-    source: of the rounds that are left.
-    journal: of the run.
-    last: how many rounds the plan has.
-    model_output_manager: gets the model weights, every 10 rounds and last.
-    train_metrics_manager: gets what clients measured, without noise, under the
-      number of rounds done.
-    evaluation_manager: of TFF.
-    evaluation_periodicity: likewise.
+    process: learning process of the run.
+    source: the rounds that are left.
+    journal: journal of the run.
+    rounds: number of rounds of the plan.
+    model_output_manager: gets the model weights after every tenth round and
+      after the last one.
+    train_metrics_manager: gets the metrics of the clients, without noise, after
+      each round; its key is the number of rounds done.
+    evaluation_manager: argument of TFF's `train_model`.
+    evaluation_periodicity: argument of TFF's `train_model`.
   """
-  outputs = _Weights(process, model_output_manager)
+  outputs = _WeightsManager(process, model_output_manager)
   first = await tff.program.materialize_value(process.initialize())
   state = journal.restore(lambda: first)
-  if journal.next == last:
-    # It gives none, and looks at who was drawn.
+  if journal.next == rounds:
+    # No rounds are left; advancing the iterator still verifies the drawn
+    # cohorts.
     next(source.rounds, None)
-    await outputs.release(state, f'training_checkpoint_round_{last}')
+    await outputs.release(state, f'training_checkpoint_round_{rounds}')
   else:
     await tff.learning.programs.train_model(
       train_process=_Process(process, journal, train_metrics_manager),
       initial_train_state=state,
       train_data_source=source,
       train_per_round_clients=1,
-      train_total_rounds=last,
-      program_state_manager=_States(state, journal.next, source),
+      train_total_rounds=rounds,
+      program_state_manager=_StateManager(state, journal.next, source),
       model_output_manager=outputs,
       evaluation_manager=evaluation_manager,
       evaluation_periodicity=evaluation_periodicity,
@@ -79,61 +81,68 @@ async def train_model(
     raise outputs.failure
 
 
-class Source(
+class RoundSource(
   tff.program.FederatedDataSource, tff.program.FederatedDataSourceIterator
 ):
-  """The rounds of a run, as TFF selects data: a source, and its iterator."""
+  """The rounds of a run as a data source of TFF, and as its one iterator."""
 
   def __init__(
     self,
-    process: Any,
+    process: tff.learning.templates.LearningProcess,
     rounds: Iterator[rounds_lib.Round],
-    dataset: Callable[[Any, int], Any],
+    dataset: Callable[[Any, int], object],
     journal: journal_lib.Journal,
   ):
-    """Takes the rounds left, and what gives the data of (client, round)."""
+    """Initializes the source.
+
+    Args:
+      process: learning process of the run.
+      rounds: the rounds that are left.
+      dataset: function that returns the data of (client, round).
+      journal: journal of the run.
+    """
     self.rounds = rounds
     self._type = process.next.type_signature.parameter[1]
     self._dataset = dataset
     self._next = journal.next
-    self._opened: Optional[rounds_lib.Round] = None
+    self._round: Optional[rounds_lib.Round] = None
 
   @property
   def federated_type(self):
     return self._type
 
-  def iterator(self) -> Source:
-    """Returns what selects: a round has one cohort, whoever asks for it."""
+  def iterator(self) -> RoundSource:
+    """Returns the source itself, since a round has one cohort."""
     return self
 
-  def __deepcopy__(self, memo) -> Source:
+  def __deepcopy__(self, memo) -> RoundSource:
     return self
 
   @classmethod
   def from_bytes(cls, buffer):
-    raise NotImplementedError('the run keeps where it is')
+    raise NotImplementedError('the run stores its own position')
 
   def to_bytes(self):
-    raise NotImplementedError('the run keeps where it is')
+    raise NotImplementedError('the run stores its own position')
 
   def select(
     self, k: Optional[int] = None
-  ) -> Optional[tuple[rounds_lib.Round, list[Any]]]:
-    """Returns the round that TFF is at, and its data; None if it is burnt."""
-    if self._opened is None:
-      self._opened = next(self.rounds, None)
-    at, opened = self._next, self._opened
+  ) -> Optional[tuple[rounds_lib.Round, list[object]]]:
+    """Returns the next round and its data; None if the round is burnt."""
+    if self._round is None:
+      self._round = next(self.rounds, None)
+    t, open_round = self._next, self._round
     self._next += 1
-    if opened is None or opened.index > at:
+    if open_round is None or open_round.index > t:
       return None
-    self._opened = None
-    return opened, [
-      self._dataset(client, at) for client in opened.cohort.tolist()
+    self._round = None
+    return open_round, [
+      self._dataset(client, t) for client in open_round.cohort.tolist()
     ]
 
 
 class _Process:
-  """A learning process whose rounds are durable before they are seen."""
+  """A learning process whose rounds are durable before TFF has their output."""
 
   def __init__(self, process, journal, metrics_manager):
     self.get_model_weights = process.get_model_weights
@@ -142,34 +151,36 @@ class _Process:
     self._journal = journal
     self._metrics_manager = metrics_manager
 
-  def next(self, state, selected) -> Any:
-    """Returns what becomes the output of the round."""
+  def next(self, state, selected):
+    """Returns a reference to the output of the round."""
     unchanged = tff.learning.templates.LearningProcessOutput(state, {})
     return unchanged if selected is None else _Output(self, state, *selected)
 
-  async def run(self, state, opened, data) -> Any:
+  async def run(self, state, open_round, data):
     """Returns the output of a round, which is on the disk or burnt."""
-    with self._journal.attempting(opened):
+    with self._journal.attempting(open_round):
       output = await tff.program.materialize_value(
         self._process.next(state, data)
       )
-    if self._journal.is_burnt(opened.index):
+    if self._journal.is_burnt(open_round.index):
       return self.next(state, None)
-    # PRIVACY: nobody has seen what is not durable. Guard:
-    # train_model_test.test_round_is_durable_before_it_is_released.
-    opened.finish(output.state, output.metrics)
+    # PRIVACY: after a crash, a release that is not in the ledger could be
+    # followed by another sum. The round is durable before any manager gets
+    # its output.
+    # Guard: train_model_test.test_round_is_durable_before_it_is_released.
+    open_round.finish(output.state, output.metrics)
     if self._metrics_manager is not None:
       await self._metrics_manager.release(
         tff.learning.programs.extract_and_rewrap_metrics(
           output.metrics, path=('client_work', 'train')
         ),
-        key=opened.index + 1,
+        key=open_round.index + 1,
       )
     return output
 
 
 class _Output(tff.program.MaterializableValueReference):
-  """The output of a round that is yet to run."""
+  """The output of a round that has not run yet."""
 
   def __init__(self, process, *arguments):
     self._process = process
@@ -183,8 +194,8 @@ class _Output(tff.program.MaterializableValueReference):
     return await self._process.run(*self._arguments)
 
 
-class _States(tff.program.ProgramStateManager):
-  """Where the run is, which it keeps itself."""
+class _StateManager(tff.program.ProgramStateManager):
+  """The state that the run restored; the journal saves the later ones."""
 
   def __init__(self, state, version, source):
     self._state = tff.learning.programs.ProgramState(
@@ -199,15 +210,15 @@ class _States(tff.program.ProgramStateManager):
     return self._state
 
   async def save(self, program_state, version):
-    # The journal has it.
+    # `Round.finish` saved the state.
     pass
 
 
-class _Weights(tff.program.ReleaseManager):
+class _WeightsManager(tff.program.ReleaseManager):
   """Releases model weights alone.
 
   Attributes:
-    failure: what a release raised; TFF's program goes on without a word.
+    failure: error of a release; TFF's program ignores it.
   """
 
   def __init__(self, process, manager):
@@ -219,8 +230,9 @@ class _Weights(tff.program.ReleaseManager):
     if self._manager is None:
       return
     try:
-      # PRIVACY: the state has more than the guarantee is for. Guard:
-      # train_model_test.test_weights_alone_are_released.
+      # PRIVACY: the guarantee covers the weights, and the state has more. Only
+      # the weights are released.
+      # Guard: train_model_test.test_weights_alone_are_released.
       weights = await tff.program.materialize_value(
         self._process.get_model_weights(value)
       )

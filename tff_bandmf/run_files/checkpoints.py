@@ -1,9 +1,8 @@
-"""Checkpoints of a run: the state before a round, whole or not there.
+"""Checkpoints of a run: files with the state before a round.
 
-  content, 32 bytes: head of the ledger's chain, 32 bytes: SHA-256 of all before
-
-The content is an archive of NumPy. What is behind it does not keep a reader of
-ZIP archives from reading it.
+A file has three parts: an archive of NumPy, the head of the ledger's chain (32
+bytes), and the SHA-256 of both (32 bytes). A reader of ZIP archives ignores the
+bytes behind the archive.
 """
 
 from __future__ import annotations
@@ -11,23 +10,25 @@ from __future__ import annotations
 import hashlib
 import io
 import pathlib
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 import tree
 
 from tff_bandmf import _files, errors
 
-_KEPT = 2
+_State = TypeVar('_State')
+
+_CHECKPOINTS = 2
 _BYTES = 32
 
 
 class Checkpoints:
   """The latest states of a run, in a private folder.
 
-  A file is the state before the round in its name: model, optimiser, round and
-  noise state, which may be secret. It appears when it is complete and on the
-  disk.
+  The name of a file has the round t whose beginning it holds: model, optimiser,
+  round and noise state, which may be secret. A file appears under its name when
+  it is complete and on the disk.
   """
 
   def __init__(self, directory: pathlib.Path):
@@ -38,13 +39,13 @@ class Checkpoints:
     """Returns the round of the latest checkpoint; 0 if there is none."""
     return max(self._rounds(), default=0)
 
-  def save(self, state: Any, round_index: int, head: str) -> None:
-    """Writes the state before a round and removes all but the last two.
+  def save(self, state: object, round_index: int, head: str) -> None:
+    """Writes the state before a round, and removes all but the last two.
 
     Args:
-      state: of the learning process.
-      round_index: that it is of the beginning of.
-      head: of the ledger's chain, as it led to the state, in hexadecimal.
+      state: state of the learning process, any structure of arrays.
+      round_index: index t of the round.
+      head: head of the ledger's chain after round t - 1, in hexadecimal.
     """
     content = io.BytesIO()
     np.savez(content, *map(np.asarray, tree.flatten(state)))
@@ -58,16 +59,17 @@ class Checkpoints:
     _files.write(
       self._path(round_index), archive, sealed, digest.digest(), mode=0o600
     )
-    for old in map(self._path, sorted(self._rounds())[:-_KEPT]):
-      # A kill leaves no checkpoint of zeros, but what `folder.locked` removes.
+    for old in map(self._path, sorted(self._rounds())[:-_CHECKPOINTS]):
+      # If the program is killed here, it leaves a file `*.part`, which
+      # `folder.locked` removes, and no checkpoint of zeros.
       _files.wipe(old.rename(old.with_suffix(_files.PART)))
 
-  def load(self, round_index: int, template: Any) -> tuple[Any, str]:
-    """Returns the state before a round, and the head that led to it.
+  def load(self, round_index: int, template: _State) -> tuple[_State, str]:
+    """Returns the state before a round, and the head of the chain with it.
 
     Args:
-      round_index: as `latest` gives it.
-      template: a state of the same process.
+      round_index: index t of the round, a result of `latest`.
+      template: any state of the same process, for its structure.
 
     Raises:
       ValueError: the file is damaged, or of another model or optimiser.
@@ -76,8 +78,8 @@ class Checkpoints:
     leaves = [np.asarray(leaf) for leaf in tree.flatten(template)]
     archive, head = read(path)
     with np.load(io.BytesIO(archive), allow_pickle=False) as content:
-      found = [content[name] for name in content.files]
-    if [(leaf.dtype, leaf.shape) for leaf in found] != [
+      arrays = [content[name] for name in content.files]
+    if [(array.dtype, array.shape) for array in arrays] != [
       (leaf.dtype, leaf.shape) for leaf in leaves
     ]:
       raise errors.value_error(
@@ -86,7 +88,7 @@ class Checkpoints:
         'is of another model, optimiser or noise placement',
         'restore the files of this run',
       )
-    return tree.unflatten_as(template, found), head
+    return tree.unflatten_as(template, arrays), head
 
   def _rounds(self) -> list[int]:
     return [
@@ -100,17 +102,17 @@ class Checkpoints:
 
 
 def read(path: pathlib.Path) -> tuple[bytes, str]:
-  """Returns the content of a file, and the head of its ledger's chain.
+  """Returns the archive in a checkpoint, and the head of the ledger's chain.
 
   Raises:
-    ValueError: it is damaged; one line that names it.
+    ValueError: the file is damaged; one line that names it.
     OSError: it cannot be read.
   """
-  found = _files.read(path)
-  # Over the whole file: one bit that changed is seen, wherever it is.
+  content = _files.read(path)
+  archive, head = content[: -2 * _BYTES], content[-2 * _BYTES : -_BYTES]
   if (
-    len(found) < 2 * _BYTES
-    or hashlib.sha256(found[:-_BYTES]).digest() != found[-_BYTES:]
+    len(content) < 2 * _BYTES
+    or hashlib.sha256(archive + head).digest() != content[-_BYTES:]
   ):
     raise errors.value_error(
       'checkpoint',
@@ -118,4 +120,4 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
       'is damaged',
       'restore it, or remove it: the run goes on from the one before',
     )
-  return found[: -2 * _BYTES], found[-2 * _BYTES : -_BYTES].hex()
+  return archive, head.hex()

@@ -1,14 +1,15 @@
-"""The folder of a run: whose it is; `run_record` says what is in it.
+"""The folder of a run: its lock, its keys, and the refusal of copies.
 
-One process at a time has the directory; the lock in private/ says which. A copy
-is not taken for the original: the folder and the keys of a copy are other
-files. Nobody can tell which is the run of two whole copies on two hosts, if
-both are said to have moved.
+One process at a time owns the folder; it holds the lock in private/. A copy is
+recognised, because the folder and the keys of a copy are other files. If two
+complete copies on two hosts are both opened with `moved`, nothing shows which
+one is the run.
 
-The order of a start, each step durable before the next one: the new keys; their
-place; run.json; the ledger; the names of keys that serve; the place again, of a
-run that has begun. A start that ended before run.json leaves keys that serve
-the next start in this very place alone; in a copy new ones are drawn.
+A start takes these steps, each durable before the next one: write the new keys;
+write their place; write run.json; make the ledger; give the keys their final
+names; write the place again, now of a run that has begun. If a start ends
+before run.json, its keys serve the next start in the same folder; a copy of the
+folder draws new keys.
 """
 
 from __future__ import annotations
@@ -19,16 +20,18 @@ import os
 import pathlib
 import socket
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from tff_bandmf import _files, errors, participation, strategies
+from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.run_files import run_json, run_ledger
 
-_NOT_OTHERS = 0o022
+# Takes the right to write from group and others.
+_UMASK = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')
-# What is lost with a key.
-_LOST = {
+# The keys, and the consequence of their loss.
+_KEYS = {
   run_json.NOISE_KEY: 'without its noise rounds cannot be replayed',
   run_json.SAMPLING_KEY: 'without it nobody can draw its cohorts',
 }
@@ -40,7 +43,7 @@ class Keys:
 
   Attributes:
     noise: key of the noise.
-    sampling: key of the draws; None where chance draws no cohorts.
+    sampling: key of the draws; None if cohorts are enforced.
   """
 
   noise: key_lib.Key
@@ -49,23 +52,27 @@ class Keys:
 
 @contextlib.contextmanager
 def locked(directory: pathlib.Path) -> Iterator[None]:
-  """Keeps other processes out of the run directory for a `with` block.
+  """Locks the folder of a run for a `with` block.
 
-  What is made in the block nobody but its owner can write, and what a killed
-  process left half written is gone.
+  Only the owner can write to files that the block makes. Files that a killed
+  process left half written are removed.
 
-  PRIVACY: two processes would each run the rounds of one key. Guard:
-  training_test.test_directory_has_one_process_at_a_time.
+  PRIVACY: two processes with one key would add the same noise to different
+  sums. Only one process at a time gets the lock.
+  Guard: training_test.test_directory_has_one_process_at_a_time.
+
+  Args:
+    directory: folder of the run; it is made if it does not exist.
 
   Raises:
-    ValueError: another process has it, or this one has not closed it; or its
-      name cannot be written.
-    OSError: it cannot be written; one line that names it.
+    ValueError: another process has the lock, or this process has it already; or
+      the name of the folder cannot be encoded.
+    OSError: the folder cannot be written; one line that names it.
   """
   check_name(directory)
   private = directory / run_json.PRIVATE
-  umask = os.umask(_NOT_OTHERS)
-  os.umask(umask | _NOT_OTHERS)
+  umask = os.umask(_UMASK)
+  os.umask(umask | _UMASK)
   try:
     with _files.naming(private / 'lock', 'written'):
       private.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -86,10 +93,10 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
 
 
 def check_name(directory: pathlib.Path) -> None:
-  """Raises ValueError where the locale cannot write the name of a directory."""
+  """Raises ValueError if the locale cannot encode the name of a folder."""
   try:
     path = os.path.abspath(directory)
-    # TensorFlow writes it as UTF-8, the system in the encoding of the locale.
+    # TensorFlow encodes it in UTF-8, the system in the encoding of the locale.
     path.encode()
     os.fsencode(path)
   except UnicodeEncodeError:
@@ -102,7 +109,7 @@ def check_name(directory: pathlib.Path) -> None:
 
 
 def _in_use(directory: pathlib.Path) -> ValueError:
-  """Returns what to raise for a directory whose lock is taken."""
+  """Returns the error for a folder whose lock is taken."""
   holder = (directory / run_json.PRIVATE / 'lock').read_text()
   if holder == str(os.getpid()):
     return errors.value_error(
@@ -121,14 +128,14 @@ def _in_use(directory: pathlib.Path) -> ValueError:
 
 
 def refuse_existing(directory: pathlib.Path) -> None:
-  """Raises ValueError if the directory holds a run, or what is left of one."""
+  """Raises ValueError if the folder holds a run, or remains of one."""
   # PRIVACY: a key of draws that outlived its run would draw the same cohorts
-  # for the next one, so a key that served is never a new run's. Guard:
-  # starts_test.test_key_of_draws_that_outlived_its_run_is_refused.
+  # for the next run. A folder with a key that served is refused.
+  # Guard: starts_test.test_key_of_draws_that_outlived_its_run_is_refused.
   for name in (
     run_json.RUN_FILE,
     run_json.LEDGER_FILE,
-    *_LOST,
+    *_KEYS,
     run_json.CHECKPOINTS,
   ):
     if (directory / name).exists():
@@ -141,26 +148,26 @@ def refuse_existing(directory: pathlib.Path) -> None:
 
 
 def keys(directory: pathlib.Path, draws: bool) -> Keys:
-  """Returns the keys of a run; those of a new one are drawn, and bound here.
+  """Returns the keys of a run; draws them if the run is new.
 
   Args:
-    directory: of the run; this process has its lock.
-    draws: whether chance draws the cohorts.
+    directory: folder of the run; this process has its lock.
+    draws: whether cohorts are sampled, which needs a key of its own.
 
   Raises:
-    ValueError: the directory holds what is left of a run, or a key is gone.
-    OSError: a key cannot be read or made.
+    ValueError: the folder holds remains of a run, or a key is gone.
+    OSError: a key cannot be read or written.
   """
   names = [run_json.NOISE_KEY, *[run_json.SAMPLING_KEY] * draws]
   if not (directory / run_json.RUN_FILE).exists():
     refuse_existing(directory)
     # PRIVACY: two copies of a folder whose start failed would both begin with
-    # its key. So only the very place that a key was drawn in goes on with it.
+    # its keys. Only the folder in which the keys were drawn goes on with them.
     # Guard: starts_test.test_start_that_ended_anywhere_gives_no_copy_its_keys.
     if _read_place(directory) != _place(directory, begun=False) or not all(
       _path(directory, name).exists() for name in names
     ):
-      for name in _LOST:
+      for name in _KEYS:
         _files.discard(_new(directory, name))
       for name in names:
         key_lib.Key.load_or_create(_new(directory, name))
@@ -173,36 +180,41 @@ def open_run(
   record: run_json.RunRecord,
   strategy: strategies.Strategy,
   planned: participation.Participation,
-  drawn: Keys,
+  run_keys: Keys,
   moved: bool = False,
-) -> None:
-  """Makes the files of a new run, or checks that a directory is that run's.
+) -> run_json.RunRecord:
+  """Makes the files of a new run, or checks that the folder holds this run.
 
-  PRIVACY: a key serves the run that it was drawn for, in the place where it was
-  drawn. Guards: training_test.test_key_of_another_run_is_refused,
+  PRIVACY: a key that serves two runs, or two copies of one, adds the same noise
+  to different sums. A key serves only the run for which it was drawn, in the
+  folder in which it was drawn.
+  Guards: training_test.test_key_of_another_run_is_refused,
   folder_test.test_copy_without_its_ledger_is_refused,
   test_edited_copy_is_refused and test_copy_is_refused_until_it_is_said_to_move.
 
   Args:
-    directory: of the run; this process has its lock.
-    record: of the run, as the program that goes on says it.
+    directory: folder of the run; this process has its lock.
+    record: record of the program, without IDs.
     strategy: C.
-    planned: the schema of participation.
-    drawn: what `keys` gave.
-    moved: whether the directory was moved or restored, and is the only one.
+    planned: participation schema of the strategy file.
+    run_keys: result of `keys`.
+    moved: whether the folder was moved or restored, and the original is gone.
+
+  Returns:
+    The record in the folder, with its IDs.
 
   Raises:
-    ValueError: it holds another run, what is left of one, or a copy.
+    ValueError: the folder holds another run, remains of one, or a copy.
   """
   if not (directory / run_json.RUN_FILE).exists():
     strategies.save(
       strategy, directory / run_json.STRATEGY_FILE, participation=planned
     )
-    # With it the directory holds a run; from the next step on, its keys serve.
-    record.of_key(drawn.noise).write(directory)
-  check_record(directory, record)
-  bound = record.of_key(drawn.noise).bound()
-  if run_json.RunRecord.read(directory).bound() != bound:
+    # From here on the folder holds a run.
+    record.with_key(run_keys.noise).write(directory)
+  stored = check_record(directory, record)
+  bound = record.with_key(run_keys.noise).bound()
+  if stored.bound() != bound:
     raise errors.value_error(
       'noise.key',
       directory / run_json.NOISE_KEY,
@@ -212,8 +224,8 @@ def open_run(
     )
   begun = _has_begun(directory)
   _check_place(directory, begun, moved)
-  # A key that serves is never without its ledger: what took part would be
-  # forgotten.
+  # A run that has begun needs its ledger, since a new one would forget the
+  # clients that took part.
   with run_ledger.open_ledger(directory, create=not begun) as ledger:
     if begun and ledger.bound() == (None, None):
       raise errors.value_error(
@@ -224,34 +236,45 @@ def open_run(
       )
     ledger.bind(run=bound[0], noise_key=bound[1])
   if not begun:
-    for name in _LOST:
+    for name in _KEYS:
       if _new(directory, name).exists():
         os.rename(_new(directory, name), directory / name)
   if moved or not begun:
     bind(directory)
+  return stored
 
 
-def check_record(directory: pathlib.Path, record: run_json.RunRecord) -> None:
-  """Raises ValueError unless a directory holds the run of the record."""
+def check_record(
+  directory: pathlib.Path, record: run_json.RunRecord
+) -> run_json.RunRecord:
+  """Returns the record in a folder; raises ValueError if it is another run's.
+
+  Args:
+    directory: folder of the run.
+    record: record of the program, without IDs.
+  """
   ended = (directory / run_json.RESULT_FILE).exists()
-  run_json.RunRecord.read(directory).check_same(record, ended)
+  stored = run_json.RunRecord.read(directory)
+  stored.check_same(record, ended)
+  return stored
 
 
 def check_releases(
-  directory: pathlib.Path, attempts: Callable[[int], Sequence[Any]]
+  directory: pathlib.Path,
+  attempts: Callable[[int], Sequence[ledger_lib.Attempt]],
 ) -> None:
-  """Raises ValueError if a round released what the ledger does not know of.
+  """Raises ValueError if an attempt released a sum and the ledger lacks it.
 
   Args:
-    directory: of the run.
-    attempts: gives the attempts at a round that the ledger has.
+    directory: folder of the run.
+    attempts: function that returns the ledger's attempts at a round.
   """
   for path in (directory / run_json.RELEASED).glob('*-*-*-*'):
     t, attempt = map(int, path.name.split('-')[:2])
-    # PRIVACY: SQLite drops the end of a damaged write-ahead log without a word,
-    # and another cohort would be recorded for what was released. A release has
-    # a mark, so the ledger must know its attempt. Guard:
-    # run_folder_test.test_ledger_that_lost_its_last_commits_is_refused.
+    # PRIVACY: SQLite drops the end of a damaged write-ahead log silently, and
+    # the round could start again with another cohort. Every release left a
+    # mark, so the ledger must have its attempt.
+    # Guard: run_folder_test.test_ledger_that_lost_its_last_commits_is_refused.
     if attempt > len(attempts(t)):
       raise errors.value_error(
         'ledger',
@@ -263,11 +286,11 @@ def check_releases(
 
 
 def bind(directory: pathlib.Path, begun: bool = True) -> None:
-  """Writes down that the keys of a run belong into this directory.
+  """Records that the keys of a run belong in this folder.
 
   Args:
-    directory: of the run.
-    begun: whether the keys serve a run; if not, they are new.
+    directory: folder of the run.
+    begun: whether the run has begun; if not, its keys are new.
   """
   _files.write_json(
     directory / run_json.PLACE, _place(directory, begun), mode=0o600
@@ -275,12 +298,12 @@ def bind(directory: pathlib.Path, begun: bool = True) -> None:
 
 
 def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
-  """Raises ValueError if the directory is a copy, and is not said to move."""
-  for name in _LOST:
+  """Raises ValueError if the folder is a copy and `moved` is False."""
+  for name in _KEYS:
     path = _path(directory, name)
-    # PRIVACY: a copy that is made of hard links has the very files of the
-    # original, and could go on with them beside it. Guard:
-    # starts_test.test_copy_made_of_hard_links_is_refused.
+    # PRIVACY: a copy made of hard links shares the files of the original, and
+    # could go on with them beside it. A key with two names is refused.
+    # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
       raise errors.value_error(
         path.name,
@@ -288,7 +311,8 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
         f'has {links} names (hard links), as in a copy made with cp -al',
         'remove the copy; copy the folder of a run without links',
       )
-  # PRIVACY: two directories with one key would each go on alone. Guards:
+  # PRIVACY: a folder and its copy would each go on with the same key. Only the
+  # folder in which the key was drawn, or one with `moved`, goes on. Guards:
   # folder_test.test_copy_is_refused_until_it_is_said_to_move and
   # test_key_in_another_place_is_refused.
   if not moved and _read_place(directory) != _place(directory, begun):
@@ -302,12 +326,12 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
 
 
 def _has_begun(directory: pathlib.Path) -> bool:
-  """Returns whether the keys serve; where nothing says so, they may."""
+  """Returns whether the run has begun; True if that is not known."""
   return _read_place(directory).get('begun') is not False
 
 
-def _read_place(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns what `bind` wrote; {} if that is not there, or is damaged."""
+def _read_place(directory: pathlib.Path) -> _files.JsonObject:
+  """Returns the place that `bind` wrote; {} if it is missing or damaged."""
   try:
     place = _files.read_json(directory / run_json.PLACE)
   except (FileNotFoundError, ValueError):
@@ -315,10 +339,10 @@ def _read_place(directory: pathlib.Path) -> dict[str, Any]:
   return place if isinstance(place, dict) else {}
 
 
-def _place(directory: pathlib.Path, begun: bool) -> dict[str, Any]:
-  """Returns where the folder and its keys are: copies are somewhere else."""
+def _place(directory: pathlib.Path, begun: bool) -> _files.JsonObject:
+  """Returns the host, device and inodes, which differ for a copy."""
   host = _MACHINE.read_text().strip() if _MACHINE.exists() else ''
-  noise, sampling = (_identity(_path(directory, name)) for name in _LOST)
+  noise, sampling = (_identity(_path(directory, name)) for name in _KEYS)
   return {
     'host': host or socket.gethostname(),
     'device': noise and noise[0],
@@ -330,7 +354,7 @@ def _place(directory: pathlib.Path, begun: bool) -> dict[str, Any]:
 
 
 def _identity(path: pathlib.Path) -> Optional[list[int]]:
-  """Returns the device and the inode of a file; None if it is not there."""
+  """Returns the device and the inode of a file; None if there is no file."""
   if not path.exists():
     return None
   status = path.stat()
@@ -338,12 +362,12 @@ def _identity(path: pathlib.Path) -> Optional[list[int]]:
 
 
 def _new(directory: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns where a key is before the run is there."""
+  """Returns the path of a key before the run has begun."""
   return directory / f'{name}{run_json.NEW_KEY}'
 
 
 def _path(directory: pathlib.Path, name: str) -> pathlib.Path:
-  """Returns where a key is: under its name, else under that of a new one."""
+  """Returns the path of a key, whether or not the run has begun."""
   path, fresh = directory / name, _new(directory, name)
   return fresh if not path.exists() and fresh.exists() else path
 
@@ -357,6 +381,6 @@ def _load(directory: pathlib.Path, name: str) -> key_lib.Key:
       path.name,
       path,
       'is gone, and the run was already started',
-      f'{_LOST[name]}: restore it, or start a new run',
+      f'{_KEYS[name]}: restore it, or start a new run',
     )
   return key_lib.Key.load_or_create(path)

@@ -6,14 +6,15 @@ import csv
 import hashlib
 import io
 import pathlib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Union
 
 from tff_bandmf import _files, errors
 from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.run_files import run_json
 
-# What a round of an adaptive clip releases beside the model, with noise.
+# Columns of the values that a round of an adaptive clip releases, with noise,
+# beside the model.
 RELEASED = ('l2_norm_clip', 'fraction')
 _REMEDY = (
   'restore the file; only a run whose clip is constant can do without it, and '
@@ -21,8 +22,12 @@ _REMEDY = (
 )
 
 
+# Cells of a row by column.
+_Row = Mapping[str, Union[float, str]]
+
+
 class Metrics:
-  """Writes rows whose digests the ledger has; continues a file at a round."""
+  """Writes `metrics.csv`; the ledger has the digest of each row."""
 
   def __init__(
     self,
@@ -31,17 +36,17 @@ class Metrics:
     columns: Sequence[str],
     start: int,
   ):
-    """Writes the file anew, without the rows from a round on.
+    """Writes the file again, with the rows of the rounds below `start`.
 
     Args:
-      directory: of the run.
-      ledger: of the run.
-      columns: names; the first is 'round'.
-      start: the first round to write.
+      directory: folder of the run.
+      ledger: ledger of the run.
+      columns: names of the columns; the first is 'round'.
+      start: index of the first round to write.
 
     Raises:
-      ValueError: a row before that is not the one that was written, or the
-        ledger lacks the round of a row.
+      ValueError: a row differs from its digest in the ledger, or the ledger
+        lacks the round of a row.
       OSError: the file cannot be written; one line that names it.
     """
     self._path = directory / run_json.METRICS_FILE
@@ -51,7 +56,8 @@ class Metrics:
     _, lines, _ = _read(directory)
     for t, line in lines.items():
       attempts = ledger.attempts(t)
-      # PRIVACY: rounds that ran and are forgotten would run with other sums.
+      # PRIVACY: a round that the ledger lacks would run again with another
+      # sum. A row of such a round shows that the ledger was rolled back.
       # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
       if not attempts:
         raise errors.value_error(
@@ -73,30 +79,31 @@ class Metrics:
     self._write()
 
   def rows(self) -> list[dict[str, str]]:
-    """Returns the rows, column to text, whatever became of the file."""
+    """Returns the rows, column to text, without reading the file."""
     return list(csv.DictReader(self._lines))
 
-  def digest(self, row: dict[str, Any]) -> bytes:
-    """Returns what the ledger has of a row; see `row_digest`."""
+  def digest(self, row: _Row) -> bytes:
+    """Returns the SHA-256 of a row; see `row_digest`."""
     return row_digest(self._lines[0], self._line(row))
 
-  def write(self, row: dict[str, Any]) -> None:
+  def write(self, row: _Row) -> None:
     """Writes the row of a round that ended; the ledger has its digest."""
-    if self._round == row['round']:
-      # It was about to be finished, and is burnt.
+    t = int(row['round'])
+    if self._round == t:
+      # The round is burnt after its row as a finished round was written.
       self._lines.pop()
-    self._round = row['round']
+    self._round = t
     self._lines.append(self._line(row))
     self._write()
 
-  def _line(self, row: dict[str, Any]) -> str:
+  def _line(self, row: _Row) -> str:
     return _line([row.get(name, '') for name in self._columns])
 
   def _write(self) -> None:
     _files.write(self._path, ''.join(self._lines).encode())
 
 
-def _line(cells) -> str:
+def _line(cells: Iterable[Union[float, str]]) -> str:
   stream = io.StringIO()
   csv.writer(stream, lineterminator='\n').writerow(cells)
   return stream.getvalue()
@@ -106,20 +113,20 @@ def rows(directory: pathlib.Path) -> list[dict[str, str]]:
   """Returns the rows of `metrics.csv`, column to text; [] without the file.
 
   Raises:
-    ValueError: a row has no round, one that is there twice, or other columns
-      than the first.
+    ValueError: a row has no round, the round of another row, or another number
+      of cells than the header.
   """
-  _, _, found = _read(directory)
-  return found
+  _, _, rows = _read(directory)
+  return rows
 
 
 def accuracy(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
-  """Returns (rounds done, validation accuracy) wherever it was measured."""
+  """Returns (rounds done, validation accuracy) of rows that have it."""
   return _column(rows, 'accuracy')
 
 
 def clips(rows: list[dict[str, str]]) -> list[tuple[int, float]]:
-  """Returns (rounds done, the clip then) wherever one was released."""
+  """Returns (rounds done, released clip) of rows that have it."""
   return _column(rows, RELEASED[0])
 
 
@@ -140,11 +147,11 @@ def digests(directory: pathlib.Path) -> dict[int, bytes]:
 
 
 def row_digest(header: str, line: str) -> bytes:
-  """Returns what the ledger keeps of a row of metrics.
+  """Returns the SHA-256 of a row of metrics, which the ledger records.
 
   Args:
-    header: first line of the file.
-    line: of the row, with its end.
+    header: first line of the file, with its line end.
+    line: line of the row, with its line end.
   """
   return hashlib.sha256((header + line).encode()).digest()
 
@@ -152,7 +159,7 @@ def row_digest(header: str, line: str) -> bytes:
 def _read(
   directory: pathlib.Path,
 ) -> tuple[str, dict[int, str], list[dict[str, str]]]:
-  """Returns the first line, and of the others lines by round and rows."""
+  """Returns the first line, the other lines by round, and their cells."""
   path = directory / run_json.METRICS_FILE
   if not path.exists():
     return '', {}, []

@@ -1,20 +1,19 @@
-"""The files of a run's folder by name, and what the first and the last say.
+"""File names of a run's folder; content of `run.json` and `result.json`.
 
-run.json        what is going to be claimed, see `RunRecord`
-plan.json       what the user wrote, and what was found for it
+run.json        statements on the run and its claim, see `RunRecord`
+plan.json       the plan: the user's request, and the search result
 strategy.json   C
-ledger.sqlite   who took part in which round, as keyed hashes, and the digests
-                of what each round released and of its row of metrics
-metrics.csv     a row a round
-result.json     what the last model was measured to do, and the head of the
-                ledger's chain, whose last event has a digest of that; written
-                last
+ledger.sqlite   the clients of each round, as keyed hashes; the digests of what
+                each round released and of its row of metrics
+metrics.csv     one row a round
+result.json     measured results of the last model, and the head of the ledger's
+                chain, whose last event has their digest; written last
 private/        mode 0700, never publish it:
   noise.key       the key of the noise
-  sampling.key    the key of the draws, where cohorts are sampled
-  place.json      which folder, host and file system the keys were made on
+  sampling.key    the key of the draws, if cohorts are sampled
+  place.json      the folder, host and file system on which the keys were made
   ledger.key      the key of the hashes
-  ledger.url      where the ledger is, if it is not in the folder
+  ledger.url      the location of the ledger, if it is not in the folder
   checkpoints/    states, which may hold noise
 """
 
@@ -25,6 +24,7 @@ import math
 import pathlib
 import re
 import unicodedata
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Optional
 
 import attrs
@@ -32,7 +32,9 @@ import attrs
 from tff_bandmf import _files, clips, errors
 
 if TYPE_CHECKING:
+  from tff_bandmf import ledger as ledger_lib
   from tff_bandmf.noise import key as key_lib
+  from tff_bandmf.plan import plan as plan_lib
 
 RUN_FORMAT = 'tff_bandmf.run'
 RUN_VERSION = 2
@@ -45,19 +47,19 @@ METRICS_FILE = 'metrics.csv'
 RESULT_FILE = 'result.json'
 PRIVATE = 'private'
 NOISE_KEY = 'private/noise.key'
-# Ends the name of a key until the run is there.
+# Suffix of the name of a key before `run.json` exists.
 NEW_KEY = '.new'
 LEDGER_KEY = 'private/ledger.key'
 LEDGER_URL = 'private/ledger.url'
 SAMPLING_KEY = 'private/sampling.key'
 PLACE = 'private/place.json'
 CHECKPOINTS = 'private/checkpoints'
-# Marks of what rounds released, by `noise.position`.
+# Marks of the sums that rounds released, written by `noise.position`.
 RELEASED = 'private/released'
 
 LEDGER_HEAD = 'ledger_head'
 
-# What a run says under `not_covered` of updates that added nothing.
+# Sentences of `not_covered` for updates that added nothing.
 SOME_ZERO = (
   'that updates of some rounds were zero or not finite, and added nothing'
 )
@@ -66,9 +68,9 @@ ALL_ZERO = (
   'released noise alone'
 )
 
-# What stands in `run.json` and follows from the rest and the key.
+# Values of `run.json` that are computed from the others and the key.
 IDENTITY_KEYS = ('run_id', 'noise_key_id')
-# These may differ once a run is over: nothing of it is made again.
+# These may differ after the end of a run, since no part of it runs again.
 _CODE_KEYS = ('versions', 'code_sha256')
 _PARTS = {
   'claim': (
@@ -80,109 +82,119 @@ _PARTS = {
   ),
   'enforced': ('min_sep', 'max_participations', 'by'),
 }
-# At which a plan without one is reported.
-_DELTA = 1e-6
+# Delta of the report if the plan has none.
+_DEFAULT_DELTA = 1e-6
 _IDENTITY = re.compile('[0-7][0-9a-f]{15}')
 _HEAD = re.compile('[0-9a-f]{64}')
 
 
 def _field(
-  kind: type, default: Any = attrs.NOTHING, noted: bool = False
+  kind: type, default: object = attrs.NOTHING, changes: bool = False
 ) -> Any:
-  """Returns a field; a noted one is of who runs the program, and may change."""
-  return attrs.field(default=default, metadata={'kind': kind, 'noted': noted})
+  """Returns an attrs field.
+
+  Args:
+    kind: type of its value in JSON.
+    default: default value.
+    changes: whether the program may change it after the first round; such a
+      field describes the training and does not control it.
+  """
+  return attrs.field(
+    default=default, metadata={'kind': kind, 'changes': changes}
+  )
 
 
 @attrs.frozen(kw_only=True)
 class RunRecord:
-  """What a run says of itself, in `run.json`, before its first round.
+  """The statements of `run.json`, written before the first round.
 
-  What is None the report calls 'not stated'.
+  A text is a sentence or a few words; the report shows 'not stated' for None.
 
   Attributes:
     claim: `Guarantee.to_dict()`, `delta`, `l2_norm_clip`,
       `clients_per_round`.
-    unit_of_privacy: whose contributions become zero.
-    population: clients that may be drawn, and those that left; None where they
-      come by themselves.
-    highest_client: the highest index of these, >= -1, where clients have
-      indices; None is `population` - 1.
-    data: the corpus, in a few words.
-    released: what the guarantee is for.
-    not_covered: sentences.
-    side_releases: sentences.
-    config: the experiment; the report shows none.
-    clients_left: the most clients that took part and are not in the population
-      any more, >= 0; None is 0.
-    setting: a sentence: who is trusted.
-    covered: a sentence: what data accesses the guarantee counts.
-    noise_key: a sentence: where the key came from.
+    unit_of_privacy: text: the person or device whose contributions are zeroed
+      in a neighbouring data set.
+    population: number of clients that may be drawn, with those that left, >= 0;
+      None if clients come by themselves.
+    highest_client: highest client index, >= -1, if clients have indices; None
+      is `population` - 1.
+    data: text: name of the corpus.
+    released: text: values that the guarantee covers.
+    not_covered: sentences: accesses to data that the guarantee does not cover.
+    side_releases: sentences: values that are released without noise.
+    config: configuration of the experiment; no report shows it.
+    clients_left: largest number of clients that took part and have left the
+      population, >= 0; None is 0.
+    setting: sentence: parties that are trusted.
+    covered: sentence: accesses to data that the guarantee counts.
+    noise_key: sentence: source of the noise key.
     noise_generator: 'chacha20'.
-    tuning: a sentence: what was tuned, and on which data.
-    model_selection: a sentence: how the released model was chosen.
-    pre_training: a sentence: what the initial weights come from.
-    process: a sentence: what was found of clients past the aggregator.
-    key_after: a sentence: what became of the key, tapes and buffers.
+    tuning: sentence: parameters that were tuned, and on which data.
+    model_selection: sentence: rule by which the released model was chosen.
+    pre_training: sentence: source of the initial weights.
+    process: sentence: values of clients that pass the aggregator.
+    key_after: sentence: fate of the key, tapes and buffers after the run.
     enforced: `min_sep`, `max_participations`, `by`.
-    clipped_by: a sentence: who clips an update.
-    simulated: what a larger cohort, that the run's stands for, would have; the
+    clipped_by: sentence: party that clips an update.
+    simulated: guarantee of the larger cohort that this run simulates; the
       report then claims nothing for a deployment.
-    versions: package to version.
+    versions: name of a package to its version.
     code_sha256: digest of the code.
-    train_sha256: digest of the train data.
-    run_id: which run, 63 bits, as 16 hexadecimal digits; what the ledger is
-      bound to.
-    noise_key_id: which key, likewise.
-    sampling_key_id: which key draws the cohorts, likewise; None where chance
-      does not decide.
-    title: of what was trained, for a report that is published.
-    owner: who answers for it.
-    contact: where to ask.
-    date: of the training, as its owner writes dates.
-    model: what was trained, in a few words.
-    intended_use: a sentence: what the model is for.
-    region: where the people live whose data it learned from.
+    train_sha256: digest of the training data.
+    run_id: ID of the run, 63 bits, 16 hexadecimal digits; the ledger is bound
+      to it.
+    noise_key_id: ID of the noise key, 16 hexadecimal digits.
+    sampling_key_id: ID of the key of the draws, 16 hexadecimal digits; None if
+      cohorts are enforced.
+    title: text: title of a published report.
+    owner: text: person or organisation that answers for the model.
+    contact: text: address for questions.
+    date: text: date of the training, in any format.
+    model: text: kind of model.
+    intended_use: sentence: purpose of the model.
+    region: text: region of the people in the data.
     sector: one of `report.registry.SECTORS`.
-    after: runs on the same clients before it: `run`, a folder relative to that
-      of this run, and `run_id`.
+    after: earlier runs on the same clients: `run`, a folder relative to the
+      folder of this run, and `run_id`.
   """
 
-  claim: dict[str, Any] = _field(dict)
-  unit_of_privacy: str = _field(str, noted=True)
-  data: str = _field(str, noted=True)
+  claim: _files.JsonObject = _field(dict)
+  unit_of_privacy: str = _field(str, changes=True)
+  data: str = _field(str, changes=True)
   released: str = _field(str)
-  not_covered: list[str] = _field(list, noted=True)
-  side_releases: list[str] = _field(list, noted=True)
-  config: dict[str, Any] = _field(dict, attrs.Factory(dict))
-  population: Optional[int] = _field(int, None, noted=True)
-  highest_client: Optional[int] = _field(int, None, noted=True)
-  clients_left: Optional[int] = _field(int, None, noted=True)
+  not_covered: list[str] = _field(list, changes=True)
+  side_releases: list[str] = _field(list, changes=True)
+  config: _files.JsonObject = _field(dict, attrs.Factory(dict))
+  population: Optional[int] = _field(int, None, changes=True)
+  highest_client: Optional[int] = _field(int, None, changes=True)
+  clients_left: Optional[int] = _field(int, None, changes=True)
   setting: Optional[str] = _field(str, None)
   covered: Optional[str] = _field(str, None)
   noise_key: Optional[str] = _field(str, None)
   noise_generator: Optional[str] = _field(str, None)
-  tuning: Optional[str] = _field(str, None, noted=True)
-  model_selection: Optional[str] = _field(str, None, noted=True)
-  pre_training: Optional[str] = _field(str, None, noted=True)
-  process: Optional[str] = _field(str, None, noted=True)
-  key_after: Optional[str] = _field(str, None, noted=True)
-  enforced: Optional[dict[str, Any]] = _field(dict, None)
+  tuning: Optional[str] = _field(str, None, changes=True)
+  model_selection: Optional[str] = _field(str, None, changes=True)
+  pre_training: Optional[str] = _field(str, None, changes=True)
+  process: Optional[str] = _field(str, None, changes=True)
+  key_after: Optional[str] = _field(str, None, changes=True)
+  enforced: Optional[_files.JsonObject] = _field(dict, None)
   clipped_by: Optional[str] = _field(str, None)
-  simulated: Optional[dict[str, Any]] = _field(dict, None)
+  simulated: Optional[_files.JsonObject] = _field(dict, None)
   versions: Optional[dict[str, str]] = _field(dict, None)
   code_sha256: Optional[str] = _field(str, None)
   train_sha256: Optional[str] = _field(str, None)
   run_id: Optional[str] = _field(str, None)
   noise_key_id: Optional[str] = _field(str, None)
   sampling_key_id: Optional[str] = _field(str, None)
-  title: Optional[str] = _field(str, None, noted=True)
-  owner: Optional[str] = _field(str, None, noted=True)
-  contact: Optional[str] = _field(str, None, noted=True)
-  date: Optional[str] = _field(str, None, noted=True)
-  model: Optional[str] = _field(str, None, noted=True)
-  intended_use: Optional[str] = _field(str, None, noted=True)
-  region: Optional[str] = _field(str, None, noted=True)
-  sector: Optional[str] = _field(str, None, noted=True)
+  title: Optional[str] = _field(str, None, changes=True)
+  owner: Optional[str] = _field(str, None, changes=True)
+  contact: Optional[str] = _field(str, None, changes=True)
+  date: Optional[str] = _field(str, None, changes=True)
+  model: Optional[str] = _field(str, None, changes=True)
+  intended_use: Optional[str] = _field(str, None, changes=True)
+  region: Optional[str] = _field(str, None, changes=True)
+  sector: Optional[str] = _field(str, None, changes=True)
   after: Optional[list[dict[str, str]]] = _field(list, None)
 
   def __attrs_post_init__(self):
@@ -208,30 +220,33 @@ class RunRecord:
       and not _IDENTITY.fullmatch(getattr(self, name) or '0' * 16)
     ]
     if not all(
-      isinstance(named, dict)
-      and named.keys() == {'run', 'run_id'}
-      and all(isinstance(value, str) for value in named.values())
-      for named in self.after or ()
+      isinstance(earlier, dict)
+      and earlier.keys() == {'run', 'run_id'}
+      and all(isinstance(value, str) for value in earlier.values())
+      for earlier in self.after or ()
     ):
       wrong.append('after')
     if wrong:
       raise ValueError(f'lacks {", ".join(wrong)}, or holds another kind')
 
   @classmethod
-  def of_plan(
-    cls, plan: Any, claim: Optional[dict[str, Any]] = None, **said: Any
+  def from_plan(
+    cls,
+    plan: plan_lib.Plan,
+    claim: Optional[_files.JsonObject] = None,
+    **statements: Any,
   ) -> RunRecord:
-    """Returns what training by a plan says of itself.
+    """Returns the record of training by a plan.
 
     Args:
-      plan: a `Plan`.
-      claim: what the claim says beside the figures of the plan.
-      **said: attributes that the plan does not tell.
+      plan: the plan.
+      claim: values of `claim` beside those of the plan.
+      **statements: attributes that do not follow from the plan.
     """
     return cls(
       claim={
         **plan.guarantee.to_dict(),
-        'delta': plan.delta or _DELTA,
+        'delta': plan.delta or _DEFAULT_DELTA,
         **clips.claim(plan.l2_norm_clip),
         'clients_per_round': plan.clients_per_round,
         **(claim or {}),
@@ -241,20 +256,23 @@ class RunRecord:
       released='the model after every round',
       not_covered=[],
       side_releases=[],
-      **said,
+      **statements,
     )
 
-  def to_dict(self) -> dict[str, Any]:
-    """Returns what stands in the file."""
-    said = attrs.asdict(self, recurse=False)
+  def to_dict(self) -> _files.JsonObject:
+    """Returns the content of the file; values that are None are left out."""
+    values = attrs.asdict(self, recurse=False)
     return {
       'format': RUN_FORMAT,
       'version': RUN_VERSION,
-      **{name: value for name, value in said.items() if value is not None},
+      **{name: value for name, value in values.items() if value is not None},
     }
 
-  def of_key(self, key: key_lib.Key) -> RunRecord:
-    """Returns the record with what names the run and its key; one-way."""
+  def with_key(self, key: key_lib.Key) -> RunRecord:
+    """Returns the record with the IDs of the run and of its noise key.
+
+    Both are one-way functions of the key.
+    """
     fixed = {
       name: value
       for name, value in self._fixed().items()
@@ -263,56 +281,61 @@ class RunRecord:
     content = json.dumps(fixed, sort_keys=True).encode()
     return attrs.evolve(
       self,
-      # PRIVACY: whoever edits the file cannot make the one that belongs to it.
+      # PRIVACY: an edited record could claim less epsilon than the run has. The
+      # run ID depends on all fixed values and on the key, so nobody without
+      # the key can compute the ID of an edited record.
       # Guard: folder_test.test_edited_copy_is_refused.
       run_id=f'{key.identify(content):016x}',
       noise_key_id=f'{key.identify(b""):016x}',
     )
 
-  def _fixed(self) -> dict[str, Any]:
-    """Returns what stands in the file and never changes."""
+  def _fixed(self) -> _files.JsonObject:
+    """Returns the values of the file that never change."""
     return {
       name: value
       for name, value in self.to_dict().items()
-      if name not in _NOTES
+      if name not in _STATEMENTS
     }
 
-  def noted(self, notes: dict[str, Any]) -> RunRecord:
-    """Returns the record with other statements of those that may change.
+  def with_statements(self, statements: Mapping[str, Any]) -> RunRecord:
+    """Returns the record with other values of statements that may change.
+
+    Args:
+      statements: attribute to value.
 
     Raises:
-      ValueError: one is not known, is fixed, or is of another kind.
+      ValueError: an attribute is not known, is fixed, or has a wrong type.
     """
-    fixed = sorted({*notes} - {*_NOTES})
+    fixed = sorted({*statements} - {*_STATEMENTS})
     if fixed:
       raise errors.value_error(
         fixed[0],
-        notes[fixed[0]],
+        statements[fixed[0]],
         'is not a statement that a run notes',
-        f'use one of {", ".join(_NOTES)}',
+        f'use one of {", ".join(_STATEMENTS)}',
       )
-    return attrs.evolve(self, **notes)
+    return attrs.evolve(self, **statements)
 
-  def notes(self) -> dict[str, Any]:
-    """Returns the statements that may change, for `noted`."""
-    return {name: getattr(self, name) for name in _NOTES}
+  def statements(self) -> dict[str, Any]:
+    """Returns the statements that may change, for `with_statements`."""
+    return {name: getattr(self, name) for name in _STATEMENTS}
 
   def bound(self) -> tuple[int, int]:
-    """Returns what the ledger is bound to: run and noise key."""
+    """Returns the IDs to which the ledger is bound: run and noise key."""
     if self.run_id is None or self.noise_key_id is None:
       raise ValueError(f'lacks {" or ".join(IDENTITY_KEYS)}')
     return int(self.run_id, 16), int(self.noise_key_id, 16)
 
   def enforced_digest(self, directory: pathlib.Path) -> bytes:
-    """Returns the digest of all that is fixed before the first round.
+    """Returns the SHA-256 of all that is fixed before the first round.
 
     Args:
-      directory: of the run, with its plan and its strategy.
+      directory: folder of the run, with its plan and its strategy.
     """
-    # PRIVACY: one number edited in a file made the report claim a fraction of
-    # epsilon. The chain has this digest from the start of every round, so no
-    # statement but the notes changes later. Guard:
-    # forgery_test.test_forged_run_is_refused_by_report_and_verifier.
+    # PRIVACY: one edited number in a file could make the report claim a
+    # fraction of epsilon. The chain has this digest from the start of every
+    # round, so later only the statements of `_STATEMENTS` can change.
+    # Guard: forgery_test.test_forged_run_is_refused_by_report_and_verifier.
     files = [
       _files.sha256(directory / name) if (directory / name).exists() else None
       for name in (PLAN_FILE, STRATEGY_FILE)
@@ -320,20 +343,21 @@ class RunRecord:
     return _files.json_digest([self._fixed(), *files])
 
   def write(self, directory: pathlib.Path) -> None:
-    """Writes `run.json`; see `of_key`."""
+    """Writes `run.json` of a record that has the IDs of `with_key`."""
     self.bound()
     _files.write_json(directory / RUN_FILE, self.to_dict())
 
   @classmethod
   def read(cls, directory: pathlib.Path) -> RunRecord:
-    """Returns what `run.json` says.
+    """Returns the record in a folder.
 
     Raises:
-      ValueError: there is none, or it is of another format or version.
+      ValueError: there is no `run.json`, or it has another format or version,
+        or a value of a wrong type.
     """
     path = directory / RUN_FILE
     try:
-      found = _files.read_json(path)
+      content = _files.read_json(path)
     except FileNotFoundError as error:
       raise errors.value_error(
         'run',
@@ -345,9 +369,9 @@ class RunRecord:
       raise errors.value_error(
         'run', path, 'is damaged', 'train again'
       ) from error
-    if not isinstance(found, dict) or (
-      found.pop('format', None),
-      found.pop('version', None),
+    if not isinstance(content, dict) or (
+      content.pop('format', None),
+      content.pop('version', None),
     ) != (RUN_FORMAT, RUN_VERSION):
       raise errors.value_error(
         'run',
@@ -357,59 +381,61 @@ class RunRecord:
       )
     try:
       names = [field.name for field in attrs.fields(cls)]
-      record = cls(**{name: found.pop(name, None) for name in names})
+      record = cls(**{name: content.pop(name, None) for name in names})
       record.bound()
-      if found:
-        raise ValueError(f'holds what is not known, {", ".join(found)}')
+      if content:
+        raise ValueError(f'holds what is not known, {", ".join(content)}')
       return record
     except ValueError as error:
       raise errors.value_error(
         'run', path, str(error), 'restore the file'
       ) from error
 
-  def check_same(self, wanted: RunRecord, ended: bool) -> None:
-    """Raises ValueError, naming what differs, unless this is the wanted run.
+  def check_same(self, expected: RunRecord, ended: bool) -> None:
+    """Raises ValueError, naming the difference, unless this is the same run.
 
     Args:
-      wanted: what the program that goes on says; it names no run and no key.
-      ended: whether the run has its result.
+      expected: record of the program that goes on, without IDs.
+      ended: whether the run has ended.
     """
-    mine, wanted_here = (
+    stored_values, expected_values = (
       _flat(json.loads(json.dumps(record.to_dict())))
-      for record in (self, wanted)
+      for record in (self, expected)
     )
-    # The configuration first: the rest follows from it.
+    # The configuration is compared first, since the rest follows from it.
     for name in sorted(
-      {*mine, *wanted_here} - {*IDENTITY_KEYS},
+      {*stored_values, *expected_values} - {*IDENTITY_KEYS},
       key=lambda name: (not name.startswith('config.'), name),
     ):
       if ended and name.split('.')[0] in _CODE_KEYS:
         continue
-      if mine.get(name) != wanted_here.get(name):
+      if stored_values.get(name) != expected_values.get(name):
         raise errors.value_error(
           name,
-          wanted_here.get(name),
+          expected_values.get(name),
           'another configuration, corpus or version than the run started '
-          f'with, {mine.get(name)}',
+          f'with, {stored_values.get(name)}',
           'go back to that, or choose another directory',
         )
 
 
-# What may be said later: who runs the program, not what it does.
-_NOTES = tuple(
-  field.name for field in attrs.fields(RunRecord) if field.metadata['noted']
+# Statements that may change: they describe the training and do not control it.
+_STATEMENTS = tuple(
+  field.name for field in attrs.fields(RunRecord) if field.metadata['changes']
 )
 
 
 def write_result(
-  directory: pathlib.Path, results: dict[str, float], ledger: Any
+  directory: pathlib.Path,
+  results: Mapping[str, float],
+  ledger: ledger_lib.Ledger,
 ) -> None:
-  """Ends a run: its results are in the chain of the ledger, then in a file.
+  """Ends a run: writes its results to the chain of the ledger, then to a file.
 
   Args:
-    directory: of the run.
-    results: what the last model was measured to do.
-    ledger: of the run, open; all its rounds have ended.
+    directory: folder of the run.
+    results: measured results of the last model.
+    ledger: ledger of the run, open; all its rounds have ended.
   """
   numbers = {name: float(value) for name, value in results.items()}
   ledger.record_end(result_digest(numbers))
@@ -418,16 +444,20 @@ def write_result(
 
 
 def result_digest(numbers: dict[str, float]) -> bytes:
-  """Returns the digest that the chain has of what a model was measured."""
+  """Returns the SHA-256 of measured results, which the chain records."""
   return _files.json_digest(numbers)
 
 
 def read_result(
   directory: pathlib.Path,
 ) -> tuple[dict[str, float], Optional[str]]:
-  """Returns what `result.json` measures, and the head of the ledger's chain.
+  """Returns the results in `result.json`, and the head of the ledger's chain.
 
-  That is the head when the run ended; ({}, None) for a run that goes on.
+  The head is that of the end of the run. The result is ({}, None) for a run
+  that has not ended.
+
+  Raises:
+    ValueError: the file is damaged.
   """
   path = directory / RESULT_FILE
   if not path.exists():
@@ -461,10 +491,11 @@ def is_head(text: str) -> bool:
   return bool(_HEAD.fullmatch(text))
 
 
-def _is_printable(value: Any) -> bool:
+def _is_printable(value: _files.Json) -> bool:
   """Returns whether no text in a JSON value has control characters.
 
-  They, and halves of characters, could make a report read as another one.
+  Such characters, and unpaired surrogates, could make a report look different
+  from its content.
   """
   if isinstance(value, dict):
     return all(map(_is_printable, (*value, *value.values())))
@@ -475,8 +506,8 @@ def _is_printable(value: Any) -> bool:
   )
 
 
-def _flat(tree: Any, prefix: str = '') -> dict[str, Any]:
-  """Returns dotted names to leaves."""
+def _flat(tree: _files.Json, prefix: str = '') -> _files.JsonObject:
+  """Returns the leaves of nested objects by their dotted names."""
   if not isinstance(tree, dict):
     return {prefix: tree}
   return {

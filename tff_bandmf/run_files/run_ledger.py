@@ -1,4 +1,4 @@
-"""Where the ledger of a run is: in its folder, or in a database."""
+"""The location of the ledger of a run: in its folder, or in a database."""
 
 from __future__ import annotations
 
@@ -12,39 +12,44 @@ from tff_bandmf.run_files import run_json
 
 
 def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
-  """Says where the ledger of a run is, for `open_ledger`.
+  """Stores the location of the ledger of a run, for `open_ledger`.
 
   Args:
-    directory: of the run.
-    url: of SQLAlchemy, which may hold a password, or the path of a SQLite file.
+    directory: folder of the run.
+    url: URL of SQLAlchemy, which may have a password, or path of a SQLite file.
 
   Raises:
-    ValueError: the run has begun, and the ledger there is not its own.
+    ValueError: the run has begun, and the ledger there is of another run.
   """
-  said = os.fspath(url)
-  if '://' not in said:
-    said = os.path.abspath(said)
+  location = os.fspath(url)
+  if '://' not in location:
+    location = os.path.abspath(location)
   path = directory / run_json.LEDGER_URL
-  if path.exists() and path.read_text() == said:
+  if path.exists() and path.read_text() == location:
     return
   if (directory / run_json.RUN_FILE).exists():
     with ledger_lib.Ledger(
-      said, False, directory / run_json.LEDGER_KEY
+      location, False, directory / run_json.LEDGER_KEY
     ) as ledger:
       if ledger.bound() != run_json.RunRecord.read(directory).bound():
         raise ledger_lib.of_another_run()
-  # PRIVACY: a password in it is for nobody else. Guard:
-  # run_test.test_ledger_is_where_it_is_said_to_be.
-  _files.write(path, said.encode(), mode=0o600)
+  # PRIVACY: whoever reads a password in the URL can change the ledger. Only the
+  # owner can read the file.
+  # Guard: run_test.test_ledger_is_where_it_is_said_to_be.
+  _files.write(path, location.encode(), mode=0o600)
 
 
 def open_ledger(
   directory: pathlib.Path, create: bool = False
 ) -> ledger_lib.Ledger:
-  """Returns the ledger of a run, open, wherever it is.
+  """Returns the ledger of a run, open.
+
+  Args:
+    directory: folder of the run.
+    create: whether to make the ledger if there is none.
 
   Raises:
-    ValueError: as `Ledger`.
+    ValueError: there is no ledger, or it is damaged; see `Ledger`.
   """
   path = directory / run_json.LEDGER_URL
   return ledger_lib.Ledger(
