@@ -23,7 +23,7 @@ from typing import Any, Optional
 import click
 import numpy as np
 
-from simulations import run_stackoverflow
+from simulations import availability, run_stackoverflow
 from tff_bandmf import cohorts
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf import participation as participation_lib
@@ -139,7 +139,7 @@ def main(
     rounds,
     participation_lib.MinSep(min_sep),
     seed,
-    availability=cohorts.Diurnal(seed, drop_out=drop_out),
+    availability=availability.Diurnal(seed, drop_out=drop_out),
   )
   with tempfile.TemporaryDirectory() as temporary:
     directory = pathlib.Path(out or temporary)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from simulations import availability as availability_lib
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import cohort_sampler, feasibility
@@ -74,7 +75,9 @@ def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
     hypothesis.assume(clients >= schema.min_sep)
     size = min(size, clients // schema.min_sep)
   availability = (
-    None if charging is None else cohorts_lib.Diurnal(seed, charging=charging)
+    None
+    if charging is None
+    else availability_lib.Diurnal(seed, charging=charging)
   )
   with contextlib.ExitStack() as stack:
     if draws:
@@ -219,7 +222,7 @@ def test_multiples_keep_each_client_to_its_class():
 
 
 def test_only_the_available_are_selected_and_too_few_are_told():
-  diurnal = cohorts_lib.Diurnal(0, zones=(0,), charging=1.0)
+  diurnal = availability_lib.Diurnal(0, zones=(0,), charging=1.0)
   plan = 1000, 10, 48, participation_lib.MinSep(1), 0
   # Nobody charges at noon.
   with pytest.raises(

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from simulations import availability as availability_lib
 from tff_bandmf import accounting, strategies
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf import ledger as ledger_lib
@@ -25,7 +26,7 @@ def _dataset(client, round_index):
 def _source(ledger, drop_out=None, **arguments):
   availability = None
   if drop_out is not None:
-    availability = cohorts_lib.Diurnal(
+    availability = availability_lib.Diurnal(
       0, rounds_per_day=1, zones=(1,), charging=1.0, drop_out=drop_out
     )
   sampler = cohorts_lib.CohortSampler(

@@ -5,10 +5,8 @@
 | `admit`         | checks a cohort that was formed outside                   |
 | `CohortSampler` | draws cohorts                                             |
 | `History`       | last round and number of rounds of each client            |
-| `Diurnal`       | simulates which devices are available                     |
 """
 
 from tff_bandmf.cohorts.admission import Admission, admit
-from tff_bandmf.cohorts.availability import Diurnal
 from tff_bandmf.cohorts.cohort_sampler import CohortError, CohortSampler
 from tff_bandmf.cohorts.history import History

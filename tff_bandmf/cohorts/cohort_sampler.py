@@ -26,14 +26,13 @@ before any round has cost privacy. If counting cannot decide this (see
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Optional
+from typing import ClassVar, Optional, Protocol
 
 import numpy as np
 
 from tff_bandmf import _checks, errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import admission, feasibility
-from tff_bandmf.cohorts import availability as availability_lib
 from tff_bandmf.cohorts import history as history_lib
 
 # Populations up to this size are searched client by client.
@@ -45,6 +44,20 @@ _DRAWN_SHARE = 1 / 32
 
 class CohortError(ValueError):
   """Too few clients may take part in a round."""
+
+
+class Availability(Protocol):
+  """Which clients of a population can be reached in a round.
+
+  Both methods take the index of a round and [m] int64 indices of clients, and
+  return [m] bool.
+  """
+
+  def available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
+    """Returns which clients can be selected for a round."""
+
+  def drops_out(self, round_index: int, cohort: np.ndarray) -> np.ndarray:
+    """Returns which clients of a recorded cohort send no update."""
 
 
 def _error(name: str, value: object, rule: str, remedy: str) -> CohortError:
@@ -79,7 +92,7 @@ class CohortSampler:
   participation: participation_lib.Participation
   seed: int
   sampling: str = UNIFORM
-  availability: Optional[availability_lib.Diurnal] = None
+  availability: Optional[Availability] = None
 
   def __post_init__(self):
     for name in ('clients', 'cohort_size', 'rounds'):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tff_bandmf import cohorts
+from simulations import availability
 
 _CLIENTS = np.arange(20000)
 
@@ -11,7 +11,7 @@ _CLIENTS = np.arange(20000)
 def test_devices_are_there_at_night_only():
   # Midnight in zone 0 is round 0 of 24.
   there = [
-    cohorts.Diurnal(1, zones=(0,)).available(t, _CLIENTS).mean()
+    availability.Diurnal(1, zones=(0,)).available(t, _CLIENTS).mean()
     for t in range(48)
   ]
   # From 22:00 at the earliest to 10:00 at the latest.
@@ -23,7 +23,10 @@ def test_devices_are_there_at_night_only():
 
 
 def test_zones_shift_the_night():
-  here, there = cohorts.Diurnal(1, zones=(0,)), cohorts.Diurnal(1, zones=(-5,))
+  here, there = (
+    availability.Diurnal(1, zones=(0,)),
+    availability.Diurnal(1, zones=(-5,)),
+  )
   for t in range(5, 30):
     # The night of a client has the same hash in both.
     np.testing.assert_array_equal(
@@ -33,24 +36,25 @@ def test_zones_shift_the_night():
 
 def test_zones_are_all_used():
   # At 1:00 somewhere else in every round.
-  diurnal = cohorts.Diurnal(2, zones=tuple(range(24)), charging=1.0)
+  diurnal = availability.Diurnal(2, zones=tuple(range(24)), charging=1.0)
   shares = [diurnal.available(t, _CLIENTS).mean() for t in range(24)]
   # 6.5 hours of 24; a standard deviation is 0.003.
   assert shares == pytest.approx([6.5 / 24] * 24, abs=0.02)
 
 
 def test_charging_is_drawn_every_night():
-  diurnal = cohorts.Diurnal(3, zones=(0,), charging=0.5)
+  diurnal = availability.Diurnal(3, zones=(0,), charging=0.5)
   first, second = (diurnal.available(t, _CLIENTS) for t in (1, 25))
   # Independent: a quarter in both nights; a standard deviation is 0.003.
   assert np.mean(first & second) == pytest.approx(0.25, abs=0.02)
   assert np.mean(
-    cohorts.Diurnal(4, zones=(0,), charging=0.5).available(1, _CLIENTS) & first
+    availability.Diurnal(4, zones=(0,), charging=0.5).available(1, _CLIENTS)
+    & first
   ) == pytest.approx(0.25, abs=0.02)
 
 
 def test_night_is_one_stretch():
-  diurnal = cohorts.Diurnal(5, rounds_per_day=96, zones=(0,))
+  diurnal = availability.Diurnal(5, rounds_per_day=96, zones=(0,))
   there = np.array(
     [diurnal.available(t, _CLIENTS[:500]) for t in range(48, 145)]
   )
@@ -61,7 +65,7 @@ def test_night_is_one_stretch():
 
 
 def test_answer_does_not_depend_on_who_else_is_asked_about():
-  diurnal = cohorts.Diurnal(6)
+  diurnal = availability.Diurnal(6)
   some = np.array([17, 3, 17, 19999])
   for t in (0, 1000):
     np.testing.assert_array_equal(
@@ -73,11 +77,11 @@ def test_answer_does_not_depend_on_who_else_is_asked_about():
 
 
 def test_drop_out_has_its_share_and_changes_with_the_round():
-  diurnal = cohorts.Diurnal(7, drop_out=0.2)
+  diurnal = availability.Diurnal(7, drop_out=0.2)
   first, second = diurnal.drops_out(0, _CLIENTS), diurnal.drops_out(1, _CLIENTS)
   assert first.mean() == pytest.approx(0.2, abs=0.02)
   assert np.mean(first & second) == pytest.approx(0.04, abs=0.01)
-  assert not cohorts.Diurnal(7, drop_out=0).drops_out(0, _CLIENTS).any()
+  assert not availability.Diurnal(7, drop_out=0).drops_out(0, _CLIENTS).any()
 
 
 @pytest.mark.parametrize(
@@ -92,4 +96,4 @@ def test_drop_out_has_its_share_and_changes_with_the_round():
 )
 def test_value_out_of_range_is_refused(arguments, message):
   with pytest.raises(ValueError, match=message):
-    cohorts.Diurnal(0, **arguments)
+    availability.Diurnal(0, **arguments)
