@@ -131,7 +131,6 @@ def _recipes():
 def test_recipes_name_few_files_and_these_exist():
   recipes = _recipes()
   most_files = {
-    'A family of strategies': 2,
     'A schedule of learning rates': 2,
     'A workload that is not momentum': 3,
     'A model': 2,
