@@ -126,7 +126,7 @@ def readme(summary: summary_lib.Summary) -> str:
   said = textwrap.fill(
     'Test loss in nats a word after 1,032 rounds on real text, means over '
     'seeds, with 95 % intervals of the differences on the same seeds. Epsilon '
-    'is that of a cohort ten times larger, which the runs stand for: '
+    'holds for a cohort ten times larger, which these runs simulate: '
     '[comparison](docs/reference/comparison.md).',
     88,
   )
