@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
   from tff_bandmf.accounting import BallsInBins, BMinSep, CyclicPoisson
   from tff_bandmf.clips import AdaptiveClip
-  from tff_bandmf.participation import FixedEpoch, MinSep, Single
+  from tff_bandmf.participation import Budget, FixedEpoch, MinSep, Single
   from tff_bandmf.plan import Mechanism, Plan
   from tff_bandmf.run import Run
   from tff_bandmf.workloads import Workload
@@ -51,6 +51,7 @@ _MODULES = {
   'AdaptiveClip': 'clips',
   'BMinSep': 'accounting',
   'BallsInBins': 'accounting',
+  'Budget': 'participation',
   'CyclicPoisson': 'accounting',
   'FixedEpoch': 'participation',
   'Mechanism': 'plan',

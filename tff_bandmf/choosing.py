@@ -27,6 +27,7 @@ from tff_bandmf import (
   errors,
   optimize,
   participation,
+  sensitivity,
   strategies,
   workloads,
 )
@@ -154,7 +155,7 @@ def choose(
       best = optimize.optimize(
         family.name,
         rounds,
-        cohorts.schema,
+        cohorts.schema.typical,
         workload,
         objective,
         noise_copies=noise_copies,
@@ -162,8 +163,7 @@ def choose(
         **parameters,
       )
       guarantee = accounting.calibrate(
-        best.strategy,
-        cohorts.for_bands(best.strategy.bands),
+        *sensitivity.budget.of_run(cohorts, best.strategy),
         epsilon=target.epsilon,
         delta=target.delta,
         dimension=target.dimension,

@@ -9,6 +9,9 @@
 `min_sep` is the difference of round numbers, r2 - r1: 1 allows consecutive
 rounds. TensorFlow Privacy and the Gboard reports count the rounds in between,
 r2 - r1 - 1, which is one less: `min_sep_from_rounds_between` converts.
+
+`Budget` is a set of patterns of another kind: those whose cost under C is at
+most that of the patterns of `MinSep`; `Costs` computes it.
 """
 
 from __future__ import annotations
@@ -17,11 +20,14 @@ import abc
 from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 import attrs
+import numpy as np
 
 from tff_bandmf import _checks, errors
 
 # Two data sets are neighbours if one client's contributions are zero in one.
 ZERO_OUT = 'zero-out'
+# Sums of costs of as many rounds fit in 64 bits.
+_MOST_ROUNDS = 2**16
 
 
 @attrs.frozen
@@ -107,6 +113,11 @@ class Participation(Cohorts):
   @property
   def schema(self) -> Participation:
     """What a client can do at worst: these patterns, which are enforced."""
+    return self
+
+  @property
+  def typical(self) -> Participation:
+    """The schema that C is searched for: this one, but for `Budget`."""
     return self
 
   def to_dict(self) -> dict[str, Any]:
@@ -202,6 +213,178 @@ def check_cohorts(cohorts: object) -> None:
     )
 
 
+@attrs.frozen(eq=False)
+class Costs:
+  """The costs of patterns under one C, in integers, and the most of a client.
+
+    cost(P) = sum_{s in P} h(s, 0) + 2 sum_{s < t in P} h(s, t - s)
+
+  h(s, l) is |X[s, s + l]| / unit, rounded up, where X = C^T C or, if C is
+  Toeplitz, where X is that of the infinite columns, which bound those of every
+  end of the run. Sums of integers are exact in any order, so that servers and
+  devices decide alike.
+
+  Attributes:
+    table: [1 or n, lags] int64, h, each in [0, 2^30]. A single row is that of
+      every s. From l = lags on h is 0.
+    limit: the most that a client may cost, integer >= 0.
+    unit: squared clips of one unit of cost, > 0.
+    strategy_sha256: digest of C.
+  """
+
+  table: np.ndarray
+  limit: int
+  unit: float
+  strategy_sha256: str
+
+  @property
+  def most(self) -> int:
+    """The most rounds of a client, as each costs something."""
+    return self.limit // int(self.table[:, 0].min())
+
+  def pairs(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Returns h(s, t - s), int64, of the shape of s and t.
+
+    Args:
+      first: integers, s; where it is negative there is no round, and h is 0.
+      second: integers, t >= s.
+    """
+    lags = second - first
+    near = (first >= 0) & (lags < self.table.shape[1])
+    found = np.zeros(np.shape(lags), np.int64)
+    rows = first[near] if len(self.table) > 1 else 0
+    found[near] = self.table[rows, lags[near]]
+    return found
+
+  def total(self, rounds: np.ndarray) -> np.ndarray:
+    """Returns the costs of patterns, [m] int64.
+
+    Args:
+      rounds: [m, K] integers, a pattern a row, descending; negative numbers
+        stand for no round, and come last.
+    """
+    # PRIVACY: a sum beyond 64 bits would wrap, and a pattern would seem cheap.
+    # Patterns of so many rounds are refused.
+    # Guard: budget_test.test_patterns_of_too_many_rounds_are_refused.
+    if rounds.shape[1] > _MOST_ROUNDS:
+      raise errors.value_error(
+        'participations',
+        rounds.shape[1],
+        f'a client cannot have more than {_MOST_ROUNDS}',
+        'use a larger min_sep or fewer rounds',
+      )
+    total = np.zeros(len(rounds), np.int64)
+    for j in range(rounds.shape[1]):
+      # PRIVACY: a pair of rounds moves the run twice, by X[s, t] and X[t, s].
+      # It costs twice as much.
+      # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
+      latest = np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape)
+      found = self.pairs(rounds[:, j:], latest)
+      total += 2 * found[:, 1:].sum(1) + found[:, 0]
+    return total
+
+
+@attrs.frozen
+class Budget(Participation):
+  """A client takes part as long as its rounds cost no more than a budget.
+
+  The budget Delta^2 is the cost of `max_participations` rounds that are
+  `min_sep` apart, under the C of the run; see `Costs` for the cost, and
+  `sensitivity.budget` for the families that have one. So rounds may be closer
+  than `min_sep`, or more, as long as they cost no more. The C of a plan is the
+  one for `typical`.
+
+  Attributes:
+    min_sep: b of `typical`, integer >= 1.
+    max_participations: k of `typical`, integer >= 1; None is ceil(n / b).
+    apart: least difference of two round numbers of one client, in
+      [1, min_sep].
+    horizon: number of rounds up to which a run may go on, >= n; None is 10 n if
+      C is Toeplitz, else n.
+    costs: those under the C of a run; None for a budget that no C was found
+      for yet.
+  """
+
+  name: ClassVar[str] = 'budget'
+  min_sep: int = attrs.field(converter=_count_min_sep)
+  max_participations: Optional[int] = attrs.field(
+    default=None, converter=attrs.converters.optional(_count_participations)
+  )
+  apart: int = attrs.field(
+    default=1,
+    kw_only=True,
+    converter=lambda value: _checks.count(
+      'apart', value, 'it is r2 - r1, so 1 allows consecutive rounds'
+    ),
+  )
+  horizon: Optional[int] = attrs.field(
+    default=None,
+    kw_only=True,
+    converter=attrs.converters.optional(
+      lambda value: _checks.count(
+        'horizon', value, 'give the rounds up to which a run may go on'
+      )
+    ),
+  )
+  costs: Optional[Costs] = attrs.field(
+    default=None, kw_only=True, eq=False, repr=False
+  )
+
+  def __attrs_post_init__(self):
+    _checks.at_most(
+      'apart',
+      self.apart,
+      self.min_sep,
+      'min_sep',
+      'the typical client would not be admitted: use a smaller one',
+    )
+
+  @property
+  def known_costs(self) -> Costs:
+    """The costs under the C of a run.
+
+    Raises:
+      ValueError: no C is known.
+    """
+    if self.costs is None:
+      raise errors.value_error(
+        'participation',
+        self.name,
+        'needs the C of a run: what a round costs follows from it',
+        'use plan.schema, or guarantee.cohorts',
+      )
+    return self.costs
+
+  def check_horizon(self, rounds: int) -> None:
+    """Raises ValueError if the horizon is below the rounds that are planned."""
+    if self.horizon is not None and self.horizon < rounds:
+      raise errors.value_error(
+        'horizon',
+        self.horizon,
+        f'is below rounds={rounds}',
+        'leave it out, or give the rounds up to which the run may go on',
+      )
+
+  def participations(self, rounds: int) -> int:
+    return min(rounds, self.known_costs.most)
+
+  def separation(self, rounds: int) -> int:
+    return self.apart
+
+  @property
+  def typical(self) -> MinSep:
+    return MinSep(self.min_sep, self.max_participations)
+
+  def to_dict(self) -> dict[str, Any]:
+    return {
+      'participation': self.name,
+      'min_sep': self.min_sep,
+      'max_participations': self.max_participations,
+      'apart': self.apart,
+      'horizon': self.horizon,
+    }
+
+
 def check(participation: object) -> None:
   """Raises TypeError for what is not a schema."""
   if not isinstance(participation, Participation):
@@ -243,17 +426,29 @@ def from_name(
   name: str,
   min_sep: Optional[int] = None,
   max_participations: Optional[int] = None,
+  apart: Optional[int] = None,
+  horizon: Optional[int] = None,
 ) -> Participation:
   """Returns the schema called `name`.
 
   Args:
-    name: 'single', 'fixed-epoch' or 'min-sep'.
-    min_sep: r2 - r1; required by 'fixed-epoch' and 'min-sep'.
+    name: 'single', 'fixed-epoch', 'min-sep' or 'budget'.
+    min_sep: r2 - r1; required by all but 'single'.
     max_participations: optional bound on k.
+    apart: of 'budget'; None is 1.
+    horizon: of 'budget'; None leaves it to C.
 
   Raises:
     ValueError: unknown name, a parameter missing, or one that does not apply.
   """
+  for parameter, value in (('apart', apart), ('horizon', horizon)):
+    if value is not None and name != Budget.name:
+      raise errors.value_error(
+        parameter,
+        value,
+        f'participation {name} does not take it',
+        'leave it out, or use budget',
+      )
   if name == Single.name:
     if min_sep is not None or max_participations not in (None, 1):
       raise errors.value_error(
@@ -263,19 +458,30 @@ def from_name(
         'use min-sep or fixed-epoch',
       )
     return Single()
-  for schema in (MinSep, FixedEpoch):
-    if name == schema.name:
-      if min_sep is None:
-        raise errors.value_error(
-          'min_sep',
-          min_sep,
-          f'participation {name} needs it',
-          'give the least r2 - r1 of two rounds of one client',
-        )
-      return schema(min_sep, max_participations)
-  raise errors.value_error(
-    'participation',
-    name,
-    'is not a known schema',
-    'use single, fixed-epoch or min-sep',
-  )
+  if name not in (MinSep.name, FixedEpoch.name, Budget.name):
+    raise errors.value_error(
+      'participation',
+      name,
+      'is not a known schema',
+      f'use {" or ".join(NAMES)}',
+    )
+  if min_sep is None:
+    raise errors.value_error(
+      'min_sep',
+      min_sep,
+      f'participation {name} needs it',
+      'give the least r2 - r1 of two rounds of one client',
+    )
+  if name == Budget.name:
+    return Budget(
+      min_sep,
+      max_participations,
+      apart=1 if apart is None else apart,
+      horizon=horizon,
+    )
+  schema = MinSep if name == MinSep.name else FixedEpoch
+  return schema(min_sep, max_participations)
+
+
+# As flags and files name them.
+NAMES = (Single.name, FixedEpoch.name, MinSep.name, Budget.name)

@@ -5,8 +5,9 @@
 | `admit`         | checks a cohort that was formed outside                   |
 | `CohortSampler` | draws cohorts                                             |
 | `History`       | last round and number of rounds of each client            |
+| `Patterns`      | all rounds of each client, for a budget                   |
 """
 
 from tff_bandmf.cohorts.admission import Admission, admit
 from tff_bandmf.cohorts.cohort_sampler import CohortError, CohortSampler
-from tff_bandmf.cohorts.history import History
+from tff_bandmf.cohorts.history import History, Patterns

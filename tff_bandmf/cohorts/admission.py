@@ -17,6 +17,8 @@ A client may take part in round t if c < k and, unless c = 0,
 
   min-sep      t - l >= b
   fixed-epoch  t - l is a multiple of b; if k < ceil(n / b), t - l = b
+  budget       t - l >= `apart`; in place of c < k: its rounds and t cost at
+               most the budget, see `Costs`
 
 With fixed epochs a client may skip an epoch if k >= ceil(n / b): its rounds are
 then a subset of a pattern with one round in every epoch, whose sensitivity is
@@ -57,6 +59,8 @@ def violations(
     round_index: t, above every round of the history.
     history: rounds before t of the m clients.
   """
+  if isinstance(participation, participation_lib.Budget):
+    return _over_budget(participation, round_index, history)
   # PRIVACY: a client with more rounds, or closer ones, than the schema allows
   # moves the run by more than the sensitivity. Nothing but c < k and t - l >= b
   # here keeps it out.
@@ -74,6 +78,41 @@ def violations(
     too_soon |= (history.count > 0) & _off_epoch(
       participation, rounds, round_index - history.last_round.astype(np.int64)
     )
+  return too_soon, too_often
+
+
+def _over_budget(
+  budget: participation_lib.Budget,
+  round_index: int,
+  history: history_lib.History,
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns which clients come too soon, and which cost too much."""
+  costs = budget.known_costs
+  if history.rounds is None:
+    raise errors.value_error(
+      'history',
+      'last rounds',
+      'does not have all rounds of the clients, which a budget needs',
+      'use sampler.history(), or Ledger.past(..., whole=True)',
+    )
+  # PRIVACY: clients that were admitted under another C have rounds whose cost
+  # under this C nobody bounded. A history that no admission under this C can
+  # have led to is refused.
+  # Guard: budget_test.test_client_of_another_matrix_is_refused.
+  if np.any(costs.total(history.rounds) > costs.limit):
+    raise errors.value_error(
+      'history',
+      f'cost {int(costs.total(history.rounds).max())}',
+      f'exceeds the budget, {costs.limit}: a client was admitted under another '
+      'C or another schema',
+      'go on with the plan that the run began with',
+    )
+  now = np.full((len(history.rounds), 1), round_index, np.int64)
+  # PRIVACY: a client whose rounds cost more than the budget moves the run by
+  # more than the sensitivity. Nothing but this comparison keeps it out.
+  # Guard: budget_test.test_no_admitted_pattern_exceeds_the_budget.
+  too_often = costs.total(np.hstack([now, history.rounds])) > costs.limit
+  too_soon = history.last_round > round_index - budget.apart
   return too_soon, too_often
 
 

@@ -26,7 +26,7 @@ before any round has cost privacy. If counting cannot decide this (see
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Optional, Protocol
+from typing import ClassVar, Optional, Protocol, Union
 
 import numpy as np
 
@@ -143,9 +143,13 @@ class CohortSampler:
       self.participation,
     )
 
+  def history(self) -> Union[history_lib.History, history_lib.Patterns]:
+    """Returns the history of the population before the first round."""
+    return history_lib.empty(self.clients, self.participation)
+
   def _fill(self) -> None:
     """Draws the cohorts of all rounds, as a run without replays would."""
-    history = history_lib.History.empty(self.clients)
+    history = self.history()
     for round_index in range(self.rounds):
       try:
         history.record(round_index, self.sample(round_index, history))
@@ -176,12 +180,13 @@ class CohortSampler:
     )
 
   def _check_schema(self) -> None:
+    single = participation_lib.Single.name
     min_sep = participation_lib.MinSep.name
     fitting = {
-      self.UNIFORM: (participation_lib.Single.name, min_sep),
+      self.UNIFORM: (single, min_sep, participation_lib.Budget.name),
       self.MULTIPLES: (participation_lib.FixedEpoch.name, min_sep),
+      self.SHUFFLED_EPOCHS: (single, min_sep),
     }
-    fitting[self.SHUFFLED_EPOCHS] = fitting[self.UNIFORM]
     if self.sampling not in fitting:
       raise errors.value_error(
         'sampling',
@@ -199,7 +204,9 @@ class CohortSampler:
       )
 
   def eligible(
-    self, round_index: int, history: history_lib.History
+    self,
+    round_index: int,
+    history: Union[history_lib.History, history_lib.Patterns],
   ) -> np.ndarray:
     """Returns the indices of clients that may take part, [.] int64, ascending.
 
@@ -213,15 +220,21 @@ class CohortSampler:
     """
     self._check(round_index, history)
     candidates = self._candidates(round_index)
-    every = slice(candidates.start, None, candidates.step)
-    allowed = self._allowed(
-      round_index,
-      history_lib.History(history.last_round[every], history.count[every]),
-    )
-    return np.flatnonzero(allowed) * candidates.step + candidates.start
+    step = _MAX_BATCH * candidates.step
+    allowed = [
+      self._allowed(
+        round_index,
+        history.part(slice(start, start + step, candidates.step)),
+      )
+      for start in range(candidates.start, self.clients, step)
+    ]
+    found = np.flatnonzero(np.concatenate(allowed))
+    return found * candidates.step + candidates.start
 
   def sample(
-    self, round_index: int, history: history_lib.History
+    self,
+    round_index: int,
+    history: Union[history_lib.History, history_lib.Patterns],
   ) -> np.ndarray:
     """Returns the cohort of a round, a function of (seed, round, history).
 
@@ -258,7 +271,11 @@ class CohortSampler:
       )
     return np.sort(generator.choice(there, self.cohort_size, replace=False))
 
-  def _check(self, round_index: int, history: history_lib.History) -> None:
+  def _check(
+    self,
+    round_index: int,
+    history: Union[history_lib.History, history_lib.Patterns],
+  ) -> None:
     admission.check_round(round_index, self.rounds)
     if len(history.count) != self.clients:
       raise errors.value_error(
@@ -300,7 +317,7 @@ class CohortSampler:
     self,
     generator: np.random.Generator,
     round_index: int,
-    history: history_lib.History,
+    history: Union[history_lib.History, history_lib.Patterns],
   ) -> Optional[np.ndarray]:
     """Returns the first distinct eligible clients of a sequence of draws.
 

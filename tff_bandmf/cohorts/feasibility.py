@@ -28,6 +28,9 @@ second term is dropped, and the condition is also necessary.
 in this epoch or come too soon. They are at most (E - 1) m, as b <= E, so at
 least m clients are left. No client comes too often if k >= ceil(n / E).
 
+**Budget.** Who never took part may: n m <= N is enough. Else the cohorts of all
+rounds are drawn once.
+
 **Multiples.** The clients of class r are a population of N_r clients with n_r
 rounds and b = 1. If k >= n_r, no client comes too often.
 """
@@ -67,6 +70,9 @@ class Wanted:
 
   def surely(self) -> bool:
     """Returns whether every round can be filled, whatever was drawn before."""
+    if isinstance(self.participation, participation_lib.Budget):
+      # Somebody is left who never took part, and costs are not looked at.
+      return self.rounds * self.cohort_size <= self.clients
     b, k = self._schema
     if self.sampling == 'shuffled-epochs':
       epoch = self.clients // self.cohort_size
@@ -109,7 +115,9 @@ class Wanted:
       )
       for name in ('cohort_size', 'rounds')
     }
-    if schema.min_sep is not None:
+    if schema.min_sep is not None and not isinstance(
+      schema, participation_lib.Budget
+    ):
       found['min_sep'] = _most(
         schema.min_sep,
         lambda value: dataclasses.replace(

@@ -1,17 +1,22 @@
 """Participation of clients in earlier rounds, in memory.
 
 `History` is for clients that are numbered 0, 1, ...; `Seen` is for clients with
-identifiers of 64 bits.
+identifiers of 64 bits. The rule of a budget needs all rounds of a client, and
+not its last one and their number alone. A chain has them: the last
+participation of a client leads to the one before it, and so on. `Patterns` is a
+`History` with a chain.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from typing import Optional, Union
 
 import numpy as np
 
 from tff_bandmf import errors
+from tff_bandmf import participation as participation_lib
 
 # Last round of a client without any. -2^30: subtracting any round from it fits
 # in int32, and no run has 2^30 rounds.
@@ -21,6 +26,8 @@ MAX_ROUNDS = 2**30
 _MOST = 2**16 - 1
 # Participations that are sorted at once; each takes 60 bytes meanwhile.
 _BLOCK = 2**24
+# Chains have so many entries.
+_MOST_ENTRIES = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -30,10 +37,13 @@ class History:
   Attributes:
     last_round: [clients] int32, last round of each client; -2^30 if none.
     count: [clients] uint16, number of rounds of each client.
+    rounds: [clients, K] int32, all rounds of each client, descending, then
+      -2^30; None if they are not kept.
   """
 
   last_round: np.ndarray
   count: np.ndarray
+  rounds: Optional[np.ndarray] = None
 
   @classmethod
   def empty(cls, clients: int) -> History:
@@ -49,16 +59,16 @@ class History:
     Raises:
       ValueError: an index is outside the population.
     """
-    if len(clients) and not (
-      0 <= clients.min() and clients.max() < len(self.count)
-    ):
-      raise errors.value_error(
-        'client',
-        f'{clients.min()}..{clients.max()}',
-        f'is not among the {len(self.count)} clients',
-        'use the population that the run started with',
-      )
-    return History(self.last_round[clients], self.count[clients])
+    _check_clients(clients, len(self.count))
+    return self.part(clients)
+
+  def part(self, clients: Union[np.ndarray, slice]) -> History:
+    """Returns the history of clients by their place; a slice copies nothing."""
+    return History(
+      self.last_round[clients],
+      self.count[clients],
+      None if self.rounds is None else self.rounds[clients],
+    )
 
   def record(self, round_index: int, cohort: np.ndarray) -> None:
     """Adds a round, in place; the clients of the cohort must be distinct."""
@@ -71,6 +81,125 @@ class History:
     self.count[clients] = count
 
 
+class _Chain:
+  """Participations in order of their rounds, each with the client's one before.
+
+  4 bytes a participation.
+  """
+
+  def __init__(self):
+    self._before = np.empty(0, np.int32)
+    self._rounds: list[int] = []
+    # The first entry of each of these rounds, and of the next one.
+    self._starts = [0]
+
+  @property
+  def size(self) -> int:
+    """The number of entries."""
+    return self._starts[-1]
+
+  def add(
+    self, rounds: Sequence[int], sizes: Sequence[int], before: np.ndarray
+  ) -> None:
+    """Adds the participations of rounds, ascending.
+
+    Args:
+      rounds: indices, above all that were added.
+      sizes: the number of participations in each.
+      before: [sum of sizes] entry of the same client before each; -1 if none.
+    """
+    size = self.size
+    if size + len(before) > _MOST_ENTRIES:
+      raise errors.value_error(
+        'participations',
+        size + len(before),
+        f'must not exceed {_MOST_ENTRIES}',
+        'use fewer rounds or smaller cohorts',
+      )
+    if size + len(before) > len(self._before):
+      # Rather often than with much room; nobody else has the array.
+      self._before.resize((size + len(before)) * 9 // 8, refcheck=False)
+    self._before[size : size + len(before)] = before
+    for round_index, more in zip(rounds, sizes):
+      self._rounds.append(round_index)
+      self._starts.append(self._starts[-1] + more)
+
+  def history(self, last: np.ndarray, count: np.ndarray) -> History:
+    """Returns the history of clients.
+
+    Args:
+      last: [m] last entry of each, -1 if none.
+      count: [m] uint16.
+    """
+    rounds = np.full((len(last), int(count.max(initial=0))), _NEVER, np.int32)
+    of_entry = np.array([*self._rounds, _NEVER], np.int32)
+    client = np.flatnonzero(last >= 0)
+    entry = last[client]
+    # PRIVACY: a round that is left out costs nothing, and its client is let in
+    # too often. A chain is followed to its end.
+    # Guard: budget_test.test_history_has_every_round_of_a_client.
+    for column in range(rounds.shape[1]):
+      place = np.searchsorted(self._starts, entry, 'right') - 1
+      rounds[client, column] = of_entry[place]
+      entry = self._before[entry]
+      client, entry = client[entry >= 0], entry[entry >= 0]
+    newest = np.append(rounds, np.full((len(last), 1), _NEVER, np.int32), 1)
+    return History(newest[:, 0], count, rounds)
+
+
+class Patterns:
+  """The rounds of each client before some round, as chains.
+
+  6 bytes a client, and 4 a participation.
+
+  Attributes:
+    count: [clients] uint16, number of rounds of each client.
+  """
+
+  def __init__(self, clients: int):
+    """Takes a number of clients that never took part."""
+    self.count = np.zeros(clients, np.uint16)
+    self._last = np.full(clients, -1, np.int32)
+    self._chain = _Chain()
+
+  def of(self, clients: np.ndarray) -> History:
+    """Returns what `History.of` returns, with all rounds of the clients."""
+    _check_clients(clients, len(self.count))
+    return self.part(clients)
+
+  def part(self, clients: Union[np.ndarray, slice]) -> History:
+    """Returns what `History.part` returns, with all rounds of the clients."""
+    return self._chain.history(self._last[clients], self.count[clients])
+
+  def record(self, round_index: int, cohort: np.ndarray) -> None:
+    """Adds a round, in place; the clients of the cohort must be distinct."""
+    count = _counted(self.count[cohort].astype(np.int64) + 1)
+    first = self._chain.size
+    self._chain.add([round_index], [len(cohort)], self._last[cohort])
+    self._last[cohort] = first + np.arange(len(cohort))
+    self.count[cohort] = count
+
+
+def empty(
+  clients: int, participation: participation_lib.Participation
+) -> Union[History, Patterns]:
+  """Returns the history of clients that never took part, for a schema."""
+  if isinstance(participation, participation_lib.Budget):
+    return Patterns(clients)
+  return History.empty(clients)
+
+
+def _check_clients(clients: np.ndarray, population: int) -> None:
+  """Raises ValueError if an index is outside the population."""
+  if len(clients) and not (0 <= clients.min() and clients.max() < population):
+    raise errors.value_error(
+      'client',
+      f'{clients.min()}..{clients.max()}',
+      f'is not among the {population} clients',
+      'use the population that the run started with',
+    )
+
+
 class Seen:
   """Participation in the rounds of a ledger, by client identifier.
 
@@ -78,15 +207,19 @@ class Seen:
   their own. A part is merged with the next one unless it is at least twice as
   large. So adding a round takes time in proportion to its cohort, on average,
   and a look-up takes time in proportion to the clients asked for. 14 bytes a
-  client.
+  client, and 4 a participation where all rounds are kept.
 
   Attributes:
     next: index after the last round that was added; 0 if there is none.
+    whole: whether all rounds of a client are kept.
   """
 
-  def __init__(self):
+  def __init__(self, whole: bool = False):
     self.next = 0
+    self.whole = whole
+    # The last round of a client or, with a chain, its last entry.
     self._parts: list[tuple[np.ndarray, History]] = []
+    self._chain = _Chain()
 
   def record(self, rounds: Iterable[tuple[int, np.ndarray]]) -> None:
     """Adds rounds, ascending and above all rounds added before.
@@ -109,7 +242,10 @@ class Seen:
   def _add(self, rounds: list[tuple[int, np.ndarray]]) -> None:
     indices, cohorts = zip(*rounds)
     sizes = [len(cohort) for cohort in cohorts]
-    last = np.repeat(np.array(indices, np.int32), sizes)
+    if self.whole:
+      last = self._entries(indices, sizes, np.concatenate(cohorts))
+    else:
+      last = np.repeat(np.array(indices, np.int32), sizes)
     once = np.ones(len(last), np.uint16)
     self._parts.append(_combined(cohorts, History(last, once)))
     while len(self._parts) > 1 and len(self._parts[-2][0]) < 2 * len(
@@ -117,6 +253,18 @@ class Seen:
     ):
       self._combine(2)
     self.next = indices[-1] + 1
+
+  def _entries(
+    self, rounds: Sequence[int], sizes: Sequence[int], clients: np.ndarray
+  ) -> np.ndarray:
+    """Returns the entries of new participations, added to the chain."""
+    before = self._last(clients).last_round
+    entries = self._chain.size + np.arange(len(clients), dtype=np.int32)
+    order = np.argsort(clients, kind='stable')
+    again = clients[order[1:]] == clients[order[:-1]]
+    before[order[1:][again]] = entries[order[:-1][again]]
+    self._chain.add(rounds, sizes, before)
+    return entries
 
   def _combine(self, last: int) -> None:
     """Merges the last parts, `last` of them, into one."""
@@ -139,7 +287,16 @@ class Seen:
 
   def of(self, clients: np.ndarray) -> History:
     """Returns the history of [m] int64 identifiers, in their order."""
+    found = self._last(clients)
+    if not self.whole:
+      return found
+    return self._chain.history(found.last_round, found.count)
+
+  def _last(self, clients: np.ndarray) -> History:
+    """Returns the last round, or entry, and the count of each client."""
     found = History.empty(len(clients))
+    if self.whole:
+      found.last_round[:] = -1
     for known, history in self._parts:
       place = np.searchsorted(known, clients)
       there = place < len(known)

@@ -238,13 +238,41 @@ class Reader:
     self,
     clients: Union[Sequence[identifiers.Client], np.ndarray],
     before: int,
+    whole: bool = False,
   ) -> history_lib.History:
     """Returns the rounds of some clients below `before`, in their order.
 
     Looks at the rounds that were started since the last call, and at these
     clients: a round of a million takes no longer for the millions before it.
+
+    Args:
+      clients: indices or strings.
+      before: a round.
+      whole: whether all rounds of the clients are asked for, as for a budget.
     """
+    if whole and not self._seen.whole:
+      self._seen = history_lib.Seen(whole=True)
     return self._seen_before(before).of(self._hash().of(clients))
+
+  def patterns(
+    self,
+    population: Union[Sequence[identifiers.Client], np.ndarray],
+    before: int,
+  ) -> history_lib.Patterns:
+    """Returns all rounds of a population below `before`, in its order.
+
+    Args:
+      population: indices or strings, different ones.
+      before: a round.
+    """
+    hashes = self._hash().of(population)
+    order = np.argsort(hashes)
+    patterns = history_lib.Patterns(len(hashes))
+    for round_index, cohort in self._cohorts(operator.index(before)):
+      place = np.searchsorted(hashes, cohort, sorter=order)
+      place = order[np.minimum(place, len(order) - 1)]
+      patterns.record(round_index, place[hashes[place] == cohort])
+    return patterns
 
   def clients(self, before: int) -> int:
     """Returns how many different clients took part in rounds below `before`."""
@@ -255,7 +283,7 @@ class Reader:
     # PRIVACY: a round that is left out lets its clients in too early. Guard:
     # admission_test.test_past_is_that_of_every_round_before.
     if self._seen.next > before:
-      self._seen = history_lib.Seen()
+      self._seen = history_lib.Seen(self._seen.whole)
     self._seen.record(self._cohorts(before, self._seen.next))
     return self._seen
 

@@ -81,6 +81,21 @@ class Plan(request_lib.Request):
     """The strategy C."""
     return self.result.guarantee.strategy
 
+  @property
+  def planned_strategy(self) -> strategies.Strategy:
+    """The strategy C of the planned rounds, whose errors are stated.
+
+    `strategy` is that of all rounds up to which the run may go on.
+    """
+    return self.result.planned_strategy
+
+  @property
+  def schema(self) -> participation_lib.Participation:
+    """What a client can do at worst, with the costs of a `Budget`."""
+    if isinstance(self.cohorts, participation_lib.Budget):
+      return self.result.guarantee.cohorts.schema
+    return self.cohorts.schema
+
   @functools.cached_property
   def guarantee(self) -> accounting.Guarantee:
     """The guarantee of the run itself, not of a larger run it simulates."""
@@ -140,7 +155,7 @@ class Plan(request_lib.Request):
   @functools.cached_property
   def rmse(self) -> float:
     """The root mean square error of a run, for a clip of 1."""
-    mean, _ = self.strategy.errors(self.workload)
+    mean, _ = self.planned_strategy.errors(self.workload)
     return self.z_stddev_at_1 * math.sqrt(mean)
 
   @property
@@ -164,7 +179,7 @@ class Plan(request_lib.Request):
     """
     if dimension is None:
       return None
-    _, largest = self.strategy.errors()
+    _, largest = self.planned_strategy.errors()
     return (
       self.z_stddev_at_1
       * math.sqrt(largest * dimension)
@@ -184,16 +199,20 @@ class Plan(request_lib.Request):
   def spent(self, rounds: int) -> Optional[float]:
     """Returns an upper bound of epsilon at `delta` of the first rounds.
 
-    For sampled cohorts it is the epsilon of the whole run. None if the plan
-    claims no epsilon.
+    For sampled cohorts and a budget it is the epsilon of the whole run. None if
+    the plan claims no epsilon.
 
     Args:
       rounds: number of rounds that are done, >= 0.
     """
     if not rounds:
       return 0.0
-    schema, found = self.cohorts.schema, self.guarantee
-    if self.sampled is None and schema.min_sep is not None:
+    schema, found = self.schema, self.guarantee
+    if (
+      self.sampled is None
+      and schema.min_sep is not None
+      and not isinstance(schema, participation_lib.Budget)
+    ):
       # PRIVACY: too few participations would understate the epsilon spent so
       # far. In t rounds a client has at most ceil(t / b) of them.
       # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
@@ -248,7 +267,9 @@ class Plan(request_lib.Request):
           clients_per_round=clients,
           epsilon=each,
           noise_multiplier=None,
-          mechanism=self.strategy if self.sampled is None else self.mechanism,
+          mechanism=self.planned_strategy
+          if self.sampled is None
+          else self.mechanism,
           largest_cohort=None,
           stands_for=None,
         )
@@ -275,7 +296,7 @@ class Plan(request_lib.Request):
       clients,
       self.clients_per_round,
       self.rounds,
-      self.cohorts.schema,
+      self.schema,
     )
     return wanted if self.cohorts.is_enforced and wanted.never() else None
 
@@ -298,17 +319,18 @@ class Plan(request_lib.Request):
         'clients',
         clients,
         f'cannot fill {self.rounds} rounds of {self.clients_per_round} where '
-        f'cohorts are {plan_text.cohorts(self, self.cohorts)}',
+        f'cohorts are {plan_text.cohorts(self, self.schema)}',
         f'use {remedy}' if remedy else 'use more clients',
       )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the numbers of the plan under their JSON keys."""
-    schema = self.cohorts.schema
-    mean, largest = self.strategy.errors(self.workload)
+    schema = self.schema
+    mean, largest = self.planned_strategy.errors(self.workload)
     scale = self.z_stddev_at_1
     return {
       **self.guarantee.to_dict(),
+      'rounds': self.rounds,
       'mechanism': self.strategy.family,
       'parameters': self.strategy.parameters(),
       'buffers': self.strategy.buffers,
@@ -434,6 +456,9 @@ class Plan(request_lib.Request):
       f'left out: {family}: {reason}'
       for family, reason in self.result.left_out.items()
     ]
+    if isinstance(self.schema, participation_lib.Budget):
+      text = plan_text.budget(self.schema, self.clients_per_round)
+      lines.append(f'budget: {text}')
     worse = '; '.join(
       f'{case}: {"not proved" if epsilon is None else rounded_up(epsilon)}'
       for case, epsilon in self.what_if().items()
@@ -453,7 +478,7 @@ class Plan(request_lib.Request):
     independent = (
       self.guarantee.noise_multiplier
       * self.clients_per_unit
-      * sensitivity.sensitivity(identity, self.cohorts.schema).value
+      * sensitivity.sensitivity(identity, self.cohorts.schema.typical).value
       * clips.growth(self.l2_norm_clip)
       * math.sqrt(mean)
     )

@@ -12,7 +12,16 @@ from typing import Any, Optional, Union
 
 import attrs
 
-from tff_bandmf import _files, accounting, clips, errors, strategies, workloads
+from tff_bandmf import (
+  _files,
+  accounting,
+  clips,
+  errors,
+  participation,
+  sensitivity,
+  strategies,
+  workloads,
+)
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import request as request_lib
 from tff_bandmf.plan import result as result_lib
@@ -84,19 +93,27 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
   try:
     fields = dict(content['request'])
     strategy = strategies.from_document(content['strategy'], path)
+    cohorts = accounting.from_dict(fields['cohorts'])
+    planned = strategy
+    if isinstance(cohorts, participation.Budget):
+      planned = sensitivity.budget.of_rounds(strategy, fields['rounds'])
     stored = request_lib.Request(
       **{
         **fields,
-        'cohorts': accounting.from_dict(fields['cohorts']),
+        'cohorts': cohorts,
         'l2_norm_clip': clips.from_json(fields['l2_norm_clip']),
         'workload': workloads.from_dict(fields['workload']),
-        'mechanism': _mechanism(fields['mechanism'], strategy),
+        'mechanism': _mechanism(fields['mechanism'], planned),
       }
     )
-    cohorts = stored.cohorts.for_cohort_size(stored.clients_per_round)
+    longer, completed = sensitivity.budget.of_run(
+      cohorts.for_cohort_size(stored.clients_per_round), planned
+    )
+    if longer.digest() != strategy.digest():
+      raise TypeError('another horizon')
     guarantee = accounting.Guarantee(
       strategy,
-      cohorts.for_bands(strategy.bands),
+      completed,
       float(content['noise_multiplier']),
       dimension=stored.coordinates,
       clients_per_unit=stored.clients_per_unit,
@@ -122,7 +139,7 @@ def _check_claim(
   # plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused and
   # test_sampled_plan_with_less_noise_is_refused.
   stored, guarantee = result.request, result.guarantee
-  holds = guarantee.strategy.rounds == stored.rounds
+  holds = result.planned_strategy.rounds == stored.rounds
   if stored.epsilon is None or stored.delta is None:
     holds &= guarantee.noise_multiplier == stored.noise_multiplier
   else:

@@ -33,6 +33,23 @@ def cohorts(
   )
 
 
+def budget(schema: participation.Budget, clients_per_round: int) -> str:
+  """Returns what a round costs, and how long the run may go on.
+
+  Args:
+    schema: the budget, with its costs.
+    clients_per_round: expected number of clients of a round.
+  """
+  costs = schema.known_costs
+  share = int(costs.table[:, 0].max()) / costs.limit
+  return (
+    f'a round costs a client {share:.4g} of its budget, and more near its '
+    f'earlier rounds; a round of {clients_per_round} clients costs as much as '
+    f'{share * clients_per_round:.4g} clients have, or more; the run may stop '
+    f'early, or go on to {schema.horizon} rounds, at the same claim'
+  )
+
+
 def claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
   """Returns the claim of a guarantee at `delta`, with its adjacency and rho."""
   if not guarantee.noise_multiplier:

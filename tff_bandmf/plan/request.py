@@ -58,9 +58,9 @@ class Request:
     rounds: n, number of rounds of the run, integer >= 1.
     clients_per_round: B, expected number of clients in a round and divisor of
       the mean, integer >= 1.
-    cohorts: rule by which clients take part. `MinSep`, `FixedEpoch` and
-      `Single` are enforced; `CyclicPoisson`, `BallsInBins` and `BMinSep` are
-      sampled and amplify.
+    cohorts: rule by which clients take part. `MinSep`, `Budget`, `FixedEpoch`
+      and `Single` are enforced; `CyclicPoisson`, `BallsInBins` and `BMinSep`
+      are sampled and amplify.
     l2_norm_clip: largest norm of a client's clipped update, > 0; or a tuple
       with one clip a layer; or an `AdaptiveClip`, which follows the updates.
     epsilon: target epsilon of the whole run, in (0, 100]. Give epsilon and
@@ -162,7 +162,10 @@ class Request:
         'a larger cohort is drawn with another probability, and amplifies less',
         'leave it out, or enforce a schema: MinSep',
       )
-    min_sep = self.cohorts.schema.min_sep
+    schema = self.cohorts.schema
+    if isinstance(schema, participation.Budget):
+      schema.check_horizon(self.rounds)
+    min_sep = schema.min_sep
     if min_sep is not None and min_sep > self.rounds:
       raise errors.value_error(
         'min_sep',

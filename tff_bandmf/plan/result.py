@@ -16,6 +16,7 @@ from tff_bandmf import (
   errors,
   optimize,
   participation,
+  sensitivity,
   strategies,
 )
 from tff_bandmf.plan import mechanism as mechanism_lib
@@ -74,6 +75,14 @@ class Result:
         f'must be at least {least}, which sampled cohorts seldom exceed',
         'leave it out',
       )
+
+  @property
+  def planned_strategy(self) -> strategies.Strategy:
+    """C for the planned rounds; a run by `Budget` may have more."""
+    strategy = self.guarantee.strategy
+    if isinstance(self.request.cohorts, participation.Budget):
+      return sensitivity.budget.of_rounds(strategy, self.request.rounds)
+    return strategy
 
   @property
   def bound(self) -> Optional[dict[str, Any]]:
@@ -175,7 +184,7 @@ def _strategy(
     return optimize.optimize(
       mechanism.family,
       request.rounds,
-      request.cohorts.schema,
+      request.cohorts.schema.typical,
       request.workload,
       request.objective,
       callback=lambda loss: progress(f'loss {loss:.6g}'),
@@ -197,7 +206,10 @@ def _calibrated(
   cohorts: participation.Cohorts,
 ) -> accounting.Guarantee:
   """Returns the guarantee of a plan, or of the larger run that it simulates."""
-  cohorts = cohorts.for_bands(strategy.bands)
+  if isinstance(cohorts, participation.Budget):
+    # A strategy that was chosen is that of all rounds up to the horizon.
+    strategy = sensitivity.budget.of_rounds(strategy, request.rounds)
+  strategy, cohorts = sensitivity.budget.of_run(cohorts, strategy)
   if request.epsilon is None or request.delta is None:
     return accounting.Guarantee(
       strategy,

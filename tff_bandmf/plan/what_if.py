@@ -32,7 +32,8 @@ def _worse(
   cohorts: participation.Cohorts, rounds: int
 ) -> list[tuple[str, participation.Participation]]:
   """Returns pairs of a text and a schema that is worse than the planned one."""
-  if not cohorts.is_enforced:
+  # A budget is one promise, and no distance or count is another.
+  if not cohorts.is_enforced or isinstance(cohorts, participation.Budget):
     return []
   schema = cohorts.schema
   k = schema.participations(rounds)

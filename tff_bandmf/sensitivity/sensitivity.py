@@ -18,7 +18,7 @@ import numpy as np
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
-from tff_bandmf.sensitivity import gram, result, toeplitz, tree
+from tff_bandmf.sensitivity import budget, gram, result, toeplitz, tree
 from tff_bandmf.strategies import base, recursion
 
 
@@ -43,6 +43,8 @@ def sensitivity(
 one client do not overlap (bands <= min_sep)')
   """
   participation_lib.check(participation)
+  if isinstance(participation, participation_lib.Budget):
+    return budget.bound(strategy, participation)
   # What overflows is refused below.
   with np.errstate(over='ignore', invalid='ignore'):
     found = _THEOREMS[strategy.structure](strategy, participation)
