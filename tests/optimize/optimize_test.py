@@ -118,10 +118,11 @@ def test_loss_is_never_above_that_of_the_square_root(rounds, bands, objective):
 )
 def test_closed_form_is_the_sum_of_all_terms(coefficients, momentum, objective):
   rounds, free = 5_000, np.array(coefficients[1:])
-  loss = toeplitz._Settled(rounds, objective, momentum)
+  workload = workloads.Workload(momentum)
+  loss = toeplitz._Settled(rounds, objective, workload.polynomial)
   value, gradient = loss(free)
   strategy = strategies.BandedToeplitz(rounds, coefficients)
-  errors = strategy.errors(workloads.Workload(momentum))
+  errors = strategy.errors(workload)
   expected = errors[objective == 'max'] * np.sum(np.square(coefficients))
   assert value == pytest.approx(np.log(expected), abs=1e-12)
   step = 1e-6
