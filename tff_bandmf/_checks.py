@@ -18,17 +18,19 @@ def count(name: str, value: Any, remedy: str, least: int = 1) -> int:
     ValueError: `value` is below `least`.
   """
   if isinstance(value, bool) or not isinstance(value, SupportsIndex):
-    raise errors.type_error(name, value, 'must be an integer', remedy)
+    raise errors.type_error(f'{name}={value}: must be an integer; {remedy}')
   number = operator.index(value)
   if number < least:
-    raise errors.value_error(name, value, f'must be at least {least}', remedy)
+    raise errors.value_error(
+      f'{name}={value}: must be at least {least}; {remedy}'
+    )
   return number
 
 
 def number(name: str, value: Any, remedy: str) -> float:
   """Returns `value` as a float, else raises TypeError."""
   if isinstance(value, bool) or not hasattr(value, '__float__'):
-    raise errors.type_error(name, value, 'must be a number', remedy)
+    raise errors.type_error(f'{name}={value}: must be a number; {remedy}')
   return float(value)
 
 
@@ -40,7 +42,9 @@ def positive(name: str, value: Any, remedy: str) -> float:
     ValueError: `value` is not positive, or is infinite or NaN.
   """
   if not 0 < number(name, value, remedy) < float('inf'):
-    raise errors.value_error(name, value, 'must be positive and finite', remedy)
+    raise errors.value_error(
+      f'{name}={value}: must be positive and finite; {remedy}'
+    )
   return float(value)
 
 
@@ -53,7 +57,7 @@ def nonnegative(name: str, value: Any, remedy: str) -> float:
   """
   if not 0 <= number(name, value, remedy) < float('inf'):
     raise errors.value_error(
-      name, value, 'must be at least 0 and finite', remedy
+      f'{name}={value}: must be at least 0 and finite; {remedy}'
     )
   return float(value)
 
@@ -62,7 +66,7 @@ def at_most(name: str, value: Any, most: Any, of: str, remedy: str) -> None:
   """Raises ValueError if `value` exceeds `most`, which is called `of`."""
   if value > most:
     raise errors.value_error(
-      name, value, f'must not exceed {of}={most}', remedy
+      f'{name}={value}: must not exceed {of}={most}; {remedy}'
     )
 
 
@@ -77,7 +81,7 @@ def between(
   """
   if not low <= number(name, value, remedy) <= high:
     raise errors.value_error(
-      name, value, f'must be in [{low:g}, {high:g}]', remedy
+      f'{name}={value}: must be in [{low:g}, {high:g}]; {remedy}'
     )
   return float(value)
 
@@ -92,7 +96,7 @@ def real_array(name: str, values: Any) -> np.ndarray:
   array = np.array(values)
   if array.dtype.kind not in 'fiu':
     raise errors.type_error(
-      f'{name}.dtype', array.dtype, 'must be real numbers', 'give float64'
+      f'{name}.dtype={array.dtype}: must be real numbers; give float64'
     )
   array = array.astype(np.float64)
   array.flags.writeable = False

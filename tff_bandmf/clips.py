@@ -137,7 +137,7 @@ def of(initial: Any, *, quantile: Optional[float] = None, **others: Any) -> Any:
     return AdaptiveClip(initial, quantile, **given)
   for name, value in given.items():
     raise errors.value_error(
-      f'clip_{name}', value, 'is of a clip that adapts', 'give clip_quantile'
+      f'clip_{name}={value}: is of a clip that adapts; give clip_quantile'
     )
   return initial
 

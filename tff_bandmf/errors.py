@@ -18,8 +18,8 @@ from typing import Optional
 
 import tqdm
 
-# A longer part of a message is cut in the middle; in characters.
-_LONGEST = 400
+# A longer message is cut in the middle; in characters.
+_LONGEST = 800
 # TensorFlow prints a failed assertion of a graph as '[part] [part]', and a
 # failed eager assertion with one part a line.
 _IN_A_GRAPH = re.compile(r'assertion failed: (\[[^\]]*\](?: \[[^\]]*\])*)')
@@ -28,29 +28,34 @@ _EAGER = re.compile(r'to be true\. Summarized data: (.*)', re.DOTALL)
 _BYTES = re.compile(r"b(['\"])(.*)\1")
 
 
-def invalid(name: str, value: object, rule: str, remedy: str) -> str:
-  """Returns one line: the offending name=value, the rule, the remedy.
+def invalid(message: str, *parts: object) -> str:
+  """Returns a message in one line: `name=value: the rule; the remedy`.
 
-  >>> invalid('rounds', 0, 'must be at least 1', 'pass the number of rounds')
+  >>> invalid('rounds=0: must be at least 1; pass the number of rounds')
   'rounds=0: must be at least 1; pass the number of rounds.'
 
-  Parts may come from a file or a command line. Long parts are cut in the
+  Values may come from a file or a command line. A long message is cut in the
   middle, and characters that do not print are escaped.
 
-  >>> invalid('family', 'x\\x1b[2J', 'is not known', 'use banded')
+  >>> invalid('family=x\\x1b[2J: is not known; use banded')
   'family=x\\\\x1b[2J: is not known; use banded.'
   """
-  return f'{_line(name)}={_line(value)}: {_line(rule)}; {_line(remedy)}.'
+  if parts:
+    value, rule, remedy = parts
+    message = f'{message}={value}: {rule}; {remedy}'
+  if len(message) > _LONGEST:
+    message = f'{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}'
+  return ''.join(map(_printable, message)) + '.'
 
 
-def value_error(name: str, value: object, rule: str, remedy: str) -> ValueError:
+def value_error(message: str, *parts: object) -> ValueError:
   """Returns the error for a value that breaks a rule; see `invalid`."""
-  return ValueError(invalid(name, value, rule, remedy))
+  return ValueError(invalid(message, *parts))
 
 
-def type_error(name: str, value: object, rule: str, remedy: str) -> TypeError:
+def type_error(message: str, *parts: object) -> TypeError:
   """Returns the error for a value of a wrong type; see `invalid`."""
-  return TypeError(invalid(name, value, rule, remedy))
+  return TypeError(invalid(message, *parts))
 
 
 def notice(line: str) -> None:
@@ -71,7 +76,7 @@ def install(extra: str) -> str:
 
 def not_installed(package: str, rule: str, remedy: str) -> ImportError:
   """Returns the error for a package that is missing."""
-  return ImportError(invalid(package, 'not installed', rule, remedy))
+  return ImportError(invalid(f'{package}=not installed: {rule}; {remedy}'))
 
 
 def refusal(error: Exception) -> Optional[ValueError]:
@@ -100,11 +105,8 @@ def refusal(error: Exception) -> Optional[ValueError]:
   return None
 
 
-def _line(value: object) -> str:
-  text = str(value)
-  if len(text) > _LONGEST:
-    text = f'{text[: _LONGEST // 2]} ... {text[-_LONGEST // 2 :]}'
-  return text if text.isprintable() else repr(text)[1:-1]
+def _printable(character: str) -> str:
+  return character if character.isprintable() else repr(character)[1:-1]
 
 
 def needs_tff(module: str) -> ImportError:

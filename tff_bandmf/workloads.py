@@ -31,7 +31,7 @@ def _momentum(value: Any) -> float:
   momentum = _checks.number('momentum', value, 'give a fraction')
   if not 0 <= momentum < 1:
     raise errors.value_error(
-      'momentum', value, 'must be in [0, 1)', 'give a fraction'
+      f'momentum={value}: must be in [0, 1); give a fraction'
     )
   return momentum
 
@@ -86,10 +86,8 @@ class Workload:
   def __attrs_post_init__(self):
     if self.warmup + self.cooldown > 1:
       raise errors.value_error(
-        'cooldown',
-        self.cooldown,
-        f'must leave room for warmup={self.warmup}',
-        'their sum is at most 1',
+        f'cooldown={self.cooldown}: must leave room for warmup={self.warmup}; '
+        'their sum is at most 1'
       )
 
   @property
@@ -183,20 +181,18 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
     for key, value in given.items():
       if value:
         raise errors.value_error(
-          key, value, 'prefix sums have none', 'use workload momentum'
+          f'{key}={value}: prefix sums have none; use workload momentum'
         )
     return PREFIX
   if name == 'momentum':
     if 'momentum' not in given:
       raise errors.value_error(
-        'momentum',
-        None,
-        'workload momentum needs it',
-        'give --momentum; 0 for learning rates alone',
+        'momentum=None: workload momentum needs it; give --momentum; 0 for '
+        'learning rates alone'
       )
     return Workload(**given)
   raise errors.value_error(
-    'workload', name, 'is not known', 'use prefix or momentum'
+    f'workload={name}: is not known; use prefix or momentum'
   )
 
 
@@ -209,10 +205,8 @@ def from_dict(record: Mapping[str, Any]) -> Workload:
   """
   if list(record) != ['workload', *PARAMETERS]:
     raise errors.type_error(
-      'workload',
-      dict(record),
-      f'must have {", ".join(PARAMETERS)}',
-      'write it with to_dict',
+      f'workload={dict(record)}: must have {", ".join(PARAMETERS)}; write it '
+      'with to_dict'
     )
   parameters = dict(record)
   return from_name(parameters.pop('workload'), **parameters)

@@ -178,38 +178,30 @@ def compose(runs: Iterable[Any]) -> Composition:
       pairs[len(pairs) if run_id is None else same] = run_id, each
   found = tuple(each for _, each in pairs.values())
   if not found:
-    raise errors.value_error(
-      'runs', 'none', 'are to be composed', 'give one or more'
-    )
+    raise errors.value_error('runs=none: are to be composed; give one or more')
   for each in found:
     # PRIVACY: what has no noise has no guarantee, with others or alone. Guard:
     # composition_test.test_run_without_noise_is_refused.
     if not each.noise_multiplier:
       raise errors.value_error(
-        'noise_multiplier',
-        0,
-        'a run without noise guarantees nothing, and so do all together',
-        'leave it out only if its releases stay private',
+        'noise_multiplier=0: a run without noise guarantees nothing, and so do '
+        'all together; leave it out only if its releases stay private'
       )
   units = sorted({each.clients_per_unit for each in found})
   # PRIVACY: what protects one client of a unit leaves the others. Guard:
   # composition_test.test_mixed_units_are_refused.
   if len(units) > 1:
     raise errors.value_error(
-      'clients_per_unit',
-      ' and '.join(map(str, units)),
-      'must be the same in all runs',
-      'state all runs for units of the same size',
+      f'clients_per_unit={" and ".join(map(str, units))}: must be the same in '
+      'all runs; state all runs for units of the same size'
     )
   adjacencies = sorted({each.cohorts.adjacency for each in found})
   # PRIVACY: neighbours of one run are not those of another. Guard:
   # composition_test.test_mixed_adjacencies_are_refused.
   if len(adjacencies) > 1:
     raise errors.value_error(
-      'adjacency',
-      ' and '.join(adjacencies),
-      'must be the same in all runs',
-      'state all runs for one of them',
+      f'adjacency={" and ".join(adjacencies)}: must be the same in all runs; '
+      'state all runs for one of them'
     )
   return Composition(found, tuple(run_id for run_id, _ in pairs.values()))
 

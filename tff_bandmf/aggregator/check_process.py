@@ -89,21 +89,18 @@ def check_process(
   names = list(_leaves(signature.result, result))
   if following.releases != 1:
     raise errors.value_error(
-      'process',
-      f'{following.releases} releases of a dp_aggregator',
-      'must have 1 a round: the guarantee is about one release',
-      'give the process one tff_bandmf.aggregator.dp_aggregator',
+      f'process={following.releases} releases of a dp_aggregator: must have 1 '
+      'a round: the guarantee is about one release; give the process one '
+      'tff_bandmf.aggregator.dp_aggregator'
     )
   state_name = next(iter(_elements(signature.result)))[0]
   past = [name for name in names if name.split('.')[0] == state_name]
   if past:
     raise errors.value_error(
-      'process',
-      ', '.join(past),
-      'in the next state depends on clients past the noise of the '
-      'aggregator, so there is no guarantee',
-      'use an algorithm that sends updates through its model_aggregator '
-      'alone, such as tff.learning.algorithms.build_unweighted_fed_avg',
+      f'process={", ".join(past)}: in the next state depends on clients past '
+      'the noise of the aggregator, so there is no guarantee; use an algorithm '
+      'that sends updates through its model_aggregator alone, such as '
+      'tff.learning.algorithms.build_unweighted_fed_avg'
     )
   return names
 

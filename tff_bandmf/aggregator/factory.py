@@ -163,11 +163,10 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
         `secure_sum` or `measure_clients`, which need single updates.
     """
     if self._sums.secure or self._sums.measured:
+      name = 'secure_sum' if self._sums.secure else 'measure_clients'
       raise errors.value_error(
-        'secure_sum' if self._sums.secure else 'measure_clients',
-        True,
-        'is for updates of single clients',
-        'leave it out for sums over groups',
+        f'{name}=True: is for updates of single clients; leave it out for sums '
+        'over groups'
       )
     return self._create(value_type, sums=True)
 
@@ -185,10 +184,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     # Guard: aggregator_runs_test.test_second_process_of_a_factory_is_refused.
     if self._query is not None:
       raise errors.value_error(
-        'create',
-        'called twice',
-        'an aggregator serves one run',
-        'call dp_aggregator for every learning process',
+        'create=called twice: an aggregator serves one run; call dp_aggregator '
+        'for every learning process'
       )
     self._query = query = query_lib.CorrelatedNoiseQuery.of(
       self.guarantee,
@@ -217,11 +214,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       tff.framework.get_context_stack().current, tff.program.FederatedContext
     ):
       raise errors.value_error(
-        'noise',
-        type(self.noise).__name__,
-        'its key would be released: programs such as train_model give '
-        'the whole training state to a release manager',
-        'use Tape()',
+        f'noise={type(self.noise).__name__}: its key would be released: '
+        'programs such as train_model give the whole training state to a '
+        'release manager; use Tape()'
       )
 
 
@@ -245,10 +240,7 @@ def skip_round(state: Any) -> Any:
   query_state = state.query_state
   if 'key' in query_state.noise:
     raise errors.value_error(
-      'noise',
-      'InState()',
-      'cannot leave a round out',
-      'use Tape(), or start anew',
+      'noise=InState(): cannot leave a round out; use Tape(), or start anew'
     )
   return state._replace(
     query_state=query_state._replace(round=query_state.round + np.int64(1))
@@ -420,19 +412,16 @@ def dp_aggregator(
   if l2_norm_clip is None or isinstance(
     l2_norm_clip, tff.templates.EstimationProcess
   ):
+    kind = 'None' if l2_norm_clip is None else 'an EstimationProcess'
     raise errors.type_error(
-      'l2_norm_clip',
-      'None' if l2_norm_clip is None else 'an EstimationProcess',
-      'must be a norm or adapt under the noise of the run',
-      'give a norm, or tff_bandmf.AdaptiveClip(0.1)',
+      f'l2_norm_clip={kind}: must be a norm or adapt under the noise of the '
+      'run; give a norm, or tff_bandmf.AdaptiveClip(0.1)'
     )
   query_lib.check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
   if not isinstance(strategy, strategies.Strategy):
     raise errors.type_error(
-      'strategy',
-      strategy,
-      'must be a tff_bandmf.strategies.Strategy',
-      'load or optimise one',
+      f'strategy={strategy}: must be a tff_bandmf.strategies.Strategy; load or '
+      'optimise one'
     )
   if largest_cohort is None:
     largest_cohort = math.ceil(clients_per_round)
@@ -442,24 +431,19 @@ def dp_aggregator(
   placement = placements.Tape() if noise is None else noise
   if not isinstance(placement, placements.Placement):
     raise errors.type_error(
-      'noise',
-      type(placement).__name__,
-      'is not a placement',
-      'use Tape(), Served(folders) or InState() of noise.placements',
+      f'noise={type(placement).__name__}: is not a placement; use Tape(), '
+      'Served(folders) or InState() of noise.placements'
     )
   if not placement.start_round <= strategy.rounds:
     raise errors.value_error(
-      'start_round',
-      placement.start_round,
-      f'must be in [0, rounds={strategy.rounds}]',
-      'give the round of the state that the run goes on from',
+      f'start_round={placement.start_round}: must be in [0, '
+      f'rounds={strategy.rounds}]; give the round of the state that the run '
+      'goes on from'
     )
   if secure_sum and measure_clients:
     raise errors.value_error(
-      'measure_clients',
-      measure_clients,
-      'would tell the server about each client, past the secure sum',
-      'leave one of them out',
+      f'measure_clients={measure_clients}: would tell the server about each '
+      'client, past the secure sum; leave one of them out'
     )
   return CorrelatedNoiseFactory(
     accounting.Guarantee(

@@ -120,18 +120,16 @@ def audit(
   _checks.count('runs', runs, 'give 1 or more')
   if _checks.count('canaries', canaries, 'give 1000 or so') < _FEWEST_CANARIES:
     raise errors.value_error(
-      'canaries',
-      canaries,
-      f'must be at least {_FEWEST_CANARIES}',
-      'give 1000 or so',
+      f'canaries={canaries}: must be at least {_FEWEST_CANARIES}; give 1000 or '
+      'so'
     )
   if not 0 < confidence < 1:
     raise errors.value_error(
-      'confidence', confidence, 'must be in (0, 1)', 'give 0.95'
+      f'confidence={confidence}: must be in (0, 1); give 0.95'
     )
   if not guarantee.noise_multiplier:
     raise errors.value_error(
-      'noise_multiplier', 0, 'guarantees nothing to audit', 'add noise'
+      'noise_multiplier=0: guarantees nothing to audit; add noise'
     )
   claimed = guarantee.epsilon(delta)
   if make_factory is None:

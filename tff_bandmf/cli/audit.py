@@ -65,10 +65,8 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
   started = time.perf_counter()
   if (epsilon is None) == (noise_multiplier is None):
     raise errors.value_error(
-      'epsilon',
-      epsilon,
-      'give either it or noise_multiplier',
-      'use --epsilon or --noise-multiplier',
+      f'epsilon={epsilon}: give either it or noise_multiplier; use --epsilon '
+      'or --noise-multiplier'
     )
   strategy, kept = output.load(file)
   schema = who.schema(kept)

@@ -123,27 +123,20 @@ def _sampled(
   """Returns the cohorts of flags that must describe Poisson sampling."""
   if amplification != accounting.CyclicPoisson.name:
     raise errors.value_error(
-      'amplification',
-      amplification,
-      'is not compared between families',
-      'use none or cyclic-poisson; bandmf calibrate takes it',
+      f'amplification={amplification}: is not compared between families; use '
+      'none or cyclic-poisson; bandmf calibrate takes it'
     )
   for name in ('min_sep', 'participation'):
     value = getattr(who, name)
     if value is not None:
       raise errors.value_error(
-        name,
-        value,
-        'does not go with cyclic Poisson sampling, which gives no client a '
-        'pattern that could be enforced',
-        'leave it out',
+        f'{name}={value}: does not go with cyclic Poisson sampling, which '
+        'gives no client a pattern that could be enforced; leave it out'
       )
   if who.max_participations is None:
     raise errors.value_error(
-      'max_participations',
-      None,
-      'cyclic Poisson sampling needs it',
-      'give the number of rounds a client is expected in',
+      'max_participations=None: cyclic Poisson sampling needs it; give the '
+      'number of rounds a client is expected in'
     )
   # B / m = k / n: what a client is expected in says all.
   return accounting.CyclicPoisson(

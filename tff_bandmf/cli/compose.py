@@ -89,7 +89,7 @@ def _check_listed(runs: Sequence[str]) -> None:
       # after_test.test_runs_before_those_that_are_listed_are_asked_for.
       if each['run_id'] not in listed:
         raise errors.value_error(
-          'runs', each['run'], 'is before one of these runs', 'list it too'
+          f'runs={each["run"]}: is before one of these runs; list it too'
         )
 
 

@@ -59,13 +59,11 @@ def _file(error: OSError) -> str:
     return str(error)  # A line already, which names the file.
   if isinstance(error, FileNotFoundError):
     return errors.invalid(
-      'file', error.filename, 'does not exist', 'check the path'
+      f'file={error.filename}: does not exist; check the path'
     )
   return errors.invalid(
-    'file',
-    error.filename,
-    f'cannot be used ({error.strerror})',
-    'check the path and its permissions',
+    f'file={error.filename}: cannot be used ({error.strerror}); check the path '
+    'and its permissions'
   )
 
 
@@ -79,12 +77,10 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
   name = error.ctx.command_path if error.ctx else 'bandmf'
   see_help = f'see {name} --help'
   if isinstance(error, click.NoSuchOption):
-    near = ' or '.join(error.possibilities or ())
+    if error.possibilities:
+      see_help = f'did you mean {" or ".join(error.possibilities)}? {see_help}'
     return errors.invalid(
-      'option',
-      error.option_name,
-      f'is not an option of {name}',
-      f'did you mean {near}? {see_help}' if near else see_help,
+      f'option={error.option_name}: is not an option of {name}; {see_help}'
     )
   if isinstance(error, click.MissingParameter) and error.param is not None:
     missing = _missing(error, arguments[1:])
@@ -93,10 +89,9 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
       for each in missing
     )
     return errors.invalid(
-      ', '.join(each.name for each in missing),
-      None,
-      f'{name} needs {"it" if len(missing) == 1 else "each of them"}',
-      f'give {", ".join(flags)}',
+      f'{", ".join(each.name for each in missing)}=None: {name} needs '
+      f'{"it" if len(missing) == 1 else "each of them"}; give '
+      f'{", ".join(flags)}'
     )
   return f'{error.format_message().rstrip(".")}; {see_help}.'
 

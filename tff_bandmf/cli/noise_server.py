@@ -32,10 +32,8 @@ def _shard(ctx, param, value: str) -> tuple[int, int]:
     index = shards = 0
   if not 1 <= index <= shards:
     raise errors.value_error(
-      'shard',
-      value,
-      'must be I/N with I from 1 to N',
-      'give 1/2 to the first of two servers',
+      f'shard={value}: must be I/N with I from 1 to N; give 1/2 to the first '
+      'of two servers'
     )
   return index, shards
 
@@ -149,10 +147,8 @@ def noise_server(
     if not pathlib.Path(key_file).parent.is_dir():
       # A mistyped path is no other run with a key of its own.
       raise errors.value_error(
-        'key_file',
-        key_file,
-        'is in a folder that does not exist',
-        'make the folder, or correct the path',
+        f'key_file={key_file}: is in a folder that does not exist; make the '
+        'folder, or correct the path'
       )
     key = noise.Key.load_or_create(key_file)
     tape_id = stream.identify(key, recursion, parameters, z_steps)
@@ -241,13 +237,12 @@ def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
   if shown:
     click.echo(err=True)
   if tape.error is not None:
+    reason = getattr(tape.error, 'strerror', None) or 'no more is said'
     raise RuntimeError(
       errors.invalid(
-        'noise-server',
-        tape.directory,
-        f'ended with {type(tape.error).__name__}'
-        + f' ({getattr(tape.error, "strerror", None) or "no more is said"})',
-        'give the same command again when the cause is gone',
+        f'noise-server={tape.directory}: ended with '
+        f'{type(tape.error).__name__} ({reason}); give the same command again '
+        'when the cause is gone'
       )
     )
 

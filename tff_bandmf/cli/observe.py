@@ -46,7 +46,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
   else:
     if z_stddev is not None:
       raise errors.value_error(
-        'z_stddev', z_stddev, 'the plan says it', 'leave it out'
+        f'z_stddev={z_stddev}: the plan says it; leave it out'
       )
     strategy = plan.strategy
     delta = plan.delta if delta is None else delta
@@ -63,7 +63,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
   found = sensitivity.of_clients(participations.parts(), strategy)
   if not found.clients:
     raise errors.value_error(
-      'log', log, 'shows no participation', 'give a whole log'
+      f'log={log}: shows no participation; give a whole log'
     )
   assert found.sensitivity is not None
   guarantee = None
@@ -80,9 +80,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
       max_slack=max_slack,
     )
   if guarantee is not None and delta is None:
-    raise errors.value_error(
-      'delta', None, 'epsilon is at a delta', 'give --delta'
-    )
+    raise errors.value_error('delta=None: epsilon is at a delta; give --delta')
   planned = {}
   if plan is not None:
     planned = {

@@ -26,7 +26,9 @@ class _Number(click.ParamType):
       number = self._kind(value)
     except ValueError:
       rule = f'must be {"an" if self._kind is int else "a"} {self.name}'
-      raise errors.value_error(param.name, value, rule, 'correct it') from None
+      raise errors.value_error(
+        f'{param.name}={value}: {rule}; correct it'
+      ) from None
     return self._check(param.name, number)
 
 
@@ -52,11 +54,9 @@ class _OneOf(click.ParamType):
   def convert(self, value, param, ctx):
     if value in self._words:
       return value
+    rule = self._rule if value in self._refused else 'is not known'
     raise errors.value_error(
-      param.name,
-      value,
-      self._rule if value in self._refused else 'is not known',
-      f'use {" or ".join(self._words)}',
+      f'{param.name}={value}: {rule}; use {" or ".join(self._words)}'
     )
 
 
@@ -201,21 +201,16 @@ class Participants:
     if (name, self.min_sep, k) == (None, None, None):
       if kept is None:
         raise errors.value_error(
-          'participation',
-          None,
-          'neither flags nor a strategy file say who takes part, and it is '
-          'not guessed',
-          'give --min-sep, the least r2 - r1, or --participation single if no '
-          'client takes part twice',
+          'participation=None: neither flags nor a strategy file say who takes '
+          'part, and it is not guessed; give --min-sep, the least r2 - r1, or '
+          '--participation single if no client takes part twice'
         )
       return kept
     if name is None:
       if self.min_sep is None and k not in (None, 1):
         raise errors.value_error(
-          'max_participations',
-          k,
-          'needs min_sep',
-          'give --min-sep, the least r2 - r1; 1 allows consecutive rounds',
+          f'max_participations={k}: needs min_sep; give --min-sep, the least '
+          'r2 - r1; 1 allows consecutive rounds'
         )
       name = 'single' if self.min_sep is None else 'min-sep'
     return participation_lib.from_name(name, self.min_sep, k)
@@ -246,10 +241,8 @@ class Participants:
     ):
       if value is not None:
         raise errors.value_error(
-          name,
-          value,
-          f'does not go with amplification {amplification}',
-          'leave it out',
+          f'{name}={value}: does not go with amplification {amplification}; '
+          'leave it out'
         )
     if sampled:
       return accounting.from_flags(

@@ -106,11 +106,11 @@ def check_out(path: str, force: Optional[bool] = None) -> None:
   out = pathlib.Path(path)
   if out.is_dir() or not os.access(out.parent, os.W_OK):
     raise errors.value_error(
-      'out', path, 'cannot be written', 'name a file in a writable folder'
+      f'out={path}: cannot be written; name a file in a writable folder'
     )
   if out.exists() and not force:
     remedy = 'name another file' + ', or give --force' * (force is not None)
-    raise errors.value_error('out', path, 'is there already', remedy)
+    raise errors.value_error(f'out={path}: is there already; {remedy}')
 
 
 def describe(
@@ -212,13 +212,13 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
 
 def warn(name: str, value: object, rule: str, remedy: str) -> None:
   """Says on standard error what a value means, in one line."""
-  line = errors.invalid(name, value, rule, remedy)
+  line = errors.invalid(f'{name}={value}: {rule}; {remedy}')
   click.echo(f'warning: {line}', err=True)
 
 
 def did_not_hold(name: str, value: object, rule: str, remedy: str) -> int:
   """Says on standard error what did not hold; returns the exit status."""
-  click.echo(errors.invalid(name, value, rule, remedy), err=True)
+  click.echo(errors.invalid(f'{name}={value}: {rule}; {remedy}'), err=True)
   return DID_NOT_HOLD
 
 
@@ -242,6 +242,6 @@ def load(
   """
   if not os.path.isfile(file):
     raise errors.value_error(
-      'file', file, 'is not a file', 'write one with bandmf optimize --out FILE'
+      f'file={file}: is not a file; write one with bandmf optimize --out FILE'
     )
   return strategies.load(file)

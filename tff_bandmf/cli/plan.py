@@ -92,7 +92,7 @@ def plan(
   for name, other in (('epsilon', 'delta'), ('delta', 'epsilon')):
     if fields[name] is None and fields[other] is not None:
       raise errors.value_error(
-        name, None, f'bandmf plan needs it with {other}', f'give --{name}'
+        f'{name}=None: bandmf plan needs it with {other}; give --{name}'
       )
   mechanism: Any = fields.pop('mechanism')
   if mechanism in strategies.FAMILIES:
@@ -100,10 +100,8 @@ def plan(
   elif parameters:
     name, value = next(iter(parameters.items()))
     raise errors.value_error(
-      name,
-      value,
-      'is of a family, and none is named',
-      'give --mechanism FAMILY',
+      f'{name}={value}: is of a family, and none is named; give --mechanism '
+      'FAMILY'
     )
   found = plan_lib.Plan(
     cohorts=who.cohorts(amplification, sampling_prob, population=population),

@@ -51,10 +51,8 @@ def account(file, noise_multiplier, z_stddev, **flags):
   started = time.perf_counter()
   if (noise_multiplier is None) == (z_stddev is None):
     raise errors.value_error(
-      'noise_multiplier',
-      noise_multiplier,
-      'give either it or z_stddev, which is clip * sensitivity times it',
-      'use --noise-multiplier or --z-stddev',
+      f'noise_multiplier={noise_multiplier}: give either it or z_stddev, which '
+      'is clip * sensitivity times it; use --noise-multiplier or --z-stddev'
     )
   strategy, cohorts = _run(file, flags)
   if noise_multiplier is None:

@@ -24,16 +24,14 @@ def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
     name = name.strip().replace('-', '_')
     if name not in ('min_sep', 'max_participations') or name in found:
       raise errors.value_error(
-        'what_if',
-        value,
-        'takes min_sep and max_participations, each once',
-        remedy,
+        f'what_if={value}: takes min_sep and max_participations, each once; '
+        f'{remedy}'
       )
     try:
       number = int(text)
     except ValueError:
       rule = 'must be an integer'
-      raise errors.value_error(name, text, rule, remedy) from None
+      raise errors.value_error(f'{name}={text}: {rule}; {remedy}') from None
     found[name] = _checks.count(name, number, remedy)
   return found
 
@@ -45,7 +43,7 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
     name, equals, found[name] = value.partition('=')
     if not equals:
       raise errors.value_error(
-        'note', value, 'is NAME=TEXT', 'give --note title=TEXT'
+        f'note={value}: is NAME=TEXT; give --note title=TEXT'
       )
   return found
 
@@ -118,12 +116,12 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   for name, value in kinds.items():
     if value and not public:
       raise errors.value_error(
-        name, value, 'is made of the public report', 'give --public too'
+        f'{name}={value}: is made of the public report; give --public too'
       )
   if what_if is not None:
     if len(run_dirs) != 1:
       raise errors.value_error(
-        'what_if', what_if, 'is of the noise of one run', 'give one RUN_DIR'
+        f'what_if={what_if}: is of the noise of one run; give one RUN_DIR'
       )
     found = report_lib.what_if(run_dirs[0], **what_if)
     if as_json:
@@ -172,26 +170,20 @@ def _check(
   """Raises ValueError unless a run is named, or a plan and a log."""
   if len(run_dirs) > 1 and not public:
     raise errors.value_error(
-      'run_dir',
-      run_dirs[1],
-      'is one too many: only a public report is of several runs',
-      'give --public',
+      f'run_dir={run_dirs[1]}: is one too many: only a public report is of '
+      'several runs; give --public'
     )
   if not run_dirs:
     for name in ('plan', 'log'):
       if elsewhere[name] is None:
         raise errors.value_error(
-          name,
-          None,
-          'a report is of a run, or of a plan and a log',
-          'give RUN_DIR, or --plan FILE --log FILE',
+          f'{name}=None: a report is of a run, or of a plan and a log; give '
+          'RUN_DIR, or --plan FILE --log FILE'
         )
     return
   for name, value in elsewhere.items():
     if value is not None and not (public and name == 'note'):
       raise errors.value_error(
-        name,
-        value,
-        'is for training that ran elsewhere, and RUN_DIR is a run',
-        'leave it out; a run notes statements by run.note',
+        f'{name}={value}: is for training that ran elsewhere, and RUN_DIR is a '
+        'run; leave it out; a run notes statements by run.note'
       )

@@ -85,10 +85,8 @@ class Generator:
     """
     if start % GROUP or not (0 <= row < _MOST and 0 <= start < _MOST):
       raise errors.value_error(
-        'start',
-        start,
-        f'must be a multiple of {GROUP}, and row={row} at least 0',
-        'cut coordinates into pieces of the stream',
+        f'start={start}: must be a multiple of {GROUP}, and row={row} at least '
+        '0; cut coordinates into pieces of the stream'
       )
     # PRIVACY: Two z from one word would be equal up to sign, and their noise
     # would cancel. Row, coordinates and stream have bits of their own in the

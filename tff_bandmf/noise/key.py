@@ -31,10 +31,8 @@ class Key:
   def __post_init__(self):
     if len(self.secret) != _BYTES:
       raise errors.value_error(
-        'len(key)',
-        len(self.secret),
-        f'must be {_BYTES} bytes',
-        'use Key.from_entropy()',
+        f'len(key)={len(self.secret)}: must be {_BYTES} bytes; use '
+        'Key.from_entropy()'
       )
 
   def __repr__(self) -> str:
@@ -60,10 +58,8 @@ class Key:
     """
     if isinstance(seed, bool) or not hasattr(seed, '__index__'):
       raise errors.type_error(
-        'noise_seed',
-        type(seed).__name__,
-        'must be an integer',
-        'leave it out to draw a key from the operating system',
+        f'noise_seed={type(seed).__name__}: must be an integer; leave it out '
+        'to draw a key from the operating system'
       )
     return cls(
       hashlib.blake2b(

@@ -75,11 +75,9 @@ class KeyUse:
         )
       except (BlockingIOError, PermissionError):
         raise errors.value_error(
-          'key file',
-          key_file,
-          f'another noise-server makes coordinates in '
-          f'[{coordinates.start}, {coordinates.stop}) from it',
-          'stop that one, or give every run a key file of its own',
+          f'key file={key_file}: another noise-server makes coordinates in '
+          f'[{coordinates.start}, {coordinates.stop}) from it; stop that one, '
+          'or give every run a key file of its own'
         ) from None
       with self._lines() as lines:
         self._check(lines)
@@ -120,15 +118,14 @@ class KeyUse:
         same = int(tape_id) == self._tape_id
       except ValueError:
         raise errors.value_error(
-          'file', self._path, 'is damaged', 'start anew with a new key file'
+          f'file={self._path}: is damaged; start anew with a new key file'
         ) from None
       if not same or not apart and directory != self._directory:
         raise errors.value_error(
-          'key file',
-          self._key_file,
-          f'has served {"this" if same else "another"} noise in {directory}',
-          'a key serves one run in one folder: give that folder and '
-          'what made it, or start anew with a new key file',
+          f'key file={self._key_file}: has served '
+          f'{"this" if same else "another"} noise in {directory}; a key serves '
+          'one run in one folder: give that folder and what made it, or start '
+          'anew with a new key file'
         )
 
   @contextlib.contextmanager

@@ -109,13 +109,11 @@ class Lattice:
       least = max(least, math.ceil(-math.log2(min_scale * z_stddev_per_clip)))
     if most < least:
       raise errors.value_error(
-        'lattice',
-        f'2^{most} steps a clip',
-        f'{dimension} coordinates with z_stddev={z_stddev_per_clip:.6g} '
-        f'clips need 2^{least}, and {largest_cohort} clients and a C^-1 '
-        f'of row norm {norm:.6g} leave no more',
-        'use a better conditioned C, another noise_multiplier, a '
-        'smaller largest_cohort, or fewer parameters',
+        f'lattice=2^{most} steps a clip: {dimension} coordinates with '
+        f'z_stddev={z_stddev_per_clip:.6g} clips need 2^{least}, and '
+        f'{largest_cohort} clients and a C^-1 of row norm {norm:.6g} leave no '
+        'more; use a better conditioned C, another noise_multiplier, a smaller '
+        'largest_cohort, or fewer parameters'
       )
     return cls(most, largest_cohort, z_stddev_per_clip * 2.0**most)
 

@@ -86,17 +86,13 @@ class Tape(Placement):
     if self.key is not None and not isinstance(self.key, key_lib.Key):
       # The message shows the type only: the value may be a secret.
       raise errors.type_error(
-        'key',
-        type(self.key).__name__,
-        'must be a noise.Key',
-        'use Key.load_or_create(path), or Key.from_seed(seed) in simulations',
+        f'key={type(self.key).__name__}: must be a noise.Key; use '
+        'Key.load_or_create(path), or Key.from_seed(seed) in simulations'
       )
     if self.start_round and self.key is None:
       raise errors.value_error(
-        'start_round',
-        self.start_round,
-        'needs the key of the run',
-        'noise of another key would not go on with the noise of its past',
+        f'start_round={self.start_round}: needs the key of the run; noise of '
+        'another key would not go on with the noise of its past'
       )
 
 

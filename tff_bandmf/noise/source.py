@@ -335,11 +335,8 @@ def _hold(key: key_lib.Key) -> int:
     # Guard: aggregator_runs_test.test_second_factory_with_a_key_is_refused.
     if name in _held:
       raise errors.value_error(
-        'key',
-        'Key(<secret>)',
-        'serves another aggregator',
-        'close that one first, and go on from its state; a new run takes '
-        'a new key',
+        'key=Key(<secret>): serves another aggregator; close that one first, '
+        'and go on from its state; a new run takes a new key'
       )
     _held.add(name)
   return name
@@ -413,18 +410,14 @@ def of(
     )
   if not isinstance(placement, placements.InState):
     raise errors.type_error(
-      'noise',
-      type(placement).__name__,
-      'has no source',
-      'use a placement of noise.placements',
+      f'noise={type(placement).__name__}: has no source; use a placement of '
+      'noise.placements'
     )
   passed = StateSource.bytes_passed(recursion, dimension)
   if passed > _MAX_STATE_BYTES:
     raise errors.value_error(
-      'noise',
-      placement,
-      f'{passed / 1e9:.1f} GB of noise cannot pass between TFF '
-      f'processes, {_MAX_STATE_BYTES / 1e9:.1f} GB can',
-      'use Tape()',
+      f'noise={placement}: {passed / 1000000000.0:.1f} GB of noise cannot pass '
+      f'between TFF processes, {_MAX_STATE_BYTES / 1000000000.0:.1f} GB can; '
+      'use Tape()'
     )
   return StateSource(recursion, z_steps, dimension)

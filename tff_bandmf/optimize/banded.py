@@ -200,19 +200,16 @@ def _check_epochs(
   """
   if not participation.evenly_spaced:
     raise errors.value_error(
-      'equal_column_norms',
-      False,
-      f'is for fixed epochs, not for participation {participation.name}',
-      'use equal column norms, or participation fixed-epoch',
+      'equal_column_norms=False: is for fixed epochs, not for participation '
+      f'{participation.name}; use equal column norms, or participation '
+      'fixed-epoch'
     )
   min_sep = participation.separation(rounds)
   k, every = participation.participations(rounds), -(-rounds // min_sep)
   if k < every:
     raise errors.value_error(
-      'max_participations',
-      k,
-      f'must be {every}, every epoch, for columns of unequal norms',
-      'use equal column norms, or leave max_participations out',
+      f'max_participations={k}: must be {every}, every epoch, for columns of '
+      'unequal norms; use equal column norms, or leave max_participations out'
     )
   return min_sep
 

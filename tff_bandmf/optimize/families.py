@@ -93,10 +93,8 @@ def _search(request: _Request) -> solver.Optimized:
 def _check_copies(request: _Request, needed: int) -> None:
   if request.noise_copies is not None and needed > request.noise_copies:
     raise errors.value_error(
-      'noise_copies',
-      request.noise_copies,
-      f'{request.family.name} keeps {needed} model copies',
-      'allow more, or use another family',
+      f'noise_copies={request.noise_copies}: {request.family.name} keeps '
+      f'{needed} model copies; allow more, or use another family'
     )
 
 

@@ -42,7 +42,9 @@ class Request(solver.Problem):
       if found is not None:
         return found
     remedy = f'give {name}' + ' or min_sep' * len(otherwise)
-    raise errors.value_error(name, None, f'{self.family.name} needs it', remedy)
+    raise errors.value_error(
+      f'{name}=None: {self.family.name} needs it; {remedy}'
+    )
 
   @property
   def bands(self) -> int:

@@ -180,10 +180,9 @@ class Objective:
     self._falls = falls
     if not workload.is_toeplitz and rounds > _MOST_SCHEDULED_ROUNDS:
       raise errors.value_error(
-        'rounds',
-        rounds,
-        f'learning rates are taken up to {_MOST_SCHEDULED_ROUNDS} rounds',
-        'use a constant learning rate, or family banded',
+        f'rounds={rounds}: learning rates are taken up to '
+        f'{_MOST_SCHEDULED_ROUNDS} rounds; use a constant learning rate, or '
+        'family banded'
       )
     self._norms: tuple[float, ...] = (1.0,)
     self._error: _Error

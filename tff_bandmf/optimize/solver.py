@@ -92,7 +92,7 @@ class Problem:
     participation_lib.check(self.participation)
     if self.objective not in (MEAN, MAX):
       raise errors.value_error(
-        'objective', self.objective, 'is not known', 'use mean or max'
+        f'objective={self.objective}: is not known; use mean or max'
       )
 
   def error(self, strategy: strategies.Strategy) -> float:
@@ -181,10 +181,8 @@ def minimize(
     interrupted = True
   if not np.isfinite(best.value):
     raise errors.value_error(
-      'start',
-      f'{len(best.x)} parameters',
-      'the loss is not finite where the search starts',
-      'use fewer rounds, or fewer bands',
+      f'start={len(best.x)} parameters: the loss is not finite where the '
+      'search starts; use fewer rounds, or fewer bands'
     )
   return dataclasses.replace(
     best,
@@ -202,10 +200,7 @@ def check_separated(bands: int, min_sep: Optional[int]) -> int:
   """
   if min_sep is not None and bands > min_sep:
     raise errors.value_error(
-      'bands',
-      bands,
-      f'must not exceed min_sep={min_sep}, or columns of one client '
-      'overlap and sensitivity grows',
-      f'use {min_sep} or fewer',
+      f'bands={bands}: must not exceed min_sep={min_sep}, or columns of one '
+      f'client overlap and sensitivity grows; use {min_sep} or fewer'
     )
   return bands

@@ -49,7 +49,7 @@ def sweep(
   """
   if not low < high:
     raise errors.value_error(
-      'low', low, f'must be below high={high}', 'give a range'
+      f'low={low}: must be below high={high}; give a range'
     )
   best: Optional[solver.Optimized] = None
   evaluations, failure = 0, None
@@ -96,9 +96,6 @@ def sweep(
       raise
   if best is None:
     raise failure or errors.value_error(
-      'low',
-      low,
-      f'no x up to high={high} has a finite loss',
-      'use fewer rounds',
+      f'low={low}: no x up to high={high} has a finite loss; use fewer rounds'
     )
   return dataclasses.replace(best, evaluations=evaluations, converged=converged)

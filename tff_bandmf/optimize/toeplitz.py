@@ -182,10 +182,8 @@ def optimize_banded_toeplitz(
   start = strategies.BandedSqrt(problem.rounds, bands).coefficients
   if not problem.workload.is_toeplitz:
     raise errors.value_error(
-      'workload',
-      problem.workload,
-      'must have a constant learning rate',
-      'use family banded for a schedule',
+      f'workload={problem.workload}: must have a constant learning rate; use '
+      'family banded for a schedule'
     )
   evaluations = 0
   for loss in _losses(problem, bands):

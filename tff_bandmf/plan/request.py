@@ -132,35 +132,31 @@ class Request:
     ]
     if self.noise_multiplier is None and len(missing) == 1:
       raise errors.value_error(
-        *(missing[0], None, 'a claim is an epsilon at a delta'),
-        f'give {missing[0]}',
+        f'{missing[0]}=None: a claim is an epsilon at a delta; give '
+        f'{missing[0]}'
       )
     if claimed == (self.noise_multiplier is not None):
       raise errors.value_error(
-        'noise_multiplier',
-        self.noise_multiplier,
-        'is given in place of epsilon and delta',
-        'give epsilon and delta, or noise_multiplier (0 claims nothing)',
+        f'noise_multiplier={self.noise_multiplier}: is given in place of '
+        'epsilon and delta; give epsilon and delta, or noise_multiplier (0 '
+        'claims nothing)'
       )
     least = self.clients_per_round
     for name in ('largest_cohort', 'stands_for'):
       value = getattr(self, name)
       if value is not None and _checks.count(name, value, 'clients') < least:
         raise errors.value_error(
-          name,
-          value,
-          f'must be at least clients_per_round={least}',
-          'leave it out',
+          f'{name}={value}: must be at least clients_per_round={least}; leave '
+          'it out'
         )
     # PRIVACY: a larger cohort is drawn with a larger probability, so that its
     # claim would take credit for too much amplification. It is refused.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
     if self.stands_for is not None and not self.cohorts.is_enforced:
       raise errors.value_error(
-        'stands_for',
-        self.stands_for,
-        'a larger cohort is drawn with another probability, and amplifies less',
-        'leave it out, or enforce a schema: MinSep',
+        f'stands_for={self.stands_for}: a larger cohort is drawn with another '
+        'probability, and amplifies less; leave it out, or enforce a schema: '
+        'MinSep'
       )
     schema = self.cohorts.schema
     if isinstance(schema, participation.Budget):
@@ -168,10 +164,9 @@ class Request:
     min_sep = schema.min_sep
     if min_sep is not None and min_sep > self.rounds:
       raise errors.value_error(
-        'min_sep',
-        min_sep,
-        f'exceeds rounds={self.rounds}, so that clients take part once',
-        'say that they do: cohorts=Single(), or --participation single',
+        f'min_sep={min_sep}: exceeds rounds={self.rounds}, so that clients '
+        'take part once; say that they do: cohorts=Single(), or '
+        '--participation single'
       )
 
   @property

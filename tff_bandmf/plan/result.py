@@ -58,11 +58,9 @@ class Result:
     expected = cohorts.expected_cohort(request.rounds)
     if abs(expected - request.clients_per_round) > 1:
       raise errors.value_error(
-        'clients_per_round',
-        request.clients_per_round,
-        f'is what the mean divides by, and cohorts have {expected:g} '
-        'clients on average',
-        f'use clients_per_round={round(expected)}',
+        f'clients_per_round={request.clients_per_round}: is what the mean '
+        f'divides by, and cohorts have {expected:g} clients on average; use '
+        f'clients_per_round={round(expected)}'
       )
     least = cohorts.largest_cohort(request.rounds)
     # PRIVACY: a burnt round shows how many clients were drawn. A smaller
@@ -70,10 +68,8 @@ class Result:
     # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
     if request.largest_cohort is not None and request.largest_cohort < least:
       raise errors.value_error(
-        'largest_cohort',
-        request.largest_cohort,
-        f'must be at least {least}, which sampled cohorts seldom exceed',
-        'leave it out',
+        f'largest_cohort={request.largest_cohort}: must be at least {least}, '
+        'which sampled cohorts seldom exceed; leave it out'
       )
 
   @property
@@ -172,10 +168,8 @@ def _strategy(
     if pathlib.Path(mechanism).suffix:
       if not os.path.isfile(mechanism):
         raise errors.value_error(
-          'mechanism',
-          mechanism,
-          'is not a file',
-          'write one with bandmf optimize --out FILE, or name a family',
+          f'mechanism={mechanism}: is not a file; write one with bandmf '
+          'optimize --out FILE, or name a family'
         )
       mechanism = strategies.load(mechanism)[0]
     else:
@@ -192,10 +186,8 @@ def _strategy(
     ).strategy
   if mechanism.rounds != request.rounds:
     raise errors.value_error(
-      'mechanism',
-      mechanism.family,
-      f'is for {mechanism.rounds} rounds, not for rounds={request.rounds}',
-      'optimise it for the rounds of the plan',
+      f'mechanism={mechanism.family}: is for {mechanism.rounds} rounds, not '
+      f'for rounds={request.rounds}; optimise it for the rounds of the plan'
     )
   return mechanism
 

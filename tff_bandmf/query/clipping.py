@@ -54,25 +54,19 @@ def record_dimension(record_specs: Any) -> int:
     name = '.'.join(map(str, path)) or 'record'
     if not spec.dtype.is_floating:
       raise errors.type_error(
-        f'update[{name}].dtype',
-        spec.dtype.name,
-        'must be a float type',
-        'noise cannot protect integers; leave the variable out of the update',
+        f'update[{name}].dtype={spec.dtype.name}: must be a float type; noise '
+        'cannot protect integers; leave the variable out of the update'
       )
     if not spec.shape.is_fully_defined():
       raise errors.value_error(
-        f'update[{name}].shape',
-        spec.shape,
-        'must be static',
-        'give every dimension',
+        f'update[{name}].shape={spec.shape}: must be static; give every '
+        'dimension'
       )
     dimension += int(np.prod(spec.shape.as_list(), dtype=np.int64))
   if not dimension:
     raise errors.value_error(
-      'update',
-      record_specs,
-      'holds no coordinate',
-      'aggregate the updates of a model',
+      f'update={record_specs}: holds no coordinate; aggregate the updates of a '
+      'model'
     )
   return dimension
 
@@ -143,10 +137,8 @@ class Clipping:
     # Guard: query_test.test_norm_is_compared_exactly.
     if self.clip_bits > lattice.MOST_CLIP_BITS:
       raise errors.value_error(
-        'clip_bits',
-        self.clip_bits,
-        f'must be at most {lattice.MOST_CLIP_BITS}',
-        'give those of a noise.Lattice',
+        f'clip_bits={self.clip_bits}: must be at most '
+        f'{lattice.MOST_CLIP_BITS}; give those of a noise.Lattice'
       )
     for clip, dimension, bound in zip(
       self.clips, self.dimensions, self._squared_bounds
@@ -156,12 +148,10 @@ class Clipping:
       # of such a group, and the group would get as much noise as any other.
       if dimension and bound < least**2:
         raise errors.value_error(
-          'l2_norm_clip',
-          clip,
-          f'is {math.sqrt(bound):.3g} steps of the lattice for '
-          f'{dimension} coordinates, which rounding would empty; it must '
-          f'be {least:.3g}',
-          'raise the clip of that layer, or use one clip for all',
+          f'l2_norm_clip={clip}: is {math.sqrt(bound):.3g} steps of the '
+          f'lattice for {dimension} coordinates, which rounding would empty; '
+          f'it must be {least:.3g}; raise the clip of that layer, or use one '
+          'clip for all'
         )
 
   @classmethod
@@ -209,10 +199,8 @@ class Clipping:
     # Guard: query_test.test_clips_that_fit_no_layers_are_refused.
     if len(groups) != len(specs):
       raise errors.value_error(
-        'l2_norm_clip',
-        layers,
-        'must be a number, or have the outer structure of the update',
-        'give one clip for all leaves, or one for each layer',
+        f'l2_norm_clip={layers}: must be a number, or have the outer structure '
+        'of the update; give one clip for all leaves, or one for each layer'
       )
     check_bounds(l2_norm_clip, zeroing_norm, zeroing_norm_order)
     dimensions = [0] * len(bounds)
@@ -430,10 +418,8 @@ def check_bounds(
     )
     if not _LEAST_CLIP <= float(clip) <= _MOST_CLIP:
       raise errors.value_error(
-        'l2_norm_clip',
-        clip,
-        'must be in [2^-300, 2^300]',
-        'change the unit of the updates',
+        f'l2_norm_clip={clip}: must be in [2^-300, 2^300]; change the unit of '
+        'the updates'
       )
   if zeroing_norm is not None:
     _checks.positive(
@@ -444,8 +430,6 @@ def check_bounds(
     )
   if zeroing_norm_order not in (2, math.inf):
     raise errors.value_error(
-      'zeroing_norm_order',
-      zeroing_norm_order,
-      'must be 2 or inf',
-      'inf compares the largest magnitude',
+      f'zeroing_norm_order={zeroing_norm_order}: must be 2 or inf; inf '
+      'compares the largest magnitude'
     )

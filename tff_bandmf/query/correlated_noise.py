@@ -125,10 +125,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     dimension += clips.indicators(clip.adaptive)
     if dimension != source.dimension:
       raise errors.value_error(
-        'source.dimension',
-        source.dimension,
-        f'must be {dimension}, the coordinates of a record',
-        'make the source for this record',
+        f'source.dimension={source.dimension}: must be {dimension}, the '
+        'coordinates of a record; make the source for this record'
       )
 
   @classmethod

@@ -237,7 +237,7 @@ def established(directory: pathlib.Path) -> Claim:
   )
   if delta >= 1:
     raise errors.value_error(
-      'delta', delta, 'must be below 1', 'a delta of 1 guarantees nothing'
+      f'delta={delta}: must be below 1; a delta of 1 guarantees nothing'
     )
   for name in ('l2_norm_clip', 'clients_per_round'):
     _checks.positive(name, claim[name], f'restore {run_json.RUN_FILE}')
@@ -334,12 +334,10 @@ def _strategy(directory: pathlib.Path) -> strategies.Strategy:
     return strategies.load(path)[0]
   except (FileNotFoundError, ValueError) as error:
     missing = isinstance(error, FileNotFoundError)
+    fault = 'is gone' if missing else 'is not the whole file of the run'
     raise errors.value_error(
-      'strategy',
-      path,
-      'is gone' if missing else 'is not the whole file of the run',
-      'restore the file that the run was started with: no other strategy is '
-      'that of its noise',
+      f'strategy={path}: {fault}; restore the file that the run was started '
+      'with: no other strategy is that of its noise'
     ) from error
 
 
@@ -367,10 +365,8 @@ def what_if(
   """
   if min_sep is None and max_participations is None:
     raise errors.value_error(
-      'what_if',
-      None,
-      'needs min_sep or max_participations',
-      'give one of them or both',
+      'what_if=None: needs min_sep or max_participations; give one of them or '
+      'both'
     )
   claim = established(directory)
   planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
@@ -421,11 +417,9 @@ def _planned(
     guarantee.z_stddev_per_clip, claim['z_stddev_per_clip'], rel_tol=1e-9
   ):
     raise errors.value_error(
-      'z_stddev_per_clip',
-      claim['z_stddev_per_clip'],
-      f'{run_json.RUN_FILE} contradicts {run_json.STRATEGY_FILE}, '
-      f'which gives {guarantee.z_stddev_per_clip}',
-      'nothing can be claimed for a changed run',
+      f'z_stddev_per_clip={claim["z_stddev_per_clip"]}: {run_json.RUN_FILE} '
+      f'contradicts {run_json.STRATEGY_FILE}, which gives '
+      f'{guarantee.z_stddev_per_clip}; nothing can be claimed for a changed run'
     )
   return guarantee
 
@@ -440,7 +434,7 @@ def _confirmed(
       sampled.confirm(accounting.Bound(**bound), delta)
     except TypeError as error:
       raise errors.value_error(
-        'bound', None, 'is damaged', f'restore {run_json.RUN_FILE}'
+        f'bound=None: is damaged; restore {run_json.RUN_FILE}'
       ) from error
   return sampled
 

@@ -249,4 +249,4 @@ def _require(holds: bool, name: str, value: object, rule: str) -> None:
   if not holds:
     if isinstance(value, tuple):
       (value,) = value
-    raise errors.value_error(name, value, rule, _NOTHING)
+    raise errors.value_error(f'{name}={value}: {rule}; {_NOTHING}')

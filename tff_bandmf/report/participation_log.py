@@ -127,11 +127,8 @@ class ParticipationLog:
       # elsewhere_test.test_cohort_that_the_plan_has_no_room_for_is_refused.
       if clients > largest_cohort:
         raise errors.value_error(
-          'clients',
-          clients,
-          f'are in round {t} of {self.path}, and the plan has room for '
-          f'{largest_cohort}',
-          'give the plan whose noise was added',
+          f'clients={clients}: are in round {t} of {self.path}, and the plan '
+          f'has room for {largest_cohort}; give the plan whose noise was added'
         )
 
   def _rounds(self, column: pa.Array) -> np.ndarray:
@@ -208,7 +205,7 @@ def _refused(
   path: pathlib.Path, column: str, what: str, remedy: str
 ) -> ValueError:
   return errors.value_error(
-    'log', path, f'the values of {column} {what}', remedy
+    f'log={path}: the values of {column} {what}; {remedy}'
   )
 
 
@@ -236,14 +233,12 @@ def _batches(path: pathlib.Path) -> Iterator[Any]:
     ) from error
   if path.suffix not in (*_CSV, *_PARQUET):
     raise errors.value_error(
-      'log',
-      path,
-      f'must end in one of {", ".join((*_CSV, *_PARQUET))}',
-      'give a CSV or Parquet file',
+      f'log={path}: must end in one of {", ".join((*_CSV, *_PARQUET))}; give a '
+      'CSV or Parquet file'
     )
   if not path.is_file():
     raise FileNotFoundError(
-      errors.invalid('log', path, 'there is no such file', 'give a log')
+      errors.invalid(f'log={path}: there is no such file; give a log')
     )
   try:
     if path.suffix in _PARQUET:
@@ -279,11 +274,8 @@ def _batches(path: pathlib.Path) -> Iterator[Any]:
       raise
     text = ' '.join(str(error).split())
     raise errors.value_error(
-      'log',
-      path,
-      f'cannot be read: {text}',
-      f'give the columns {" and ".join(COLUMNS)}, one row a participation, '
-      'nothing quoted',
+      f'log={path}: cannot be read: {text}; give the columns '
+      f'{" and ".join(COLUMNS)}, one row a participation, nothing quoted'
     ) from error
 
 
@@ -300,11 +292,9 @@ def _check_lines(path: pathlib.Path) -> None:
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if last != b'\n' or returns not in (0, ends):
     raise errors.value_error(
-      'log',
-      path,
-      'a line of it lacks its end or ends in another way than the rest: it may '
-      'have been cut or damaged',
-      'end every line, the last one too, in the same way',
+      f'log={path}: a line of it lacks its end or ends in another way than the '
+      'rest: it may have been cut or damaged; end every line, the last one '
+      'too, in the same way'
     )
 
 

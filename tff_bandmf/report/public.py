@@ -176,27 +176,21 @@ def _check(
 ) -> None:
   for name in notes.keys() - set(report_lib.NAMED):
     raise errors.value_error(
-      name,
-      notes[name],
-      'is not what a public report is called',
-      f'use one of {", ".join(report_lib.NAMED)}',
+      f'{name}={notes[name]}: is not what a public report is called; use one '
+      f'of {", ".join(report_lib.NAMED)}'
     )
   if not sources:
-    raise errors.value_error(
-      'runs', 'none', 'are to be reported', 'give one or more'
-    )
+    raise errors.value_error('runs=none: are to be reported; give one or more')
   ids = [source.run.run_id for source in sources if source.run.run_id]
   if len(set(ids)) < len(ids):
     raise errors.value_error(
-      'runs', ' and '.join(ids), 'are there twice', 'give each once'
+      f'runs={" and ".join(ids)}: are there twice; give each once'
     )
   units = sorted({source.run.unit_of_privacy for source in sources})
   if len(units) > 1:
     raise errors.value_error(
-      'unit_of_privacy',
-      ' and '.join(units),
-      'is not the same in all runs',
-      'report such runs one by one',
+      f'unit_of_privacy={" and ".join(units)}: is not the same in all runs; '
+      'report such runs one by one'
     )
 
 

@@ -68,7 +68,7 @@ def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:
   for name in names or TABLES:
     if name not in TABLES:
       raise errors.value_error(
-        'name', name, 'is not a table', f'use one of {", ".join(TABLES)}'
+        f'name={name}: is not a table; use one of {", ".join(TABLES)}'
       )
   return (
     dataclasses.replace(row, table=name)

@@ -186,10 +186,8 @@ def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
     return []
   if gaps.min() < 1:
     raise errors.value_error(
-      'round',
-      rounds[1:][inner][gaps < 1][0],
-      'has a client that is twice in a round',
-      'give each participation once',
+      f'round={rounds[1:][inner][gaps < 1][0]}: has a client that is twice in '
+      'a round; give each participation once'
     )
   return [int(gaps.min())]
 
@@ -213,10 +211,8 @@ class _Heaviest:
   ) -> result.Sensitivity:
     if not np.isfinite(self.squared):
       raise errors.value_error(
-        'sensitivity',
-        self.squared,
-        'overflows',
-        'scale C down or use fewer rounds',
+        f'sensitivity={self.squared}: overflows; scale C down or use fewer '
+        'rounds'
       )
     # PRIVACY: contributions are vectors, so signs of X do not help. Guard:
     # participations_test.test_signs_of_the_gram_matrix_do_not_help.
@@ -260,10 +256,8 @@ def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
   """Returns the largest sum of |X| over the rounds of one of some clients."""
   if len(rounds) and not (0 <= rounds.min() and rounds.max() < gram.rounds):
     raise errors.value_error(
-      'round',
-      int(rounds.max()),
-      f'is not among the {gram.rounds} rounds of the strategy',
-      'give the strategy that the run used',
+      f'round={int(rounds.max())}: is not among the {gram.rounds} rounds of '
+      'the strategy; give the strategy that the run used'
     )
   counts = np.diff(starts)
   best = _Heaviest()

@@ -194,10 +194,8 @@ def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
   column = strategy.column(strategy.bands)
   if not np.all(np.isfinite(column)):
     raise errors.value_error(
-      'family',
-      strategy.family,
-      'entries of C overflow',
-      'use fewer rounds, or a C^-1 whose series has no root in the unit disc',
+      f'family={strategy.family}: entries of C overflow; use fewer rounds, or '
+      'a C^-1 whose series has no root in the unit disc'
     )
   return column
 

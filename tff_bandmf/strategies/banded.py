@@ -37,17 +37,13 @@ class Banded(base.Strategy):
   def _check_rows(self, _, rows: np.ndarray) -> None:
     if rows.ndim != 2 or not rows.size or rows.shape[1] > rows.shape[0]:
       raise errors.value_error(
-        'rows.shape',
-        rows.shape,
-        'must be [rounds, bands] with 1 <= bands <= rounds',
-        'give the bands of each row of C, the diagonal first',
+        f'rows.shape={rows.shape}: must be [rounds, bands] with 1 <= bands <= '
+        'rounds; give the bands of each row of C, the diagonal first'
       )
     if np.any(np.triu(rows[: rows.shape[1]], 1)):
       raise errors.value_error(
-        'rows',
-        'entries left of column 0',
-        'must be 0 where t < s',
-        'rows[t, s] is C[t, t - s]',
+        'rows=entries left of column 0: must be 0 where t < s; rows[t, s] is '
+        'C[t, t - s]'
       )
     base.check_entries('rows', rows, rows[:, 0])
 

@@ -105,7 +105,7 @@ class Strategy(abc.ABC):
       ValueError: C^-1 has more than a few bands.
     """
     raise errors.value_error(
-      'family', self.family, 'has no inverse of few bands', 'use band_rows'
+      f'family={self.family}: has no inverse of few bands; use band_rows'
     )
 
   @property
@@ -288,10 +288,8 @@ def check_rounds(rounds: int) -> None:
   """Raises ValueError if an array of n numbers is too large."""
   if rounds > MAX_ROUNDS:
     raise errors.value_error(
-      'rounds',
-      rounds,
-      f'what needs a number a round is computed up to {MAX_ROUNDS}',
-      'use fewer rounds',
+      f'rounds={rounds}: what needs a number a round is computed up to '
+      f'{MAX_ROUNDS}; use fewer rounds'
     )
 
 
@@ -299,10 +297,8 @@ def check_dense(rounds: int) -> None:
   """Raises ValueError if an n x n matrix would not fit in memory."""
   if rounds > MAX_DENSE_ROUNDS:
     raise errors.value_error(
-      'rounds',
-      rounds,
-      f'a dense matrix is made up to {MAX_DENSE_ROUNDS} rounds',
-      'use fewer rounds, or a family of few bands or buffers',
+      f'rounds={rounds}: a dense matrix is made up to {MAX_DENSE_ROUNDS} '
+      'rounds; use fewer rounds, or a family of few bands or buffers'
     )
 
 
@@ -313,26 +309,21 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
   """
   if not np.all(np.isfinite(entries)):
     raise errors.value_error(
-      name,
-      'NaN or infinity',
-      'must be finite',
-      'check the file or optimise the strategy again',
+      f'{name}=NaN or infinity: must be finite; check the file or optimise the '
+      'strategy again'
     )
   if not np.all(diagonal > 0):
     raise errors.value_error(
-      name,
-      float(np.min(diagonal)),
-      'the diagonal of C must be positive',
-      'C must be lower-triangular and invertible',
+      f'{name}={float(np.min(diagonal))}: the diagonal of C must be positive; '
+      'C must be lower-triangular and invertible'
     )
   smallest, largest = np.min(diagonal), np.max(np.abs(entries))
   if smallest < _SMALLEST_DIAGONAL or largest > _LARGEST_ENTRY:
+    entry = float(smallest if largest <= _LARGEST_ENTRY else largest)
     raise errors.value_error(
-      name,
-      float(smallest if largest <= _LARGEST_ENTRY else largest),
-      f'the diagonal of C must be at least {_SMALLEST_DIAGONAL:g} and '
-      f'no entry above {_LARGEST_ENTRY:g}',
-      'multiply C by a constant: the mechanism stays the same',
+      f'{name}={entry}: the diagonal of C must be at least '
+      f'{_SMALLEST_DIAGONAL:g} and no entry above {_LARGEST_ENTRY:g}; multiply '
+      'C by a constant: the mechanism stays the same'
     )
 
 
@@ -360,10 +351,8 @@ def series(name: str, values: Any) -> np.ndarray:
   array = _checks.real_array(name, values)
   if array.ndim != 1 or not len(array):
     raise errors.value_error(
-      f'{name}.shape',
-      array.shape,
-      'must be one-dimensional and not empty',
-      'give a first column',
+      f'{name}.shape={array.shape}: must be one-dimensional and not empty; '
+      'give a first column'
     )
   check_entries(name, array, array[:1])
   return array

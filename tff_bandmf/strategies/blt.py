@@ -49,22 +49,18 @@ class Blt(toeplitz.Toeplitz):
     omega, theta = self.omega, self.theta
     if omega.ndim != 1 or not len(omega) or omega.shape != theta.shape:
       raise errors.value_error(
-        'omega.shape',
-        omega.shape,
-        f'must be [buffers] like theta.shape={theta.shape}',
-        'give one omega and one theta a buffer',
+        f'omega.shape={omega.shape}: must be [buffers] like '
+        f'theta.shape={theta.shape}; give one omega and one theta a buffer'
       )
     base.check_entries('omega', np.append(omega, 1.0), np.ones(1))
     if not np.all((theta >= 0) & (theta < 1)):
       raise errors.value_error(
-        'theta', theta.tolist(), 'must be in [0, 1)', 'buffers must decay'
+        f'theta={theta.tolist()}: must be in [0, 1); buffers must decay'
       )
     if len(np.unique(theta)) < len(theta):
       raise errors.value_error(
-        'theta',
-        theta.tolist(),
-        'must be distinct',
-        'join the buffers and add their omega',
+        f'theta={theta.tolist()}: must be distinct; join the buffers and add '
+        'their omega'
       )
 
   def series(self) -> dict[str, np.ndarray]:

@@ -38,10 +38,9 @@ class ColumnNormalized(base.Strategy):
   def __attrs_post_init__(self):
     if not isinstance(self.toeplitz, toeplitz.Toeplitz):
       raise errors.type_error(
-        'column_normalize',
-        True,
-        f'{getattr(self.toeplitz, "family", self.toeplitz)} is not Toeplitz',
-        'leave it out',
+        'column_normalize=True: '
+        f'{getattr(self.toeplitz, "family", self.toeplitz)} is not Toeplitz; '
+        'leave it out'
       )
 
   @property
@@ -75,10 +74,8 @@ class ColumnNormalized(base.Strategy):
     # Guard: strategies_test.test_column_norm_that_overflows_is_refused.
     if not np.all(np.isfinite(norms)):
       raise errors.value_error(
-        'column_normalize',
-        True,
-        'column norms of C overflow',
-        'use fewer rounds, or a C whose entries stay small',
+        'column_normalize=True: column norms of C overflow; use fewer rounds, '
+        'or a C whose entries stay small'
       )
     norms.flags.writeable = False
     return norms

@@ -36,17 +36,13 @@ class Dense(base.Strategy):
     shape = values.shape
     if len(shape) != 2 or shape[0] != shape[1] or not shape[0]:
       raise errors.value_error(
-        'C.shape',
-        shape,
-        'must be square and not empty',
-        'give the n x n strategy matrix',
+        f'C.shape={shape}: must be square and not empty; give the n x n '
+        'strategy matrix'
       )
     if np.any(np.triu(values, 1)):
       raise errors.value_error(
-        'C',
-        'entries above the diagonal',
-        'must be lower-triangular',
-        'C is the factor that multiplies the data, C[t, i] = 0 for i > t',
+        'C=entries above the diagonal: must be lower-triangular; C is the '
+        'factor that multiplies the data, C[t, i] = 0 for i > t'
       )
     base.check_entries('C', values, np.diagonal(values))
 

@@ -71,13 +71,15 @@ class Parameter:
       count = _checks.count(self.name, value, remedy)
       if count < self.low:
         raise errors.value_error(
-          self.name, value, f'must be at least {self.low:g}', remedy
+          f'{self.name}={value}: must be at least {self.low:g}; {remedy}'
         )
       return count
     if self.kind is float:
       return _checks.between(self.name, value, self.low, self.high, remedy)
     if not isinstance(value, bool):
-      raise errors.type_error(self.name, value, 'must be true or false', remedy)
+      raise errors.type_error(
+        f'{self.name}={value}: must be true or false; {remedy}'
+      )
     return value
 
 
@@ -152,7 +154,7 @@ class Family:
         continue
       if own is None:
         raise errors.value_error(
-          name, value, f'{self.name} has no such parameter', 'leave it out'
+          f'{name}={value}: {self.name} has no such parameter; leave it out'
         )
       found[name] = own.check(value)
     return found
@@ -200,6 +202,6 @@ def get(name: Any) -> Family:
   """
   if not isinstance(name, str) or name not in known():
     raise errors.value_error(
-      'family', name, 'is not known', f'use one of {", ".join(known())}'
+      f'family={name}: is not known; use one of {", ".join(known())}'
     )
   return known()[name]

@@ -147,7 +147,7 @@ def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
   path = pathlib.Path(path)
   if path.suffix not in _SUFFIXES:
     raise errors.value_error(
-      'out', path, 'must end in .json or .npz', 'rename the file'
+      f'out={path}: must end in .json or .npz; rename the file'
     )
   return path
 
@@ -170,10 +170,8 @@ def load(
     return _read_matrix(path), None
   if path.suffix not in _SUFFIXES:
     raise errors.value_error(
-      'file',
-      path,
-      'must end in .json, .npz or .npy',
-      'write one with bandmf optimize --out FILE',
+      f'file={path}: must end in .json, .npz or .npy; write one with bandmf '
+      'optimize --out FILE'
     )
   content = _files.read(path)
   try:
@@ -196,10 +194,8 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
   # As in `load`.
   except Exception as error:
     raise errors.value_error(
-      'file',
-      path,
-      'is not a whole .npy file of numbers',
-      'write C with numpy.save',
+      f'file={path}: is not a whole .npy file of numbers; write C with '
+      'numpy.save'
     ) from error
   try:
     return dense.Dense(values)
@@ -261,18 +257,14 @@ def _from_header(
     raise ValueError(_not_a_strategy(path))
   if header.get('version') != VERSION:
     raise errors.value_error(
-      'version',
-      header.get('version'),
-      f'{path} must have strategy file version {VERSION}',
-      'write it again with this release of bandmf optimize',
+      f'version={header.get("version")}: {path} must have strategy file '
+      f'version {VERSION}; write it again with this release of bandmf optimize'
     )
   family = header.get('family')
   if not isinstance(family, str) or family not in families.known():
     raise errors.value_error(
-      'family',
-      family,
-      f'{path} has a family that this release lacks',
-      'upgrade, or optimise another family',
+      f'family={family}: {path} has a family that this release lacks; upgrade, '
+      'or optimise another family'
     )
   try:
     rounds = _checks.count(
@@ -353,8 +345,6 @@ def _build(
 
 def _not_a_strategy(path: pathlib.Path) -> str:
   return errors.invalid(
-    'file',
-    path,
-    'is not a whole strategy file',
-    'write one with bandmf optimize --out FILE',
+    f'file={path}: is not a whole strategy file; write one with bandmf '
+    'optimize --out FILE'
   )

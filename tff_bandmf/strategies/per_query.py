@@ -95,11 +95,8 @@ def of_noise(
   block = min(max(memory, _SHORTEST_BLOCK), rounds)
   if block > LONGEST_BLOCK:
     raise errors.value_error(
-      'rounds',
-      rounds,
-      f'with more than {LONGEST_BLOCK} bands the errors of this '
-      'workload do not fit in memory',
-      'use fewer rounds or bands',
+      f'rounds={rounds}: with more than {LONGEST_BLOCK} bands the errors of '
+      'this workload do not fit in memory; use fewer rounds or bands'
     )
   e = np.empty(rounds)
   y_cov = cross = np.zeros((block, block))
@@ -135,7 +132,7 @@ def check_finite(e: np.ndarray) -> np.ndarray:
   """Returns e, [rounds] float64; raises ValueError if C^-1 overflows."""
   if not np.all(np.isfinite(e)):
     raise errors.value_error(
-      'C', f'{len(e)} rounds', 'C^-1 overflows', 'use a better conditioned C'
+      f'C={len(e)} rounds: C^-1 overflows; use a better conditioned C'
     )
   return e
 

@@ -37,10 +37,8 @@ class Stamped(base.Strategy):
   def _check_block(self, _, block: base.Strategy) -> None:
     if not isinstance(block, base.Strategy) or isinstance(block, Stamped):
       raise errors.type_error(
-        'block',
-        block,
-        'must be a strategy, not a stamped one',
-        'stamp the inner strategy',
+        f'block={block}: must be a strategy, not a stamped one; stamp the '
+        'inner strategy'
       )
 
   @property

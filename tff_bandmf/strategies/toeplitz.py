@@ -275,10 +275,9 @@ class BandedInverseC(RationalToeplitz):
     off = recursion_lib.UNIT * (self.inverse_bands + 8) * norms
     if not off <= 0.5:
       raise errors.value_error(
-        'inverse_coefficients',
-        f'{self.inverse_bands} bands',
-        'have an inverse that float64 does not give',
-        'use fewer rounds, or a series whose inverse is small',
+        f'inverse_coefficients={self.inverse_bands} bands: have an inverse '
+        'that float64 does not give; use fewer rounds, or a series whose '
+        'inverse is small'
       )
     return float(off / (1 - off))
 
@@ -301,11 +300,9 @@ def full_errors(
   rounds = strategy.rounds
   if rounds > _MAX_QUADRATIC_ROUNDS:
     raise errors.value_error(
-      'rounds',
-      rounds,
-      f'{strategy.family} with column normalisation or a learning rate '
-      f'schedule is computed up to {_MAX_QUADRATIC_ROUNDS} rounds',
-      'use fewer rounds, or a family of few bands',
+      f'rounds={rounds}: {strategy.family} with column normalisation or a '
+      f'learning rate schedule is computed up to {_MAX_QUADRATIC_ROUNDS} '
+      'rounds; use fewer rounds, or a family of few bands'
     )
   reversed_column = strategy.inverse_column(rounds)[::-1].copy()
   total, e = np.zeros(rounds), np.zeros(rounds)
@@ -430,10 +427,8 @@ def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
   """Returns `e`, or raises ValueError where it is not finite."""
   if not np.all(np.isfinite(e)):
     raise errors.value_error(
-      'coefficients',
-      f'{bands} bands',
-      'C^-1 grows without bound',
-      'use coefficients whose series has no root in the unit disc',
+      f'coefficients={bands} bands: C^-1 grows without bound; use coefficients '
+      'whose series has no root in the unit disc'
     )
   return e
 
@@ -442,8 +437,6 @@ def _check_done(done: int, rounds: int) -> None:
   """Raises ValueError if so many rounds were too few to converge."""
   if done >= base.MAX_ROUNDS:
     raise errors.value_error(
-      'rounds',
-      rounds,
-      f'C^-1 has not converged after {base.MAX_ROUNDS} rounds',
-      'use coefficients that decay faster, or fewer rounds',
+      f'rounds={rounds}: C^-1 has not converged after {base.MAX_ROUNDS} '
+      'rounds; use coefficients that decay faster, or fewer rounds'
     )

@@ -172,10 +172,8 @@ class Arithmetic:
     _checks.positive('cell_width', self.cell_width, 'it is 1 / max c')
     if self.cell_width > 1:
       raise errors.value_error(
-        'cell_width',
-        self.cell_width,
-        'must be at most 1',
-        'make the lattice finer',
+        f'cell_width={self.cell_width}: must be at most 1; make the lattice '
+        'finer'
       )
     for name in ('shift', 'feedback'):
       _checks.nonnegative(

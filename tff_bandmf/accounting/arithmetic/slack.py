@@ -98,11 +98,9 @@ def slack(
   if accidents * weight >= largest / 2 * delta:
     raise Unproved(
       errors.invalid(
-        'delta',
-        delta,
-        f'the arithmetic of the noise proves no epsilon={epsilon:.4g} at '
-        'so small a delta',
-        'use a larger delta, or more noise',
+        f'delta={delta}: the arithmetic of the noise proves no '
+        f'epsilon={epsilon:.4g} at so small a delta; use a larger delta, or '
+        'more noise'
       )
     )
   for share in (_SHARE, 10 * _SHARE, largest / 2):
@@ -120,10 +118,8 @@ def slack(
         return _slack(alpha, beta, epsilon, delta, largest)
   raise Unproved(
     errors.invalid(
-      'slack_epsilon',
-      'infinite',
-      'the arithmetic of the noise proves no epsilon',
-      'use a coarser lattice, or fewer rounds or coordinates',
+      'slack_epsilon=infinite: the arithmetic of the noise proves no epsilon; '
+      'use a coarser lattice, or fewer rounds or coordinates'
     )
   )
 
@@ -168,12 +164,10 @@ def _slack(
   if found.epsilon > largest or found.delta > largest * delta:
     raise Unproved(
       errors.invalid(
-        'slack_epsilon',
-        f'{found.epsilon:.4g}',
-        f'the arithmetic of the noise adds it to epsilon, and '
-        f'{found.delta / delta:.2g} of delta is lost; more than '
-        f'{largest:g} must be asked for',
-        'use a coarser lattice, fewer rounds or coordinates',
+        f'slack_epsilon={found.epsilon:.4g}: the arithmetic of the noise adds '
+        f'it to epsilon, and {found.delta / delta:.2g} of delta is lost; more '
+        f'than {largest:g} must be asked for; use a coarser lattice, fewer '
+        'rounds or coordinates'
       )
     )
   return found
@@ -221,10 +215,7 @@ class Cost:
     """
     if not 0 < max_slack < 1:
       raise errors.value_error(
-        'max_slack',
-        max_slack,
-        'must be in (0, 1)',
-        f'the default is {MAX_SLACK}',
+        f'max_slack={max_slack}: must be in (0, 1); the default is {MAX_SLACK}'
       )
     recursion = strategy.recursion()
     # PRIVACY: windows of y forget what a client did not touch; all else, and
@@ -306,10 +297,9 @@ class Cost:
     # Guard: slack_test.test_larger_models_have_to_be_named.
     if dimension > self.largest_dimension:
       raise errors.value_error(
-        'dimension',
-        dimension,
-        f'must be at most {self.largest_dimension}, which the claim covers',
-        f'give dimension={dimension} where the noise is calibrated',
+        f'dimension={dimension}: must be at most {self.largest_dimension}, '
+        f'which the claim covers; give dimension={dimension} where the noise '
+        'is calibrated'
       )
 
 
@@ -321,9 +311,7 @@ def less(epsilon: float, found: Slack) -> float:
   """
   if epsilon <= found.epsilon:
     raise errors.value_error(
-      'epsilon',
-      epsilon,
-      f'must exceed what the arithmetic adds, {found.epsilon:.3g}',
-      'ask for a larger epsilon',
+      f'epsilon={epsilon}: must exceed what the arithmetic adds, '
+      f'{found.epsilon:.3g}; ask for a larger epsilon'
     )
   return epsilon - found.epsilon

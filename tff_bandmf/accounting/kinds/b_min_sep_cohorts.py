@@ -58,10 +58,8 @@ class BMinSep(sampled_cohorts.Sampled):
   def _check_sampling_prob(self, attribute, value):
     if value >= 1:
       raise errors.value_error(
-        'sampling_prob',
-        value,
-        'must be below 1',
-        'who takes part for sure is not sampled',
+        f'sampling_prob={value}: must be below 1; who takes part for sure is '
+        'not sampled'
       )
 
   @property

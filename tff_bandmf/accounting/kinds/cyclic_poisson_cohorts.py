@@ -118,11 +118,9 @@ class CyclicPoisson(sampled_cohorts.Sampled):
     sampling_prob = groups * clients_per_round / population
     if sampling_prob > 1:
       raise errors.value_error(
-        'groups',
-        groups,
-        f'a group has {population / groups:g} clients, fewer than '
-        f'clients_per_round={clients_per_round}',
-        'use fewer bands or smaller cohorts',
+        f'groups={groups}: a group has {population / groups:g} clients, fewer '
+        f'than clients_per_round={clients_per_round}; use fewer bands or '
+        'smaller cohorts'
       )
     return CyclicPoisson(sampling_prob, groups, population=population)
 
@@ -187,7 +185,7 @@ class CyclicPoisson(sampled_cohorts.Sampled):
   def _known_groups(self) -> int:
     if self.groups is None:
       raise errors.value_error(
-        'groups', None, 'are as many as C has bands', 'give their number'
+        'groups=None: are as many as C has bands; give their number'
       )
     return self.groups
 
@@ -226,8 +224,6 @@ class CyclicPoisson(sampled_cohorts.Sampled):
 
 def _no_prob() -> ValueError:
   return errors.value_error(
-    'sampling_prob',
-    None,
-    'cyclic-poisson needs sampling_prob',
-    'give it, or population and clients_per_round',
+    'sampling_prob=None: cyclic-poisson needs sampling_prob; give it, or '
+    'population and clients_per_round'
   )

@@ -57,11 +57,9 @@ class Logged(participation_lib.Cohorts):
       and self.found.strategy_sha256 != strategy.digest()
     ):
       raise errors.value_error(
-        'strategy',
-        strategy.digest()[:16],
-        'is not the one that the log was looked at with, '
-        f'{str(self.found.strategy_sha256)[:16]}',
-        'give sensitivity.of_clients the strategy of the guarantee',
+        f'strategy={strategy.digest()[:16]}: is not the one that the log was '
+        f'looked at with, {str(self.found.strategy_sha256)[:16]}; give '
+        'sensitivity.of_clients the strategy of the guarantee'
       )
     # PRIVACY: clients in a log may have taken part more often than planned. The
     # claim is made from the sensitivity of the log.

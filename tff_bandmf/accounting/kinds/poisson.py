@@ -219,11 +219,9 @@ def poisson_noise_multiplier(
     return unamplified
   if sampling_prob * compositions <= delta:
     raise errors.value_error(
-      'delta',
-      delta,
-      'is no less than the probability that a client takes part at all, '
-      f'{sampling_prob * compositions:g}: the claim holds without noise',
-      'ask for a smaller delta',
+      f'delta={delta}: is no less than the probability that a client takes '
+      f'part at all, {sampling_prob * compositions:g}: the claim holds without '
+      'noise; ask for a smaller delta'
     )
   interval = _interval(16 * epsilon, compositions)
 
@@ -276,10 +274,8 @@ def _solve(
     x += max(-0.4, min(0.4, (aim - y) / slope))
   raise RuntimeError(
     errors.invalid(
-      'epsilon',
-      epsilon,
-      'no noise multiplier was found for it',
-      'use another epsilon',
+      f'epsilon={epsilon}: no noise multiplier was found for it; use another '
+      'epsilon'
     )
   )
 
@@ -298,10 +294,8 @@ def _check(part: Part) -> None:
   )
   if noise < _LEAST_NOISE:
     raise errors.value_error(
-      'noise_multiplier',
-      noise,
-      f'below {_LEAST_NOISE} epsilon is in the thousands',
-      'use more noise',
+      f'noise_multiplier={noise}: below {_LEAST_NOISE} epsilon is in the '
+      'thousands; use more noise'
     )
   check_sampling_prob(part.sampling_prob)
   _checks.count(
@@ -363,10 +357,8 @@ def _epsilon(parts: Sequence[Part], delta: float, interval: float) -> float:
   left = delta - lost
   if not 0 < left < 1:
     raise errors.value_error(
-      'delta',
-      delta,
-      f'must be in ({lost:g}, 1)',
-      'use less than 1 / population; rounding hides smaller ones',
+      f'delta={delta}: must be in ({lost:g}, 1); use less than 1 / population; '
+      'rounding hides smaller ones'
     )
   return float(_losses(parts, interval).get_epsilon_for_delta(left))
 

@@ -48,10 +48,8 @@ class Sampled(participation_lib.Cohorts):
     # Guard: accounting_cohorts_test.test_replace_one_is_refused.
     if value not in (participation_lib.ZERO_OUT, ADD_REMOVE):
       raise errors.value_error(
-        'adjacency',
-        value,
-        f'must be {participation_lib.ZERO_OUT} or {ADD_REMOVE}',
-        'no amplified guarantee is proved for it',
+        f'adjacency={value}: must be {participation_lib.ZERO_OUT} or '
+        f'{ADD_REMOVE}; no amplified guarantee is proved for it'
       )
 
   @property
@@ -110,10 +108,8 @@ class Sampled(participation_lib.Cohorts):
   def known_population(self) -> int:
     if self.population is None:
       raise errors.value_error(
-        'population',
-        None,
-        f'{self.name} cohorts are drawn from it',
-        'give the number of clients',
+        f'population=None: {self.name} cohorts are drawn from it; give the '
+        'number of clients'
       )
     return self.population
 

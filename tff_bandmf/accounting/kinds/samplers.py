@@ -49,7 +49,9 @@ def check_prob(name: str, value: Any, remedy: str) -> float:
   """
   drawn = math.floor(_checks.between(name, value, 0, 1, remedy) * _WORDS)
   if not drawn:
-    raise errors.value_error(name, value, 'must be at least 2^-64', remedy)
+    raise errors.value_error(
+      f'{name}={value}: must be at least 2^-64; {remedy}'
+    )
   return drawn / _WORDS
 
 

@@ -325,11 +325,8 @@ class Sampled(Accountant):
       # monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
-      'samples',
-      count,
-      f'are too few: none of {_SEARCHES} searches found as much noise as its '
-      'slack was for',
-      'use more of them',
+      f'samples={count}: are too few: none of {_SEARCHES} searches found as '
+      'much noise as its slack was for; use more of them'
     )
 
   def confirmed(self, cost, noise_multiplier, bound, delta):
@@ -365,10 +362,8 @@ def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
   """Raises ValueError if C has more bands than a value of that name."""
   if strategy.bands > value:
     raise errors.value_error(
-      name,
-      value,
-      f'must be at least the bands={strategy.bands} of C',
-      'use a strategy with fewer bands',
+      f'{name}={value}: must be at least the bands={strategy.bands} of C; use '
+      'a strategy with fewer bands'
     )
 
 
@@ -382,10 +377,8 @@ def check_nonnegative(smallest: float) -> None:
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.
   if smallest < 0:
     raise errors.value_error(
-      'strategy',
-      f'entry {smallest:g}',
-      'this amplification is proved for C without negative entries only',
-      'use another strategy, or cyclic-poisson',
+      f'strategy=entry {smallest:g}: this amplification is proved for C '
+      'without negative entries only; use another strategy, or cyclic-poisson'
     )
 
 

@@ -78,10 +78,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     return 0.0
   if not holds(_LARGEST_EPSILON):
     raise errors.value_error(
-      'noise_multiplier',
-      noise_multiplier,
-      f'epsilon would exceed {_LARGEST_EPSILON:g}',
-      'add noise',
+      f'noise_multiplier={noise_multiplier}: epsilon would exceed '
+      f'{_LARGEST_EPSILON:g}; add noise'
     )
   return _bisect(holds, _LARGEST_EPSILON)
 
@@ -147,10 +145,8 @@ def check_epsilon(epsilon: float) -> None:
   _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
   if epsilon > _LARGEST_EPSILON:
     raise errors.value_error(
-      'epsilon',
-      epsilon,
-      f'must be at most {_LARGEST_EPSILON:g}',
-      'train without noise if no guarantee is wanted',
+      f'epsilon={epsilon}: must be at most {_LARGEST_EPSILON:g}; train without '
+      'noise if no guarantee is wanted'
     )
 
 
@@ -159,8 +155,6 @@ def check_delta(delta: float) -> None:
   _checks.positive('delta', delta, 'use less than 1 / population')
   if not _SMALLEST_DELTA <= delta < 1:
     raise errors.value_error(
-      'delta',
-      delta,
-      f'must be in [{_SMALLEST_DELTA:g}, 1)',
-      'use less than 1 / population',
+      f'delta={delta}: must be in [{_SMALLEST_DELTA:g}, 1); use less than 1 / '
+      'population'
     )

@@ -83,10 +83,8 @@ class Tilt:
     # Guard: importance_test.test_tilts_that_bound_nothing_are_refused.
     if self.factor < 1:
       raise errors.value_error(
-        'excess',
-        self.excess,
-        f'must be at least {self.copies - 1} for {self.copies} copies',
-        'nothing bounds the weights',
+        f'excess={self.excess}: must be at least {self.copies - 1} for '
+        f'{self.copies} copies; nothing bounds the weights'
       )
 
   @property

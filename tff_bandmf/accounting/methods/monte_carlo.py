@@ -71,10 +71,8 @@ class Samples:
     )
     if self.failure_probability >= 1:
       raise errors.value_error(
-        'failure_probability',
-        self.failure_probability,
-        'must be below 1',
-        '1e-8 is usual',
+        f'failure_probability={self.failure_probability}: must be below 1; '
+        '1e-8 is usual'
       )
 
   def completed(self, count: int, delta: float = 1.0) -> tuple[int, float, int]:
@@ -92,10 +90,8 @@ class Samples:
       failure = min(FAILURE_PROBABILITY, delta / 100)
     if 2 * failure > delta:
       raise errors.value_error(
-        'failure_probability',
-        failure,
-        f'must be at most half of delta={delta}',
-        'it is part of the delta to claim',
+        f'failure_probability={failure}: must be at most half of '
+        f'delta={delta}; it is part of the delta to claim'
       )
     seed = secrets.randbits(128) if self.seed is None else self.seed
     return self.count or count, failure, seed

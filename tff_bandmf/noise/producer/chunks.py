@@ -58,10 +58,9 @@ class Chunks:
       # later.
       if size > _available_bytes():
         raise errors.value_error(
-          'memory',
-          f'{_available_bytes() / 1e9:.1f} GB',
-          f'is what there is, and past noise takes {size / 1e9:.1f} GB',
-          'use a mechanism that keeps fewer copies, or max_memory_bytes',
+          f'memory={_available_bytes() / 1000000000.0:.1f} GB: is what there '
+          f'is, and past noise takes {size / 1000000000.0:.1f} GB; use a '
+          'mechanism that keeps fewer copies, or max_memory_bytes'
         )
       self._arrays = [np.zeros((rows, count), dtype) for count in sizes]
       return

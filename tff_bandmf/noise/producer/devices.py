@@ -167,10 +167,8 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
   for name in devices:
     if name not in by_name:
       raise errors.value_error(
-        'devices',
-        name,
-        'is not a device that TensorFlow sees',
-        f'use {" ".join(device.name for device in logical)}',
+        f'devices={name}: is not a device that TensorFlow sees; use '
+        f'{" ".join(device.name for device in logical)}'
       )
   found = [by_name[name] for name in devices]
   kinds = {device.device_type for device in found}
@@ -180,9 +178,7 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(
-      'devices',
-      ' '.join(device.name for device in found),
-      'are of several types',
-      'use devices of one type',
+      f'devices={" ".join(device.name for device in found)}: are of several '
+      'types; use devices of one type'
     )
   return tuple(device.name for device in found), kinds.pop()

@@ -298,10 +298,9 @@ def check(device: Any) -> None:
   ):
     raise RuntimeError(
       errors.invalid(
-        'device',
-        device,
-        'does not compute the noise as exactly as the guarantee assumes',
-        "use another device or version of JAX, or backend='numpy'",
+        f'device={device}: does not compute the noise as exactly as the '
+        'guarantee assumes; use another device or version of JAX, or '
+        "backend='numpy'"
       )
     )
 
@@ -319,10 +318,7 @@ def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
   for name in names:
     if name not in seen:
       raise errors.value_error(
-        'devices',
-        name,
-        'is not a device that JAX sees',
-        f'use {" ".join(seen)}',
+        f'devices={name}: is not a device that JAX sees; use {" ".join(seen)}'
       )
   found = tuple(seen[name] for name in names or seen)
   # PRIVACY: The number of devices decides which device makes a chunk. Kinds
@@ -332,9 +328,7 @@ def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
   kinds = {each.device_kind for each in found}
   if len(kinds) > 1:
     raise errors.value_error(
-      'devices',
-      ' '.join(names or seen),
-      'are of several kinds',
-      'use devices of one kind',
+      f'devices={" ".join(names or seen)}: are of several kinds; use devices '
+      'of one kind'
     )
   return found, f'jax {jax.__version__} {kinds.pop()}'

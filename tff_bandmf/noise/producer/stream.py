@@ -169,10 +169,8 @@ def _known(backend: str, names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
     return _module(backend).known(names)
   if names:
     raise errors.value_error(
-      'devices',
-      ' '.join(names),
-      f'need a backend, and {NUMPY} works on the host',
-      f'use backend={TENSORFLOW!r} or {JAX!r}',
+      f'devices={" ".join(names)}: need a backend, and {NUMPY} works on the '
+      f'host; use backend={TENSORFLOW!r} or {JAX!r}'
     )
   return (), 'host'
 
@@ -186,7 +184,7 @@ def _module(backend: str) -> Any:
     return devices
   if backend != JAX:
     raise errors.value_error(
-      'backend', backend, 'is not known', f'use one of {", ".join(BACKENDS)}'
+      f'backend={backend}: is not known; use one of {", ".join(BACKENDS)}'
     )
   try:
     from tff_bandmf.noise.producer import jax_devices
@@ -254,18 +252,14 @@ def shard(dimension: int, index: int, shards: int) -> range:
   _checks.count('shards', shards, 'one shard makes all')
   if not 0 <= index < shards:
     raise errors.value_error(
-      'shard',
-      index,
-      f'must be in [0, shards={shards})',
-      'number the shards from 0',
+      f'shard={index}: must be in [0, shards={shards}); number the shards from '
+      '0'
     )
   pieces = -(-dimension // _GRID)
   if shards > pieces:
     raise errors.value_error(
-      'shards',
-      shards,
-      f'{dimension} coordinates have {pieces} pieces of {_GRID}',
-      f'use at most {pieces}',
+      f'shards={shards}: {dimension} coordinates have {pieces} pieces of '
+      f'{_GRID}; use at most {pieces}'
     )
   edges = [
     min(dimension, _GRID * (-(-pieces * i // shards)))
@@ -285,9 +279,7 @@ def _checked(coordinates: range, dimension: int) -> range:
     and 0 <= coordinates.start < coordinates.stop <= dimension
   ):
     raise errors.value_error(
-      'coordinates',
-      coordinates,
-      f'must be whole pieces of {_GRID} in [0, dimension={dimension})',
-      'use stream.shard',
+      f'coordinates={coordinates}: must be whole pieces of {_GRID} in [0, '
+      f'dimension={dimension}); use stream.shard'
     )
   return coordinates

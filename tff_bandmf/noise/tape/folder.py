@@ -154,11 +154,9 @@ class Description:
       return None
     except (AttributeError, KeyError, TypeError, ValueError) as error:
       raise errors.value_error(
-        'file',
-        path,
-        f'is not {_FORMAT} of version {tape_file.VERSION}',
-        'use one release for the server and for training, a new folder '
-        'and a new key',
+        f'file={path}: is not {_FORMAT} of version {tape_file.VERSION}; use '
+        'one release for the server and for training, a new folder and a new '
+        'key'
       ) from error
 
   def _check(self) -> None:
@@ -278,7 +276,7 @@ def producer(directory: pathlib.Path) -> str:
 
 
 def _refused(directory: pathlib.Path, rule: str, remedy: str) -> ValueError:
-  return errors.value_error('tape directory', directory, rule, remedy)
+  return errors.value_error(f'tape directory={directory}: {rule}; {remedy}')
 
 
 def check_name(directory: pathlib.Path) -> None:
@@ -295,10 +293,8 @@ def check_start(start_round: int, rounds: int) -> None:
   """Raises ValueError if a tape of n rounds cannot begin at a round."""
   if not 0 <= start_round <= rounds:
     raise errors.value_error(
-      'start_round',
-      start_round,
-      f'must be in [0, rounds={rounds}]',
-      'give the round of the state that the run continues from',
+      f'start_round={start_round}: must be in [0, rounds={rounds}]; give the '
+      'round of the state that the run continues from'
     )
 
 
@@ -311,10 +307,8 @@ def lock_reader(directory: pathlib.Path) -> int:
   lock = _files.lock(directory / _READER)
   if lock is None:
     raise errors.value_error(
-      'noise_server',
-      directory,
-      'is read by another run',
-      'a tape serves one run: start a server for every run',
+      f'noise_server={directory}: is read by another run; a tape serves one '
+      'run: start a server for every run'
     )
   return lock
 

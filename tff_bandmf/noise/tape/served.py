@@ -65,10 +65,8 @@ class ServedTape(tape_folder.ReadableTape):
       description = tape_folder.Description.read(path)
       if description is None or not description.served:
         raise errors.value_error(
-          'noise_server',
-          path,
-          'is not the folder of a noise-server',
-          'start bandmf noise-server with this --directory first',
+          f'noise_server={path}: is not the folder of a noise-server; start '
+          'bandmf noise-server with this --directory first'
         )
       found[path] = description
     for path, description in found.items():
@@ -98,10 +96,8 @@ class ServedTape(tape_folder.ReadableTape):
         reached = max(tape_folder.marks(shard.directory))
         if reached > start_round:
           raise errors.value_error(
-            'start_round',
-            start_round,
-            f'rounds below {reached} were used in {shard.directory}',
-            f'resume from the state of round {reached}',
+            f'start_round={start_round}: rounds below {reached} were used in '
+            f'{shard.directory}; resume from the state of round {reached}'
           )
     except BaseException:
       self.close()
@@ -168,10 +164,8 @@ def _check(
   ):
     if found != expected:
       raise errors.value_error(
-        name,
-        expected,
-        f'the noise in {path} has {found}',
-        'start the server and the training with the same values',
+        f'{name}={expected}: the noise in {path} has {found}; start the server '
+        'and the training with the same values'
       )
 
 
@@ -186,16 +180,14 @@ def _check_together(
   # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
   if len({(each.tape_id, each.device) for each in descriptions}) > 1:
     raise errors.value_error(
-      'noise_server',
-      [str(shard.directory) for shard in shards],
-      'hold noise of several keys or kinds of device',
-      'start all shards with one key file, on devices of one kind',
+      f'noise_server={[str(shard.directory) for shard in shards]}: hold noise '
+      'of several keys or kinds of device; start all shards with one key file, '
+      'on devices of one kind'
     )
   ends = itertools.accumulate((each.count for each in shards), initial=0)
   if [*(each.first for each in shards), dimension] != list(ends):
+    given = [f'{each.directory}: {each.first}+{each.count}' for each in shards]
     raise errors.value_error(
-      'noise_server',
-      [f'{each.directory}: {each.first}+{each.count}' for each in shards],
-      f'must be shards of {dimension} coordinates, each once',
-      'give the folders of all shards',
+      f'noise_server={given}: must be shards of {dimension} coordinates, each '
+      'once; give the folders of all shards'
     )

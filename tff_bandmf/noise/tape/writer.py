@@ -90,10 +90,8 @@ class Tape(tape_folder.ReadableTape):
     first, count = made.coordinates.start, len(made.coordinates)
     if count > tape_file.LARGEST_COUNT:
       raise errors.value_error(
-        'coordinates',
-        count,
-        f'a file holds {tape_file.LARGEST_COUNT} at most',
-        'share them among noise-servers',
+        f'coordinates={count}: a file holds {tape_file.LARGEST_COUNT} at most; '
+        'share them among noise-servers'
       )
     self.tape_id = made.identifier
     self.description = tape_folder.Description(
@@ -176,20 +174,17 @@ class Tape(tape_folder.ReadableTape):
     found = tape_folder.Description.read(directory)
     if found is None and tape_folder.marks(directory):
       raise errors.value_error(
-        'directory',
-        directory,
-        'holds a tape of another release',
-        'remove it, and give the run a new key',
+        f'directory={directory}: holds a tape of another release; remove it, '
+        'and give the run a new key'
       )
     if found != self.description:
       if found is not None and (
         self._resume or found.served or found.tape_id == self.tape_id
       ):
         raise errors.value_error(
-          'directory',
-          directory,
-          f'holds another tape, {self.description.difference(found)}',
-          'give what made it, or another directory',
+          f'directory={directory}: holds another tape, '
+          f'{self.description.difference(found)}; give what made it, or '
+          'another directory'
         )
       tape_folder.wipe(directory)
       self.description.write(directory)
@@ -199,11 +194,9 @@ class Tape(tape_folder.ReadableTape):
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
-        'start_round',
-        start_round,
-        f'round {reached} was released with this noise',
-        f'resume from the state of round {reached}, or start anew with a '
-        'new key',
+        f'start_round={start_round}: round {reached} was released with this '
+        f'noise; resume from the state of round {reached}, or start anew with '
+        'a new key'
       )
     start = max(start_round, reached)
     # PRIVACY: A killed server leaves files of rounds below the mark, whose
