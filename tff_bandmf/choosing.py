@@ -148,8 +148,7 @@ def choose(
     candidates = _parameters(family, rounds, cohorts, noise_copies)
     # PRIVACY: each sampled bound fails with a small probability, and choosing
     # the best favours one that failed. All candidates share one probability.
-    # Guard:
-    # choosing_test.test_compared_families_share_the_failure_probability.
+    # Guard: choosing_test.test_compared_families_share_the_failure_probability.
     samples = accounting.Samples(tries=len(declared) * len(candidates))
     for parameters in candidates:
       best = optimize.optimize(

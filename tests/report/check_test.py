@@ -192,7 +192,7 @@ def pages(tmp_path_factory):
   _run(folder / 'second', noise_multiplier=1.4)
   sources = [report.of_run(folder / name) for name in ('first', 'second')]
   return {
-    'report': report.of(sources[0]).html(),
+    'report': report.from_source(sources[0]).html(),
     'public': report.publish(sources[:1]).html(),
     'two': report.publish(sources).html(),
   }
@@ -298,8 +298,8 @@ def test_names_of_runs_stay_text(tmp_path):
 def test_run_without_noise_has_nothing_to_recompute(tmp_path):
   _run(tmp_path / 'run', noise_multiplier=0.0)
   source = report.of_run(tmp_path / 'run')
-  assert 'this page does not have one' in report.of(source).html()
-  assert report.of(source).content['check'] is None
+  assert 'this page does not have one' in report.from_source(source).html()
+  assert report.from_source(source).content['check'] is None
   assert report.publish([source]).content['check'] is None
 
 

@@ -131,7 +131,7 @@ def test_exact_numbers_of_what_clients_did_are_not_public(tmp_path):
   source = report.of_run(tmp_path / 'run')
   assert report.publish([source]).content['check'] is None
   assert 'does not have the exact numbers' in report.publish([source]).html()
-  (run,) = report.of(source).content['check']['runs']
+  (run,) = report.from_source(source).content['check']['runs']
   assert (run['min_sep'], run['max_participations']) == (2, 2)
 
 

@@ -85,8 +85,8 @@ def _check_listed(runs: Sequence[str]) -> None:
   listed = {record.run_id for record in records}
   for record in records:
     for each in record.after or ():
-      # PRIVACY: what was released before counts too. Guard:
-      # after_test.test_runs_before_those_that_are_listed_are_asked_for.
+      # PRIVACY: what was released before counts too.
+      # Guard: after_test.test_runs_before_those_that_are_listed_are_asked_for.
       if each['run_id'] not in listed:
         raise errors.value_error(
           f'runs={each["run"]}: is before one of these runs; list it too'
@@ -101,4 +101,4 @@ def _claim(run: str) -> Optional[claim_lib.Claim]:
   # Reads a ledger: plans do without what that imports.
   from tff_bandmf.report import claim
 
-  return claim.established(path)
+  return claim.from_run(path)

@@ -135,8 +135,8 @@ def noise_server(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
-    # PRIVACY: as in training, which refuses noise of another lattice. Guard:
-    # noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
+    # PRIVACY: as in training, which refuses noise of another lattice.
+    # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
       flags['z_stddev_per_clip'],

@@ -50,8 +50,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
       )
     strategy = plan.strategy
     delta = plan.delta if delta is None else delta
-    # PRIVACY: an indicator that gets noise costs slack too. Guard:
-    # cli_observe_test.test_indicator_is_a_coordinate_of_the_claim.
+    # PRIVACY: an indicator that gets noise costs slack too.
+    # Guard: cli_observe_test.test_indicator_is_a_coordinate_of_the_claim.
     dimension = (
       plan.coordinates
       if dimension is None

@@ -39,7 +39,8 @@ _LARGEST_DELTA = 1e-3
 _OF_NOISE = ('clip', 'noise_multiplier', 'z_stddev', 'rho', 'epsilon', 'delta')
 
 # PRIVACY: numbers of the table are rounded up, so that no epsilon and no noise
-# is printed below the one computed. Guard: cli_test.test_table_rounds_up.
+# is printed below the one computed.
+# Guard: cli_test.test_table_rounds_up.
 _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 
 

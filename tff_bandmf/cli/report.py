@@ -147,7 +147,7 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
     for file, text in others.items():
       _files.write(folder / file, text.encode())
   else:
-    written = report_lib.of(sources[0]).write(folder)
+    written = report_lib.from_source(sources[0]).write(folder)
     line, name = written['summary'], report_lib.MARKDOWN_FILE
   if as_json:
     output.show(written, as_json)

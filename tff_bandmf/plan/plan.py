@@ -104,8 +104,7 @@ class Plan(request_lib.Request):
       return found
     # PRIVACY: a simulation adds less noise than the larger run, by the ratio of
     # their clients. Its own guarantee is computed for the smaller noise.
-    # Guard:
-    # plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
+    # Guard: plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
     share = self.clients_per_round / self.stands_for
     return attrs.evolve(found, noise_multiplier=found.noise_multiplier * share)
 

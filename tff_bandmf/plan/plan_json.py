@@ -135,9 +135,8 @@ def _check_claim(
   """Raises ValueError if the noise in a file does not give its claim."""
   # PRIVACY: an edited file could claim more privacy than its noise gives. The
   # claim is confirmed for the noise in the file, or the file is refused.
-  # Guards:
-  # plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused and
-  # test_sampled_plan_with_less_noise_is_refused.
+  # Guards: plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused
+  # and test_sampled_plan_with_less_noise_is_refused.
   stored, guarantee = result.request, result.guarantee
   holds = result.planned_strategy.rounds == stored.rounds
   if stored.epsilon is None or stored.delta is None:

@@ -17,8 +17,8 @@ from tff_bandmf.report.report import (
   VERSION,
   Report,
   build,
+  from_source,
   json_schema,
-  of,
   what_if,
   write,
 )

@@ -1,4 +1,4 @@
-"""What the claim of a run rests on."""
+"""The assumptions of the claim of a run."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _CHOSEN = (
 )
 
 
-def of(
+def rows(
   claim: claim_lib.Claim, run: run_json.RunRecord, elsewhere: bool
 ) -> list[dict[str, str]]:
-  """Returns what the claim rests on, who enforces it, who checked it.
+  """Returns the assumptions; each says who enforces it and who checked it.
 
   Args:
-    claim: of the run.
-    run: what `run.json` says.
-    elsewhere: whether only a log of the training is there.
+    claim: claim of the run.
+    run: content of `run.json`.
+    elsewhere: whether training ran elsewhere, so that only a log is known.
   """
   enforced = (run.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
@@ -48,7 +48,7 @@ def of(
       'tell; with the indicator of whether it was, the norm over the first '
       f'clip, times that, is at most {claim.l2_norm_clip}'
     )
-  rows = (
+  table = (
     (
       f'A client sends at most one update a round, and {clipped}.',
       run.clipped_by or statement.NOT_STATED,
@@ -79,8 +79,9 @@ def of(
       trainer,
       _UNCHECKED,
     ),
-    # PRIVACY: mu of what may still come counts, where releases decide whether
-    # it does. Guards: after_test.test_report_claims_the_composition,
+    # PRIVACY: releases that decide whether or how training goes on make the
+    # loss adaptive, which the claim does not cover. The report says so.
+    # Guards: after_test.test_report_claims_the_composition,
     # report_test.test_stopped_run_claims_the_rounds_it_started.
     *(
       (what, trainer, _UNCHECKED)
@@ -135,14 +136,14 @@ def of(
   )
   return [
     {'assumption': assumption, 'enforced_by': by, 'checked': checked}
-    for assumption, by, checked in rows
+    for assumption, by, checked in table
   ]
 
 
 def _process(
   claim: claim_lib.Claim, run: run_json.RunRecord, elsewhere: bool
 ) -> str:
-  """Returns who checked what passes the aggregator."""
+  """Returns the check of the data that passes the aggregator."""
   if claim.observed.examined is None:
     return (
       'no process: the program gave each update to round.release; nobody '
@@ -158,7 +159,7 @@ def _process(
 def _participants(
   claim: claim_lib.Claim, enforced: str, record: str
 ) -> list[tuple[str, str, str]]:
-  """Returns what the claim assumes of who takes part."""
+  """Returns the assumptions about participation."""
   if claim.amplified is None:
     return [
       (

@@ -1,4 +1,4 @@
-"""What a reader has to know before the numbers."""
+"""The warnings that stand before the numbers of a report."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import statement
 from tff_bandmf.run_files import run_json
 
-# What a report of training that ran elsewhere cannot know.
+# A log shows neither the enforcement nor the noise of training elsewhere.
 _ELSEWHERE = (
   'Training ran elsewhere. This report did not enforce who took part, and did '
   'not check the noise or what passes the aggregator: the claim is for the '
@@ -45,25 +45,33 @@ OTHER_CODE = 'The code that wrote this report is not the code that trained.'
 _NO_NOISE = 'No noise was added: this run guarantees nothing.'
 
 
-def of(
+def warnings(
   claim: claim_lib.Claim,
   run: run_json.RunRecord,
   completed: bool,
   elsewhere: bool,
 ) -> list[tuple[str, str]]:
-  """Returns what a reader has to know before the numbers, worst first.
+  """Returns warnings, worst first, as pairs (for the report, for the public).
 
-  Each is said for the report, and for everybody; one of them may be empty.
+  One text of a pair may be empty: then that reader gets no warning.
+
+  Args:
+    claim: claim of the run.
+    run: content of `run.json`.
+    completed: whether the run has ended.
+    elsewhere: whether training ran elsewhere, so that only a log is known.
   """
   seen = claim.observed
   planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
   population = run.population or seen.clients
   nothing = not claim.held.noise_multiplier
-  # PRIVACY: of clients there are no counts in what everybody reads. Guard:
-  # public_test.test_counts_of_clients_are_not_published.
+  # PRIVACY: exact counts of clients are released without noise. The texts for
+  # the public have none.
+  # Guard: public_test.test_counts_of_clients_are_not_published.
   rows = (
-    # PRIVACY: figures of a run that stands for another are not taken for a
-    # guarantee. Guard: report_pages_test.test_simulated_run_leads_with_it.
+    # PRIVACY: a reader could take the epsilon of a simulation for that of a
+    # deployment. The first warning says that it is simulated.
+    # Guard: report_pages_test.test_simulated_run_leads_with_it.
     (run.simulated is not None, _SIMULATED, _SIMULATED),
     (elsewhere, _ELSEWHERE, _ELSEWHERE),
     (
@@ -71,12 +79,12 @@ def of(
       '' if elsewhere else _NOTHING_RELEASED,
       _NOTHING_RELEASED,
     ),
-    # PRIVACY: a model may hold raw updates that a process let past the
-    # aggregator, so nobody reads the claim before this. Guard:
-    # run_test.test_process_that_nobody_checked_leads_the_report.
+    # PRIVACY: a process may put raw updates into the model past the aggregator.
+    # The warning about an unchecked process stands before the claim.
+    # Guard: run_test.test_process_that_nobody_checked_leads_the_report.
     (claim.process_unknown and not elsewhere, _PROCESS, _PROCESS),
     (run_json.ALL_ZERO in run.not_covered, _NOISE_ALONE, ''),
-    # Everybody reads this first, and the report has it below what clients did.
+    # It is first for the public; the report has it below the participation.
     (nothing, '', _NO_NOISE),
     (
       claim.violated,

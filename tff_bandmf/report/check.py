@@ -1,7 +1,8 @@
 """The numbers from which a reader's browser recomputes a claim (`check.js`).
 
-They are those of the claim without chance: for sampled cohorts the schema that
-holds whatever chance drew. All runs of a claim are then one Gaussian release.
+The numbers belong to the claim without amplification: for sampled cohorts they
+are for the schema that every draw satisfies. So all runs of a claim compose to
+one Gaussian release.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import numpy as np
 from tff_bandmf import accounting, strategies
 from tff_bandmf.strategies import base
 
-# Deltas at which pages have an epsilon, or what the arithmetic costs.
+# Deltas for which a page has epsilon and the slack.
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10, 1e-12)
-# A column of more numbers than these makes a page that nobody opens.
-_FEW = 4096
+# Largest number of coefficients in a page.
+_MOST = 4096
 
 
 def numbers(
@@ -28,10 +29,10 @@ def numbers(
   """Returns the JSON object that `check.js` reads; None without a claim.
 
   Args:
-    runs: the name of each run, and what it guarantees without chance.
+    runs: pairs of a run's name and its guarantee without amplification.
     claims: the claims of the page, the leading one first: its name, the
-      positions of its runs, delta, and the epsilon that counts on chance, None
-      where none does.
+      positions of its runs, delta, and the amplified epsilon, None if the claim
+      is not amplified.
     rounded: rounds epsilon and rho up, for a page that shows few digits.
   """
   if not all(guarantee.noise_multiplier for _, guarantee in runs):
@@ -64,7 +65,7 @@ def numbers(
 def _points(
   together: accounting.Composition, delta: float
 ) -> list[dict[str, float]]:
-  """Returns the slack at delta first, then at others where it is proved."""
+  """Returns the slack at delta, then at the `DELTAS` for which it is proved."""
   points = []
   for each in dict.fromkeys((delta, *DELTAS)):
     try:
@@ -100,7 +101,7 @@ def _run(name: str, guarantee: accounting.Guarantee) -> dict[str, Any]:
         'z_stddev_per_clip',
       )
     },
-    # What the arithmetic takes from the noise multiplier, as a factor.
+    # Factor >= 1 by which the slack shrinks the noise multiplier.
     'more_noise': guarantee.noise_multiplier / guarantee.exact_noise,
     'normalized': guarantee.strategy.structure == base.NORMALIZED_TOEPLITZ,
     'series': _series(guarantee.strategy),
@@ -108,8 +109,8 @@ def _run(name: str, guarantee: accounting.Guarantee) -> dict[str, Any]:
 
 
 def _series(strategy: strategies.Strategy) -> Optional[dict[str, Any]]:
-  """Returns the few numbers that define a Toeplitz C; None without such."""
+  """Returns the numbers that define a Toeplitz C; None if they are many."""
   series = strategy.series()
-  if series is None or any(np.size(value) > _FEW for value in series.values()):
+  if series is None or any(np.size(value) > _MOST for value in series.values()):
     return None
   return {name: np.asarray(value).tolist() for name, value in series.items()}

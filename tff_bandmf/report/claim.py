@@ -1,21 +1,22 @@
-"""What a run may claim: planned, checked against what was observed.
+"""The claim of a run: its plan, corrected by the participation in its ledger.
 
 | symbol | name here            | meaning                                    |
 |--------|----------------------|--------------------------------------------|
-| C      | `strategy`           | of the file `strategy.json`                |
-| b, k   | `planned`, `held`    | participation: planned, and what held      |
+| C      | `strategy`           | the matrix in the file `strategy.json`     |
+| b, k   | `planned`, `held`    | min_sep and participations, planned and    |
+|        |                      | claimed                                    |
 | pi     | `seen`               | the rounds that clients really took        |
-| z      | `z_stddev`           | what was added, whatever was planned       |
+| z      | `z_stddev`           | standard deviation of the noise added      |
 
   noise_multiplier = z_stddev / (clip * sens(C; b, k))
 
-The noise of a run is what it is. Participation that was worse than planned
-makes the sensitivity larger, the noise multiplier smaller, epsilon larger. If a
-run stopped, the rounds that were started count.
+The noise of a finished run is fixed. So participation that was worse than
+planned makes the sensitivity larger, the noise multiplier smaller, and epsilon
+larger. If a run stopped early, the rounds that it started count.
 
-Where chance decides who takes part, all this is about what holds for sure, and
-the amplified claim stands next to it, as long as cohorts are those that were
-drawn.
+For sampled cohorts these figures are the guarantee without amplification. The
+amplified claim is made beside it, if the ledger shows the cohorts that the key
+of the sampler gives.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.report import evidence
 from tff_bandmf.run_files import run_json
 
-# What the ledger says of cohorts that chance drew.
+# Verdict of the ledger on sampled cohorts, as text.
 DRAWN = {
   True: 'as the key of the draws gives them',
   False: 'not as the key of the draws gives them',
   None: 'not checked',
 }
-# What is that of the guarantee which leads.
-_OF_CLAIM = ('sensitivity', 'sensitivity_method', 'sensitivity_reason')
+# Keys copied from the leading guarantee: amplified if claimed, else `held`.
+_LEADING = ('sensitivity', 'sensitivity_method', 'sensitivity_reason')
 _EPSILON = ('epsilon', 'slack_epsilon', 'slack_delta')
 
 
@@ -46,23 +47,24 @@ class Claim:
   """The claim of a run.
 
   Attributes:
-    planned: of the participation that was planned.
-    held: of the participation that may be claimed: the planned one, in the
-      rounds that were started, or, where clients did worse, the observed one.
-      Its noise is that of `planned`.
-    amplified: of the cohorts that chance drew; None where none did, or where
-      cohorts were others, so that `held` alone may be claimed.
-    cohorts: that chance was planned to draw; None where they are enforced.
-    seen: of the very rounds that clients took; None if nobody took part. It is
-      a statement about these alone.
-    observed: what the ledger shows, or a log.
-    violated: whether clients took part more often, or closer, than planned.
-    signed: whether the chain of the ledger has, for every round that started,
-      the digest of all that is fixed in the files of the run.
-    delta: stated for the run.
-    l2_norm_clip: the clipping norm; of an adaptive clip, that of a record with
-      its indicator, in the first round.
-    clients_per_round: divisor of the mean.
+    planned: guarantee for the planned participation.
+    held: guarantee that may be claimed without amplification. It is for the
+      planned participation in the rounds that were started or, if clients took
+      part more often, for the observed one. The noise is that of `planned`.
+    amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
+      or if the ledger shows other cohorts, so that only `held` may be claimed.
+    cohorts: the planned sampled cohorts; None if cohorts are enforced.
+    seen: guarantee for exactly the rounds that clients took, a statement about
+      this one ledger; None if nobody took part.
+    observed: participation in the ledger, or in a log.
+    violated: whether clients took part more often, or closer together, than
+      planned.
+    signed: whether the ledger's chain has the digest of the run's fixed files
+      for every round that started.
+    delta: delta of the claim, in (0, 1).
+    l2_norm_clip: the clipping norm, > 0; for an adaptive clip the norm of an
+      update with its indicator, in the first round.
+    clients_per_round: divisor of the mean, > 0.
   """
 
   planned: accounting.Guarantee
@@ -79,26 +81,31 @@ class Claim:
 
   @property
   def claimed(self) -> accounting.Guarantee:
-    """What the report leads with."""
+    """The guarantee that the report leads with."""
     return self.amplified or self.held
 
   @property
   def planned_or_worse(self) -> accounting.Guarantee:
     """The claim if the run goes on to its last round; never below `claimed`."""
-    # PRIVACY: a stopped run claims less than it will if it goes on. Guard:
-    # after_test.test_unfinished_run_counts_as_planned.
+    # PRIVACY: a stopped run spends more once it resumes. A composition counts
+    # it with all its planned rounds.
+    # Guard: after_test.test_unfinished_run_counts_as_planned.
     return self.amplified or (self.held if self.violated else self.planned)
 
   @property
   def amplification(self) -> str:
-    """The kind of cohorts whose chance the claim counts on, or 'none'."""
+    """The kind of sampled cohorts that amplifies the claim, or 'none'."""
     if self.amplified is None or self.cohorts is None:
       return 'none'
     return self.cohorts.name
 
   @property
   def process_unknown(self) -> bool:
-    """Whether nobody knows what passes the aggregator, where noise is added."""
+    """Whether a learning process may have released data beside the aggregator.
+
+    True if the run had noise and finished rounds, and its process was not
+    checked.
+    """
     return (
       self.observed.examined is False
       and self.observed.finished > 0
@@ -107,12 +114,12 @@ class Claim:
 
   @property
   def rounds(self) -> int:
-    """The rounds that are claimed: up to the last one that was started."""
+    """The number of rounds in the claim: all up to the last one started."""
     return self.observed.last_round + 1
 
   @property
   def z_stddev(self) -> float:
-    """Standard deviation of z, clip included."""
+    """The standard deviation of z, in the unit of the updates."""
     return self.planned.z_stddev_per_clip * self.l2_norm_clip
 
   def to_dict(self) -> dict[str, Any]:
@@ -123,7 +130,7 @@ class Claim:
     led = figures(self.claimed, self.delta)
     return {
       **numbers,
-      **{name: claimed[name] for name in _OF_CLAIM},
+      **{name: claimed[name] for name in _LEADING},
       'min_sep': numbers.get('min_sep'),
       'max_participations': numbers.get('max_participations'),
       'buffers': strategy.buffers,
@@ -135,7 +142,7 @@ class Claim:
       'rmse': self.claimed.sensitivity.value * math.sqrt(mean),
       'max_rmse': self.claimed.sensitivity.value * math.sqrt(largest),
       **{name: led[name] for name in ('noise_multiplier', *_EPSILON, 'delta')},
-      # It holds whatever chance did.
+      # rho has no amplification.
       'rho': self.held.rho,
       'amplification': self.amplification,
       'sampling': self._sampling(led),
@@ -162,9 +169,9 @@ class Claim:
     }
 
   def _counts(self) -> dict[str, Any]:
-    """Returns what the ledger shows of clients; None where chance drew them."""
+    """Returns the observed counts of clients; None for amplified claims."""
     observed, seen = self.observed, self.seen
-    found = {
+    counts = {
       'clients': observed.clients,
       'min_cohort': observed.min_cohort,
       'max_cohort': observed.max_cohort,
@@ -175,13 +182,14 @@ class Claim:
       **figures(seen, self.delta),
     }
     if self.amplified is None:
-      return found
-    # PRIVACY: who knows how many were drawn can tell who was. Guard:
-    # report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
-    return {**dict.fromkeys(found), 'delta': self.delta}
+      return counts
+    # PRIVACY: amplification assumes that cohorts are secret, and a count of the
+    # drawn clients shows something about them. The report has no such counts.
+    # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
+    return {**dict.fromkeys(counts), 'delta': self.delta}
 
   def _sampling(self, led: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """Returns how chance decided, and what holds without it."""
+    """Returns how cohorts were sampled, and epsilon without amplification."""
     if self.cohorts is None:
       return None
     return {
@@ -201,33 +209,33 @@ def figures(
 ) -> dict[str, Optional[float]]:
   """Returns noise multiplier, rho, epsilon at delta and its slack.
 
-  None without noise, or where the arithmetic of so little noise proves nothing.
+  Epsilon is None without noise, or if the slack of so little noise is too large
+  for a proof.
   """
-  found: dict[str, Optional[float]] = {
+  values: dict[str, Optional[float]] = {
     **dict.fromkeys(('noise_multiplier', 'rho', *_EPSILON)),
     'delta': delta,
   }
   if guarantee is None:
-    return found
-  found.update(noise_multiplier=guarantee.noise_multiplier, rho=guarantee.rho)
+    return values
+  values.update(noise_multiplier=guarantee.noise_multiplier, rho=guarantee.rho)
   if guarantee.noise_multiplier > 0:
     try:
-      found.update(guarantee.claim(delta).to_dict())
+      values.update(guarantee.claim(delta).to_dict())
     except accounting.Unproved:
       pass
-  return found
+  return values
 
 
-def established(directory: pathlib.Path) -> Claim:
+def from_run(directory: pathlib.Path) -> Claim:
   """Returns the claim of a run, computed again from its files.
 
-  The sensitivity is taken for what was planned and enforced or, where the
-  ledger shows more or closer participations than that, for what was observed.
-  The noise is that of `run.json`, which the ledger must bear out; see
-  `evidence`.
+  The sensitivity is for the planned participation or, if the ledger shows more
+  or closer participations, for the observed one. The noise is the noise in
+  `run.json`, which the ledger must confirm; see `evidence`.
 
   Raises:
-    TypeError: a number of `run.json` is none.
+    TypeError: a value of `run.json` is not a number.
     ValueError: a file is missing, damaged or contradicts another.
   """
   run = run_json.RunRecord.read(directory)
@@ -247,31 +255,33 @@ def established(directory: pathlib.Path) -> Claim:
   if cohorts is not None:
     sampled = _confirmed(planned, claim, delta)
     planned = planned.under(cohorts.always)
-  observed = evidence.observed(
+  observed = evidence.verified_ledger(
     directory,
     run,
     strategy,
     planned.z_stddev_per_clip * claim['l2_norm_clip'],
   )
-  found = of(
+  whole = from_evidence(
     planned,
     observed,
-    # PRIVACY: what one round did not say of itself is not checked. Guard:
-    # report_test.test_what_the_run_held_to_is_checked_in_every_round.
+    # PRIVACY: a round without the digest of the fixed files may have run with
+    # other files. The claim counts as signed only if every round has it.
+    # Guard: report_test.test_what_the_run_held_to_is_checked_in_every_round.
     signed=observed.enforced == {run.enforced_digest(directory)},
     delta=delta,
     l2_norm_clip=float(claim['l2_norm_clip']),
     clients_per_round=claim['clients_per_round'],
     sampled=sampled,
   )
-  # PRIVACY: where no key draws, chance of a key is not claimed. Guard:
-  # report_sampling_test.test_cohorts_that_no_key_drew_are_not_amplified.
+  # PRIVACY: cohorts that no secret key drew may follow a pattern that an
+  # attacker knows. Without a sampling key nothing is amplified.
+  # Guard: report_sampling_test.test_cohorts_that_no_key_drew_are_not_amplified.
   if run.sampling_key_id is None:
-    found = dataclasses.replace(found, amplified=None)
-  return found
+    whole = dataclasses.replace(whole, amplified=None)
+  return whole
 
 
-def of(
+def from_evidence(
   planned: accounting.Guarantee,
   observed: ledger.Observed,
   *,
@@ -281,18 +291,24 @@ def of(
   l2_norm_clip: float,
   clients_per_round: float,
 ) -> Claim:
-  """Returns the claim of what was planned, in the light of what was observed.
+  """Returns the claim of a planned guarantee and an observed participation.
 
   Args:
-    planned: of the schema that was planned, or of what sampling keeps.
-    sampled: of the cohorts that chance was to draw; None without chance.
-    observed: with the sensitivity of the strategy.
-    signed: as in `Claim`, and so are the others.
+    planned: guarantee for the planned schema; for sampled cohorts for the
+      schema that every draw satisfies.
+    observed: participation in the ledger or log, with the sensitivity of C.
+    sampled: guarantee for the planned sampled cohorts; None if cohorts are
+      enforced.
+    signed: the attribute of `Claim`.
+    delta: the attribute of `Claim`.
+    l2_norm_clip: the attribute of `Claim`.
+    clients_per_round: the attribute of `Claim`.
   """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if schema.evenly_spaced:
-    # PRIVACY: the figures that are observed do not show that rounds were
-    # exactly b apart, only at least b.
+    # PRIVACY: rounds that are not exactly b apart can have a larger
+    # sensitivity, and the observed figures show only that they are at least b
+    # apart. The claim is for all such rounds.
     # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
     planned = planned.under(
       participation_lib.MinSep(
@@ -302,8 +318,8 @@ def of(
   violated = not observed.log.keeps(planned.cohorts.schema, rounds)
   # PRIVACY: cohorts that were not drawn by the rule have no amplified
   # guarantee, and a sum that lacks drawn clients may be that of a cohort that
-  # the program cut. Both lose the amplified claim. Guards:
-  # report_sampling_test.test_other_cohorts_are_not_amplified and
+  # the program cut. Both lose the amplified claim.
+  # Guards: report_sampling_test.test_other_cohorts_are_not_amplified and
   # test_cut_cohort_has_no_amplified_claim.
   holds = (
     not violated and observed.drawn is not False and not observed.incomplete
@@ -327,7 +343,7 @@ def _strategy(directory: pathlib.Path) -> strategies.Strategy:
   """Returns the strategy of a run.
 
   Raises:
-    ValueError: its file is gone, or is not whole.
+    ValueError: the file is missing or damaged.
   """
   path = directory / run_json.STRATEGY_FILE
   try:
@@ -350,13 +366,13 @@ def what_if(
 
     noise_multiplier = z_stddev / (clip * sens(C; b, k))
 
-  No claim about the run: what its clients did is in its ledger.
+  The result is not a claim about the run: its clients may have done otherwise.
 
   Args:
-    directory: of the run.
-    min_sep: b, at least 1; None takes the planned one.
-    max_participations: k, at least 1; None takes the planned one, which may be
-      as many as min_sep allows.
+    directory: folder of the run.
+    min_sep: b, >= 1; None is the planned one.
+    max_participations: k, >= 1; None is the planned one, which may be as large
+      as min_sep allows.
 
   Raises:
     TypeError: b or k is not an integer.
@@ -368,7 +384,7 @@ def what_if(
       'what_if=None: needs min_sep or max_participations; give one of them or '
       'both'
     )
-  claim = established(directory)
+  claim = from_run(directory)
   planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
   if min_sep is None:
     # A client that takes part once has no separation.
@@ -385,8 +401,8 @@ def what_if(
     **figures(guarantee, claim.delta),
     'observed_min_sep': claim.observed.min_sep,
     'observed_participations': claim.observed.max_participations,
-    # More or closer participations than asked for: a claim for a run that
-    # was not this one.
+    # Clients took part more often, or closer together, than the question
+    # assumes, so the answer is not about this run.
     'observed_is_worse': not claim.observed.log.keeps(schema, rounds),
   }
 
@@ -394,13 +410,14 @@ def what_if(
 def _planned(
   strategy: strategies.Strategy, claim: dict[str, Any]
 ) -> accounting.Guarantee:
-  """Returns the guarantee of what was planned, with the noise of `run.json`."""
+  """Returns the guarantee for the plan, with the noise in `run.json`."""
   cohorts = accounting.of_claim(claim) or participation_lib.from_name(
     claim.get('participation', participation_lib.MinSep.name),
     claim.get('min_sep'),
     claim.get('max_participations'),
   )
-  # PRIVACY: without them the slack is that of all models up to a size.
+  # PRIVACY: more coordinates with noise cost more slack. The dimension of the
+  # run counts; without one, the slack covers all models up to a size.
   # Guard: report_test.test_slack_is_that_of_the_run.
   guarantee = accounting.Guarantee(
     strategy,
@@ -410,8 +427,9 @@ def _planned(
     max_slack=claim.get('max_slack', accounting.MAX_SLACK),
     clients_per_unit=claim.get('clients_per_unit', 1),
   )
-  # PRIVACY: the sensitivity is computed again, not read. Guards:
-  # report_test.test_edited_claim_is_refused and
+  # PRIVACY: an edited run.json could state a smaller sensitivity. It is
+  # computed again, and the noise that follows must be the noise in the file.
+  # Guards: report_test.test_edited_claim_is_refused and
   # test_less_noise_measured_than_claimed_is_refused.
   if not math.isclose(
     guarantee.z_stddev_per_clip, claim['z_stddev_per_clip'], rel_tol=1e-9
@@ -427,7 +445,7 @@ def _planned(
 def _confirmed(
   sampled: accounting.Guarantee, claim: dict[str, Any], delta: float
 ) -> accounting.Guarantee:
-  """Returns the guarantee, with its bound sampled again as it was planned."""
+  """Returns the guarantee, with its bound computed again from its samples."""
   bound = claim.get('bound')
   if bound is not None:
     try:
@@ -442,7 +460,7 @@ def _confirmed(
 def _held(
   planned: accounting.Guarantee, observed: ledger.Observed, violated: bool
 ) -> accounting.Guarantee:
-  """Returns the claim of what was planned or, if worse, of what was seen."""
+  """Returns the guarantee for the planned or, if worse, the observed rounds."""
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   started = observed.last_round + 1
   if violated:
@@ -451,7 +469,8 @@ def _held(
     )
     most = max(schema.participations(rounds), observed.max_participations)
   elif schema.min_sep is not None and 0 < started < rounds:
-    # PRIVACY: in t rounds a client has ceil(t / b) participations at most.
+    # PRIVACY: fewer participations than clients had would understate epsilon.
+    # In the t rounds that started a client has at most ceil(t / b) of them.
     # Guard: report_test.test_stopped_run_claims_the_rounds_it_started.
     min_sep, most = schema.min_sep, schema.participations(started)
   else:

@@ -1,24 +1,26 @@
-"""Whether a ledger is the whole ledger of a run, round by round.
+"""Checks that a ledger is the complete ledger of a run, round by round.
 
-| compared                      | with                                         |
-|-------------------------------|----------------------------------------------|
-| what the ledger is bound to   | run and key of `run.json`                    |
-| its cohorts and events        | its own chain, as it is opened               |
-| the heads of the chain        | `result.json`, every checkpoint that is here |
-| the digests of rows, the size | every row of `metrics.csv`                   |
-| of each cohort                |                                              |
-| finished rounds               | started ones; noise verified in each         |
-| what each round held to       | `run.json` but its notes, plan, strategy     |
-| the results of the run        | `result.json`                                |
-| marks of releases             | attempts that the ledger has                 |
+| part of the ledger             | compared with                               |
+|--------------------------------|---------------------------------------------|
+| IDs of its run and key         | `run.json`                                  |
+| cohorts and events             | its own chain, when it is opened            |
+| heads of the chain             | `result.json`, every checkpoint in the      |
+|                                | folder                                      |
+| digests of rows, cohort sizes  | every row of `metrics.csv`                  |
+| finished rounds                | started rounds; noise verified in each      |
+| digest of the files that are   | `run.json` without its notes, plan and      |
+| fixed, in each round           | strategy                                    |
+| digest of the results          | `result.json`                               |
+| attempts                       | marks of releases                           |
 
-Files are compared with each other. Against someone who edits all of them alike,
-and so against whoever trains, there is no defence here.
+The check compares files with each other. It does not notice a person who edits
+all of them consistently, such as the operator of the training.
 """
 
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping, Sequence
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import ledger as ledger_lib
@@ -30,34 +32,38 @@ from tff_bandmf.run_files import (
   run_ledger,
 )
 
-# z is measured in float32.
-_MEASURED = 1e-6
-_NOTHING = 'nothing can be claimed for such a run'
+_Attempts = Mapping[int, Sequence[ledger_lib.Attempt]]
+
+# Relative tolerance of the measured standard deviation, which is float32.
+_TOLERANCE = 1e-6
+_REMEDY = 'nothing can be claimed for such a run'
 
 
-def observed(
+def verified_ledger(
   directory: pathlib.Path,
   run: run_json.RunRecord,
   strategy: strategies.Strategy,
   z_stddev: float,
 ) -> ledger_lib.Observed:
-  """Returns what the ledger of a run shows, if it is the run's and whole.
+  """Returns the participation in the ledger of a run, after all checks.
 
   Args:
-    directory: of the run.
-    run: what `run.json` says.
+    directory: folder of the run.
+    run: content of `run.json`.
     strategy: C.
-    z_stddev: standard deviation of z that is claimed, clip included.
+    z_stddev: claimed standard deviation of z, in the unit of the updates.
 
   Raises:
-    ValueError: the ledger is missing, damaged, another run's, or contradicts
-      another file.
+    ValueError: the ledger is missing or damaged, belongs to another run, or
+      contradicts another file.
   """
   with run_ledger.open_ledger(directory) as ledger:
     bound = ledger.bound()
     attempts = ledger.all_attempts()
     last_round = max(attempts, default=-1)
-    # PRIVACY: a round past the last one of C has no guarantee. Guard:
+    # PRIVACY: C has no noise for a round after its last one. A ledger with such
+    # a round is refused.
+    # Guard:
     # report_test.test_ledger_with_more_rounds_than_the_strategy_is_refused.
     _require(
       last_round < strategy.rounds,
@@ -65,9 +71,10 @@ def observed(
       last_round + 1,
       f'the ledger goes further than the strategy supports, {strategy.rounds}',
     )
-    found = ledger.observed(strategy)
-  # PRIVACY: another run's clients are not this one's. Guard:
-  # evidence_test.test_ledger_of_another_run_is_refused.
+    observed = ledger.observed(strategy)
+  # PRIVACY: the ledger of another run could show fewer participations. The IDs
+  # of run and key must match.
+  # Guard: evidence_test.test_ledger_of_another_run_is_refused.
   _require(
     bound == run.bound(),
     'ledger',
@@ -78,115 +85,121 @@ def observed(
     highest = run.highest_client
     if highest is None:
       highest = run.population - 1
-    # PRIVACY: clients that nobody may draw are of another population, or one
-    # person under two names. So their number and their indices are compared.
+    # PRIVACY: a client outside the population may be a person with two names,
+    # who took part more often than the ledger shows. The number and the largest
+    # index of the clients are checked.
     # Guards: report_test.test_client_beyond_the_population_is_refused and
     # run_rounds_test.test_run_of_any_ids_is_reported.
     _require(
-      found.last_client <= highest,
+      observed.last_client <= highest,
       'client',
-      found.last_client,
+      observed.last_client,
       f'the ledger has clients beyond the highest of the population, {highest}',
     )
     _require(
-      found.clients <= run.population,
+      observed.clients <= run.population,
       'clients',
-      found.clients,
+      observed.clients,
       f'the ledger has more than the population={run.population}',
     )
-  _check_noise(found, z_stddev)
-  # PRIVACY: whoever edits a file after the rounds would claim noise, clip or
-  # clients that the rounds never had. Guard:
-  # evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
+  _check_noise(observed, z_stddev)
+  # PRIVACY: a file edited after the rounds could claim a noise, clip or
+  # population that they did not have. Each round has the digest of the files.
+  # Guard: evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
-    found.enforced <= {None, run.enforced_digest(directory)},
+    observed.enforced <= {None, run.enforced_digest(directory)},
     'run',
     directory / run_json.RUN_FILE,
     f'or {run_json.PLAN_FILE} or {run_json.STRATEGY_FILE} is not that which '
     'the rounds in the ledger held to',
   )
-  # PRIVACY: two sums that met one noise show their difference. Guard:
-  # evidence_test.test_round_that_was_finished_twice_is_refused.
+  # PRIVACY: two sums with the same noise reveal their difference. A round that
+  # was finished with two results is refused.
+  # Guard: evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
-    not (z_stddev and found.finished_twice),
+    not (z_stddev and observed.finished_twice),
     'round',
-    found.finished_twice[:1],
+    observed.finished_twice[:1],
     'was finished twice, and the ledger does not show that one result was '
     'released: its noise may have met two sums',
   )
   results, ended = run_json.read_result(directory)
   if ended is not None:
     _require(
-      found.rounds == strategy.rounds,
+      observed.rounds == strategy.rounds,
       'rounds',
-      found.rounds,
+      observed.rounds,
       f'the run has ended, but its ledger has not all {strategy.rounds} rounds',
     )
     _require(
-      not found.open,
+      not observed.open,
       'round',
-      found.open[:1],
+      observed.open[:1],
       'was started and neither finished nor burnt, but the run has ended',
     )
-    # PRIVACY: a chain that was computed anew has another head. Guard:
-    # evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
+    # PRIVACY: a forger could cut clients out and compute the chain again. Its
+    # head would then differ from the one in result.json.
+    # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
-      ended == found.head,
+      ended == observed.head,
       'ledger',
       directory / run_json.LEDGER_FILE,
       f'is not the one that {run_json.RESULT_FILE} was written with',
     )
     # PRIVACY: an edited accuracy could make a reader choose another model than
-    # the run supports. The ledger's last event has the digest of all. Guard:
+    # the run supports. The ledger's last event has the digest of all.
+    # Guard:
     # evidence_test.test_results_that_the_run_did_not_end_with_are_refused.
     _require(
-      found.ended == run_json.result_digest(results),
+      observed.ended == run_json.result_digest(results),
       'result',
       directory / run_json.RESULT_FILE,
       'has other results than the ledger says that the run ended with',
     )
   folder.check_releases(directory, lambda t: attempts.get(t, ()))
   _check_checkpoints(directory, attempts)
-  _check_metrics(directory, found, attempts, ended is not None)
-  return found
+  _check_metrics(directory, observed, attempts, ended is not None)
+  return observed
 
 
-def _check_noise(found: ledger_lib.Observed, z_stddev: float) -> None:
-  measured = found.z_stddev
+def _check_noise(observed: ledger_lib.Observed, z_stddev: float) -> None:
+  measured = observed.z_stddev
   if measured is not None:
     _require(
-      measured >= z_stddev * (1 - _MEASURED),
+      measured >= z_stddev * (1 - _TOLERANCE),
       'z_stddev',
       measured,
       f'a round measured less noise than the claim, {z_stddev}',
     )
     _require(
-      measured <= z_stddev * (1 + _MEASURED),
+      measured <= z_stddev * (1 + _TOLERANCE),
       'z_stddev',
       measured,
       f'all rounds measured more noise than the claim, {z_stddev}: clip or '
       'noise were others',
     )
-  # PRIVACY: the noise of every release counts, not of one. Guard:
-  # evidence_test.test_noise_verified_in_one_of_six_rounds_is_refused.
+  # PRIVACY: one release without its noise exposes its clients. The noise of
+  # every finished round must have been verified.
+  # Guard: evidence_test.test_noise_verified_in_one_of_six_rounds_is_refused.
   _require(
-    not (z_stddev and found.unchecked),
+    not (z_stddev and observed.unchecked),
     'round',
-    found.unchecked[:1],
-    f'is one of {len(found.unchecked)} of {found.finished} finished rounds '
-    'whose noise was not verified where it was added',
+    observed.unchecked[:1],
+    f'is one of {len(observed.unchecked)} of {observed.finished} finished '
+    'rounds whose noise was not verified where it was added',
   )
 
 
-def _check_checkpoints(directory: pathlib.Path, attempts) -> None:
+def _check_checkpoints(directory: pathlib.Path, attempts: _Attempts) -> None:
   for path in sorted((directory / run_json.CHECKPOINTS).glob('*.npz')):
     _, head = checkpoints.read(path)
     before = int(path.stem) - 1 if path.stem.isdecimal() else -2
     if before == -1:
-      # No round led to it.
+      # The checkpoint before round 0 follows no round.
       continue
-    # PRIVACY: what the ledger said then, it still says. Guard:
-    # evidence_test.test_checkpoint_of_another_ledger_is_refused.
+    # PRIVACY: a ledger that was replaced or cut has other heads than the one it
+    # had at a checkpoint. Every checkpoint's head must be in the ledger.
+    # Guard: evidence_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
       head in {attempt.head for attempt in attempts.get(before, ())},
       'checkpoint',
@@ -197,13 +210,14 @@ def _check_checkpoints(directory: pathlib.Path, attempts) -> None:
 
 def _check_metrics(
   directory: pathlib.Path,
-  found: ledger_lib.Observed,
-  attempts,
+  observed: ledger_lib.Observed,
+  attempts: _Attempts,
   ended: bool,
 ) -> None:
   digests = metrics.digests(directory)
   for t, digest in digests.items():
-    # PRIVACY: whoever is not in the ledger is not in the sensitivity either.
+    # PRIVACY: clients of a round that the ledger lacks would be missing in the
+    # sensitivity. Every row of the metrics must be in the ledger.
     # Guards: evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused
     # and test_flipped_bit_of_metrics_is_refused.
     _require(
@@ -222,11 +236,11 @@ def _check_metrics(
   for row in metrics.rows(directory):
     t, clients = int(row['round']), row.get('clients')
     _require(
-      not clients or int(clients) == found.cohort_sizes[t],
+      not clients or int(clients) == observed.cohort_sizes[t],
       'clients',
       clients,
       f'{run_json.METRICS_FILE} has so many in round {t}, and the '
-      f'ledger {found.cohort_sizes[t]}',
+      f'ledger {observed.cohort_sizes[t]}',
     )
   if digests:
     first, last = min(digests), max(digests)
@@ -237,11 +251,11 @@ def _check_metrics(
       f'{run_json.METRICS_FILE} has so many between {first} and {last}',
     )
     _require(
-      not ended or last == found.last_round,
+      not ended or last == observed.last_round,
       'round',
       last,
       f'is the last one of {run_json.METRICS_FILE}, and the run has ended '
-      f'with round {found.last_round}',
+      f'with round {observed.last_round}',
     )
 
 
@@ -249,4 +263,4 @@ def _require(holds: bool, name: str, value: object, rule: str) -> None:
   if not holds:
     if isinstance(value, tuple):
       (value,) = value
-    raise errors.value_error(f'{name}={value}: {rule}; {_NOTHING}')
+    raise errors.value_error(f'{name}={value}: {rule}; {_REMEDY}')

@@ -1,4 +1,4 @@
-"""A report as files: JSON, and what templates show of it."""
+"""A report as files: JSON, and templates filled with its content."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Pages:
   """A report.
 
   Attributes:
-    content: of the JSON file.
+    content: content of the JSON file.
     figures: matplotlib figures by name.
-    NAME: of the files, and of their templates.
+    NAME: name of the files and of their templates.
   """
 
   NAME: ClassVar[str]
@@ -42,7 +42,7 @@ class Pages:
     return _render(f'{self.NAME}.md.j2', self.content)
 
   def html(self) -> str:
-    """Returns the text of the page of HTML, which needs no other file."""
+    """Returns the text of the HTML page, which needs no other file."""
     images = {
       name: plot.data_uri(figure) for name, figure in self.figures.items()
     }
@@ -69,19 +69,24 @@ class Pages:
 def signed(content: dict[str, Any]) -> dict[str, Any]:
   """Returns the content of a report with the digest of all of it.
 
-  PRIVACY: a reader of the JSON file sees no page that recomputes epsilon, and
-  takes any figure for that of the run. The digest shows an edited one. Guard:
+  PRIVACY: an edited figure of the JSON file could pass for the run's, because
+  the file recomputes nothing. The digest shows the edit. Guard:
   forgery_test.test_forged_report_is_refused.
   """
   return {**content, 'content_sha256': _files.json_digest(content).hex()}
 
 
 def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
-  """Returns a number with so many digits; 'no guarantee' for None.
+  """Returns a number as text, rounded; 'no guarantee' for None.
 
-  PRIVACY: up for what a client loses, down for the noise that protects it, so
-  that no claim is printed stronger than the one computed. Guard:
+  PRIVACY: a printed claim must not be stronger than the computed one. Callers
+  round privacy loss up and noise down. Guard:
   report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
+
+  Args:
+    value: the number.
+    up: whether to round up; otherwise down.
+    digits: number of significant digits, >= 1.
   """
   if value is None:
     return 'no guarantee'
@@ -98,18 +103,18 @@ def _cell(value: Any) -> str:
 
 
 def _sha256(text: str) -> str:
-  """Returns the digest of a script or style as its page allows it by."""
+  """Returns the digest of a script or style for the Content-Security-Policy."""
   return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def _render(template: str, content: dict[str, Any]) -> str:
-  """Returns a template filled in; HTML is escaped where the page is HTML."""
+  """Returns a filled template; values are escaped if the page is HTML."""
   return _template(template).render({**content, 'content': content})
 
 
 @functools.cache
 def _template(name: str) -> jinja2.Template:
-  """Returns a template; compiling it takes as long as a page."""
+  """Returns a compiled template; compiling takes as long as filling it."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
     autoescape='.html' in name,

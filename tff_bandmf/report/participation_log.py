@@ -5,9 +5,9 @@ integers; a row is one participation. Rows may be in any order, and other
 columns are ignored. In CSV a line is a row: nothing is quoted, and the last
 line ends as the others do.
 
-Clients are told apart by 64-bit hashes. Two strings with one hash (10^7 of
-them: with probability 3e-6) are taken for one client, which can only make the
-log look worse than it was.
+Clients are identified by 64-bit hashes. Two strings with the same hash count as
+one client, which can only raise the sensitivity. Among 10^7 strings this
+happens with probability 3e-6.
 """
 
 from __future__ import annotations
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
   import pyarrow as pa
 
 COLUMNS = ('round', 'client')
-# Participations that are looked at at a time: about 150 MB.
-_AT_A_TIME = 2**22
+# Participations in a part, which takes about 150 MB.
+_PART_SIZE = 2**22
 _MOST_ROUNDS = 2**31
-# What no name of a client in CSV has: quotes, control characters, blanks at an
-# end.
-_NO_NAME = r'["\x00-\x1f\x7f]|^\s|\s$'
-# Rows that are read at a time.
+# Quotes, control characters and blanks at an end, which are refused in CSV.
+_BAD_NAME = r'["\x00-\x1f\x7f]|^\s|\s$'
+# Bytes of CSV and rows of Parquet in a batch.
 _BATCH_BYTES = 2**24
 _BATCH_ROWS = 2**20
 _CSV = ('.csv', '.txt')
@@ -45,40 +44,40 @@ class ParticipationLog:
   """The participations of a log.
 
   Attributes:
-    path: of the file.
-    participations: rows.
-    rounds: 1 + the highest round, 0 without rows.
+    path: path of the file.
+    participations: number of rows.
+    rounds: 1 + the highest round; 0 without rows.
   """
 
   def __init__(self, path: Union[str, os.PathLike]):
     """Reads a log; 12 bytes a participation stay in memory.
 
     Args:
-      path: a CSV or Parquet file, told apart by its name.
+      path: path of a CSV or Parquet file; its ending says which.
 
     Raises:
-      ValueError: it is not such a log.
-      OSError: it cannot be read.
+      ValueError: the file is not a log with these columns.
+      OSError: the file cannot be read.
       ImportError: pyarrow is not installed.
     """
     self.path = pathlib.Path(path)
-    # Fresh for each log: nobody can make clients that meet in one hash.
+    # The point is fresh for each log, so that nobody can make hashes collide.
     self._factor = np.uint64(secrets.randbits(64) | 1)
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
     kinds = set()
     for batch in _batches(self.path):
       rounds.append(self._rounds(batch.column(0)))
-      found, kind = self._hashes(batch.column(1))
-      clients.append(found)
+      hashes, kind = self._hashes(batch.column(1))
+      clients.append(hashes)
       kinds.add(kind)
     if len(kinds) > 1:
       raise self._refused('client', 'are of several types', 'use strings')
     self._rounds_of_rows = np.concatenate(rounds)
     self._clients_of_rows = np.concatenate(clients)
     self.participations = len(self._rounds_of_rows)
-    # PRIVACY: columns of C weigh less the later they are, so a log that counts
-    # its rounds from 1 would claim less than its clients did. No round 0, no
-    # claim. Guard: participation_log_test.test_rounds_from_1_are_refused.
+    # PRIVACY: later columns of C have smaller norms, so that a log numbered
+    # from 1 would claim too small an epsilon. A log without round 0 is refused.
+    # Guard: participation_log_test.test_rounds_from_1_are_refused.
     if self.participations and self._rounds_of_rows.min() > 0:
       raise self._refused(
         'round',
@@ -89,15 +88,15 @@ class ParticipationLog:
     self._ordered = bool(np.all(np.diff(self._rounds_of_rows) >= 0))
 
   def parts(
-    self, at_a_time: int = _AT_A_TIME
+    self, size: int = _PART_SIZE
   ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields ([m] rounds ascending, [m] clients), each client in one part.
 
     Args:
-      at_a_time: participations in a part, about.
+      size: approximate number of participations in a part, >= 1.
     """
-    count = max(1, -(-self.participations // at_a_time))
-    # Hashes are uniform, so equal ranges of them hold alike many rows.
+    count = max(1, -(-self.participations // size))
+    # Hashes are uniform, so equal ranges hold about as many rows each.
     edges = [part * 2**64 // count for part in range(1, count)]
     for low, high in zip([0, *edges], [*edges, None]):
       taken = self._clients_of_rows >= np.uint64(low)
@@ -111,7 +110,7 @@ class ParticipationLog:
       yield rounds, clients
 
   def cohort_sizes(self) -> dict[int, int]:
-    """Returns the clients of each round that has some, rounds ascending."""
+    """Returns the number of clients by round, for rounds with clients."""
     rounds, counts = np.unique(self._rounds_of_rows, return_counts=True)
     return dict(zip(rounds.tolist(), counts.tolist()))
 
@@ -119,11 +118,12 @@ class ParticipationLog:
     """Raises ValueError if a round has more clients than a plan has room for.
 
     Args:
-      largest_cohort: most clients of a round.
+      largest_cohort: largest number of clients of a round, >= 1.
     """
     for t, clients in self.cohort_sizes().items():
-      # PRIVACY: the lattice of the plan has no room for such a sum, so the
-      # noise was made for another one. Guard:
+      # PRIVACY: a larger cohort overflows the lattice of the plan, so that its
+      # noise was not the planned noise. Such logs are refused.
+      # Guard:
       # elsewhere_test.test_cohort_that_the_plan_has_no_room_for_is_refused.
       if clients > largest_cohort:
         raise errors.value_error(
@@ -149,7 +149,7 @@ class ParticipationLog:
     return column.cast(pa.int32()).to_numpy(zero_copy_only=False)
 
   def _hashes(self, column: pa.Array) -> tuple[np.ndarray, str]:
-    """Returns [m] uint64 hashes, and of what they are."""
+    """Returns [m] uint64 hashes of clients, and the type of the clients."""
     import pyarrow as pa
 
     if column.null_count:
@@ -177,14 +177,18 @@ class ParticipationLog:
     _, offsets, content = column.buffers()
     bounds = np.frombuffer(offsets, np.int64)
     bounds = bounds[column.offset : column.offset + len(column) + 1]
-    return self._of_strings(np.frombuffer(content, np.uint8), bounds), 'strings'
+    return self._string_hashes(
+      np.frombuffer(content, np.uint8), bounds
+    ), 'strings'
 
-  def _of_strings(self, content: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Returns a polynomial of the bytes of each string at a secret point.
+  def _string_hashes(
+    self, content: np.ndarray, bounds: np.ndarray
+  ) -> np.ndarray:
+    """Returns a polynomial in each string's bytes, evaluated at a secret point.
 
     Args:
       content: [bytes] uint8.
-      bounds: [m + 1] where strings begin, and where the last one ends.
+      bounds: [m + 1] int64, begin of each string, and end of the last one.
 
     Returns:
       [m] uint64.
@@ -197,15 +201,15 @@ class ParticipationLog:
       hashes[longer] = _mixed(hashes[longer] * self._factor + byte)
     return hashes
 
-  def _refused(self, column: str, what: str, remedy: str) -> ValueError:
-    return _refused(self.path, column, what, remedy)
+  def _refused(self, column: str, fault: str, remedy: str) -> ValueError:
+    return _refused(self.path, column, fault, remedy)
 
 
 def _refused(
-  path: pathlib.Path, column: str, what: str, remedy: str
+  path: pathlib.Path, column: str, fault: str, remedy: str
 ) -> ValueError:
   return errors.value_error(
-    f'log={path}: the values of {column} {what}; {remedy}'
+    f'log={path}: the values of {column} {fault}; {remedy}'
   )
 
 
@@ -220,7 +224,7 @@ def _batches(path: pathlib.Path) -> Iterator[Any]:
   """Yields record batches of the columns of a log.
 
   Raises:
-    ValueError, OSError, ImportError: as `ParticipationLog`.
+    ValueError, OSError, ImportError: the errors of `ParticipationLog`.
   """
   try:
     import pyarrow as pa
@@ -253,8 +257,8 @@ def _batches(path: pathlib.Path) -> Iterator[Any]:
     with csv.open_csv(
       path,
       read_options=csv.ReadOptions(block_size=_BATCH_BYTES),
-      # PRIVACY: a quote that opens would swallow the rows up to the next one,
-      # and what is not read is not claimed; so nothing is quoted.
+      # PRIVACY: an opening quote would swallow the rows up to the next quote,
+      # and their participations would be missing. Quotes have no meaning here.
       # Guard: participation_log_test.test_quote_never_makes_a_claim_smaller.
       parse_options=csv.ParseOptions(
         quote_char=False, ignore_empty_lines=False
@@ -287,8 +291,8 @@ def _check_lines(path: pathlib.Path) -> None:
       ends += block.count(b'\n')
       returns += block.count(b'\r')
       last = block[-1:]
-  # PRIVACY: half a name is another client, and the one whose name was cut lost
-  # a participation. So a line that lacks its end, or has another, is damage.
+  # PRIVACY: a name that was cut counts as another client, and its own client
+  # loses a participation. A line without the common line end is refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if last != b'\n' or returns not in (0, ends):
     raise errors.value_error(
@@ -299,12 +303,12 @@ def _check_lines(path: pathlib.Path) -> None:
 
 
 def _check_names(path: pathlib.Path, names: pa.Array) -> None:
-  """Raises ValueError for a client whose name a damaged byte may have made."""
+  """Raises ValueError for a name that a damaged byte may have changed."""
   import pyarrow.compute
 
-  wrong = pyarrow.compute.match_substring_regex(names, _NO_NAME)
-  # PRIVACY: 'a', '"a"' and 'a' with a blank or a NUL would be different
-  # clients, each with fewer rounds than the one that they are.
+  wrong = pyarrow.compute.match_substring_regex(names, _BAD_NAME)
+  # PRIVACY: 'a', '"a"' and 'a' with a blank or a NUL would count as different
+  # clients with fewer rounds each. Names with such characters are refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if pyarrow.compute.any(wrong).as_py():
     name = names.filter(wrong)[0].as_py()

@@ -1,4 +1,4 @@
-"""The plots of a report; none of them without matplotlib."""
+"""The plots of a report; without matplotlib there are none."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Optional
 
 _SIZE = (5.6, 3.6)
 _LABEL, _TICK = 13, 12
-# Up to so many points of a curve have their values written beside them.
+# A curve of at most this many points has its values written beside them.
 _FEW = 3
 _BLUE, _GREY = '#1f5fa8', '#777777'
-# What matplotlib would write into a file: the time, and addresses of others.
+# Metadata that matplotlib would write: the time, and addresses of web pages.
 _NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 
 
@@ -25,8 +25,8 @@ def epsilon(
 
   Args:
     curve: points with `epsilon` and `delta`.
-    stated: (epsilon, delta) of the claim, marked.
-    planned: the curve that was planned, where the claim is another.
+    stated: (epsilon, delta) of the claim, which the figure marks.
+    planned: the planned curve; None if it is the claim's.
   """
   empty = _axes('delta: probability of an accident', 'epsilon: privacy loss')
   if empty is None:
@@ -50,7 +50,7 @@ def accuracy(
   """Returns a figure of validation accuracy by round; None without data.
 
   Args:
-    curves: label to (rounds done, accuracy in [0, 1]).
+    curves: maps a label to pairs (rounds done, accuracy in [0, 1]).
   """
   if not any(curves.values()):
     return None
@@ -74,7 +74,7 @@ def accuracy(
         )
   values = [100 * value for points in curves.values() for _, value in points]
   low, high = min(values), max(values)
-  # From 0, unless the values are then a line along the top.
+  # The axis begins at 0, unless the curve would be a line along the top.
   if high and low > high / 2:
     room = max(high - low, 0.02 * high)
     axes.set_ylim(low - 0.3 * room, high + 0.4 * room)
@@ -90,7 +90,7 @@ def clip(path: list[tuple[int, float]]) -> Optional[Any]:
   """Returns a figure of an adaptive clip by round; None without a path.
 
   Args:
-    path: (rounds done, clip).
+    path: pairs (rounds done, clip).
   """
   empty = _axes('rounds', 'clip') if path else None
   if empty is None:
@@ -109,7 +109,7 @@ def png(figure: Any) -> bytes:
 
 
 def data_uri(figure: Any) -> str:
-  """Returns a figure as an SVG image that stands in the page itself."""
+  """Returns a figure as a data URI of SVG, which a page can embed."""
   import matplotlib
 
   stream = io.BytesIO()
@@ -118,7 +118,7 @@ def data_uri(figure: Any) -> str:
     figure.savefig(
       stream, format='svg', transparent=True, metadata=_NO_METADATA
     )
-  # Laid out once: drawing at another size would move the axes.
+  # The layout is final: drawing at another size would move the axes.
   figure.set_layout_engine('none')
   encoded = base64.b64encode(stream.getvalue()).decode()
   return f'data:image/svg+xml;base64,{encoded}'

@@ -1,8 +1,9 @@
-"""The report of one or several runs for everybody to read.
+"""The public report of one or several runs.
 
-It has what a reader needs and no count that tells who took part: no sizes of
-cohorts, no number of clients, nothing that a report lists as released without
-noise but what it says itself. Figures have three digits, on the safe side.
+Its content is a whitelist: no sizes of cohorts and no numbers of clients, which
+a run's own report lists as released without noise. A public report lists the
+few facts that it states without noise itself. Figures have three digits,
+rounded to the safe side.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ _UP, _DOWN = (
   decimal.Context(prec=3, rounding=rounding)
   for rounding in (decimal.ROUND_CEILING, decimal.ROUND_FLOOR)
 )
-# Nobody wants to read e^epsilon of a larger one.
+# Largest epsilon whose factor e^epsilon is written as a number.
 _LARGEST_FACTOR = 16.0
 _TITLE = 'Privacy of what was trained'
 # Notes that several runs may state differently.
 _OF_ONE_RUN = ('title', 'date', 'model')
-# What the report tells of training clients' participation, in words.
-_TOLD = (
+# The fact about participation that the report states without noise.
+_DISCLOSURE = (
   'The observed epsilon, in three digits: from it one can tell about how often '
   'the client that took part most often did so, and of no client who it is.'
 )
@@ -50,7 +51,7 @@ _TOLD = (
 
 @dataclasses.dataclass(frozen=True)
 class Public(pages.Pages):
-  """A report for everybody."""
+  """A public report."""
 
   NAME: ClassVar[str] = 'public'
 
@@ -62,13 +63,13 @@ def publish(
   """Returns the public report of runs on the same clients.
 
   Args:
-    sources: of the runs; the last one says who owns them, what is covered and
-      who is trusted.
-    notes: those of `report.NAMED`, in place of what runs say.
+    sources: the runs; the last one states the owner, the data covered and the
+      parties trusted.
+    notes: values of `report.NAMED` that replace those of the runs.
 
   Raises:
-    ValueError: there are none, a run is there twice, their adjacencies or units
-      of privacy differ, or a note is not known.
+    ValueError: no run is given, or one twice; the adjacencies or units of
+      privacy differ; or a note is unknown.
   """
   _check(sources, notes or {})
   last = sources[-1]
@@ -113,7 +114,7 @@ def publish(
     'epsilon': claimed['epsilon'],
     'delta': delta,
     'rho': claimed['rho'],
-    # Not more often than once in so many.
+    # Rounded down: accidents may be as likely as this.
     'once_in': int(1 / decimal.Decimal(repr(delta))),
     'factor': _factor(claimed['epsilon']),
     'attack': statement.attack(
@@ -149,25 +150,30 @@ def publish(
     'accounting': statement.public_accounting(last.claim),
     'assumptions': _assumptions(sources),
     'told': [
-      *([_TOLD] if any(not each.claim.amplified for each in sources) else []),
+      *(
+        [_DISCLOSURE]
+        if any(not each.claim.amplified for each in sources)
+        else []
+      ),
       *(['Accuracy on validation clients.'] if figures['accuracy'] else []),
     ],
   }
   return Public(
     pages.signed(content),
-    {name: found for name, found in figures.items() if found},
+    {name: figure for name, figure in figures.items() if figure},
   )
 
 
 def three(value: Optional[float], up: bool = True) -> Optional[float]:
   """Returns a number with three digits, rounded up or down; None for None.
 
-  PRIVACY: up for what a client loses, down for what protects it. Guard:
+  PRIVACY: an epsilon rounded down, or a noise rounded up, would claim too much.
+  Callers round privacy loss up and noise down. Guard:
   public_test.test_figures_are_rounded_to_the_safe_side.
   """
   if value is None:
     return None
-  # As it is printed, so that 1.2 stays 1.2.
+  # The shortest decimal of the float is rounded, so that 1.2 stays 1.2.
   return float((_UP if up else _DOWN).create_decimal(repr(float(value))))
 
 
@@ -194,12 +200,12 @@ def _check(
     )
 
 
-def _numbers(found: dict[str, Any]) -> dict[str, Any]:
-  return {name: three(found[name]) for name in ('epsilon', 'rho')}
+def _numbers(together: dict[str, Any]) -> dict[str, Any]:
+  return {name: three(together[name]) for name in ('epsilon', 'rho')}
 
 
 def _row(source: source_lib.Source) -> dict[str, Any]:
-  """Returns what everybody may know of a run."""
+  """Returns the public facts of a run."""
   claim, run = source.claim, source.run
   schema = claim.planned.cohorts.schema
   rounds = claim.held.strategy.rounds
@@ -215,8 +221,9 @@ def _row(source: source_lib.Source) -> dict[str, Any]:
     'planned_epsilon': three(
       (claim.amplified or claim.planned).proved_epsilon(claim.delta)
     ),
-    # PRIVACY: what chance drew is not told. Guard:
-    # report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
+    # PRIVACY: amplification assumes secret cohorts, and an observed epsilon
+    # shows how often somebody was drawn. An amplified run has none.
+    # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
     'observed_epsilon': None
     if claim.amplified or claim.seen is None
     else three(claim.seen.proved_epsilon(claim.delta)),
@@ -244,9 +251,8 @@ def _recomputed(
 ) -> Optional[dict[str, Any]]:
   """Returns the numbers from which a browser recomputes the claims."""
   runs = report_lib.all_runs(sources)
-  # PRIVACY: where clients broke the plan, the claim follows from their rounds,
-  # and its exact numbers tell when the client that came most often took part.
-  # The public page leaves them out.
+  # PRIVACY: if clients broke the plan, the exact numbers of the claim show in
+  # which rounds one client took part. The public page leaves them out.
   # Guard: public_test.test_exact_numbers_of_what_clients_did_are_not_public.
   if any(claim.violated for _, claim in runs):
     return None
@@ -269,7 +275,7 @@ def _recomputed(
 
 
 def _factor(epsilon: Optional[float]) -> Optional[str]:
-  """Returns e^epsilon in words, rounded up."""
+  """Returns e^epsilon as text, rounded up."""
   if epsilon is None:
     return None
   if epsilon > _LARGEST_FACTOR:
@@ -278,35 +284,35 @@ def _factor(epsilon: Optional[float]) -> Optional[str]:
 
 
 def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
-  """Returns what leads, of every run, without counts."""
-  found: dict[str, list[str]] = {}
+  """Returns the public warnings of all runs."""
+  by_text: dict[str, list[str]] = {}
   for source in sources:
-    known = caveats.of(
+    known = caveats.warnings(
       source.claim, source.run, source.completed, source.elsewhere
     )
     texts = [text for _, text in known if text]
     for text in texts + source.warned_before:
-      found.setdefault(text, []).append(source.run.title or source.name)
+      by_text.setdefault(text, []).append(source.run.title or source.name)
   return [
     text if len(sources) == 1 else f'{", ".join(names)}: {text}'
-    for text, names in found.items()
+    for text, names in by_text.items()
   ]
 
 
 def _assumptions(sources: Sequence[source_lib.Source]) -> list[dict[str, str]]:
   """Returns the assumptions of all runs, each once."""
-  found: dict[str, dict[str, dict[str, None]]] = {}
+  merged: dict[str, dict[str, dict[str, None]]] = {}
   for source in sources:
-    for row in assumptions.of(source.claim, source.run, source.elsewhere):
-      kept = found.setdefault(
+    for row in assumptions.rows(source.claim, source.run, source.elsewhere):
+      columns = merged.setdefault(
         row['assumption'], {'enforced_by': {}, 'checked': {}}
       )
-      for name, said in kept.items():
-        said[row[name]] = None
+      for name, texts in columns.items():
+        texts[row[name]] = None
   return [
     {
       'assumption': assumption,
-      **{name: '; '.join(said) for name, said in kept.items()},
+      **{name: '; '.join(texts) for name, texts in columns.items()},
     }
-    for assumption, kept in found.items()
+    for assumption, columns in merged.items()
   ]

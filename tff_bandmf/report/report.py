@@ -35,7 +35,7 @@ MARKDOWN_FILE = 'report.md'
 JSON_FILE = 'report.json'
 HTML_FILE = 'report.html'
 
-# What a run says of itself, for those who read its report.
+# Notes of a run that appear at the head of its report.
 NAMED = (
   'title',
   'owner',
@@ -47,7 +47,7 @@ NAMED = (
   'sector',
 )
 _SHOWN = ('test_accuracy', 'test_loss', 'parameters')
-# The curve spans these, and has so many points.
+# Range of delta in the curve, and its number of points.
 _LARGEST_DELTA, _SMALLEST_DELTA, _POINTS = 1e-2, 1e-14, 61
 
 
@@ -72,25 +72,25 @@ def build(directory: Union[str, os.PathLike]) -> Report:
   """Returns the report of a run; writes nothing.
 
   Args:
-    directory: of the run; runs below `compare/` are shown next to it.
+    directory: folder of the run; runs below `compare/` are shown next to it.
 
   Raises:
-    TypeError: a number of `run.json` is none.
+    TypeError: a value of `run.json` is not a number.
     ValueError: the files do not support a claim.
     OSError: a file cannot be read.
   """
-  return of(source_lib.of_run(directory))
+  return from_source(source_lib.of_run(directory))
 
 
-def of(source: source_lib.Source) -> Report:
-  """Returns the report of what was read."""
+def from_source(source: source_lib.Source) -> Report:
+  """Returns the report of a run, or of training elsewhere."""
   run, claim = source.run, source.claim
   numbers = claim.to_dict()
   shown = [source, *source.compared] if source.completed else []
   accuracies = {numbers['family']: source.accuracy}
   for each in source.compared:
     accuracies[each.name] = each.accuracy
-  # Each point of a claim by samples would be sampled.
+  # An amplified claim would need samples for each point.
   curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
   adaptive = _adaptive(source)
   figures = {'accuracy.png': plot.accuracy(accuracies)}
@@ -107,7 +107,7 @@ def of(source: source_lib.Source) -> Report:
   figures = {name: figure for name, figure in figures.items() if figure}
   code_sha256 = _files.code_digest()
   other_code = (run.code_sha256 or code_sha256) != code_sha256
-  known = caveats.of(claim, run, source.completed, source.elsewhere)
+  known = caveats.warnings(claim, run, source.completed, source.elsewhere)
   together = composed([source], claim.delta) if source.before else None
   content = {
     'format': FORMAT,
@@ -144,7 +144,7 @@ def of(source: source_lib.Source) -> Report:
     'not_covered': run.not_covered,
     'data_accesses': statement.data_accesses(run),
     'formal_statement': statement.formal(claim, numbers, run),
-    'assumptions': assumptions.of(claim, run, source.elsewhere),
+    'assumptions': assumptions.rows(claim, run, source.elsewhere),
     'side_releases': source.side_releases,
     'enforced': run.enforced,
     'population': run.population,
@@ -163,8 +163,9 @@ def of(source: source_lib.Source) -> Report:
     'report_code_sha256': code_sha256,
     'train_sha256': run.train_sha256,
     'files_sha256': source.files_sha256,
-    # PRIVACY: two ledgers never have one head, and a ledger has one head
-    # whether or not it is open. Guard:
+    # PRIVACY: a ledger that was edited later could support another claim. The
+    # report has the head of the chain, which no two ledgers share.
+    # Guard:
     # run_folder_test.test_report_of_an_open_run_has_the_head_of_its_ledger.
     'ledger_head': claim.observed.head,
   }
@@ -174,16 +175,16 @@ def of(source: source_lib.Source) -> Report:
 def composed(
   sources: Sequence[source_lib.Source], delta: float
 ) -> Optional[dict[str, Any]]:
-  """Returns what runs guarantee together, with those that they come after.
+  """Returns the guarantee of runs together with their predecessors.
 
-  None where one of them guarantees nothing.
+  The result is None if one of them guarantees nothing.
 
   Args:
-    sources: of the runs, each once.
-    delta: of the claim for all of them.
+    sources: the runs, each once.
+    delta: delta of the composed claim.
 
   Raises:
-    ValueError: they have different adjacencies.
+    ValueError: the runs have different adjacencies.
   """
   names = {source.run.run_id: source.name for source in sources}
   for source in sources:
@@ -205,10 +206,7 @@ def composed(
 def all_runs(
   sources: Sequence[source_lib.Source],
 ) -> list[tuple[str, claim_lib.Claim]]:
-  """Returns the names and claims of runs, then of those that they come after.
-
-  Each run is there once.
-  """
+  """Returns names and claims of runs, then of predecessors, each once."""
   runs = [(source.name, source.claim) for source in sources]
   known = {source.run.run_id for source in sources}
   for source in sources:
@@ -223,7 +221,7 @@ def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
   """Writes the report of a run into its directory; returns its content.
 
   Raises:
-    TypeError, ValueError: as `build`; nothing is written.
+    TypeError, ValueError: the errors of `build`; nothing is written.
     OSError: a file cannot be read or written.
   """
   return build(directory).write(directory)
@@ -236,25 +234,26 @@ def what_if(
 ) -> dict[str, Any]:
   """Returns the guarantee that the noise of a run gives under another b, k.
 
-  See `claim.what_if`; `summary` puts it in a sentence. Writes nothing.
+  The result is that of `claim.what_if` with a sentence under `summary`; nothing
+  is written.
   """
-  found = claim_lib.what_if(
+  numbers = claim_lib.what_if(
     pathlib.Path(directory), min_sep, max_participations
   )
-  if found['epsilon'] is None:
+  if numbers['epsilon'] is None:
     guarantee = 'no guarantee: this run has no noise'
   else:
-    guarantee = f'({pages.number(found["epsilon"])}, {found["delta"]})-DP'
+    guarantee = f'({pages.number(numbers["epsilon"])}, {numbers["delta"]})-DP'
   summary = (
-    f'Had min_sep been {found["min_sep"]} and participations at most '
-    f'{found["participations"]}, with the noise of this run: {guarantee}.'
+    f'Had min_sep been {numbers["min_sep"]} and participations at most '
+    f'{numbers["participations"]}, with the noise of this run: {guarantee}.'
   )
-  if found['observed_is_worse']:
+  if numbers['observed_is_worse']:
     summary += (
-      f' The ledger shows worse: min_sep {found["observed_min_sep"]}, '
-      f'{found["observed_participations"]} participations.'
+      f' The ledger shows worse: min_sep {numbers["observed_min_sep"]}, '
+      f'{numbers["observed_participations"]} participations.'
     )
-  return {'summary': summary, **found}
+  return {'summary': summary, **numbers}
 
 
 def json_schema(name: str = Report.NAME) -> dict[str, Any]:
@@ -270,15 +269,15 @@ def json_schema(name: str = Report.NAME) -> dict[str, Any]:
 def epsilon_curve(
   guarantee: accounting.Guarantee, delta: float
 ) -> list[dict[str, float]]:
-  """Returns (epsilon, delta) points from large to small delta; [] without
-  noise.
+  """Returns points (epsilon, delta), from large to small delta.
 
-  By epsilon, since a delta is found without a search.
+  The points have equal distances in epsilon, because delta at an epsilon needs
+  no search. The result is empty without noise.
   """
   if not guarantee.noise_multiplier:
     return []
   smallest = guarantee.proved_epsilon(max(delta, _LARGEST_DELTA))
-  # As far as the arithmetic proves something.
+  # The curve ends at the smallest delta for which an epsilon is proved.
   ends = (
     (guarantee.proved_epsilon(each), each)
     for each in (min(delta, _SMALLEST_DELTA), *reversed(check.DELTAS), delta)
@@ -296,14 +295,14 @@ def epsilon_curve(
 
 
 def _adaptive(source: source_lib.Source) -> Optional[dict[str, Any]]:
-  """Returns how the clip adapts and where it went; None for a constant one."""
-  said = source.run.claim.get('adaptive_clip')
-  if not said:
+  """Returns the rule and the path of an adaptive clip; None if constant."""
+  adaptive = source.run.claim.get('adaptive_clip')
+  if not adaptive:
     return None
-  first = clips.norm(clips.layers(clips.from_json(said)))
+  first = clips.norm(clips.layers(clips.from_json(adaptive)))
   path = [(0, first), *source.clips]
   return {
-    **said,
+    **adaptive,
     'first_l2_norm_clip': first,
     'last_l2_norm_clip': path[-1][1],
     'path': [{'rounds': rounds, 'l2_norm_clip': clip} for rounds, clip in path],

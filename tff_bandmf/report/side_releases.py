@@ -1,4 +1,4 @@
-"""What is released without noise."""
+"""The releases of a run that have no noise."""
 
 from __future__ import annotations
 
@@ -20,33 +20,34 @@ _COLUMNS = {
   ),
   'loss': 'of released models, on validation clients without noise',
 }
-# What a report itself tells without noise.
+# Counts that a report itself states without noise.
 COUNTS = (
   'cohort sizes, how many clients took part, how often and how far apart, exact'
 )
 
 
-def of(
+def rows(
   directory: pathlib.Path,
   run: run_json.RunRecord,
   columns: list[str],
   amplified: bool,
 ) -> list[dict[str, str]]:
-  """Returns what is released without noise, one by one, and where it is.
+  """Returns the releases without noise: objects with `where` and `what`.
 
   Args:
-    directory: of the run.
-    run: what `run.json` says.
-    columns: of `metrics.csv`; one that is not known is taken as not noised.
-    amplified: whether the claim rests on chance: no counts are told.
+    directory: folder of the run.
+    run: content of `run.json`.
+    columns: columns of `metrics.csv`; an unknown one counts as without noise.
+    amplified: whether the claim is amplified: then the report has no counts.
   """
-  rows = [(run_json.RUN_FILE, 'how many clients may be drawn, exact')]
+  table = [(run_json.RUN_FILE, 'how many clients may be drawn, exact')]
   if run.train_sha256:
-    rows.append((run_json.RUN_FILE, 'a digest of the training data'))
-  # PRIVACY: these two have noise where the clip adapts, and only there. Guard:
-  # run_test.test_adaptive_clip_of_a_process_is_told.
+    table.append((run_json.RUN_FILE, 'a digest of the training data'))
+  # PRIVACY: a column of raw counts must not pass as noised. The two columns of
+  # an adaptive clip have noise only if the clip adapts.
+  # Guard: run_test.test_adaptive_clip_of_a_process_is_told.
   noised = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
-  rows += [
+  table += [
     (
       f'{run_json.METRICS_FILE}, {column}',
       _COLUMNS.get(column, 'not known to this report'),
@@ -55,15 +56,15 @@ def of(
     if column not in ('round', *noised)
   ]
   if (directory / 'tensorboard').exists():
-    rows.append(('tensorboard/', f'the same as {run_json.METRICS_FILE}'))
+    table.append(('tensorboard/', f'the same as {run_json.METRICS_FILE}'))
   if (directory / run_json.RESULT_FILE).exists():
-    rows.append(
+    table.append(
       (
         run_json.RESULT_FILE,
         'what the last model was measured to do',
       )
     )
-  rows.append(
+  table.append(
     (
       run_json.LEDGER_FILE,
       'who took part in which round; keep it, and do not publish it'
@@ -72,6 +73,6 @@ def of(
     )
   )
   if not amplified:
-    rows.append(('this report', COUNTS))
-  rows += [('stated by the run', item) for item in run.side_releases]
-  return [{'where': where, 'what': what} for where, what in rows]
+    table.append(('this report', COUNTS))
+  table += [('stated by the run', item) for item in run.side_releases]
+  return [{'where': where, 'what': what} for where, what in table]

@@ -1,4 +1,4 @@
-"""What a report is made of: the folder of a run, or a plan and a log."""
+"""Reads the input of a report: the folder of a run, or a plan and a log."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ Path = Union[str, os.PathLike]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """What a report is made of.
+  """The content of a run's folder, or of a plan and a log, for a report.
 
   Attributes:
-    name: of the run.
-    run: what it says of itself.
-    claim: what may be claimed.
-    completed: whether it has ended.
-    elsewhere: whether a log is all that there is of it.
-    side_releases: what is released without noise.
-    files_sha256: file to SHA-256.
-    before: runs on the same clients before it: run_id to (name, claim).
-    result: what the last model was measured to do.
-    accuracy: (rounds done, validation accuracy).
-    clips: (rounds done, clip) of a clip that adapts.
-    compared: runs that are shown next to it.
+    name: name of the run's folder, or of the log.
+    run: content of `run.json`.
+    claim: claim of the run.
+    completed: whether the run has ended.
+    elsewhere: whether training ran elsewhere, so that only a log is known.
+    side_releases: releases without noise: objects with `where` and `what`.
+    files_sha256: maps the name of a file to its SHA-256.
+    before: earlier runs on the same clients: run ID to (name, claim).
+    result: metrics of the last model, by name.
+    accuracy: pairs (rounds done, validation accuracy in [0, 1]).
+    clips: pairs (rounds done, clip) of an adaptive clip.
+    compared: runs that are shown next to this one.
   """
 
   name: str
@@ -61,10 +61,11 @@ class Source:
 
   @property
   def guarantee(self) -> accounting.Composition:
-    """What the run may claim, together with the runs before it."""
+    """The guarantee of the run, composed with the runs before it."""
     claims = {self.run.run_id: self.claim}
     claims.update({name: claim for name, (_, claim) in self.before.items()})
-    # PRIVACY: what runs before it released of the same clients counts too.
+    # PRIVACY: releases of earlier runs on the same clients add to the loss.
+    # Their guarantees are composed with that of the run.
     # Guard: after_test.test_guarantee_of_a_run_has_those_before_it.
     return accounting.Composition(
       tuple(claim.claimed for claim in claims.values()), tuple(claims)
@@ -72,9 +73,10 @@ class Source:
 
   @property
   def warned_before(self) -> list[str]:
-    """What has to be known of the runs before it."""
-    # PRIVACY: the composition is of what was released so far. Guard:
-    # after_test.test_predecessor_that_may_go_on_is_warned_of.
+    """Warnings about the runs before this one."""
+    # PRIVACY: an earlier run that has not ended may release more, which makes
+    # epsilon of the composition larger. The report warns of it.
+    # Guard: after_test.test_predecessor_that_may_go_on_is_warned_of.
     if all(
       claim.rounds == claim.held.strategy.rounds
       for _, claim in self.before.values()
@@ -84,13 +86,13 @@ class Source:
 
 
 def of_run(directory: Path) -> Source:
-  """Returns what the folder of a run holds.
+  """Returns the content of a run's folder.
 
   Args:
-    directory: of the run; runs below `compare/` are shown next to it.
+    directory: folder of the run; runs below `compare/` are shown next to it.
 
   Raises:
-    TypeError: a number of `run.json` is none.
+    TypeError: a value of `run.json` is not a number.
     ValueError: the files do not support a claim.
     OSError: a file cannot be read.
   """
@@ -98,14 +100,14 @@ def of_run(directory: Path) -> Source:
   run = run_json.RunRecord.read(directory)
   metrics = metrics_lib.rows(directory)
   result, head = run_json.read_result(directory)
-  claim = claim_lib.established(directory)
+  claim = claim_lib.from_run(directory)
   return Source(
     directory.resolve().name,
     run,
     claim,
     head is not None,
     False,
-    side_releases.of(
+    side_releases.rows(
       directory,
       run,
       list(metrics[0]) if metrics else [],
@@ -127,18 +129,20 @@ def of_run(directory: Path) -> Source:
 def _before(
   directory: pathlib.Path, run: run_json.RunRecord
 ) -> dict[str, tuple[str, claim_lib.Claim]]:
-  """Returns the runs that a run names, and those that they name, each once."""
-  # PRIVACY: by what tells runs apart, for several may have one name. Guard:
-  # after_test.test_predecessors_of_one_name_all_count.
-  found: dict[str, tuple[str, claim_lib.Claim]] = {}
+  """Returns the predecessors of a run, and their predecessors, each once."""
+  # PRIVACY: two predecessors with one name would count once, and understate
+  # epsilon. They are told apart by run ID.
+  # Guard: after_test.test_predecessors_of_one_name_all_count.
+  predecessors: dict[str, tuple[str, claim_lib.Claim]] = {}
   named = [(directory, each) for each in run.after or ()]
   for here, each in named:
-    if each['run_id'] in (run.run_id, *found):
+    if each['run_id'] in (run.run_id, *predecessors):
       continue
     path = pathlib.Path(os.path.normpath(here / each['run']))
     other = run_json.RunRecord.read(path)
-    # PRIVACY: a run that took its place may have used less noise. Guard:
-    # after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
+    # PRIVACY: another run in the predecessor's folder may claim less than the
+    # predecessor spent. Its run ID must be the one that was recorded.
+    # Guard: after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
     if other.run_id != each['run_id']:
       raise errors.value_error(
         'after',
@@ -147,29 +151,31 @@ def _before(
         'put that run back into its place',
       )
     name = os.path.relpath(path, directory)
-    found[each['run_id']] = name, claim_lib.established(path)
+    predecessors[each['run_id']] = name, claim_lib.from_run(path)
     named += [(path, more) for more in other.after or ()]
-  return found
+  return predecessors
 
 
 def of_log(
   plan_file: Path, log_file: Path, notes: Optional[Mapping[str, Any]] = None
 ) -> Source:
-  """Returns what is known of training that ran elsewhere.
+  """Returns the content of a plan and of a log of training elsewhere.
 
   Args:
-    plan_file: of `Plan.save`: the noise that was added, and what was planned.
-    log_file: who took part, CSV or Parquet; see `participation_log`.
-    notes: statements, as `Run.note` takes them.
+    plan_file: file that `Plan.save` wrote: the noise that was added, and the
+      planned participation.
+    log_file: participation log, CSV or Parquet; see `participation_log`.
+    notes: statements, by the names that `Run.note` takes.
 
   Raises:
-    ValueError: a file is not what it must be, the plan amplifies by sampling
-      or claims nothing at a delta, or nobody took part.
+    ValueError: a file is not a plan or a log, the cohorts of the plan are
+      sampled, the plan has no delta, or nobody took part.
     OSError: a file cannot be read.
   """
   plan = plan_lib.Plan.load(plan_file)
-  # PRIVACY: a log does not show how cohorts were drawn. Guard:
-  # elsewhere_test.test_sampled_cohorts_are_refused.
+  # PRIVACY: a log does not show how cohorts were drawn, so an amplified claim
+  # could not be checked. Plans of sampled cohorts are refused.
+  # Guard: elsewhere_test.test_sampled_cohorts_are_refused.
   if not plan.cohorts.is_enforced:
     raise errors.value_error(
       'cohorts',
@@ -186,16 +192,16 @@ def of_log(
     )
   log = participation_log.ParticipationLog(log_file)
   log.check_sizes(plan.most_clients)
-  found = sensitivity.of_clients(log.parts(), plan.strategy)
-  if not found.clients:
+  observed = sensitivity.of_clients(log.parts(), plan.strategy)
+  if not observed.clients:
     raise errors.value_error(
       'log', log_file, 'shows no participation', 'give a whole log'
     )
   run = run_json.RunRecord.from_plan(plan).with_statements(notes or {})
   sizes = log.cohort_sizes()
-  claim = claim_lib.of(
+  claim = claim_lib.from_evidence(
     plan.guarantee,
-    observed_lib.of_log(sizes, found),
+    observed_lib.of_log(sizes, observed),
     delta=plan.delta,
     l2_norm_clip=plan.clip,
     clients_per_round=plan.clients_per_round,

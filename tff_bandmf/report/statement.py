@@ -1,4 +1,4 @@
-"""The sentences of a report: what is claimed, covered and trusted.
+"""The sentences of a report: its claim, the data covered, the parties trusted.
 
 The fields are those of section 5.3 of [DPfy23], as filled in by [BandMF23,
 App K.1].
@@ -37,7 +37,7 @@ AMPLIFIED = (
   'and slack_delta, what the arithmetic of the noise costs. Without '
   'amplification the run is one Gaussian release: rho is of that.'
 )
-# The same for everybody.
+# The accounting in words for the public.
 _PUBLIC_ACCOUNTING = (
   'Epsilon and delta are computed for the whole training at once, from the '
   'exact trade-off of Gaussian noise, and rounded up. They include what '
@@ -64,7 +64,7 @@ _COVERED_CLIP = (
   'clip of the next round follows: both are released'
 )
 
-# What precedes a claim of which an assumption is open.
+# It stands before a claim if nobody checked the process of the run.
 UNCHECKED = 'Not checked: what the process lets past the aggregator. '
 
 GENERATOR = 'chacha20'
@@ -78,7 +78,7 @@ _GENERATOR = {
   ),
 }
 
-# What `run.json` says of each use of data outside training, and its title.
+# Attributes of `run.json` for uses of data outside training, and their titles.
 ACCESSES = {
   'tuning': 'hyperparameter tuning',
   'model_selection': 'model selection',
@@ -87,7 +87,7 @@ ACCESSES = {
 
 
 def count(number: int, noun: str) -> str:
-  """Returns a number of things: '1 round', '2 rounds'."""
+  """Returns a number with its noun: '1 round', '2 rounds'."""
   return f'{number} {noun}{"s" * (number != 1)}'
 
 
@@ -98,7 +98,7 @@ def unit(run: run_json.RunRecord, clients: int) -> str:
 
 
 def attack(numbers: Mapping[str, Any]) -> Optional[dict[str, Any]]:
-  """Returns what an attacker can learn at most; None without a claim.
+  """Returns the most that an attacker can learn; None without a claim.
 
   An attacker who calls a bystander a member with probability a recognises a
   member with probability at most Phi(Phi^-1(a) + mu), mu = sqrt(2 rho), for one
@@ -138,8 +138,8 @@ def attack(numbers: Mapping[str, Any]) -> Optional[dict[str, Any]]:
       variation, math.erf(mu / math.sqrt(8)) + 2 * math.sinh(s) + 2 * d
     )
   # PRIVACY: a rounded bound that is smaller than the true one would promise
-  # protection that nobody has. Both are rounded up to whole percents. Guard:
-  # registry_test.test_attack_is_never_stated_weaker_than_it_may_be.
+  # protection that nobody has. Both are rounded up to whole percents.
+  # Guard: registry_test.test_attack_is_never_stated_weaker_than_it_may_be.
   percent = [
     min(100, math.ceil(100 * (value + 1e-9)))
     for value in (member, (1 + variation) / 2)
@@ -157,7 +157,7 @@ def attack(numbers: Mapping[str, Any]) -> Optional[dict[str, Any]]:
 
 
 def data_accesses(run: run_json.RunRecord) -> dict[str, str]:
-  """Returns what `run.json` says of each use of data outside training."""
+  """Returns the statements about each use of data outside training."""
   return {
     name: getattr(run, name) or f'{NOT_STATED}: take it as not covered'
     for name in ACCESSES
@@ -165,23 +165,24 @@ def data_accesses(run: run_json.RunRecord) -> dict[str, str]:
 
 
 def accounting(claim: claim_lib.Claim) -> str:
-  """Returns what kind of accounting the claim rests on."""
+  """Returns the kind of accounting behind the claim."""
   return ACCOUNTING if claim.amplified is None else AMPLIFIED
 
 
 def public_accounting(claim: claim_lib.Claim) -> str:
-  """Returns what kind of accounting the claim rests on, in plain words."""
+  """Returns the kind of accounting behind the claim, for the public."""
   return _PUBLIC_ACCOUNTING + _PUBLIC_AMPLIFIED * (claim.amplified is not None)
 
 
 def generator(run: run_json.RunRecord) -> dict[str, Any]:
-  """Returns what made the noise, and where its key came from.
+  """Returns the random generator of the noise, and the origin of its key.
 
   Raises:
     ValueError: the run names a generator of another release.
   """
   name = run.noise_generator or GENERATOR
-  # PRIVACY: the slack is that of this generator and of no other.
+  # PRIVACY: the slack is proved for one generator; another could have a larger
+  # one. A run with another generator is refused.
   # Guard: report_pages_test.test_other_generators_are_refused.
   if name != GENERATOR:
     raise errors.value_error(
@@ -192,7 +193,7 @@ def generator(run: run_json.RunRecord) -> dict[str, Any]:
 
 
 def setting(run: run_json.RunRecord) -> str:
-  """Returns who is trusted, and against whom the guarantee protects."""
+  """Returns the parties that are trusted, and the attackers covered."""
   return run.setting or _SETTING
 
 
@@ -209,17 +210,18 @@ def formal(
   """Returns the formal statement; its numbers are not rounded.
 
   Args:
-    claim: of the run.
-    guarantee: `claim.to_dict()`.
-    run: what `run.json` says.
+    claim: claim of the run.
+    guarantee: result of `claim.to_dict()`.
+    run: content of `run.json`.
   """
   if guarantee['rho'] is None:
     return 'None. No noise was added; this run guarantees nothing.'
   if guarantee['epsilon'] is None:
     return 'None. Nothing is proved about the arithmetic of so little noise.'
   leads = '' if run.simulated is None else 'SIMULATED: '
-  # PRIVACY: a statement is read by itself, so what it lacks comes first. Guard:
-  # run_test.test_process_that_nobody_checked_leads_the_report.
+  # PRIVACY: the statement is quoted alone, without the warnings of its report.
+  # It says first that the process was not checked.
+  # Guard: run_test.test_process_that_nobody_checked_leads_the_report.
   leads += UNCHECKED * claim.process_unknown
   schema = claim.held.cohorts.schema
   rounds = claim.held.strategy.rounds

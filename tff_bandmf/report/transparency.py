@@ -1,4 +1,4 @@
-"""What a report was made from: versions and digests."""
+"""Versions of packages and digests of files, for a report."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _PACKAGES = (
   'numpy',
   'scipy',
 )
-# By name: never a folder, which could hold the key. The ledger has its head:
-# the bytes of its file change while it is open, and lack what its log has.
+# Files are named one by one, because a folder could hold the key. The ledger is
+# not among them: its file changes while it is open. Its chain has a head.
 _HASHED = (
   run_json.RUN_FILE,
   run_json.PLAN_FILE,
@@ -30,18 +30,18 @@ _HASHED = (
 
 
 def versions() -> dict[str, str]:
-  """Returns the versions of what the claim depends on, for `run.json`."""
-  found = {'python': platform.python_version()}
+  """Returns the versions of the packages behind a claim, for `run.json`."""
+  installed = {'python': platform.python_version()}
   for package in _PACKAGES:
     try:
-      found[package] = importlib.metadata.version(package)
+      installed[package] = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
-      found[package] = 'not installed'
-  return found
+      installed[package] = 'not installed'
+  return installed
 
 
 def file_digests(directory: pathlib.Path) -> dict[str, str]:
-  """Returns the SHA-256 of the files of a run that its report is made from."""
+  """Returns the SHA-256 of the files of a run behind its report."""
   return {
     name: _files.sha256(directory / name)
     for name in _HASHED
