@@ -68,8 +68,8 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
       f'epsilon={epsilon}: give either it or noise_multiplier; use --epsilon '
       'or --noise-multiplier'
     )
-  strategy, kept = output.load(file)
-  schema = who.schema(kept)
+  strategy, stored = output.load(file)
+  schema = who.schema(stored)
   if epsilon is not None:
     guarantee = accounting.calibrate(
       strategy, schema, epsilon=epsilon, delta=delta
@@ -78,28 +78,28 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
     guarantee = accounting.Guarantee(strategy, schema, noise_multiplier)
   output.warn_of_weak(guarantee.epsilon(delta), delta)
   with warnings.catch_warnings():
-    # What TensorFlow Federated imports warns.
+    # Packages that TensorFlow Federated imports print warnings.
     warnings.simplefilter('ignore')
     from tff_bandmf import audit as audit_lib
     from tff_bandmf.audit import arithmetic
     from tff_bandmf.tff import runtime
   rounds = trials['runs'] * strategy.rounds
-  with runtime.local_runtime(), output.progress('rounds', rounds) as told:
-    found = audit_lib.audit(
-      guarantee, delta, **trials, on_round=functools.partial(told, '')
+  with runtime.local_runtime(), output.progress('rounds', rounds) as step:
+    audited = audit_lib.audit(
+      guarantee, delta, **trials, on_round=functools.partial(step, '')
     )
   attacks = arithmetic.attack(guarantee)
   output.show(
     {
       **guarantee.to_dict(),
-      # Where a schema has none of its own.
+      # A record of the guarantee lacks what the schema does not have.
       'min_sep': schema.min_sep,
       'max_participations': schema.to_dict().get('max_participations'),
       'rho': guarantee.rho,
-      'epsilon': found.claimed_epsilon,
+      'epsilon': audited.claimed_epsilon,
       'canaries': trials['canaries'],
       'runs': trials['runs'],
-      **found.to_dict(),
+      **audited.to_dict(),
       'arithmetic': [
         each.to_dict() if as_json else str(each) for each in attacks
       ],
@@ -107,5 +107,5 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
     },
     as_json,
   )
-  holds = found.holds and not any(each.succeeded for each in attacks)
+  holds = audited.holds and not any(each.succeeded for each in attacks)
   return output.DONE if holds else output.DID_NOT_HOLD

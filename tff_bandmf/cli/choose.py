@@ -23,7 +23,7 @@ _COLUMNS = (
 
 
 def _families(ctx, param, value: Optional[str]) -> tuple[str, ...]:
-  """Returns the names with commas between; all families without any."""
+  """Returns the families of a comma-separated value; all of them for None."""
   if value is None:
     return tuple(strategies.FAMILIES)
   return tuple(
@@ -77,7 +77,7 @@ def choose(
     if amplification == options.NO_AMPLIFICATION
     else _sampled(who, amplification, rounds)
   )
-  with output.progress('comparing families', len(families)) as told:
+  with output.progress('comparing families', len(families)) as step:
     ranking = choosing.choose(
       rounds,
       cohorts,
@@ -86,7 +86,7 @@ def choose(
       objective=objective,
       workload=workload,
       families=families,
-      progress=told,
+      progress=step,
     )
   output.warn_of_weak(**flags)
   records = [
@@ -138,14 +138,14 @@ def _sampled(
       'max_participations=None: cyclic Poisson sampling needs it; give the '
       'number of rounds a client is expected in'
     )
-  # B / m = k / n: what a client is expected in says all.
+  # A client is expected in k of n rounds, so B / m = k / n.
   return accounting.CyclicPoisson(
     population=rounds, clients_per_round=who.max_participations
   )
 
 
 def _record(choice, schema, workload, epsilon, delta):
-  """Returns what is printed of a choice."""
+  """Returns the record of a choice."""
   return {
     **output.describe(
       choice.strategy, schema, choice.guarantee.sensitivity, False, workload

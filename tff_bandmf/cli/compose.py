@@ -39,8 +39,8 @@ def compose(runs, delta, as_json):
     for run, claim in zip(runs, claims)
   ]
   _check_listed(runs)
-  found = accounting.compose(guarantees).to_dict(delta)
-  output.warn_of_weak(found['epsilon'], delta)
+  together = accounting.compose(guarantees).to_dict(delta)
+  output.warn_of_weak(together['epsilon'], delta)
   rows = [
     {
       'run': run,
@@ -57,17 +57,16 @@ def compose(runs, delta, as_json):
   for row in rows:
     if row['rounds_started'] not in (None, row['rounds']):
       output.warn(
-        'rounds_started',
-        row['rounds_started'],
-        f'{row["run"]} has {row["rounds"]} rounds, and all of them count',
-        'epsilon_so_far is what it claims if it is never gone on with',
+        f'rounds_started={row["rounds_started"]}: {row["run"]} has '
+        f'{row["rounds"]} rounds, and all of them count; epsilon_so_far is its '
+        'claim if it is never resumed'
       )
   if not as_json:
     click.echo(output.table(rows))
   output.show(
     {
       **({'runs': rows} if as_json else {}),
-      **found,
+      **together,
       'seconds': time.perf_counter() - started,
     },
     as_json,
@@ -76,7 +75,7 @@ def compose(runs, delta, as_json):
 
 
 def _check_listed(runs: Sequence[str]) -> None:
-  """Raises ValueError if a run names one before it that is not listed."""
+  """Raises ValueError if the predecessor of a run is not listed."""
   records = [
     run_json.RunRecord.read(pathlib.Path(run))
     for run in runs
@@ -85,7 +84,8 @@ def _check_listed(runs: Sequence[str]) -> None:
   listed = {record.run_id for record in records}
   for record in records:
     for each in record.after or ():
-      # PRIVACY: what was released before counts too.
+      # PRIVACY: a composition without a predecessor understates epsilon. All
+      # predecessors must be listed.
       # Guard: after_test.test_runs_before_those_that_are_listed_are_asked_for.
       if each['run_id'] not in listed:
         raise errors.value_error(
@@ -94,11 +94,11 @@ def _check_listed(runs: Sequence[str]) -> None:
 
 
 def _claim(run: str) -> Optional[claim_lib.Claim]:
-  """Returns what a run claims; None for the file of a plan."""
+  """Returns the claim of a run's folder; None for the file of a plan."""
   path = pathlib.Path(run)
   if path.is_file():
     return None
-  # Reads a ledger: plans do without what that imports.
+  # Plans do not wait for the imports of the ledger.
   from tff_bandmf.report import claim
 
   return claim.from_run(path)

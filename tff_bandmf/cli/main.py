@@ -1,4 +1,4 @@
-"""`bandmf`: what becomes of its errors.
+"""The entry point of `bandmf`: it turns errors into lines and exit statuses.
 
 Exit status: 0 done, 1 a claim did not hold, 2 bad input (one line on standard
 error, no traceback), 130 interrupted.
@@ -23,13 +23,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
   """Returns the exit status of `bandmf` with these arguments.
 
   Args:
-    arguments: without the name of the program; None takes the process's.
+    arguments: arguments without the name of the program; None is `sys.argv`.
   """
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  # TensorFlow, where it is needed, without its remarks about the machine.
+  # TensorFlow prints no remarks about the machine.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   try:
-    # Takes a second; Ctrl-C shall be clean from the start.
+    # The import takes a second, in which Ctrl-C must already be handled.
     from tff_bandmf.cli import commands
 
     with commands.bandmf.make_context('bandmf', arguments) as context:
@@ -54,9 +54,9 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def _file(error: OSError) -> str:
-  """Returns the line for an error of the system."""
+  """Returns the line for an error of the operating system."""
   if len(error.args) == 1:
-    return str(error)  # A line already, which names the file.
+    return str(error)  # The library made it: a line that names the file.
   if isinstance(error, FileNotFoundError):
     return errors.invalid(
       f'file={error.filename}: does not exist; check the path'
@@ -71,8 +71,8 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
   """Returns the line for a command line that click could not parse.
 
   Args:
-    error: what click raised.
-    arguments: of `bandmf`, the name of the command first.
+    error: the exception that click raised.
+    arguments: arguments of `bandmf`, the name of the command first.
   """
   name = error.ctx.command_path if error.ctx else 'bandmf'
   see_help = f'see {name} --help'
@@ -99,14 +99,14 @@ def _usage(error: click.UsageError, arguments: Sequence[str]) -> str:
 def _missing(
   error: click.MissingParameter, arguments: Sequence[str]
 ) -> list[click.Parameter]:
-  """Returns all that a command needs and is not given; click stops at one."""
+  """Returns all missing parameters of a command; click reports only one."""
   assert error.ctx is not None and error.param is not None
   command = error.ctx.command
   given, _, _ = command.make_parser(error.ctx).parse_args(list(arguments))
   return [
     each
     for each in command.get_params(error.ctx)
-    # Arguments that are not given have a mark of click's own, or nothing.
+    # The value of a missing argument is None or a mark of click.
     if each is error.param
     or (each.required and not isinstance(given.get(each.name), (str, tuple)))
   ]

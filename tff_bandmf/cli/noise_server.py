@@ -1,4 +1,4 @@
-"""`bandmf noise-server`: a tape made in a process of its own."""
+"""`bandmf noise-server`: writes a tape of noise in a process of its own."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import writer as tape_lib
 
 _PROGRESS_SECONDS = 1.0
-# After which a reader that takes no round is worth a line.
+# Seconds without a read round after which a warning is printed.
 _SILENT_SECONDS = 60.0
 
 
 def _shard(ctx, param, value: str) -> tuple[int, int]:
-  """Returns I and N of 'I/N': number I, from 1, of N shards."""
+  """Returns I and N of a value I/N: shard number I, from 1, of N."""
   try:
     index, shards = (int(part) for part in value.split('/'))
   except ValueError:
@@ -135,7 +135,9 @@ def noise_server(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
-    # PRIVACY: as in training, which refuses noise of another lattice.
+    # PRIVACY: noise of another lattice than in training is not the claimed
+    # noise. The server computes the lattice of training, which refuses any
+    # other.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
@@ -145,7 +147,7 @@ def noise_server(
       secure_sum=flags['secure_sum'],
     ).z_steps
     if not pathlib.Path(key_file).parent.is_dir():
-      # A mistyped path is no other run with a key of its own.
+      # A mistyped path must not start another run with a key of its own.
       raise errors.value_error(
         f'key_file={key_file}: is in a folder that does not exist; make the '
         'folder, or correct the path'
@@ -197,7 +199,7 @@ def noise_server(
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[threading.Event]:
-  """Gives an event that SIGTERM and SIGINT set, instead of what they do."""
+  """Yields an event that SIGTERM and SIGINT set in place of their handlers."""
   stop = threading.Event()
   before = {
     number: signal.signal(number, lambda *_: stop.set())
@@ -211,13 +213,13 @@ def _stopped_by_signals() -> Iterator[threading.Event]:
 
 
 def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
-  """Returns when told to stop; meanwhile shows how far the tape is.
+  """Shows the progress of a tape until an event stops it.
 
   Raises:
     RuntimeError: the producer ended.
   """
   shown = ''
-  trouble = None
+  last_warning = None
   reached, since = tape.reached, time.monotonic()
   while not stop.wait(_PROGRESS_SECONDS) and tape.error is None:
     line = (
@@ -225,15 +227,15 @@ def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
       f'{max(0, tape.written - tape.reached)} are ready'
     )
     if line != shown:
-      # Over the line before it.
+      # It replaces the line before.
       click.echo(f'\r{line.ljust(len(shown))}', err=True, nl=False)
       shown = line
     if tape.reached != reached:
       reached, since = tape.reached, time.monotonic()
-    found = _trouble(tape, time.monotonic() - since)
-    if found not in (None, trouble):
-      click.echo(f'\n{found}', err=True)
-    trouble = found
+    warning = _warning(tape, time.monotonic() - since)
+    if warning not in (None, last_warning):
+      click.echo(f'\n{warning}', err=True)
+    last_warning = warning
   if shown:
     click.echo(err=True)
   if tape.error is not None:
@@ -247,11 +249,11 @@ def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
     )
 
 
-def _trouble(tape: tape_lib.Tape, silent: float) -> Optional[str]:
-  """Returns what somebody should look at, or None."""
+def _warning(tape: tape_lib.Tape, silent: float) -> Optional[str]:
+  """Returns a warning about a tape that does not advance, or None."""
   if tape.is_full:
     return f'no room in {tape.directory}: rounds wait until there is'
-  # Nobody tells that the last round was read.
+  # The reader does not report that it has read the last round.
   last = tape.description.rounds - 1
   if silent > _SILENT_SECONDS and tape.reached < min(tape.written, last):
     return (

@@ -1,4 +1,4 @@
-"""`bandmf observe`: what a participation log shows."""
+"""`bandmf observe`: sensitivity and epsilon of a participation log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
       )
     strategy = plan.strategy
     delta = plan.delta if delta is None else delta
-    # PRIVACY: an indicator that gets noise costs slack too.
+    # PRIVACY: the indicator of an adaptive clip is a coordinate with noise,
+    # which costs slack. It is counted.
     # Guard: cli_observe_test.test_indicator_is_a_coordinate_of_the_claim.
     dimension = (
       plan.coordinates
@@ -60,22 +61,22 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     sampled = plan.sampled is not None and plan.sampled.population is None
     if plan.largest_cohort or not sampled:
       participations.check_sizes(plan.most_clients)
-  found = sensitivity.of_clients(participations.parts(), strategy)
-  if not found.clients:
+  observed = sensitivity.of_clients(participations.parts(), strategy)
+  if not observed.clients:
     raise errors.value_error(
       f'log={log}: shows no participation; give a whole log'
     )
-  assert found.sensitivity is not None
+  assert observed.sensitivity is not None
   guarantee = None
   if plan is not None and plan.guarantee.noise_multiplier:
     guarantee = attrs.evolve(
       plan.guarantee, dimension=dimension, max_slack=max_slack
-    ).seen(found)
+    ).seen(observed)
   elif z_stddev is not None:
     guarantee = accounting.Guarantee(
       strategy,
-      accounting.Logged(found),
-      z_stddev / clip / found.sensitivity.value,
+      accounting.Logged(observed),
+      z_stddev / clip / observed.sensitivity.value,
       dimension=dimension,
       max_slack=max_slack,
     )
@@ -86,19 +87,19 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     planned = {
       'planned_sensitivity': plan.guarantee.sensitivity.value,
       'planned_epsilon': plan.guarantee.proved_epsilon(delta),
-      'keeps_min_sep': found.keeps(plan.cohorts.schema, plan.rounds),
+      'keeps_min_sep': observed.keeps(plan.cohorts.schema, plan.rounds),
     }
   record = {
-    'clients': found.clients,
-    'participations': found.participations,
+    'clients': observed.clients,
+    'participations': observed.participations,
     'rounds': strategy.rounds,
-    'min_sep': found.min_sep,
-    'max_participations': found.max_participations,
-    'histogram': {str(k): count for k, count in found.histogram.items()},
+    'min_sep': observed.min_sep,
+    'max_participations': observed.max_participations,
+    'histogram': {str(k): count for k, count in observed.histogram.items()},
     'sensitivity': guarantee.sensitivity.value
     if guarantee
-    else found.sensitivity.value,
-    'sensitivity_method': found.sensitivity.method,
+    else observed.sensitivity.value,
+    'sensitivity_method': observed.sensitivity.method,
     'noise_multiplier': guarantee and guarantee.noise_multiplier,
     'rho': guarantee and guarantee.rho,
     'epsilon': guarantee and guarantee.proved_epsilon(delta),
@@ -113,7 +114,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
 
 
 def _plan(file: str) -> Optional[plan_lib.Plan]:
-  """Returns the plan of a file, None where it holds a strategy."""
+  """Returns the plan of a file; None if the file holds a strategy."""
   path = pathlib.Path(file)
   if path.suffix != '.json' or not path.is_file():
     return None

@@ -1,4 +1,4 @@
-"""The flags that commands share, and the types of their values."""
+"""Flags that several commands share, and the types of their values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ class _Number(click.ParamType):
   """A number of one kind that passes a check."""
 
   def __init__(self, kind: type, check: Callable[[str, Any], Any]):
-    """Takes int or float, and (name, number) -> number."""
+    """Initializes the type.
+
+    Args:
+      kind: int or float.
+      check: takes the name and the number; returns the number, or raises.
+    """
     self.name = 'integer' if kind is int else 'number'
     self._kind, self._check = kind, check
 
@@ -43,7 +48,13 @@ class _OneOf(click.ParamType):
     refused: Sequence[str] = (),
     rule: str = 'is not in this release',
   ):
-    """Takes the words to accept, and others with the rule against them."""
+    """Initializes the type.
+
+    Args:
+      words: values to accept.
+      refused: other values that get an error of their own.
+      rule: text of that error.
+    """
     self._words = words
     self._refused = refused
     self._rule = rule
@@ -60,10 +71,10 @@ class _OneOf(click.ParamType):
     )
 
 
-# --help names the families of a parameter if they are so few.
+# --help names the families of a parameter if they are at most this many.
 _FEW_FAMILIES = 3
 FAMILY = _OneOf(tuple(strategies.FAMILIES))
-# The value of --amplification where who takes part is enforced.
+# The value of --amplification for enforced cohorts.
 NO_AMPLIFICATION = 'none'
 INTEGER = _Number(int, lambda name, n: _checks.count(name, n, 'give 1 or more'))
 INTEGER_OR_ZERO = _Number(
@@ -175,37 +186,43 @@ def together(*options: Callable) -> Callable[[Callable], Callable]:
 
 @dataclasses.dataclass(frozen=True)
 class Participants:
-  """The flags that say who takes part."""
+  """The flags for participation; each is None if it is not given.
+
+  Attributes:
+    participation: name of a schema.
+    min_sep: least r2 - r1 of two rounds of one client, >= 1.
+    max_participations: largest number of rounds of one client, >= 1.
+  """
 
   participation: Optional[str]
   min_sep: Optional[int]
   max_participations: Optional[int]
 
   def schema(
-    self, kept: Optional[participation_lib.Participation] = None
+    self, stored: Optional[participation_lib.Participation] = None
   ) -> participation_lib.Participation:
-    """Returns the schema of the flags, or else of a file.
+    """Returns the schema of the flags, or the schema of a file.
 
-    PRIVACY: what is not said is refused; to guess that a client takes part once
-    would give too little noise wherever it takes part again. Guard:
+    PRIVACY: a guess that clients take part once would give too little noise if
+    they take part again. Without flags and file it is refused. Guard:
     cli_participation_test.test_participation_is_never_guessed.
 
     Args:
-      kept: the schema that a strategy file keeps.
+      stored: the schema in a strategy file; None if it has none.
 
     Raises:
-      ValueError: nothing says who takes part, a parameter is missing, or it
-        does not apply.
+      ValueError: neither flags nor file give a schema, a parameter is missing,
+        or one does not apply.
     """
     name, k = self.participation, self.max_participations
     if (name, self.min_sep, k) == (None, None, None):
-      if kept is None:
+      if stored is None:
         raise errors.value_error(
           'participation=None: neither flags nor a strategy file say who takes '
           'part, and it is not guessed; give --min-sep, the least r2 - r1, or '
           '--participation single if no client takes part twice'
         )
-      return kept
+      return stored
     if name is None:
       if self.min_sep is None and k not in (None, 1):
         raise errors.value_error(
@@ -219,16 +236,18 @@ class Participants:
     self,
     amplification: str,
     sampling_prob: Optional[float],
-    kept: Optional[participation_lib.Participation] = None,
+    stored: Optional[participation_lib.Participation] = None,
     population: Optional[int] = None,
   ) -> Union[participation_lib.Participation, accounting.Sampled]:
-    """Returns who takes part, by the flags or else by a file.
+    """Returns the cohorts of the flags, or the schema of a file.
 
-    A sampling that is random says by itself who can take part how often.
+    Sampled cohorts need no schema: their rule implies one.
 
     Args:
-      amplification: of a flag, as are `sampling_prob` and `population`.
-      kept: the schema that a strategy file keeps.
+      amplification: value of --amplification.
+      sampling_prob: value of --sampling-prob, or None.
+      stored: the schema in a strategy file; None if it has none.
+      population: number of clients to draw from; None if it is unknown.
 
     Raises:
       ValueError: a flag is missing, or one does not go with the amplification.
@@ -248,13 +267,19 @@ class Participants:
       return accounting.from_flags(
         amplification, self.min_sep, sampling_prob, population
       )
-    return self.schema(kept)
+    return self.schema(stored)
 
 
-def _made_of(
+def _combined(
   names: Iterable[str], name: str, make: Callable[..., Any]
 ) -> Callable[[Callable], Callable]:
-  """Returns a decorator: a command takes what is made of flags, as `name`."""
+  """Returns a decorator that gives a command one value for several flags.
+
+  Args:
+    names: names of the flags.
+    name: name of the value.
+    make: takes the flags by name; returns the value.
+  """
 
   def add(command):
     @functools.wraps(command)
@@ -284,7 +309,7 @@ participation = together(
     type=INTEGER,
     help='Rounds of one client, at most, on top of --min-sep.',
   ),
-  _made_of(
+  _combined(
     [field.name for field in dataclasses.fields(Participants)],
     'who',
     Participants,
@@ -301,7 +326,7 @@ l2_norm_clip = together(
     click.option(f'--clip-{name.replace("_", "-")}', type=kind, help=about)
     for name, (kind, about) in _ADAPTIVE_CLIP.items()
   ),
-  _made_of(
+  _combined(
     ('l2_norm_clip', *(f'clip_{name}' for name in _ADAPTIVE_CLIP)),
     'l2_norm_clip',
     lambda l2_norm_clip, **given: clips.of(
@@ -322,7 +347,7 @@ workload = together(
     click.option(f'--{name.replace("_", "-")}', type=NUMBER_OR_ZERO, help=about)
     for name, about in workloads.PARAMETERS.items()
   ),
-  _made_of(
+  _combined(
     ('workload', *workloads.PARAMETERS),
     'workload',
     lambda workload, **given: workloads.from_name(workload, **given),
@@ -354,11 +379,11 @@ def _flag(parameter: strategies.Parameter) -> Callable[[Callable], Callable]:
   )
 
 
-# What a family does not take is refused, and what it needs is chosen if it is
-# not given.
+# The library refuses parameters that a family does not take, and chooses those
+# that are missing.
 parameters = together(
   *map(_flag, strategies.PARAMETERS.values()),
-  _made_of(
+  _combined(
     strategies.PARAMETERS,
     'parameters',
     lambda **given: {

@@ -1,4 +1,4 @@
-"""What a command reads and prints: a strategy; a JSON object or a table."""
+"""Input and output of commands: strategy files, JSON objects and tables."""
 
 from __future__ import annotations
 
@@ -26,20 +26,27 @@ from tff_bandmf import sensitivity as sensitivity_lib
 DONE = 0
 DID_NOT_HOLD = 1
 
-# Seconds until a command that is not in a terminal says what it does, and then
-# between its lines.
+# Seconds until the first line of progress outside a terminal, and between the
+# following lines.
 FIRST_LINE = 2.0
 _NEXT_LINES = 10.0
 
-# Above these a command warns.
+# A claim above one of these gets a warning.
 _LARGEST_EPSILON = 20.0
 _LARGEST_DELTA = 1e-3
 
-# What a strategy without noise has no value for.
-_OF_NOISE = ('clip', 'noise_multiplier', 'z_stddev', 'rho', 'epsilon', 'delta')
+# Keys without a value for a strategy without noise.
+_NOISE_KEYS = (
+  'clip',
+  'noise_multiplier',
+  'z_stddev',
+  'rho',
+  'epsilon',
+  'delta',
+)
 
-# PRIVACY: numbers of the table are rounded up, so that no epsilon and no noise
-# is printed below the one computed.
+# PRIVACY: a printed epsilon below the computed one would claim too much. The
+# numbers of a table are rounded up.
 # Guard: cli_test.test_table_rounds_up.
 _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 
@@ -48,14 +55,14 @@ _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 def progress(
   phase: str, total: Optional[int] = None
 ) -> Iterator[Callable[[str], None]]:
-  """Yields what to call with every step.
+  """Yields a function to call with the name of every step that is done.
 
-  Standard error shows them: a terminal in one line a phase, a pipe or a file in
-  a line now and then, from a few seconds on.
+  Standard error shows the steps: a terminal in one line a phase, a pipe or a
+  file in a line every few seconds.
 
   Args:
-    phase: what takes its time.
-    total: steps, if it is known how many.
+    phase: name of the phase, such as 'comparing families'.
+    total: number of steps; None if it is unknown.
   """
   with tqdm.tqdm(
     desc=phase, total=total, unit=' steps', disable=None, file=sys.stderr
@@ -69,7 +76,7 @@ def progress(
 
     ended = threading.Event()
     lines = threading.Thread(
-      target=_say, args=(phase, total, steps, ended), daemon=True
+      target=_print_lines, args=(phase, total, steps, ended), daemon=True
     )
     if bar.disable:
       lines.start()
@@ -81,10 +88,10 @@ def progress(
         lines.join()
 
 
-def _say(
+def _print_lines(
   phase: str, total: Optional[int], steps: list[str], ended: threading.Event
 ) -> None:
-  """Says now and then how far a phase is, until it has ended."""
+  """Prints the progress of a phase every few seconds, until it has ended."""
   wait, began = FIRST_LINE, time.monotonic()
   while not ended.wait(wait):
     count = f'{len(steps)} of {total}' if total else f'{len(steps)}'
@@ -95,14 +102,15 @@ def _say(
 
 
 def check_out(path: str, force: Optional[bool] = None) -> None:
-  """Raises now what would stop a command when it writes what took minutes.
+  """Checks a file to write, before a search that takes minutes.
 
   Args:
-    path: of the file to write.
-    force: whether to overwrite one that is there; None if nobody can ask.
+    path: path of the file.
+    force: whether to overwrite an existing file; None for a command that has no
+      --force.
 
   Raises:
-    ValueError: the file cannot be written, or it is there without `force`.
+    ValueError: the file cannot be written, or it exists and `force` is not set.
   """
   out = pathlib.Path(path)
   if out.is_dir() or not os.access(out.parent, os.W_OK):
@@ -121,16 +129,17 @@ def describe(
   with_coefficients: bool,
   workload: workloads.Workload = workloads.PREFIX,
 ) -> dict[str, Any]:
-  """Returns the record of a strategy: every key, null where it has no value.
+  """Returns the record of a strategy; keys without a value are None.
 
-  Errors are those of unit noise; rmse and max_rmse those of sigma = 1.
+  mean_error and max_error are for noise of standard deviation 1, rmse and
+  max_rmse for a noise multiplier of 1.
   """
   mean_error, max_error = strategy.errors(workload)
   parameters = strategy.parameters()
   record = {
     'family': strategy.family,
     'rounds': strategy.rounds,
-    # Those of C^-1 for the families that are named after it.
+    # Families that are named after C^-1 have the bands of C^-1.
     'bands': parameters.pop('inverse_bands', parameters.pop('bands', None))
     or strategy.inverse_bands
     or strategy.bands,
@@ -148,7 +157,7 @@ def describe(
     'max_error': max_error,
     'rmse': sensitivity.value * math.sqrt(mean_error),
     'max_rmse': sensitivity.value * math.sqrt(max_error),
-    **dict.fromkeys(_OF_NOISE),
+    **dict.fromkeys(_NOISE_KEYS),
     'adjacency': participation.adjacency,
   }
   if with_coefficients:
@@ -171,7 +180,7 @@ def show(record: dict[str, Any], as_json: bool) -> None:
 
 
 def table(records: Sequence[dict[str, Any]]) -> str:
-  """Returns records as a table, a line each; all have the same keys."""
+  """Returns records with the same keys as a table, one line a record."""
   return tabulate.tabulate(
     [list(map(_cell, record.values())) for record in records],
     headers=list(records[0]),
@@ -188,45 +197,40 @@ def _cell(value: Any) -> str:
 
 
 def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
-  """Says on standard error where (epsilon, delta) promises hardly anything.
+  """Warns on standard error of a claim that promises hardly anything.
 
   Args:
-    epsilon: None where none is claimed.
-    delta: of the claim.
+    epsilon: epsilon of the claim; None if there is no claim.
+    delta: delta of the claim.
   """
   if epsilon is not None and epsilon > _LARGEST_EPSILON:
     warn(
-      'epsilon',
-      epsilon,
-      f'a release may be e^{epsilon:.4g} times as likely with a client as '
-      'without, which is hardly a guarantee',
-      'typical values are 0.1 to 20',
+      f'epsilon={epsilon}: a release may be e^{epsilon:.4g} times as likely '
+      'with a client as without, which is hardly a guarantee; typical values '
+      'are 0.1 to 20'
     )
   if delta > _LARGEST_DELTA:
     warn(
-      'delta',
-      delta,
-      'publishing all data of one client in so many meets it',
-      'it should be well below 1 / clients',
+      f'delta={delta}: publishing all data of one client in so many meets it; '
+      'it should be well below 1 / clients'
     )
 
 
-def warn(name: str, value: object, rule: str, remedy: str) -> None:
-  """Says on standard error what a value means, in one line."""
-  line = errors.invalid(f'{name}={value}: {rule}; {remedy}')
-  click.echo(f'warning: {line}', err=True)
+def warn(message: str) -> None:
+  """Prints a warning on standard error; see `errors.invalid`."""
+  click.echo(f'warning: {errors.invalid(message)}', err=True)
 
 
-def did_not_hold(name: str, value: object, rule: str, remedy: str) -> int:
-  """Says on standard error what did not hold; returns the exit status."""
-  click.echo(errors.invalid(f'{name}={value}: {rule}; {remedy}'), err=True)
+def did_not_hold(message: str) -> int:
+  """Prints the claim that failed on standard error; returns the status."""
+  click.echo(errors.invalid(message), err=True)
   return DID_NOT_HOLD
 
 
 def text(value: Any) -> str:
-  """Returns a value as the table shows it."""
+  """Returns a value as a table shows it."""
   if isinstance(value, float):
-    # The digits that float64 is sure of, so that 0.1 stays 0.1.
+    # Only the 14 digits that float64 holds are rounded up, so 0.1 stays 0.1.
     return f'{float(_ROUND_UP.create_decimal(format(value, ".14g"))):.8g}'
   if isinstance(value, list):
     return '\n'.join(map(text, value))
@@ -236,10 +240,10 @@ def text(value: Any) -> str:
 def load(
   file: str,
 ) -> tuple[strategies.Strategy, Optional[participation_lib.Participation]]:
-  """Returns the strategy in a file, and the schema that the file keeps.
+  """Returns the strategy in a file, and the schema in it, or None.
 
   Raises:
-    ValueError: there is none.
+    ValueError: the path is not a file, or the file is not a strategy.
   """
   if not os.path.isfile(file):
     raise errors.value_error(

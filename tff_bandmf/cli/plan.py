@@ -1,4 +1,4 @@
-"""`bandmf plan`: what a run will do, guarantee and cost."""
+"""`bandmf plan`: makes the plan of a run."""
 
 from __future__ import annotations
 
@@ -103,28 +103,28 @@ def plan(
       f'{name}={value}: is of a family, and none is named; give --mechanism '
       'FAMILY'
     )
-  found = plan_lib.Plan(
+  planned = plan_lib.Plan(
     cohorts=who.cohorts(amplification, sampling_prob, population=population),
     mechanism=mechanism,
     **fields,
   )
-  with output.progress('searching the mechanism') as told:
-    found.search(told)
+  with output.progress('searching the mechanism') as step:
+    planned.search(step)
   if population is not None:
-    found.check_population(population)
-  if found.epsilon is not None and found.delta is not None:
-    output.warn_of_weak(found.epsilon, found.delta)
+    planned.check_population(population)
+  if planned.epsilon is not None and planned.delta is not None:
+    output.warn_of_weak(planned.epsilon, planned.delta)
   if out is not None:
-    found.save(out)
+    planned.save(out)
   if as_json:
     record = {
-      **found.to_dict(),
+      **planned.to_dict(),
       'population': population,
       'seconds': time.perf_counter() - started,
     }
     output.show(record, as_json=True)
   else:
     with output.progress('looking at worse cohorts'):
-      text = str(found)
+      text = str(planned)
     click.echo(text)
   return output.DONE

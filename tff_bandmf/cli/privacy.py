@@ -1,4 +1,4 @@
-"""`bandmf account` and `bandmf calibrate`: what a run guarantees."""
+"""`bandmf account` and `bandmf calibrate`: the guarantee of a run."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from tff_bandmf import accounting, errors
+from tff_bandmf import accounting, errors, participation, strategies
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.cli import options, output
 
-_of_run = options.together(
+_run_options = options.together(
   options.adjacency,
   options.amplification,
   options.sampling_prob,
@@ -37,7 +37,7 @@ _of_run = options.together(
 )
 @options.clip
 @options.delta
-@_of_run
+@_run_options
 def account(file, noise_multiplier, z_stddev, **flags):
   """Shows rho and epsilon of a run with this noise.
 
@@ -74,7 +74,7 @@ def account(file, noise_multiplier, z_stddev, **flags):
 @click.option('--epsilon', required=True, type=options.NUMBER)
 @options.delta
 @options.clip
-@_of_run
+@_run_options
 def calibrate(file, epsilon, **flags):
   """Shows the least noise that meets (epsilon, delta) for a whole run.
 
@@ -91,23 +91,25 @@ def calibrate(file, epsilon, **flags):
   return _show(guarantee, flags, started)
 
 
-def _run(file: str, flags: dict[str, Any]) -> tuple[Any, Any]:
+def _run(
+  file: str, flags: dict[str, Any]
+) -> tuple[strategies.Strategy, participation.Cohorts]:
   """Returns the strategy and the cohorts of a command."""
-  strategy, kept = output.load(file)
+  strategy, stored = output.load(file)
   return strategy, flags['who'].cohorts(
-    flags['amplification'], flags['sampling_prob'], kept
+    flags['amplification'], flags['sampling_prob'], stored
   )
 
 
 def _show(
   guarantee: accounting.Guarantee, flags: dict[str, Any], started: float
 ) -> int:
-  """Prints the record of a strategy and of the guarantee of a run with it."""
+  """Prints the record of a strategy, and of the guarantee of its run."""
   delta, clip = flags['delta'], flags['clip']
   claim = guarantee.claim(delta)
   output.warn_of_weak(claim.epsilon, delta)
-  # What was asked for comes first.
-  found = {
+  # The result of the command comes first.
+  result = {
     'z_stddev': guarantee.z_stddev_per_clip * clip,
     'noise_multiplier': guarantee.noise_multiplier,
     'epsilon': claim.epsilon,
@@ -122,9 +124,9 @@ def _show(
     flags['with_coefficients'],
   )
   record = {
-    **found,
+    **result,
     **described,
-    **found,
+    **result,
     **claim.to_dict(),
     'adjacency': guarantee.cohorts.adjacency,
     'amplification': flags['amplification'],

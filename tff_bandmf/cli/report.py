@@ -1,4 +1,4 @@
-"""`bandmf report`: the privacy report of a run, and what it might have been."""
+"""`bandmf report`: writes the privacy report of a run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _SCHEMA = 'min_sep=B,max_participations=K'
 
 
 def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
-  """Returns the numbers of a `_SCHEMA`, both or one of them."""
+  """Returns the numbers in a value of the form `_SCHEMA`, one or both."""
   if value is None:
     return None
   remedy = f'give --what-if {_SCHEMA}'
-  found: dict[str, int] = {}
+  schema: dict[str, int] = {}
   for part in value.split(','):
     name, _, text = part.partition('=')
     name = name.strip().replace('-', '_')
-    if name not in ('min_sep', 'max_participations') or name in found:
+    if name not in ('min_sep', 'max_participations') or name in schema:
       raise errors.value_error(
         f'what_if={value}: takes min_sep and max_participations, each once; '
         f'{remedy}'
@@ -32,20 +32,20 @@ def _schema(ctx, param, value: Optional[str]) -> Optional[dict[str, int]]:
     except ValueError:
       rule = 'must be an integer'
       raise errors.value_error(f'{name}={text}: {rule}; {remedy}') from None
-    found[name] = _checks.count(name, number, remedy)
-  return found
+    schema[name] = _checks.count(name, number, remedy)
+  return schema
 
 
 def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
-  """Returns what each 'NAME=TEXT' says."""
-  found = {}
+  """Returns the texts of values NAME=TEXT, by name."""
+  notes = {}
   for value in values:
-    name, equals, found[name] = value.partition('=')
+    name, equals, notes[name] = value.partition('=')
     if not equals:
       raise errors.value_error(
         f'note={value}: is NAME=TEXT; give --note title=TEXT'
       )
-  return found
+  return notes
 
 
 @click.command()
@@ -107,7 +107,7 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   clients took part more often, or closer together, than was planned; the report
   claims what holds for the run as it was.
   """
-  # Draws a plot: the other commands do without what that imports.
+  # Other commands do not wait for the import of the plots.
   from tff_bandmf import report as report_lib
 
   elsewhere = {'plan': plan, 'log': log, 'note': notes or None}
@@ -123,11 +123,11 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
       raise errors.value_error(
         f'what_if={what_if}: is of the noise of one run; give one RUN_DIR'
       )
-    found = report_lib.what_if(run_dirs[0], **what_if)
+    numbers = report_lib.what_if(run_dirs[0], **what_if)
     if as_json:
-      output.show(found, as_json)
+      output.show(numbers, as_json)
     else:
-      click.echo(found['summary'])
+      click.echo(numbers['summary'])
     return output.DONE
   sources = [report_lib.of_run(run) for run in run_dirs] or [
     report_lib.of_log(plan, log, notes)
@@ -156,10 +156,8 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
     click.echo(str(folder / name))
   if any(source.claim.violated for source in sources):
     return output.did_not_hold(
-      'violated',
-      True,
-      'clients took part more often, or closer together, than was planned',
-      'the report claims what holds for the run as it was',
+      'violated=True: clients took part more often, or closer together, than '
+      'was planned; the report claims what holds for the run as it was'
     )
   return output.DONE
 
@@ -167,7 +165,7 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
 def _check(
   run_dirs: tuple[str, ...], elsewhere: dict[str, Any], public: bool
 ) -> None:
-  """Raises ValueError unless a run is named, or a plan and a log."""
+  """Raises ValueError unless the arguments name a run, or a plan and a log."""
   if len(run_dirs) > 1 and not public:
     raise errors.value_error(
       f'run_dir={run_dirs[1]}: is one too many: only a public report is of '

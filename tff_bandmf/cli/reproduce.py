@@ -63,16 +63,14 @@ def reproduce(names, plot_folder, as_json):
       )
     started = time.perf_counter()
   if plot_folder is not None:
-    # Draws: the other commands do without what that imports.
+    # Other commands do not wait for the import of the plots.
     from tff_bandmf.reproduction import plots
 
     for path in plots.draw(pathlib.Path(plot_folder)):
       click.echo(str(path), err=True)
   if failed:
     return output.did_not_hold(
-      'rows',
-      f'{failed} of {count}',
-      'differ from what was published by more than the tolerance',
-      'see the column pass',
+      f'rows={failed} of {count}: differ from what was published by more than '
+      'the tolerance; see the column pass'
     )
   return output.DONE

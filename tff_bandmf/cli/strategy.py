@@ -45,22 +45,22 @@ def optimize(
   if out is not None:
     strategies.check_path(pathlib.Path(out))
     output.check_out(out, flags['force'])
-  with output.progress(f'optimising {family}') as told:
-    found = optimize_lib.optimize(
+  with output.progress(f'optimising {family}') as step:
+    result = optimize_lib.optimize(
       family,
       rounds,
       schema,
       workload,
       objective,
-      callback=lambda loss: told(f'loss {loss:.6g}'),
+      callback=lambda loss: step(f'loss {loss:.6g}'),
       **flags['parameters'],
     )
-  strategy = found.strategy
+  strategy = result.strategy
   optimized = {
     'objective': objective,
-    'loss': found.loss,
-    'evaluations': found.evaluations,
-    'converged': found.converged,
+    'loss': result.loss,
+    'evaluations': result.evaluations,
+    'converged': result.converged,
   }
   record = output.describe(
     strategy,
@@ -78,13 +78,12 @@ def optimize(
     )
   record.update(optimized, seconds=time.perf_counter() - started)
   output.show(record, as_json)
-  if not found.converged:
+  if not result.converged:
+    written = f'; {out} is written' if out else ''
     return output.did_not_hold(
-      'converged',
-      False,
-      f'stopped after {found.evaluations} evaluations'
-      + (f'; {out} is written' if out else ''),
-      'the errors hold for what was found, but better may exist',
+      f'converged=False: stopped after {result.evaluations} '
+      f'evaluations{written}; the errors hold for what was found, but better '
+      'may exist'
     )
   return output.DONE
 
@@ -101,8 +100,8 @@ def evaluate(file, who, workload, with_coefficients, as_json):
   FILE is a strategy file or a .npy file of the matrix C.
   """
   started = time.perf_counter()
-  strategy, kept = output.load(file)
-  schema = who.schema(kept)
+  strategy, stored = output.load(file)
+  schema = who.schema(stored)
   record = output.describe(
     strategy,
     schema,
