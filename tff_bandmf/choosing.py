@@ -175,7 +175,7 @@ def choose(
       choices.append(Choice(guarantee, rmse, max_rmse, best.converged))
     return choices
 
-  found: dict[str, list[Choice]] = {}
+  by_family: dict[str, list[Choice]] = {}
   reasons: dict[str, str] = {}
   threads = len(os.sched_getaffinity(0))
   with concurrent.futures.ThreadPoolExecutor(threads) as pool:
@@ -188,7 +188,7 @@ def choose(
       for done in concurrent.futures.as_completed(running):
         name = running[done]
         try:
-          found[name] = done.result()
+          by_family[name] = done.result()
         except (ImportError, ValueError) as error:
           reasons[name] = str(error)
         progress(name)
@@ -198,7 +198,7 @@ def choose(
       raise
   names = [family.name for family in declared]
   left_out = {name: reasons[name] for name in names if name in reasons}
-  choices = [each for name in names for each in found.get(name, [])]
+  choices = [each for name in names for each in by_family.get(name, [])]
   if not choices:
     raise errors.value_error(
       'families',

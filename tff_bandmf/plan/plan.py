@@ -13,8 +13,8 @@
 | sigma  | `noise_multiplier`  | stddev(Z) / (clip * sensitivity of C)        |
 |        | `z_stddev`          | stddev(Z) = sigma * sensitivity * clip       |
 
-The attributes of a `Plan` hold what the user asked for; `Plan.found` holds the
-result of the search. The file of a plan has both, see `plan_json`.
+A `Plan` is a `Request`, with the user's values, and gets a `Result` from the
+search or from a file. The file of a plan has both, see `plan_json`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tff_bandmf.plan import result as result_lib
 
 @attrs.frozen(kw_only=True, slots=False, eq=False)
 class Plan(request_lib.Request):
-  """The rounds, cohorts, clip and claim of a run, and the noise found for them.
+  """The rounds, cohorts, clip and claim of a run, and the noise for them.
 
   The strategy is searched for when it is first needed, which takes seconds. A
   plan that was loaded from a file has its strategy.
@@ -99,14 +99,16 @@ class Plan(request_lib.Request):
   @functools.cached_property
   def guarantee(self) -> accounting.Guarantee:
     """The guarantee of the run itself, not of a larger run it simulates."""
-    found = self.result.guarantee
+    planned = self.result.guarantee
     if self.stands_for is None:
-      return found
+      return planned
     # PRIVACY: a simulation adds less noise than the larger run, by the ratio of
     # their clients. Its own guarantee is computed for the smaller noise.
     # Guard: plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
     share = self.clients_per_round / self.stands_for
-    return attrs.evolve(found, noise_multiplier=found.noise_multiplier * share)
+    return attrs.evolve(
+      planned, noise_multiplier=planned.noise_multiplier * share
+    )
 
   @property
   def simulated(self) -> Optional[accounting.Guarantee]:
@@ -206,7 +208,7 @@ class Plan(request_lib.Request):
     """
     if not rounds:
       return 0.0
-    schema, found = self.schema, self.guarantee
+    schema, guarantee = self.schema, self.guarantee
     if (
       self.sampled is None
       and schema.min_sep is not None
@@ -218,11 +220,11 @@ class Plan(request_lib.Request):
       most = schema.participations(min(rounds, self.rounds))
       if most < schema.participations(self.rounds):
         if most not in self._shorter:
-          self._shorter[most] = found.under(
+          self._shorter[most] = guarantee.under(
             participation_lib.MinSep(schema.min_sep, most)
           )
-        found = self._shorter[most]
-    return found.proved_epsilon(self.delta)
+        guarantee = self._shorter[most]
+    return guarantee.proved_epsilon(self.delta)
 
   @functools.cached_property
   def _shorter(self) -> dict[int, accounting.Guarantee]:

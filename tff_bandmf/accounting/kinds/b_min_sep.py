@@ -144,15 +144,15 @@ class BMinSepMixture(importance.Mixture):
     out = np.where(prob < 0.5, np.log1p(-np.minimum(prob, 0.5)), out)
     survived = np.concatenate([[0.0], np.cumsum(-np.minimum(out, 0.0))])
     who, when = np.arange(count), np.zeros(count, np.int64)
-    found = []
+    pairs = []
     while len(who):
       until = survived[when] + rng.standard_exponential(len(who))
       taken = np.searchsorted(survived, until, side='right') - 1
       who, taken = who[taken < rounds], taken[taken < rounds]
-      found.append((taken, who))
+      pairs.append((taken, who))
       who, when = who[taken + self._b < rounds], taken + self._b
       when = when[when < rounds]
-    indices = np.concatenate(found, axis=1)
+    indices = np.concatenate(pairs, axis=1)
     return scipy.sparse.csr_matrix(
       (np.ones(indices.shape[1]), indices), shape=(rounds, count)
     )

@@ -90,7 +90,7 @@ class Pairs:
     who = np.arange(count)
     # State (-b, 0) makes both copies eligible from round 0 on.
     at, age = np.full(count, -b), np.zeros(count, np.int64)
-    found = []
+    pairs = []
     while len(who):
       until = self._left[at, age] - rng.standard_exponential(len(who))
       left = self._first(at, age, until)
@@ -102,10 +102,10 @@ class Pairs:
       who, free, taken = who[here], free[here], taken[here]
       again = free.copy()
       again[free] = rng.random(free.sum()) < self._twice[taken[free]]
-      found += [(taken, who), (taken[again], who[again])]
+      pairs += [(taken, who), (taken[again], who[again])]
       age = np.where(free, np.where(again, 0, b - 1), taken - at[here])
       at = taken
-    indices = np.concatenate(found, axis=1)
+    indices = np.concatenate(pairs, axis=1)
     return scipy.sparse.csr_matrix(
       (np.ones(indices.shape[1]), indices), shape=(rounds, count)
     )

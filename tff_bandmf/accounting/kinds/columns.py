@@ -53,8 +53,8 @@ class Columns:
       dense = self.matrix[part, part].toarray()
       products = dense[:, :size].T @ dense
       for i, row in enumerate(products):
-        found = row[i : i + self.bands]
-        gram[start + i, : len(found)] = found
+        row = row[i : i + self.bands]
+        gram[start + i, : len(row)] = row
     return gram
 
   @functools.cached_property
@@ -69,7 +69,7 @@ class Columns:
 
   def products(self, y: np.ndarray) -> np.ndarray:
     """Returns <c_i, y> of each column of y, [n, count] float64."""
-    found = np.empty_like(y)
+    products = np.empty_like(y)
     for columns, rows, block in self._blocks:
-      np.matmul(block, y[rows], out=found[columns])
-    return found
+      np.matmul(block, y[rows], out=products[columns])
+    return products

@@ -158,10 +158,10 @@ class CyclicPoisson(sampled_cohorts.Sampled):
       return attrs.evolve(self, groups=groups)
     if self.clients_per_round is None:
       raise _no_prob()
-    found = self.of_population(
+    sized = self.of_population(
       self.known_population(), self.clients_per_round, groups
     )
-    return attrs.evolve(found, adjacency=self.adjacency)
+    return attrs.evolve(sized, adjacency=self.adjacency)
 
   def candidate_bands(self, rounds: int) -> list[int]:
     """Returns the numbers of bands to compare: g, or powers of two."""

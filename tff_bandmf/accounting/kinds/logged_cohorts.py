@@ -21,20 +21,20 @@ class Logged(participation_lib.Cohorts):
   participation of clients did not depend on private data.
 
   Attributes:
-    found: patterns in the log, and the sensitivity of the strategy for them.
+    observed: patterns in the log, and the sensitivity of C for them.
   """
 
   name: ClassVar[str] = 'log'
   adjacency: ClassVar[str] = participation_lib.ZERO_OUT
-  found: sensitivity_lib.Observed
+  observed: sensitivity_lib.Observed
 
   @property
   def schema(self) -> participation_lib.Participation:
     """The strictest schema that the log satisfies."""
-    if self.found.min_sep is None:
+    if self.observed.min_sep is None:
       return participation_lib.Single()
     return participation_lib.MinSep(
-      self.found.min_sep, self.found.max_participations
+      self.observed.min_sep, self.observed.max_participations
     )
 
   def accountant(
@@ -47,31 +47,31 @@ class Logged(participation_lib.Cohorts):
       clients_per_unit: largest number of clients of one unit of privacy.
 
     Raises:
-      ValueError: the sensitivity in `found` is another strategy's.
+      ValueError: the sensitivity in `observed` is another strategy's.
     """
     # PRIVACY: another C may have a far smaller sensitivity than the C whose
     # noise was added. An observation with the digest of another C is refused.
     # Guard: guarantee_test.test_log_seen_with_another_strategy_is_refused.
     if (
-      self.found.sensitivity is not None
-      and self.found.strategy_sha256 != strategy.digest()
+      self.observed.sensitivity is not None
+      and self.observed.strategy_sha256 != strategy.digest()
     ):
       raise errors.value_error(
         f'strategy={strategy.digest()[:16]}: is not the one that the log was '
-        f'looked at with, {str(self.found.strategy_sha256)[:16]}; give '
+        f'looked at with, {str(self.observed.strategy_sha256)[:16]}; give '
         'sensitivity.of_clients the strategy of the guarantee'
       )
     # PRIVACY: clients in a log may have taken part more often than planned. The
     # claim is made from the sensitivity of the log.
     # Guard: accounting_cohorts_test.test_log_claims_what_its_clients_did.
     return accountants.Logged(
-      strategy, self.schema, self.found.sensitivity, clients_per_unit
+      strategy, self.schema, self.observed.sensitivity, clients_per_unit
     )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the counts of the log as a JSON object."""
     return {
       'participation': self.name,
-      'min_sep': self.found.min_sep,
-      'max_participations': self.found.max_participations,
+      'min_sep': self.observed.min_sep,
+      'max_participations': self.observed.max_participations,
     }

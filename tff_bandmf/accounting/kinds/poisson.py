@@ -261,13 +261,13 @@ def _solve(
   previous: Optional[tuple[float, float]] = None
   aim = math.log(epsilon) - width / 2
   for _ in range(40):
-    found = epsilon_of(math.exp(x))
+    reached = epsilon_of(math.exp(x))
     # PRIVACY: an interpolated sigma could exceed the target epsilon. Only
     # a sigma whose epsilon was computed and is within the target is returned.
     # Guard: cyclic_poisson_test.test_search_returns_no_noise_that_gives_more.
-    if epsilon * (1 - width) <= found <= epsilon:
+    if epsilon * (1 - width) <= reached <= epsilon:
       return math.exp(x)
-    y = math.log(max(found, 0.1 * epsilon))
+    y = math.log(max(reached, 0.1 * epsilon))
     if previous is not None and (y < previous[1]) == (x > previous[0]):
       slope = min(-0.1, (y - previous[1]) / (x - previous[0]))
     previous = x, y
@@ -333,7 +333,7 @@ def _losses(
   # PRIVACY: losses rounded down, or one direction alone, would understate
   # epsilon. The estimate is pessimistic, and dp-accounting keeps both.
   # Guard: cyclic_poisson_test.test_one_composition_is_the_closed_form.
-  found = [
+  losses = [
     privacy_loss_distribution.from_gaussian_mechanism(
       part.noise_multiplier,
       pessimistic_estimate=True,
@@ -343,7 +343,7 @@ def _losses(
     for part in parts
   ]
   return functools.reduce(
-    lambda first, second: first.compose(second, _TAIL_MASS), found
+    lambda first, second: first.compose(second, _TAIL_MASS), losses
   )
 
 

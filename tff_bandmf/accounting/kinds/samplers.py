@@ -85,11 +85,11 @@ class Sampler(abc.ABC):
     # the accountant assumes. Exactly the p 2^64 words below p 2^64 pass.
     # Guard: samplers_test.test_words_below_the_probability_take_part.
     most = np.uint64(int(prob * _WORDS) - 1)
-    found = [np.empty(0, np.int64)]
+    drawn = [np.empty(0, np.int64)]
     for start in range(0, count, _PIECE):
       words = self._words(row, start, min(_PIECE, count - start))
-      found.append(np.flatnonzero(words <= most) + start)
-    return np.concatenate(found)
+      drawn.append(np.flatnonzero(words <= most) + start)
+    return np.concatenate(drawn)
 
 
 class CyclicPoisson(Sampler):
