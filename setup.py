@@ -32,6 +32,8 @@ _OPTIMIZE = ['tensorflow>=2.14']
 _JAX = ['jax>=0.4.30']
 _LOGS = ['pyarrow>=14']
 _PLOTS = ['matplotlib>=3.7']
+# A file that is read, and no code.
+_PEOPLE = ['chitchat-dataset==0.9.0']
 _SIMULATIONS = [
   'dacite>=1.8',
   'scikit-learn>=1.3',
@@ -106,6 +108,7 @@ setuptools.setup(
     'jax': _JAX,
     'logs': _LOGS,
     'plots': _PLOTS,
+    'people': _PEOPLE,
     'docs': _DOCS,
     'dev': _DEV + _DOCS + _LOGS + _PLOTS + _SIMULATIONS + _TFF,
   },

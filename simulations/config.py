@@ -20,6 +20,7 @@ SGD = 'sgd'
 ADAM = 'adam'
 SERVER_OPTIMIZERS = (SGD, ADAM, 'yogi')
 ARCHITECTURES = ('lstm', 'transformer')
+PUBLIC = 'public'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,10 +28,11 @@ class Data:
   """Which text, and how it is cut.
 
   Attributes:
-    corpus: 'docstrings'; 'stackoverflow' for TFF's, with TFF's word counts; or
-      the path of a SQLite file of TFF's form, whose words are counted.
-    data_dir: folder of the files of StackOverflow; None to let TFF download
-      them.
+    corpus: 'docstrings'; 'chitchat' for people who chatted, with the words of
+      the docstrings; 'stackoverflow' for TFF's, with TFF's word counts; or the
+      path of a SQLite file of TFF's form, whose words are counted.
+    data_dir: folder of the files of StackOverflow, or of the file of chitchat;
+      None to let TFF download those, or to take that of the package.
     vocabulary_file: one word a line, most frequent first; None to take the
       most frequent words of the corpus.
     vocabulary_size: words, special ids not counted.
@@ -120,6 +122,10 @@ class Training:
     evaluation_sentences: sentences of a validation; the test takes all.
     seed: of initial weights, cohorts and the order of sentences; never of
       noise, whose key comes from the operating system.
+    init: 'public' to pre-train on public text without noise, or the folder of
+      an ended run to start from its model; None for weights from the seed.
+    init_corpus: of 'public': as data.corpus, text that anybody may know.
+    init_epochs: of 'public': passes over that text.
   """
 
   rounds: int
@@ -137,6 +143,9 @@ class Training:
   evaluate_every: int = 10
   evaluation_sentences: int = 10_000
   seed: int = 0
+  init: Optional[str] = None
+  init_corpus: str = 'docstrings'
+  init_epochs: int = 2
 
   @property
   def server_schedule(self) -> workloads.Workload:

@@ -13,12 +13,15 @@ from tff_bandmf import report
 _CODE = pathlib.Path(__file__).resolve().parent
 
 
-def describe(config: config_lib.Config, corpus: Any) -> dict[str, Any]:
+def describe(
+  config: config_lib.Config, corpus: Any, start: Any
+) -> dict[str, Any]:
   """Returns what the run says of itself, besides what every run says.
 
   Args:
     config: the experiment.
     corpus: the `training.TokenizedCorpus` of the experiment.
+    start: the `pretraining.Start` of the experiment.
   """
   tree = config_keys.to_tree(config)
   del tree['compare']
@@ -41,7 +44,8 @@ def describe(config: config_lib.Config, corpus: Any) -> dict[str, Any]:
     ),
     'tuning': 'hyperparameters were chosen with other runs on this corpus',
     'model_selection': 'none: the last model is the result',
-    'pre_training': 'none: initial weights come from a seed',
+    'pre_training': start.statement,
+    'initial_sha256': start.digest,
     'not_covered': [
       f'the vocabulary, {corpus.vocabulary_source}',
       'the validation and test splits, evaluated without noise',

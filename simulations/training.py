@@ -22,7 +22,7 @@ from simulations import (
   evaluation,
   fed_avg,
   metrics,
-  models,
+  pretraining,
   server_optimizer,
 )
 from simulations.corpora import client_data, corpus_file, registry
@@ -186,12 +186,14 @@ def run(
     folder.refuse_existing(directory)
   if (directory / run_json.PLAN_FILE).exists():
     strategy = plan_lib.Plan.load(directory / run_json.PLAN_FILE).strategy
+  start = pretraining.start(config, corpus.train.vocabulary)
   with tff_bandmf.Run(
     directory,
     plan(config, strategy or find_strategy(config), corpus.train.num_clients),
     **kept,
+    after=start.after,
     options=run_lib.RunOptions(
-      description.describe(config, corpus),
+      description.describe(config, corpus, start),
       metrics.COLUMNS,
       config.privacy.max_memory_bytes,
     ),
@@ -199,11 +201,8 @@ def run(
     if (directory / report.RESULT_FILE).exists():
       return json.loads((directory / report.RESULT_FILE).read_text())
     corpus.train.vocabulary.write(str(directory / 'vocabulary.txt'))
-    model = models.build(
-      config.model, corpus.train.vocabulary.num_ids, training.seed
-    )
     process = fed_avg.build(
-      model,
+      start.model,
       config.data.sequence_length,
       tff.learning.optimizers.build_sgdm(training.client_learning_rate),
       server_optimizer.build(training),
@@ -213,12 +212,12 @@ def run(
     )
     started.check(process.whole)
     evaluator = evaluation.Evaluator(
-      model, corpus.validation, training.evaluation_sentences
+      start.model, corpus.validation, training.evaluation_sentences
     )
     state = _train(started, process, config, corpus, evaluator, stop_after)
     if started.rounds_left:
       return None
-    started.record(**_test(process, model, state, corpus))
+    started.record(**_test(process, start.model, state, corpus))
   return json.loads((directory / report.RESULT_FILE).read_text())
 
 

@@ -19,7 +19,7 @@ import attrs
 import pytest
 
 from simulations import config as config_lib
-from simulations import description, kill_test, training
+from simulations import description, kill_test, pretraining, training
 from simulations.corpora import docstrings, vocabulary
 from tff_bandmf import _files, report
 from tff_bandmf import ledger as ledger_lib
@@ -67,7 +67,9 @@ def _describe(config, corpus):
   plan = training.plan(
     config, training.find_strategy(config), corpus.train.num_clients
   )
-  said = description.describe(config, corpus)
+  said = description.describe(
+    config, corpus, pretraining.start(config, corpus.train.vocabulary)
+  )
   return (
     attrs.evolve(opening.run_record(plan), **said),
     plan.strategy,

@@ -7,7 +7,7 @@ from simulations.corpora import registry
 
 
 def test_corpora_are_found_by_name():
-  assert set(registry.known()) == {'docstrings', 'stackoverflow'}
+  assert set(registry.known()) == {'chitchat', 'docstrings', 'stackoverflow'}
   for name in registry.known():
     assert registry.get(name).name == name
 
@@ -33,7 +33,7 @@ def test_file_is_a_corpus_without_a_name(tmp_path):
 
 def test_name_that_nothing_has_is_refused_with_the_names():
   with pytest.raises(
-    FileNotFoundError, match='data.corpus=.*docstrings, stack'
+    FileNotFoundError, match='data.corpus=.*chitchat, docstrings, stack'
   ):
     registry.get('docstring')
 

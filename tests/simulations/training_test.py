@@ -20,6 +20,7 @@ from simulations import (
   evaluation,
   kill_test,
   models,
+  pretraining,
   run_stackoverflow,
   training,
 )
@@ -456,7 +457,9 @@ def test_directory_with_a_run_is_refused(small, ended):
 def test_report_calls_a_client_what_it_is(small):
   config, corpus = small
   changed = config_keys.changed(config, {'data.unit': 'speaker'})
-  found = description.describe(changed, corpus)['unit_of_privacy']
+  found = description.describe(
+    changed, corpus, pretraining.start(changed, corpus.train.vocabulary)
+  )['unit_of_privacy']
   assert found == 'one speaker of the train split, with all its sentences'
 
 

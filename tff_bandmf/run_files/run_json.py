@@ -142,6 +142,8 @@ class RunRecord:
     versions: name of a package to its version.
     code_sha256: digest of the code.
     train_sha256: digest of the training data.
+    initial_sha256: SHA-256 of initial weights that were trained before, 64
+      hexadecimal digits; None if a seed gives them.
     run_id: ID of the run, 63 bits, 16 hexadecimal digits; the ledger is bound
       to it.
     noise_key_id: ID of the noise key, 16 hexadecimal digits.
@@ -184,6 +186,7 @@ class RunRecord:
   versions: Optional[dict[str, str]] = _field(dict, None)
   code_sha256: Optional[str] = _field(str, None)
   train_sha256: Optional[str] = _field(str, None)
+  initial_sha256: Optional[str] = _field(str, None)
   run_id: Optional[str] = _field(str, None)
   noise_key_id: Optional[str] = _field(str, None)
   sampling_key_id: Optional[str] = _field(str, None)

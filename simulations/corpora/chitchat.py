@@ -1,0 +1,197 @@
+"""Chats of 1,315 people, from a Python package that holds them as a file.
+
+    {conversation: {'messages': [[{'text', 'timestamp', 'sender'}, ...], ...]}}
+
+`sender` is the pseudonym of one person, and a client is one person: all that
+she wrote, in the order in which she wrote it. People are in one split each, so
+validation and test are other people, and not other sentences of the same ones.
+`cached_corpus` returns a SQLite file in the form of `corpus_file`.
+
+The words of a model come from the docstring corpus, which is public: a list
+counted on the people would tell what they wrote. It knows fewer of their words
+for that.
+"""
+
+from __future__ import annotations
+
+import collections
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any, Optional
+
+from simulations import import_data
+from simulations.corpora import (
+  checksums,
+  corpus_file,
+  docstrings,
+  registry,
+)
+from simulations.corpora import vocabulary as vocabulary_lib
+from tff_bandmf import _files, errors
+
+PACKAGE, PACKAGE_VERSION = 'chitchat-dataset', '0.9.0'
+FILE = 'dataset.json'
+
+# Part of the file's name: raise it when the rules below change.
+VERSION = 1
+# Who wrote fewer words is left out; what she wrote after the most is, too. Both
+# are functions of one person's text, so one person moves no other one.
+MIN_WORDS, MAX_WORDS = 20, 1600
+# People in the train, heldout and test split.
+FRACTIONS = (0.75, 0.05, 0.20)
+
+_SENTENCE_END = re.compile(r'(?<=[.!?])\s+|\n+')
+# As in the docstring corpus, whose words these are to meet.
+_WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)*")
+_SENDER = re.compile(r'[\w-]{1,100}', re.ASCII)
+
+
+def sentences_of(message: str) -> Iterator[str]:
+  """Yields the sentences of a message: lower-case words, spaces between them.
+
+  >>> list(sentences_of("I’m fine, thanks! And you?"))
+  ["i'm fine thanks", 'and you']
+  """
+  for sentence in _SENTENCE_END.split(message):
+    words = _WORD.findall(sentence.lower().replace('’', "'"))
+    if words:
+      yield ' '.join(words)
+
+
+def read_people(path: str) -> dict[str, list[str]]:
+  """Returns the sentences of each person, by her pseudonym.
+
+  Args:
+    path: of the file of the package.
+
+  Raises:
+    ValueError: the file has another form.
+  """
+  try:
+    with open(path, encoding='utf-8') as file:
+      messages = sorted(_messages(json.load(file)), key=lambda each: each[:2])
+  except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
+    # Without the cause, which may quote what somebody wrote.
+    raise errors.value_error(
+      f'dataset={path}: must be conversations of messages with text, timestamp '
+      f'and sender; give the file of {PACKAGE} {PACKAGE_VERSION}'
+    ) from None
+  people: dict[str, list[str]] = {}
+  words: collections.Counter[str] = collections.Counter()
+  for sender, _, text in messages:
+    for sentence in sentences_of(text):
+      count = sentence.count(' ') + 1
+      if words[sender] + count <= MAX_WORDS:
+        people.setdefault(sender, []).append(sentence)
+      words[sender] += count
+  return {
+    sender: sentences
+    for sender, sentences in people.items()
+    if words[sender] >= MIN_WORDS
+  }
+
+
+def _messages(conversations: Any) -> Iterator[tuple[str, str, str]]:
+  """Yields (sender, timestamp, text) of all messages."""
+  for conversation in conversations.values():
+    for turn in conversation['messages']:
+      for message in turn:
+        found = tuple(message[key] for key in ('sender', 'timestamp', 'text'))
+        if not all(isinstance(each, str) for each in found):
+          raise TypeError
+        if not _SENDER.fullmatch(found[0]):
+          raise ValueError
+        yield found
+
+
+def split_of(sender: str) -> str:
+  """Returns the split of a person."""
+  return import_data.split_of(sender, FRACTIONS)
+
+
+def _dataset(data_dir: Optional[str]) -> str:
+  """Returns the path of the file of the package."""
+  if data_dir is not None:
+    path = os.path.join(data_dir, FILE)
+    if os.path.isfile(path):
+      return path
+    raise FileNotFoundError(
+      errors.invalid(
+        f'data_dir={data_dir}: must hold {FILE}; leave it out to read the one '
+        f'of the package {PACKAGE}'
+      )
+    )
+  try:
+    distribution = importlib.metadata.distribution(PACKAGE)
+    installed = distribution.version
+  except importlib.metadata.PackageNotFoundError:
+    installed = 'none'
+  if installed != PACKAGE_VERSION:
+    raise errors.value_error(
+      f'{PACKAGE}={installed}: the corpus of people is in {PACKAGE} '
+      f'{PACKAGE_VERSION}; pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}'
+    )
+  # The package is not imported: a file is all that is wanted of it.
+  return str(distribution.locate_file(f'chitchat_dataset/{FILE}'))
+
+
+def cached_corpus(
+  data_dir: Optional[str] = None,
+  directory: Optional[str] = None,
+  progress: bool = True,
+) -> str:
+  """Returns the path of the corpus, built if it is not there.
+
+  Args:
+    data_dir: folder of `dataset.json`; None for that of the package.
+    directory: where the corpus is or will be; None for the cache of the user.
+      Made if missing.
+    progress: whether to draw a progress bar on standard error.
+
+  Raises:
+    FileNotFoundError: `data_dir` has no such file.
+    ValueError: the package is missing or has another version, or the file has
+      another form.
+  """
+  source = _dataset(data_dir)
+  digest = checksums.sha256(source, progress)
+  folder = pathlib.Path(directory or _files.cache_directory())
+  path = folder / f'chitchat-{VERSION}-{digest[:16]}.sqlite'
+  if not path.exists():
+    people = read_people(source)
+    folder.mkdir(parents=True, exist_ok=True)
+    corpus_file.write(
+      str(path),
+      (
+        (split_of(sender), sender, '', sentence)
+        for sender, sentences in sorted(people.items())
+        for sentence in sentences
+      ),
+      lambda: checksum(people),
+    )
+  return str(path)
+
+
+def checksum(people: dict[str, list[str]]) -> str:
+  """Returns the SHA-256 of splits, people and sentences."""
+  rows = [
+    [split_of(sender), sender, *sentences]
+    for sender, sentences in sorted(people.items())
+  ]
+  return hashlib.sha256(json.dumps(rows).encode('ascii')).hexdigest()
+
+
+CORPUS = registry.Corpus(
+  'chitchat',
+  cached_corpus,
+  lambda path, size, data_dir: vocabulary_lib.count(
+    docstrings.cached_corpus(), size
+  ),
+  'counted on public text, the docstrings of packages',
+  takes_data_dir=True,
+)

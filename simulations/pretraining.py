@@ -1,0 +1,235 @@
+"""Where the weights of a run start: a seed, public text, or an earlier run.
+
+Public text is learnt without noise, sentence by sentence and not client by
+client. It is nobody's whom the guarantee is about, so it costs no privacy.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import io
+import pathlib
+from collections.abc import Sequence
+from typing import Any, Optional
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+import tqdm
+
+from simulations import config as config_lib
+from simulations import models
+from simulations.corpora import client_data, registry
+from simulations.corpora import vocabulary as vocabulary_lib
+from tff_bandmf import _files, errors
+from tff_bandmf.run_files import checkpoints, run_json
+
+_VERSION = 1  # Raise it when the training below changes.
+_BATCH = 128
+_RATE = 3e-3
+_MOMENTUM, _BETA_2, _EPSILON = 0.9, 0.99, 1e-7  # Adam takes these.
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Start:
+  """A model where a run starts.
+
+  Attributes:
+    model: with the initial weights.
+    statement: where they come from, in the words of the report.
+    digest: SHA-256 of them, in hexadecimal; None where the configuration, whose
+      seed they are a function of, says it all.
+    after: folders of runs on the same clients, which the weights depend on.
+  """
+
+  model: models.Model
+  statement: str
+  digest: Optional[str] = None
+  after: tuple[pathlib.Path, ...] = ()
+
+
+def start(
+  config: config_lib.Config, vocabulary: vocabulary_lib.Vocabulary
+) -> Start:
+  """Returns the model of an experiment as `training.init` wants it.
+
+  Args:
+    config: the experiment.
+    vocabulary: of the model.
+
+  Raises:
+    OSError: a file is missing.
+    ValueError: the run of `training.init` has not ended, is of another model
+      or of other words, or has no guarantee for the clients of this one.
+  """
+  training = config.training
+  model = models.build(config.model, vocabulary.num_ids, training.seed)
+  if training.init is None:
+    return Start(model, 'none: initial weights come from a seed')
+  if training.init == config_lib.PUBLIC:
+    corpus = registry.get(training.init_corpus)
+    clients = client_data.load_clients(
+      corpus.find(None),
+      'train',
+      vocabulary,
+      sequence_length=config.data.sequence_length,
+    )
+    weights = _cached(model, clients, training, config.model)
+    return _start(
+      model,
+      weights,
+      f'on public text, {corpus.name}: {len(clients.ids)} sentences, '
+      f'{training.init_epochs} epochs without noise',
+    )
+  return _after_run(config, model, vocabulary)
+
+
+def _start(
+  model: models.Model,
+  weights: Sequence[np.ndarray],
+  statement: str,
+  after: tuple[pathlib.Path, ...] = (),
+) -> Start:
+  sha = hashlib.sha256()
+  for weight in weights:
+    sha.update(f'{weight.dtype.str} {weight.shape}'.encode())
+    sha.update(np.ascontiguousarray(weight).tobytes())
+  return Start(
+    dataclasses.replace(model, weights=list(weights)),
+    f'{statement}; SHA-256 of the weights: {sha.hexdigest()}',
+    sha.hexdigest(),
+    after,
+  )
+
+
+def _cached(
+  model: models.Model,
+  clients: client_data.TokenizedClients,
+  training: config_lib.Training,
+  network: config_lib.Model,
+) -> list[np.ndarray]:
+  """Returns the weights after the public text, trained once a machine."""
+  key = f'{_VERSION} {network} {training.seed} {training.init_epochs}'
+  name = hashlib.sha256(f'{key} {clients.digest()}'.encode()).hexdigest()
+  folder = _files.cache_directory()
+  folder.mkdir(parents=True, exist_ok=True)
+  path = folder / f'pretrained-{name[:16]}.npz'
+  with _files.locked(path.with_suffix('.lock')):
+    if not path.exists():
+      content = io.BytesIO()
+      np.savez(
+        content,
+        *train(model, clients, training.init_epochs, seed=training.seed),
+      )
+      _files.write(path, content.getbuffer())
+    return _arrays(path.read_bytes())
+
+
+def train(
+  model: models.Model,
+  clients: client_data.TokenizedClients,
+  epochs: int,
+  *,
+  seed: int,
+  progress: bool = True,
+) -> list[np.ndarray]:
+  """Returns the weights after all sentences, with Adam and without noise.
+
+  The learning rate falls linearly to 0. All words of all clients are treated
+  alike, whoever has them.
+
+  Args:
+    model: where to start.
+    clients: whose text is public.
+    epochs: passes over the sentences, at least 1.
+    seed: of their order.
+    progress: whether to draw a progress bar on standard error.
+  """
+  x, y = clients.arrays(progress=progress)
+  generator = np.random.default_rng(seed)
+  order = np.concatenate([generator.permutation(len(x)) for _ in range(epochs)])
+  batches = -(-len(order) // _BATCH)
+  optimizers = tff.learning.optimizers
+  optimizer = optimizers.schedule_learning_rate(
+    optimizers.build_adam(_RATE, _MOMENTUM, _BETA_2, _EPSILON),
+    lambda t: _RATE * (1.0 - tf.cast(t, tf.float32) / batches),
+  )
+
+  @functools.partial(tf.function, autograph=False, reduce_retracing=True)
+  def step(state, weights, x, y):
+    with tf.GradientTape() as tape:
+      tape.watch(weights)
+      loss = model.loss(weights, x, y)
+    return optimizer.next(state, weights, tape.gradient(loss, weights))
+
+  weights = tuple(map(tf.constant, model.weights))
+  state = optimizer.initialize(
+    tf.nest.map_structure(tf.TensorSpec.from_tensor, weights)
+  )
+  for batch in tqdm.trange(
+    batches,
+    desc='pre-training on public text',
+    unit='batch',
+    disable=None if progress else True,
+  ):
+    rows = order[batch * _BATCH : (batch + 1) * _BATCH]
+    state, weights = step(state, weights, x[rows], y[rows])
+  return [weight.numpy() for weight in weights]
+
+
+def _after_run(
+  config: config_lib.Config,
+  model: models.Model,
+  vocabulary: vocabulary_lib.Vocabulary,
+) -> Start:
+  """Returns the model that an earlier run of this program ended with."""
+  init = str(config.training.init)
+  directory = pathlib.Path(init)
+  record = run_json.RunRecord.read(directory)
+  if not (directory / run_json.RESULT_FILE).exists():
+    raise _unfit(init, 'is of a run that has not ended', 'end it with --resume')
+  words = (directory / 'vocabulary.txt').read_text('utf-8').split('\n')[:-1]
+  if tuple(words) != vocabulary.words:
+    raise _unfit(
+      init, 'has other words', 'give its vocabulary.txt as data.vocabulary_file'
+    )
+  found = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
+  leaves = _arrays(checkpoints.read(found[-1])[0]) if found else []
+  # The state of a learning process begins with the weights of its model.
+  weights = leaves[: len(model.weights)]
+  if [each.shape for each in weights] != [each.shape for each in model.weights]:
+    raise _unfit(init, 'has another model', 'give the [model] of that run')
+  same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
+  private = record.claim['noise_multiplier'] > 0 and not record.simulated
+  # PRIVACY: weights that saw the same people without noise would carry them
+  # into a model that claims a guarantee for them. Such a start is refused, and
+  # one with noise is composed with. Guard:
+  # pretraining_test.test_start_without_noise_on_the_same_people_is_refused.
+  if same and not private and config.privacy.family != config_lib.NO_NOISE:
+    raise _unfit(
+      init,
+      f'learnt from the clients of {config.data.corpus} without a guarantee',
+      'start from a run on other text, or from one with noise',
+    )
+  return _start(
+    model,
+    weights,
+    f'run {record.run_id} on {record.data}, '
+    + (
+      'with the guarantee of its own report'
+      if private
+      else 'without a guarantee for its clients'
+    ),
+    (directory,) if same and private else (),
+  )
+
+
+def _arrays(content: Any) -> list[np.ndarray]:
+  with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+    return [archive[name] for name in archive.files]
+
+
+def _unfit(init: str, rule: str, remedy: str) -> ValueError:
+  return errors.value_error(f'training.init={init}: {rule}; {remedy}')
