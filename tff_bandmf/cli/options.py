@@ -16,7 +16,7 @@ from tff_bandmf import participation as participation_lib
 class _Number(click.ParamType):
   """A number of one kind that passes a check."""
 
-  def __init__(self, kind: type, check: Callable[[str, Any], Any]):
+  def __init__(self, kind: type, check: Callable[[str, float], float]):
     """Initializes the type.
 
     Args:

@@ -12,13 +12,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import click
 import tabulate
 import tqdm
 
-from tff_bandmf import errors, strategies, workloads
+from tff_bandmf import _files, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
@@ -128,7 +128,7 @@ def describe(
   sensitivity: sensitivity_lib.Sensitivity,
   with_coefficients: bool,
   workload: workloads.Workload = workloads.PREFIX,
-) -> dict[str, Any]:
+) -> _files.JsonObject:
   """Returns the record of a strategy; keys without a value are None.
 
   mean_error and max_error are for noise of standard deviation 1, rmse and
@@ -166,7 +166,7 @@ def describe(
   return record
 
 
-def show(record: dict[str, Any], as_json: bool) -> None:
+def show(record: _files.JsonObject, as_json: bool) -> None:
   """Prints a record on standard output."""
   if as_json:
     click.echo(json.dumps(record, allow_nan=False))
@@ -179,7 +179,7 @@ def show(record: dict[str, Any], as_json: bool) -> None:
   click.echo(tabulate.tabulate(rows, tablefmt='plain', disable_numparse=True))
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
+def table(records: Sequence[_files.JsonObject]) -> str:
   """Returns records with the same keys as a table, one line a record."""
   return tabulate.tabulate(
     [list(map(_cell, record.values())) for record in records],
@@ -188,7 +188,7 @@ def table(records: Sequence[dict[str, Any]]) -> str:
   )
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
   if value is None:
     return ''
   if isinstance(value, dict):
@@ -227,7 +227,7 @@ def did_not_hold(message: str) -> int:
   return DID_NOT_HOLD
 
 
-def text(value: Any) -> str:
+def text(value: object) -> str:
   """Returns a value as a table shows it."""
   if isinstance(value, float):
     # Only the 14 digits that float64 holds are rounded up, so 0.1 stays 0.1.

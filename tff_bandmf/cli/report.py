@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from typing import Any, Optional
+from typing import Optional
 
 import click
 
@@ -163,7 +163,7 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
 
 
 def _check(
-  run_dirs: tuple[str, ...], elsewhere: dict[str, Any], public: bool
+  run_dirs: tuple[str, ...], elsewhere: dict[str, object], public: bool
 ) -> None:
   """Raises ValueError unless the arguments name a run, or a plan and a log."""
   if len(run_dirs) > 1 and not public:

@@ -23,11 +23,18 @@ import functools
 import math
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import attrs
 
-from tff_bandmf import accounting, clips, errors, sensitivity, strategies
+from tff_bandmf import (
+  _files,
+  accounting,
+  clips,
+  errors,
+  sensitivity,
+  strategies,
+)
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import feasibility
 from tff_bandmf.plan import plan_json, plan_text, trade_off, what_if
@@ -324,7 +331,7 @@ class Plan(request_lib.Request):
         f'use {remedy}' if remedy else 'use more clients',
       )
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the plan under their JSON keys."""
     schema = self.schema
     mean, largest = self.planned_strategy.errors(self.workload)

@@ -30,7 +30,7 @@ FORMAT = 'tff_bandmf.plan'
 VERSION = 2
 
 
-def to_document(request: request_lib.Request) -> dict[str, Any]:
+def to_document(request: request_lib.Request) -> _files.JsonObject:
   """Returns the attributes of a request as a JSON object."""
   mechanism: Any = request.mechanism
   if isinstance(mechanism, (str, os.PathLike)):
@@ -130,7 +130,9 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
 
 
 def _check_claim(
-  result: result_lib.Result, path: pathlib.Path, bound: Optional[dict[str, Any]]
+  result: result_lib.Result,
+  path: pathlib.Path,
+  bound: Optional[_files.JsonObject],
 ) -> None:
   """Raises ValueError if the noise in a file does not give its claim."""
   # PRIVACY: an edited file could claim more privacy than its noise gives. The

@@ -37,14 +37,14 @@ def _clips(value: Any) -> Any:
   )
 
 
-def _epsilon(value: Any) -> float:
+def _epsilon(value: object) -> float:
   positive = _checks.positive('epsilon', value, 'usual values are 1 to 10')
   return _checks.between(
     'epsilon', positive, 0, _MOST_EPSILON, 'noise_multiplier=0 claims nothing'
   )
 
 
-def _delta(value: Any) -> float:
+def _delta(value: object) -> float:
   remedy = 'take one far below one over the population'
   positive = _checks.positive('delta', value, remedy)
   return _checks.between('delta', positive, 0, _MOST_DELTA, remedy)

@@ -6,11 +6,12 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import attrs
 
 from tff_bandmf import (
+  _files,
   accounting,
   choosing,
   errors,
@@ -81,7 +82,7 @@ class Result:
     return strategy
 
   @property
-  def bound(self) -> Optional[dict[str, Any]]:
+  def bound(self) -> Optional[_files.JsonObject]:
     """The claim and its parts as a JSON object; None for a plan without one."""
     if self.request.epsilon is None or self.request.delta is None:
       return None

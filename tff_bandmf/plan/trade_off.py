@@ -12,9 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Optional
 
 import tabulate
+
+from tff_bandmf import _files
+
+if TYPE_CHECKING:
+  from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,19 +71,19 @@ class TradeOff:
       text += '\n*: so many clients cannot fill every round'
     return text
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the trade-off as a JSON object."""
     return dataclasses.asdict(self)
 
-  def plot(self) -> Any:
+  def plot(self) -> Figure:
     """Returns a matplotlib figure: error by epsilon, one line a cohort size.
 
     Raises:
       ImportError: matplotlib is not installed.
     """
-    from matplotlib import figure
+    from matplotlib import figure as figure_lib
 
-    drawing = figure.Figure(figsize=(5.6, 3.6), layout='constrained')
+    drawing = figure_lib.Figure(figsize=(5.6, 3.6), layout='constrained')
     axes = drawing.subplots()
     for clients, points in self._by_clients():
       axes.plot(

@@ -8,11 +8,11 @@ one Gaussian release.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
-from tff_bandmf import accounting, strategies
+from tff_bandmf import _files, accounting, strategies
 from tff_bandmf.strategies import base
 
 # Deltas for which a page has epsilon and the slack.
@@ -25,7 +25,7 @@ def numbers(
   runs: Sequence[tuple[str, accounting.Guarantee]],
   claims: Sequence[tuple[str, Sequence[int], float, Optional[float]]],
   rounded: Optional[Callable[[Optional[float]], Optional[float]]] = None,
-) -> Optional[dict[str, Any]]:
+) -> Optional[_files.JsonObject]:
   """Returns the JSON object that `check.js` reads; None without a claim.
 
   Args:
@@ -82,7 +82,7 @@ def _points(
   return points
 
 
-def _run(name: str, guarantee: accounting.Guarantee) -> dict[str, Any]:
+def _run(name: str, guarantee: accounting.Guarantee) -> _files.JsonObject:
   """Returns the numbers of one run, exact."""
   stated = guarantee.to_dict()
   return {
@@ -108,7 +108,7 @@ def _run(name: str, guarantee: accounting.Guarantee) -> dict[str, Any]:
   }
 
 
-def _series(strategy: strategies.Strategy) -> Optional[dict[str, Any]]:
+def _series(strategy: strategies.Strategy) -> Optional[_files.JsonObject]:
   """Returns the numbers that define a Toeplitz C; None if they are many."""
   series = strategy.series()
   if series is None or any(np.size(value) > _MOST for value in series.values()):

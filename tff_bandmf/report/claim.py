@@ -24,9 +24,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import pathlib
-from typing import Any, Optional
+from typing import Optional
 
-from tff_bandmf import _checks, accounting, errors, ledger, strategies
+from tff_bandmf import _checks, _files, accounting, errors, ledger, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.report import evidence
 from tff_bandmf.run_files import run_json
@@ -122,7 +122,7 @@ class Claim:
     """The standard deviation of z, in the unit of the updates."""
     return self.planned.z_stddev_per_clip * self.l2_norm_clip
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
     strategy, observed = self.held.strategy, self.observed
     numbers, claimed = self.held.to_dict(), self.claimed.to_dict()
@@ -168,7 +168,7 @@ class Claim:
       'process_checked': self.observed.examined,
     }
 
-  def _counts(self) -> dict[str, Any]:
+  def _counts(self) -> _files.JsonObject:
     """Returns the observed counts of clients; None for amplified claims."""
     observed, seen = self.observed, self.seen
     counts = {
@@ -188,7 +188,7 @@ class Claim:
     # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
     return {**dict.fromkeys(counts), 'delta': self.delta}
 
-  def _sampling(self, led: dict[str, Any]) -> Optional[dict[str, Any]]:
+  def _sampling(self, led: _files.JsonObject) -> Optional[_files.JsonObject]:
     """Returns how cohorts were sampled, and epsilon without amplification."""
     if self.cohorts is None:
       return None
@@ -361,7 +361,7 @@ def what_if(
   directory: pathlib.Path,
   min_sep: Optional[int] = None,
   max_participations: Optional[int] = None,
-) -> dict[str, Any]:
+) -> _files.JsonObject:
   """Returns the guarantee that the noise of a run gives under another b, k.
 
     noise_multiplier = z_stddev / (clip * sens(C; b, k))
@@ -408,7 +408,7 @@ def what_if(
 
 
 def _planned(
-  strategy: strategies.Strategy, claim: dict[str, Any]
+  strategy: strategies.Strategy, claim: _files.JsonObject
 ) -> accounting.Guarantee:
   """Returns the guarantee for the plan, with the noise in `run.json`."""
   cohorts = accounting.of_claim(claim) or participation_lib.from_name(
@@ -443,7 +443,7 @@ def _planned(
 
 
 def _confirmed(
-  sampled: accounting.Guarantee, claim: dict[str, Any], delta: float
+  sampled: accounting.Guarantee, claim: _files.JsonObject, delta: float
 ) -> accounting.Guarantee:
   """Returns the guarantee, with its bound computed again from its samples."""
   bound = claim.get('bound')

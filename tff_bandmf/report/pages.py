@@ -10,7 +10,7 @@ import json
 import math
 import os
 import pathlib
-from typing import Any, ClassVar, Optional, Union
+from typing import ClassVar, Optional, Union
 
 import jinja2
 
@@ -30,8 +30,8 @@ class Pages:
 
   NAME: ClassVar[str]
 
-  content: dict[str, Any]
-  figures: dict[str, Any]
+  content: _files.JsonObject
+  figures: dict[str, plot.Figure]
 
   def json(self) -> str:
     """Returns the text of the JSON file."""
@@ -53,7 +53,7 @@ class Pages:
     texts = {'md': self.markdown(), 'html': self.html(), 'json': self.json()}
     return {f'{self.NAME}.{end}': text.encode() for end, text in texts.items()}
 
-  def write(self, directory: Union[str, os.PathLike]) -> dict[str, Any]:
+  def write(self, directory: Union[str, os.PathLike]) -> _files.JsonObject:
     """Writes the files of the report; returns the content of the JSON file.
 
     Raises:
@@ -66,7 +66,7 @@ class Pages:
     return self.content
 
 
-def signed(content: dict[str, Any]) -> dict[str, Any]:
+def signed(content: _files.JsonObject) -> _files.JsonObject:
   """Returns the content of a report with the digest of all of it.
 
   PRIVACY: an edited figure of the JSON file could pass for the run's, because
@@ -97,7 +97,7 @@ def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
   return f'{rounded / 10**places:.{digits}g}'
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
   """Returns a value as a cell of a Markdown table."""
   return ' '.join(str(value).replace('|', '\\|').split())
 
@@ -107,7 +107,7 @@ def _sha256(text: str) -> str:
   return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _render(template: str, content: dict[str, Any]) -> str:
+def _render(template: str, content: _files.JsonObject) -> str:
   """Returns a filled template; values are escaped if the page is HTML."""
   return _template(template).render({**content, 'content': content})
 

@@ -16,7 +16,7 @@ import os
 import pathlib
 import secrets
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
 
@@ -220,7 +220,7 @@ def _mixed(values: np.ndarray) -> np.ndarray:
   return values ^ (values >> np.uint64(31))
 
 
-def _batches(path: pathlib.Path) -> Iterator[Any]:
+def _batches(path: pathlib.Path) -> Iterator[pa.RecordBatch]:
   """Yields record batches of the columns of a log.
 
   Raises:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
+
+if TYPE_CHECKING:
+  from matplotlib.axes import Axes
+  from matplotlib.figure import Figure
 
 _SIZE = (5.6, 3.6)
 _LABEL, _TICK = 13, 12
@@ -20,7 +24,7 @@ def epsilon(
   curve: list[dict[str, float]],
   stated: tuple[float, float],
   planned: Optional[list[dict[str, float]]] = None,
-) -> Optional[Any]:
+) -> Optional[Figure]:
   """Returns a figure of epsilon against delta; None without matplotlib.
 
   Args:
@@ -46,7 +50,7 @@ def epsilon(
 
 def accuracy(
   curves: Mapping[str, Sequence[tuple[int, float]]],
-) -> Optional[Any]:
+) -> Optional[Figure]:
   """Returns a figure of validation accuracy by round; None without data.
 
   Args:
@@ -81,12 +85,12 @@ def accuracy(
   else:
     axes.set_ylim(0, 1.1 * high or 1)
   axes.margins(x=0.08)
-  axes.xaxis.get_major_locator().set_params(integer=True)
+  axes.locator_params(axis='x', integer=True)
   axes.legend(frameon=False, fontsize=_TICK)
   return figure
 
 
-def clip(path: list[tuple[int, float]]) -> Optional[Any]:
+def clip(path: list[tuple[int, float]]) -> Optional[Figure]:
   """Returns a figure of an adaptive clip by round; None without a path.
 
   Args:
@@ -101,14 +105,14 @@ def clip(path: list[tuple[int, float]]) -> Optional[Any]:
   return figure
 
 
-def png(figure: Any) -> bytes:
+def png(figure: Figure) -> bytes:
   """Returns a figure as a PNG file."""
   stream = io.BytesIO()
   figure.savefig(stream, format='png', dpi=160)
   return stream.getvalue()
 
 
-def data_uri(figure: Any) -> str:
+def data_uri(figure: Figure) -> str:
   """Returns a figure as a data URI of SVG, which a page can embed."""
   import matplotlib
 
@@ -124,7 +128,7 @@ def data_uri(figure: Any) -> str:
   return f'data:image/svg+xml;base64,{encoded}'
 
 
-def _axes(x: str, y: str) -> Optional[tuple[Any, Any]]:
+def _axes(x: str, y: str) -> Optional[tuple[Figure, Axes]]:
   """Returns an empty figure and its axes; None without matplotlib."""
   try:
     from matplotlib import figure
@@ -140,7 +144,7 @@ def _axes(x: str, y: str) -> Optional[tuple[Any, Any]]:
   return drawing, axes
 
 
-def _draw(axes: Any, curve: list[dict[str, float]], **style: Any) -> None:
+def _draw(axes: Axes, curve: list[dict[str, float]], **style: Any) -> None:
   axes.plot(
     [point['delta'] for point in curve],
     [point['epsilon'] for point in curve],

@@ -13,9 +13,9 @@ import decimal
 import math
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 from tff_bandmf.report import (
   assumptions,
   caveats,
@@ -77,7 +77,7 @@ def publish(
   several = len(sources) > 1 or bool(last.before)
   together = report_lib.composed(sources, delta) if several else None
   rows = [_row(source) for source in sources]
-  claimed: dict[str, Any] = {'epsilon': None, 'rho': None}
+  claimed: _files.JsonObject = {'epsilon': None, 'rho': None}
   if together or not several:
     claimed = _numbers(together) if together else rows[0]
   curve = (
@@ -200,11 +200,11 @@ def _check(
     )
 
 
-def _numbers(together: dict[str, Any]) -> dict[str, Any]:
+def _numbers(together: _files.JsonObject) -> _files.JsonObject:
   return {name: three(together[name]) for name in ('epsilon', 'rho')}
 
 
-def _row(source: source_lib.Source) -> dict[str, Any]:
+def _row(source: source_lib.Source) -> _files.JsonObject:
   """Returns the public facts of a run."""
   claim, run = source.claim, source.run
   schema = claim.planned.cohorts.schema
@@ -246,9 +246,9 @@ def _row(source: source_lib.Source) -> dict[str, Any]:
 
 def _recomputed(
   sources: Sequence[source_lib.Source],
-  together: Optional[dict[str, Any]],
+  together: Optional[_files.JsonObject],
   delta: float,
-) -> Optional[dict[str, Any]]:
+) -> Optional[_files.JsonObject]:
   """Returns the numbers from which a browser recomputes the claims."""
   runs = report_lib.all_runs(sources)
   # PRIVACY: if clients broke the plan, the exact numbers of the claim show in

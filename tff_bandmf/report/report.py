@@ -11,7 +11,7 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
-from typing import Any, ClassVar, Optional, Union
+from typing import ClassVar, Optional, Union
 
 import numpy as np
 
@@ -93,18 +93,18 @@ def from_source(source: source_lib.Source) -> Report:
   # An amplified claim would need samples for each point.
   curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
   adaptive = _adaptive(source)
-  figures = {'accuracy.png': plot.accuracy(accuracies)}
+  plots = {'accuracy.png': plot.accuracy(accuracies)}
   if adaptive:
-    figures['clip.png'] = plot.clip(
+    plots['clip.png'] = plot.clip(
       [(each['rounds'], each['l2_norm_clip']) for each in adaptive['path']]
     )
   if curve:
-    figures['epsilon.png'] = plot.epsilon(
+    plots['epsilon.png'] = plot.epsilon(
       curve,
       (numbers['epsilon'], claim.delta),
       epsilon_curve(claim.planned, claim.delta) if claim.violated else None,
     )
-  figures = {name: figure for name, figure in figures.items() if figure}
+  figures = {name: figure for name, figure in plots.items() if figure}
   code_sha256 = _files.code_digest()
   other_code = (run.code_sha256 or code_sha256) != code_sha256
   known = caveats.warnings(claim, run, source.completed, source.elsewhere)
@@ -174,7 +174,7 @@ def from_source(source: source_lib.Source) -> Report:
 
 def composed(
   sources: Sequence[source_lib.Source], delta: float
-) -> Optional[dict[str, Any]]:
+) -> Optional[_files.JsonObject]:
   """Returns the guarantee of runs together with their predecessors.
 
   The result is None if one of them guarantees nothing.
@@ -217,7 +217,7 @@ def all_runs(
   return runs
 
 
-def write(directory: Union[str, os.PathLike]) -> dict[str, Any]:
+def write(directory: Union[str, os.PathLike]) -> _files.JsonObject:
   """Writes the report of a run into its directory; returns its content.
 
   Raises:
@@ -231,7 +231,7 @@ def what_if(
   directory: Union[str, os.PathLike],
   min_sep: Optional[int] = None,
   max_participations: Optional[int] = None,
-) -> dict[str, Any]:
+) -> _files.JsonObject:
   """Returns the guarantee that the noise of a run gives under another b, k.
 
   The result is that of `claim.what_if` with a sentence under `summary`; nothing
@@ -256,7 +256,7 @@ def what_if(
   return {'summary': summary, **numbers}
 
 
-def json_schema(name: str = Report.NAME) -> dict[str, Any]:
+def json_schema(name: str = Report.NAME) -> _files.JsonObject:
   """Returns the JSON Schema of `report.json`, or of `public.json`.
 
   Args:
@@ -294,7 +294,7 @@ def epsilon_curve(
   ]
 
 
-def _adaptive(source: source_lib.Source) -> Optional[dict[str, Any]]:
+def _adaptive(source: source_lib.Source) -> Optional[_files.JsonObject]:
   """Returns the rule and the path of an adaptive clip; None if constant."""
   adaptive = source.run.claim.get('adaptive_clip')
   if not adaptive:
@@ -311,9 +311,9 @@ def _adaptive(source: source_lib.Source) -> Optional[dict[str, Any]]:
 
 def _check(
   source: source_lib.Source,
-  numbers: dict[str, Any],
-  together: Optional[dict[str, Any]],
-) -> Optional[dict[str, Any]]:
+  numbers: _files.JsonObject,
+  together: Optional[_files.JsonObject],
+) -> Optional[_files.JsonObject]:
   """Returns the numbers from which a browser recomputes the claims."""
   runs = all_runs([source])
   delta = source.claim.delta
@@ -338,7 +338,7 @@ def _check(
   )
 
 
-def _row(name: str, source: source_lib.Source) -> dict[str, Any]:
+def _row(name: str, source: source_lib.Source) -> _files.JsonObject:
   """Returns a line of the table of results."""
   numbers = source.claim.to_dict()
   return {
@@ -352,9 +352,9 @@ def _row(name: str, source: source_lib.Source) -> dict[str, Any]:
 
 
 def _summary(
-  numbers: dict[str, Any],
+  numbers: _files.JsonObject,
   source: source_lib.Source,
-  together: Optional[dict[str, Any]],
+  together: Optional[_files.JsonObject],
 ) -> str:
   """Returns the claim in one sentence, or two."""
   leads = (

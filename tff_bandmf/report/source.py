@@ -6,7 +6,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 from tff_bandmf import _files, accounting, errors, sensitivity
 from tff_bandmf.ledger import observed as observed_lib
@@ -157,7 +157,9 @@ def _before(
 
 
 def of_log(
-  plan_file: Path, log_file: Path, notes: Optional[Mapping[str, Any]] = None
+  plan_file: Path,
+  log_file: Path,
+  notes: Optional[Mapping[str, _files.Json]] = None,
 ) -> Source:
   """Returns the content of a plan and of a log of training elsewhere.
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Optional
 
 import scipy.special
 
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.run_files import run_json
 
@@ -97,7 +97,7 @@ def unit(run: run_json.RunRecord, clients: int) -> str:
   return run.unit_of_privacy + most
 
 
-def attack(numbers: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
   """Returns the most that an attacker can learn; None without a claim.
 
   An attacker who calls a bystander a member with probability a recognises a
@@ -174,7 +174,7 @@ def public_accounting(claim: claim_lib.Claim) -> str:
   return _PUBLIC_ACCOUNTING + _PUBLIC_AMPLIFIED * (claim.amplified is not None)
 
 
-def generator(run: run_json.RunRecord) -> dict[str, Any]:
+def generator(run: run_json.RunRecord) -> _files.JsonObject:
   """Returns the random generator of the noise, and the origin of its key.
 
   Raises:
@@ -205,7 +205,7 @@ def covered(run: run_json.RunRecord) -> str:
 
 
 def formal(
-  claim: claim_lib.Claim, guarantee: dict[str, Any], run: run_json.RunRecord
+  claim: claim_lib.Claim, guarantee: _files.JsonObject, run: run_json.RunRecord
 ) -> str:
   """Returns the formal statement; its numbers are not rounded.
 
