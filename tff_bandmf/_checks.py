@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, SupportsIndex
+from typing import SupportsFloat, SupportsIndex
 
 import numpy as np
 
 from tff_bandmf import errors
 
 
-def count(name: str, value: Any, remedy: str, least: int = 1) -> int:
+def count(name: str, value: object, remedy: str, least: int = 1) -> int:
   """Returns `value` as an int if it is an integer of at least `least`.
 
   Raises:
@@ -27,42 +27,44 @@ def count(name: str, value: Any, remedy: str, least: int = 1) -> int:
   return number
 
 
-def number(name: str, value: Any, remedy: str) -> float:
+def number(name: str, value: object, remedy: str) -> float:
   """Returns `value` as a float, else raises TypeError."""
-  if isinstance(value, bool) or not hasattr(value, '__float__'):
+  if isinstance(value, bool) or not isinstance(value, SupportsFloat):
     raise errors.type_error(f'{name}={value}: must be a number; {remedy}')
   return float(value)
 
 
-def positive(name: str, value: Any, remedy: str) -> float:
+def positive(name: str, value: object, remedy: str) -> float:
   """Returns `value` as a float if it is a positive finite number, else raises.
 
   Raises:
     TypeError: `value` is not a real number.
     ValueError: `value` is not positive, or is infinite or NaN.
   """
-  if not 0 < number(name, value, remedy) < float('inf'):
+  checked = number(name, value, remedy)
+  if not 0 < checked < float('inf'):
     raise errors.value_error(
       f'{name}={value}: must be positive and finite; {remedy}'
     )
-  return float(value)
+  return checked
 
 
-def nonnegative(name: str, value: Any, remedy: str) -> float:
+def nonnegative(name: str, value: object, remedy: str) -> float:
   """Returns `value` as a float if it is finite and at least 0, else raises.
 
   Raises:
     TypeError: `value` is not a real number.
     ValueError: `value` is negative, or is infinite or NaN.
   """
-  if not 0 <= number(name, value, remedy) < float('inf'):
+  checked = number(name, value, remedy)
+  if not 0 <= checked < float('inf'):
     raise errors.value_error(
       f'{name}={value}: must be at least 0 and finite; {remedy}'
     )
-  return float(value)
+  return checked
 
 
-def at_most(name: str, value: Any, most: Any, of: str, remedy: str) -> None:
+def at_most(name: str, value: float, most: float, of: str, remedy: str) -> None:
   """Raises ValueError if `value` exceeds `most`, which is called `of`."""
   if value > most:
     raise errors.value_error(
@@ -71,7 +73,7 @@ def at_most(name: str, value: Any, most: Any, of: str, remedy: str) -> None:
 
 
 def between(
-  name: str, value: Any, low: float, high: float, remedy: str
+  name: str, value: object, low: float, high: float, remedy: str
 ) -> float:
   """Returns `value` as a float if it is in [low, high], else raises.
 
@@ -79,14 +81,15 @@ def between(
     TypeError: `value` is not a number.
     ValueError: `value` is out of range.
   """
-  if not low <= number(name, value, remedy) <= high:
+  checked = number(name, value, remedy)
+  if not low <= checked <= high:
     raise errors.value_error(
       f'{name}={value}: must be in [{low:g}, {high:g}]; {remedy}'
     )
-  return float(value)
+  return checked
 
 
-def real_array(name: str, values: Any) -> np.ndarray:
+def real_array(name: str, values: object) -> np.ndarray:
   """Returns a read-only copy of `values` as float64.
 
   Raises:

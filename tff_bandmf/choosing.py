@@ -20,7 +20,7 @@ import math
 import os
 import threading
 from collections.abc import Iterable
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 from tff_bandmf import (
   accounting,
@@ -216,7 +216,7 @@ def _parameters(
   rounds: int,
   cohorts: participation.Cohorts,
   noise_copies: Optional[int],
-) -> list[dict[str, Any]]:
+) -> list[dict[str, int]]:
   """Returns the parameters of each candidate of a family.
 
   Raises:

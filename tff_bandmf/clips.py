@@ -13,14 +13,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import tree
 
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks, _files, errors
 
 # Delta is then 1.0098.
 _FRACTION_WEIGHT = 0.28
+
+# A norm > 0, or norms > 0 in the structure of an update: tuples, lists, dicts.
+Norms = Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +65,7 @@ class AdaptiveClip:
   True
   """
 
-  initial: Any
+  initial: Norms
   quantile: float = 0.5
   rate: float = 0.2
   fraction_weight: float = _FRACTION_WEIGHT
@@ -88,14 +91,18 @@ class AdaptiveClip:
     return self.fraction_weight / 2 * norm(self.initial)
 
 
-def layers(l2_norm_clip: Any) -> Any:
+# A clip: constant, or adaptive.
+Clip = Union[AdaptiveClip, Norms]
+
+
+def layers(l2_norm_clip: Clip) -> Norms:
   """Returns the clip of an update in the first round, or one a layer."""
   if isinstance(l2_norm_clip, AdaptiveClip):
     return l2_norm_clip.initial
   return l2_norm_clip
 
 
-def norm(l2_norm_clip: Any) -> float:
+def norm(l2_norm_clip: Clip) -> float:
   """Returns the norm of what a client contributes to the first round, at most.
 
     (sum_g clip_g^2)^(1/2) of clips by layer, Delta times that if they adapt
@@ -110,17 +117,19 @@ def norm(l2_norm_clip: Any) -> float:
   return math.hypot(*map(float, clips))
 
 
-def growth(l2_norm_clip: Any) -> float:
+def growth(l2_norm_clip: Clip) -> float:
   """Returns the norm of a record over that of its update, 1 or Delta."""
   return norm(l2_norm_clip) / norm(layers(l2_norm_clip))
 
 
-def indicators(l2_norm_clip: Any) -> int:
+def indicators(l2_norm_clip: Clip) -> int:
   """Returns how many coordinates a record has beside those of an update."""
   return int(isinstance(l2_norm_clip, AdaptiveClip))
 
 
-def of(initial: Any, *, quantile: Optional[float] = None, **others: Any) -> Any:
+def of(
+  initial: Norms, *, quantile: Optional[float] = None, **others: Any
+) -> Clip:
   """Returns `initial`, or what adapts from there if a quantile is given.
 
   Args:
@@ -142,7 +151,7 @@ def of(initial: Any, *, quantile: Optional[float] = None, **others: Any) -> Any:
   return initial
 
 
-def claim(l2_norm_clip: Any) -> dict[str, Any]:
+def claim(l2_norm_clip: Clip) -> _files.JsonObject:
   """Returns what the claim of a run says of its clip."""
   said = {'l2_norm_clip': norm(l2_norm_clip)}
   if isinstance(l2_norm_clip, AdaptiveClip):
@@ -150,7 +159,7 @@ def claim(l2_norm_clip: Any) -> dict[str, Any]:
   return said
 
 
-def to_json(l2_norm_clip: Any) -> Any:
+def to_json(l2_norm_clip: Clip) -> _files.Json:
   """Returns a number, a list of them by layer, or an object of a clip."""
   if isinstance(l2_norm_clip, AdaptiveClip):
     return {
@@ -160,7 +169,7 @@ def to_json(l2_norm_clip: Any) -> Any:
   return list(l2_norm_clip) if isinstance(l2_norm_clip, tuple) else l2_norm_clip
 
 
-def from_json(value: Any) -> Any:
+def from_json(value: _files.Json) -> Clip:
   """Returns the clip of what `to_json` gave."""
   if isinstance(value, dict):
     return AdaptiveClip(**{**value, 'initial': from_json(value['initial'])})

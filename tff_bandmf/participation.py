@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Optional
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks, _files, errors
 
 # Two data sets are neighbours if one client's contributions are zero in one.
 ZERO_OUT = 'zero-out'
@@ -55,7 +55,7 @@ class Cohorts(abc.ABC):
     """Worst participation of a client; noise multipliers are relative to it."""
 
   @abc.abstractmethod
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object."""
 
   def for_cohort_size(self, clients_per_round: float) -> Cohorts:
@@ -120,7 +120,7 @@ class Participation(Cohorts):
     """The schema that C is searched for: this one, but for `Budget`."""
     return self
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the schema as a JSON object; `from_name` reads it back."""
     return {'participation': self.name, **attrs.asdict(self)}
 
@@ -140,13 +140,13 @@ class Single(Participation):
     return rounds
 
 
-def _count_min_sep(min_sep: Any) -> int:
+def _count_min_sep(min_sep: object) -> int:
   return _checks.count(
     'min_sep', min_sep, 'it is r2 - r1, so 1 allows consecutive rounds'
   )
 
 
-def _count_participations(most: Any) -> int:
+def _count_participations(most: object) -> int:
   return _checks.count(
     'max_participations', most, 'leave it out where only min_sep is enforced'
   )

@@ -22,12 +22,12 @@ from typing import Any, Optional
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks, _files, errors
 
 _LOWEST_RATE = 0.05
 
 
-def _momentum(value: Any) -> float:
+def _momentum(value: object) -> float:
   momentum = _checks.number('momentum', value, 'give a fraction')
   if not 0 <= momentum < 1:
     raise errors.value_error(
@@ -153,7 +153,7 @@ class Workload:
     m = np.where(lags >= 0, self.column(rounds)[np.maximum(lags, 0)], 0.0)
     return np.cumsum(self.learning_rates(rounds)[:, None] * m, axis=0)
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the workload as a JSON object; `from_dict` reads it back."""
     return {'workload': self.name, **attrs.asdict(self)}
 
@@ -196,7 +196,7 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
   )
 
 
-def from_dict(record: Mapping[str, Any]) -> Workload:
+def from_dict(record: Mapping[str, _files.Json]) -> Workload:
   """Returns the workload of what `to_dict` gave.
 
   Raises:

@@ -32,9 +32,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Any, Optional, Protocol, Union
 
-from tff_bandmf import errors
+from tff_bandmf import _files, errors
 from tff_bandmf.accounting import guarantee
 from tff_bandmf.accounting.arithmetic import slack as slack_lib
 from tff_bandmf.accounting.kinds import kinds, poisson
@@ -133,7 +133,7 @@ class Composition:
     """
     return self.claim(delta).epsilon
 
-  def to_dict(self, delta: float) -> dict[str, Any]:
+  def to_dict(self, delta: float) -> _files.JsonObject:
     """Returns the numbers of the composition under their JSON keys."""
     return {
       'composition': self.method,
@@ -144,7 +144,17 @@ class Composition:
     }
 
 
-def compose(runs: Iterable[Any]) -> Composition:
+class HasGuarantee(Protocol):
+  """An object with a guarantee, such as a `Plan` or a `Run`."""
+
+  @property
+  def guarantee(self) -> Union[guarantee.Guarantee, Composition]:
+    """The guarantee."""
+
+
+def compose(
+  runs: Iterable[Union[guarantee.Guarantee, Composition, HasGuarantee]],
+) -> Composition:
   """Returns what several runs on the same clients guarantee together.
 
   It is about whoever is in all runs; a client that is in fewer has more. A run
@@ -166,8 +176,9 @@ def compose(runs: Iterable[Any]) -> Composition:
   >>> round(compose([one, one]).epsilon(1e-6), 2)
   1.46
   """
-  pairs: dict[Any, tuple[Optional[str], guarantee.Guarantee]] = {}
-  for part in (getattr(run, 'guarantee', run) for run in runs):
+  pairs: dict[object, tuple[Optional[str], guarantee.Guarantee]] = {}
+  for run in runs:
+    part: Any = getattr(run, 'guarantee', run)
     if not isinstance(part, Composition):
       part = Composition((part,), (None,))
     for run_id, each in zip(part.run_ids, part.guarantees):

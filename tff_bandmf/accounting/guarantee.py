@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Optional
+from typing import Optional
 
 import attrs
 import dp_accounting
 
-from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import _checks, _files, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting.arithmetic import slack as slack_lib
@@ -253,7 +253,7 @@ class Guarantee:
       return dp_accounting.NonPrivateDpEvent()
     return self.accountant.dp_event(self.exact_noise)
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the guarantee under their JSON keys."""
     return {
       'family': self.strategy.family,

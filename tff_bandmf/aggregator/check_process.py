@@ -9,17 +9,16 @@ value depends on what clients hold.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Callable, Union
+from typing import Any, Union
 
 import tensorflow_federated as tff
 
 from tff_bandmf import errors
 from tff_bandmf import query as query_lib
 
-# Whether a value depends on what clients hold: one flag for the whole value, or
-# one for each of its elements.
-_Taint = Union[bool, tuple['_Taint', ...]]
-_Function = Callable[[Any], Any]
+# Whether a value depends on the data of clients: one flag for the whole value,
+# a tuple of taints for its elements, or a function from taint to taint.
+_Taint = Any
 
 # Intrinsics with arguments (function, value) that return function(value).
 _MAPS = {
@@ -115,7 +114,9 @@ class _Following:
   def __init__(self):
     self.releases = 0
 
-  def value(self, block: Any, names: dict[str, Any]) -> Any:
+  def value(
+    self, block: tff.framework.BuildingBlock, names: dict[str, _Taint]
+  ) -> _Taint:
     """Returns the taint of a block.
 
     The taint of a function is a Python function of its argument's taint.
@@ -153,7 +154,9 @@ class _Following:
       return False
     raise TypeError(f'unknown building block {type(block).__name__}')
 
-  def _graph(self, block: Any, argument: Any) -> bool:
+  def _graph(
+    self, block: tff.framework.CompiledComputation, argument: _Taint
+  ) -> bool:
     tainted = _any(argument)
     if tainted and query_lib.RELEASE_NAME.encode() in (
       block.proto.SerializeToString()
@@ -163,7 +166,7 @@ class _Following:
     return tainted
 
 
-def _intrinsic(uri: str, argument: Any) -> Any:
+def _intrinsic(uri: str, argument: _Taint) -> _Taint:
   if uri in _MAPS:
     function, value = argument
     return function(value)
@@ -175,14 +178,14 @@ def _intrinsic(uri: str, argument: Any) -> Any:
   return _any(argument)
 
 
-def _any(value: Any) -> bool:
+def _any(value: _Taint) -> bool:
   if isinstance(value, tuple):
     return any(map(_any, value))
   # A function is called: it could close over a client's value.
   return _any(value(False)) if callable(value) else value
 
 
-def _clients_hold(value_type: tff.Type) -> Any:
+def _clients_hold(value_type: tff.Type) -> _Taint:
   """Returns the taint of a parameter: True for what is placed at clients."""
   if isinstance(value_type, tff.StructType):
     return tuple(_clients_hold(each) for _, each in _elements(value_type))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import tensorflow as tf
@@ -81,7 +81,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     self,
     guarantee: accounting.Guarantee,
     clients_per_round: float,
-    l2_norm_clip: Any,
+    l2_norm_clip: clips.Clip,
     zeroing: tuple[Optional[float], float],
     placement: placements.Placement,
     sums: Sums,
@@ -220,7 +220,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       )
 
 
-def skip_round(state: Any) -> Any:
+def skip_round(
+  state: tff.learning.templates.LearningAlgorithmState,
+) -> tff.learning.templates.LearningAlgorithmState:
   """Returns the aggregator's state after a round that is not released.
 
   Use it for a round that must not run because its noise was added to another
@@ -327,7 +329,7 @@ def dp_aggregator(
   noise_multiplier: float,
   clients_per_round: float,
   *,
-  l2_norm_clip: Any,
+  l2_norm_clip: clips.Clip,
   strategy: strategies.Strategy,
   participation: participation_lib.Participation,
   dimension: Optional[int] = None,

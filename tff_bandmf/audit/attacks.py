@@ -16,13 +16,13 @@ arithmetic.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Callable, Union
+from typing import Callable, Union
 
 import numpy as np
 import scipy.special
 import scipy.stats
 
-from tff_bandmf import strategies
+from tff_bandmf import _files, strategies
 from tff_bandmf.audit import bounds
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
@@ -70,7 +70,7 @@ class Attack:
     """Whether no sound arithmetic, but for a false alarm, does this."""
     return not self.least <= self.statistic <= self.most
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the fields and `succeeded`, JSON values."""
     return {**dataclasses.asdict(self), 'succeeded': self.succeeded}
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, Callable, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 import numpy as np
 import scipy.linalg
 
-from tff_bandmf import _checks, accounting, errors
+from tff_bandmf import _checks, _files, accounting, errors
 from tff_bandmf.audit import bounds, pattern
+
+if TYPE_CHECKING:
+  from tff_bandmf.audit import canaries as canaries_lib
 
 _FEWEST_CANARIES = 20
 
@@ -51,7 +54,7 @@ class Audit:
       self.gaussian_bound, self.clopper_pearson_bound
     )
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the fields and `holds`, JSON values."""
     return {
       **dataclasses.asdict(self),
@@ -66,9 +69,9 @@ def audit(
   canaries: int = 2000,
   runs: int = 2,
   confidence: float = 0.95,
-  make_factory: Optional[Callable[..., Any]] = None,
+  make_factory: Optional[canaries_lib.MakeFactory] = None,
   seed: Optional[int] = None,
-  on_round: Optional[Callable[[], Any]] = None,
+  on_round: Optional[Callable[[], object]] = None,
 ) -> Audit:
   """Returns lower bounds on epsilon, from runs of TFF's aggregation process.
 

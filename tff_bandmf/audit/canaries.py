@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 import tensorflow_federated as tff
@@ -26,7 +26,7 @@ def released(
   canaries: int,
   dimension: int,
   generator: np.random.Generator,
-  on_round: Callable[[], Any],
+  on_round: Callable[[], object],
 ) -> np.ndarray:
   """Returns what a run released, less what is known of it, in clipping norms.
 

@@ -33,6 +33,8 @@ from tff_bandmf.noise import key as key_lib
 # quarter round [RFC 8439, 2.3].
 CONSTANTS = (0x61707865, 0x3320646E, 0x79622D32, 0x6B206574)
 DOUBLE_ROUNDS = 10
+# uint32 words: arrays of NumPy or of JAX, or tensors of TensorFlow.
+_Words = Any
 # Number of words in a block of ChaCha20; pieces of coordinates begin at its
 # multiples.
 GROUP = 8
@@ -150,8 +152,12 @@ class Generator:
 
 
 def quarter_round(
-  rotated: Callable[[Any, int], Any], a: Any, b: Any, c: Any, d: Any
-) -> tuple[Any, Any, Any, Any]:
+  rotated: Callable[[_Words, int], _Words],
+  a: _Words,
+  b: _Words,
+  c: _Words,
+  d: _Words,
+) -> tuple[_Words, _Words, _Words, _Words]:
   """Returns four uint32 words after a quarter round [RFC 8439, 2.1].
 
   Args:

@@ -10,6 +10,7 @@ All functions need 64 bits: call them within `precise`.
 from __future__ import annotations
 
 import contextlib
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,10 @@ import numpy as np
 from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
+
+# Array or number of JAX or NumPy.
+Array = Any
+_Polynomials = tuple[Sequence[float], Sequence[float]]
 
 # Columns, then diagonals [RFC 8439, 2.3].
 _QUARTERS = (
@@ -118,7 +123,7 @@ def key_words(key: key_lib.Key) -> np.ndarray:
   return np.frombuffer(key.secret, '<u4')
 
 
-def words(key: Any, rows: Any, groups: Any, streams: Any) -> jax.Array:
+def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
   """Returns words, [rows, groups, 8] uint64.
 
   Args:
@@ -159,7 +164,7 @@ def words(key: Any, rows: Any, groups: Any, streams: Any) -> jax.Array:
 
 
 def normals(
-  key: Any, first_row: Any, first_group: Any, shape: tuple[int, int]
+  key: Array, first_row: Array, first_group: Array, shape: tuple[int, int]
 ) -> jax.Array:
   """Returns z of some rows and coordinates, iid standard normals.
 
@@ -210,8 +215,10 @@ def normals(
 
 
 def inverse(
-  u: Any, lib: Any, parts: Sequence[Any] = (_CENTRE, _MIDDLE, _TAIL)
-) -> Any:
+  u: Array,
+  lib: types.ModuleType,
+  parts: Sequence[_Polynomials] = (_CENTRE, _MIDDLE, _TAIL),
+) -> Array:
   """Returns Phi^-1(u) for u in (0, 1/2].
 
   Args:
@@ -232,7 +239,7 @@ def inverse(
   return lib.where(q >= -0.425, centre, -tail)
 
 
-def is_exact(device: Any) -> bool:
+def is_exact(device: jax.Device) -> bool:
   """Returns whether a device of JAX is as exact as the guarantee assumes.
 
   The device makes the normals of a known key, and inverts the CDF at known u.
@@ -279,7 +286,7 @@ def _signed(word: jax.Array, z: jax.Array) -> jax.Array:
   return jnp.where(word & 1 == 1, -z, z)
 
 
-def _ratio(part: tuple[Sequence[float], Sequence[float]], x: Any) -> Any:
+def _ratio(part: _Polynomials, x: Array) -> Array:
   values = []
   for coefficients in part:
     value = coefficients[0]

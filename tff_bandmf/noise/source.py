@@ -37,6 +37,9 @@ _NOBODY = 0
 _held: set[Optional[int]] = set()
 _holding = threading.Lock()
 
+# State of a noise source: nested structure of tensors.
+State = Any
+
 
 class NoiseSource(abc.ABC):
   """Adds y_t to an integer sum inside a graph; y_t itself never leaves.
@@ -55,10 +58,10 @@ class NoiseSource(abc.ABC):
   start_round: int = 0
 
   @abc.abstractmethod
-  def initial_state(self) -> Any:
+  def initial_state(self) -> State:
     """Returns the state, nested tensors, of a run that has not begun."""
 
-  def begin(self, state: Any) -> Any:
+  def begin(self, state: State) -> State:
     """Returns the first state of a new run, given `initial_state()`."""
     return state
 
@@ -74,11 +77,11 @@ class NoiseSource(abc.ABC):
   @abc.abstractmethod
   def release(
     self,
-    state: Any,
+    state: State,
     round_index: tf.Tensor,
     total: tf.Tensor,
     counts: Optional[tf.Tensor] = None,
-  ) -> tuple[tf.Tensor, Any]:
+  ) -> tuple[tf.Tensor, State]:
     """Returns (total + y_t, state of the next round).
 
     **Formal guarantee.**
@@ -105,7 +108,7 @@ class NoiseSource(abc.ABC):
     """
 
   def metrics(
-    self, state: Any, round_index: tf.Tensor
+    self, state: State, round_index: tf.Tensor
   ) -> collections.OrderedDict[str, tf.Tensor]:
     """Returns the metrics of a round, by name; none depends on the noise.
 

@@ -24,17 +24,18 @@ O(n M^2) time and O(n M) memory. [BandMF24, Alg 3] takes O(n^2 m).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Callable
+from typing import Callable, Union
 
 import tensorflow as tf
 
+_Tensors = Union[tf.Tensor, tuple[tf.Tensor, ...]]
 # Below this many rounds in a block the loop itself is what costs.
 _SHORTEST_BLOCK = 16
 
 
 def compiled(
-  function: Callable[..., Any], *shapes: Sequence[int]
-) -> Callable[..., Any]:
+  function: Callable[..., _Tensors], *shapes: Sequence[int]
+) -> Callable[..., _Tensors]:
   """Returns a function of float64 tensors of these shapes, compiled by XLA."""
   # A trace per problem is meant; called otherwise, TensorFlow warns of each.
   return tf.function(

@@ -29,7 +29,7 @@ def optimize(
   *,
   noise_copies: Optional[int] = None,
   callback: Optional[solver.Callback] = None,
-  **parameters: Any,
+  **parameters: object,
 ) -> solver.Optimized:
   """Returns the strategy of a family that has the least loss.
 

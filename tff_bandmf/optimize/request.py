@@ -23,7 +23,7 @@ class Request(solver.Problem):
   """
 
   family: strategies.Family = attrs.field(kw_only=True)
-  parameters: Mapping[str, Any] = attrs.field(kw_only=True)
+  parameters: Mapping[str, object] = attrs.field(kw_only=True)
   noise_copies: Optional[int] = None
 
   def __getitem__(self, name: str) -> Any:

@@ -24,7 +24,7 @@ import dataclasses
 import fractions
 import functools
 import math
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import numpy as np
 import tensorflow as tf
@@ -37,8 +37,12 @@ from tff_bandmf.noise import lattice
 # Squares of numbers outside this range can underflow or overflow float64.
 _LEAST_CLIP, _MOST_CLIP = 2.0**-300, 2.0**300
 
+# Nested structure of tensors, of arrays, or of `tf.TensorSpec`.
+Tensors = Any
+_Scalar = Union[float, tf.Tensor]
 
-def record_dimension(record_specs: Any) -> int:
+
+def record_dimension(record_specs: Tensors) -> int:
   """Returns the number of coordinates of a record.
 
   Args:
@@ -157,8 +161,8 @@ class Clipping:
   @classmethod
   def of(
     cls,
-    l2_norm_clip: Any,
-    record_specs: Any,
+    l2_norm_clip: clips_lib.Clip,
+    record_specs: Tensors,
     clip_bits: int,
     zeroing_norm: Optional[float] = None,
     zeroing_norm_order: float = math.inf,
@@ -254,7 +258,7 @@ class Clipping:
     """
     return math.isqrt(self._squared_bounds[-1])
 
-  def clip(self, record: Any, scale: Any = 1.0) -> Any:
+  def clip(self, record: Tensors, scale: _Scalar = 1.0) -> Tensors:
     """Returns the record clipped and rounded, or zero.
 
     A record that is too long after rounding is cut towards zero instead. The
@@ -312,7 +316,7 @@ class Clipping:
     sign *= tf.cast(finite & ~above, tf.int32)
     return clipped, self.indicator_steps * sign
 
-  def zeros(self, record_specs: Any) -> Any:
+  def zeros(self, record_specs: Tensors) -> Tensors:
     """Returns zeros in the structure and types that `clip` returns."""
     zeros = tf.nest.map_structure(
       lambda spec: tf.zeros(spec.shape, tf.int32), record_specs
@@ -342,7 +346,7 @@ class Clipping:
     )
 
   def describe(
-    self, record: Any, scale: Any = 1.0
+    self, record: Tensors, scale: _Scalar = 1.0
   ) -> collections.OrderedDict[str, tf.Tensor]:
     """Returns counts of what `clip` did to one record: int32 scalars, 0 or 1.
 
@@ -361,7 +365,7 @@ class Clipping:
     )
 
   def _judge(
-    self, record: Any, scale: Any
+    self, record: Tensors, scale: _Scalar
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns whether a record is finite, whether too large, and its factors.
 
@@ -400,7 +404,7 @@ class Clipping:
 
 
 def check_bounds(
-  l2_norm_clip: Any,
+  l2_norm_clip: clips_lib.Clip,
   zeroing_norm: Optional[float],
   zeroing_norm_order: float = math.inf,
 ) -> None:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 import dp_accounting
 import tensorflow as tf
@@ -49,9 +49,9 @@ class QueryState(NamedTuple):
       the share of updates below the clip of the last round, with noise.
   """
 
-  round: Any
-  noise: Any
-  clip: Any = ()
+  round: tf.Tensor
+  noise: source_lib.State
+  clip: clipping.Tensors = ()
 
 
 class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
@@ -87,7 +87,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     clip: clipping.Clipping,
     lattice: noise.Lattice,
     clients_per_round: float,
-    record_specs: Any,
+    record_specs: clipping.Tensors,
     rounds: int,
     source: source_lib.NoiseSource,
     sums: bool = False,
@@ -133,8 +133,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def of(
     cls,
     guarantee: accounting.Guarantee,
-    record_specs: Any,
-    bounds: tuple[Any, Optional[float], float],
+    record_specs: clipping.Tensors,
+    bounds: tuple[clips.Clip, Optional[float], float],
     clients_per_round: float,
     *,
     largest_cohort: int,
@@ -209,7 +209,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       self.initial_clip(),
     )
 
-  def initial_clip(self, l2_norm_clip: Optional[float] = None) -> Any:
+  def initial_clip(
+    self, l2_norm_clip: Optional[float] = None
+  ) -> clipping.Tensors:
     """Returns the clip part of a state; empty for a constant clip.
 
     Args:
@@ -236,7 +238,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       global_state.clip,
     )
 
-  def derive_sample_params(self, global_state: QueryState) -> tuple[Any, ...]:
+  def derive_sample_params(
+    self, global_state: QueryState
+  ) -> tuple[clipping.Tensors, ...]:
     """Returns the arguments of `Clipping.clip` after the record.
 
     A tuple: the scale of the round for an adaptive clip, else nothing.
@@ -246,8 +250,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     return (global_state.clip['l2_norm_clip'] / self._first,)
 
   def preprocess_record(
-    self, params: tuple[Any, ...], record: Any
-  ) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    self, params: tuple[clipping.Tensors, ...], record: clipping.Tensors
+  ) -> tuple[clipping.Tensors, tf.Tensor, tf.Tensor]:
     """Returns the clipped record, its clients, and how many of them are zero.
 
     Returns:
@@ -302,16 +306,16 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
 
   def initial_sample_state(
-    self, template: Any = None
-  ) -> tuple[Any, tf.Tensor, tf.Tensor]:
+    self, template: clipping.Tensors = None
+  ) -> tuple[clipping.Tensors, tf.Tensor, tf.Tensor]:
     """Returns the empty sum: zeros in the types in which records are summed."""
     del template
     zero = tf.zeros([], tf.int64 if self._sums else tf.int32)
     return self.clip.zeros(self.record_specs), zero, zero
 
   def get_noised_result(
-    self, sample_state: Any, global_state: QueryState
-  ) -> tuple[Any, QueryState, dp_accounting.DpEvent]:
+    self, sample_state: clipping.Tensors, global_state: QueryState
+  ) -> tuple[clipping.Tensors, QueryState, dp_accounting.DpEvent]:
     """Returns (mean with noise in the record's types, next state, event).
 
     **Formal guarantee.** Assumptions: every client contributes at most one
@@ -416,7 +420,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       clip = self._adapted(global_state.clip, released[-1], t)
       return released, QueryState(t + 1, noise_state, clip)
 
-  def _adapted(self, clip: Any, released: tf.Tensor, t: tf.Tensor) -> Any:
+  def _adapted(
+    self, clip: clipping.Tensors, released: tf.Tensor, t: tf.Tensor
+  ) -> clipping.Tensors:
     """Returns the next clip, given the noised indicator sum of round t.
 
     Args:
@@ -442,7 +448,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       moved = tf.where(t < adaptive.until, moved, last)
     return collections.OrderedDict(l2_norm_clip=moved, fraction=fraction)
 
-  def derive_metrics(self, global_state: QueryState) -> Any:
+  def derive_metrics(self, global_state: QueryState) -> clipping.Tensors:
     """Returns metrics that depend on no record, so they cost no privacy."""
     return collections.OrderedDict(
       round=global_state.round,

@@ -12,11 +12,11 @@ import importlib.resources
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import numpy as np
 
-from tff_bandmf import accounting, errors, optimize, strategies
+from tff_bandmf import _files, accounting, errors, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
@@ -78,7 +78,7 @@ def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:
 
 
 @functools.cache
-def _published() -> dict[str, Any]:
+def _published() -> _files.JsonObject:
   text = importlib.resources.read_text(
     'tff_bandmf.reproduction', 'published.json'
   )
@@ -284,7 +284,7 @@ def _gboard_report(table) -> Iterator[Row]:
 
 
 def _cyclic_poisson_sigma(
-  table: Mapping[str, Any], epochs: float, epsilon: float, bands: int
+  table: Mapping[str, _files.Json], epochs: float, epsilon: float, bands: int
 ) -> float:
   """Returns sigma where a client is expected in so many rounds."""
   rounds = table['rounds']
@@ -293,7 +293,7 @@ def _cyclic_poisson_sigma(
   )
 
 
-def _label(row: Mapping[str, Any]) -> str:
+def _label(row: Mapping[str, _files.Json]) -> str:
   """Returns the family of a published row and what is said about it."""
   return ', '.join(
     [row['family']]
@@ -305,7 +305,7 @@ def _label(row: Mapping[str, Any]) -> str:
   )
 
 
-TABLES: dict[str, Callable[[Mapping[str, Any]], Iterator[Row]]] = {
+TABLES: dict[str, Callable[[Mapping[str, _files.Json]], Iterator[Row]]] = {
   'example_b1': _example_b1,
   'gaussian_sigma': _gaussian_sigma,
   'amplified_sigma': _amplified_sigma,

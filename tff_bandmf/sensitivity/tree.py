@@ -12,12 +12,13 @@ round n do not exist.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import patterns, result
+from tff_bandmf.strategies import tree
 
 # Up to this many entries of X take some seconds.
 _QUICK_LAGS = 10**9
@@ -31,7 +32,7 @@ _Table = dict[tuple[int, int], np.ndarray]
 
 
 def sensitivity(
-  strategy: Any, participation: participation_lib.Participation
+  strategy: tree.OnlineTree, participation: participation_lib.Participation
 ) -> result.Sensitivity:
   """Returns the sensitivity of a tree whose noisy nodes are released.
 
@@ -68,7 +69,7 @@ def sensitivity(
 
 
 def decoded_sensitivity(
-  strategy: Any, participation: participation_lib.Participation
+  strategy: tree.OnlineTree, participation: participation_lib.Participation
 ) -> result.Sensitivity:
   """Returns a bound for sums of the noisy nodes: X of C is at most theirs."""
   nodes = sensitivity(strategy, participation)

@@ -6,12 +6,12 @@ import abc
 import hashlib
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, Any, ClassVar, Optional, Union
 
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks, errors, workloads
+from tff_bandmf import _checks, _files, errors, workloads
 from tff_bandmf.strategies import per_query
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -231,7 +231,7 @@ class Strategy(abc.ABC):
     entries = per_query.skewed(self.band_rows(start, stop))
     return entries[:, first - (start - self.bands + 1) :]
 
-  def series(self) -> Optional[dict[str, Any]]:
+  def series(self) -> Optional[_files.JsonObject]:
     """Returns the numbers that define a Toeplitz C of any n; None for others.
 
     They are coefficients of C or of C^-1, or the family's own: a reader without
@@ -239,7 +239,7 @@ class Strategy(abc.ABC):
     """
     return None
 
-  def parameters(self) -> dict[str, Any]:
+  def parameters(self) -> _files.JsonObject:
     """Returns what defines C besides `rounds` and `arrays`, JSON values."""
     return {
       name.rstrip('_'): value
@@ -278,7 +278,7 @@ class Strategy(abc.ABC):
       json.dumps([self.family, self.rounds, self.parameters()]).encode()
     )
     for name, array in sorted(self.arrays().items()):
-      header: list[Any] = [name, list(array.shape)]
+      header: _files.Json = [name, list(array.shape)]
       sha.update(json.dumps(header).encode())
       sha.update(np.ascontiguousarray(array, '<f8').tobytes())
     return sha.hexdigest()
@@ -327,17 +327,17 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
     )
 
 
-def count_rounds(rounds: Any) -> int:
+def count_rounds(rounds: object) -> int:
   """Returns n, or raises; the converter of `rounds`."""
   return _checks.count('rounds', rounds, 'give the number of rounds')
 
 
-def count_bands(bands: Any) -> int:
+def count_bands(bands: object) -> int:
   """Returns a number of bands, or raises; the converter of `bands`."""
   return _checks.count('bands', bands, '1 is the identity')
 
 
-def series(name: str, values: Any) -> np.ndarray:
+def series(name: str, values: object) -> np.ndarray:
   """Returns a read-only copy of the start of a first column.
 
   Args:
@@ -358,7 +358,9 @@ def series(name: str, values: Any) -> np.ndarray:
   return array
 
 
-def check_bands(strategy: Strategy, field: Any, value: Any) -> None:
+def check_bands(
+  strategy: Strategy, field: attrs.Attribute, value: Union[int, np.ndarray]
+) -> None:
   """Raises ValueError if a number of bands, or a series, exceeds n."""
   del field
   bands = len(value) if isinstance(value, np.ndarray) else value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -123,7 +123,7 @@ class BltBuffers(recursion_lib.Buffers):
     # The first round forgets what was before it.
     self.phases = min(2, blt.rounds) if norms is None else blt.rounds
 
-  def phase(self, t: Any) -> Any:
+  def phase(self, t: recursion_lib.Index) -> recursion_lib.Index:
     local = t % self._period
     if self._norms is not None:
       return local

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 import attrs
 import numpy as np
 
-from tff_bandmf import errors, workloads
+from tff_bandmf import _files, errors, workloads
 from tff_bandmf.strategies import base, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -84,7 +84,7 @@ class ColumnNormalized(base.Strategy):
     """Returns that of the Toeplitz matrix whose columns are scaled."""
     return self.toeplitz.first_column()
 
-  def series(self) -> Optional[dict[str, Any]]:
+  def series(self) -> Optional[_files.JsonObject]:
     return self.toeplitz.series()
 
   def column_norms_squared(self) -> np.ndarray:
@@ -132,7 +132,7 @@ class ColumnNormalized(base.Strategy):
       return super().per_query_errors(workload)
     return toeplitz.full_errors(self.toeplitz, self.column_norms, workload)
 
-  def parameters(self) -> dict[str, Any]:
+  def parameters(self) -> _files.JsonObject:
     return {**self.toeplitz.parameters(), 'column_normalize': True}
 
   def arrays(self) -> dict[str, np.ndarray]:

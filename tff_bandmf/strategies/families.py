@@ -14,13 +14,16 @@ import keyword
 import pkgutil
 import sys
 from collections.abc import Mapping
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import attrs
 
 from tff_bandmf import _checks, errors
 
 _PACKAGE = __name__.rpartition('.')[0]
+
+# A value of a parameter.
+Value = Union[bool, int, float, str]
 
 
 @attrs.frozen
@@ -56,7 +59,7 @@ class Parameter:
   def _field(self) -> str:
     return self.name + '_' * keyword.iskeyword(self.name)
 
-  def check(self, value: Any) -> Any:
+  def check(self, value: object) -> Value:
     """Returns `value` as the parameter takes it.
 
     Raises:
@@ -138,7 +141,7 @@ class Family:
     """Whether the columns of C are as short as one asks, or always short."""
     return BANDS in self.parameters or getattr(self.kind, 'bands', 0) == 1
 
-  def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+  def checked(self, given: Mapping[str, object]) -> dict[str, Value]:
     """Returns the parameters that are not None, checked, by their names.
 
     Raises:
@@ -194,7 +197,7 @@ def parameters() -> Mapping[str, Parameter]:
   }
 
 
-def get(name: Any) -> Family:
+def get(name: object) -> Family:
   """Returns the family of that name.
 
   Raises:

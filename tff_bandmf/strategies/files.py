@@ -36,7 +36,7 @@ import os
 import pathlib
 import zipfile
 from collections.abc import Mapping
-from typing import IO, Any, Optional, Union
+from typing import IO, Optional, Union
 
 import attrs
 import numpy as np
@@ -68,7 +68,7 @@ def save(
   path: Union[str, os.PathLike],
   *,
   participation: Optional[participation_lib.Participation] = None,
-  optimized: Optional[Mapping[str, Any]] = None,
+  optimized: Optional[Mapping[str, _files.Json]] = None,
 ) -> None:
   """Writes a strategy file, complete or not at all.
 
@@ -94,12 +94,14 @@ def save(
   _files.write_json(path, {**header, 'arrays': _lists(strategy)})
 
 
-def to_document(strategy: base.Strategy) -> dict[str, Any]:
+def to_document(strategy: base.Strategy) -> _files.JsonObject:
   """Returns the content of a JSON strategy file; `from_document` reads it."""
   return {**_header(strategy), 'arrays': _lists(strategy)}
 
 
-def from_document(content: Any, path: Union[str, os.PathLike]) -> base.Strategy:
+def from_document(
+  content: _files.Json, path: Union[str, os.PathLike]
+) -> base.Strategy:
   """Returns the strategy that a JSON object holds.
 
   Args:
@@ -120,8 +122,8 @@ def from_document(content: Any, path: Union[str, os.PathLike]) -> base.Strategy:
 def _header(
   strategy: base.Strategy,
   participation: Optional[participation_lib.Participation] = None,
-  optimized: Optional[Mapping[str, Any]] = None,
-) -> dict[str, Any]:
+  optimized: Optional[Mapping[str, _files.Json]] = None,
+) -> _files.JsonObject:
   """Returns a file's content but for the arrays."""
   return {
     'format': FORMAT,
@@ -134,7 +136,7 @@ def _header(
   }
 
 
-def _lists(strategy: base.Strategy) -> dict[str, Any]:
+def _lists(strategy: base.Strategy) -> _files.JsonObject:
   return {name: array.tolist() for name, array in strategy.arrays().items()}
 
 
@@ -203,7 +205,7 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
     raise ValueError(str(error)) from error
 
 
-def _with_arrays(header: dict[str, Any]) -> dict[str, Any]:
+def _with_arrays(header: _files.JsonObject) -> _files.JsonObject:
   """Returns the header of a JSON file, the numbers of `arrays` as arrays."""
   header['arrays'] = {
     name: _to_array(values) for name, values in header['arrays'].items()
@@ -211,7 +213,7 @@ def _with_arrays(header: dict[str, Any]) -> dict[str, Any]:
   return header
 
 
-def _to_array(values: Any) -> np.ndarray:
+def _to_array(values: _files.Json) -> np.ndarray:
   """Returns a list of numbers, or a list of such lists, as an array."""
   nested = bool(values) and isinstance(values[0], list)
   for row in values if nested else [values]:
@@ -221,7 +223,7 @@ def _to_array(values: Any) -> np.ndarray:
   return np.array(values)
 
 
-def _parse_npz(content: bytes) -> dict[str, Any]:
+def _parse_npz(content: bytes) -> _files.JsonObject:
   """Returns the header in an archive, `arrays` included."""
   with zipfile.ZipFile(io.BytesIO(content)) as archive:
     # Compressed members, and members in one another, could hold any amount.
@@ -250,7 +252,7 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
 
 
 def _from_header(
-  path: pathlib.Path, header: dict[str, Any]
+  path: pathlib.Path, header: _files.JsonObject
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
   """Returns the strategy and the schema that header and arrays describe."""
   if not isinstance(header, dict) or header.get('format') != FORMAT:
@@ -283,7 +285,7 @@ def _from_header(
 
 
 def _participation(
-  content: Any,
+  content: _files.Json,
 ) -> Optional[participation_lib.Participation]:
   """Returns the schema of a file; what `save` would not write raises.
 
@@ -307,8 +309,8 @@ def _participation(
 def _build(
   family: str,
   rounds: int,
-  parameters: Mapping[str, Any],
-  arrays: Mapping[str, Any],
+  parameters: Mapping[str, _files.Json],
+  arrays: Mapping[str, _files.Json],
 ) -> base.Strategy:
   """Returns the strategy of these parts; what does not fit raises."""
   if family == stamped.Stamped.family:

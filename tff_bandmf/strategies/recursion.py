@@ -28,7 +28,7 @@ from __future__ import annotations
 import abc
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
 import numpy as np
 
@@ -50,6 +50,10 @@ _BLOCK = 64
 _ROWS = 4096
 
 
+# A round t: an integer, or an int64 array or tensor.
+Index = Any
+
+
 class Step(NamedTuple):
   """A single round, float64; or those of all phases, [phases] in front.
 
@@ -60,7 +64,7 @@ class Step(NamedTuple):
     gain: [memory], what y is multiplied with; empty for a window.
   """
 
-  scale: Any
+  scale: Union[float, np.ndarray]
   readout: np.ndarray
   update: np.ndarray = np.empty(0)
   gain: np.ndarray = np.empty(0)
@@ -84,7 +88,7 @@ class Recursion(abc.ABC):
   digest: str = ''
 
   @abc.abstractmethod
-  def phase(self, t: Any) -> Any:
+  def phase(self, t: Index) -> Index:
     """Returns where `table` holds round t, an integer or int64 tensor."""
 
   @abc.abstractmethod
@@ -178,7 +182,7 @@ class Window(Recursion):
     self.phases = min(period, self.rounds)
     self._strategy = strategy
 
-  def phase(self, t: Any) -> Any:
+  def phase(self, t: Index) -> Index:
     return t % self.phases
 
   def _rows(self, start: int, stop: int) -> np.ndarray:

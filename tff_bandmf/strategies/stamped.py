@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import numpy as np
 
-from tff_bandmf import errors, workloads
+from tff_bandmf import _files, errors, workloads
 from tff_bandmf.strategies import base, dense, families, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
@@ -100,7 +100,7 @@ class Stamped(base.Strategy):
     done = np.arange(-(-self.rounds // len(e)))
     return (done[:, None] * e[-1] + e).ravel()[: self.rounds]
 
-  def parameters(self) -> dict[str, Any]:
+  def parameters(self) -> _files.JsonObject:
     return {
       'block': {
         'family': self.block.family,

@@ -12,7 +12,7 @@ noise is the same if its covariance is. `matrix` returns that C.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -220,11 +220,11 @@ class TreeBuffers(recursion_lib.Buffers):
     most = float(np.max(np.abs(self.readout).sum(1), initial=0.0))
     self._cut = recursion_lib.cut(self.readout, most)
 
-  def phase(self, t: Any) -> Any:
+  def phase(self, t: recursion_lib.Index) -> recursion_lib.Index:
     local = t % self._period
     return self._nodes(local + 1) - self._nodes(local) - 1
 
-  def _nodes(self, t: Any) -> Any:
+  def _nodes(self, t: recursion_lib.Index) -> recursion_lib.Index:
     """Returns the nodes that end before round t, an integer or a tensor."""
     return sum(t // 2**h for h in range(self.phases))
 

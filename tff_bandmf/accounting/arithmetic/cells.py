@@ -30,7 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any, Optional
+from typing import Optional, Union
 
 import numpy as np
 import scipy.optimize
@@ -74,7 +74,7 @@ def many_coordinates(rounds: int) -> int:
   )
 
 
-def inverse_error(z: Any) -> Any:
+def inverse_error(z: Union[float, np.ndarray]) -> np.ndarray:
   """Returns how much an inverse of the normal CDF may err, in units of 2^-53.
 
   Args:
@@ -291,9 +291,9 @@ class Arithmetic:
 
   def cell_error(
     self,
-    near: Any,
-    far: Any,
-    wider: Any,
+    near: Union[float, np.ndarray],
+    far: Union[float, np.ndarray],
+    wider: Union[float, np.ndarray],
     mean: float,
     largest_mean: Optional[float] = None,
   ) -> np.ndarray:

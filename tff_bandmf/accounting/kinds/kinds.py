@@ -17,11 +17,11 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional, Union
+from typing import Optional, Union
 
 import attrs
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _files, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import logged_cohorts, sampled_cohorts
 from tff_bandmf.accounting.methods import accountants
@@ -91,7 +91,7 @@ def accountant(
 
 
 def from_dict(
-  record: Mapping[str, Any],
+  record: Mapping[str, _files.Json],
 ) -> Union[participation_lib.Participation, sampled_cohorts.Sampled]:
   """Returns the cohorts of a JSON object that `to_dict` made.
 
@@ -109,7 +109,9 @@ def from_dict(
   return kind(**fields)
 
 
-def of_claim(record: Mapping[str, Any]) -> Optional[sampled_cohorts.Sampled]:
+def of_claim(
+  record: Mapping[str, _files.Json],
+) -> Optional[sampled_cohorts.Sampled]:
   """Returns the sampled cohorts of a `Guarantee.to_dict`; None for others.
 
   Raises:
@@ -149,7 +151,7 @@ def from_flags(
       apply.
   """
   kind = _kind(amplification)
-  fields: dict[str, Any] = {}
+  fields: _files.JsonObject = {}
   for name, value in (('min_sep', min_sep), ('sampling_prob', sampling_prob)):
     needed = name in kind.flags
     follows = name in kind.follows and population is not None
@@ -165,7 +167,7 @@ def from_flags(
   return kind(**fields, population=population)
 
 
-def _kind(name: Any) -> type[sampled_cohorts.Sampled]:
+def _kind(name: str) -> type[sampled_cohorts.Sampled]:
   """Returns the sampled kind with a name.
 
   Raises:

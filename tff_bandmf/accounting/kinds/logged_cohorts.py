@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import _files, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting.methods import accountants
@@ -68,7 +68,7 @@ class Logged(participation_lib.Cohorts):
       strategy, self.schema, self.observed.sensitivity, clients_per_unit
     )
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the counts of the log as a JSON object."""
     return {
       'participation': self.name,

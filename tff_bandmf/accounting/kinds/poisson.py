@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import dp_accounting
 from dp_accounting.pld import privacy_loss_distribution
@@ -280,7 +280,7 @@ def _solve(
   )
 
 
-def check_sampling_prob(sampling_prob: Any) -> float:
+def check_sampling_prob(sampling_prob: object) -> float:
   """Returns q, rounded down to the multiple of 2^-64 that samplers draw."""
   return samplers.check_prob(
     'sampling_prob', sampling_prob, 'it is groups * cohort / population'

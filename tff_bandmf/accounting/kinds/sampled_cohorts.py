@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from typing import Any, ClassVar, Optional
+from typing import ClassVar, Optional
 
 import attrs
 import numpy as np
 
-from tff_bandmf import _checks, errors, strategies
+from tff_bandmf import _checks, _files, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import samplers
 from tff_bandmf.accounting.methods import accountants
@@ -113,6 +113,6 @@ class Sampled(participation_lib.Cohorts):
       )
     return self.population
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object, which `kinds.from_dict` reads."""
     return {'amplification': self.name, **attrs.asdict(self)}

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Any, Callable
+from typing import Callable
 
 import numpy as np
 
@@ -38,7 +38,7 @@ _WORDS = 2**64
 _PIECE = 2**17
 
 
-def check_prob(name: str, value: Any, remedy: str) -> float:
+def check_prob(name: str, value: object, remedy: str) -> float:
   """Returns a probability, rounded down to a multiple of 2^-64.
 
   Floats from 2^-12 on are such multiples; smaller ones are rounded down.

@@ -17,11 +17,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import secrets
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
-from tff_bandmf import _checks, errors
+from tff_bandmf import _checks, _files, errors
 from tff_bandmf.accounting.methods import importance
 
 FAILURE_PROBABILITY = 1e-8
@@ -155,7 +155,7 @@ class Bound:
     # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
     return min(1.0, self.upper + self.failure_probability + self.slack_delta)
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
     found = {
       'epsilon': self.epsilon,

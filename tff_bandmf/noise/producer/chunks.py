@@ -7,7 +7,7 @@ import os
 import pathlib
 import tempfile
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Chunks:
     self,
     rows: int,
     sizes: Sequence[int],
-    dtype: Any,
+    dtype: np.typing.DTypeLike,
     max_memory_bytes: Optional[int] = None,
   ):
     """Makes the arrays.

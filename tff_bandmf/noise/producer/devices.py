@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator, Sequence
 from multiprocessing import pool as pool_lib
-from typing import Any, Callable
+from typing import Callable, Optional
 
 import numpy as np
 import tensorflow as tf
@@ -42,7 +42,7 @@ class Devices(makers.Maker):
     self._devices = devices
     self._pools = [pool_lib.ThreadPool(1) for _ in devices]
     # None until the first block, then a tf.Variable [memory rows, count].
-    self._memories: list[Any] = [None] * len(layout.starts)
+    self._memories: list[Optional[tf.Variable]] = [None] * len(layout.starts)
     self._made: list[np.ndarray] = []
 
   def __exit__(self, *exc_info) -> None:
@@ -95,7 +95,9 @@ class Devices(makers.Maker):
 
 
 @functools.cache
-def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
+def _window(
+  rounds: int, feeds_y: bool
+) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
   """Returns the function that computes a `blocks.WindowBlock`."""
 
   @tf.function(autograph=False, reduce_retracing=True)
@@ -126,7 +128,7 @@ def _window(rounds: int, feeds_y: bool) -> Callable[..., Any]:
 
 
 @functools.cache
-def _buffers(rounds: int) -> Callable[..., Any]:
+def _buffers(rounds: int) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
   """Returns the function that computes a `blocks.BufferBlock`."""
 
   @tf.function(autograph=False, reduce_retracing=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Optional
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ class Devices(makers.Maker):
     self,
     layout: makers.Layout,
     generator: generator_lib.Generator,
-    devices: Sequence[Any],
+    devices: Sequence[jax.Device],
   ):
     """Checks the devices, and copies the key to them.
 
@@ -59,9 +59,11 @@ class Devices(makers.Maker):
     self._keys = [jax.device_put(words, device) for device in devices]
     self._devices = devices
     # None until the first block, then [memory rows, count].
-    self._memories: list[Any] = [None] * len(self._layout.starts)
+    self._memories: list[Optional[jax.Array]] = [None] * len(
+      self._layout.starts
+    )
     # [m, count] int32; None if y is in the memory, from row `_first_row` on.
-    self._made: list[Any] = []
+    self._made: list[Optional[jax.Array]] = []
     self._first_row = 0
 
   def __exit__(self, *exc_info) -> None:
@@ -77,7 +79,9 @@ class Devices(makers.Maker):
       blocks.checked(np.asarray(largest))
       yield
 
-  def _start(self, i: int, block: blocks.Block) -> tuple[Any, Any]:
+  def _start(
+    self, i: int, block: blocks.Block
+  ) -> tuple[Optional[jax.Array], jax.Array]:
     """Returns (y or None, max |y|) of a chunk, which the device still computes.
 
     The first is None if y is in the memory.
@@ -181,8 +185,8 @@ def _window(memory, z, far, near, scale, row):
     # Rounds of later groups are still zero in `made[0]`, so they add nothing.
     means = group(mean) + product(group(near), made[0])
     weights, noise, scales = group(group(near), 1), group(z), group(scale)
-    fed: list[Any] = []
-    y: list[Any] = []
+    fed: list[jax.Array] = []
+    y: list[jax.Array] = []
     for r in range(together):
       m = means[r]
       for s in range(r):
@@ -277,7 +281,7 @@ def _width(platform: str, memory_rows: int, block_rounds: int) -> int:
 
 
 @functools.cache
-def check(device: Any) -> None:
+def check(device: jax.Device) -> None:
   """Tests on fixed numbers that a device of JAX makes exact normals and sums.
 
   Raises:
@@ -305,7 +309,7 @@ def check(device: Any) -> None:
     )
 
 
-def known(names: Sequence[str]) -> tuple[tuple[Any, ...], str]:
+def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
   """Returns (devices, version of JAX and kind of the devices).
 
   Args:

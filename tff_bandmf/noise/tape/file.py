@@ -19,9 +19,12 @@ from __future__ import annotations
 import pathlib
 import struct
 import zlib
-from typing import Any
+from typing import TYPE_CHECKING, Union
 
 import numpy as np
+
+if TYPE_CHECKING:
+  import tensorflow as tf
 
 MAGIC = 0x7466665F6D66
 VERSION = 3
@@ -61,7 +64,12 @@ def frame(count: int) -> tuple[np.ndarray, np.ndarray]:
   return places.astype(np.int32), np.concatenate([_GZIP, prefixes.ravel()])
 
 
-def header(tape_id: Any, round_index: Any, first: int, count: int) -> list[Any]:
+def header(
+  tape_id: Union[int, tf.Tensor],
+  round_index: Union[int, tf.Tensor],
+  first: int,
+  count: int,
+) -> list[Union[int, tf.Tensor]]:
   """Returns the six words of the header, numbers or scalar tensors.
 
   Args:
@@ -75,7 +83,7 @@ def header(tape_id: Any, round_index: Any, first: int, count: int) -> list[Any]:
 
 def contents(
   tape_id: int, round_index: int, first: int, y: np.ndarray
-) -> list[Any]:
+) -> list[Union[bytes, memoryview]]:
   """Returns the bytes of a file as a list of pieces.
 
   Args:
@@ -90,9 +98,9 @@ def contents(
   ).tobytes()
   packed += np.ascontiguousarray(y, '<i4').data
   view = memoryview(packed)
-  pieces: list[Any] = [_GZIP]
+  pieces: list[Union[bytes, memoryview]] = [_GZIP.tobytes()]
   for i, prefix in enumerate(_prefixes(len(packed))):
-    pieces += [prefix, view[i * _BLOCK : (i + 1) * _BLOCK]]
+    pieces += [prefix.tobytes(), view[i * _BLOCK : (i + 1) * _BLOCK]]
   pieces.append(struct.pack('<II', zlib.crc32(packed), len(packed)))
   return pieces
 
