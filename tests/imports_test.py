@@ -203,7 +203,6 @@ def test_tensorflow_federated_is_imported_where_it_is_needed(path):
     return
   if _package(path) == 'aggregator' or path.parts[1:] in (
     ('tff', 'runtime.py'),
-    ('tff', 'data_source.py'),
     ('tff', 'workers.py'),
     ('audit', 'canaries.py'),
     ('run', 'train_model.py'),

@@ -17,7 +17,7 @@ most that of the patterns of `MinSep`; `Costs` computes it.
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar, Optional
+from typing import TYPE_CHECKING, ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -375,7 +375,7 @@ class Budget(Participation):
   def typical(self) -> MinSep:
     return MinSep(self.min_sep, self.max_participations)
 
-  def to_dict(self) -> dict[str, Any]:
+  def to_dict(self) -> _files.JsonObject:
     return {
       'participation': self.name,
       'min_sep': self.min_sep,
