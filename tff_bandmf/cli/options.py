@@ -16,7 +16,7 @@ from tff_bandmf import participation as participation_lib
 class _Number(click.ParamType):
   """A number of one kind that passes a check."""
 
-  def __init__(self, kind: type, check: Callable[[str, float], float]):
+  def __init__(self, kind: type, check: Callable[[str, float], object]):
     """Initializes the type.
 
     Args:
