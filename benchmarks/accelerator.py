@@ -70,19 +70,19 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
   from tff_bandmf.noise.producer import jax_devices
 
   devices = jax.devices()
-  made = noise.Stream(
+  stream = noise.Stream(
     STRATEGIES[name]().recursion(),
     Z_STEPS,
     parameters,
     noise.Key.from_entropy(),
     backend='jax',
   )
-  m = made.block_rounds
-  moved, held = _bytes(made)
+  m = stream.block_rounds
+  moved, held = _bytes(stream)
   result = {
     'strategy': name,
     'parameters': parameters,
-    'devices': f'{len(devices)} x {made.kind}',
+    'devices': f'{len(devices)} x {stream.kind}',
     'block_rounds': m,
     'bytes': moved,
     'past_bytes': held,
@@ -92,8 +92,8 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
     return {**result, 'fits': False}
   seconds, iid_seconds = [], []
   # The last block is shorter.
-  blocks = itertools.islice(made._blocks(), repetitions + 1)
-  with made._maker() as maker:
+  blocks = itertools.islice(stream._blocks(), repetitions + 1)
+  with stream._maker() as maker:
     assert isinstance(maker, jax_devices.Devices)
     for block in blocks:
       began = time.perf_counter()
@@ -140,12 +140,12 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
   }
 
 
-def _bytes(made: noise.Stream) -> tuple[float, int]:
+def _bytes(output: noise.Stream) -> tuple[float, int]:
   """Returns what a round must move at least, and what the past holds."""
-  recursion, m = made.recursion, made.block_rounds
-  rows, size = made._memory_rows, 4 if recursion.keeps == 'y' else 8
+  recursion, m = output.recursion, output.block_rounds
+  rows, size = output._memory_rows, 4 if recursion.keeps == 'y' else 8
   changed = rows if recursion.keeps == 'buffers' else m
-  coordinates = len(made.coordinates)
+  coordinates = len(output.coordinates)
   y = 0 if rows and recursion.keeps == 'y' else 4 * m
   past = size * (rows + changed) if rows else 0
   return coordinates * (past + y) / m, coordinates * size * rows
@@ -193,10 +193,10 @@ def main() -> None:
   parser.add_argument('--repetitions', type=int, default=_REPETITIONS)
   given = parser.parse_args()
   for parameters in given.parameters:
-    for found in cases(
+    for case in cases(
       parameters, given.names or tuple(STRATEGIES), given.repetitions
     ):
-      print(json.dumps(found), flush=True)
+      print(json.dumps(case), flush=True)
 
 
 if __name__ == '__main__':

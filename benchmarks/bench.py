@@ -180,13 +180,13 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
 
   recursion = _strategy(bands).recursion()
   key = noise.Key.from_entropy()
-  made = noise.Stream(recursion, _Z_STEPS, parameters, key)
-  block = made.block_rounds
+  stream = noise.Stream(recursion, _Z_STEPS, parameters, key)
+  block = stream.block_rounds
   warm = -(-recursion.memory // block) * block
   with tempfile.TemporaryDirectory(
     dir='/dev/shm' if os.path.isdir('/dev/shm') else None
   ) as parent:
-    tape = tape_lib.Tape(pathlib.Path(parent) / 'tape', made)
+    tape = tape_lib.Tape(pathlib.Path(parent) / 'tape', stream)
     try:
       for t in range(warm + block + 1):
         path = tape.directory / f'{t:08d}.noise'

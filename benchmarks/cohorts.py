@@ -54,14 +54,14 @@ def calibration() -> list[dict[str, Any]]:
   results = []
   for cohorts in accounting.BallsInBins(342), accounting.BMinSep(342, 1 / 342):
     began = time.process_time()
-    found = accounting.calibrate(
+    guarantee = accounting.calibrate(
       strategy, cohorts, epsilon=8.0, delta=1e-6, max_slack=0.1
     )
-    bound = found.claim(1e-6)
+    bound = guarantee.claim(1e-6)
     results.append(
       {
         'cohorts': cohorts.name,
-        'noise_multiplier': found.noise_multiplier,
+        'noise_multiplier': guarantee.noise_multiplier,
         'estimate': bound.estimate,
         'bound': bound.upper,
         'cpu_seconds': time.process_time() - began,

@@ -28,7 +28,7 @@ def observe(
   """
   generator = np.random.default_rng(0)
   steps = np.arange(_TIMES)
-  found = []
+  results = []
   with tempfile.TemporaryDirectory() as directory:
     folder = pathlib.Path(directory)
     for name, count in (('equal_gaps', clients), ('patterns', clients // 10)):
@@ -42,8 +42,8 @@ def observe(
         1, multiprocessing.get_context('spawn')
       ) as process:
         measured = process.submit(_measure, folder / f'{name}.parquet').result()
-      found.append({'log': name, 'clients': count, **measured, **_GOALS})
-  return found
+      results.append({'log': name, 'clients': count, **measured, **_GOALS})
+  return results
 
 
 def _write(path: pathlib.Path, rounds: np.ndarray) -> None:

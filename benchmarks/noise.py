@@ -69,14 +69,14 @@ def _streamed(name: str, parameters: int) -> dict[str, Any]:
   key = noise.Key.from_entropy()
   normals = generator_lib.Generator(key)
   before = psutil.Process().memory_info().rss
-  made = noise.Stream(recursion, accelerator.Z_STEPS, parameters, key)
-  m = made.block_rounds
+  stream = noise.Stream(recursion, accelerator.Z_STEPS, parameters, key)
+  m = stream.block_rounds
   z = np.zeros((m, _CHUNK))
   seconds: list[float] = []
   iid_seconds: list[float] = []
   t = memory = 0
   began = time.process_time()
-  for y in made.rows():
+  for y in stream.rows():
     if y is None:
       continue
     t += 1
@@ -140,5 +140,5 @@ def tail() -> dict[str, Any]:
     )
 
   began = time.process_time()
-  found = attacks.tail(beyond)
-  return {**found.to_dict(), 'cpu_seconds': time.process_time() - began}
+  attack = attacks.tail(beyond)
+  return {**attack.to_dict(), 'cpu_seconds': time.process_time() - began}

@@ -140,7 +140,7 @@ def _once(
   from tff_bandmf import optimize
 
   began = time.process_time()
-  found = optimize.optimize(family, rounds, schema, **options)
+  optimized = optimize.optimize(family, rounds, schema, **options)
   return {
     'family': family,
     'rounds': rounds,
@@ -148,9 +148,9 @@ def _once(
     'buffers': options.get('buffers'),
     'objective': options.get('objective', optimize.MEAN),
     'cpu_seconds': time.process_time() - began,
-    'loss': found.loss,
-    'evaluations': found.evaluations,
-    'converged': found.converged,
+    'loss': optimized.loss,
+    'evaluations': optimized.evaluations,
+    'converged': optimized.converged,
   }
 
 

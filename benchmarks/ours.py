@@ -28,14 +28,14 @@ def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   from tff_bandmf import optimize
 
   watch = clock.Clock()
-  found = optimize.optimize(
+  optimized = optimize.optimize(
     strategies.Banded.family,
     task['rounds'],
     participation.MinSep(task['bands']),
     bands=task['bands'],
   )
   measured = watch.read()
-  np.save(folder / 'found.npy', found.strategy.matrix())
+  np.save(folder / 'found.npy', optimized.strategy.matrix())
   return measured
 
 
@@ -85,8 +85,8 @@ def _timed(
   schema = participation.MinSep(task['min_sep'], task['max_participations'])
   sensitivity.sensitivity(strategy, schema)
   watch = clock.Clock()
-  found = sensitivity.sensitivity(strategy, schema)
-  return {**watch.read(), 'value': found.value, 'method': found.method}
+  result = sensitivity.sensitivity(strategy, schema)
+  return {**watch.read(), 'value': result.value, 'method': result.method}
 
 
 _TASKS = {

@@ -144,7 +144,7 @@ def main(folder: str, rounds: int, row: str, sentences: int) -> None:
   if not (directory / stackoverflow.FILE).exists():
     write(directory, sentences)
   written = time.perf_counter() - began
-  found = _train(directory, row, rounds)
+  result = _train(directory, row, rounds)
   seconds = [
     float(each['seconds']) for each in metrics.rows(directory / 'run')
   ][1:]
@@ -156,8 +156,8 @@ def main(folder: str, rounds: int, row: str, sentences: int) -> None:
     More cores make the clients' part faster, and the server's as it is.
     """
     seconds = (
-      found['server_cpu_seconds_a_round']
-      + found['clients_cpu_seconds_a_round'] / cores
+      result['server_cpu_seconds_a_round']
+      + result['clients_cpu_seconds_a_round'] / cores
     )
     return _ROUNDS * seconds / 3600
 
@@ -173,7 +173,7 @@ def main(folder: str, rounds: int, row: str, sentences: int) -> None:
         'parameters': _PARAMETERS,
         'file_bytes': (directory / stackoverflow.FILE).stat().st_size,
         'write_seconds': written,
-        **found,
+        **result,
         'seconds_a_round': statistics.median(seconds),
         'noise_bytes': 4 * (_BANDS - 1) * _PARAMETERS,
         'cores': cores,

@@ -26,15 +26,15 @@ _MIN_SEP = 8
 @contextlib.contextmanager
 def _syncs() -> Iterator[list[int]]:
   """Yields a list that gets a file descriptor for every fsync of Python."""
-  found: list[int] = []
+  counts: list[int] = []
   real = os.fsync
 
   def sync(handle):
-    found.append(handle)
+    counts.append(handle)
     real(handle)
 
   with mock.patch.object(os, 'fsync', sync):
-    yield found
+    yield counts
 
 
 def overhead(rounds: int = 30) -> list[dict[str, Any]]:

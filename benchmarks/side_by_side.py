@@ -84,12 +84,12 @@ def main(other: str, repetitions: int, dimension: int, only: str) -> None:
     for case, task in _cases(dimension).items():
       if only not in case:
         continue
-      found: dict[str, list[dict[str, Any]]] = {side: [] for side in _SIDES}
+      results: dict[str, list[dict[str, Any]]] = {side: [] for side in _SIDES}
       for repetition in range(repetitions):
         sides = list(_SIDES)
         for side in sides if repetition % 2 == 0 else reversed(sides):
-          found[side].append(_run(python[side], side, folder, task))
-      summary = {side: _summary(runs) for side, runs in found.items()}
+          results[side].append(_run(python[side], side, folder, task))
+      summary = {side: _summary(runs) for side, runs in results.items()}
       click.echo(
         json.dumps(
           {
@@ -100,7 +100,7 @@ def main(other: str, repetitions: int, dimension: int, only: str) -> None:
               f'{name}_ratio': statistics.median(
                 theirs[name] / ours[name]
                 for ours, theirs in zip(
-                  found['tff_bandmf'], found['jax_privacy']
+                  results['tff_bandmf'], results['jax_privacy']
                 )
               )
               for name in ('seconds', 'cpu_seconds')

@@ -26,11 +26,11 @@ _WARM = 4
 def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   watch = clock.Clock()
   # Its documentation leaves the number of steps at 100.
-  found = mf.banded.optimize(task['rounds'], bands=task['bands'])
-  jax.block_until_ready(found.params)
+  coefficients = mf.banded.optimize(task['rounds'], bands=task['bands'])
+  jax.block_until_ready(coefficients.params)
   measured = watch.read()
   with jax.enable_x64():
-    exact = type(found)(params=found.params.astype(jnp.float64))
+    exact = type(coefficients)(params=coefficients.params.astype(jnp.float64))
     np.save(folder / 'found.npy', np.asarray(exact.materialize()))
   return measured
 

@@ -296,7 +296,9 @@ def test_comparison_claims_what_its_runs_show(tmp_path):
   assert page.index(first) < page.index('## What was expected')
   text = readme.read_text()
   assert text.startswith('a\n<!-- comparison -->\n## What it gains\n')
-  assert text.endswith('<!-- end of comparison -->\nb\n') and 'outdated' not in text
+  assert (
+    text.endswith('<!-- end of comparison -->\nb\n') and 'outdated' not in text
+  )
   assert '| `banded`' in text and '-0.200 ± 0.000' in text
   # Once more, from what stays beside the page.
   kept = (reference / 'evidence.json').read_text()

@@ -1,6 +1,8 @@
-"""The tree is clean by what `make lint` runs, and by two rules of style."""
+"""The tree is clean by what `make lint` runs, and plain by rules of words."""
 
 import ast
+import collections
+import functools
 import pathlib
 import re
 import subprocess
@@ -92,3 +94,143 @@ def test_functions_have_at_most_eight_arguments():
     and len(_arguments(node)) > 8
   }
   assert found == {'tff_bandmf/aggregator/factory.py:dp_aggregator'}
+
+
+# Rooms whose words are held to the rules below; the others are being rewritten.
+_PLAIN_ROOMS = ()
+# A sentence has a noun as its subject, and says what it means on its own.
+_RIDDLES = re.compile(
+  r'\b(?:[Ll]ikewise|as above|[Hh]e|[Hh]im|[Hh]imself)\b'
+  r'|(?:^|(?<=[.!?] ))(?:What|Who|Whoever|That of|Those of|Those that)\b'
+)
+_FIRST_WORDS = {'As', 'It', 'Of', 'See', 'That', 'Those', 'What', 'Who'}
+# 'epsilon: of the run' says neither type nor range.
+_ENTRY = re.compile(
+  r'^ +[*\w, ]+: (?:as|of|that of|those of|what|who)\b', re.IGNORECASE
+)
+_NAMES_OF_NOTHING = {'found', 'kept', 'made', 'noised', 'said', 'there', 'told'}
+_DOTTED = re.compile(r'`([A-Za-z_]\w*(?:\.\w+)+)(?:\(.*?\))?`')
+_FILE_NAMES = re.compile(
+  r'\.(?:cfg|csv|db|html|j2|js|json|jsonl|key|lock|lzma|md|npy|npz|noise|png|py'
+  r'|reached|sha256|sqlite|svg|toml|txt|use|word_count|yaml)$'
+)
+
+
+@functools.cache
+def _tree(path):
+  return ast.parse(path.read_text())
+
+
+def _docstrings(path):
+  """Yields (line, docstring) of a file and of what it defines."""
+  for node in ast.walk(_tree(path)):
+    if isinstance(
+      node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    ):
+      text = ast.get_docstring(node)
+      if text:
+        yield node.body[0].lineno, text
+
+
+def _riddles(path):
+  """Yields 'line: words' where a docstring or a comment is a riddle."""
+  for line, words in _words(path):
+    # A string that is no docstring may be data or a message of others.
+    if not words.startswith(("'", '"', 'f', 'r', 'b')) or "'''" in words:
+      for match in _RIDDLES.finditer(words):
+        yield f'{line}: {match.group()}'
+  for line, text in _docstrings(path):
+    if text.split()[0] in _FIRST_WORDS:
+      yield f'{line}: begins with {text.split()[0]}'
+    for match in _RIDDLES.finditer(' '.join(text.split())):
+      yield f'{line}: {match.group()}'
+    for entry in text.splitlines():
+      if _ENTRY.match(entry):
+        yield f'{line}: {entry.strip()}'
+
+
+def _assigned(path):
+  """Yields 'line: name' where a name that says nothing is assigned."""
+  for node in ast.walk(_tree(path)):
+    name = (
+      node.id
+      if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+      else node.arg
+      if isinstance(node, ast.arg)
+      else None
+    )
+    if name in _NAMES_OF_NOTHING:
+      yield f'{node.lineno}: {name} ='
+
+
+def _defined(path):
+  """Returns the names that a file defines or binds at any depth."""
+  names = set()
+  for node in ast.walk(_tree(path)):
+    if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+      names.add(node.name)
+    elif isinstance(node, (ast.Name, ast.Attribute)):
+      names.add(node.id if isinstance(node, ast.Name) else node.attr)
+    elif isinstance(node, ast.arg):
+      names.add(node.arg)
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+      names.update(
+        part
+        for each in node.names
+        for part in (each.asname or each.name).split('.')
+      )
+  return names
+
+
+@functools.cache
+def _modules():
+  """Returns the files of modules and packages by the last part of the name."""
+  modules = collections.defaultdict(set)
+  for path in _LIBRARY:
+    parent = path.parent.name
+    modules[parent].add(path)
+    if path.stem != '__init__':
+      modules[path.stem].add(path)
+  return modules
+
+
+@functools.cache
+def _names(path):
+  return frozenset(_defined(path))
+
+
+def _unresolved(path):
+  """Yields 'line: name' where a dotted name in backticks leads nowhere."""
+  modules = _modules()
+  for line, text in _docstrings(path):
+    for name in _DOTTED.findall(text):
+      first, *rest = name.split('.')
+      if _FILE_NAMES.search(name):
+        continue
+      if first not in modules:
+        # An object of the file, or a library that it imports.
+        if first not in _names(path) and not any(
+          first in _names(each) for each in path.parent.glob('*.py')
+        ):
+          yield f'{line}: {name}'
+        continue
+      for part in rest:
+        known = set().union(*(_names(each) for each in modules[first]))
+        if part in modules:
+          first = part
+        elif part not in known:
+          yield f'{line}: {name}'
+          break
+
+
+@pytest.mark.parametrize('room', _PLAIN_ROOMS)
+def test_words_are_plain(room):
+  folder = _ROOT / room
+  files = [folder] if folder.suffix else sorted(folder.rglob('*.py'))
+  assert files
+  assert not [
+    f'{path.relative_to(_ROOT)}:{problem}'
+    for path in files
+    for rule in (_riddles, _assigned, _unresolved)
+    for problem in rule(path)
+  ]

@@ -172,12 +172,12 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
         raise
       raise _not_a_file(path, name) from None
     try:
-      found = os.fstat(handle)
-      if not stat.S_ISREG(found.st_mode):
+      status = os.fstat(handle)
+      if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(path, name)
       # PRIVACY: who reads it can take the noise off, or name the clients.
       # Guard: files_test.test_secret_that_others_can_use_is_refused.
-      mode = stat.S_IMODE(found.st_mode)
+      mode = stat.S_IMODE(status.st_mode)
       if mode & 0o077:
         raise errors.value_error(
           name,
@@ -192,7 +192,7 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
     raise errors.value_error(
       name,
       path,
-      f'must be {size} bytes, and is {found.st_size}',
+      f'must be {size} bytes, and is {status.st_size}',
       'restore the file that the run was started with',
     )
   return content
@@ -316,7 +316,7 @@ def naming(path: pathlib.Path, done: str) -> Iterator[None]:
   try:
     yield
   except OSError as error:
-    found = type(error)(
+    named_error = type(error)(
       errors.invalid(
         'file',
         path,
@@ -324,8 +324,8 @@ def naming(path: pathlib.Path, done: str) -> Iterator[None]:
         'look at the space, the permissions and the health of the disk',
       )
     )
-    found.errno = error.errno
-    raise found from None
+    named_error.errno = error.errno
+    raise named_error from None
 
 
 def cache_directory() -> pathlib.Path:
@@ -382,10 +382,10 @@ def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
 
 
 def _without_repetition(pairs: list[tuple[str, Json]]) -> JsonObject:
-  found = dict(pairs)
-  if len(found) < len(pairs):
+  record = dict(pairs)
+  if len(record) < len(pairs):
     raise ValueError('a key of a JSON object twice')
-  return found
+  return record
 
 
 def _refuse(constant: str) -> None:

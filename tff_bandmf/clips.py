@@ -153,10 +153,10 @@ def of(
 
 def claim(l2_norm_clip: Clip) -> _files.JsonObject:
   """Returns what the claim of a run says of its clip."""
-  said = {'l2_norm_clip': norm(l2_norm_clip)}
+  record = {'l2_norm_clip': norm(l2_norm_clip)}
   if isinstance(l2_norm_clip, AdaptiveClip):
-    said['adaptive_clip'] = to_json(l2_norm_clip)
-  return said
+    record['adaptive_clip'] = to_json(l2_norm_clip)
+  return record
 
 
 def to_json(l2_norm_clip: Clip) -> _files.Json:

@@ -79,10 +79,10 @@ class Composition:
   @property
   def rho(self) -> Optional[float]:
     """rho of zero-concentrated DP, the sum; None where a run has none."""
-    found = [each.rho for each in self.guarantees if each.rho is not None]
-    if len(found) < len(self.guarantees):
+    rhos = [each.rho for each in self.guarantees if each.rho is not None]
+    if len(rhos) < len(self.guarantees):
       return None
-    return math.fsum(found) * (1 + _ROUNDING)
+    return math.fsum(rhos) * (1 + _ROUNDING)
 
   def claim(self, delta: float) -> monte_carlo.Bound:
     """Returns an epsilon that holds at `delta`, and what it is made of.
@@ -103,26 +103,28 @@ class Composition:
     # PRIVACY: deltas of the shares add up to delta. Guard:
     # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
     share = delta / (bool(composed) + len(others))
-    found = [each.claim(share) for each in others]
+    bounds = [each.claim(share) for each in others]
     if composed:
-      found.append(_claim(composed, share))
+      bounds.append(_claim(composed, share))
     if others:
       try:
         certain = _claim([*composed, *map(_without_chance, others)], delta)
       except ValueError:
         # So little noise proves nothing without chance.
         certain = None
-      if certain and certain.epsilon <= sum(each.epsilon for each in found):
+      if certain and certain.epsilon <= sum(each.epsilon for each in bounds):
         return certain
     return monte_carlo.Bound(
-      epsilon=math.fsum(each.epsilon for each in found) * (1 + _ROUNDING),
-      estimate=math.fsum(each.estimate for each in found),
-      upper=math.fsum(each.upper for each in found),
-      failure_probability=math.fsum(each.failure_probability for each in found),
-      samples=max(each.samples for each in found),
-      seed=next((each.seed for each in found if each.seed is not None), None),
-      slack_epsilon=math.fsum(each.slack_epsilon for each in found),
-      slack_delta=math.fsum(each.slack_delta for each in found),
+      epsilon=math.fsum(each.epsilon for each in bounds) * (1 + _ROUNDING),
+      estimate=math.fsum(each.estimate for each in bounds),
+      upper=math.fsum(each.upper for each in bounds),
+      failure_probability=math.fsum(
+        each.failure_probability for each in bounds
+      ),
+      samples=max(each.samples for each in bounds),
+      seed=next((each.seed for each in bounds if each.seed is not None), None),
+      slack_epsilon=math.fsum(each.slack_epsilon for each in bounds),
+      slack_delta=math.fsum(each.slack_delta for each in bounds),
     )
 
   def epsilon(self, delta: float) -> float:
@@ -187,10 +189,10 @@ def compose(
       # composition_test.test_named_run_counts_once_and_others_each_time.
       same = run_id, each.noise_multiplier, each.cohorts
       pairs[len(pairs) if run_id is None else same] = run_id, each
-  found = tuple(each for _, each in pairs.values())
-  if not found:
+  guarantees = tuple(each for _, each in pairs.values())
+  if not guarantees:
     raise errors.value_error('runs=none: are to be composed; give one or more')
-  for each in found:
+  for each in guarantees:
     # PRIVACY: what has no noise has no guarantee, with others or alone. Guard:
     # composition_test.test_run_without_noise_is_refused.
     if not each.noise_multiplier:
@@ -198,7 +200,7 @@ def compose(
         'noise_multiplier=0: a run without noise guarantees nothing, and so do '
         'all together; leave it out only if its releases stay private'
       )
-  units = sorted({each.clients_per_unit for each in found})
+  units = sorted({each.clients_per_unit for each in guarantees})
   # PRIVACY: what protects one client of a unit leaves the others. Guard:
   # composition_test.test_mixed_units_are_refused.
   if len(units) > 1:
@@ -206,7 +208,7 @@ def compose(
       f'clients_per_unit={" and ".join(map(str, units))}: must be the same in '
       'all runs; state all runs for units of the same size'
     )
-  adjacencies = sorted({each.cohorts.adjacency for each in found})
+  adjacencies = sorted({each.cohorts.adjacency for each in guarantees})
   # PRIVACY: neighbours of one run are not those of another. Guard:
   # composition_test.test_mixed_adjacencies_are_refused.
   if len(adjacencies) > 1:
@@ -214,7 +216,7 @@ def compose(
       f'adjacency={" and ".join(adjacencies)}: must be the same in all runs; '
       'state all runs for one of them'
     )
-  return Composition(found, tuple(run_id for run_id, _ in pairs.values()))
+  return Composition(guarantees, tuple(run_id for run_id, _ in pairs.values()))
 
 
 def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
@@ -255,9 +257,9 @@ def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
 
 def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
   """Returns the parts, those that are Gaussians as one."""
-  found = [part for part in parts if part is not None]
-  whole = [part for part in found if part.sampling_prob == 1]
-  rest = tuple(part for part in found if part.sampling_prob < 1)
+  present = [part for part in parts if part is not None]
+  whole = [part for part in present if part.sampling_prob == 1]
+  rest = tuple(part for part in present if part.sampling_prob < 1)
   if not whole:
     return rest
   # PRIVACY: squares of mu add, and not what noise there is on average. Guard:

@@ -168,17 +168,20 @@ class Guarantee:
     Raises:
       ValueError: epsilon or delta of the noise is larger.
     """
-    found = self.accountant.confirmed(
+    confirmed = self.accountant.confirmed(
       self.cost, self.noise_multiplier, bound, delta
     )
-    if found.epsilon > bound.epsilon * (1 + _SAME) or found.total > delta:
+    if (
+      confirmed.epsilon > bound.epsilon * (1 + _SAME) or confirmed.total > delta
+    ):
       raise errors.value_error(
         'epsilon',
         bound.epsilon,
-        f'is not what the noise gives, {found.epsilon} at delta {found.total}',
+        f'is not what the noise gives, {confirmed.epsilon} at delta '
+        f'{confirmed.total}',
         'calibrate it again',
       )
-    self._claims[delta] = found
+    self._claims[delta] = confirmed
 
   def under(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
@@ -220,15 +223,15 @@ class Guarantee:
       return 1.0
     return self.claim_at(epsilon).total
 
-  def seen(self, found: sensitivity_lib.Observed) -> Guarantee:
+  def seen(self, observed: sensitivity_lib.Observed) -> Guarantee:
     """Returns the guarantee of the same noise for what a log shows.
 
     A log that keeps the schema never shows more than was planned.
 
     Args:
-      found: what the log shows, with the sensitivity of the strategy.
+      observed: what the log shows, with the sensitivity of the strategy.
     """
-    logged = self.under(logged_cohorts.Logged(found))
+    logged = self.under(logged_cohorts.Logged(observed))
     schema = self.cohorts.schema
     # PRIVACY: that rounds are evenly spaced is not seen, so what was planned
     # for such may not hold. Guard:
@@ -236,7 +239,7 @@ class Guarantee:
     if (
       self.cohorts.is_enforced
       and not schema.evenly_spaced
-      and found.keeps(schema, self.strategy.rounds)
+      and observed.keeps(schema, self.strategy.rounds)
       and logged.exact_noise < self.exact_noise
     ):
       # Both hold, and differ by rounding.
@@ -317,7 +320,7 @@ def calibrate(
   """
   gaussian.check_epsilon(epsilon)
   gaussian.check_delta(delta)
-  found = Guarantee(
+  guarantee = Guarantee(
     strategy,
     cohorts,
     1.0,
@@ -326,9 +329,9 @@ def calibrate(
     samples=samples,
     clients_per_unit=clients_per_unit,
   )
-  noise_multiplier, claim = found.accountant.calibrate(
-    found.cost, epsilon, delta, samples
+  noise_multiplier, claim = guarantee.accountant.calibrate(
+    guarantee.cost, epsilon, delta, samples
   )
-  found = attrs.evolve(found, noise_multiplier=noise_multiplier)
-  found._claims[delta] = claim
-  return found
+  guarantee = attrs.evolve(guarantee, noise_multiplier=noise_multiplier)
+  guarantee._claims[delta] = claim
+  return guarantee

@@ -122,8 +122,8 @@ def _inverse(strategy: strategies.Strategy, z_steps: float) -> attacks.Attack:
   """Returns how far the stream's noise is from that of C."""
   recursion = strategy.recursion()
   key = noise.Key.from_entropy()
-  made = noise.Stream(recursion, z_steps, _COMPARED, key)
-  y = np.stack([row.copy() for row in made.rows() if row is not None])
+  stream = noise.Stream(recursion, z_steps, _COMPARED, key)
+  y = np.stack([row.copy() for row in stream.rows() if row is not None])
   z = generator_lib.Generator(key).rows(0, strategy.rounds, 0, _COMPARED)
   scales = recursion.scales[recursion.phase(np.arange(strategy.rounds))]
   return attacks.inverse(strategy, y / z_steps, z, 1 / (z_steps * scales))

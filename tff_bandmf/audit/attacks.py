@@ -179,14 +179,14 @@ def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
   generator = generator_lib.Generator(key)
   # Twice the magnitude of the threshold itself: every candidate is looked at.
   small = np.uint64(int(scipy.special.ndtr(-threshold) * 2.0**66))
-  found = 0
+  exceeding = 0
   for row in range(-(-draws // _WORDS)):
     count = min(_WORDS, draws - row * _WORDS)
     for i in np.flatnonzero(generator.words(row, 0, count) < small):
       start = int(i) // generator_lib.GROUP * generator_lib.GROUP
       z = generator.rows(row, 1, start, int(i) - start + 1)[0, -1]
-      found += abs(z) > threshold
-  return found
+      exceeding += abs(z) > threshold
+  return exceeding
 
 
 def low_bits(

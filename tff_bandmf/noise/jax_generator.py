@@ -249,7 +249,7 @@ def is_exact(device: jax.Device) -> bool:
   )
   with precise(), jax.default_device(device):
     inverted = np.asarray(jax.jit(lambda u: inverse(u, jnp))(u))
-    made = np.asarray(
+    values = np.asarray(
       jax.jit(normals, static_argnums=3)(
         key_words(_KNOWN),
         np.int64(_KNOWN_ROW),
@@ -274,7 +274,8 @@ def is_exact(device: jax.Device) -> bool:
   # Guards: jax_generator_test.test_device_that_rounds_coarsely_is_not_exact,
   # test_device_with_other_words_is_not_exact.
   return bool(
-    np.all(error <= allowed) and np.all(np.abs(made - expected) * 2**53 <= both)
+    np.all(error <= allowed)
+    and np.all(np.abs(values - expected) * 2**53 <= both)
   )
 
 

@@ -97,13 +97,13 @@ class Position:
 
     An attempt whose mark was lost is missing.
     """
-    found = {}
+    counts = {}
     for path in sorted(self._marks.glob(f'{round_index:08d}-*')):
       content = path.read_text().split()
       if content:
         updates, zero = map(int, content)
-        found[int(path.name.split('-')[1])] = updates, zero
-    return found
+        counts[int(path.name.split('-')[1])] = updates, zero
+    return counts
 
   def forget(self, below: int) -> None:
     """Removes the marks of all rounds below `below`."""
@@ -186,8 +186,8 @@ class Position:
     )
     with tf.control_dependencies([tf.io.write_file(path, content)]):
       others = tf.strings.join([tf.identity(round_name), '-*'])
-      found = tf.io.matching_files(reader.path(self._marks, others, now))
-    owners = tf.strings.regex_replace(found, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
+      marks = tf.io.matching_files(reader.path(self._marks, others, now))
+    owners = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
     same = tf.debugging.Assert(
       tf.reduce_all(tf.equal(owners, owner)),
       [

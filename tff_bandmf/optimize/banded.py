@@ -119,8 +119,8 @@ def optimize_banded(
     return _scaled(columns, groups), tf.constant(sets, tf.float64)
 
   start = scipy.linalg.solve_triangular(times, _rows(columns).T, trans='T').T
-  found = _search(to_columns, start, problem, None)
-  columns = to_columns(tf.constant(found.x.reshape(columns.shape)))[0].numpy()
+  minimum = _search(to_columns, start, problem, None)
+  columns = to_columns(tf.constant(minimum.x.reshape(columns.shape)))[0].numpy()
   strategy = strategies.Banded(_rows(columns))
   sums = np.bincount(
     np.arange(rounds) % groups, np.einsum('ij,ij->i', columns, columns)
@@ -128,8 +128,8 @@ def optimize_banded(
   return solver.Optimized(
     strategy,
     problem.error(strategy) * sets * float(sums.max()),
-    found.evaluations,
-    found.converged,
+    minimum.evaluations,
+    minimum.converged,
   )
 
 
@@ -177,17 +177,21 @@ def optimize_banded_toeplitz_scheduled(
   base.check_few(base.count_bands(bands), rounds)
   start = _toeplitz_start(problem, bands)
   if bands == 1:
-    found = solver.Minimum(start[1:], 0.0, 0, True)
+    minimum = solver.Minimum(start[1:], 0.0, 0, True)
   else:
-    found = _search(
+    minimum = _search(
       lambda free: _toeplitz_columns(free, rounds),
       start[1:],
       problem,
       [(0.0, 1.0)] * (bands - 1),
     )
-  strategy = strategies.BandedToeplitz(rounds, np.concatenate([[1.0], found.x]))
-  loss = problem.error(strategy) * (1 + float(found.x @ found.x))
-  return solver.Optimized(strategy, loss, found.evaluations, found.converged)
+  strategy = strategies.BandedToeplitz(
+    rounds, np.concatenate([[1.0], minimum.x])
+  )
+  loss = problem.error(strategy) * (1 + float(minimum.x @ minimum.x))
+  return solver.Optimized(
+    strategy, loss, minimum.evaluations, minimum.converged
+  )
 
 
 def _check_epochs(
@@ -371,14 +375,16 @@ def _search_max(
       loss.power = power
       before = scipy.special.logsumexp(loss.log_weights + power * log_e) / power
       left = min(_STAGE_EVALUATIONS, max_evaluations - evaluations)
-      found = minimize(x, max_evaluations=left)
-      x, interrupted = found.x, found.interrupted
+      minimum = minimize(x, max_evaluations=left)
+      x, interrupted = minimum.x, minimum.interrupted
       log_e = loss.log_errors(x)
-      evaluations += found.evaluations + 1
+      evaluations += minimum.evaluations + 1
       weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
       lower_bound = np.log(weights @ np.exp(log_e))
       # The bound holds at a minimum, so what this stage gained counts too.
-      converged = bool(loss.least - lower_bound + before - found.value <= _GAP)
+      converged = bool(
+        loss.least - lower_bound + before - minimum.value <= _GAP
+      )
       if converged or interrupted or evaluations >= max_evaluations:
         break
       loss.log_weights = np.log(

@@ -45,7 +45,7 @@ def optimize_banded_inverse(
   """
   rounds = problem.rounds
   start = strategies.BandedInverseSqrt(rounds, bands).inverse_coefficients[1:]
-  found = solver.Minimum(start, np.nan, 0, True)
+  minimum = solver.Minimum(start, np.nan, 0, True)
   if bands > 1:
 
     def build(free):
@@ -59,15 +59,19 @@ def optimize_banded_inverse(
       return column, inverse, pullback
 
     loss = series.Objective(build, problem)
-    found = loss.minimize(start)
-    if found.evaluations < problem.max_evaluations and not found.interrupted:
+    minimum = loss.minimize(start)
+    if (
+      minimum.evaluations < problem.max_evaluations and not minimum.interrupted
+    ):
       # The majorant has kinks, at which the square root may stick where little
       # separation makes independent noise the best.
-      other = loss.minimize(np.zeros(bands - 1), evaluations=found.evaluations)
-      found = dataclasses.replace(
-        other if other.value < found.value else found,
-        evaluations=other.evaluations,
-        converged=found.converged and not other.interrupted,
+      other = loss.minimize(
+        np.zeros(bands - 1), evaluations=minimum.evaluations
       )
-  inverse = np.concatenate([[1.0], found.x])
-  return problem.evaluated(strategies.BandedInverse(rounds, inverse), found)
+      minimum = dataclasses.replace(
+        other if other.value < minimum.value else minimum,
+        evaluations=other.evaluations,
+        converged=minimum.converged and not other.interrupted,
+      )
+  inverse = np.concatenate([[1.0], minimum.x])
+  return problem.evaluated(strategies.BandedInverse(rounds, inverse), minimum)

@@ -277,9 +277,9 @@ def optimize_blt(
   )
   is_mean = problem.objective == solver.MEAN
   if not (is_toeplitz or is_mean or best.interrupted):
-    found = loss(problem).minimize(best.x, _bounds(rounds, len(best.x) // 2))
+    minimum = loss(problem).minimize(best.x, _bounds(rounds, len(best.x) // 2))
     best = dataclasses.replace(
-      found, evaluations=best.evaluations + found.evaluations
+      minimum, evaluations=best.evaluations + minimum.evaluations
     )
   return problem.evaluated(_strategy(rounds, best.x), best)
 
@@ -298,11 +298,11 @@ def _search(
     before = best
     bounds = _bounds(rounds, opened)
     for place in places:
-      found = loss.minimize(_with_buffer(x, place), bounds)
-      evaluations += found.evaluations
-      if found.value < best.value:
-        best = found
-      if found.interrupted:
+      minimum = loss.minimize(_with_buffer(x, place), bounds)
+      evaluations += minimum.evaluations
+      if minimum.value < best.value:
+        best = minimum
+      if minimum.interrupted:
         return dataclasses.replace(
           best, evaluations=evaluations, converged=False, interrupted=True
         )

@@ -41,14 +41,14 @@ def found_before(
     strategy = _read(path)
     if strategy is not None:
       return request.evaluated(strategy)
-  found = search(request)
-  if found.converged:
+  optimized = search(request)
+  if optimized.converged:
     # What cannot be kept is searched for again.
     with contextlib.suppress(OSError):
       folder.mkdir(parents=True, exist_ok=True)
-      name = f'{key}-{found.strategy.digest()}.npz'
-      strategies.save(found.strategy, folder / name)
-  return found
+      name = f'{key}-{optimized.strategy.digest()}.npz'
+      strategies.save(optimized.strategy, folder / name)
+  return optimized
 
 
 def _folder() -> Optional[pathlib.Path]:

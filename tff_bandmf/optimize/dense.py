@@ -234,9 +234,9 @@ class _Dual:
 def _positive_definite_factor(gram: np.ndarray) -> np.ndarray:
   """Returns C with C^T C = X, the off-diagonal of X shrunk as far as needed."""
   diagonal = np.diag(np.diagonal(gram))
-  for kept in _KEPT:
+  for share in _KEPT:
     try:
-      return strategies.lower_factor(kept * gram + (1 - kept) * diagonal)
+      return strategies.lower_factor(share * gram + (1 - share) * diagonal)
     except np.linalg.LinAlgError:
       continue
   return np.sqrt(diagonal)
@@ -282,14 +282,14 @@ def optimize_dense(
     # Whatever ends the search, `dual` has a strategy.
     try:
       if left > 0 and not interrupted:
-        found = solver.minimize(
+        minimum = solver.minimize(
           dual,
           dual.start,
           dual.bounds,
           left,
           None if callback is None else lambda _: callback(dual.loss),
         )
-        point, interrupted = found.x, found.interrupted
+        point, interrupted = minimum.x, minimum.interrupted
       dual.evaluate(point, check=True)
     except KeyboardInterrupt:
       interrupted = True

@@ -70,13 +70,13 @@ def optimize(
     if each.required:
       request.needed(each.name)
   _check_copies(request, declared.memory.least(rounds))
-  found = (
+  optimized = (
     cache.found_before(request, _search)
     if declared.optimizer
     else build(request)
   )
-  _check_copies(request, found.strategy.noise_copies)
-  return found
+  _check_copies(request, optimized.strategy.noise_copies)
+  return optimized
 
 
 def _search(request: _Request) -> solver.Optimized:
@@ -140,21 +140,21 @@ def _best_bands(
     return find(request.bands)
   candidates = {1 << i for i in range(request.rounds.bit_length())}
   candidates.add(request.participation.min_sep or 1)
-  found: list[solver.Optimized] = []
+  results: list[solver.Optimized] = []
   whole = True
   for bands in sorted(
     each for each in candidates if each <= request.most_bands()
   ):
     try:
-      found.append(find(bands))
-      whole = found[-1].converged
+      results.append(find(bands))
+      whole = results[-1].converged
     except KeyboardInterrupt:
-      if not found:
+      if not results:
         raise
       whole = False
     if not whole:
       break
-  best = min(found, key=lambda each: each.loss)
+  best = min(results, key=lambda each: each.loss)
   return dataclasses.replace(best, converged=whole)
 
 
@@ -167,7 +167,7 @@ def stamped(request: _Request) -> solver.Optimized:
     if request.family.parameter(name) is None
   }
   # Within a block of min_sep rounds a client takes part once.
-  found = optimize(
+  optimized = optimize(
     request['block_family'],
     min(rounds, request.rounds),
     participation_lib.Single(),
@@ -178,5 +178,5 @@ def stamped(request: _Request) -> solver.Optimized:
     **parameters,
   )
   return request.evaluated(
-    strategies.Stamped(request.rounds, found.strategy), found
+    strategies.Stamped(request.rounds, optimized.strategy), optimized
   )

@@ -38,9 +38,9 @@ class Request(solver.Problem):
     Raises:
       ValueError: neither is there.
     """
-    for found in (self[name], *otherwise):
-      if found is not None:
-        return found
+    for value in (self[name], *otherwise):
+      if value is not None:
+        return value
     remedy = f'give {name}' + ' or min_sep' * len(otherwise)
     raise errors.value_error(
       f'{name}=None: {self.family.name} needs it; {remedy}'

@@ -40,18 +40,18 @@ def banded(request: _Request) -> solver.Optimized:
 def banded_toeplitz(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C with few bands."""
   min_sep = request.participation.min_sep
-  found = _toeplitz(request, solver.check_separated(request.bands, min_sep))
-  return request.evaluated(request.normalized(found.strategy), found)
+  optimized = _toeplitz(request, solver.check_separated(request.bands, min_sep))
+  return request.evaluated(request.normalized(optimized.strategy), optimized)
 
 
 def robust_toeplitz(request: _Request) -> solver.Optimized:
   """Returns the best Toeplitz C with few bands, tapered from b0 on."""
   b0, bands = request['b0'], request.bands
   _checks.at_most('b0', b0, bands, 'bands', 'min_sep lies in [b0, bands]')
-  found = _toeplitz(request, bands)
-  coefficients = strategies.taper(found.strategy.coefficients, b0)
+  optimized = _toeplitz(request, bands)
+  coefficients = strategies.taper(optimized.strategy.coefficients, b0)
   strategy = strategies.RobustToeplitz(request.rounds, coefficients, b0)
-  return request.evaluated(request.normalized(strategy), found)
+  return request.evaluated(request.normalized(strategy), optimized)
 
 
 def blt(request: _Request) -> solver.Optimized:
@@ -60,12 +60,12 @@ def blt(request: _Request) -> solver.Optimized:
   if request.noise_copies is not None:
     most = min(most, request.noise_copies)
   given = request['buffers']
-  found = blt_lib.optimize_blt(
+  optimized = blt_lib.optimize_blt(
     request,
     given or most,
     worth=blt_lib.NO_GAIN if given else _WORTH,
   )
-  return request.evaluated(request.normalized(found.strategy), found)
+  return request.evaluated(request.normalized(optimized.strategy), optimized)
 
 
 def banded_inverse(request: _Request) -> solver.Optimized:
@@ -74,11 +74,11 @@ def banded_inverse(request: _Request) -> solver.Optimized:
   most = (
     request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
   )
-  found = _growing(
+  optimized = _growing(
     [most] if given else (1 << i for i in range(most.bit_length())),
     lambda bands: banded_inverse_lib.optimize_banded_inverse(request, bands),
   )
-  return request.evaluated(request.normalized(found.strategy), found)
+  return request.evaluated(request.normalized(optimized.strategy), optimized)
 
 
 def dense(request: _Request) -> solver.Optimized:
@@ -107,13 +107,13 @@ def _growing(
   for size in sizes:
     if not best.converged:
       break
-    found = find(size)
-    evaluations += found.evaluations
-    if not found.converged:
-      best = min(best, found, key=lambda each: each.loss)
+    candidate = find(size)
+    evaluations += candidate.evaluations
+    if not candidate.converged:
+      best = min(best, candidate, key=lambda each: each.loss)
       best = dataclasses.replace(best, converged=False)
-    elif found.loss > best.loss * (1 - _WORTH):
+    elif candidate.loss > best.loss * (1 - _WORTH):
       break
     else:
-      best = found
+      best = candidate
   return dataclasses.replace(best, evaluations=evaluations)

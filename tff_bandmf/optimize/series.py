@@ -243,17 +243,17 @@ class Objective:
     """
     problem = self._problem
     for norm in self._norms:
-      found = minimize(
+      minimum = minimize(
         functools.partial(self, norm=norm),
         start,
         bounds,
         problem.max_evaluations - evaluations,
         problem.callback,
       )
-      start, evaluations = found.x, evaluations + found.evaluations
-      if found.interrupted or evaluations >= problem.max_evaluations:
+      start, evaluations = minimum.x, evaluations + minimum.evaluations
+      if minimum.interrupted or evaluations >= problem.max_evaluations:
         break
-    return dataclasses.replace(found, evaluations=evaluations)
+    return dataclasses.replace(minimum, evaluations=evaluations)
 
 
 def minimize(
@@ -278,24 +278,26 @@ def minimize(
   """
   evaluations, previous = 0, np.inf
   while True:
-    found = solver.minimize(
+    minimum = solver.minimize(
       function,
       start,
       bounds,
       max_evaluations - evaluations,
       None if callback is None else lambda log: callback(float(np.exp(log))),
     )
-    evaluations += found.evaluations
-    if evaluations < max_evaluations and not found.interrupted:
-      gained = previous - found.value
-      found = dataclasses.replace(
-        found, converged=found.converged or gained <= _NO_GAIN
+    evaluations += minimum.evaluations
+    if evaluations < max_evaluations and not minimum.interrupted:
+      gained = previous - minimum.value
+      minimum = dataclasses.replace(
+        minimum, converged=minimum.converged or gained <= _NO_GAIN
       )
-    if found.converged or found.interrupted or evaluations >= max_evaluations:
+    if (
+      minimum.converged or minimum.interrupted or evaluations >= max_evaluations
+    ):
       return dataclasses.replace(
-        found, value=float(np.exp(found.value)), evaluations=evaluations
+        minimum, value=float(np.exp(minimum.value)), evaluations=evaluations
       )
-    start, previous = found.x, found.value
+    start, previous = minimum.x, minimum.value
 
 
 def _toeplitz_error(

@@ -102,7 +102,7 @@ class Problem:
   def evaluated(
     self,
     strategy: StrategyT,
-    found: Union[Optimized, Minimum, None] = None,
+    minimum: Union[Optimized, Minimum, None] = None,
   ) -> Optimized[StrategyT]:
     """Returns `strategy` with its loss, made from what a search has found."""
     # PRIVACY: the sensitivity that is released, not the one C was made for.
@@ -111,8 +111,8 @@ class Problem:
     return Optimized(
       strategy,
       self.error(strategy) * sens**2,
-      found.evaluations if found else 0,
-      found.converged if found else True,
+      minimum.evaluations if minimum else 0,
+      minimum.converged if minimum else True,
     )
 
 

@@ -58,18 +58,18 @@ def sweep(
     nonlocal best, evaluations, failure
     evaluations += 1
     try:
-      found = request.evaluated(build(float(x)))
+      optimized = request.evaluated(build(float(x)))
     except ValueError as e:
       # C^-1 may grow without bound at one x, and not at another.
       failure = failure or e
       return np.inf
-    if not np.isfinite(found.loss):
+    if not np.isfinite(optimized.loss):
       return np.inf
-    if best is None or found.loss < best.loss:
-      best = found
+    if best is None or optimized.loss < best.loss:
+      best = optimized
     if request.callback is not None:
       request.callback(best.loss)
-    return found.loss
+    return optimized.loss
 
   def position(u):
     return low + (high - low) / (1 + np.exp(-u))

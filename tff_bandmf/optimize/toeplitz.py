@@ -187,25 +187,25 @@ def optimize_banded_toeplitz(
     )
   evaluations = 0
   for loss in _losses(problem, bands):
-    found = solver.Minimum(start[1:], np.nan, 0, True)
+    minimum = solver.Minimum(start[1:], np.nan, 0, True)
     if bands > 1:
-      found = series.minimize(
+      minimum = series.minimize(
         loss,
         start[1:],
         [(0, 1)] * (bands - 1),
         problem.max_evaluations - evaluations,
         problem.callback,
       )
-    evaluations += found.evaluations
-    start = np.concatenate([[1.0], found.x])
+    evaluations += minimum.evaluations
+    start = np.concatenate([[1.0], minimum.x])
     strategy = strategies.BandedToeplitz(problem.rounds, start)
     value = problem.error(strategy) * float(start @ start)
     # Otherwise d has not vanished, and all terms have to be added up.
-    exact = bands == 1 or abs(found.value / value - 1) <= _EXACT
-    if exact or found.interrupted or evaluations >= problem.max_evaluations:
+    exact = bands == 1 or abs(minimum.value / value - 1) <= _EXACT
+    if exact or minimum.interrupted or evaluations >= problem.max_evaluations:
       break
   return solver.Optimized(
-    strategy, value, evaluations, found.converged and exact
+    strategy, value, evaluations, minimum.converged and exact
   )
 
 

@@ -301,8 +301,10 @@ class Clipping:
 
     def cut():
       leaves = [tf.sign(leaf) * tf.floor(tf.abs(leaf)) for leaf in scaled]
-      kept = tf.cast(self._fits(leaves), tf.float64)
-      return whole([tf.math.multiply_no_nan(leaf, kept) for leaf in leaves])
+      is_in_range = tf.cast(self._fits(leaves), tf.float64)
+      return whole(
+        [tf.math.multiply_no_nan(leaf, is_in_range) for leaf in leaves]
+      )
 
     clipped = tf.nest.pack_sequence_as(
       record, tf.cond(self._fits(rounded), lambda: whole(rounded), cut)

@@ -73,13 +73,13 @@ def _optimized(rounds, min_sep, kinds) -> dict[str, strategies.Strategy]:
   }
 
 
-def _matrices(found) -> matplotlib.figure.Figure:
+def _matrices(optimized) -> matplotlib.figure.Figure:
   """Returns heat maps of C, above, and C^-1, below."""
   figure = matplotlib.figure.Figure(
-    figsize=(2.4 * len(found), 5), layout='constrained'
+    figsize=(2.4 * len(optimized), 5), layout='constrained'
   )
-  axes = figure.subplots(2, len(found))
-  for column, (family, strategy) in enumerate(found.items()):
+  axes = figure.subplots(2, len(optimized))
+  for column, (family, strategy) in enumerate(optimized.items()):
     matrix = strategy.matrix()
     for row, (label, values) in enumerate(
       (('C', matrix), ('C^-1', np.linalg.inv(matrix)))
@@ -93,19 +93,19 @@ def _matrices(found) -> matplotlib.figure.Figure:
   return figure
 
 
-def _coefficients(found) -> matplotlib.figure.Figure:
+def _coefficients(optimized) -> matplotlib.figure.Figure:
   figure, axes = _axes('lag', 'first column of C')
-  for family, strategy in found.items():
+  for family, strategy in optimized.items():
     column = strategy.first_column()
     if column is not None:
       axes.loglog(np.arange(1, len(column) + 1), column, label=family)
   return _with_legend(figure, axes)
 
 
-def _per_query_error(found) -> matplotlib.figure.Figure:
+def _per_query_error(optimized) -> matplotlib.figure.Figure:
   figure, axes = _axes('round', 'sensitivity * sqrt(per-query error)')
   schema = participation_lib.MinSep(_MIN_SEP)
-  for family, strategy in found.items():
+  for family, strategy in optimized.items():
     sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
     axes.semilogy(
       sensitivity * np.sqrt(strategy.per_query_errors()), label=family
@@ -140,7 +140,7 @@ def _rmse_by_min_sep() -> matplotlib.figure.Figure:
   return _with_legend(figure, axes)
 
 
-def _rmse_by_epsilon(found) -> matplotlib.figure.Figure:
+def _rmse_by_epsilon(optimized) -> matplotlib.figure.Figure:
   figure, axes = _axes('epsilon', 'rmse')
   schema = participation_lib.MinSep(_MIN_SEP)
   sigmas = np.array(
@@ -149,7 +149,7 @@ def _rmse_by_epsilon(found) -> matplotlib.figure.Figure:
       for epsilon in _EPSILONS
     ]
   )
-  for family, strategy in found.items():
+  for family, strategy in optimized.items():
     sensitivity = sensitivity_lib.sensitivity(strategy, schema).value
     axes.loglog(
       _EPSILONS,

@@ -91,7 +91,7 @@ _row = functools.partial(Row, '')
 
 def _example_b1(table) -> Iterator[Row]:
   rounds = table['rounds']
-  found = optimize.optimize(
+  optimized = optimize.optimize(
     strategies.Banded.family,
     rounds,
     participation_lib.Single(),
@@ -101,11 +101,14 @@ def _example_b1(table) -> Iterator[Row]:
   yield _row(
     'total squared error',
     table['total_squared_error'],
-    rounds * found.loss,
+    rounds * optimized.loss,
     tolerance,
     absolute=True,
   )
-  ours, published = found.strategy.matrix(), np.array(table['strategy_matrix'])
+  ours, published = (
+    optimized.strategy.matrix(),
+    np.array(table['strategy_matrix']),
+  )
   for t, i in zip(*np.nonzero(published)):
     yield _row(
       f'C[{t}, {i}]',
@@ -171,13 +174,13 @@ def _banded_rmse(table) -> Iterator[Row]:
     1e-5,
   )
   for row in table['rows']:
-    found = optimize.optimize(
+    optimized = optimize.optimize(
       row['family'], rounds, schema, bands=row.get('bands')
     )
     yield _row(
       _label(row),
       row['ratio'],
-      math.sqrt(found.loss) / table['unit'],
+      math.sqrt(optimized.loss) / table['unit'],
       table['abs_tol'],
       absolute=True,
     )
@@ -190,14 +193,14 @@ def _optimal_bands(table) -> Iterator[Row]:
   dense = optimize.optimize(strategies.Dense.family, rounds, schema)
   rmse = {}
   for bands in (1 << i for i in range(rounds.bit_length())):
-    found = (
+    optimized = (
       dense
       if bands > _MOST_BANDS
       else optimize.optimize(
         strategies.Banded.family, rounds, schema, bands=bands
       )
     )
-    rmse[bands] = math.sqrt(found.loss)
+    rmse[bands] = math.sqrt(optimized.loss)
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
       # More bands leave a group smaller than a cohort.
@@ -216,7 +219,7 @@ def _calibrated_rmse(table) -> Iterator[Row]:
     table['min_sep'], table['max_participations']
   )
   for row in table['rows']:
-    found = optimize.optimize(
+    optimized = optimize.optimize(
       row['family'],
       table['rounds'],
       schema,
@@ -225,7 +228,7 @@ def _calibrated_rmse(table) -> Iterator[Row]:
       lambda_=row.get('lambda'),
     )
     yield _row(
-      _label(row), row['value'], sigma * math.sqrt(found.loss), table['tol']
+      _label(row), row['value'], sigma * math.sqrt(optimized.loss), table['tol']
     )
 
 
@@ -233,7 +236,7 @@ def _cyclic_poisson_rmse(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   for epsilon, bands, published in table['rows']:
     sigma = _cyclic_poisson_sigma(table, k, epsilon, bands)
-    found = optimize.optimize(
+    optimized = optimize.optimize(
       strategies.BandedToeplitz.family,
       rounds,
       participation_lib.Single(),
@@ -242,7 +245,7 @@ def _cyclic_poisson_rmse(table) -> Iterator[Row]:
     yield _row(
       f'epsilon {epsilon}, {bands} bands',
       published,
-      sigma * math.sqrt(found.loss),
+      sigma * math.sqrt(optimized.loss),
       table['tol'],
     )
 
@@ -251,7 +254,7 @@ def _unknown_min_sep(table) -> Iterator[Row]:
   rounds, k = table['rounds'], table['max_participations']
   planned = participation_lib.MinSep(table['optimized_min_sep'], k)
   for row in table['rows']:
-    found = optimize.optimize(
+    optimized = optimize.optimize(
       row['family'],
       rounds,
       planned,
@@ -259,7 +262,7 @@ def _unknown_min_sep(table) -> Iterator[Row]:
       buffers=row.get('buffers'),
       b0=row.get('b0'),
     )
-    strategy = found.strategy
+    strategy = optimized.strategy
     for min_sep, published in zip(table['min_sep'], row['value']):
       sensitivity = sensitivity_lib.sensitivity(
         strategy, participation_lib.MinSep(min_sep, k)

@@ -132,8 +132,8 @@ def of_clients(
     counts, times = np.unique(np.diff(starts), return_counts=True)
     histogram.update(dict(zip(counts.tolist(), times.tolist())))
     if gram is not None:
-      found = _heaviest(gram, rounds, starts)
-      heaviest = max(heaviest, found, key=lambda h: h.squared)
+      heaviest_client = _heaviest(gram, rounds, starts)
+      heaviest = max(heaviest, heaviest_client, key=lambda h: h.squared)
   most = max(histogram, default=0)
   return Observed(
     clients,
@@ -217,16 +217,18 @@ class _Heaviest:
     # PRIVACY: contributions are vectors, so signs of X do not help. Guard:
     # participations_test.test_signs_of_the_gram_matrix_do_not_help.
     if self.signed:
-      found = result.bound(
+      unrounded = result.bound(
         self.squared, 'sum of |X| over the rounds of a client'
       )
     else:
-      found = result.exact(self.squared, 'sum of X over the rounds of a client')
+      unrounded = result.exact(
+        self.squared, 'sum of X over the rounds of a client'
+      )
     # PRIVACY: as a `Guarantee` makes up for it where a schema is enforced.
     # Guard: participations_test.test_observed_is_rounded_up.
     cut = most * strategy.recursion().cut_norm
     more = 1 + sensitivity_lib.rounding(strategy, most)
-    return dataclasses.replace(found, value=(found.value + cut) * more)
+    return dataclasses.replace(unrounded, value=(unrounded.value + cut) * more)
 
 
 class _Gram:

@@ -47,15 +47,15 @@ one client do not overlap (bands <= min_sep)')
     return budget.bound(strategy, participation)
   # What overflows is refused below.
   with np.errstate(over='ignore', invalid='ignore'):
-    found = _THEOREMS[strategy.structure](strategy, participation)
-  if not math.isfinite(found.value):
+    proved = _THEOREMS[strategy.structure](strategy, participation)
+  if not math.isfinite(proved.value):
     raise errors.value_error(
       'family',
       strategy.family,
       'the sensitivity overflows',
       'scale C down or use fewer rounds',
     )
-  return found
+  return proved
 
 
 def rounding(strategy: strategies.Strategy, participations: int) -> float:

@@ -85,16 +85,16 @@ def sensitivity(
     )
   majorant = np.abs(column)
   majorant[min_sep:] = np.maximum.accumulate(majorant[: min_sep - 1 : -1])[::-1]
-  found = result.bound(
+  bound = result.bound(
     leftmost if fixed else _leftmost_squared(majorant, rounds, min_sep, k),
     'absolute Toeplitz coefficients'
     if fixed
     else 'majorant of the Toeplitz coefficients, not increasing from min_sep',
   )
   if rounds * strategy.bands <= _QUICK_GRAM:
-    return result.better(found, gram.sensitivity(strategy, participation))
+    return result.better(bound, gram.sensitivity(strategy, participation))
   return result.better(
-    found,
+    bound,
     result.bound(
       k * _row_weight(np.abs(column), min_sep, k),
       'row of |C|^T |C| that nothing cuts, maximised [BandMF23, Alg 4]',
@@ -156,7 +156,7 @@ def normalized_sensitivity(
     )
   fixed = participation.evenly_spaced
   # Entries of C D^-1 are at most those of C over its diagonal.
-  found = result.bound(
+  best = result.bound(
     min(float(k), sensitivity(toeplitz, participation).value / column[0]) ** 2,
     'sensitivity without column normalisation over the least column norm',
   )
@@ -169,17 +169,17 @@ def normalized_sensitivity(
     if fixed:
       return result.bound(attained, 'sum of |X| over one epoch offset')
     if _falls(column):
-      found = result.better(
-        found,
+      best = result.better(
+        best,
         result.bound(
           _nearest(lags(), rounds, min_sep, k),
           'columns of one client as near as min_sep allows',
           attained,
         ),
       )
-  if found.method == result.EXACT or rounds * strategy.bands > _QUICK_GRAM:
-    return found
-  return result.better(found, gram.sensitivity(strategy, participation))
+  if best.method == result.EXACT or rounds * strategy.bands > _QUICK_GRAM:
+    return best
+  return result.better(best, gram.sensitivity(strategy, participation))
 
 
 def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:

@@ -128,31 +128,31 @@ def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
   pairs = len(first) * len(second)
   if pairs > _QUICK_PAIRS or pairs * ends > _QUICK_TABLE:
     return None
-  found: _Table = {}
+  table: _Table = {}
   for (count, squared), middle in first.items():
     for (count_after, squared_after), end in second.items():
       if count + count_after > k:
         continue
       key = count + count_after, squared + squared_after
       value = end[middle]
-      if key in found:
-        value = np.minimum(value, found[key])
-      found[key] = value
-  return _undominated(found, ends - 1)
+      if key in table:
+        value = np.minimum(value, table[key])
+      table[key] = value
+  return _undominated(table, ends - 1)
 
 
 def _undominated(table: _Table, never: int) -> _Table:
   """Returns a table without what is possible never, or better otherwise."""
-  kept: _Table = {}
+  remaining: _Table = {}
   for key, end in sorted(
     table.items(), key=lambda item: item[0][::-1], reverse=True
   ):
     if end.min() < never and not any(
       count <= key[0] and np.all(other <= end)
-      for (count, _), other in kept.items()
+      for (count, _), other in remaining.items()
     ):
-      kept[key] = end
-  return kept
+      remaining[key] = end
+  return remaining
 
 
 def _levels_squared(

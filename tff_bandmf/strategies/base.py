@@ -121,9 +121,9 @@ class Strategy(abc.ABC):
 
   def recursion(self) -> recursion_lib.Recursion:
     """Returns how the noise of a round follows from what was added before."""
-    found = self._recursion()
-    found.digest = self.digest()
-    return found
+    recursion = self._recursion()
+    recursion.digest = self.digest()
+    return recursion
 
   def _recursion(self) -> recursion_lib.Recursion:
     return self.buffered(self.rounds) or recursion_lib.Window(self, self.rounds)
@@ -153,7 +153,7 @@ class Strategy(abc.ABC):
       first: [m] integers, i.
       second: [m] integers, j >= i.
     """
-    found = np.zeros(len(first))
+    entries = np.zeros(len(first))
     overlap = np.flatnonzero(second - first < self.bands)
     overlap = overlap[np.argsort(first[overlap], kind='stable')]
     step = max(_LEAST_COLUMNS, self.bands // 4)
@@ -164,8 +164,8 @@ class Strategy(abc.ABC):
       last = min(stop + self.bands - 1, self.rounds)
       columns = self.part(start, last, start)
       gram = columns[:, : stop - start].T @ columns
-      found[pairs] = gram[first[pairs] - start, second[pairs] - start]
-    return found
+      entries[pairs] = gram[first[pairs] - start, second[pairs] - start]
+    return entries
 
   def column_error(self) -> float:
     """Returns a bound of the error of C as float64 gives it.

@@ -135,11 +135,11 @@ class BltBuffers(recursion_lib.Buffers):
 
   def step(self, phase: int) -> recursion_lib.Step:
     scale = float(self.scales[phase])
-    kept = float(phase > 0)
+    decays = float(phase > 0)
     return recursion_lib.Step(
       scale,
-      -scale * kept * self._blt.omega,
-      np.diag(kept * self._blt.theta),
+      -scale * decays * self._blt.omega,
+      np.diag(decays * self._blt.theta),
       np.full(self.memory, 1.0 / scale),
     )
 
@@ -165,10 +165,10 @@ class BltBuffers(recursion_lib.Buffers):
     error = 0.0
     for omega, theta in zip(self._blt.omega, self._blt.theta):
       buffer = largest(scipy.signal.lfilter([1.0], [1.0, -theta], column))
-      kept = min(self._period, 1 / (1 - theta))
+      rounds = min(self._period, 1 / (1 - theta))
       # Each round rounds a product, a sum and the y that comes in.
       error += abs(omega) * (
-        kept * (2 * buffer + 2 * y) + (self.memory + 2) * buffer
+        rounds * (2 * buffer + 2 * y) + (self.memory + 2) * buffer
       )
     return recursion_lib.UNIT * error
 

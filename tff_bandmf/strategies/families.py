@@ -149,7 +149,7 @@ class Family:
       ValueError: a parameter that the family does not take, or a value out of
         range.
     """
-    found = {}
+    values = {}
     for field, value in given.items():
       name = field.rstrip('_')
       own = parameters().get(name) if self.takes(name) else None
@@ -159,8 +159,8 @@ class Family:
         raise errors.value_error(
           f'{name}={value}: {self.name} has no such parameter; leave it out'
         )
-      found[name] = own.check(value)
-    return found
+      values[name] = own.check(value)
+    return values
 
 
 # Parameters of families in several files.
@@ -182,11 +182,11 @@ BANDED_INVERSE = (attrs.evolve(BANDS, field='inverse_bands'), COLUMN_NORMALIZE)
 @functools.cache
 def known() -> Mapping[str, Family]:
   """Returns all families by their names."""
-  found = {}
+  families = {}
   for module in pkgutil.iter_modules(sys.modules[_PACKAGE].__path__):
     file = importlib.import_module(f'{_PACKAGE}.{module.name}')
-    found.update({each.name: each for each in getattr(file, 'FAMILIES', ())})
-  return found
+    families.update({each.name: each for each in getattr(file, 'FAMILIES', ())})
+  return families
 
 
 @functools.cache

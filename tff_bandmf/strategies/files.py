@@ -298,12 +298,14 @@ def _participation(
     raise TypeError('a schema is an object')
   fields = dict(content)
   try:
-    found = participation_lib.from_name(fields.pop('participation'), **fields)
+    participation = participation_lib.from_name(
+      fields.pop('participation'), **fields
+    )
   except ValueError as error:
     raise TypeError('no schema') from error
-  if found.to_dict() != content:
+  if participation.to_dict() != content:
     raise TypeError('a schema that is written in another way')
-  return found
+  return participation
 
 
 def _build(

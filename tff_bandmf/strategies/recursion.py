@@ -245,17 +245,17 @@ class Window(Recursion):
 
   def _variances(self) -> np.ndarray:
     if self.keeps == PAST_U:
-      found = np.concatenate(
+      variances = np.concatenate(
         [scale**2 + np.sum(readout**2, 1) for scale, readout in self._pieces()]
       )
     else:
       # Periods are alike, and forget one another.
-      found = per_query.of_noise(
+      variances = per_query.of_noise(
         self.phases,
         min(self.memory + 1, self.phases),
         lambda start, stop: self._kept_rows(start, stop)[:, : self.phases],
       )
-    return found[self.phase(np.arange(self.rounds))]
+    return variances[self.phase(np.arange(self.rounds))]
 
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
     """Returns rows of the C of cut weights, for `PAST_Y`."""

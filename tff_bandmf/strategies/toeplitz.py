@@ -85,7 +85,7 @@ class Toeplitz(base.Strategy):
     """Returns X[i, j], the first n - j terms of sum_l c_l c_{l + j - i}."""
     base.check_rounds(self.rounds)
     column = self.column(self.bands)
-    found = np.zeros(len(first))
+    entries = np.zeros(len(first))
     lags = second - first
     order = np.argsort(lags, kind='stable')
     for pairs in np.split(order, np.flatnonzero(np.diff(lags[order])) + 1):
@@ -94,8 +94,8 @@ class Toeplitz(base.Strategy):
         break
       sums = np.cumsum(column[: self.bands - lag] * column[lag:])
       terms = np.minimum(self.rounds - second[pairs], len(sums))
-      found[pairs] = sums[terms - 1]
-    return found
+      entries[pairs] = sums[terms - 1]
+    return entries
 
   def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
     if self.inverse_bands is None:

@@ -229,13 +229,13 @@ class Arithmetic:
 
     # Every order from 1 proves an alpha, the best or not; none overflows.
     longest = math.log(max(1.0, 500 / float(np.max(moments.log_weight)) - 2))
-    found = scipy.optimize.minimize_scalar(
+    minimum = scipy.optimize.minimize_scalar(
       log_alpha,
       bounds=(0.0, longest),
       method='bounded',
       options={'xatol': 1e-4},
     )
-    return (1 + _ROUNDING) * math.exp(float(found.fun))
+    return (1 + _ROUNDING) * math.exp(float(minimum.fun))
 
   def moments(self, tail: float) -> Moments:
     """Returns what bounds the moments of one cell's likelihood ratio.

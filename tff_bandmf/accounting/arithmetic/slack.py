@@ -160,17 +160,17 @@ def _slack(
   # Guard: slack_test.test_claim_is_tight_where_its_parts_are.
   added = beta * (1 + math.exp(epsilon + alpha)) * (1 + _ROUNDING)
   exact = math.exp(-alpha) * (delta - added) * (1 - _ROUNDING)
-  found = Slack(2 * alpha, delta - exact, exact, added)
-  if found.epsilon > largest or found.delta > largest * delta:
+  slack_of_claim = Slack(2 * alpha, delta - exact, exact, added)
+  if slack_of_claim.epsilon > largest or slack_of_claim.delta > largest * delta:
     raise Unproved(
       errors.invalid(
-        f'slack_epsilon={found.epsilon:.4g}: the arithmetic of the noise adds '
-        f'it to epsilon, and {found.delta / delta:.2g} of delta is lost; more '
+        f'slack_epsilon={slack_of_claim.epsilon:.4g}: the arithmetic of the noise adds '
+        f'it to epsilon, and {slack_of_claim.delta / delta:.2g} of delta is lost; more '
         f'than {largest:g} must be asked for; use a coarser lattice, fewer '
         'rounds or coordinates'
       )
     )
-  return found
+  return slack_of_claim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,14 +246,14 @@ class Cost:
       coordinates, cells = max(1, CELLS // compared), CELLS
       # More participations, or sampled cohorts, may be claimed for its noise.
       largest = cells // strategy.rounds
-    found = [make(coordinates, cells)]
+    arithmetics = [make(coordinates, cells)]
     # PRIVACY: smaller models are covered too, and few coordinates have no law
     # of large numbers. Guard: slack_test.test_claim_covers_smaller_models.
     few = cells_lib.many_coordinates(strategy.rounds) - 1
     if few < coordinates:
-      found.append(make(few, few * compared))
+      arithmetics.append(make(few, few * compared))
     return Cost(
-      tuple(found),
+      tuple(arithmetics),
       participations * recursion.cut_norm,
       sensitivity_lib.rounding(strategy, participations),
       largest,
@@ -303,15 +303,15 @@ class Cost:
       )
 
 
-def less(epsilon: float, found: Slack) -> float:
+def less(epsilon: float, part: Slack) -> float:
   """Returns the epsilon that the exact run must have.
 
   Raises:
     ValueError: the slack alone exceeds `epsilon`.
   """
-  if epsilon <= found.epsilon:
+  if epsilon <= part.epsilon:
     raise errors.value_error(
       f'epsilon={epsilon}: must exceed what the arithmetic adds, '
-      f'{found.epsilon:.3g}; ask for a larger epsilon'
+      f'{part.epsilon:.3g}; ask for a larger epsilon'
     )
-  return epsilon - found.epsilon
+  return epsilon - part.epsilon

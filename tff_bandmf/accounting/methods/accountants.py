@@ -155,12 +155,12 @@ class Exact(Accountant):
       noise = self.more_noise(cost) * self.noise_multiplier(
         target, slack.exact_delta
       )
-      found = self.claim(cost, noise, delta, samples)
+      bound = self.claim(cost, noise, delta, samples)
       # PRIVACY: what is returned was seen to meet epsilon.
       # Guard: slack_test.test_calibrate_meets_epsilon.
-      if found.epsilon <= epsilon:
-        return noise, found
-      target -= 2 * (found.epsilon - epsilon)
+      if bound.epsilon <= epsilon:
+        return noise, bound
+      target -= 2 * (bound.epsilon - epsilon)
 
   def confirmed(self, cost, noise_multiplier, bound, delta):
     return self.claim(cost, noise_multiplier, delta, monte_carlo.Samples())
@@ -268,7 +268,7 @@ class Sampled(Accountant):
     exact = cost.least_delta(delta)
     options = *samples.completed(self._default_samples, exact), samples.tries
     start = gaussian.gaussian_epsilon(noise_multiplier, exact)
-    found = _unamplified(noise_multiplier, start)
+    bound = _unamplified(noise_multiplier, start)
     if start > 0:
       mixture = self.mixture(noise_multiplier)
       amplified = search.least(
@@ -277,12 +277,12 @@ class Sampled(Accountant):
         exact,
         *options,
       )
-      found = found if amplified is None else amplified[1]
+      bound = bound if amplified is None else amplified[1]
     # PRIVACY: as in `Exact`; the bound of delta leaves room for it.
     # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
     return _with_slack(
-      found,
-      cost.slack(found.epsilon, delta, self.moved(cost, noise_multiplier)),
+      bound,
+      cost.slack(bound.epsilon, delta, self.moved(cost, noise_multiplier)),
     )
 
   def claim_at(self, cost, noise_multiplier, epsilon, samples):
@@ -290,15 +290,15 @@ class Sampled(Accountant):
     # A total that is less than what is claimed.
     slack = cost.slack(epsilon, options[1], self.moved(cost, noise_multiplier))
     exact = slack.exact_epsilon(epsilon)
-    found = search.attempted(self.mixture(noise_multiplier), exact, *options)
+    bound = search.attempted(self.mixture(noise_multiplier), exact, *options)
     unamplified = _unamplified(noise_multiplier, exact)
-    found = _with_slack(
-      found if found.total < unamplified.total else unamplified, slack
+    bound = _with_slack(
+      bound if bound.total < unamplified.total else unamplified, slack
     )
     return dataclasses.replace(
-      found,
+      bound,
       epsilon=epsilon,
-      slack_delta=found.slack_delta + slack.below(epsilon),
+      slack_delta=bound.slack_delta + slack.below(epsilon),
     )
 
   def calibrate(self, cost, epsilon, delta, samples):
@@ -333,9 +333,9 @@ class Sampled(Accountant):
     # PRIVACY: another noise, or what it was not sampled for, has another bound.
     # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
     exact = bound.epsilon - bound.slack_epsilon
-    found = _unamplified(noise_multiplier, exact)
+    confirmation = _unamplified(noise_multiplier, exact)
     if bound.seed is not None:
-      found = search.attempted(
+      confirmation = search.attempted(
         self.mixture(noise_multiplier),
         exact,
         bound.samples,
@@ -344,7 +344,7 @@ class Sampled(Accountant):
         bound.tries,
       )
     return _with_slack(
-      found, cost.slack(exact, delta, self.moved(cost, noise_multiplier))
+      confirmation, cost.slack(exact, delta, self.moved(cost, noise_multiplier))
     )
 
   def _least_noise(
@@ -352,10 +352,10 @@ class Sampled(Accountant):
   ) -> tuple[float, monte_carlo.Bound]:
     """Returns nearly the least noise multiplier of the run in real numbers."""
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
-    found = search.least(
+    least = search.least(
       lambda noise: (self.mixture(noise), epsilon), start, delta, *options
     )
-    return (start, _unamplified(start, epsilon)) if found is None else found
+    return (start, _unamplified(start, epsilon)) if least is None else least
 
 
 def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
@@ -389,12 +389,12 @@ def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
 
 
 def _with_slack(
-  found: monte_carlo.Bound, slack: slack_lib.Slack
+  bound: monte_carlo.Bound, slack: slack_lib.Slack
 ) -> monte_carlo.Bound:
   """Returns the claim of the released bits."""
   return dataclasses.replace(
-    found,
-    epsilon=found.epsilon + slack.epsilon,
+    bound,
+    epsilon=bound.epsilon + slack.epsilon,
     slack_epsilon=slack.epsilon,
-    slack_delta=slack.total(found.total) - found.total,
+    slack_delta=slack.total(bound.total) - bound.total,
   )

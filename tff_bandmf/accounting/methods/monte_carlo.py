@@ -157,15 +157,15 @@ class Bound:
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
-    found = {
+    record = {
       'epsilon': self.epsilon,
       'slack_epsilon': self.slack_epsilon,
       'slack_delta': self.slack_delta,
     }
     if self.seed is None:
-      return found
+      return record
     return {
-      **found,
+      **record,
       'delta_bound': self.total,
       'failure_probability': self.failure_probability,
       'samples': self.samples,
@@ -214,9 +214,9 @@ def delta_bound(
   pilot, final = (np.random.default_rng(child) for child in sequence.spawn(2))
   log_term = math.log(2 / failure_probability)
   estimate = upper = 0.0
-  found = plans(mixture, epsilon, samples, log_term, pilot)
-  most = max(mean + margin for _, mean, margin in found)
-  for direction, mean, margin in found:
+  plan = plans(mixture, epsilon, samples, log_term, pilot)
+  most = max(mean + margin for _, mean, margin in plan)
+  for direction, mean, margin in plan:
     # B bounds delta for sure: nothing to sample if the other is larger.
     if not direction.eta or direction.bound <= max(upper, failure_probability):
       upper = max(upper, direction.bound)

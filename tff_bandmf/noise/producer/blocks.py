@@ -71,14 +71,14 @@ class Block(abc.ABC):
 
   @abc.abstractmethod
   def advance(
-    self, z: np.ndarray, memory: np.ndarray, made: np.ndarray, work: Workspace
+    self, z: np.ndarray, memory: np.ndarray, output: np.ndarray, work: Workspace
   ) -> None:
     """Computes y of the rounds and updates the memory.
 
     Args:
       z: [m, count] float64, normals times noise_scale; overwritten.
       memory: [memory rows, count], the recursion's memory; updated.
-      made: [m, count] int32, overwritten with y; may be rows of the memory.
+      output: [m, count] int32, overwritten with y; may be rows of the memory.
       work: arrays for intermediate results.
 
     Raises:
@@ -140,13 +140,13 @@ class WindowBlock(Block):
     )
 
   def advance(
-    self, z: np.ndarray, memory: np.ndarray, made: np.ndarray, work: Workspace
+    self, z: np.ndarray, memory: np.ndarray, output: np.ndarray, work: Workspace
   ) -> None:
     y, ring = z, memory
     if not len(ring):
       # Check the largest z that can occur, in place of every y.
       checked(generator_lib.MOST_DEVIATIONS * self.noise_scale)
-      made[:] = np.rint(z, out=y)
+      output[:] = np.rint(z, out=y)
       return
     mean = self._mean_of_past(ring, work)
     # PRIVACY: If another y than the added one fed back, the noise would be that
@@ -165,7 +165,7 @@ class WindowBlock(Block):
         if not self.feeds_y:
           np.subtract(y[r], mean[r], out=fed[r])
           fed[r] /= self.scale[r]
-      made[start:stop] = checked(y[start:stop])
+      output[start:stop] = checked(y[start:stop])
     if not self.feeds_y:
       ring[self.row : self.row + self.rounds] = fed
 
@@ -210,7 +210,7 @@ class BufferBlock(Block):
     return list(map(_Step.of, self.steps))
 
   def advance(
-    self, z: np.ndarray, memory: np.ndarray, made: np.ndarray, work: Workspace
+    self, z: np.ndarray, memory: np.ndarray, output: np.ndarray, work: Workspace
   ) -> None:
     y = z
     for r, step in enumerate(self._split_steps):
@@ -223,7 +223,7 @@ class BufferBlock(Block):
         memory[buffer] += step.gain[buffer] * y[r]
       if len(step.mixed):
         memory[step.mixed] += mixed
-    made[:] = checked(y)
+    output[:] = checked(y)
 
 
 class _Step(NamedTuple):

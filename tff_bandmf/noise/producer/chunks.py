@@ -97,5 +97,5 @@ def _available_bytes() -> float:
     lines = pathlib.Path('/proc/meminfo').read_text().splitlines()
   except OSError:
     return math.inf
-  found = dict(line.split(':') for line in lines)
-  return 1024.0 * int(found['MemAvailable'].split()[0])
+  fields = dict(line.split(':') for line in lines)
+  return 1024.0 * int(fields['MemAvailable'].split()[0])

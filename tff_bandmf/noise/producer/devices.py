@@ -172,15 +172,15 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
         f'devices={name}: is not a device that TensorFlow sees; use '
         f'{" ".join(device.name for device in logical)}'
       )
-  found = [by_name[name] for name in devices]
-  kinds = {device.device_type for device in found}
+  chosen = [by_name[name] for name in devices]
+  kinds = {device.device_type for device in chosen}
   # PRIVACY: The number of devices decides which device makes a chunk. Kinds
   # that round differently would make noise that cannot be made again, so a
   # resumed run would add other noise. Devices of several kinds are refused.
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(
-      f'devices={" ".join(device.name for device in found)}: are of several '
+      f'devices={" ".join(device.name for device in chosen)}: are of several '
       'types; use devices of one type'
     )
-  return tuple(device.name for device in found), kinds.pop()
+  return tuple(device.name for device in chosen), kinds.pop()

@@ -74,7 +74,7 @@ class Devices(makers.Maker):
     # The calls return at once; each device works on its chunks in this order.
     parts = [self._start(i, block) for i in range(len(self._layout.starts))]
     self._first_row = block.row
-    self._made = [made for made, _ in parts]
+    self._made = [output for output, _ in parts]
     for _, largest in parts:
       blocks.checked(np.asarray(largest))
       yield
@@ -99,16 +99,16 @@ class Devices(makers.Maker):
           jnp.zeros((layout.memory_rows, z.shape[1]), layout.dtype), device
         )
       if isinstance(block, blocks.WindowBlock):
-        memory, made, largest = _window(
+        memory, output, largest = _window(
           memory, z, block.far, block.near, block.scale, block.row
         )
       else:
         assert isinstance(block, blocks.BufferBlock)
         _, *steps = map(np.stack, zip(*block.steps))
         mixes = bool((steps[1] * (1 - np.eye(len(memory)))).any())
-        memory, made, largest = _buffers(memory, z, *steps, mixes=mixes)
+        memory, output, largest = _buffers(memory, z, *steps, mixes=mixes)
     self._memories[i] = memory
-    return made, largest
+    return output, largest
 
   def draw(self, i: int, first: int, noise_scale: np.ndarray) -> jax.Array:
     """Returns noise_scale * Z of a chunk, which the device still computes.
@@ -176,14 +176,14 @@ def _window(memory, z, far, near, scale, row):
   near = jnp.pad(near, ((0, 0), (0, more)))
   scale = jnp.pad(scale, (0, more), constant_values=1.0)
 
-  def make_group(g, made):
+  def make_group(g, buffers):
     start = g * together
 
     def group(rows, axis=0):
       return jax.lax.dynamic_slice_in_dim(rows, start, together, axis)
 
     # Rounds of later groups are still zero in `made[0]`, so they add nothing.
-    means = group(mean) + product(group(near), made[0])
+    means = group(mean) + product(group(near), buffers[0])
     weights, noise, scales = group(group(near), 1), group(z), group(scale)
     fed: list[jax.Array] = []
     y: list[jax.Array] = []
@@ -198,14 +198,14 @@ def _window(memory, z, far, near, scale, row):
       fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
     return tuple(
       jax.lax.dynamic_update_slice(rows, jnp.stack(new), (start, 0))
-      for rows, new in zip(made, (fed, y))
+      for rows, new in zip(buffers, (fed, y))
     )
 
   # U, and Y if it differs from U.
-  made = (jnp.zeros_like(z),) * (1 if feeds_y else 2)
+  carried = (jnp.zeros_like(z),) * (1 if feeds_y else 2)
   groups = len(z) // together
-  made = jax.lax.fori_loop(0, groups, make_group, made)
-  fed, y = made[0][:rounds], made[-1][:rounds]
+  carried = jax.lax.fori_loop(0, groups, make_group, carried)
+  fed, y = carried[0][:rounds], carried[-1][:rounds]
   latest = fed.astype(memory.dtype)
   memory = jax.lax.dynamic_update_slice(memory, latest, (row, 0))
   return memory, None if feeds_y else y.astype(np.int32), _largest(y)
@@ -227,16 +227,16 @@ def _buffers(memory, z, readout, update, gain, mixes):
   Returns:
     (memory, y [m, count] int32, scalar max |y|).
   """
-  made = []
+  rows = []
   for r in range(len(z)):
     y = jnp.rint(z[r] + _product(readout[r : r + 1], memory)[0])
-    made.append(y)
+    rows.append(y)
     if mixes:
       memory = _product(update[r], memory)
     else:
       memory = jnp.diag(update[r])[:, None] * memory
     memory += gain[r][:, None] * y
-  y = jnp.stack(made)
+  y = jnp.stack(rows)
   return memory, y.astype(np.int32), _largest(y)
 
 
@@ -324,15 +324,15 @@ def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
       raise errors.value_error(
         f'devices={name}: is not a device that JAX sees; use {" ".join(seen)}'
       )
-  found = tuple(seen[name] for name in names or seen)
+  chosen = tuple(seen[name] for name in names or seen)
   # PRIVACY: The number of devices decides which device makes a chunk. Kinds
   # that round differently would make noise that cannot be made again, so a
   # resumed run would add other noise. Devices of several kinds are refused.
   # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
-  kinds = {each.device_kind for each in found}
+  kinds = {each.device_kind for each in chosen}
   if len(kinds) > 1:
     raise errors.value_error(
       f'devices={" ".join(names or seen)}: are of several kinds; use devices '
       'of one kind'
     )
-  return found, f'jax {jax.__version__} {kinds.pop()}'
+  return chosen, f'jax {jax.__version__} {kinds.pop()}'

@@ -114,13 +114,13 @@ def is_whole(path: pathlib.Path, tape_id: int, first: int, count: int) -> bool:
     first: first coordinate of the shard, >= 0.
     count: number of coordinates of the shard, > 0.
   """
-  found = path.read_bytes()
+  content = path.read_bytes()
   try:
-    packed = zlib.decompress(found, wbits=31)
+    packed = zlib.decompress(content, wbits=31)
   except zlib.error:
     return False
   y = np.frombuffer(packed[8 * HEADER_WORDS : len(packed) // 4 * 4], '<i4')
-  return len(y) == count and found == b''.join(
+  return len(y) == count and content == b''.join(
     contents(tape_id, int(path.stem), first, y)
   )
 

@@ -141,13 +141,13 @@ class Description:
     """
     path = directory / DESCRIPTION
     try:
-      found = _files.read_json(path)
-      if (found.pop('format'), found.pop('version')) != (
+      record = _files.read_json(path)
+      if (record.pop('format'), record.pop('version')) != (
         _FORMAT,
         tape_file.VERSION,
       ):
         raise ValueError('of another release')
-      description = cls(**found)
+      description = cls(**record)
       description._check()
       return description
     except FileNotFoundError:

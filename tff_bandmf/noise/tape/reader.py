@@ -133,12 +133,12 @@ class _Folder:
       start = tf.constant(0, tf.int64) * self._round_index
     polls = tf.while_loop(behind, lambda polls: [_sleep(polls) + 1], [start])
     with tf.control_dependencies(polls):
-      there = self._check(
+      exists = self._check(
         self._exists(name, polls[0]),
         'the producer ended or fell behind; is its process alive, and is '
         'there room on its disk?',
       )
-    with tf.control_dependencies([there]):
+    with tf.control_dependencies([exists]):
       contents = tf.io.read_file(self._path(name, self._round_index))
     return self._unpacked(contents)
 
@@ -153,14 +153,14 @@ class _Folder:
       'the file has the wrong size, or is of another release',
     )
     with tf.control_dependencies([sized]):
-      found = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
+      unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
     places, values = tape_file.frame(count)
     # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound,
     # so damage to the frame could pass. The frame is compared first, byte by
     # byte.
     # Guard: tape_release_test.test_damaged_file_is_refused.
     framed = self._check(
-      tf.reduce_all(tf.equal(tf.gather(found, places), values)),
+      tf.reduce_all(tf.equal(tf.gather(unpacked, places), values)),
       'the file is damaged, or of another release',
     )
     with tf.control_dependencies([framed]):

@@ -58,7 +58,7 @@ class ServedTape(tape_folder.ReadableTape):
     self.z_steps = z_steps
     self.start_round = start_round
     self.recursion = recursion
-    found = {}
+    descriptions = {}
     for directory in directories:
       path = pathlib.Path(directory).absolute()
       tape_folder.check_name(path)
@@ -68,18 +68,18 @@ class ServedTape(tape_folder.ReadableTape):
           f'noise_server={path}: is not the folder of a noise-server; start '
           'bandmf noise-server with this --directory first'
         )
-      found[path] = description
-    for path, description in found.items():
+      descriptions[path] = description
+    for path, description in descriptions.items():
       _check(path, description, recursion, z_steps, dimension)
     self.shards = sorted(
       (
         tape_folder.Shard(path, each.first, each.count)
-        for path, each in found.items()
+        for path, each in descriptions.items()
       ),
       key=lambda shard: shard.first,
     )
-    _check_together(self.shards, list(found.values()), dimension)
-    self.tape_id = next(iter(found.values())).tape_id
+    _check_together(self.shards, list(descriptions.values()), dimension)
+    self.tape_id = next(iter(descriptions.values())).tape_id
     self._locks: list[int] = []
     self._closed = threading.Event()
     self._thread: Optional[threading.Thread] = None
@@ -156,15 +156,15 @@ def _check(
   dimension: int,
 ) -> None:
   """Raises ValueError if a folder holds noise of other values than these."""
-  for name, expected, found in (
+  for name, expected, actual in (
     ('strategy', recursion.digest, description.strategy),
     ('rounds', recursion.rounds, description.rounds),
     ('parameters', dimension, description.dimension),
     ('z_steps', z_steps, description.z_steps),
   ):
-    if found != expected:
+    if actual != expected:
       raise errors.value_error(
-        f'{name}={expected}: the noise in {path} has {found}; start the server '
+        f'{name}={expected}: the noise in {path} has {actual}; start the server '
         'and the training with the same values'
       )
 

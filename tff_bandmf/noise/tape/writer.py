@@ -55,7 +55,7 @@ class Tape(tape_folder.ReadableTape):
   def __init__(
     self,
     directory: Optional[Union[str, os.PathLike]],
-    made: stream.Stream,
+    noise_stream: stream.Stream,
     *,
     start_round: int = 0,
     ahead_bytes: int = _AHEAD_BYTES,
@@ -68,7 +68,7 @@ class Tape(tape_folder.ReadableTape):
         Another tape that an ended process left there is removed. None makes a
         temporary folder, in memory if there is room, and removes abandoned
         temporary tapes.
-      made: the stream of the rows of y, of all coordinates or of one shard.
+      noise_stream: rows of y, of all coordinates or of one shard.
       start_round: first round to write, in [0, n]. Earlier rounds are computed,
         to get there, and not written.
       ahead_bytes: most bytes of unread files, > 0; two rounds are always
@@ -83,26 +83,29 @@ class Tape(tape_folder.ReadableTape):
         a live producer, holds another tape although `resume`, or has a mark of
         a later round than `start_round`.
     """
-    self.dimension, self.z_steps = made.dimension, made.z_steps
-    self.recursion, rounds = made.recursion, made.recursion.rounds
+    self.dimension, self.z_steps = noise_stream.dimension, noise_stream.z_steps
+    self.recursion, rounds = (
+      noise_stream.recursion,
+      noise_stream.recursion.rounds,
+    )
     tape_folder.check_start(start_round, rounds)
-    self._stream = made
-    first, count = made.coordinates.start, len(made.coordinates)
+    self._stream = noise_stream
+    first, count = noise_stream.coordinates.start, len(noise_stream.coordinates)
     if count > tape_file.LARGEST_COUNT:
       raise errors.value_error(
         f'coordinates={count}: a file holds {tape_file.LARGEST_COUNT} at most; '
         'share them among noise-servers'
       )
-    self.tape_id = made.identifier
+    self.tape_id = noise_stream.identifier
     self.description = tape_folder.Description(
       self.tape_id,
-      made.recursion.digest,
+      noise_stream.recursion.digest,
       rounds,
       self.dimension,
       first,
       count,
       self.z_steps,
-      made.kind,
+      noise_stream.kind,
       resume,
     )
     self._ahead = max(2, ahead_bytes // (4 * count))
@@ -171,19 +174,21 @@ class Tape(tape_folder.ReadableTape):
         `start_round` and the tape is not to be resumed.
     """
     directory = self.directory
-    found = tape_folder.Description.read(directory)
-    if found is None and tape_folder.marks(directory):
+    description = tape_folder.Description.read(directory)
+    if description is None and tape_folder.marks(directory):
       raise errors.value_error(
         f'directory={directory}: holds a tape of another release; remove it, '
         'and give the run a new key'
       )
-    if found != self.description:
-      if found is not None and (
-        self._resume or found.served or found.tape_id == self.tape_id
+    if description != self.description:
+      if description is not None and (
+        self._resume
+        or description.served
+        or description.tape_id == self.tape_id
       ):
         raise errors.value_error(
           f'directory={directory}: holds another tape, '
-          f'{self.description.difference(found)}; give what made it, or '
+          f'{self.description.difference(description)}; give what made it, or '
           'another directory'
         )
       tape_folder.wipe(directory)
@@ -266,11 +271,11 @@ class Tape(tape_folder.ReadableTape):
     contents = tape_file.contents(
       self.tape_id, round_index, self.shards[0].first, values
     )
-    there = path.exists()
-    while not there:
+    is_on_disk = path.exists()
+    while not is_on_disk:
       try:
         _files.write(path, *contents, mode=0o600)
-        there = True
+        is_on_disk = True
       except OSError as error:
         if error.errno not in _FULL:
           raise
