@@ -48,7 +48,7 @@ STRATEGIES: dict[str, Callable[[], strategies.Strategy]] = {
   ),
   'inverse_4': lambda: strategies.BandedInverseSqrt(ROUNDS, 4),
 }
-# What an accelerator is to reach, the last for 10^8 parameters.
+# Goals of an accelerator; the last is for 10^8 parameters.
 _GOALS = {
   'bands_64': {'goal_ratio': 1.3},
   'bands_342': {'goal_ratio': 1.6},

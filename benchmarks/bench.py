@@ -33,7 +33,7 @@ from benchmarks import run as bench_run
 from benchmarks import training as bench_training
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# What was optimised before would cost nothing.
+# A stored optimisation would cost nothing.
 os.environ['BANDMF_CACHE'] = ''
 
 # The StackOverflow next-word LSTM of TFF's baselines: 670 units, embedding of

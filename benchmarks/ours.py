@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# What was optimised before would cost nothing.
+# A stored optimisation would cost nothing.
 os.environ['BANDMF_CACHE'] = ''
 
 import numpy as np

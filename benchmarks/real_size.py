@@ -40,8 +40,8 @@ def write(folder: pathlib.Path, sentences: int) -> None:
   """Writes `stackoverflow.sqlite` and `stackoverflow.word_count`.
 
   Args:
-    folder: of the files.
-    sentences: of every client.
+    folder: folder of the files.
+    sentences: sentences of every client, >= 1.
   """
   from simulations.corpora import corpus_file, stackoverflow
 
@@ -91,7 +91,7 @@ def _train(folder: pathlib.Path, row: str, rounds: int) -> dict[str, float]:
     cwd=_ROOT,
     stdin=subprocess.DEVNULL,
     stdout=sys.stderr,
-    # What was optimised before would cost nothing.
+    # A stored optimisation would cost nothing.
     env={**os.environ, 'BANDMF_CACHE': ''},
   )
   memory = 0

@@ -1,6 +1,6 @@
 """The side of jax_privacy, in an environment of its own; see `side_by_side`.
 
-What can be compiled is, and is warm when the clock starts; an optimisation is
+Functions are compiled and warm when the clock starts; an optimisation is
 run once, as a user does, and its first run compiles.
 """
 

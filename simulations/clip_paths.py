@@ -1,4 +1,4 @@
-"""What clips that adapt did in runs, and what moving them cost.
+"""The clips of adaptive runs, round by round, and the cost of moving them.
 
   python -m simulations.clip_paths RUNS --out=DIR
 
@@ -124,19 +124,19 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
 @click.option('--out', required=True, type=click.Path(path_type=pathlib.Path))
 def main(runs: pathlib.Path, out: pathlib.Path) -> None:
   """Reads the runs that have ended."""
-  found = [
+  clip_paths = [
     read(directory)
     for directory in (runs, *sorted((runs / 'compare').glob('*')))
     if (directory / run_json.RESULT_FILE).exists()
   ]
-  draw(found).savefig(out / f'{_NAME}.png', dpi=110)
+  draw(clip_paths).savefig(out / f'{_NAME}.png', dpi=110)
   # A figure needs the noise of all rounds; what is told is that of the end.
-  for run in found:
+  for run in clip_paths:
     run['noise'] = {name: values[-1] for name, values in run['noise'].items()}
     if not run['adaptive']:
       del run['path']
   short = json.loads(
-    json.dumps(found), parse_float=lambda text: float(f'{float(text):.4g}')
+    json.dumps(clip_paths), parse_float=lambda text: float(f'{float(text):.4g}')
   )
   _files.write(
     out / f'{_NAME}.json',

@@ -1,4 +1,4 @@
-"""What an experiment is, checked as a whole before work starts."""
+"""An experiment, checked as a whole before work starts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Data:
     vocabulary_size: words, special ids not counted.
     max_sentences_per_client: further ones are left out.
     sequence_length: words of a sentence.
-    unit: what a client is, in the words of the report.
+    unit: meaning of a client, in the words of the report.
   """
 
   corpus: str = 'docstrings'
@@ -56,14 +56,14 @@ class Model:
 
   Attributes:
     architecture: 'lstm' or 'transformer'.
-    embedding_size: of a word; of an LSTM's projection before the softmax too,
-      and all of a transformer's width.
+    embedding_size: numbers of a word's embedding; also of an LSTM's projection
+      before the softmax, and all of a transformer's width.
     embedding_scale: initial embeddings are uniform in +- this.
     lstm_size: units of an LSTM.
     tied: whether the softmax uses the embedding; a transformer's always does.
     skip: whether an LSTM's projection also sees the embedding of the last word.
-    layers: of a transformer.
-    heads: of a transformer; they divide embedding_size.
+    layers: layers of a transformer, >= 1.
+    heads: attention heads of a transformer, >= 1; a divisor of embedding_size.
     feed_forward_size: hidden units of a transformer's layer.
   """
 
@@ -102,15 +102,15 @@ class Training:
   """Federated averaging.
 
   Attributes:
-    rounds: n.
+    rounds: n, rounds of the run, >= 1.
     clients_per_round: cohort size, also the divisor of the mean.
     batch_size: sentences of a client's step; every client does one epoch.
-    client_learning_rate: of a client's SGD.
+    client_learning_rate: learning rate of a client's SGD, > 0.
     server_optimizer: 'sgd', 'adam' or 'yogi', on the noised mean.
-    server_learning_rate: of the server's optimiser.
+    server_learning_rate: learning rate of the server's optimiser, > 0.
     server_momentum: in [0, 1); beta_1 of an adaptive optimiser.
     server_beta_2: in [0, 1), of an adaptive optimiser.
-    server_epsilon: of an adaptive optimiser, what it adds to a divisor.
+    server_epsilon: number > 0 that an adaptive optimiser adds to a divisor.
     server_warmup_rounds: first rounds, in which the server's learning rate
       rises linearly from 5 %.
     server_cooldown_rounds: last rounds, in which the server's learning rate
@@ -120,12 +120,13 @@ class Training:
       parallelism grow with it; a few times the cores is a good number.
     evaluate_every: rounds between validations and checkpoints.
     evaluation_sentences: sentences of a validation; the test takes all.
-    seed: of initial weights, cohorts and the order of sentences; never of
-      noise, whose key comes from the operating system.
+    seed: seed, >= 0, of initial weights, cohorts and the order of sentences;
+      never of noise, whose key comes from the operating system.
     init: 'public' to pre-train on public text without noise, or the folder of
       an ended run to start from its model; None for weights from the seed.
-    init_corpus: of 'public': as data.corpus, text that anybody may know.
-    init_epochs: of 'public': passes over that text.
+    init_corpus: name or path, as for data.corpus, of the public text for
+      'public'.
+    init_epochs: passes over that text for 'public', >= 1.
   """
 
   rounds: int
@@ -149,7 +150,7 @@ class Training:
 
   @property
   def server_schedule(self) -> workloads.Workload:
-    """What the model after each round is of the updates, for plain SGD."""
+    """The workload of the server: from updates to the models of plain SGD."""
     warmup = min(1.0, self.server_warmup_rounds / self.rounds)
     cooldown = self.server_cooldown_rounds / self.rounds
     return workloads.Workload(
@@ -163,16 +164,16 @@ class Privacy:
 
   Attributes:
     family: strategy family, or 'none' for no noise and no claim.
-    parameters: of the family; in a file each is a key of [privacy] itself, and
-      is optimised or swept where it is not given.
-    workload: what the errors are of: 'prefix' for sums of the updates, or
+    parameters: parameters of the family; in a file each is a key of [privacy]
+      itself, and is optimised or swept where it is not given.
+    workload: numbers whose error counts: 'prefix' for sums of the updates, or
       'momentum' for the models of the server's SGD, with its momentum and its
       learning rates.
     objective: 'mean' or 'max' error.
     min_sep: b, r2 - r1 of two rounds of one client, enforced.
     max_participations: k, enforced; None leaves it to min_sep.
-    epsilon: to calibrate the noise to.
-    delta: of epsilon.
+    epsilon: target epsilon of the whole run, > 0.
+    delta: delta of the guarantee, in (0, 1).
     l2_norm_clip: clipping norm of an update, in the first round if it adapts.
     clip_quantile: share of updates below the clip, to which the clip then moves
       from round to round; None for a constant clip.
@@ -182,16 +183,17 @@ class Privacy:
     clip_until: round from which on the clip stays; None for no such round.
     zeroing_norm: an update with a coordinate above this counts as zero; None
       for no such bound.
-    simulated_clients_per_round: what the cohort stands for, if it is to stand
-      for a larger one: the guarantee is calibrated for that, and the noise of
-      the sum is lower by clients_per_round over this. The guarantee is then
-      none of the run itself, and its files say so.
-    max_memory_bytes: of a tape, for the noise that it remembers; more goes to
-      a file.
+    simulated_clients_per_round: cohort size that a run simulates, if it is to
+      stand for a larger one: the guarantee is calibrated for that, and the
+      noise of the sum is lower by clients_per_round over this. The guarantee is
+      then none of the run itself, and its files say so.
+    max_memory_bytes: most bytes of memory for the past noise of a tape; more
+      goes to a file.
     amplification: how the run draws cohorts in secret, 'cyclic-poisson',
       'balls-in-bins' with min_sep bins, or 'b-min-sep'; None for cohorts that
       are enforced.
-    sampling_prob: of 'b-min-sep', of a client that may take part.
+    sampling_prob: probability, for 'b-min-sep', that a client takes part when
+      it may.
   """
 
   family: str

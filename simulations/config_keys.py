@@ -100,7 +100,7 @@ def list_keys() -> str:
   """Returns a line a key: its name, what it is if not given, what it says."""
   lines = []
   for group, kind in config_lib.GROUPS.items():
-    said = dict(
+    descriptions = dict(
       re.findall(
         r'^    (\w+): (.+(?:\n {6}.+)*)', kind.__doc__ or '', re.MULTILINE
       )
@@ -119,7 +119,7 @@ def list_keys() -> str:
         if field.default is None
         else json.dumps(field.default)
       )
-      text = ' '.join(said[field.name].split())
+      text = ' '.join(descriptions[field.name].split())
       lines.append(f'{group}.{field.name} ({default}): {text}')
   return '\n'.join(lines)
 

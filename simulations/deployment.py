@@ -3,8 +3,8 @@
   python -m simulations.deployment
 
 Devices are there at night, while they are charged; some of those selected drop
-out. Every round goes through sampler and ledger, as in training, without the
-training. Who was selected is also written, as plain numbers, to a raw log,
+out. Every round goes through sampler and ledger, as in training, but without
+training. A raw log also gets the selected clients, as plain numbers,
 from which min_sep and participations are counted in another way. One JSON line
 comes out; the exit status is 1 if the counts differ or break the schema.
 """

@@ -1,4 +1,4 @@
-"""What a run says of itself, in `run.json`."""
+"""The statements of a run about itself, in `run.json`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CODE = pathlib.Path(__file__).resolve().parent
 def describe(
   config: config_lib.Config, corpus: Any, start: Any
 ) -> dict[str, Any]:
-  """Returns what the run says of itself, besides what every run says.
+  """Returns the statements of an experiment, beside those of every run.
 
   Args:
     config: the experiment.

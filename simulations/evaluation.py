@@ -29,8 +29,8 @@ class Evaluator:
     """Initializes the evaluator.
 
     Args:
-      model: what the weights are of.
-      clients: of a split that is not trained on.
+      model: model of the weights.
+      clients: clients of a split without training.
       sentences: at most this many are taken, at even distances; None for all.
     """
     self._x, self._y = clients.arrays(sentences)

@@ -53,7 +53,7 @@ def group_datasets(
   """Returns the data of a cohort, a data set a group, for `build`.
 
   Args:
-    clients: of the train split.
+    clients: clients of the train split.
     cohort: [m] indices.
     groups: at most this many.
     seed: with the round and the client, gives the order of the sentences.
@@ -101,7 +101,7 @@ def build(
   Args:
     model: causal: what follows the last word of a batch's longest sentence is
       cut off.
-    sequence_length: of x and y.
+    sequence_length: words of x and of y, >= 1.
     client_optimizer: starts anew with every client, which does one epoch.
     server_optimizer: for the aggregate.
     model_aggregator: clips a client's update, and adds up groups. It serves

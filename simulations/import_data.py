@@ -6,7 +6,7 @@
 A line of a JSON Lines file is an object with the strings `client_id` and
 `text`; a client may have many lines, in any order. In a folder, each `.txt`
 file below it is a client, whose id is the path in the folder without `.txt`.
-Text is UTF-8. What is one client is the unit of privacy of a training run: put
+Text is UTF-8. One client is the unit of privacy of a training run: put
 all that one person wrote into one client. Ids are compared character by
 character: 'Ann', 'ann' and 'ann ' are three clients.
 
@@ -59,8 +59,9 @@ def split_of(client_id: str, fractions: tuple[float, float, float]) -> str:
   """Returns the split of a client, by SHA-256 of its id.
 
   Args:
-    client_id: of the client.
-    fractions: of clients in the train, heldout and test split; the sum is 1.
+    client_id: name of the client.
+    fractions: shares of clients in the train, heldout and test split; the sum
+      is 1.
   """
   digest = hashlib.sha256(client_id.encode('utf-8')).digest()
   # 53 bits: exact as a float, and below 1.
@@ -227,10 +228,10 @@ def import_text(
   The file appears when it is complete; memory does not grow with the text.
 
   Args:
-    path: of a JSON Lines file or a folder.
+    path: path of a JSON Lines file or a folder.
     output: path of the SQLite file to make.
-    fractions: of clients in the train, heldout and test split; positive, the
-      sum is 1.
+    fractions: shares of clients in the train, heldout and test split; positive,
+      the sum is 1.
     in_words: whether each line is a sentence, in words with spaces between.
     progress: whether to draw a progress bar on standard error.
 

@@ -276,16 +276,16 @@ def run(
       if instants.random() < 0.7:
         status, _ = finish(work(name))
         break
-    found = (
+    problems = (
       ['status']
       if status
       else list(differences(directory / 'whole', directory / name, rounds))
     )
     replayed += _replayed(directory / name, rounds)
-    if found:
-      failed[name] = found
+    if problems:
+      failed[name] = problems
     click.echo(
-      f'{name}: {", ".join(found) or "equal"} ({killed} kills)', err=True
+      f'{name}: {", ".join(problems) or "equal"} ({killed} kills)', err=True
     )
   return {
     'runs': kills,

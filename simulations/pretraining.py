@@ -57,7 +57,7 @@ def start(
 
   Args:
     config: the experiment.
-    vocabulary: of the model.
+    vocabulary: words of the model.
 
   Raises:
     OSError: a file is missing.
@@ -144,7 +144,7 @@ def train(
     model: where to start.
     clients: whose text is public.
     epochs: passes over the sentences, at least 1.
-    seed: of their order.
+    seed: seed of the order of sentences, >= 0.
     progress: whether to draw a progress bar on standard error.
   """
   x, y = clients.arrays(progress=progress)
@@ -195,8 +195,8 @@ def _after_run(
     raise _unfit(
       init, 'has other words', 'give its vocabulary.txt as data.vocabulary_file'
     )
-  found = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
-  leaves = _arrays(checkpoints.read(found[-1])[0]) if found else []
+  saved = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
+  leaves = _arrays(checkpoints.read(saved[-1])[0]) if saved else []
   # The state of a learning process begins with the weights of its model.
   weights = leaves[: len(model.weights)]
   if [each.shape for each in weights] != [each.shape for each in model.weights]:

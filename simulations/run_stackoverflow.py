@@ -140,9 +140,9 @@ def _line(error: Exception) -> Optional[str]:
     ),
   ):
     # After the name of the operation: a path, and what the system says.
-    found = error.message.splitlines()[0].rpartition('}}')[2].strip()
+    message = error.message.splitlines()[0].rpartition('}}')[2].strip()
     return errors.invalid(
-      'system', found, 'the run ends here', 'see to it, and use --resume'
+      'system', message, 'the run ends here', 'see to it, and use --resume'
     )
   if isinstance(error, OSError) and error.filename is not None:
     return errors.invalid(
@@ -162,7 +162,7 @@ def check_system(directory: str) -> None:
   """Raises ValueError, in time, where a run could not end.
 
   Args:
-    directory: of the run, as the command line has it.
+    directory: folder of the run, as the command line names it.
   """
   files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if files < _FILES:
@@ -207,14 +207,14 @@ def train_all(
   workers: Optional[str] = None,
   stop_after: Optional[int] = None,
   round_timeout: Optional[float] = None,
-  **kept: Any,
+  **run_options: Any,
 ) -> dict[str, dict[str, Any]]:
   """Trains the runs in order and writes their reports.
 
   Returns the results of those that have ended.
 
   Args:
-    runs: what `planned_runs` gives.
+    runs: result of `planned_runs`.
     resume: whether to go on with runs that are there.
     workers: 'host:port,...' on which the clients train; None trains them here.
     stop_after: so many rounds of a run this call leaves it.
@@ -247,7 +247,7 @@ def train_all(
     runtime.local_runtime(patience=patience),
     contextlib.ExitStack() as stack,
   ):
-    there = (
+    connected_workers = (
       None
       if workers is None
       else stack.enter_context(
@@ -261,9 +261,9 @@ def train_all(
         corpus,
         directory,
         resume,
-        workers=there,
+        workers=connected_workers,
         stop_after=stop_after,
-        **kept,
+        **run_options,
       )
       if result is not None:
         results[name] = result
@@ -390,8 +390,8 @@ def speed(name: str, rows: list[dict[str, str]]) -> list[str]:
   """Returns how long a round took, in a line; none where nothing tells it.
 
   Args:
-    name: of the run.
-    rows: of its metrics; how long a round with sampled clients took is not
+    name: name of the run.
+    rows: rows of its metrics; how long a round with sampled clients took is not
       told.
   """
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]

@@ -60,8 +60,8 @@ def run(
   """Runs what is not there yet; returns what every cell gave.
 
   Args:
-    grid: what to run.
-    directory: of the sweep.
+    grid: experiments to run.
+    directory: folder of the sweep.
     processes: cells at the same time; the cores are shared out among them.
 
   Raises:

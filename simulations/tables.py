@@ -46,8 +46,8 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
 
   Args:
     kind: the dataclass.
-    table: of a TOML file.
-    name: of the table.
+    table: table of a TOML file.
+    name: name of the table.
 
   Raises:
     ValueError: no table, a missing key, or a value of another type.
@@ -86,11 +86,11 @@ def check_keys(
   """Raises ValueError for a key of a table that is not known.
 
   Args:
-    name: of the table; '' for the whole file.
-    table: of a TOML file.
+    name: name of the table; '' for the whole file.
+    table: table of a TOML file.
     known: keys.
-    listing: what lists the keys.
-    offers: as `unknown` takes them; the keys by default.
+    listing: command that lists the keys.
+    offers: offers of `unknown`; the keys by default.
   """
   offers = offers or {key: key for key in known}
   for key in table:
@@ -113,11 +113,11 @@ def unknown(
   """Returns the error for a word that is not known.
 
   Args:
-    name: what the word is.
+    name: kind of the word, for messages.
     word: the word.
     offers: words to what to write for them; that of the closest is offered.
-    listing: what lists them.
-    prefix: what stands before the word.
+    listing: command that lists them.
+    prefix: text before the word.
   """
   close = difflib.get_close_matches(word[:100], offers, 1)
   offer = f'use {offers[close[0]]}; ' if close else ''

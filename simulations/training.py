@@ -135,15 +135,15 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   Raises:
     ValueError: a parameter does not fit, or the optimiser did not converge.
   """
-  found = optimize.optimize(**strategy_request(config))
-  if not found.converged:
+  optimized = optimize.optimize(**strategy_request(config))
+  if not optimized.converged:
     raise errors.value_error(
       'privacy.family',
       config.privacy.family,
       'the optimiser of the strategy did not converge',
       'use other bands or buffers',
     )
-  return found.strategy
+  return optimized.strategy
 
 
 def run(
@@ -154,7 +154,7 @@ def run(
   strategy: Optional[strategies.Strategy] = None,
   workers: Optional[workers_lib.Workers] = None,
   stop_after: Optional[int] = None,
-  **kept: Any,
+  **run_options: Any,
 ) -> Optional[dict[str, Any]]:
   """Trains and tests; returns the result, which is also in the directory.
 
@@ -163,10 +163,10 @@ def run(
 
   Args:
     config: the experiment; `compare` is not looked at.
-    corpus: what `load_corpus` gives for it.
-    directory: of the run.
+    corpus: result of `load_corpus` for it.
+    directory: folder of the run.
     resume: whether to go on with a run that is there.
-    strategy: what `find_strategy` gives, where it is at hand; the claim is
+    strategy: result of `find_strategy`, where it is at hand; the claim is
       about the matrix that is passed. A run that is there keeps its own.
     workers: on which the clients train; None takes TFF's context for them too.
       The result is the same.
@@ -190,7 +190,7 @@ def run(
   with tff_bandmf.Run(
     directory,
     plan(config, strategy or find_strategy(config), corpus.train.num_clients),
-    **kept,
+    **run_options,
     after=start.after,
     options=run_lib.RunOptions(
       description.describe(config, corpus, start),

@@ -46,9 +46,9 @@ def write(
   """Writes a file, or replaces it, whole or not at all.
 
   Args:
-    path: of the file, in a folder that is there.
+    path: path of the file, in a folder that exists.
     *contents: bytes, one after another.
-    mode: of the file, less what the umask takes.
+    mode: permission bits of the file; the umask removes some.
     durable: whether it is on the disk when this returns. Else a power cut, and
       nothing but that, may lose it or empty it.
 
@@ -88,14 +88,14 @@ def replacing(
 ) -> Iterator[pathlib.Path]:
   """Yields the path of an empty file that becomes `path` when the block ends.
 
-  What `path` held stays until then, also after a crash. On an exception the new
-  file is removed.
+  The old content of `path` stays until then, also after a crash. On an
+  exception the new file is removed.
 
   Args:
-    path: of the file to make or replace, in a folder that is there.
-    mode: of the file, less what the umask takes.
+    path: path of the file to make or replace, in a folder that exists.
+    mode: permission bits of the file; the umask removes some.
     take: gives the new file its name.
-    durable: as for `write`.
+    durable: whether the file is on the disk on return; see `write`.
   """
   path = pathlib.Path(path)
   part = path.with_name(f'{path.name}.{secrets.token_hex(4)}{PART}')
@@ -131,13 +131,13 @@ def load_or_create_secret(
   make it at once wins, and both return what it made.
 
   Args:
-    path: of the file.
+    path: path of the file.
     size: bytes in it.
-    name: what to call it in an error.
+    name: name of the value in messages of errors.
     make: gives the secret, given `size`.
 
   Raises:
-    ValueError: as `load_secret`.
+    ValueError: for the reasons of `load_secret`.
     OSError: it cannot be made or read; one line that names the file.
   """
   with naming(path, 'written'):
@@ -154,9 +154,9 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
   """Returns what is in a file of a secret.
 
   Args:
-    path: of the file.
+    path: path of the file.
     size: bytes in it.
-    name: what to call it in an error.
+    name: name of the value in messages of errors.
 
   Raises:
     FileNotFoundError: it is not there.
@@ -203,7 +203,7 @@ def lock(path: pathlib.Path) -> Optional[int]:
   handle = os.open(path, _LOCK, 0o600)
   try:
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # Who had it may have removed the file; a lock on that locks nothing.
+    # The last holder may have removed the file; a lock on that locks nothing.
     if os.path.samestat(os.fstat(handle), path.stat()):
       return handle
   except (BlockingIOError, FileNotFoundError):
@@ -280,7 +280,7 @@ def read_json(path: pathlib.Path) -> Json:
 def parse_json(text: bytes) -> Json:
   """Returns what JSON says that may come from anybody.
 
-  What a reader could take for something else than a checker did is refused.
+  Text that a reader and a checker could read in two ways is refused.
 
   Args:
     text: UTF-8.
@@ -307,8 +307,8 @@ def naming(path: pathlib.Path, done: str) -> Iterator[None]:
   """Raises an error of the system in the `with` block as one line.
 
   Args:
-    path: of the file, which the line names.
-    done: what could not be done to it, a participle.
+    path: path of the file, which the line names.
+    done: participle of the action that failed, such as 'read'.
 
   Raises:
     OSError: the error, of the same class and number.

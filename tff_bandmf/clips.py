@@ -42,7 +42,7 @@ class AdaptiveClip:
 
   Where n clients come and not clients_per_round, the fraction is drawn towards
   1/2 by the factor n / clients_per_round. An update that is zeroed, or is not
-  finite, counts neither as below nor as above.
+  finite, is not counted on either side of the clip.
 
   Attributes:
     initial: S_0, what a constant clip is: one norm, or norms by layer, which
@@ -133,13 +133,15 @@ def of(
   """Returns `initial`, or what adapts from there if a quantile is given.
 
   Args:
-    initial: as `AdaptiveClip` takes it, and the next too.
+    initial: clip of the first round; this and the next are those of
+      `AdaptiveClip`.
     quantile: None where the clip is constant.
     **others: None for what has its default.
 
   Raises:
-    TypeError: as `AdaptiveClip`.
-    ValueError: as `AdaptiveClip`; or there is no quantile and another value.
+    TypeError: for the reasons of `AdaptiveClip`.
+    ValueError: for the reasons of `AdaptiveClip`; or a value without a
+      quantile.
   """
   given = {name: value for name, value in others.items() if value is not None}
   if quantile is not None:

@@ -112,7 +112,7 @@ class Participation(Cohorts):
 
   @property
   def schema(self) -> Participation:
-    """What a client can do at worst: these patterns, which are enforced."""
+    """The most that a client can do: these patterns, which are enforced."""
     return self
 
   @property
@@ -154,7 +154,7 @@ def _count_participations(most: object) -> int:
 
 @attrs.frozen
 class _Separated(Participation):
-  """What `MinSep` and `FixedEpoch` share.
+  """The fields that `MinSep` and `FixedEpoch` share.
 
   Attributes:
     min_sep: b, the least difference of two round numbers of one client.
@@ -251,10 +251,10 @@ class Costs:
     """
     lags = second - first
     near = (first >= 0) & (lags < self.table.shape[1])
-    found = np.zeros(np.shape(lags), np.int64)
+    costs = np.zeros(np.shape(lags), np.int64)
     rows = first[near] if len(self.table) > 1 else 0
-    found[near] = self.table[rows, lags[near]]
-    return found
+    costs[near] = self.table[rows, lags[near]]
+    return costs
 
   def total(self, rounds: np.ndarray) -> np.ndarray:
     """Returns the costs of patterns, [m] int64.
@@ -279,8 +279,8 @@ class Costs:
       # It costs twice as much.
       # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
       latest = np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape)
-      found = self.pairs(rounds[:, j:], latest)
-      total += 2 * found[:, 1:].sum(1) + found[:, 0]
+      costs = self.pairs(rounds[:, j:], latest)
+      total += 2 * costs[:, 1:].sum(1) + costs[:, 0]
     return total
 
 
@@ -435,8 +435,9 @@ def from_name(
     name: 'single', 'fixed-epoch', 'min-sep' or 'budget'.
     min_sep: r2 - r1; required by all but 'single'.
     max_participations: optional bound on k.
-    apart: of 'budget'; None is 1.
-    horizon: of 'budget'; None leaves it to C.
+    apart: least r2 - r1 that 'budget' allows, >= 1; None is 1.
+    horizon: rounds up to which a run with 'budget' may go on; None leaves it to
+      C.
 
   Raises:
     ValueError: unknown name, a parameter missing, or one that does not apply.

@@ -159,7 +159,7 @@ class Workload:
 
 
 PREFIX = Workload()
-# What each parameter is, for --help.
+# Description of each parameter, for --help.
 PARAMETERS = {
   field.name: field.metadata['about'] for field in attrs.fields(Workload)
 }

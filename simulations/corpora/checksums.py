@@ -49,22 +49,22 @@ def sha256(path: str, progress: bool = True) -> str:
   return digest.hexdigest()
 
 
-def require_published_sha256(path: str, found: str) -> None:
+def require_published_sha256(path: str, actual: str) -> None:
   """Raises ValueError if `PATH.sha256` is there and names another checksum.
 
   Args:
-    path: of the file; beside it may lie what `sha256sum` writes for it.
-    found: its SHA-256, in hexadecimal.
+    path: path of the file; beside it may lie the output of `sha256sum` for it.
+    actual: its SHA-256, in hexadecimal.
   """
   published = path + '.sha256'
   if not os.path.exists(published):
     return
   with open(published, encoding='utf-8', errors='replace') as file:
     expected = (file.readline().split() or [''])[0].lower()
-  if expected != found:
+  if expected != actual:
     raise errors.value_error(
       'sha256',
-      found,
+      actual,
       f'is not what {published} says, {expected[:64]}',
       'the file is damaged or another one: fetch it again',
     )

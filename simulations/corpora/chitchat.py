@@ -39,7 +39,7 @@ FILE = 'dataset.json'
 
 # Part of the file's name: raise it when the rules below change.
 VERSION = 1
-# Who wrote fewer words is left out; what she wrote after the most is, too. Both
+# A person of fewer words is left out, and so are words after the most. Both
 # are functions of one person's text, so one person moves no other one.
 MIN_WORDS, MAX_WORDS = 20, 1600
 # People in the train, heldout and test split.
@@ -67,7 +67,7 @@ def read_people(path: str) -> dict[str, list[str]]:
   """Returns the sentences of each person, by her pseudonym.
 
   Args:
-    path: of the file of the package.
+    path: path of the file of the package.
 
   Raises:
     ValueError: the file has another form.
@@ -101,12 +101,12 @@ def _messages(conversations: Any) -> Iterator[tuple[str, str, str]]:
   for conversation in conversations.values():
     for turn in conversation['messages']:
       for message in turn:
-        found = tuple(message[key] for key in ('sender', 'timestamp', 'text'))
-        if not all(isinstance(each, str) for each in found):
+        fields = tuple(message[key] for key in ('sender', 'timestamp', 'text'))
+        if not all(isinstance(each, str) for each in fields):
           raise TypeError
-        if not _SENDER.fullmatch(found[0]):
+        if not _SENDER.fullmatch(fields[0]):
           raise ValueError
-        yield found
+        yield fields
 
 
 def split_of(sender: str) -> str:

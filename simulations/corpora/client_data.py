@@ -37,7 +37,7 @@ class TokenizedClients:
       `offsets[i + 1]`.
     ids: [num_sentences, sequence_length + 1] int16 or int32, the rows of
       `Vocabulary.encode`; with a `source`, zero for clients not used yet.
-    vocabulary: What the ids mean.
+    vocabulary: words of the ids.
     source: Where the sentences come from; None if `ids` is complete.
   """
 
@@ -258,7 +258,7 @@ def load_clients(
   Args:
     path: A SQLite file of TFF's form.
     split_name: 'train', 'heldout' (for validation) or 'test'.
-    vocabulary: That of the train split, whatever `split_name`.
+    vocabulary: vocabulary of the train split, for every `split_name`.
     sequence_length: Words after this many are cut.
     max_sentences_per_client: A client's further sentences are left out.
     cache_directory: For the file of ids; None as for `corpus_file.cache_path`.

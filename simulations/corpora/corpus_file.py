@@ -37,7 +37,7 @@ class Content:
   """A file and what it held when it was looked at.
 
   Attributes:
-    path: of the file.
+    path: path of the file.
     size: in bytes.
     mtime_ns: when it was last changed.
     digest: SHA-256 of its content: of the file, or where the file has a table
@@ -59,7 +59,7 @@ class Content:
     """Returns the content of a file; a large file is hashed only once.
 
     Args:
-      path: of the file.
+      path: path of the file.
       cache_directory: for the checksum of a file without a table `corpus`;
         None as for `cache_path`.
       progress: whether to draw a progress bar on standard error.
@@ -78,9 +78,9 @@ class Content:
     if rows is not None:
       digest = hashlib.sha256(repr(rows).encode()).hexdigest()
       return cls(path, stat.st_size, stat.st_mtime_ns, digest)
-    kept = cache_path(path, cache_directory, 'sha256.json')
+    cached = cache_path(path, cache_directory, 'sha256.json')
     with contextlib.suppress(OSError, ValueError, TypeError):
-      with open(kept) as file:
+      with open(cached) as file:
         content = cls(path=path, **json.load(file))
       if (content.size, content.mtime_ns) == (stat.st_size, stat.st_mtime_ns):
         checksums.require_published_sha256(path, content.digest)
@@ -96,8 +96,8 @@ class Content:
     """Saves `of` from hashing the file again while it is unchanged."""
     record = dataclasses.asdict(self)
     del record['path']
-    kept = cache_path(self.path, cache_directory, 'sha256.json')
-    _files.write_json(pathlib.Path(kept), record)
+    cached = cache_path(self.path, cache_directory, 'sha256.json')
+    _files.write_json(pathlib.Path(cached), record)
 
   @contextlib.contextmanager
   def open(self) -> Iterator[sqlite3.Connection]:
@@ -158,10 +158,10 @@ def cache_path(path: str, cache_directory: Optional[str], name: str) -> str:
   """Returns where to keep what was made of the SQLite file `path`.
 
   Args:
-    path: of the SQLite file.
+    path: path of the SQLite file.
     cache_directory: made if missing; None for the directory of `path` or, where
       that cannot be written, the cache of the user.
-    name: of what is kept, unique among what is made of `path`.
+    name: name of the cached file, unique among the files made from `path`.
   """
   directory = cache_directory or os.path.dirname(path) or '.'
   if cache_directory is None and not os.access(directory, os.W_OK):
@@ -275,7 +275,7 @@ def write(
   and replaces one that is there. Memory does not grow with the rows.
 
   Args:
-    path: of the file; its directory must exist.
+    path: path of the file; its directory must exist.
     rows: (split name, client id, tags, sentence), written in this order.
     checksum: called after the last row, gives what the table `corpus` holds;
       TFF ignores it.

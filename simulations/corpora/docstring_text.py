@@ -65,7 +65,7 @@ def _paragraphs(docstring: str) -> Iterator[str]:
   for text in _prose_lines(docstring):
     item = _ITEM.match(text)
     if _RULE.fullmatch(text):
-      del lines[-1:]  # What is underlined is a heading or a row of a table.
+      del lines[-1:]  # An underlined line is a heading.
       text = ''
     elif _TYPED_PARAMETER.match(text):
       text = ''
@@ -83,7 +83,7 @@ def extract_sentences(docstring: str) -> list[str]:
   """Returns the distinct sentences of a docstring, in order.
 
   Args:
-    docstring: As in the source, indented.
+    docstring: text in the source, with its indentation.
 
   Returns:
     Sentences of 3 to 20 lower-case words with single spaces between them.

@@ -274,7 +274,7 @@ def cached_corpus(
     directory: Where `docstrings-<VERSION>.sqlite` is or will be; None for
       the cache of the user. Made if missing.
     packages: See `read_clients`. Another choice needs another directory.
-    expected_checksum: What `checksum` gives for `packages`.
+    expected_checksum: result of `checksum` for `packages`.
     progress: Whether to draw progress bars on standard error while building.
 
   Raises:
@@ -287,11 +287,11 @@ def cached_corpus(
   if _has_checksum(path, expected_checksum):
     return path
   clients = read_clients(packages, progress)
-  found = checksum(clients)
-  if found != expected_checksum:
+  actual = checksum(clients)
+  if actual != expected_checksum:
     raise errors.value_error(
       'checksum',
-      found[:16],
+      actual[:16],
       f'that of the docstring corpus must be {expected_checksum[:16]}, so '
       'the sources of an installed package differ from its release',
       "rebuild the environment with 'rm -rf .venv; make env'",

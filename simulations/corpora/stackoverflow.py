@@ -30,9 +30,9 @@ def find(data_dir: Optional[str] = None, progress: bool = True) -> str:
   """Returns the path of the SQLite file.
 
   Args:
-    data_dir: of `stackoverflow.sqlite` or `stackoverflow.sqlite.lzma`, which is
-      decompressed to there; None for TFF's directory `~/.tff`, to which TFF
-      downloads the file if it is not there.
+    data_dir: folder of `stackoverflow.sqlite` or `stackoverflow.sqlite.lzma`,
+      which is decompressed to there; None for TFF's directory `~/.tff`, to
+      which TFF downloads the file if it is not there.
     progress: whether to draw progress bars on standard error.
 
   Raises:
@@ -136,7 +136,7 @@ def vocabulary(
 
   Args:
     size: number of words.
-    data_dir: of `stackoverflow.word_count`, which TFF downloads to
+    data_dir: folder of `stackoverflow.word_count`, which TFF downloads to
       `data_dir/datasets` if it is in neither; None for TFF's directory.
 
   Raises:

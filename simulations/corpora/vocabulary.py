@@ -105,7 +105,7 @@ def read(path: str, size: int) -> Vocabulary:
   """Returns the first words of a file with one word a line, in UTF-8.
 
   Args:
-    path: of the file; after the word a line may hold its count, as TFF's
+    path: path of the file; after the word a line may hold its count, as TFF's
       `stackoverflow.word_count` does.
     size: Number of words.
 
@@ -185,8 +185,11 @@ def count(
   return Vocabulary(words)
 
 
-def _require_size(size: int, found: int, what: str) -> None:
-  if found < size:
+def _require_size(size: int, available: int, what: str) -> None:
+  if available < size:
     raise errors.value_error(
-      'vocabulary_size', size, f'must be at most {found}, {what}', 'take fewer'
+      'vocabulary_size',
+      size,
+      f'must be at most {available}, {what}',
+      'take fewer',
     )

@@ -46,13 +46,14 @@ def initial_weights(
 
   Args:
     num_ids: vocabulary with its special ids, see `initial.softmax_bias`.
-    embedding_size: of a word, also of the projection before the softmax.
+    embedding_size: numbers of a word, also of the projection before the
+      softmax.
     lstm_size: units.
     tied: whether the softmax uses the embedding, transposed.
     skip: whether the projection also sees the embedding of the last word, which
       learns pairs of words before the LSTM has learnt anything.
     embedding_scale: embeddings are uniform in +- this.
-    seed: of the draws.
+    seed: seed of the draws, >= 0.
 
   Returns:
     embedding [num_ids, embedding_size], kernel [embedding_size + lstm_size,
@@ -88,7 +89,7 @@ def logits(
   """Returns logits of the next word.
 
   Args:
-    weights: as `initial_weights` gives them.
+    weights: result of `initial_weights`, or trained weights of these shapes.
     x: [batch, time] int32 word ids.
     places: [count, 2] int64 (sentence, time) to take alone; None takes all.
 

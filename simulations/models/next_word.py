@@ -15,10 +15,10 @@ class Model:
 
   Attributes:
     weights: initial values, float32.
-    logits: of (weights, [batch, time] int32 ids), the [batch, time, num_ids]
-      float32 logits of the next words; padding (id 0) may only follow words.
-      With [count, 2] int64 places (sentence, time) as a third argument, those
-      of these alone, [count, num_ids].
+    logits: function from (weights, [batch, time] int32 ids) to the [batch,
+      time, num_ids] float32 logits of the next words; padding (id 0) may only
+      follow words. With [count, 2] int64 places (sentence, time) as a third
+      argument, those of these alone, [count, num_ids].
   """
 
   weights: list[np.ndarray]

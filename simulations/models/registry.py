@@ -15,9 +15,9 @@ def build(config: config_lib.Model, num_ids: int, seed: int) -> next_word.Model:
   with these arguments.
 
   Args:
-    config: of the model.
+    config: configuration of the model.
     num_ids: vocabulary with its special ids, see `initial.softmax_bias`.
-    seed: of the initial weights.
+    seed: seed of the initial weights, >= 0.
   """
   module = importlib.import_module(f'simulations.models.{config.architecture}')
   return module.build(config, num_ids, seed)

@@ -50,8 +50,8 @@ def initial_weights(
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
-  What a layer adds to the residual stream starts smaller by sqrt(2 layers), so
-  that the sum over layers has the size of one. The softmax bias starts at
+  The output of a layer to the residual stream starts smaller by sqrt(2 layers),
+  so that the sum over layers has the size of one. The softmax bias starts at
   Zipf's law.
 
   Args:
@@ -61,7 +61,7 @@ def initial_weights(
     heads: H, a divisor of d.
     feed_forward_size: F.
     embedding_scale: embeddings are uniform in +- this.
-    seed: of the draws.
+    seed: seed of the draws, >= 0.
 
   Returns:
     embedding [num_ids, d]; scale and shift of the norms before attention
@@ -104,7 +104,7 @@ def logits(
   """Returns logits of the next word.
 
   Args:
-    weights: as `initial_weights` gives them.
+    weights: result of `initial_weights`, or trained weights of these shapes.
     x: [batch, time] int32 word ids.
     places: [count, 2] int64 (sentence, time) to take alone; None takes all.
 

@@ -1,4 +1,4 @@
-"""What finished runs show, and what they are too few to show."""
+"""Differences between finished runs, and how sure they are."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Paired:
 
   Attributes:
     seeds: how many.
-    mean: of the differences, first minus second.
-    stdev: of the differences.
-    half_width: of the 95 % confidence interval of the mean.
-    p_value: of the paired t-test.
+    mean: mean of the differences, first minus second.
+    stdev: standard deviation of the differences.
+    half_width: half the width of the 95 % confidence interval of the mean.
+    p_value: p-value of the paired t-test, in [0, 1].
   """
 
   seeds: int
@@ -45,8 +45,8 @@ def paired(
   It takes differences to be normal, and pairs to be compared one at a time.
 
   Args:
-    first: seed to value.
-    second: likewise.
+    first: values of the first mechanism by seed.
+    second: values of the second mechanism by seed.
 
   >>> found = paired({1: 5.0, 2: 5.1, 3: 5.2}, {1: 4.9, 2: 4.9, 3: 5.1, 4: 9.0})
   >>> found.seeds, round(found.mean, 6), round(found.half_width, 6), found.shown
@@ -72,7 +72,8 @@ def least_difference(stdev: float, seeds: int) -> float:
   """Returns the least mean difference that so many seeds show.
 
   Args:
-    stdev: of the differences between two mechanisms on one seed.
+    stdev: standard deviation of the differences between two mechanisms on one
+      seed.
     seeds: at least two.
   """
   quantile = stats.t.ppf((1 + _CONFIDENCE) / 2, seeds - 1)

@@ -30,10 +30,12 @@ class Cell:
   """An experiment to run.
 
   Attributes:
-    row: of the grid.
-    exponent: of the server learning rate, None for that of the row.
-    seed: of initial weights, cohorts and the order of sentences.
-    constant: of the row's rule, None for a rate that does not follow from it.
+    row: row of the grid.
+    exponent: exponent of the server learning rate; None takes the rate of the
+      row.
+    seed: seed, >= 0, of initial weights, cohorts and the order of sentences.
+    constant: constant of the row's rule; None for a rate that does not follow
+      from it.
   """
 
   row: grid_lib.Row
@@ -66,20 +68,20 @@ class Cell:
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What a finished cell says.
+  """The result of a finished cell.
 
   Attributes:
-    rate: of the server.
+    rate: learning rate of the server, > 0.
     test_loss: nats a word of the test split, of the last model.
-    test_accuracy: in [0, 1], likewise.
+    test_accuracy: accuracy on the test split, of the last model, in [0, 1].
     validation: (rounds done, loss, accuracy) of the validation split.
-    epsilon: that its report claims.
+    epsilon: epsilon that its report claims.
     noise: L, the root mean squared error of the sum of all updates so far, from
-      noise alone, over clip times clients a round: what the mechanism costs
-      the model, before any training.
-    momentum_noise: the same of the models that the server's momentum and
-      schedule make of the updates.
-    seconds: of all rounds; None where they are not told.
+      noise alone, over clip times clients a round: the cost of the mechanism
+      for the model, before any training.
+    momentum_noise: the same error of the models, after the server's momentum
+      and schedule.
+    seconds: duration of all rounds, in seconds; None where it is secret.
   """
 
   rate: float

@@ -34,11 +34,11 @@ class Row:
   Attributes:
     name: unique in the grid; of a file or a folder.
     series: its corpus, if the grid has several, and its mechanism.
-    epsilon: of the grid; infinity without noise.
+    epsilon: epsilon of the grid, > 0; infinity without noise.
     exponents: candidates i of the server learning rate 1.7^i; none if the base,
       the rule or --set gives the rate.
     tree: the experiment, with the middle candidate.
-    comments: what a reader of the experiment should know.
+    comments: lines for readers of the experiment.
     seeds: that test it in a sweep.
     rule: that gives its learning rate, if one does.
     extensions: how many rates a search may try beyond its candidates.
@@ -58,7 +58,7 @@ class Row:
     """Returns the checked experiment.
 
     Args:
-      rate: of the server, in place of that of `tree`.
+      rate: learning rate of the server, in place of the one in `tree`.
 
     Raises:
       ValueError: an unknown or missing key, or a value out of range.
@@ -103,7 +103,7 @@ class Rule:
     """Returns a learning rate, to six digits.
 
     Args:
-      constant: of the rule.
+      constant: constant of the rule.
       noise: L; 0 has the largest rate.
       largest: rate, whatever the rule says.
     """

@@ -28,7 +28,7 @@ A mechanism that has the name of a strategy family is of that family; `none` has
 one row, without an epsilon. A table with epsilons for keys (0.5 in quotes) has
 one value an epsilon. Several candidates are to be tuned
 (`simulations/sweep.py`); the row itself has the middle one, and a row by the
-rule has the largest rate that the rule may give. What --set gives comes last.
+rule has the largest rate that the rule may give. Settings of --set come last.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Layer:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus(Layer):
-  """What changes with the corpus."""
+  """The settings that change with the corpus."""
 
   rate_exponents: Any = None
   leaves: list[str] = dataclasses.field(default_factory=list)
@@ -70,7 +70,7 @@ class Corpus(Layer):
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism(Layer):
-  """What changes with the mechanism."""
+  """The settings that change with the mechanism."""
 
   about: str = ''
   epsilons: Optional[list[float]] = None
@@ -109,7 +109,7 @@ def parts(file: File, folder: str) -> Iterator[tuple[str, str, float, Layers]]:
 
   Args:
     file: the grid.
-    folder: of the file.
+    folder: folder of the file.
   """
   tree = file.base
   if isinstance(tree, str):
@@ -180,13 +180,13 @@ def at_epsilon(value: Any, epsilon: float) -> Any:
   if not isinstance(value, dict):
     return value
   if value and all(_NUMBER.fullmatch(key) for key in value):
-    found = [each for key, each in value.items() if float(key) == epsilon]
-    if not found:
+    values = [each for key, each in value.items() if float(key) == epsilon]
+    if not values:
       raise errors.value_error(
         'epsilons',
         f'{epsilon:g}',
         f'is not in the table {value}',
         'add it there, or give the mechanism epsilons of its own',
       )
-    return found[0]
+    return values[0]
   return {key: at_epsilon(each, epsilon) for key, each in value.items()}

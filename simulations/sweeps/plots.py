@@ -26,25 +26,25 @@ def noise(runs: Runs) -> Optional[figure_lib.Figure]:
   the dashed one the mean without noise.
 
   Args:
-    runs: of `Summary.tests`.
+    runs: result of `Summary.tests`.
   """
-  noised = [
+  with_noise = [
     run for run in runs if run['noise'] > 0 and run['test_loss'] is not None
   ]
-  if not noised:
+  if not with_noise:
     return None
   width, height = _PANEL
   drawing = figure_lib.Figure(figsize=(2 * width, height), layout='constrained')
   panels = drawing.subplots(1, 2, sharey=True)
   colors = _colors(runs)
-  epsilons = _unique(run['epsilon'] for run in noised)
+  epsilons = _unique(run['epsilon'] for run in with_noise)
   silent = [run['test_loss'] for run in runs if run['noise'] == 0]
   for panel, key, of in zip(
     panels, ('noise', 'momentum_noise'), ('sums of updates', 'models')
   ):
     _style(panel, f'L: predicted error of {of}', 'test loss (nats a word)')
     panel.set_xscale('log')
-    for run in noised:
+    for run in with_noise:
       panel.plot(
         run[key],
         run['test_loss'],
@@ -53,14 +53,16 @@ def noise(runs: Runs) -> Optional[figure_lib.Figure]:
         marker=_MARKERS[epsilons.index(run['epsilon']) % len(_MARKERS)],
         fillstyle='full' if run['stands_for'] else 'none',
       )
-    fitted = analysis.curve([(run[key], run['test_loss']) for run in noised])
+    fitted = analysis.curve(
+      [(run[key], run['test_loss']) for run in with_noise]
+    )
     if fitted is not None:
-      values = [run[key] for run in noised]
+      values = [run[key] for run in with_noise]
       x = np.geomspace(min(values), max(values))
       panel.plot(x, fitted(x), color='gray', linewidth=1, zorder=0)
     if silent:
       panel.axhline(np.mean(silent), color='gray', linestyle='--', zorder=0)
-  for name in _unique(run['mechanism'] for run in noised):
+  for name in _unique(run['mechanism'] for run in with_noise):
     panels[1].plot([], [], 's', color=colors[name], label=name)
   for epsilon, marker in zip(epsilons, _MARKERS):
     panels[1].plot([], [], marker, color='gray', label=f'epsilon {epsilon:g}')
@@ -71,11 +73,11 @@ def noise(runs: Runs) -> Optional[figure_lib.Figure]:
 def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
   """Returns a figure of validation loss by round, a panel an epsilon.
 
-  Lines are means over seeds, bands one standard deviation to each side. What
-  has no noise is in every panel.
+  Lines are means over seeds, bands one standard deviation to each side. Runs
+  without noise are in every panel.
 
   Args:
-    runs: of `Summary.tests`.
+    runs: result of `Summary.tests`.
   """
   drawn = [
     run for run in runs if all(loss is not None for _, loss in run['curve'])

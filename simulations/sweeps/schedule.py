@@ -24,8 +24,8 @@ def choose_rate(
   for a row without candidates.
 
   Args:
-    row: of the grid.
-    ended: of the sweep, so far.
+    row: row of the grid.
+    ended: cells of the sweep that have ended so far.
   """
   exponents = sorted(row.exponents)
   if len(exponents) < 2:
@@ -80,8 +80,8 @@ def ready(
   """Returns the cells that could run now, by name, and what others gave.
 
   Args:
-    grid: of the sweep.
-    directory: of the sweep.
+    grid: experiments of the sweep.
+    directory: folder of the sweep.
 
   Raises:
     ValueError: a finished cell is of another grid.

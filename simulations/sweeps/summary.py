@@ -1,4 +1,4 @@
-"""What a sweep found: tables for readers and programs."""
+"""The summary of a sweep: tables for readers and programs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class Outcome:
   """A cell of a sweep, and what became of it.
 
   Attributes:
-    cell: of the sweep.
+    cell: cell of the sweep.
     result: None where it has not ended, or failed.
     failed: whether it ended without a result.
     taken: whether the rate of a search was chosen.
@@ -150,7 +150,7 @@ class Summary:
 
     They are in the order of their losses, each with the next one.
     """
-    found = []
+    comparisons = []
     rows = [
       row
       for row in self.rows
@@ -168,7 +168,7 @@ class Summary:
       for first, second in zip(ordered, ordered[1:]):
         paired = analysis.paired(self._losses(first), self._losses(second))
         if paired is not None:
-          found.append(
+          comparisons.append(
             {
               'epsilon': epsilon,
               'first': first['mechanism'],
@@ -180,7 +180,7 @@ class Summary:
               'shown': 'yes' if paired.shown else 'no',
             }
           )
-    return found
+    return comparisons
 
   def against(self, mechanism: str) -> dict[Any, analysis.Paired]:
     """Returns (mechanism, epsilon) to how its loss differs from another's.
@@ -189,7 +189,7 @@ class Summary:
       mechanism: the other; at the same epsilon, or without noise.
     """
     rows = self.rows
-    found = {}
+    comparisons = {}
     for other in rows:
       for row in rows:
         if (
@@ -199,8 +199,8 @@ class Summary:
         ):
           paired = analysis.paired(self._losses(row), self._losses(other))
           if paired is not None:
-            found[row['mechanism'], row['epsilon']] = paired
-    return found
+            comparisons[row['mechanism'], row['epsilon']] = paired
+    return comparisons
 
   def _losses(self, row: Mapping[str, Any]) -> dict[int, float]:
     """Returns the test losses of a row by seed."""
@@ -266,8 +266,8 @@ class Summary:
     """Writes the plots `noise.png` and `convergence.png`, where they show any.
 
     Args:
-      directory: of the plots.
-      prefix: of their names.
+      directory: folder of the plots.
+      prefix: start of their names.
     """
     for name, figure in (
       ('noise', sweep_plots.noise(self.tests)),

@@ -7,7 +7,7 @@
 | beta_i    |                        |                                       |
 
 Neighbours are data sets that differ in one unit of privacy, in all runs alike.
-What a run does to data may be chosen by what those before it released, and its
+The computation of a run may depend on earlier releases, and its
 noise, its rounds and who takes part may not. Then
 
 | runs                          | together                                     |
@@ -52,10 +52,10 @@ _MOST_SLACK = 0.5
 
 @dataclasses.dataclass(frozen=True)
 class Composition:
-  """What several runs guarantee together.
+  """The guarantee of several runs together.
 
   Attributes:
-    guarantees: of the runs.
+    guarantees: one guarantee for each run.
     run_ids: the name that tells each run from others; None where it has none.
   """
 
@@ -87,9 +87,9 @@ class Composition:
   def claim(self, delta: float) -> monte_carlo.Bound:
     """Returns an epsilon that holds at `delta`, and what it is made of.
 
-    What composes by its losses gets one share of delta, and every other run
-    one; epsilons and deltas of the shares add. Where it gives less, runs are
-    composed by what holds without chance instead.
+    Runs that compose by their losses get one share of delta, and every other
+    run one; epsilons and deltas of the shares add. Where it gives less, runs
+    are composed by what holds without chance instead.
 
     Raises:
       ValueError: a value out of range.
@@ -131,7 +131,7 @@ class Composition:
     """Returns epsilon at `delta`, rounded up.
 
     Raises:
-      ValueError: as for `claim`.
+      ValueError: for the reasons of `claim`.
     """
     return self.claim(delta).epsilon
 

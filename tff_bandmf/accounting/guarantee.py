@@ -16,7 +16,7 @@ from tff_bandmf.accounting.kinds import kinds, logged_cohorts
 from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
 
 _SAMPLES = monte_carlo.Samples()
-# What the last digits of float64 may do to a claim that is computed again.
+# Relative change that float64 may cause in a claim that is computed again.
 _SAME = 1e-12
 
 
@@ -35,7 +35,7 @@ class Guarantee:
 
   Attributes:
     strategy: C.
-    cohorts: who takes part.
+    cohorts: rule of who takes part, enforced or sampled.
     noise_multiplier: standard deviation of z over clip times sensitivity, what
       an accountant takes; 0 adds no noise and guarantees nothing.
     dimension: d of the model; None for all whose runs have at most 2^33
@@ -82,17 +82,17 @@ class Guarantee:
       # Guard: budget_test.test_budget_of_another_matrix_is_computed_again.
       completed = sensitivity_lib.budget.completed(self.cohorts, self.strategy)
       object.__setattr__(self, 'cohorts', completed)
-    # What is not proved is refused here.
+    # A claim without a proof is refused here.
     _ = self.accountant
 
   @functools.cached_property
   def accountant(self) -> accountants.Accountant:
-    """What accounts for the run in real numbers."""
+    """The accountant of the run in real numbers."""
     return kinds.accountant(self.strategy, self.cohorts, self.clients_per_unit)
 
   @property
   def sensitivity(self) -> sensitivity_lib.Sensitivity:
-    """What the noise multiplier is relative to, clip = 1.
+    """The sensitivity that the noise multiplier is relative to, clip = 1.
 
     It is computed and never a parameter, so that it cannot belong to another
     matrix: the sensitivity under `cohorts.schema`.
@@ -120,7 +120,7 @@ class Guarantee:
 
   @functools.cached_property
   def cost(self) -> slack_lib.Cost:
-    """What the arithmetic of the run costs."""
+    """The cost of the arithmetic of the run."""
     return slack_lib.Cost.of(
       self.strategy,
       self.accountant.participations,
@@ -137,7 +137,8 @@ class Guarantee:
   def claim(self, delta: float) -> monte_carlo.Bound:
     """Returns the least epsilon at `delta`, and what it is made of.
 
-    It is that of the released bits: what the arithmetic costs is in it.
+    The claim is about the released bits: it includes the cost of the
+    arithmetic.
 
     Raises:
       ValueError: a value out of range, or there is no noise.
@@ -154,7 +155,7 @@ class Guarantee:
     """Returns the least delta at `epsilon`, and what it is made of.
 
     Raises:
-      ValueError: as for `claim`.
+      ValueError: for the reasons of `claim`.
     """
     return self.accountant.claim_at(
       self.cost, self.noise_multiplier, epsilon, self.samples
@@ -163,7 +164,7 @@ class Guarantee:
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
     """Takes a claim at `delta` of before for its own, if it holds again.
 
-    What was sampled is sampled with the same seed, which gives the same bound.
+    A sampled bound is sampled with the same seed, and comes out the same.
 
     Raises:
       ValueError: epsilon or delta of the noise is larger.
@@ -198,7 +199,7 @@ class Guarantee:
     """Returns epsilon at `delta`, rounded up; infinite without noise.
 
     Raises:
-      ValueError: as for `claim`.
+      ValueError: for the reasons of `claim`.
     """
     if not self.noise_multiplier:
       return float('inf')
@@ -217,7 +218,7 @@ class Guarantee:
     """Returns delta at `epsilon`, rounded up; 1 without noise.
 
     Raises:
-      ValueError: as for `claim`.
+      ValueError: for the reasons of `claim`.
     """
     if not self.noise_multiplier:
       return 1.0
@@ -229,7 +230,7 @@ class Guarantee:
     A log that keeps the schema never shows more than was planned.
 
     Args:
-      observed: what the log shows, with the sensitivity of the strategy.
+      observed: statistics of the log, with the sensitivity of the strategy.
     """
     logged = self.under(logged_cohorts.Logged(observed))
     schema = self.cohorts.schema

@@ -56,8 +56,8 @@ def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
   """Returns the query's sum of records of one coordinate, in clips.
 
   Args:
-    lattice: of the sum.
-    values: of the records, [clients] float32 in clips.
+    lattice: lattice of the sum.
+    values: [clients] float32, the records in clips.
   """
   adding = _query(lattice, 1, 1, source_lib.NoNoise(1))
   total, *_ = tf.function(

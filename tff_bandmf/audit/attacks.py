@@ -2,7 +2,7 @@
 
 Accountants speak of real numbers. Each attack here succeeds on a sound account
 whose sums, normals or coefficients are of float32, as tests show, and must fail
-on the lattice. What is attacked is a function, so that tests can give another
+on the lattice. An attack takes a function, so that tests can give another
 arithmetic.
 
 | attack       | what an arithmetic must not do                               |
@@ -47,14 +47,14 @@ _WORDS = 1 << 16
 
 @dataclasses.dataclass(frozen=True)
 class Attack:
-  """What an attack measured.
+  """The measurement of an attack.
 
   Attributes:
-    name: of the attack.
-    statistic: what is measured.
-    unit: of the statistic, in words.
-    least: what a sound arithmetic gives, at least.
-    most: what a sound arithmetic gives, at most.
+    name: name of the attack.
+    statistic: measured number.
+    unit: unit of the statistic, in words.
+    least: least number of a sound arithmetic.
+    most: largest number of a sound arithmetic.
     false_alarm: probability that a sound arithmetic gives something else.
   """
 
@@ -91,8 +91,9 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
   to half of one. [Casacuberta et al., CCS 2022]
 
   Args:
-    add: of clipped values, [clients] float32 in clips, the sum in clips; it is
-      given the whole cohort, and the cohort with a zero for the victim.
+    add: function from clipped values, [clients] float32 in clips, to the sum in
+      clips; it is given the whole cohort, and the cohort with a zero for the
+      victim.
     clients: how many records there are, at least 2.
   """
   plans = [_Cohort.of(2.0**i, clients) for i in range(clients.bit_length())]
@@ -105,13 +106,13 @@ def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
 
 @dataclasses.dataclass(frozen=True)
 class _Cohort:
-  """What brings a sum to a power of two.
+  """A cohort that brings a sum to a power of two.
 
   Attributes:
-    power: of two, in clips.
+    power: power of two, in clips.
     before: records of the same size, first.
-    size: of those.
-    gain: what rounding adds to the victim's part.
+    size: size of each of them, in clips.
+    gain: clips that rounding adds to the victim's part.
   """
 
   power: float
@@ -172,7 +173,7 @@ def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
   are made into normals.
 
   Args:
-    key: of the normals.
+    key: key of the normals.
     draws: how many are looked at.
     threshold: from 1.
   """
@@ -204,11 +205,11 @@ def low_bits(
   counts the coordinates that no v + y of floats can give.
 
   Args:
-    release: of a sum in clips, [d] float32, what is released for it, in clips,
-      each time with new noise.
+    release: function from a sum, [d] float32 in clips, to its release, in
+      clips, each time with new noise.
     epsilon: claimed, at `delta`.
-    delta: of the claim.
-    trials: of either kind.
+    delta: delta of the claim, in (0, 1).
+    trials: number of trials of either kind, >= 1.
     dimension: d.
   """
   victim = np.full(dimension, dimension**-0.5, np.float32)

@@ -20,18 +20,19 @@ _FEWEST_CANARIES = 20
 
 @dataclasses.dataclass(frozen=True)
 class Audit:
-  """What trials with canaries say of a claim.
+  """The result of trials with canaries for one claim.
 
   Attributes:
     claimed_epsilon: at `delta`.
     gaussian_bound: on epsilon, from below, that takes the noise to be Gaussian.
     clopper_pearson_bound: the same without that assumption.
-    delta: of (epsilon, delta).
+    delta: delta of (epsilon, delta), in (0, 1).
     confidence: with which both bounds hold.
     trials_inside: trials with a canary that the bounds are from.
     trials_outside: trials without.
     pattern: rounds in which a canary takes part.
-    attained_sensitivity: of the pattern, in clipping norms.
+    attained_sensitivity: sensitivity that the pattern attains, in clipping
+      norms.
   """
 
   claimed_epsilon: float
@@ -99,17 +100,17 @@ def audit(
 
   Args:
     guarantee: the claim.
-    delta: of (epsilon, delta).
+    delta: delta of (epsilon, delta), in (0, 1).
     canaries: clients of a run, each of them a trial, half of which give S; as
       many coordinates are without.
     runs: independent runs, each with noise of its own.
     confidence: that both bounds are below the true epsilon.
-    make_factory: of the aggregator, called with `clients_per_round`,
-      `l2_norm_clip` and `largest_cohort` for each run, which must have noise of
-      its own. None makes the one that the claim is for:
-      `aggregator.dp_aggregator` with what `guarantee` says and a key from the
-      operating system.
-    seed: of all that is random beside the noise. None draws one.
+    make_factory: function that returns the aggregator, called with
+      `clients_per_round`, `l2_norm_clip` and `largest_cohort` for each run,
+      which must have noise of its own. None makes the one that the claim is
+      for: `aggregator.dp_aggregator` with what `guarantee` says and a key from
+      the operating system.
+    seed: seed of all randomness but the noise, >= 0; None draws one.
     on_round: is called after every round.
 
   Raises:

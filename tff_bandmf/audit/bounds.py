@@ -45,7 +45,7 @@ def clopper_pearson(
   `miss` / 4. It takes some 100 e^epsilon trials to come near epsilon.
 
   Args:
-    threshold: of the scores.
+    threshold: threshold of the scores.
 
   Returns:
     The bound, at least 0.

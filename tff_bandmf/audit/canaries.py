@@ -37,14 +37,15 @@ def released(
   others of none: nothing but that client and noise is in a column.
 
   Args:
-    make_factory: of the aggregator, by keywords `clients_per_round`,
-      `l2_norm_clip`, which may be taken for the first clip of one that adapts,
-      and `largest_cohort`.
+    make_factory: function that returns the aggregator, by keywords
+      `clients_per_round`, `l2_norm_clip`, which may be taken for the first clip
+      of one that adapts, and `largest_cohort`.
     rounds: n.
     pattern: when canaries take part.
     canaries: how many do.
     dimension: d, coordinates of an update.
-    generator: of the canaries' coordinates and the known client's updates.
+    generator: generator of the canaries' coordinates and the known client's
+      updates.
     on_round: is called after every round.
 
   Returns:

@@ -49,7 +49,7 @@ def worst(
   """
   rounds = len(matrix)
   gram = matrix.T @ matrix
-  # That of a budget reaches it, or nearly.
+  # The typical pattern of a budget reaches it, or nearly.
   participation = participation.typical
   count = participation.participations(rounds)
   min_sep = participation.min_sep or 1

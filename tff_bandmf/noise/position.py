@@ -158,7 +158,8 @@ class Position:
     **Formal guarantee.**
     Assumption: all attempts of the run share this folder, a new file is seen by
     every later listing, and `open` has marked the sums that the ledger knows.
-    Statement: of two different sums with the noise of one round, at most one is
+    Statement: among two different sums with the noise of one round, at most one
+      is
     returned, in this process or another, except where their 64-bit fingerprints
     agree. Source: each call writes its mark before it lists the marks, so of
     two concurrent calls at least one sees the mark of the other and fails.

@@ -74,7 +74,7 @@ def optimize_banded(
   overlap. [BandMF23, Sec 4; App B]
 
   Args:
-    problem: what is minimised.
+    problem: error to minimise.
     bands: at most n, and at most min_sep.
     equal_column_norms: whether all columns of C must have norm 1. If not,
       only those of one client together have: a little better, for fixed epochs
@@ -138,7 +138,8 @@ def unit_column_loss(rounds: int, bands: int) -> Loss:
 
   Args:
     rounds: n, of prefix sums.
-    bands: of C; the function takes [n * bands] columns of it by their bands.
+    bands: bands of C; the function takes [n * bands] columns of it by their
+      bands.
   """
   return Loss(
     lambda columns: (_scaled(columns, rounds), tf.ones([], tf.float64)),
@@ -160,7 +161,7 @@ def optimize_banded_toeplitz_scheduled(
   for the others `optimize_banded_toeplitz` does the same much faster.
 
   Args:
-    problem: what is minimised, but for a single participation.
+    problem: error to minimise; its participation is replaced by a single one.
     bands: at most n.
 
   Raises:

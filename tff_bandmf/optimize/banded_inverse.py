@@ -30,7 +30,7 @@ def optimize_banded_inverse(
     loss = error * sens^2, with a bound for sens where it is not known exactly
 
   Args:
-    problem: what is minimised.
+    problem: error to minimise.
     bands: p, of C^-1, at most n.
 
   Raises:

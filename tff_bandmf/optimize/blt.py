@@ -110,7 +110,7 @@ class _Decays:
     )
     by_among = by_logs[:, None] / self.among
     by_other_among = by_other_logs[:, None] / self.other_among
-    # What is on the diagonals cancels.
+    # The terms on the diagonals cancel.
     by_theta = by_between.sum(1) - by_among.sum(1) + by_among.sum(0)
     by_other = (
       -by_between.sum(0) - by_other_among.sum(1) + by_other_among.sum(0)
@@ -246,7 +246,7 @@ def optimize_blt(
     loss = error * sens^2
 
   Args:
-    problem: what is minimised; `max_evaluations` are of each search.
+    problem: error to minimise; `max_evaluations` holds for each search.
     buffers: d, at most; as many copies of the model the noise needs. Fewer are
       used where more do not help.
     worth: relative gain below which one more buffer is not used, and ends the

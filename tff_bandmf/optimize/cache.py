@@ -1,7 +1,7 @@
 """Strategies that a search has found before, on the disk.
 
-What a search finds is a function of its request and of the code. A strategy is
-kept in a file that is named after the digests of both and of the strategy; a
+The result of a search is a function of its request and of the code. A strategy
+is kept in a file that is named after the digests of both and of the strategy; a
 file whose content is not that is as if it were not there. No claim rests on
 it: errors and sensitivity are computed of the strategy that was read.
 
@@ -31,7 +31,8 @@ def found_before(
 ) -> solver.Optimized:
   """Returns what `search` gives, or gave before for the same request.
 
-  What was found before has no evaluations. What did not converge is not kept.
+  A stored result has no evaluations. A search that did not converge is not
+  stored.
   """
   folder = _folder()
   if folder is None:
@@ -43,7 +44,7 @@ def found_before(
       return request.evaluated(strategy)
   optimized = search(request)
   if optimized.converged:
-    # What cannot be kept is searched for again.
+    # A strategy that cannot be stored is searched for again.
     with contextlib.suppress(OSError):
       folder.mkdir(parents=True, exist_ok=True)
       name = f'{key}-{optimized.strategy.digest()}.npz'

@@ -24,7 +24,7 @@ the weights w of the max error, and the gap of an exactly feasible C are ours.
 For one participation M is diagonal, and the fixed point of [SingleEpoch22] is
 m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2).
 
-What is optimal among what. X_ij = 0 is kept between rounds i, j of one client
+Optimality. X_ij = 0 is kept between rounds i, j of one client
 (columns that do not overlap), so sens^2 is the heaviest pattern of d, exactly.
 
 - One participation: the optimum of all strategies.
@@ -87,11 +87,11 @@ class _Dual:
   Parameters are those of M, then, for the max error, multiples of sqrt(w_t).
 
   Attributes:
-    start: of the parameters.
-    bounds: of the parameters.
+    start: [parameters] float64, start of the search.
+    bounds: (low, high) of each parameter.
     evaluations: so far.
     strategy: the best so far.
-    loss: of `strategy`.
+    loss: loss of `strategy`.
     lower_bound: on every loss, the greatest so far.
     parameters: last evaluated.
   """
@@ -250,14 +250,15 @@ def optimize_dense(
 
     loss = error * sens^2 >= T^2 / V for every M
 
-  What it is the least of is said at the top of this file. Each evaluation is
-  O(n^3), and memory a few n x n matrices; under min-separation it is about 40
-  (n - min_sep)^2 / 2 numbers more.
+  The head of this file says among which strategies it is best. Each evaluation
+  is O(n^3), and memory a few n x n matrices; under min-separation it is about
+  40 (n - min_sep)^2 / 2 numbers more.
 
   Args:
-    problem: what is minimised; evaluations are of the dual. The callback gets
-      the best loss so far of the search at hand: min-separation starts from the
-      optimum for fixed epochs, and the max error from that for the mean.
+    problem: error to minimise; evaluations are counted of the dual. The
+      callback gets the best loss so far of the search at hand: min-separation
+      starts from the optimum for fixed epochs, and the max error from that for
+      the mean.
     gap: at which the search ends, relative, at least 0.
 
   Returns:

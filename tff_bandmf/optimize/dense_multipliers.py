@@ -102,7 +102,7 @@ def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
 
   With F_i the heaviest pattern from round i on, d_i = F_i - F_{i+b} for an F
   that is 1 over the first b < n rounds and does not increase. Patterns are a
-  flow: of its weight V, m_i is in round i and back b rounds later, y_i >= 0
+  flow: m_i of the weight V is in round i and back b rounds later, y_i >= 0
   idles.
 
     m_i = m_{i-b} + y_{i-1} - y_i,  V = m_0 + ... + m_{b-1} + y_{b-1}
@@ -154,7 +154,7 @@ class FactoredMultipliers:
 
   Attributes:
     start: parameters for M = diag(m).
-    bounds: of the parameters.
+    bounds: (low, high) of each parameter.
   """
 
   def __init__(self, diagonal: Diagonal, pairs: tuple[np.ndarray, np.ndarray]):
@@ -236,7 +236,7 @@ class DirectMultipliers:
 
   Attributes:
     start: parameters for M as guessed.
-    bounds: of the parameters.
+    bounds: (low, high) of each parameter.
   """
 
   def __init__(

@@ -41,7 +41,7 @@ def optimize(
     objective: `MEAN` or `MAX` over the per-query errors.
     noise_copies: model copies that the noise may keep; None is any number.
     callback: called with the loss reached, now and then.
-    **parameters: of the family, None where they are to be chosen.
+    **parameters: parameters of the family, None where they are to be chosen.
 
   Raises:
     ImportError: the family is searched for in TensorFlow, and there is none.

@@ -1,4 +1,4 @@
-"""What to optimise, and what a strategy is worth for it."""
+"""The request of a search, and the error of a strategy for it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tff_bandmf.strategies import base
 
 @attrs.frozen
 class Request(solver.Problem):
-  """What to optimise, for whom.
+  """The request of a search: a family, and the error to minimise.
 
   Attributes:
-    family: of the strategy.
-    parameters: of the family, checked; what is not in it is to be chosen.
+    family: name of the family of strategies.
+    parameters: checked parameters of the family; the search chooses the others.
     noise_copies: model copies that the noise may keep; None is any number.
   """
 

@@ -47,7 +47,7 @@ _MOST_SCHEDULED_ROUNDS = 4096
 # Powers p of the norm that stands for the maximum over rounds: it exceeds it
 # by a factor of n^(1 / p) at most. One after the other, as large p are stiff.
 _NORMS = (100.0, 1e4)
-# Decrease of a log loss that is none.
+# A decrease of the log loss below this counts as 0.
 _NO_GAIN = 1e-10
 
 # Takes the gradients by c and r, returns that by the parameters.
@@ -110,7 +110,7 @@ def squared_sensitivity(
   Args:
     column: [terms] float64, c; terms past the last are 0.
     rounds: n.
-    participation: of one client.
+    participation: schema of one client.
     falls: whether c is sure to be positive and to fall from c_1 on.
 
   Returns:
@@ -167,7 +167,7 @@ class Objective:
 
     Args:
       build: c and r of the parameters, and the way back of their gradients.
-      problem: what is minimised.
+      problem: error to minimise.
       falls: whether c is sure to be positive and to fall from c_1 on.
 
     Raises:
@@ -271,7 +271,9 @@ def minimize(
   Args:
     function: takes [parameters] float64, returns log loss and gradient.
     callback: called after every iteration with the loss reached.
-    others: as for `solver.minimize`.
+    start: [parameters] float64, start of the search.
+    bounds: (low, high) of each parameter, None for none.
+    max_evaluations: most evaluations of the function, >= 1.
 
   Returns:
     The minimum; its `value` is the loss, not the logarithm.

@@ -50,7 +50,7 @@ class Minimum:
   Attributes:
     x: [parameters] float64.
     value: the function there.
-    evaluations: of the function.
+    evaluations: number of evaluations of the function.
     converged: whether the solver says so.
     interrupted: whether Ctrl-C ended the search; a caller that would go on to
       the next search stops instead.
@@ -65,14 +65,14 @@ class Minimum:
 
 @attrs.frozen
 class Problem:
-  """What a search is for.
+  """The error that a search minimises.
 
   Attributes:
     rounds: n.
     participation: the schema whose sensitivity counts.
     workload: A.
     objective: `MEAN` or `MAX` over the per-query errors.
-    max_evaluations: of the loss and its gradient.
+    max_evaluations: most evaluations of the loss and its gradient, >= 1.
     callback: called with the loss reached, now and then; None for nothing.
 
   Raises:
@@ -134,7 +134,7 @@ def minimize(
       that is not finite counts as worse than any other.
     start: [parameters] float64.
     bounds: (low, high) of each parameter, None for none.
-    max_evaluations: of `function`.
+    max_evaluations: most evaluations of `function`, >= 1.
     callback: called after every iteration with the value reached.
     tolerance: converged once an iteration gains less than this, relative to
       the value, or absolutely where that is below 1.

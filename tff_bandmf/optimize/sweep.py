@@ -41,8 +41,10 @@ def sweep(
   Ctrl-C ends the search and returns the best so far, not converged.
 
   Args:
-    request: what for; its callback is called after every loss.
-    others: as above.
+    request: error to minimise; its callback is called after every loss.
+    build: function from x to a strategy.
+    low: least x.
+    high: largest x, > `low`.
 
   Raises:
     ValueError: the range is empty, or no x has a finite loss.

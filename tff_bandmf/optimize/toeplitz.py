@@ -167,8 +167,8 @@ def optimize_banded_toeplitz(
   round n.
 
   Args:
-    problem: what is minimised, but for a single participation; of constant
-      learning rate.
+    problem: error to minimise, with a single participation in place of its own;
+      of constant learning rate.
     bands: b, at most n.
 
   Raises:

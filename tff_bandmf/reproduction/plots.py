@@ -1,4 +1,4 @@
-"""What the matrices look like, and what they cost."""
+"""Plots of the matrices and of their errors."""
 
 from __future__ import annotations
 

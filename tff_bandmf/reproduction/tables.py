@@ -31,7 +31,7 @@ class Row:
   Attributes:
     table: its name in `TABLES`.
     row: which figure of the table.
-    published: as printed.
+    published: number in the publication, as printed.
     ours: computed.
     difference: ours - published, relative to it unless `absolute`.
     tolerance: the largest absolute value of `difference` that passes.

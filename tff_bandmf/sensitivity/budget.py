@@ -73,7 +73,7 @@ def of_run(
   """Returns C for all rounds that a run may have, and its cohorts with values.
 
   Args:
-    cohorts: of the run.
+    cohorts: cohorts of the run.
     strategy: C, for the rounds that are planned.
 
   Raises:
@@ -258,9 +258,9 @@ def _banded(
   for start in range(0, rounds, _ROWS):
     first = np.arange(start, min(start + _ROWS, rounds))[:, np.newaxis]
     second = first + np.arange(bands)
-    there = second < rounds
-    pairs = np.broadcast_to(first, second.shape)[there], second[there]
-    gram[start : start + len(first)][there] = strategy.gram_entries(*pairs)
+    is_round = second < rounds
+    pairs = np.broadcast_to(first, second.shape)[is_round], second[is_round]
+    gram[start : start + len(first)][is_round] = strategy.gram_entries(*pairs)
   return _rounded_up(gram, slack)
 
 

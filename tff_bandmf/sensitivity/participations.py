@@ -37,7 +37,7 @@ _PAIRS = 2**22
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """What the rounds of a log show.
+  """Statistics of the rounds in a log.
 
   Attributes:
     clients: different clients.
@@ -46,7 +46,7 @@ class Observed:
       part twice.
     max_participations: most rounds of one client; 0 without clients.
     histogram: the number of clients for each number of rounds, ascending.
-    sensitivity: of the log and the C that the noise has, rounded up; None
+    sensitivity: sensitivity of the log for the C of the noise, rounded up; None
       without a strategy.
     pattern: rounds of a client that attains it, ascending.
     strategy_sha256: digest of C; None without a strategy.
@@ -117,7 +117,7 @@ def of_clients(
     strategy: C, for the sensitivity.
 
   Raises:
-    ValueError: as `observed`; a client is twice in one round.
+    ValueError: for the reasons of `observed`; a client is twice in one round.
   """
   gram = None if strategy is None else _Gram(strategy)
   clients = participations = 0

@@ -61,7 +61,7 @@ def heaviest_fixed(
     max_i sum_{a, c < k} X[i + a b, i + c b]
 
   Args:
-    lags: of e = 0, 1, ..., the entries X[i, i + e b], [n - e b] float64,
+    lags: for e = 0, 1, ..., the entries X[i, i + e b], [n - e b] float64,
       non-negative; those beyond the last one given are 0.
     others: n, b and k.
   """

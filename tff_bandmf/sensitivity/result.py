@@ -1,4 +1,4 @@
-"""What a sensitivity is."""
+"""A sensitivity, and how it is known."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def bound(squared: float, reason: str, attained: float = 0.0) -> Sensitivity:
 
   Args:
     squared: the bound.
-    reason: of the bound.
-    attained: what some pattern reaches, squared; a bound that is reached is
+    reason: theorem or method behind the bound, in words.
+    attained: square that some pattern reaches; a bound that is reached is
       exact.
   """
   if squared <= attained * (1 + _ROUNDING):

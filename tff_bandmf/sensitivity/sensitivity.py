@@ -45,7 +45,7 @@ one client do not overlap (bands <= min_sep)')
   participation_lib.check(participation)
   if isinstance(participation, participation_lib.Budget):
     return budget.bound(strategy, participation)
-  # What overflows is refused below.
+  # A value that overflows is refused below.
   with np.errstate(over='ignore', invalid='ignore'):
     proved = _THEOREMS[strategy.structure](strategy, participation)
   if not math.isfinite(proved.value):

@@ -1,4 +1,4 @@
-"""What every strategy matrix C can say about itself."""
+"""The interface of every strategy matrix C."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LARGEST_ENTRY = 1e30
 _LEAST_COLUMNS = 64
 
 
-# What is known of a matrix; see `Strategy.structure`.
+# Structures of matrices; see `Strategy.structure`.
 ANY = 'any'
 TOEPLITZ = 'toeplitz'
 NORMALIZED_TOEPLITZ = 'normalized-toeplitz'
@@ -53,12 +53,12 @@ class Strategy(abc.ABC):
   | e_t    |                 | squared L2 norm of row t of A C^-1            |
 
   Attributes:
-    family: as on the command line and in strategy files.
+    family: name on the command line and in strategy files.
     rounds: n.
     bands: b_hat, the main diagonal included.
     inverse_bands: p, or None where the family bounds it by n only.
     buffers: d, or None where the family is not a BLT.
-    structure: what theorems about the sensitivity may use: one of the
+    structure: property that theorems about the sensitivity may use: one of the
       constants of this module.
   """
 
@@ -341,7 +341,7 @@ def series(name: str, values: object) -> np.ndarray:
   """Returns a read-only copy of the start of a first column.
 
   Args:
-    name: of the series, for messages.
+    name: name of the series, for messages.
     values: [terms], the first positive.
 
   Raises:

@@ -1,4 +1,4 @@
-"""What a family of strategies is: its parameters, declared once.
+"""A family of strategies and its parameters, declared once.
 
 A file of this package declares its families as `FAMILIES`, next to their
 classes, and `known` finds them there. Strategy files, the search for the best
@@ -31,9 +31,10 @@ class Parameter:
   """A parameter of one family or of several.
 
   Attributes:
-    name: as in JSON and in configurations; its flag has dashes for underscores.
+    name: name in JSON and in configurations; its flag has dashes for
+      underscores.
     kind: int, at least 1; float, at most high; bool; or `Family`, a name.
-    about: what it is, for --help.
+    about: description, for --help.
     low: least number.
     high: largest number.
     sweep: between what it is searched for where it is not given; None where it
@@ -41,8 +42,8 @@ class Parameter:
     default: where it is neither given nor swept; None where the optimiser of
       the family knows, or else it has to be given.
     required: whether a search needs it to be given, too.
-    field: of the family's class; by default the name, and an underscore behind
-      a word of Python.
+    field: field of the family's class; by default the name, and an underscore
+      behind a word of Python.
   """
 
   name: str
@@ -88,7 +89,8 @@ class Parameter:
 
 @attrs.frozen
 class Memory:
-  """What the noise of a family keeps: in words, and n to the fewest copies."""
+  """The memory of a family's noise: in words, and from n to the fewest
+  copies."""
 
   about: str
   least: Callable[[int], int]
@@ -125,7 +127,7 @@ class Family:
 
   @property
   def name(self) -> str:
-    """As on the command line and in strategy files."""
+    """Name on the command line and in strategy files."""
     return self.kind.family
 
   def parameter(self, name: str) -> Optional[Parameter]:

@@ -73,7 +73,7 @@ def save(
   """Writes a strategy file, complete or not at all.
 
   Args:
-    strategy: what to write.
+    strategy: strategy to write.
     path: ends in `.json` or `.npz`.
     participation: the schema that the strategy was made for; None where it was
       made for no particular one.
@@ -105,8 +105,8 @@ def from_document(
   """Returns the strategy that a JSON object holds.
 
   Args:
-    content: as `to_document` gave it.
-    path: of the file that it stands in, for messages.
+    content: result of `to_document`.
+    path: path of the file that holds it, for messages.
 
   Raises:
     ValueError: it is not one, or of another version.

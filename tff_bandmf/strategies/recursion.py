@@ -75,10 +75,10 @@ class Recursion(abc.ABC):
 
   Attributes:
     rounds: n.
-    keeps: what S holds: `PAST_Y`, `PAST_U` or `BUFFERS`.
+    keeps: content of S: `PAST_Y`, `PAST_U` or `BUFFERS`.
     memory: rows of S, zero at the start. A window has the latest first.
     phases: how many different single rounds there are.
-    digest: of C; see `Strategy.digest`.
+    digest: digest of C; see `Strategy.digest`.
   """
 
   rounds: int

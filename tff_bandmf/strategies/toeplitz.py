@@ -1,4 +1,4 @@
-"""What the Toeplitz families share: C[t, i] = c_{t - i}.
+"""The part that Toeplitz families share: C[t, i] = c_{t - i}.
 
 As power series, c(x) is a quotient of two: a polynomial for a banded C, one
 over a polynomial for a banded C^-1, a proper rational function for a BLT.
@@ -31,7 +31,7 @@ from tff_bandmf.strategies import recursion as recursion_lib
 
 _FIRST_BLOCK = 4096
 _CONVERGED = 1e-12
-# What is left of a series that does not come back.
+# Remainder of a series that counts as 0.
 _VANISHED = 1e-100
 # Rounds up to which O(n^2) is a matter of seconds.
 _MAX_QUADRATIC_ROUNDS = 200_000

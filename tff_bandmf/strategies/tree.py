@@ -187,7 +187,7 @@ class TreeBuffers(recursion_lib.Buffers):
     E_0 = z_0,   E_{h+1} = (E_h + S_h) v_{h+1} / (2 v_h) + v_{h+1} z_{h+1}
     y_t = E_H - sum_{h<H} S_h
 
-  What is new in E_H is a Gaussian w of its own, so one z a round serves:
+  The new part of E_H is a Gaussian w of its own, so one z a round serves:
 
     y_t = |w| z_t + sum_{h<H} (a_h - 1) S_h,   S_H <- y_t + sum_{h<H} S_h
 

@@ -1,1 +1,1 @@
-"""What the integers of the noise cost beside exact real numbers."""
+"""The cost of noise in integers, beside noise in real numbers."""

@@ -1,4 +1,4 @@
-"""What the arithmetic of the noise costs: (slack_epsilon, slack_delta).
+"""The cost of the arithmetic of the noise: (slack_epsilon, slack_delta).
 
 The accountants speak of real numbers. The server adds integers
 
@@ -7,8 +7,8 @@ The accountants speak of real numbers. The server adds integers
 to sums that are integers too. m is a function of earlier releases and of the
 data, z a normal made from 64 random bits in float64. With exact normals and
 exact m the release is post-processing of the mechanism that is accounted for.
-What is left is how far the computed probability of a cell (a value of y given
-the past) is from the exact one: by at most the factor 1 +- r(z),
+It remains to bound how far the computed probability of a cell (a value of y
+given the past) is from the exact one: by at most the factor 1 +- r(z),
 
   r(z) = (2 edge / h + shift |z|) e^(...) + spacing / p,
 
@@ -98,7 +98,7 @@ class Words:
     spacing: probability of a word.
     extended_spacing: probability of a word with its extension.
     extended_below: magnitudes below it are extended.
-    unit: of the rounding errors.
+    unit: relative error of one rounding, > 0.
   """
 
   spacing: float = 2.0**-64
@@ -112,8 +112,8 @@ class Moments:
   """Bounds of a cell's moments, over bins of |z|.
 
   Attributes:
-    mass: of z in each bin.
-    mean_square: of r in it, at least.
+    mass: [bins] float64, probability of z in each bin.
+    mean_square: [bins] float64, upper bound of the mean of r^2 in each bin.
     log_weight: -log(1 - r) of the largest r in it.
     bad: mass of a cell's values beyond the bins, in either law.
   """

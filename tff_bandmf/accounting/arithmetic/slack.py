@@ -28,7 +28,7 @@ MAX_SLACK = 0.01
 
 # The part of delta that goes to beta where so little proves an alpha.
 _SHARE = 1e-4
-# What float64 loses in the factors of delta; several times.
+# Several times the error of float64 in the factors of delta.
 _ROUNDING = 1e-12
 
 
@@ -38,7 +38,7 @@ class Unproved(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Slack:
-  """What the arithmetic adds to a claim about real numbers.
+  """The cost of arithmetic, added to a claim about real numbers.
 
   If the exact run is (epsilon, `exact_delta`) then the computed one is
   (epsilon + `epsilon`, exact_delta + `delta`).
@@ -46,7 +46,7 @@ class Slack:
   Attributes:
     epsilon: 2 alpha.
     delta: (e^alpha - 1) exact_delta + beta (1 + e^(epsilon + alpha)).
-    exact_delta: what is left for the exact run.
+    exact_delta: part of delta for the run in real numbers.
     added: beta (1 + e^(epsilon + alpha)).
   """
 
@@ -130,10 +130,10 @@ def together(
   """Returns the slack of several runs on the same clients.
 
   Args:
-    slacks: of each run, for this epsilon.
+    slacks: one slack for each run, at this epsilon.
     epsilon: at least that of all runs in real numbers at `exact_delta`.
     delta: the total of all runs.
-    largest: as in `slack`, of all runs.
+    largest: largest slack of all runs together; see `slack`.
 
   Raises:
     Unproved: the slack exceeds `largest`.
@@ -160,22 +160,22 @@ def _slack(
   # Guard: slack_test.test_claim_is_tight_where_its_parts_are.
   added = beta * (1 + math.exp(epsilon + alpha)) * (1 + _ROUNDING)
   exact = math.exp(-alpha) * (delta - added) * (1 - _ROUNDING)
-  slack_of_claim = Slack(2 * alpha, delta - exact, exact, added)
-  if slack_of_claim.epsilon > largest or slack_of_claim.delta > largest * delta:
+  cost = Slack(2 * alpha, delta - exact, exact, added)
+  if cost.epsilon > largest or cost.delta > largest * delta:
     raise Unproved(
       errors.invalid(
-        f'slack_epsilon={slack_of_claim.epsilon:.4g}: the arithmetic of the noise adds '
-        f'it to epsilon, and {slack_of_claim.delta / delta:.2g} of delta is lost; more '
+        f'slack_epsilon={cost.epsilon:.4g}: the arithmetic of the noise adds '
+        f'it to epsilon, and {cost.delta / delta:.2g} of delta is lost; more '
         f'than {largest:g} must be asked for; use a coarser lattice, fewer '
         'rounds or coordinates'
       )
     )
-  return slack_of_claim
+  return cost
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-  """What the arithmetic of runs with one strategy costs.
+  """The cost of arithmetic in runs with one strategy.
 
   Attributes:
     arithmetics: those that a run may have.
@@ -266,7 +266,7 @@ class Cost:
     Its weights are cut, and the sensitivity of C is rounded.
 
     Args:
-      sensitivity: as float64 gives it.
+      sensitivity: sensitivity in float64, before it is rounded up.
     """
     # PRIVACY: its sensitivity is that of the noise which is really added.
     # Guard: slack_test.test_cut_weights_raise_epsilon.
@@ -278,7 +278,7 @@ class Cost:
     Args:
       epsilon: at least that of the exact run at `exact_delta`.
       delta: the total.
-      moved: as in `slack`, of cut weights that `more_noise` does not cover.
+      moved: shift by cut weights that `more_noise` does not cover; see `slack`.
     """
     return slack(self.arithmetics, epsilon, delta, self.max_slack, moved)
 

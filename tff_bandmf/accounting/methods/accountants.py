@@ -1,6 +1,6 @@
 """From the accounting of real numbers to claims about released bits.
 
-An accountant knows one strategy and one kind of cohorts. What it says of real
+An accountant knows one strategy and one kind of cohorts. Its claim about real
 numbers is `Exact`, in closed form or by convolution, or `Sampled`, a bound by
 random samples of a mixture; what the arithmetic of the noise adds is the same
 for all (`slack`).
@@ -33,10 +33,10 @@ _SEARCHES = 4
 
 
 class Accountant(abc.ABC):
-  """What is claimed for a strategy whose cohorts come about in one way.
+  """The claims for one strategy and one kind of cohorts.
 
   Attributes:
-    sensitivity: what noise multipliers are relative to, clip = 1.
+    sensitivity: sensitivity that noise multipliers are relative to, clip = 1.
     participations: most rounds of a client that touch the same rows of C, whose
       cut weights add up.
     sampled: whether chance decides who takes part, so that all rounds are

@@ -65,7 +65,7 @@ _LARGEST_LOG_WEIGHT = 20.0
 
 @dataclasses.dataclass(frozen=True)
 class Tilt:
-  """What R is.
+  """The law R of the samples.
 
   Attributes:
     copies: r, 1 or 2.

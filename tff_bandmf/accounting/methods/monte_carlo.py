@@ -8,8 +8,9 @@ has expectation 1, and by Markov's inequality, with probability 1 - beta,
 
   delta <= (1 - e^(mean ln(1 - eta x_i) - ln(1 / beta) / N)) / eta.
 
-No variance is estimated and nothing is approximate. What is drawn and eta are
-chosen by pilot samples of their own; a bad choice costs tightness alone.
+No variance is estimated and nothing is approximate. The law of the samples and
+eta are chosen by pilot samples of their own; a bad choice costs tightness
+alone.
 """
 
 from __future__ import annotations
@@ -43,8 +44,8 @@ class Samples:
 
   Attributes:
     count: N, for each direction; None for what the mixture needs.
-    failure_probability: of all samples together; None for 1e-8 or, if that is
-      less, one percent of the delta to claim.
+    failure_probability: probability, over all samples together, in (0, 1); None
+      for 1e-8 or, if that is less, one percent of the delta to claim.
     seed: for reproducible samples; None draws one. A bound holds for a seed
       that was not chosen for what it gave.
     tries: bounds of which one is claimed, at least 1, such as those of families
@@ -102,14 +103,15 @@ class Bound:
   """A claim (epsilon, `total`), and what it is made of.
 
   Attributes:
-    epsilon: of the claim, `slack_epsilon` included.
-    estimate: of delta, the larger direction; not a bound.
+    epsilon: epsilon of the claim, `slack_epsilon` included.
+    estimate: estimate of delta, the larger direction; not a bound.
     upper: bound of delta in both directions, of the run in real numbers.
-    failure_probability: of `upper`, over the samples; 0 if none were needed.
+    failure_probability: probability, over the samples, that `upper` is too low;
+      0 if no samples were needed.
     samples: N, in the direction that counts.
-    seed: of the samples.
-    slack_epsilon: what the arithmetic of the noise adds to epsilon.
-    slack_delta: what it adds to delta.
+    seed: seed of the samples, >= 0.
+    slack_epsilon: cost of the arithmetic in epsilon, >= 0.
+    slack_delta: cost of the arithmetic in delta, >= 0.
     tries: bounds that were sampled, or may have been, before one was claimed;
       `failure_probability` is that of all of them together.
   """
@@ -200,7 +202,7 @@ def delta_bound(
     epsilon: at least 0, finite.
     samples: N, for each direction.
     failure_probability: beta, over the samples.
-    seed: of the samples.
+    seed: seed of the samples, >= 0.
 
   Raises:
     ValueError: a value out of range.
@@ -249,7 +251,7 @@ def plans(
     epsilon: at least 0.
     samples: N.
     log_term: ln(1 / beta).
-    rng: of `pilots` samples for each candidate.
+    rng: generator of `pilots` samples for each candidate.
 
   Returns:
     (direction, mean, margin) each; mean + margin is the bound to expect.
@@ -271,7 +273,7 @@ def plans(
     ]
     margins = []
     for candidate, pilot in zip(candidates, averages):
-      # That of the least margin, below 1 / B.
+      # The term of the least margin, below 1 / B.
       square = max(pilot.square, 1e-300)
       eta = min(
         _LARGEST_ETA / candidate.bound,

@@ -35,7 +35,7 @@ def least(
     delta: to be met.
     samples: N of the bound, for each direction.
     failure_probability: beta, of all attempts of all tries together.
-    seed: of all samples.
+    seed: seed of all samples, >= 0.
     tries: searches like this one, of whose bounds one is claimed.
 
   Returns:

@@ -164,8 +164,8 @@ def _check(
   ):
     if actual != expected:
       raise errors.value_error(
-        f'{name}={expected}: the noise in {path} has {actual}; start the server '
-        'and the training with the same values'
+        f'{name}={expected}: the noise in {path} has {actual}; start the '
+        'server and the training with the same values'
       )
 
 
