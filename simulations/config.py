@@ -33,11 +33,12 @@ class Data:
       path of a SQLite file of TFF's form, whose words are counted.
     data_dir: folder of the files of StackOverflow, or of the file of chitchat;
       None to let TFF download those, or to take that of the package.
-    vocabulary_file: one word a line, most frequent first; None to take the
-      most frequent words of the corpus.
-    vocabulary_size: words, special ids not counted.
-    max_sentences_per_client: further ones are left out.
-    sequence_length: words of a sentence.
+    vocabulary_file: file with one word a line, most frequent first; None to
+      take the most frequent words of the corpus.
+    vocabulary_size: number of words, >= 1, without special ids.
+    max_sentences_per_client: most sentences of a client, >= 1; the rest is left
+      out.
+    sequence_length: most words of a sentence, >= 1; the rest is cut.
     unit: meaning of a client, in the words of the report.
   """
 
@@ -58,13 +59,13 @@ class Model:
     architecture: 'lstm' or 'transformer'.
     embedding_size: numbers of a word's embedding; also of an LSTM's projection
       before the softmax, and all of a transformer's width.
-    embedding_scale: initial embeddings are uniform in +- this.
-    lstm_size: units of an LSTM.
+    embedding_scale: half-width, > 0, of the uniform law of initial embeddings.
+    lstm_size: units of an LSTM, >= 1.
     tied: whether the softmax uses the embedding; a transformer's always does.
     skip: whether an LSTM's projection also sees the embedding of the last word.
     layers: layers of a transformer, >= 1.
     heads: attention heads of a transformer, >= 1; a divisor of embedding_size.
-    feed_forward_size: hidden units of a transformer's layer.
+    feed_forward_size: hidden units of a transformer's layer, >= 1.
   """
 
   architecture: str = 'lstm'
@@ -103,23 +104,25 @@ class Training:
 
   Attributes:
     rounds: n, rounds of the run, >= 1.
-    clients_per_round: cohort size, also the divisor of the mean.
-    batch_size: sentences of a client's step; every client does one epoch.
+    clients_per_round: clients of a round, >= 1; also the divisor of the mean.
+    batch_size: sentences of a client's step, >= 1; every client does one epoch.
     client_learning_rate: learning rate of a client's SGD, > 0.
-    server_optimizer: 'sgd', 'adam' or 'yogi', on the noised mean.
+    server_optimizer: 'sgd', 'adam' or 'yogi', which takes the mean with noise.
     server_learning_rate: learning rate of the server's optimiser, > 0.
-    server_momentum: in [0, 1); beta_1 of an adaptive optimiser.
-    server_beta_2: in [0, 1), of an adaptive optimiser.
+    server_momentum: momentum of the server's SGD, in [0, 1); beta_1 of an
+      adaptive optimiser.
+    server_beta_2: beta_2 of an adaptive optimiser, in [0, 1).
     server_epsilon: number > 0 that an adaptive optimiser adds to a divisor.
-    server_warmup_rounds: first rounds, in which the server's learning rate
-      rises linearly from 5 %.
-    server_cooldown_rounds: last rounds, in which the server's learning rate
-      falls linearly back to 5 %.
-    client_groups: clients of a round are dealt to this many groups; those of a
-      group train one after the other, in one call of TFF. Memory and
-      parallelism grow with it; a few times the cores is a good number.
-    evaluate_every: rounds between validations and checkpoints.
-    evaluation_sentences: sentences of a validation; the test takes all.
+    server_warmup_rounds: number of first rounds, >= 0, in which the server's
+      learning rate rises linearly from 5 %.
+    server_cooldown_rounds: number of last rounds, >= 0, in which the server's
+      learning rate falls linearly back to 5 %.
+    client_groups: number of groups that the clients of a round are dealt to, >=
+      1; clients of a group train one after the other, in one call of TFF.
+      Memory and parallelism grow with it; a few times the cores is a good
+      number.
+    evaluate_every: rounds between validations, >= 1.
+    evaluation_sentences: sentences of a validation, >= 1; the test takes all.
     seed: seed, >= 0, of initial weights, cohorts and the order of sentences;
       never of noise, whose key comes from the operating system.
     init: 'public' to pre-train on public text without noise, or the folder of
@@ -163,26 +166,29 @@ class Privacy:
   """The guarantee.
 
   Attributes:
-    family: strategy family, or 'none' for no noise and no claim.
+    family: name of a strategy family, or 'none' for no noise and no claim.
     parameters: parameters of the family; in a file each is a key of [privacy]
       itself, and is optimised or swept where it is not given.
     workload: numbers whose error counts: 'prefix' for sums of the updates, or
       'momentum' for the models of the server's SGD, with its momentum and its
       learning rates.
-    objective: 'mean' or 'max' error.
-    min_sep: b, r2 - r1 of two rounds of one client, enforced.
-    max_participations: k, enforced; None leaves it to min_sep.
+    objective: 'mean' or 'max': which error over the rounds a search minimises.
+    min_sep: b, least r2 - r1 of two rounds of one client, >= 1; enforced.
+    max_participations: k, most rounds of a client, >= 1; enforced; None leaves
+      it to min_sep.
     epsilon: target epsilon of the whole run, > 0.
     delta: delta of the guarantee, in (0, 1).
-    l2_norm_clip: clipping norm of an update, in the first round if it adapts.
+    l2_norm_clip: largest L2 norm of an update, > 0; of the first round if it
+      adapts.
     clip_quantile: share of updates below the clip, to which the clip then moves
       from round to round; None for a constant clip.
     clip_rate: largest step of the logarithm of the clip; None for 0.2.
     clip_fraction_weight: weight of what the share is estimated from; None for
       the one that makes noise grow by 1 %.
-    clip_until: round from which on the clip stays; None for no such round.
-    zeroing_norm: an update with a coordinate above this counts as zero; None
-      for no such bound.
+    clip_until: round from which on the clip is constant; None to let it adapt
+      to the end.
+    zeroing_norm: largest coordinate of an update; a larger one makes it count
+      as zero; None for no such bound.
     simulated_clients_per_round: cohort size that a run simulates, if it is to
       stand for a larger one: the guarantee is calibrated for that, and the
       noise of the sum is lower by clients_per_round over this. The guarantee is

@@ -156,7 +156,7 @@ def test_corpus_is_what_tff_makes_of_the_file(data_dir):
   'arguments, message',
   [
     (['--set', 'data.corpus=stackoverflow'], 'must hold stackoverflow.sqlite'),
-    ([], 'is for data.corpus=stackoverflow, not docstrings'),
+    ([], 'is for data.corpus='),
   ],
 )
 def test_driver_takes_the_folder(tmp_path, arguments, message):
