@@ -171,7 +171,7 @@ def test_wheel_holds_the_library_alone(built, files):
   assert held == {name for name in files if name.split('/')[0] == 'tff_bandmf'}
   assert {
     'tff_bandmf/py.typed',
-    'tff_bandmf/report/report.md.j2',
+    'tff_bandmf/report/report.j2',
     'tff_bandmf/reproduction/published.json',
   } <= held
 

@@ -355,7 +355,7 @@ def test_observed_is_what_the_clients_did(tmp_path):
   assert written['observed']['epsilon'] < written['epsilon']
   assert written['epsilon'] == written['planned']['epsilon']
   text = (tmp_path / 'report.md').read_text()
-  assert 'What is claimed is what was planned.' in text
+  assert 'The claim is for the planned participation.' in text
 
 
 def test_what_the_run_held_to_is_checked_in_every_round(tmp_path):

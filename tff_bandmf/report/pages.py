@@ -39,14 +39,15 @@ class Pages:
 
   def markdown(self) -> str:
     """Returns the text of the Markdown file."""
-    return _render(f'{self.NAME}.md.j2', self.content)
+    plots = {name: name for name in self.content.get('plots', ())}
+    return _render(f'{self.NAME}.j2', 'form.md.j2', self.content, plots)
 
   def html(self) -> str:
     """Returns the text of the HTML page, which needs no other file."""
-    images = {
+    plots = {
       name: plot.data_uri(figure) for name, figure in self.figures.items()
     }
-    return _render(f'{self.NAME}.html.j2', {**self.content, 'images': images})
+    return _render(f'{self.NAME}.j2', 'form.html.j2', self.content, plots)
 
   def files(self) -> dict[str, bytes]:
     """Returns the files of the report, by their names."""
@@ -107,17 +108,28 @@ def _sha256(text: str) -> str:
   return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
-def _render(template: str, content: _files.JsonObject) -> str:
-  """Returns a filled template; values are escaped if the page is HTML."""
-  return _template(template).render({**content, 'content': content})
+def _render(
+  template: str, form: str, content: _files.JsonObject, images: dict[str, str]
+) -> str:
+  """Returns a filled template; values are escaped if the form is HTML.
+
+  Args:
+    template: name of the template, which says what stands in a report.
+    form: name of the file of macros that write headings, rows and so on.
+    content: content of the report.
+    images: maps the name of a plot to its address.
+  """
+  return _template(template, form).render(
+    {**content, 'content': content, 'images': images, 'form_file': form}
+  )
 
 
 @functools.cache
-def _template(name: str) -> jinja2.Template:
+def _template(name: str, form: str) -> jinja2.Template:
   """Returns a compiled template; compiling takes as long as filling it."""
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_bandmf.report', '.'),
-    autoescape='.html' in name,
+    autoescape='.html' in form,
     trim_blocks=True,
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
