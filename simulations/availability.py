@@ -55,10 +55,8 @@ class Diurnal:
     )
     if not self.zones:
       raise errors.value_error(
-        'zones',
-        self.zones,
-        'must not be empty',
-        'give at least one, in hours ahead of UTC',
+        f'zones={self.zones}: must not be empty; give at least one, in hours '
+        'ahead of UTC'
       )
     for name in ('charging', 'drop_out'):
       _checks.between(name, getattr(self, name), 0, 1, 'it is a probability')

@@ -78,10 +78,8 @@ def from_tree(tree: dict[str, Any]) -> config_lib.Config:
     for key in changes:
       if not key.startswith(('training.', 'privacy.')):
         raise errors.value_error(
-          f'compare.{name}',
-          key,
-          'must be a training or privacy key',
-          'compared runs share data and model',
+          f'compare.{name}={key}: must be a training or privacy key; compared '
+          'runs share data and model'
         )
     changed(config, changes)
   return config
@@ -128,5 +126,5 @@ def check_plain_name(name: str, value: str) -> None:
   """Raises ValueError unless the value can be a part of a folder's name."""
   if not value.replace('-', '').replace('_', '').isalnum():
     raise errors.value_error(
-      name, value, 'must be a plain name', 'it names a folder'
+      f'{name}={value}: must be a plain name; it names a folder'
     )

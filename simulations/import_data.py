@@ -108,11 +108,10 @@ class _Importer:
             yield split_name, client_id, '', sentence
     for split_name, count in self.sentences.items():
       if not count:
+        fraction = self._fractions[corpus_file.SPLIT_NAMES.index(split_name)]
         raise errors.value_error(
-          split_name,
-          self._fractions[corpus_file.SPLIT_NAMES.index(split_name)],
-          'no client with a sentence fell into this split',
-          'give more clients or another fraction',
+          f'{split_name}={fraction}: no client with a sentence fell into this '
+          'split; give more clients or another fraction'
         )
 
   def _of_lines(self, path: str) -> Iterator[tuple[str, str]]:
@@ -145,7 +144,7 @@ class _Importer:
     )
     if not names:
       raise errors.value_error(
-        'input', path, 'holds no .txt file', 'put one file a client there'
+        f'input={path}: holds no .txt file; put one file a client there'
       )
     paths = [os.path.join(path, name) for name in names]
     _check_one_client_a_file(paths)
@@ -184,7 +183,7 @@ def _lines(path: str, bar: tqdm.tqdm) -> Iterator[tuple[str, str]]:
 
 
 def _bad_input(place: str, rule: str) -> ValueError:
-  return errors.value_error('input', place, rule, 'correct it')
+  return errors.value_error(f'input={place}: {rule}; correct it')
 
 
 def _encodable(place: str, text: str) -> str:
@@ -244,15 +243,12 @@ def import_text(
     _checks.positive(name, fraction, 'fractions are 0.8, 0.1, 0.1, say')
   if not math.isclose(sum(fractions), 1.0, abs_tol=1e-9):
     raise errors.value_error(
-      'train + heldout + test',
-      sum(fractions),
-      'must be 1',
-      'change one of them',
+      f'train + heldout + test={sum(fractions)}: must be 1; change one of them'
     )
   if os.path.exists(output):
     raise FileExistsError(
       errors.invalid(
-        'out', output, 'is there', 'remove it or choose another name'
+        f'out={output}: is there; remove it or choose another name'
       )
     )
   importer = _Importer(fractions, in_words, progress)

@@ -142,14 +142,12 @@ def _line(error: Exception) -> Optional[str]:
     # After the name of the operation: a path, and what the system says.
     message = error.message.splitlines()[0].rpartition('}}')[2].strip()
     return errors.invalid(
-      'system', message, 'the run ends here', 'see to it, and use --resume'
+      f'system={message}: the run ends here; see to it, and use --resume'
     )
   if isinstance(error, OSError) and error.filename is not None:
     return errors.invalid(
-      'file',
-      error.filename,
-      f'cannot be used ({error.strerror})',
-      'look at the space, the permissions and the limits of the system',
+      f'file={error.filename}: cannot be used ({error.strerror}); look at the '
+      'space, the permissions and the limits of the system'
     )
   if isinstance(
     error, (ValueError, TypeError, OSError, ImportError, RuntimeError)
@@ -167,10 +165,8 @@ def check_system(directory: str) -> None:
   files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
   if files < _FILES:
     raise errors.value_error(
-      'files',
-      files,
-      f'may be open at once, and a run takes {_FILES}',
-      f'ulimit -n {_FILES}',
+      f'files={files}: may be open at once, and a run takes {_FILES}; ulimit '
+      f'-n {_FILES}'
     )
   from tff_bandmf.run_files import folder
 
@@ -189,10 +185,8 @@ def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
   for name, changes in config.compare.items():
     if name in runs:
       raise errors.value_error(
-        'compare',
-        name,
-        'is the main run, by its family',
-        'change privacy.family, or rename what it is compared with',
+        f'compare={name}: is the main run, by its family; change '
+        'privacy.family, or rename what it is compared with'
       )
     runs[name] = (
       config_keys.changed(config, changes),
@@ -354,7 +348,7 @@ def main(**given: Any) -> None:
     return
   if not flags.output_dir:
     raise errors.value_error(
-      'output_dir', flags.output_dir, 'must be a folder', 'give --output_dir'
+      f'output_dir={flags.output_dir}: must be a folder; give --output_dir'
     )
   config = experiment.config()
   directory = pathlib.Path(flags.output_dir)

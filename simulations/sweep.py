@@ -133,7 +133,7 @@ def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
     return
   if name not in waiting:
     raise errors.value_error(
-      'cell', name, 'is not one that can run now', 'take one of --list'
+      f'cell={name}: is not one that can run now; take one of --list'
     )
   sweep_cell.run(waiting[name], directory, frozenset(os.sched_getaffinity(0)))
 
@@ -178,16 +178,14 @@ def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
   lock = directory / 'sweep.lock'
   if lock.exists() and not resume:
     raise errors.value_error(
-      'out',
-      directory,
-      'holds a sweep',
-      'continue it with --resume, or choose another directory',
+      f'out={directory}: holds a sweep; continue it with --resume, or choose '
+      'another directory'
     )
   directory.mkdir(parents=True, exist_ok=True)
   handle = _files.lock(lock)
   if handle is None:
     raise errors.value_error(
-      'out', directory, 'another sweep is at work in it', 'wait for it'
+      f'out={directory}: another sweep is at work in it; wait for it'
     )
   try:
     yield

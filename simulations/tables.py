@@ -37,7 +37,7 @@ def read(path: str) -> dict[str, Any]:
   # Bytes that are not UTF-8 raise these too, and so do endless nested tables.
   except (RecursionError, ValueError) as error:
     raise errors.value_error(
-      'config', path, f'is not TOML: {error}', 'correct it'
+      f'config={path}: is not TOML: {error}; correct it'
     ) from error
 
 
@@ -53,21 +53,18 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
     ValueError: no table, a missing key, or a value of another type.
   """
   if not isinstance(table, dict):
-    raise errors.value_error(name, table, 'must be a table', 'correct it')
+    raise errors.value_error(f'{name}={table}: must be a table; correct it')
   try:
     return dacite.from_dict(
       kind, table, dacite.Config(type_hooks={float: _to_float})
     )
   except dacite.DaciteFieldError as error:
     raise errors.value_error(
-      name, error.field_path, str(error), 'correct it'
+      f'{name}={error.field_path}: {str(error)}; correct it'
     ) from error
   except OverflowError as error:
     raise errors.value_error(
-      name,
-      'an integer',
-      'is larger than any number that is meant',
-      'correct it',
+      f'{name}=an integer: is larger than any number that is meant; correct it'
     ) from error
 
 
@@ -122,7 +119,7 @@ def unknown(
   close = difflib.get_close_matches(word[:100], offers, 1)
   offer = f'use {offers[close[0]]}; ' if close else ''
   return errors.value_error(
-    name, prefix + word, 'is not known', f'{offer}{listing} lists all'
+    f'{name}={prefix}{word}: is not known; {offer}{listing} lists all'
   )
 
 
@@ -136,7 +133,9 @@ def assign(tree: dict[str, Any], key: str, value: Any) -> None:
   for group in groups:
     tree = tree.setdefault(group, {})
     if not isinstance(tree, dict):
-      raise errors.value_error(key, value, 'is not a key', f'leave out .{name}')
+      raise errors.value_error(
+        f'{key}={value}: is not a key; leave out .{name}'
+      )
   tree[name] = value
 
 
@@ -152,10 +151,7 @@ def apply(tree: dict[str, Any], settings: tuple[str, ...]) -> list[str]:
     key, equals, text = setting.partition('=')
     if not equals:
       raise errors.value_error(
-        'set',
-        setting,
-        'must be KEY=VALUE',
-        'for instance --set training.seed=1',
+        f'set={setting}: must be KEY=VALUE; for instance --set training.seed=1'
       )
     try:
       value = tomllib.loads(f'value = {text}')['value']

@@ -180,20 +180,16 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       mode = stat.S_IMODE(status.st_mode)
       if mode & 0o077:
         raise errors.value_error(
-          name,
-          path,
-          f'has mode {mode:04o}, so others can use it',
-          'chmod 600 it if nobody has, or start anew with another',
+          f'{name}={path}: has mode {mode:04o}, so others can use it; chmod '
+          '600 it if nobody has, or start anew with another'
         )
       content = os.read(handle, size + 1)
     finally:
       os.close(handle)
   if len(content) != size:
     raise errors.value_error(
-      name,
-      path,
-      f'must be {size} bytes, and is {status.st_size}',
-      'restore the file that the run was started with',
+      f'{name}={path}: must be {size} bytes, and is {status.st_size}; restore '
+      'the file that the run was started with'
     )
   return content
 
@@ -266,9 +262,7 @@ def read(path: pathlib.Path) -> bytes:
     OSError: it cannot be read.
   """
   if path.exists() and not path.is_file():
-    raise errors.value_error(
-      'file', path, 'is not a regular file', 'give a file'
-    )
+    raise errors.value_error(f'file={path}: is not a regular file; give a file')
   return path.read_bytes()
 
 
@@ -318,10 +312,9 @@ def naming(path: pathlib.Path, done: str) -> Iterator[None]:
   except OSError as error:
     named_error = type(error)(
       errors.invalid(
-        'file',
-        path,
-        f'cannot be {done} ({error.strerror or type(error).__name__})',
-        'look at the space, the permissions and the health of the disk',
+        f'file={path}: cannot be {done} '
+        f'({error.strerror or type(error).__name__}); look at the space, the '
+        'permissions and the health of the disk'
       )
     )
     named_error.errno = error.errno
@@ -377,7 +370,7 @@ def _make_folder(path: pathlib.Path) -> None:
 
 def _not_a_file(path: pathlib.Path, name: str) -> ValueError:
   return errors.value_error(
-    name, path, 'is a link or no file', 'give the file itself'
+    f'{name}={path}: is a link or no file; give the file itself'
   )
 
 

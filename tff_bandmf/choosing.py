@@ -201,10 +201,8 @@ def choose(
   choices = [each for name in names for each in by_family.get(name, [])]
   if not choices:
     raise errors.value_error(
-      'families',
-      ', '.join(left_out),
-      'none fits',
-      next(iter(left_out.values()), 'name one').rstrip('.'),
+      f'families={", ".join(left_out)}: none fits; '
+      f'{next(iter(left_out.values()), "name one").rstrip(".")}'
     )
   key = 'rmse' if objective == optimize.MEAN else 'max_rmse'
   choices.sort(key=lambda choice: getattr(choice, key))
@@ -227,10 +225,8 @@ def _parameters(
     return [{}]
   if not family.few_bands:
     raise errors.value_error(
-      'family',
-      family.name,
-      f'has no few bands, which {cohorts.name} needs',
-      'compare it without amplification',
+      f'family={family.name}: has no few bands, which {cohorts.name} needs; '
+      'compare it without amplification'
     )
   if not family.parameter('bands'):
     return [{}]

@@ -63,8 +63,6 @@ def require_published_sha256(path: str, actual: str) -> None:
     expected = (file.readline().split() or [''])[0].lower()
   if expected != actual:
     raise errors.value_error(
-      'sha256',
-      actual,
-      f'is not what {published} says, {expected[:64]}',
-      'the file is damaged or another one: fetch it again',
+      f'sha256={actual}: is not what {published} says, {expected[:64]}; the '
+      'file is damaged or another one: fetch it again'
     )

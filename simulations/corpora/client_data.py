@@ -156,10 +156,9 @@ class TokenizedClients:
     """
     if not 0 <= client_index < self.num_clients:
       raise errors.value_error(
-        'client_index',
-        client_index,
-        f'must be from 0 to {self.num_clients - 1}',
-        f'the split {self.split_name} has no more clients',
+        f'client_index={client_index}: must be from 0 to '
+        f'{self.num_clients - 1}; the split {self.split_name} has no more '
+        'clients'
       )
     self.prepare([client_index])
     first, last = self.offsets[client_index : client_index + 2]
@@ -199,10 +198,8 @@ class TokenizedClients:
 
 def _short_client(client_id: str) -> ValueError:
   return errors.value_error(
-    'client_id',
-    client_id,
-    'has fewer examples in the file than client_metadata says',
-    'the file is damaged, make it again',
+    f'client_id={client_id}: has fewer examples in the file than '
+    'client_metadata says; the file is damaged, make it again'
   )
 
 

@@ -112,10 +112,8 @@ class Content:
       Content.of(self.path, progress=False).digest != self.digest
     ):
       raise errors.value_error(
-        'path',
-        self.path,
-        'was changed while it was in use',
-        'start again with a file that stays as it is',
+        f'path={self.path}: was changed while it was in use; start again with '
+        'a file that stays as it is'
       )
     with _open(self.path) as connection:
       yield connection
@@ -127,10 +125,8 @@ def _open(path: str) -> Iterator[sqlite3.Connection]:
   if not os.path.isfile(path):
     raise FileNotFoundError(
       errors.invalid(
-        'path',
-        path,
-        'there is no such file',
-        'give data.corpus a file that simulations.import_data made',
+        f'path={path}: there is no such file; give data.corpus a file that '
+        'simulations.import_data made'
       )
     )
   uri = pathlib.Path(path).absolute().as_uri() + '?mode=ro'
@@ -141,15 +137,13 @@ def _open(path: str) -> Iterator[sqlite3.Connection]:
       }
     except sqlite3.DatabaseError as error:
       raise errors.value_error(
-        'path', path, 'must be a SQLite file', f'SQLite says: {error}'
+        f'path={path}: must be a SQLite file; SQLite says: {error}'
       ) from error
     missing = {'examples', 'client_metadata'} - tables
     if missing:
       raise errors.value_error(
-        'path',
-        path,
-        f'lacks the table {" and ".join(sorted(missing))}',
-        "give a file in the form of TFF's SqlClientData",
+        f'path={path}: lacks the table {" and ".join(sorted(missing))}; give a '
+        "file in the form of TFF's SqlClientData"
       )
     yield connection
 
@@ -181,10 +175,8 @@ def require_split(connection: sqlite3.Connection, split_name: str) -> None:
   ]
   if split_name not in names:
     raise errors.value_error(
-      'split_name',
-      split_name,
-      'must be a split of the file',
-      f'these are {", ".join(names)}',
+      f'split_name={split_name}: must be a split of the file; these are '
+      f'{", ".join(names)}'
     )
 
 

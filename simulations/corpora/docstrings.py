@@ -140,10 +140,8 @@ def _source_files(package: str, version: str) -> Iterator[tuple[str, str]]:
     installed = 'none'
   if installed != version:
     raise errors.value_error(
-      package,
-      installed,
-      f'the docstring corpus is built from {package} {version}',
-      "install the lock of this Python with 'make env'",
+      f'{package}={installed}: the docstring corpus is built from {package} '
+      f"{version}; install the lock of this Python with 'make env'"
     )
   paths = sorted(
     file.as_posix()
@@ -204,10 +202,8 @@ def read_clients(
         source = pathlib.Path(location).read_bytes()
       except FileNotFoundError as error:
         raise errors.value_error(
-          package,
-          path,
-          'this file of the installed package is not there',
-          "rebuild the environment with 'rm -rf .venv; make env'",
+          f'{package}={path}: this file of the installed package is not there; '
+          "rebuild the environment with 'rm -rf .venv; make env'"
         ) from error
       for client in _clients_of_file(path, package, source):
         clients.setdefault(client.sentences, client)
@@ -290,11 +286,10 @@ def cached_corpus(
   actual = checksum(clients)
   if actual != expected_checksum:
     raise errors.value_error(
-      'checksum',
-      actual[:16],
-      f'that of the docstring corpus must be {expected_checksum[:16]}, so '
-      'the sources of an installed package differ from its release',
-      "rebuild the environment with 'rm -rf .venv; make env'",
+      f'checksum={actual[:16]}: that of the docstring corpus must be '
+      f'{expected_checksum[:16]}, so the sources of an installed package '
+      "differ from its release; rebuild the environment with 'rm -rf .venv; "
+      "make env'"
     )
   os.makedirs(directory, exist_ok=True)
   write_clients(clients, path, progress)

@@ -71,19 +71,15 @@ def get(name: str, data_dir: Optional[str] = None) -> Corpus:
     if not os.path.isfile(name):
       raise FileNotFoundError(
         errors.invalid(
-          'data.corpus',
-          name,
-          f'must be {", ".join(known())} or the path of a SQLite file',
-          'simulations.import_data makes a file of your text',
+          f'data.corpus={name}: must be {", ".join(known())} or the path of a '
+          'SQLite file; simulations.import_data makes a file of your text'
         )
       )
     corpus = Corpus(name, lambda data_dir: name)
   if data_dir is not None and not corpus.takes_data_dir:
     takers = [each.name for each in known().values() if each.takes_data_dir]
     raise errors.value_error(
-      'data.data_dir',
-      data_dir,
-      f'is for data.corpus={" or ".join(takers)}, not {name}',
-      'change the one or leave out the other',
+      f'data.data_dir={data_dir}: is for data.corpus={" or ".join(takers)}, '
+      f'not {name}; change the one or leave out the other'
     )
   return corpus

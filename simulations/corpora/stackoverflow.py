@@ -51,10 +51,8 @@ def find(data_dir: Optional[str] = None, progress: bool = True) -> str:
     return path
   raise FileNotFoundError(
     errors.invalid(
-      'data_dir',
-      data_dir,
-      f'must hold {FILE} or {COMPRESSED_FILE}',
-      'put one there, or leave data_dir out to download it with TFF',
+      f'data_dir={data_dir}: must hold {FILE} or {COMPRESSED_FILE}; put one '
+      'there, or leave data_dir out to download it with TFF'
     )
   )
 
@@ -102,7 +100,7 @@ def decompress(compressed: str, progress: bool = True) -> str:
 
 
 def _damaged(path: str, rule: str) -> ValueError:
-  return errors.value_error('path', path, rule, 'fetch it again')
+  return errors.value_error(f'path={path}: {rule}; fetch it again')
 
 
 def _download(path: str) -> None:
@@ -119,11 +117,9 @@ def _download(path: str) -> None:
     except OSError as error:
       raise OSError(
         errors.invalid(
-          'data.corpus',
-          'stackoverflow',
-          f'cannot be downloaded: {error}',
-          f'give --data-dir with {FILE} or {COMPRESSED_FILE}, or '
-          "data.corpus='docstrings', which needs no network",
+          f'data.corpus=stackoverflow: cannot be downloaded: {error}; give '
+          f'--data-dir with {FILE} or {COMPRESSED_FILE}, or '
+          "data.corpus='docstrings', which needs no network"
         )
       ) from error
     os.replace(os.path.join(temporary, FILE), path)
@@ -157,11 +153,10 @@ def vocabulary(
     reason = ' '.join(str(error).split())
     raise OSError(
       errors.invalid(
-        'data_dir',
-        directory,
-        f'has no {WORD_COUNTS_FILE}, and it cannot be downloaded: {reason}',
-        'put it there, give data.vocabulary_file, or give the path of the '
-        '.sqlite file as data.corpus, which counts the words',
+        f'data_dir={directory}: has no {WORD_COUNTS_FILE}, and it cannot be '
+        f'downloaded: {reason}; put it there, give data.vocabulary_file, or '
+        'give the path of the .sqlite file as data.corpus, which counts the '
+        'words'
       )
     ) from error
   return vocabulary_lib.read(path, size)

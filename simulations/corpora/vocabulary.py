@@ -41,10 +41,8 @@ class Vocabulary:
   def __post_init__(self):
     if not self.words or len(set(self.words)) != len(self.words):
       raise errors.value_error(
-        'len(words)',
-        len(self.words),
-        'must be at least 1, and no word twice',
-        f'{len(set(self.words))} of them differ',
+        f'len(words)={len(self.words)}: must be at least 1, and no word twice; '
+        f'{len(set(self.words))} of them differ'
       )
 
   @property
@@ -126,10 +124,8 @@ def read(path: str, size: int) -> Vocabulary:
       counted = len(fields) == 2 and fields[1].isdecimal()
       if not (len(fields) == 1 or counted) or word in words:
         raise errors.value_error(
-          'vocabulary_file',
-          f'{path}, line {number}',
-          'must be one word in UTF-8 that no line before it holds',
-          'correct the line',
+          f'vocabulary_file={path}, line {number}: must be one word in UTF-8 '
+          'that no line before it holds; correct the line'
         )
       words[word] = None
   _require_size(size, len(words), f'the words of {path}')
@@ -188,8 +184,5 @@ def count(
 def _require_size(size: int, available: int, what: str) -> None:
   if available < size:
     raise errors.value_error(
-      'vocabulary_size',
-      size,
-      f'must be at most {available}, {what}',
-      'take fewer',
+      f'vocabulary_size={size}: must be at most {available}, {what}; take fewer'
     )

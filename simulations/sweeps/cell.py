@@ -122,10 +122,8 @@ def read(cell: Cell, sweep: pathlib.Path) -> Optional[Result]:
   del expected['compare']
   if run.config != json.loads(json.dumps(expected)):
     raise errors.value_error(
-      'out',
-      directory,
-      'holds a run with another configuration',
-      'give the grid and the --set of that sweep, or another directory',
+      f'out={directory}: holds a run with another configuration; give the grid '
+      'and the --set of that sweep, or another directory'
     )
   rows = metrics.rows(directory)
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]

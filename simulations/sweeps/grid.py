@@ -170,14 +170,14 @@ def load(
     ):
       if row_name in rows:
         raise errors.value_error(
-          'row', row_name, 'is there twice', 'leave out one epsilon'
+          f'row={row_name}: is there twice; leave out one epsilon'
         )
       rows[row_name] = functools.partial(
         _row, row_name, series, epsilon, layers, file, settings
       )
     if not rows:
       raise errors.value_error(
-        'mechanisms', path, 'gives no row', 'add [mechanisms.NAME] and epsilons'
+        f'mechanisms={path}: gives no row; add [mechanisms.NAME] and epsilons'
       )
     # A rate that is given is that of all rows.
     if not any(each.split('=')[0].strip() == _RATE for each in settings):
@@ -206,10 +206,8 @@ def one(source: str, settings: tuple[str, ...] = ()) -> Row:
   rows = load(source, settings).rows
   if len(rows) > 1:
     raise errors.value_error(
-      'config',
-      source,
-      f'has {len(rows)} rows',
-      f'name one, such as {rows[0].name}, after a colon; --list lists them',
+      f'config={source}: has {len(rows)} rows; name one, such as '
+      f'{rows[0].name}, after a colon; --list lists them'
     )
   return rows[0]
 
@@ -223,7 +221,7 @@ def _rule(
   table = grid_file.parse(grid_file.RuleTable, file.rule, 'rule')
   if not -math.inf < table.slope < 0:
     raise errors.value_error(
-      'rule.slope', table.slope, 'must be below 0', 'the literature has -0.95'
+      f'rule.slope={table.slope}: must be below 0; the literature has -0.95'
     )
   if table.row not in rows:
     raise tables.unknown(
@@ -236,10 +234,8 @@ def _rule(
   row = rows[table.row]()
   if len(candidates) < 2 or row.epsilon == math.inf:
     raise errors.value_error(
-      'rule',
-      table.row,
-      'must be a row with noise, and have at least two rate_exponents',
-      'correct it in the grid',
+      f'rule={table.row}: must be a row with noise, and have at least two '
+      'rate_exponents; correct it in the grid'
     )
   return Rule(
     table.slope,
@@ -288,7 +284,7 @@ def _row(
     group, _, value = key.partition('.')
     if tree.get(group, {}).pop(value, None) is None:
       raise errors.value_error(
-        'without', key, 'is not a key of the base', f'leave it out of {name}'
+        f'without={key}: is not a key of the base; leave it out of {name}'
       )
   # Without noise it says nothing.
   tree['privacy']['epsilon'] = 1.0 if epsilon == math.inf else epsilon

@@ -150,7 +150,7 @@ def seeds(values: list[int]) -> tuple[int, ...]:
   """Returns the seeds that test a row; 0 is of the search for its rate."""
   if min(values, default=0) < 1 or len({*values}) < len(values):
     raise errors.value_error(
-      'seeds', values, 'must be distinct and at least 1', 'give such as [1, 2]'
+      f'seeds={values}: must be distinct and at least 1; give such as [1, 2]'
     )
   return tuple(values)
 
@@ -163,10 +163,8 @@ def exponents(value: Any) -> tuple[int, ...]:
   for each in values:
     if type(each) is not int or abs(each) > _LARGEST_EXPONENT:
       raise errors.value_error(
-        'rate_exponents',
-        each,
-        'must be a small integer',
-        'correct it in the grid',
+        f'rate_exponents={each}: must be a small integer; correct it in the '
+        'grid'
       )
   return tuple(values)
 
@@ -183,10 +181,8 @@ def at_epsilon(value: Any, epsilon: float) -> Any:
     values = [each for key, each in value.items() if float(key) == epsilon]
     if not values:
       raise errors.value_error(
-        'epsilons',
-        f'{epsilon:g}',
-        f'is not in the table {value}',
-        'add it there, or give the mechanism epsilons of its own',
+        f'epsilons={epsilon:g}: is not in the table {value}; add it there, or '
+        'give the mechanism epsilons of its own'
       )
     return values[0]
   return {key: at_epsilon(each, epsilon) for key, each in value.items()}

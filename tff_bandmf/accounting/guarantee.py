@@ -176,11 +176,8 @@ class Guarantee:
       confirmed.epsilon > bound.epsilon * (1 + _SAME) or confirmed.total > delta
     ):
       raise errors.value_error(
-        'epsilon',
-        bound.epsilon,
-        f'is not what the noise gives, {confirmed.epsilon} at delta '
-        f'{confirmed.total}',
-        'calibrate it again',
+        f'epsilon={bound.epsilon}: is not what the noise gives, '
+        f'{confirmed.epsilon} at delta {confirmed.total}; calibrate it again'
       )
     self._claims[delta] = confirmed
 

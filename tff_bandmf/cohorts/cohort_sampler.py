@@ -61,7 +61,7 @@ class Availability(Protocol):
 
 
 def _error(name: str, value: object, rule: str, remedy: str) -> CohortError:
-  return CohortError(errors.invalid(name, value, rule, remedy))
+  return CohortError(errors.invalid(f'{name}={value}: {rule}; {remedy}'))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,10 +99,8 @@ class CohortSampler:
       _checks.count(name, getattr(self, name), 'see the configuration')
     if self.rounds > history_lib.MAX_ROUNDS:
       raise errors.value_error(
-        'rounds',
-        self.rounds,
-        f'must not exceed {history_lib.MAX_ROUNDS}',
-        'use fewer rounds',
+        f'rounds={self.rounds}: must not exceed {history_lib.MAX_ROUNDS}; use '
+        'fewer rounds'
       )
     self._check_schema()
     choice, rule = self.clients, f'clients={self.clients}'
@@ -189,18 +187,15 @@ class CohortSampler:
     }
     if self.sampling not in fitting:
       raise errors.value_error(
-        'sampling',
-        self.sampling,
-        'is not known',
-        f'use {", ".join(sorted(fitting))}',
+        f'sampling={self.sampling}: is not known; use '
+        f'{", ".join(sorted(fitting))}'
       )
     name = getattr(self.participation, 'name', None)
     if name not in fitting[self.sampling]:
       raise errors.type_error(
-        'participation',
-        self.participation,
-        f'cannot be held by {self.sampling} cohorts',
-        f'use one of {", ".join(fitting[self.sampling])}',
+        f'participation={self.participation}: cannot be held by '
+        f'{self.sampling} cohorts; use one of '
+        f'{", ".join(fitting[self.sampling])}'
       )
 
   def eligible(
@@ -279,10 +274,9 @@ class CohortSampler:
     admission.check_round(round_index, self.rounds)
     if len(history.count) != self.clients:
       raise errors.value_error(
-        'history',
-        f'{len(history.count)} clients',
-        f'must be of the clients={self.clients}',
-        'resume with the data that the run started with',
+        f'history={len(history.count)} clients: must be of the '
+        f'clients={self.clients}; resume with the data that the run started '
+        'with'
       )
 
   def _candidates(self, round_index: int) -> range:

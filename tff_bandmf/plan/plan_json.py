@@ -58,7 +58,7 @@ def save(result: result_lib.Result, path: Union[str, os.PathLike]) -> None:
   path = pathlib.Path(path)
   if path.exists():
     raise errors.value_error(
-      'plan', path, 'is there already', 'choose another name'
+      f'plan={path}: is there already; choose another name'
     )
   _files.write_json(
     path,
@@ -81,14 +81,12 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
   content = _files.read_json(path)
   if not isinstance(content, dict) or content.get('format') != FORMAT:
     raise errors.value_error(
-      'plan', path, 'is not a plan', 'write one with bandmf plan --out FILE'
+      f'plan={path}: is not a plan; write one with bandmf plan --out FILE'
     )
   if content.get('version') != VERSION:
     raise errors.value_error(
-      'version',
-      content.get('version'),
-      f'{path} must have version {VERSION}',
-      'make the plan again with this release',
+      f'version={content.get("version")}: {path} must have version {VERSION}; '
+      'make the plan again with this release'
     )
   try:
     fields = dict(content['request'])
@@ -122,7 +120,7 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
     left_out = content['left_out']
   except (KeyError, TypeError, AttributeError) as error:
     raise errors.value_error(
-      'plan', path, 'is damaged', 'write it again with bandmf plan'
+      f'plan={path}: is damaged; write it again with bandmf plan'
     ) from error
   result = result_lib.Result(stored, guarantee, runners_up, left_out)
   _check_claim(result, path, content.get('bound'))
@@ -152,10 +150,8 @@ def _check_claim(
       holds = False
   if not holds:
     raise errors.value_error(
-      'plan',
-      path,
-      'its noise does not give what it claims',
-      'it was changed: make the plan again',
+      f'plan={path}: its noise does not give what it claims; it was changed: '
+      'make the plan again'
     )
 
 

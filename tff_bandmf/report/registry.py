@@ -96,10 +96,8 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
   """
   if content['epsilon'] is None:
     raise errors.value_error(
-      'epsilon',
-      None,
-      'a registry lists guarantees, and this release has none',
-      'report it without --registry',
+      'epsilon=None: a registry lists guarantees, and this release has none; '
+      'report it without --registry'
     )
   values = _values(content, data)
   unknown = missing(values)
@@ -107,10 +105,8 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
   if first:
     notes = [str(FIELDS[name][1]) for name in first]
     raise errors.value_error(
-      ', '.join(notes),
-      None,
-      'is not stated, and every record of the registry says it',
-      'give it by run.note(NAME=TEXT) or --note NAME=TEXT',
+      f'{", ".join(notes)}=None: is not stated, and every record of the '
+      'registry says it; give it by run.note(NAME=TEXT) or --note NAME=TEXT'
     )
   _check(content)
   tier = min((FIELDS[name][0] for name in unknown), default=4) - 1
@@ -262,14 +258,12 @@ def _check(content: Mapping[str, Any]) -> None:
     datetime.date.fromisoformat(content['date'])
   except ValueError:
     raise errors.value_error(
-      'date', content['date'], 'is not YYYY-MM-DD', 'give the day of release'
+      f'date={content["date"]}: is not YYYY-MM-DD; give the day of release'
     ) from None
   if content['sector'] not in SECTORS:
     raise errors.value_error(
-      'sector',
-      content['sector'],
-      'is not one that the registry has',
-      f'use one of {", ".join(SECTORS)}',
+      f'sector={content["sector"]}: is not one that the registry has; use one '
+      f'of {", ".join(SECTORS)}'
     )
 
 

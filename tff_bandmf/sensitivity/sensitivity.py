@@ -50,10 +50,8 @@ one client do not overlap (bands <= min_sep)')
     proved = _THEOREMS[strategy.structure](strategy, participation)
   if not math.isfinite(proved.value):
     raise errors.value_error(
-      'family',
-      strategy.family,
-      'the sensitivity overflows',
-      'scale C down or use fewer rounds',
+      f'family={strategy.family}: the sensitivity overflows; scale C down or '
+      'use fewer rounds'
     )
   return proved
 

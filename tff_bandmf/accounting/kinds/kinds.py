@@ -77,10 +77,8 @@ def accountant(
     # Guard: accounting_cohorts_test.test_sampled_units_of_several_are_refused.
     if clients_per_unit > 1:
       raise errors.value_error(
-        'clients_per_unit',
-        clients_per_unit,
-        'nothing is proved for a unit of several clients that are sampled',
-        'enforce a schema: MinSep',
+        f'clients_per_unit={clients_per_unit}: nothing is proved for a unit of '
+        'several clients that are sampled; enforce a schema: MinSep'
       )
     return cohorts.accountant(strategy)
   if isinstance(cohorts, logged_cohorts.Logged):
@@ -104,7 +102,7 @@ def from_dict(
   kind = _kind(fields.pop('amplification', None))
   for name in fields.keys() - attrs.fields_dict(kind).keys():
     raise errors.value_error(
-      name, fields[name], f'{kind.name} does not take it', 'leave it out'
+      f'{name}={fields[name]}: {kind.name} does not take it; leave it out'
     )
   return kind(**fields)
 
@@ -156,12 +154,12 @@ def from_flags(
     needed = name in kind.flags
     follows = name in kind.follows and population is not None
     if (value is not None) != needed and not (value is None and follows):
-      raise errors.value_error(
-        name,
-        value,
-        f'{kind.name} {"needs" if needed else "takes no"} {name}',
-        'see --help for its meaning' if needed else 'leave it out',
+      rule = (
+        f'{kind.name} needs {name}; see --help for its meaning'
+        if needed
+        else f'{kind.name} takes no {name}; leave it out'
       )
+      raise errors.value_error(f'{name}={value}: {rule}')
     if needed:
       fields[kind.flags[name]] = value
   return kind(**fields, population=population)
@@ -175,6 +173,6 @@ def _kind(name: str) -> type[sampled_cohorts.Sampled]:
   """
   if name not in KINDS:
     raise errors.value_error(
-      'amplification', name, 'is not known', f'use {" or ".join(KINDS)}'
+      f'amplification={name}: is not known; use {" or ".join(KINDS)}'
     )
   return KINDS[name]
