@@ -17,6 +17,7 @@ FAMILIES = (NO_NOISE, *strategies.FAMILIES)
 PREFIX = 'prefix'
 MOMENTUM = 'momentum'
 SGD = 'sgd'
+_PARTICIPATIONS = (participation_lib.MinSep.name, participation_lib.Budget.name)
 ADAM = 'adam'
 SERVER_OPTIMIZERS = (SGD, ADAM, 'yogi')
 ARCHITECTURES = ('lstm', 'transformer')
@@ -176,6 +177,12 @@ class Privacy:
     min_sep: b, least r2 - r1 of two rounds of one client, >= 1; enforced.
     max_participations: k, most rounds of a client, >= 1; enforced; None leaves
       it to min_sep.
+    participation: 'min-sep'; or 'budget', where the rounds of a client cost at
+      most as much as max_participations rounds that are min_sep apart.
+    apart: least r2 - r1 of two rounds of one client for 'budget', in
+      [1, min_sep]; None is 1.
+    horizon: largest number of rounds of a run by 'budget', >= rounds; None
+      leaves it to the strategy.
     epsilon: target epsilon of the whole run, > 0.
     delta: delta of the guarantee, in (0, 1).
     l2_norm_clip: largest L2 norm of an update, > 0; of the first round if it
@@ -215,6 +222,9 @@ class Privacy:
   simulated_clients_per_round: Optional[int] = None
   max_memory_bytes: Optional[int] = None
   max_participations: Optional[int] = None
+  participation: str = 'min-sep'
+  apart: Optional[int] = None
+  horizon: Optional[int] = None
   parameters: dict[str, Any] = dataclasses.field(default_factory=dict)
   workload: str = PREFIX
   objective: str = 'mean'
@@ -317,8 +327,12 @@ class Config:
     """Returns who takes part, of so many clients."""
     privacy = self.privacy
     if privacy.amplification is None:
-      return participation_lib.MinSep(
-        min(privacy.min_sep, self.training.rounds), privacy.max_participations
+      return participation_lib.from_name(
+        privacy.participation,
+        min(privacy.min_sep, self.training.rounds),
+        privacy.max_participations,
+        privacy.apart,
+        privacy.horizon,
       )
     kind = accounting.KINDS[privacy.amplification]
     return accounting.from_flags(
@@ -331,9 +345,15 @@ class Config:
   def _check_amplification(self) -> None:
     """Raises ValueError unless cohorts can be drawn as it says."""
     privacy = self.privacy
+    _check_one_of(
+      'privacy.participation', privacy.participation, _PARTICIPATIONS
+    )
     if privacy.amplification is not None:
       _check_one_of(
         'privacy.amplification', privacy.amplification, list(accounting.KINDS)
+      )
+      _check_one_of(
+        'privacy.participation', privacy.participation, _PARTICIPATIONS[:1]
       )
     elif privacy.sampling_prob is not None:
       raise errors.value_error(

@@ -96,14 +96,15 @@ def planned_participation(
 ) -> participation_lib.Participation:
   """Returns the schema that the strategy of an experiment is for."""
   # However many clients there are.
-  return config.cohorts(config.training.clients_per_round).schema
+  return config.cohorts(config.training.clients_per_round).schema.typical
 
 
 def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
   """Raises ValueError if a cohort of an experiment cannot be filled."""
   training, clients = config.training, corpus.train.num_clients
   cohorts = config.cohorts(clients)
-  if cohorts.is_enforced:
+  # What a budget lets in follows from C; its run looks at that.
+  if cohorts.schema is cohorts.schema.typical and cohorts.is_enforced:
     cohorts_lib.CohortSampler(
       clients,
       training.clients_per_round,

@@ -99,6 +99,11 @@ class Participation(Cohorts):
     @property
     def max_participations(self) -> Optional[int]: ...
 
+    @property
+    def costs(self) -> Optional[Costs]: ...
+  else:
+    costs = None
+
   @abc.abstractmethod
   def participations(self, rounds: int) -> int:
     """Returns k: the most rounds in which one client can take part."""
@@ -206,10 +211,8 @@ def check_cohorts(cohorts: object) -> None:
   """Raises TypeError unless the value is a kind of cohorts."""
   if not isinstance(cohorts, Cohorts):
     raise errors.type_error(
-      'cohorts',
-      cohorts,
-      'must say who takes part',
-      'use tff_bandmf.MinSep(min_sep)',
+      f'cohorts={cohorts}: must say who takes part; use '
+      'tff_bandmf.MinSep(min_sep)'
     )
 
 
@@ -268,10 +271,8 @@ class Costs:
     # Guard: budget_test.test_patterns_of_too_many_rounds_are_refused.
     if rounds.shape[1] > _MOST_ROUNDS:
       raise errors.value_error(
-        'participations',
-        rounds.shape[1],
-        f'a client cannot have more than {_MOST_ROUNDS}',
-        'use a larger min_sep or fewer rounds',
+        f'participations={rounds.shape[1]}: a client cannot have more '
+        f'than {_MOST_ROUNDS}; use a larger min_sep or fewer rounds'
       )
     total = np.zeros(len(rounds), np.int64)
     for j in range(rounds.shape[1]):
@@ -348,10 +349,8 @@ class Budget(Participation):
     """
     if self.costs is None:
       raise errors.value_error(
-        'participation',
-        self.name,
-        'needs the C of a run: what a round costs follows from it',
-        'use plan.schema, or guarantee.cohorts',
+        f'participation={self.name}: needs the C of a run: what a round '
+        'costs follows from it; use plan.schema, or guarantee.cohorts'
       )
     return self.costs
 
@@ -359,11 +358,31 @@ class Budget(Participation):
     """Raises ValueError if the horizon is below the rounds that are planned."""
     if self.horizon is not None and self.horizon < rounds:
       raise errors.value_error(
-        'horizon',
-        self.horizon,
-        f'is below rounds={rounds}',
-        'leave it out, or give the rounds up to which the run may go on',
+        f'horizon={self.horizon}: is below rounds={rounds}; leave it '
+        'out, or give the rounds up to which the run may go on'
       )
+
+  def device_rule(self) -> dict[str, Any]:
+    """Returns what a device needs to decide for itself, a JSON object.
+
+    costs: h(0), h(1), ...; 0 from there on; `limit`, `apart` and `horizon` as
+    for servers. docs/reference/budget.md has the code for a device.
+
+    Raises:
+      ValueError: C is not Toeplitz, so that costs depend on the round.
+    """
+    costs = self.known_costs
+    if len(costs.table) > 1:
+      raise errors.value_error(
+        f'participation={self.name}: has costs that differ from round '
+        'to round: C is not Toeplitz; use banded-toeplitz or blt'
+      )
+    return {
+      'costs': costs.table[0].tolist(),
+      'limit': costs.limit,
+      'apart': self.apart,
+      'horizon': self.horizon,
+    }
 
   def participations(self, rounds: int) -> int:
     return min(rounds, self.known_costs.most)
@@ -389,10 +408,8 @@ def check(participation: object) -> None:
   """Raises TypeError for what is not a schema."""
   if not isinstance(participation, Participation):
     raise errors.type_error(
-      'participation',
-      participation,
-      'must be a participation schema',
-      'use tff_bandmf.participation.MinSep(min_sep)',
+      f'participation={participation}: must be a participation '
+      'schema; use tff_bandmf.participation.MinSep(min_sep)'
     )
 
 
@@ -445,33 +462,24 @@ def from_name(
   for parameter, value in (('apart', apart), ('horizon', horizon)):
     if value is not None and name != Budget.name:
       raise errors.value_error(
-        parameter,
-        value,
-        f'participation {name} does not take it',
-        'leave it out, or use budget',
+        f'{parameter}={value}: participation {name} does not take it; '
+        'leave it out, or use budget'
       )
   if name == Single.name:
     if min_sep is not None or max_participations not in (None, 1):
       raise errors.value_error(
-        'participation',
-        name,
-        'takes no min_sep and no max_participations above 1',
-        'use min-sep or fixed-epoch',
+        f'participation={name}: takes no min_sep and no '
+        'max_participations above 1; use min-sep or fixed-epoch'
       )
     return Single()
   if name not in (MinSep.name, FixedEpoch.name, Budget.name):
     raise errors.value_error(
-      'participation',
-      name,
-      'is not a known schema',
-      f'use {" or ".join(NAMES)}',
+      f'participation={name}: is not a known schema; use {" or ".join(NAMES)}'
     )
   if min_sep is None:
     raise errors.value_error(
-      'min_sep',
-      min_sep,
-      f'participation {name} needs it',
-      'give the least r2 - r1 of two rounds of one client',
+      f'min_sep={min_sep}: participation {name} needs it; give the '
+      'least r2 - r1 of two rounds of one client'
     )
   if name == Budget.name:
     return Budget(

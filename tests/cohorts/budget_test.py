@@ -291,3 +291,28 @@ def test_sampler_fills_cohorts_by_budget():
     cohorts_lib.CohortSampler(45, 5, 30, budget, 0)
   with pytest.raises(TypeError, match='cannot be held by shuffled-epochs'):
     cohorts_lib.CohortSampler(60, 5, 30, budget, 0, 'shuffled-epochs')
+
+
+def test_log_keeps_a_budget_by_its_costs():
+  strategy = strategies.BandedToeplitz(30, [1.0, 0.7, 0.4, 0.1])
+  budget = _budget(strategy, 10, 3, apart=2)
+  planned = accounting.Guarantee(strategy, budget, 1.0)
+  costs = budget.known_costs
+
+  def observed(*rounds, **options):
+    part = np.array(rounds), np.zeros(len(rounds), np.int64)
+    return sensitivity.of_clients([part], strategy, **options)
+
+  kept = observed(0, 2, costs=costs)
+  assert kept.keeps(budget, 30)
+  assert kept.cost == costs.total(np.array([[2, 0]]))[0]
+  assert planned.seen(kept).epsilon(1e-6) < planned.epsilon(1e-6)
+  # Rounds that cost the budget to the last unit claim what was planned.
+  assert planned.seen(observed(0, 10, 20, costs=costs)).epsilon(1e-6) == (
+    planned.epsilon(1e-6)
+  )
+  assert not observed(0, 2).keeps(budget, 30)
+  assert not observed(0, 1, costs=costs).keeps(budget, 30)
+  over = observed(0, 10, 20, 29, costs=costs)
+  assert not over.keeps(budget, 30)
+  assert planned.seen(over).epsilon(1e-6) > planned.epsilon(1e-6)

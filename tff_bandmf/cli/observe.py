@@ -61,7 +61,11 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     sampled = plan.sampled is not None and plan.sampled.population is None
     if plan.largest_cohort or not sampled:
       participations.check_sizes(plan.most_clients)
-  observed = sensitivity.of_clients(participations.parts(), strategy)
+  observed = sensitivity.of_clients(
+    participations.parts(),
+    strategy,
+    None if plan is None else plan.schema.costs,
+  )
   if not observed.clients:
     raise errors.value_error(
       f'log={log}: shows no participation; give a whole log'
@@ -87,7 +91,7 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
     planned = {
       'planned_sensitivity': plan.guarantee.sensitivity.value,
       'planned_epsilon': plan.guarantee.proved_epsilon(delta),
-      'keeps_min_sep': observed.keeps(plan.cohorts.schema, plan.rounds),
+      'keeps_min_sep': observed.keeps(plan.schema, plan.rounds),
     }
   record = {
     'clients': observed.clients,

@@ -197,6 +197,8 @@ class Participants:
   participation: Optional[str]
   min_sep: Optional[int]
   max_participations: Optional[int]
+  apart: Optional[int] = None
+  horizon: Optional[int] = None
 
   def schema(
     self, stored: Optional[participation_lib.Participation] = None
@@ -215,7 +217,7 @@ class Participants:
         or one does not apply.
     """
     name, k = self.participation, self.max_participations
-    if (name, self.min_sep, k) == (None, None, None):
+    if {name, self.min_sep, k, self.apart, self.horizon} == {None}:
       if stored is None:
         raise errors.value_error(
           'participation=None: neither flags nor a strategy file say who takes '
@@ -230,7 +232,9 @@ class Participants:
           'r2 - r1; 1 allows consecutive rounds'
         )
       name = 'single' if self.min_sep is None else 'min-sep'
-    return participation_lib.from_name(name, self.min_sep, k)
+    return participation_lib.from_name(
+      name, self.min_sep, k, self.apart, self.horizon
+    )
 
   def cohorts(
     self,
@@ -256,6 +260,8 @@ class Participants:
     for name, value in (
       ('participation', self.participation if sampled else None),
       ('max_participations', self.max_participations if sampled else None),
+      ('apart', self.apart if sampled else None),
+      ('horizon', self.horizon if sampled else None),
       ('sampling_prob', None if sampled else sampling_prob),
     ):
       if value is not None:
@@ -295,7 +301,7 @@ def _combined(
 participation = together(
   click.option(
     '--participation',
-    type=_OneOf(('single', 'fixed-epoch', 'min-sep')),
+    type=_OneOf(participation_lib.NAMES),
     help='Who takes part.  [default: min-sep with --min-sep; without any of '
     'these flags what the strategy file keeps, and never a guess]',
   ),
@@ -308,6 +314,18 @@ participation = together(
     '--max-participations',
     type=INTEGER,
     help='Rounds of one client, at most, on top of --min-sep.',
+  ),
+  click.option(
+    '--apart',
+    type=INTEGER,
+    help='Least r2 - r1 for --participation budget, whose budget is what '
+    'rounds --min-sep apart cost.  [default: 1]',
+  ),
+  click.option(
+    '--horizon',
+    type=INTEGER,
+    help='Rounds up to which a run by budget may go on.  [default: 10 times '
+    'the rounds for a Toeplitz C]',
   ),
   _combined(
     [field.name for field in dataclasses.fields(Participants)],

@@ -6,11 +6,14 @@ import time
 from typing import Any
 
 import click
+import numpy as np
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import errors, participation, sensitivity, strategies
 from tff_bandmf.cli import options, output
+from tff_bandmf.cohorts import arrivals as arrivals_lib
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.report import participation_log
 
 
 @click.command()
@@ -68,6 +71,12 @@ from tff_bandmf.plan import plan as plan_lib
   help='Clients that a unit of privacy has at most, such as the devices of a '
   'person.',
 )
+@click.option(
+  '--arrivals',
+  type=click.Path(),
+  help='Check-ins, as CSV or Parquet with the columns round and client: what '
+  'admission by --min-sep and by budget make of them.',
+)
 @click.option('--out', type=click.Path(), help='File to write.')
 @options.as_json
 def plan(
@@ -76,6 +85,7 @@ def plan(
   sampling_prob,
   population,
   parameters,
+  arrivals,
   out,
   as_json,
   **fields,
@@ -114,12 +124,14 @@ def plan(
     planned.check_population(population)
   if planned.epsilon is not None and planned.delta is not None:
     output.warn_of_weak(planned.epsilon, planned.delta)
+  compared = None if arrivals is None else _compared(planned, arrivals)
   if out is not None:
     planned.save(out)
   if as_json:
     record = {
       **planned.to_dict(),
       'population': population,
+      **({} if compared is None else {'arrivals': compared}),
       'seconds': time.perf_counter() - started,
     }
     output.show(record, as_json=True)
@@ -127,4 +139,43 @@ def plan(
     with output.progress('looking at worse cohorts'):
       text = str(planned)
     click.echo(text)
+    for name, counts in (compared or {}).items():
+      click.echo(
+        f'arrivals by {name}: {counts["clients"]} clients took part '
+        f'{counts["participations"]} times; {counts["short"]} of '
+        f'{counts["rounds"]} cohorts could not be filled; '
+        f'{counts["turned_away"]} check-ins were turned away'
+      )
   return output.DONE
+
+
+def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
+  """Returns what both rules make of a log of check-ins, by their names."""
+  schema = plan.schema
+  kinds = (participation.MinSep, participation.Budget)
+  if not plan.cohorts.is_enforced or not isinstance(schema, kinds):
+    raise errors.value_error(
+      f'arrivals={log}: is compared where clients are admitted by '
+      'min_sep or by budget; give --min-sep without --amplification'
+    )
+  arrivals = participation_log.ParticipationLog(log)
+  if arrivals.rounds > plan.rounds:
+    raise errors.value_error(
+      f'arrivals={log}: has {arrivals.rounds} rounds, more than '
+      f'--rounds={plan.rounds}; plan as many rounds'
+    )
+  parts = list(arrivals.parts())
+  budget = participation.Budget(schema.min_sep, schema.max_participations)
+  if isinstance(schema, participation.Budget):
+    budget = schema
+  _, by_budget = sensitivity.budget.of_run(budget, plan.planned_strategy)
+  return {
+    rule.name: arrivals_lib.taken(
+      np.concatenate([rounds for rounds, _ in parts]),
+      np.concatenate([clients for _, clients in parts]),
+      rule.schema,
+      planned_rounds=plan.rounds,
+      cohort_size=plan.clients_per_round,
+    ).to_dict()
+    for rule in (schema.typical, by_budget)
+  }

@@ -11,3 +11,4 @@
 from tff_bandmf.cohorts.admission import Admission, admit
 from tff_bandmf.cohorts.cohort_sampler import CohortError, CohortSampler
 from tff_bandmf.cohorts.history import History, Patterns
+from tff_bandmf.cohorts.history import empty as empty_history

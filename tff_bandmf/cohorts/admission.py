@@ -90,10 +90,9 @@ def _over_budget(
   costs = budget.known_costs
   if history.rounds is None:
     raise errors.value_error(
-      'history',
-      'last rounds',
-      'does not have all rounds of the clients, which a budget needs',
-      'use sampler.history(), or Ledger.past(..., whole=True)',
+      'history=last rounds: does not have all rounds of the clients, '
+      'which a budget needs; use sampler.history(), or '
+      'Ledger.past(..., whole=True)'
     )
   # PRIVACY: clients that were admitted under another C have rounds whose cost
   # under this C nobody bounded. A history that no admission under this C can
@@ -101,11 +100,10 @@ def _over_budget(
   # Guard: budget_test.test_client_of_another_matrix_is_refused.
   if np.any(costs.total(history.rounds) > costs.limit):
     raise errors.value_error(
-      'history',
-      f'cost {int(costs.total(history.rounds).max())}',
-      f'exceeds the budget, {costs.limit}: a client was admitted under another '
-      'C or another schema',
-      'go on with the plan that the run began with',
+      f'history=cost {int(costs.total(history.rounds).max())}: '
+      f'exceeds the budget, {costs.limit}: a client was admitted '
+      'under another C or another schema; go on with the plan that '
+      'the run began with'
     )
   now = np.full((len(history.rounds), 1), round_index, np.int64)
   # PRIVACY: a client whose rounds cost more than the budget moves the run by
@@ -186,10 +184,9 @@ def admit(
   cohort = np.asarray(cohort)
   if len(history.count) != len(cohort):
     raise errors.value_error(
-      'history',
-      f'{len(history.count)} clients',
-      f'must be of the {len(cohort)} clients of the cohort',
-      'take it with History.of or Ledger.past',
+      f'history={len(history.count)} clients: must be of the '
+      f'{len(cohort)} clients of the cohort; take it with History.of '
+      'or Ledger.past'
     )
   too_soon, too_often = violations(participation, rounds, round_index, history)
   # PRIVACY: a client that is twice in a cohort would contribute two clipped
@@ -209,5 +206,5 @@ def check_round(round_index: int, rounds: int) -> None:
   """Raises ValueError if the index is not in [0, rounds)."""
   if not 0 <= round_index < rounds:
     raise errors.value_error(
-      'round_index', round_index, f'must be in [0, {rounds})', 'the run is over'
+      f'round_index={round_index}: must be in [0, {rounds}); the run is over'
     )

@@ -111,10 +111,8 @@ class _Chain:
     size = self.size
     if size + len(before) > _MOST_ENTRIES:
       raise errors.value_error(
-        'participations',
-        size + len(before),
-        f'must not exceed {_MOST_ENTRIES}',
-        'use fewer rounds or smaller cohorts',
+        f'participations={size + len(before)}: must not exceed '
+        f'{_MOST_ENTRIES}; use fewer rounds or smaller cohorts'
       )
     if size + len(before) > len(self._before):
       # Rather often than with much room; nobody else has the array.
@@ -181,7 +179,7 @@ class Patterns:
 
 
 def empty(
-  clients: int, participation: participation_lib.Participation
+  clients: int, participation: Optional[participation_lib.Participation]
 ) -> Union[History, Patterns]:
   """Returns the history of clients that never took part, for a schema."""
   if isinstance(participation, participation_lib.Budget):
@@ -193,10 +191,9 @@ def _check_clients(clients: np.ndarray, population: int) -> None:
   """Raises ValueError if an index is outside the population."""
   if len(clients) and not (0 <= clients.min() and clients.max() < population):
     raise errors.value_error(
-      'client',
-      f'{clients.min()}..{clients.max()}',
-      f'is not among the {population} clients',
-      'use the population that the run started with',
+      f'client={clients.min()}..{clients.max()}: is not among the '
+      f'{population} clients; use the population that the run started '
+      'with'
     )
 
 
@@ -337,9 +334,7 @@ def _counted(count: np.ndarray) -> np.ndarray:
   # Guard: cohorts_test.test_count_that_would_wrap_is_refused.
   if len(count) and count.max() > _MOST:
     raise errors.value_error(
-      'participations',
-      int(count.max()),
-      f'a client cannot have more than {_MOST}',
-      'use a larger min_sep or fewer rounds',
+      f'participations={int(count.max())}: a client cannot have more '
+      f'than {_MOST}; use a larger min_sep or fewer rounds'
     )
   return count.astype(np.uint16)

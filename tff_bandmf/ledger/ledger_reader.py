@@ -14,6 +14,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from tff_bandmf import errors, sensitivity, strategies
+from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import history as history_lib
 from tff_bandmf.ledger import chain, database, identifiers, tables
 from tff_bandmf.ledger import observed as observed_lib
@@ -200,12 +201,19 @@ class Reader:
       )
     return found
 
-  def history(self, clients: int, before: int) -> history_lib.History:
+  def history(
+    self,
+    clients: int,
+    before: int,
+    participation: Optional[participation_lib.Participation] = None,
+  ) -> Union[history_lib.History, history_lib.Patterns]:
     """Returns who of a population took part in the rounds below `before`.
 
     Args:
       clients: size of the population; clients are their indices.
       before: a round.
+      participation: schema whose rule the history is for; None for all but a
+        budget.
 
     Raises:
       ValueError: the ledger holds clients beyond the population, or strings.
@@ -219,7 +227,7 @@ class Reader:
         'resume with the data that the run started with',
       )
     hashed = self._hash()
-    history = history_lib.History.empty(clients)
+    history = history_lib.empty(clients, participation)
     for round_index, cohort in self._cohorts(operator.index(before)):
       found = hashed.indices(cohort)
       # PRIVACY: whoever is not in the history may take part too early. Guard:
@@ -288,12 +296,15 @@ class Reader:
     return self._seen
 
   def observed(
-    self, strategy: Optional[strategies.Strategy] = None
+    self,
+    strategy: Optional[strategies.Strategy] = None,
+    costs: Optional[participation_lib.Costs] = None,
   ) -> observed_lib.Observed:
     """Returns what really happened, from the rows alone.
 
     Args:
       strategy: C; its sensitivity for the clients' own rounds is then found.
+      costs: of a budget, for this C.
 
     Raises:
       ValueError: the ledger was changed or is damaged, or has a round past the
@@ -302,7 +313,10 @@ class Reader:
     with database.transaction(self._reader) as connection:
       sizes, attempts = tables.verify(connection)
       found = sensitivity.observed(
-        lambda: tables.cohorts(connection), sum(sizes.values()), strategy
+        lambda: tables.cohorts(connection),
+        sum(sizes.values()),
+        strategy,
+        costs=costs,
       )
       last_client = tables.last_client(connection)
       head = tables.row(connection).head.hex()

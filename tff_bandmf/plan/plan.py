@@ -262,7 +262,7 @@ class Plan(request_lib.Request):
     if self.delta is None or not epsilons:
       name = 'delta' if self.delta is None else 'epsilon'
       raise errors.value_error(
-        name, None, 'is what is traded for noise', 'plan with epsilon and delta'
+        f'{name}=None: is what is traded for noise; plan with epsilon and delta'
       )
     # The clip of an update alone; `rmse` has the factor for an indicator.
     norm = clips.norm(clips.layers(self.l2_norm_clip))
@@ -308,6 +308,22 @@ class Plan(request_lib.Request):
     )
     return wanted if self.cohorts.is_enforced and wanted.never() else None
 
+  def device_rule(self) -> _files.JsonObject:
+    """Returns what a device needs to decide whether it takes part.
+
+    The JSON object is that of `Budget.device_rule`. It names no client and may
+    be public.
+
+    Raises:
+      ValueError: cohorts are not by `Budget`, or C is not Toeplitz.
+    """
+    if not isinstance(self.schema, participation_lib.Budget):
+      raise errors.value_error(
+        f'cohorts={self.cohorts.name}: has no rule for devices here; '
+        'plan with cohorts=Budget(min_sep)'
+      )
+    return self.schema.device_rule()
+
   def check_population(self, clients: int) -> None:
     """Raises ValueError if a population cannot fill every round.
 
@@ -323,12 +339,11 @@ class Plan(request_lib.Request):
         f'{"clients_per_round" if name == "cohort_size" else name}={value}'
         for name, value in wanted.largest().items()
       )
+      remedy = f'use {remedy}' if remedy else 'use more clients'
       raise errors.value_error(
-        'clients',
-        clients,
-        f'cannot fill {self.rounds} rounds of {self.clients_per_round} where '
-        f'cohorts are {plan_text.cohorts(self, self.schema)}',
-        f'use {remedy}' if remedy else 'use more clients',
+        f'clients={clients}: cannot fill {self.rounds} rounds of '
+        f'{self.clients_per_round} where cohorts are '
+        f'{plan_text.cohorts(self, self.schema)}; {remedy}'
       )
 
   def to_dict(self) -> _files.JsonObject:

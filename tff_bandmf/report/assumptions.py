@@ -86,7 +86,7 @@ def rows(
     *(
       (what, trainer, _UNCHECKED)
       for what, holds in (
-        (_STOPPED, claim.rounds < claim.held.strategy.rounds),
+        (_STOPPED, claim.may_grow),
         (_CHOSEN, run.after),
       )
       if holds

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Optional
 
+from tff_bandmf import ledger as ledger_lib
+from tff_bandmf import participation
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.report import statement
 from tff_bandmf.run_files import run_json
@@ -62,7 +64,7 @@ def warnings(
     elsewhere: whether training ran elsewhere, so that only a log is known.
   """
   seen = claim.observed
-  planned, rounds = claim.planned.cohorts.schema, claim.held.strategy.rounds
+  planned, rounds = claim.planned.cohorts.schema, claim.planned_rounds
   population = run.population or seen.clients
   nothing = not claim.held.noise_multiplier
   # PRIVACY: exact counts of clients are released without noise. The texts for
@@ -88,10 +90,15 @@ def warnings(
     (nothing, '', _NO_NOISE),
     (
       claim.violated,
-      'The participation schema was not kept. Planned: '
-      f'{_participation(planned.min_sep, planned.participations(rounds))}. '
-      f'Observed: {_participation(seen.min_sep, seen.max_participations)}. The '
-      'claim is for what was observed.',
+      'The participation schema was not kept. '
+      + (
+        f'Planned: '
+        f'{_participation(planned.min_sep, planned.participations(rounds))}. '
+        f'Observed: {_participation(seen.min_sep, seen.max_participations)}.'
+        if claim.budget is None
+        else _over_budget(claim.budget, seen)
+      )
+      + ' The claim is for what was observed.',
       'Clients took part more often, or closer together, than was planned. The '
       'claim is for what they did.',
     ),
@@ -122,7 +129,7 @@ def warnings(
       f'{statement.count(rounds, "round")} '
       f'{"was" if seen.rounds == 1 else "were"} started. The claim is for what '
       'they released'
-      f'{", and grows with those that follow" * (claim.rounds < rounds)}.',
+      f'{", and grows with those that follow" * claim.may_grow}.',
       'Training has not ended. The claim is for the rounds so far.',
     ),
     (
@@ -151,3 +158,15 @@ def warnings(
 def _participation(min_sep: Optional[int], participations: int) -> str:
   apart = '' if min_sep is None else f'min_sep {min_sep}, '
   return f'{apart}participations {participations}'
+
+
+def _over_budget(
+  budget: participation.Budget, seen: ledger_lib.Observed
+) -> str:
+  """Returns how the rounds of clients differ from a budget."""
+  cost = (seen.log.cost or 0) / budget.known_costs.limit
+  return (
+    'Planned: rounds of a client cost its budget at most, and are '
+    f'{budget.apart} apart. Observed: they cost {cost:.6g} budgets, and are '
+    f'{seen.min_sep} apart.'
+  )

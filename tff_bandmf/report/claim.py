@@ -26,7 +26,15 @@ import math
 import pathlib
 from typing import Optional
 
-from tff_bandmf import _checks, _files, accounting, errors, ledger, strategies
+from tff_bandmf import (
+  _checks,
+  _files,
+  accounting,
+  errors,
+  ledger,
+  sensitivity,
+  strategies,
+)
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.report import evidence
 from tff_bandmf.run_files import run_json
@@ -65,6 +73,8 @@ class Claim:
     l2_norm_clip: the clipping norm, > 0; for an adaptive clip the norm of an
       update with its indicator, in the first round.
     clients_per_round: divisor of the mean, > 0.
+    planned_rounds: number of rounds that were planned, >= 1; the strategy has
+      more if cohorts are by `Budget`.
   """
 
   planned: accounting.Guarantee
@@ -78,6 +88,18 @@ class Claim:
   delta: float
   l2_norm_clip: float
   clients_per_round: float
+  planned_rounds: int
+
+  @property
+  def budget(self) -> Optional[participation_lib.Budget]:
+    """The budget of a client that was planned; None for another schema."""
+    schema = self.planned.cohorts.schema
+    return schema if isinstance(schema, participation_lib.Budget) else None
+
+  @property
+  def may_grow(self) -> bool:
+    """Whether the claim is larger if the run goes on to its last round."""
+    return self.budget is None and self.rounds < self.held.strategy.rounds
 
   @property
   def claimed(self) -> accounting.Guarantee:
@@ -125,6 +147,9 @@ class Claim:
   def to_dict(self) -> _files.JsonObject:
     """Returns the numbers of the claim under their JSON keys."""
     strategy, observed = self.held.strategy, self.observed
+    planned = self.planned.cohorts.schema
+    if self.budget is not None:
+      strategy = sensitivity.budget.of_rounds(strategy, self.planned_rounds)
     numbers, claimed = self.held.to_dict(), self.claimed.to_dict()
     mean, largest = strategy.errors()
     led = figures(self.claimed, self.delta)
@@ -133,6 +158,9 @@ class Claim:
       **{name: claimed[name] for name in _LEADING},
       'min_sep': numbers.get('min_sep'),
       'max_participations': numbers.get('max_participations'),
+      'rounds': self.planned_rounds,
+      'apart': numbers.get('apart'),
+      'horizon': numbers.get('horizon'),
       'buffers': strategy.buffers,
       'parameters': strategy.parameters(),
       'z_stddev': self.z_stddev,
@@ -148,13 +176,13 @@ class Claim:
       'sampling': self._sampling(led),
       'l2_norm_clip': self.l2_norm_clip,
       'clients_per_round': self.clients_per_round,
-      'strategy_sha256': strategy.digest(),
+      'strategy_sha256': self.held.strategy.digest(),
       'planned': {
-        'rounds': strategy.rounds,
-        'min_sep': self.planned.cohorts.schema.min_sep,
-        'participations': self.planned.cohorts.schema.participations(
-          strategy.rounds
-        ),
+        'rounds': self.planned_rounds,
+        'min_sep': None
+        if planned.min_sep is None
+        else planned.separation(self.planned_rounds),
+        'participations': planned.participations(self.held.strategy.rounds),
         'sensitivity': self.planned.sensitivity.value,
         **figures(self.planned, self.delta),
       },
@@ -259,6 +287,7 @@ def from_run(directory: pathlib.Path) -> Claim:
     directory,
     run,
     strategy,
+    planned.cohorts.schema,
     planned.z_stddev_per_clip * claim['l2_norm_clip'],
   )
   whole = from_evidence(
@@ -272,6 +301,11 @@ def from_run(directory: pathlib.Path) -> Claim:
     l2_norm_clip=float(claim['l2_norm_clip']),
     clients_per_round=claim['clients_per_round'],
     sampled=sampled,
+    planned_rounds=None
+    if planned.cohorts.schema.costs is None
+    else _checks.count(
+      'rounds', claim['rounds'], f'restore {run_json.RUN_FILE}'
+    ),
   )
   # PRIVACY: cohorts that no secret key drew may follow a pattern that an
   # attacker knows. Without a sampling key nothing is amplified.
@@ -290,6 +324,7 @@ def from_evidence(
   delta: float,
   l2_norm_clip: float,
   clients_per_round: float,
+  planned_rounds: Optional[int] = None,
 ) -> Claim:
   """Returns the claim of a planned guarantee and an observed participation.
 
@@ -303,6 +338,7 @@ def from_evidence(
     delta: the attribute of `Claim`.
     l2_norm_clip: the attribute of `Claim`.
     clients_per_round: the attribute of `Claim`.
+    planned_rounds: the attribute of `Claim`; None is that of the strategy.
   """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if schema.evenly_spaced:
@@ -336,6 +372,7 @@ def from_evidence(
     delta,
     l2_norm_clip,
     clients_per_round,
+    rounds if planned_rounds is None else planned_rounds,
   )
 
 
@@ -415,6 +452,8 @@ def _planned(
     claim.get('participation', participation_lib.MinSep.name),
     claim.get('min_sep'),
     claim.get('max_participations'),
+    claim.get('apart'),
+    claim.get('horizon'),
   )
   # PRIVACY: more coordinates with noise cost more slack. The dimension of the
   # run counts; without one, the slack covers all models up to a size.
@@ -468,6 +507,9 @@ def _held(
       b for b in (schema.min_sep, observed.min_sep) if b is not None
     )
     most = max(schema.participations(rounds), observed.max_participations)
+  elif isinstance(schema, participation_lib.Budget):
+    # It holds for any number of rounds.
+    return planned
   elif schema.min_sep is not None and 0 < started < rounds:
     # PRIVACY: fewer participations than clients had would understate epsilon.
     # In the t rounds that started a client has at most ceil(t / b) of them.

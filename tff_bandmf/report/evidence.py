@@ -22,7 +22,7 @@ from __future__ import annotations
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from tff_bandmf import errors, strategies
+from tff_bandmf import errors, participation, strategies
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.run_files import (
   checkpoints,
@@ -43,6 +43,7 @@ def verified_ledger(
   directory: pathlib.Path,
   run: run_json.RunRecord,
   strategy: strategies.Strategy,
+  schema: participation.Participation,
   z_stddev: float,
 ) -> ledger_lib.Observed:
   """Returns the participation in the ledger of a run, after all checks.
@@ -51,6 +52,7 @@ def verified_ledger(
     directory: folder of the run.
     run: content of `run.json`.
     strategy: C.
+    schema: participation schema of the claim.
     z_stddev: claimed standard deviation of z, in the unit of the updates.
 
   Raises:
@@ -71,7 +73,7 @@ def verified_ledger(
       last_round + 1,
       f'the ledger goes further than the strategy supports, {strategy.rounds}',
     )
-    observed = ledger.observed(strategy)
+    observed = ledger.observed(strategy, schema.costs)
   # PRIVACY: the ledger of another run could show fewer participations. The IDs
   # of run and key must match.
   # Guard: evidence_test.test_ledger_of_another_run_is_refused.
@@ -126,7 +128,8 @@ def verified_ledger(
   results, ended = run_json.read_result(directory)
   if ended is not None:
     _require(
-      observed.rounds == strategy.rounds,
+      # A budget holds for any number of rounds, and a run may end early.
+      observed.rounds == strategy.rounds or schema.costs is not None,
       'rounds',
       observed.rounds,
       f'the run has ended, but its ledger has not all {strategy.rounds} rounds',

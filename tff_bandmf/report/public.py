@@ -208,7 +208,7 @@ def _row(source: source_lib.Source) -> _files.JsonObject:
   """Returns the public facts of a run."""
   claim, run = source.claim, source.run
   schema = claim.planned.cohorts.schema
-  rounds = claim.held.strategy.rounds
+  rounds = claim.planned_rounds
   return {
     'name': run.title or source.name,
     'model': run.model,
@@ -232,8 +232,8 @@ def _row(source: source_lib.Source) -> _files.JsonObject:
     'elsewhere': source.elsewhere,
     'rounds': rounds,
     'clients_per_round': claim.clients_per_round,
-    'min_sep': schema.min_sep,
-    'participations': schema.participations(rounds),
+    'min_sep': None if schema.min_sep is None else schema.separation(rounds),
+    'participations': schema.participations(claim.held.strategy.rounds),
     'family': claim.held.strategy.family,
     'noise_multiplier': three(claim.claimed.noise_multiplier, up=False),
     'l2_norm_clip': None

@@ -77,10 +77,7 @@ class Source:
     # PRIVACY: an earlier run that has not ended may release more, which makes
     # epsilon of the composition larger. The report warns of it.
     # Guard: after_test.test_predecessor_that_may_go_on_is_warned_of.
-    if all(
-      claim.rounds == claim.held.strategy.rounds
-      for _, claim in self.before.values()
-    ):
+    if not any(claim.may_grow for _, claim in self.before.values()):
       return []
     return [caveats.UNENDED_BEFORE]
 
@@ -194,7 +191,9 @@ def of_log(
     )
   log = participation_log.ParticipationLog(log_file)
   log.check_sizes(plan.most_clients)
-  observed = sensitivity.of_clients(log.parts(), plan.strategy)
+  observed = sensitivity.of_clients(
+    log.parts(), plan.strategy, plan.schema.costs
+  )
   if not observed.clients:
     raise errors.value_error(
       'log', log_file, 'shows no participation', 'give a whole log'
@@ -207,12 +206,13 @@ def of_log(
     delta=plan.delta,
     l2_norm_clip=plan.clip,
     clients_per_round=plan.clients_per_round,
+    planned_rounds=plan.rounds,
   )
   return Source(
     pathlib.Path(log_file).stem,
     run,
     claim,
-    claim.rounds == plan.rounds,
+    claim.rounds >= plan.rounds,
     True,
     [
       {'where': where, 'what': what}

@@ -12,7 +12,7 @@ from typing import Optional
 
 import scipy.special
 
-from tff_bandmf import _files, errors
+from tff_bandmf import _files, errors, participation
 from tff_bandmf.report import claim as claim_lib
 from tff_bandmf.run_files import run_json
 
@@ -204,6 +204,19 @@ def covered(run: run_json.RunRecord) -> str:
   return _COVERED + _COVERED_CLIP * bool(run.claim.get('adaptive_clip'))
 
 
+def _by_budget(budget: participation.Budget) -> str:
+  """Returns the condition on the rounds of a client, where a budget holds."""
+  costs = budget.known_costs
+  return (
+    'the rounds P of each client cost at most '
+    f'{costs.limit * costs.unit!r}, its budget, where P costs sum over s and t '
+    'in P of |X[s, t]|, X = C^T C with columns that nothing cuts, and any two '
+    f'of them are at least {budget.apart} apart; so they are at most '
+    f'{count(costs.most, "round")}; the number of rounds of the run is at most '
+    f'{budget.horizon}, and it may depend on what was released before'
+  )
+
+
 def formal(
   claim: claim_lib.Claim, guarantee: _files.JsonObject, run: run_json.RunRecord
 ) -> str:
@@ -233,6 +246,8 @@ def formal(
     else f', any two of them at least {schema.min_sep} rounds apart'
   )
   conditions = f'each client contributes to at most {most}{together}'
+  if isinstance(schema, participation.Budget):
+    conditions = _by_budget(schema)
   exact = ''
   if claim.amplified is not None and claim.cohorts is not None:
     unamplified = guarantee['sampling']['epsilon_unamplified']

@@ -21,12 +21,15 @@ from typing import Any, Callable, Optional, Protocol, Union
 
 import numpy as np
 
-from tff_bandmf import cohorts, errors
+from tff_bandmf import cohorts, errors, participation
 from tff_bandmf.ledger import identifiers
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import journal as journal_lib
 from tff_bandmf.run import sampling
+
+# Clients whose rounds are held at a time.
+_AT_A_TIME = 2**18
 
 
 class HasClientIds(Protocol):
@@ -61,7 +64,11 @@ class _Cohort:
 class CohortSource(Protocol):
   """A sampler of the cohorts of a run."""
 
-  def sample(self, round_index: int, history: cohorts.History) -> np.ndarray:
+  def sample(
+    self,
+    round_index: int,
+    history: Union[cohorts.History, cohorts.Patterns],
+  ) -> np.ndarray:
     """Returns the cohort of a round, [m] int64 indices, ascending."""
 
 
@@ -105,7 +112,11 @@ def population(clients: Clients) -> np.ndarray:
 
 
 def cohort_source(
-  plan: plan_lib.Plan, key: Optional[key_lib.Key], ids: np.ndarray, seed: int
+  plan: plan_lib.Plan,
+  key: Optional[key_lib.Key],
+  ids: np.ndarray,
+  seed: int,
+  rounds: int,
 ) -> CohortSource:
   """Returns the sampler of a plan's cohorts.
 
@@ -114,6 +125,7 @@ def cohort_source(
     key: secret key of the draws; None if a schema is enforced.
     ids: [N] indices or IDs of the population, ascending.
     seed: seed of draws on which no guarantee rests.
+    rounds: number of rounds of the run.
 
   Raises:
     ValueError: the cohorts of a round cannot be filled.
@@ -121,7 +133,7 @@ def cohort_source(
   if key is not None and plan.sampled is not None:
     return sampling.SampledCohorts(plan.sampled, key, ids)
   plan.check_population(len(ids))
-  schema = plan.cohorts.schema
+  schema = plan.schema
   # PRIVACY: rounds of a client that are not a multiple of min_sep apart void a
   # claim for fixed epochs. Residue classes of clients hold them there.
   # Guard: run_rounds_test.test_fixed_epochs_are_run_and_reported.
@@ -129,7 +141,7 @@ def cohort_source(
   return sampler(
     len(ids),
     plan.clients_per_round,
-    plan.rounds,
+    rounds,
     schema,
     seed,
     sampler.MULTIPLES if schema.evenly_spaced else sampler.UNIFORM,
@@ -153,6 +165,7 @@ class Cohorts:
     ids: np.ndarray,
     rounds: int,
     prepare: Optional[Callable[[int, np.ndarray], Any]],
+    schema: participation.Participation,
   ):
     """Initializes the cohorts; none is drawn yet.
 
@@ -163,12 +176,16 @@ class Cohorts:
       rounds: number of rounds of the run.
       prepare: function that returns the data of (round, cohort). It is called
         in another thread, one round ahead.
+      schema: schema that bounds the rounds of a client.
     """
+    self._schema = schema
+    # The cost of all rounds of all clients; None without a budget.
+    self._cost: Optional[int] = None
     self._journal, self._source, self._ids = journal, source, ids
     self._rounds, self._prepare = rounds, prepare
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
     # The rounds of each client below round `_next`.
-    self._history = cohorts.History.empty(0)
+    self._history = cohorts.empty_history(0, schema)
     self._next = -1
     self._cohort: Optional[_Cohort] = None
 
@@ -196,8 +213,9 @@ class Cohorts:
     # run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:
-      self._history = self._journal.history(self._ids, t)
+      self._history = self._journal.history(self._ids, t, self._schema)
       self._next = t
+      self._cost = self._cost_of(np.arange(len(self._ids)))
     indices = self._source.sample(t, self._history)
     ids = self._ids[indices]
     if self._prepare is None:
@@ -209,9 +227,33 @@ class Cohorts:
     """Adds the last cohort to the history, since the ledger has its round."""
     cohort = self._cohort
     assert cohort is not None
+    spent = self._cost_of(cohort.indices)
     self._history.record(cohort.round, cohort.indices)
+    if self._cost is not None and spent is not None:
+      self._cost += (self._cost_of(cohort.indices) or 0) - spent
     self._next, self._cohort = cohort.round + 1, None
     if self._prepare is not None and self._next < self._rounds:
       # `draw` of the next round raises the error again.
       with contextlib.suppress(cohorts.CohortError):
         self._cohort = self._draw(self._next)
+
+  @property
+  def budget_left(self) -> Optional[float]:
+    """The share of all clients' budgets that is left; None without a budget.
+
+    It is a count without noise, for the operator alone.
+    """
+    if self._cost is None or not isinstance(self._schema, participation.Budget):
+      return None
+    return 1 - self._cost / (self._schema.known_costs.limit * len(self._ids))
+
+  def _cost_of(self, indices: np.ndarray) -> Optional[int]:
+    """Returns the cost of the rounds of some clients; None without a budget."""
+    if not isinstance(self._schema, participation.Budget):
+      return None
+    costs, total = self._schema.known_costs, 0
+    for start in range(0, len(indices), _AT_A_TIME):
+      history = self._history.of(indices[start : start + _AT_A_TIME])
+      assert history.rounds is not None
+      total += int(costs.total(history.rounds).sum())
+    return total

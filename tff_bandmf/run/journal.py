@@ -12,12 +12,12 @@ import contextlib
 import hashlib
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 
 import numpy as np
 import tree
 
-from tff_bandmf import _files, cohorts, errors
+from tff_bandmf import _files, cohorts, errors, participation
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.ledger import chain
 from tff_bandmf.run_files import checkpoints, metrics, run_json
@@ -149,18 +149,28 @@ class Journal:
     self._states.add(state)
     return state
 
-  def history(self, ids: np.ndarray, before: int) -> cohorts.History:
+  def history(
+    self,
+    ids: np.ndarray,
+    before: int,
+    schema: participation.Participation,
+  ) -> Union[cohorts.History, cohorts.Patterns]:
     """Returns the rounds of each client of the population below a round.
 
     Args:
       ids: [N] indices or IDs of the population.
       before: index of a round.
+      schema: schema whose rule the history is for.
 
     Raises:
       ValueError: a client that took part is missing from the population, and
         the run does not state that it left.
     """
-    history = self.ledger.past(ids, before)
+    history: Union[cohorts.History, cohorts.Patterns] = (
+      self.ledger.patterns(ids, before)
+      if isinstance(schema, participation.Budget)
+      else self.ledger.past(ids, before)
+    )
     clients = self.ledger.clients(before)
     missing = clients - int(np.count_nonzero(history.count))
     # PRIVACY: a program whose IDs change with every start, such as salted

@@ -61,7 +61,7 @@ class NoiseAdder:
         plan.clients_per_round,
         l2_norm_clip=plan.l2_norm_clip,
         strategy=plan.strategy,
-        participation=plan.cohorts.schema,
+        participation=plan.schema,
         largest_cohort=plan.most_clients,
         dimension=plan.dimension,
         zeroing_norm=plan.zeroing_norm,

@@ -11,7 +11,7 @@ from typing import Any, Optional, Union
 
 import attrs
 
-from tff_bandmf import clips, errors, report
+from tff_bandmf import clips, errors, participation, report
 from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements
@@ -107,7 +107,7 @@ def open_folder(
       record = folder.check_record(directory, record)
     else:
       record = folder.open_run(
-        directory, record, plan.strategy, plan.cohorts.schema, keys, moved
+        directory, record, plan.strategy, plan.schema, keys, moved
       )
     run_id, _ = record.bound()
     position = position_lib.Position(directory / run_json.PRIVATE, run_id)
@@ -180,7 +180,10 @@ def run_record(
     sampling_key: key of the draws; None if cohorts are enforced.
   """
   sampled = plan.sampled
-  enforced = plan.cohorts.schema if sampled is None else sampled.always
+  enforced = plan.schema if sampled is None else sampled.always
+  min_sep, most = enforced.min_sep, enforced.max_participations
+  if isinstance(enforced, participation.Budget):
+    min_sep, most = enforced.apart, enforced.known_costs.most
   simulated, setting = None, None
   if plan.simulated is not None and plan.delta is not None:
     epsilon = plan.simulated.epsilon(plan.delta)
@@ -204,8 +207,8 @@ def run_record(
     {} if sampled is None else {'bound': plan.result.bound},
     config=plan_json.to_document(plan),
     enforced={
-      'min_sep': enforced.min_sep,
-      'max_participations': enforced.max_participations,
+      'min_sep': min_sep,
+      'max_participations': most,
       'by': 'the run: it draws cohorts, or admits clients'
       if sampled is None
       else 'the run: it draws cohorts by a secret key of their own',

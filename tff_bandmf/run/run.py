@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional, TypeVar, Union
 import numpy as np
 import tqdm
 
-from tff_bandmf import _files, accounting, errors, report
+from tff_bandmf import _files, accounting, errors, participation, report
 from tff_bandmf import cohorts as cohorts_lib
 from tff_bandmf.ledger import identifiers
 from tff_bandmf.plan import plan as plan_lib
@@ -80,6 +80,7 @@ class Run:
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
     self._warned: set[str] = set()
+    self._budget_left: Optional[float] = None
     self._as_drawn: Optional[Callable[[], bool]] = None
     self._stack = contextlib.ExitStack()
     opened = self._stack.enter_context(
@@ -173,6 +174,7 @@ class Run:
     clients: clients_lib.Clients,
     seed: int = 0,
     prepare: Optional[Callable[[int, np.ndarray], Any]] = None,
+    rounds: Optional[int] = None,
   ) -> Iterator[rounds_lib.Round]:
     """Yields the rounds that are left, each after the ledger has its cohort.
 
@@ -186,29 +188,36 @@ class Run:
       seed: seed of the draws of enforced cohorts; no guarantee rests on it.
       prepare: function that returns `round.data` for (round, cohort). It is
         called in another thread, one round ahead.
+      rounds: number of rounds of the whole run: at most `horizon` if cohorts
+        are by `Budget`, else at most that of the plan; None is that of the
+        plan.
 
     Raises:
       ValueError: a cohort cannot be filled, a round was not finished, or a
         client of an earlier round is not in the population.
     """
     plan, journal = self._plan, self._journal
-    if self._ended or journal.next == plan.rounds:
-      tqdm.tqdm.write(
-        f'All {plan.rounds} rounds are done; {opening.MORE_ROUNDS}.', sys.stderr
-      )
+    last = self._last(rounds)
+    if self._ended or journal.next >= last:
+      more = opening.MORE_ROUNDS
+      if last < plan.strategy.rounds and not self._ended:
+        more = f'for more, give rounds=, at most {plan.strategy.rounds}'
+      tqdm.tqdm.write(f'All {last} rounds are done; {more}.', sys.stderr)
     if self._ended:
       return
     ids = clients_lib.population(clients)
-    source = clients_lib.cohort_source(plan, self._sampling_key, ids, seed)
+    source = clients_lib.cohort_source(
+      plan, self._sampling_key, ids, seed, last
+    )
     if isinstance(source, sampling.SampledCohorts):
       source.check_last(journal.ledger, journal.next)
       self._as_drawn = functools.partial(
         source.as_drawn, journal.ledger, plan.rounds
       )
     with clients_lib.Cohorts(
-      journal, source, ids, plan.rounds, prepare
+      journal, source, ids, last, prepare, plan.schema
     ) as cohorts:
-      while journal.next < plan.rounds:
+      while journal.next < last:
         t = journal.next
         if journal.is_burnt(t):
           journal.burn(t)
@@ -218,6 +227,7 @@ class Run:
           rounds_lib.Round(journal, self._noise_adder, t, cohort, data=data)
         )
         cohorts.started()
+        self._budget_left = cohorts.budget_left
         # PRIVACY: a sum of more clients than the lattice was made for could
         # wrap around. The round is burnt and releases nothing.
         # Guard:
@@ -271,16 +281,21 @@ class Run:
       # Guard: run_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
       journal.burn(journal.next)
     t = journal.next
-    if t >= plan.rounds or self._ended:
+    if t >= plan.strategy.rounds or self._ended:
       raise errors.value_error(
         'round',
         t,
-        f'is past the last of the plan, {plan.rounds - 1}',
+        f'is past the last of the plan, {plan.strategy.rounds - 1}',
         opening.MORE_ROUNDS,
       )
     ids = np.asarray(identifiers.names(cohort))
+    by_budget = isinstance(plan.schema, participation.Budget)
     admission = cohorts_lib.admit(
-      ids, t, plan.cohorts.schema, plan.rounds, journal.ledger.past(ids, t)
+      ids,
+      t,
+      plan.schema,
+      plan.strategy.rounds,
+      journal.ledger.past(ids, t, whole=by_budget),
     )
     admitted = ids[admission.admitted][: plan.most_clients]
     refused = len(ids) - len(admitted)
@@ -301,12 +316,14 @@ class Run:
     *,
     clients: clients_lib.Clients,
     seed: int = 0,
+    rounds: Optional[int] = None,
   ) -> Iterator[rounds_lib.Done]:
     """Yields the rounds that are left, each when it is done.
 
     A round is burnt if its sum differs from a sum that it released before.
-    Standard error shows the rounds, their rate, the time that is left and the
-    epsilon spent.
+    Standard error shows the rounds, their rate, the time that is left, the
+    epsilon spent and, by `Budget`, the share of the population's budget that is
+    left: a count without noise, for the operator alone.
 
     Args:
       process: learning process with `run.aggregator`.
@@ -314,25 +331,32 @@ class Run:
         every call.
       clients: population, as for `rounds`.
       seed: seed of the draws, as for `rounds`.
+      rounds: number of rounds of the whole run, as for `rounds`.
 
     Raises:
-      ValueError: the next state depends on values that pass the aggregator.
+      ValueError: the next state depends on values that pass the aggregator; or
+        `rounds` is out of range.
     """
     self.check(process)
     self._warn()
     journal = self._journal
     state = self.restore(process.initialize)
-    with tqdm.tqdm(initial=journal.next, total=self._plan.rounds) as bar:
-      for open_round in self.rounds(clients=clients, seed=seed):
+    with tqdm.tqdm(initial=journal.next, total=self._last(rounds)) as bar:
+      for open_round in self.rounds(clients=clients, seed=seed, rounds=rounds):
         t = open_round.index
         data = [dataset(client, t) for client in open_round.cohort.tolist()]
         spent = self._plan.spent(t + 1)
         # PRIVACY: an epsilon that is rounded to the nearest number may be below
         # the true one. It is rounded up.
         # Guard: run_test.test_learning_process_is_trained_by_the_run.
-        bar.set_postfix_str(
-          '' if spent is None else f'epsilon {plan_text.rounded_up(spent)}'
-        )
+        left = self._budget_left
+        parts = [
+          *(
+            [] if spent is None else [f'epsilon {plan_text.rounded_up(spent)}']
+          ),
+          *([] if left is None else [f'{left:.1%} of the budget left']),
+        ]
+        bar.set_postfix_str(', '.join(parts))
         output = open_round.attempt(
           functools.partial(process.next, state, data)
         )
@@ -369,7 +393,28 @@ class Run:
   @property
   def rounds_left(self) -> int:
     """Number of rounds left, including one that a crash interrupted."""
-    return self._plan.rounds - self._journal.next
+    return max(self._plan.rounds - self._journal.next, 0)
+
+  def _last(self, rounds: Optional[int]) -> int:
+    """Returns the number of rounds of the run, for the argument of that name.
+
+    Raises:
+      ValueError: the noise of the plan is not for so many.
+    """
+    plan = self._plan
+    if rounds is None:
+      return plan.rounds
+    # PRIVACY: past the horizon there is no noise of this claim, and a client of
+    # a schema with a fixed number of rounds could take part again. A run ends
+    # there. Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
+    if not 0 < rounds <= plan.strategy.rounds:
+      raise errors.value_error(
+        'rounds',
+        rounds,
+        f'must be in [1, {plan.strategy.rounds}], the rounds of the noise',
+        'plan with cohorts=Budget(..., horizon=) to go on for longer',
+      )
+    return rounds
 
   def train_model(
     self,
@@ -378,6 +423,7 @@ class Run:
     *,
     clients: clients_lib.Clients,
     seed: int = 0,
+    rounds: Optional[int] = None,
     **program: Any,
   ) -> None:
     """Runs the rounds that are left in TFF's own program loop.
@@ -392,6 +438,7 @@ class Run:
         every call.
       clients: population, as for `rounds`.
       seed: seed of the draws, as for `rounds`.
+      rounds: number of rounds of the whole run, as for `rounds`.
       **program: arguments of TFF's `train_model`: `model_output_manager`, which
         gets the weights, `train_metrics_manager`, `evaluation_manager` and
         `evaluation_periodicity`. The run gives the other arguments.
@@ -413,11 +460,11 @@ class Run:
     for name, sentence in _UNNOISED_MANAGERS.items():
       if program.get(name) is not None:
         self._journal.append_statement('side_releases', sentence)
-    rounds = self.rounds(clients=clients, seed=seed)
-    source = train_model.RoundSource(process, rounds, dataset, self._journal)
+    left = self.rounds(clients=clients, seed=seed, rounds=rounds)
+    source = train_model.RoundSource(process, left, dataset, self._journal)
     asyncio.run(
       train_model.train_model(
-        process, source, self._journal, self._plan.rounds, **program
+        process, source, self._journal, self._last(rounds), **program
       )
     )
 
@@ -450,11 +497,14 @@ class Run:
           'is not a result: a finite number under a name of your own',
           'record numbers such as test_accuracy=0.24',
         )
-    if self._journal.next < self._plan.rounds:
+    # A run by budget may end early: its claim is for any number of rounds.
+    by_budget = isinstance(self._plan.schema, participation.Budget)
+    least = 1 if by_budget else self._plan.rounds
+    if self._journal.next < least:
       raise errors.value_error(
         'record',
         f'round {self._journal.next}',
-        f'comes before the last of {self._plan.rounds} rounds',
+        f'comes before the last of {least} rounds',
         'call it when all rounds are done',
       )
     if self._ended:

@@ -10,6 +10,8 @@ test_seed_has_no_part_in_sampled_cohorts.
 
 from __future__ import annotations
 
+from typing import Union
+
 import numpy as np
 
 from tff_bandmf import accounting, errors
@@ -53,7 +55,9 @@ class SampledCohorts:
     return self._cohorts.sampler(generator.Generator(self._key).words)
 
   def sample(
-    self, round_index: int, history: cohorts_lib.History
+    self,
+    round_index: int,
+    history: Union[cohorts_lib.History, cohorts_lib.Patterns],
   ) -> np.ndarray:
     """Returns the cohort of a round, [m] int64 indices, ascending."""
     del history

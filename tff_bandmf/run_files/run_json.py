@@ -249,6 +249,7 @@ class RunRecord:
     return cls(
       claim={
         **plan.guarantee.to_dict(),
+        'rounds': plan.rounds,
         'delta': plan.delta or _DEFAULT_DELTA,
         **clips.claim(plan.l2_norm_clip),
         'clients_per_round': plan.clients_per_round,

@@ -103,11 +103,9 @@ def until(
   budget.check_horizon(rounds)
   if horizon > rounds and not goes_on(strategy):
     raise errors.value_error(
-      'horizon',
-      horizon,
-      f'exceeds rounds={rounds}, and the C of {strategy.family} is for these: '
-      'it is not Toeplitz with few bands or buffers',
-      'leave it out, or use banded-toeplitz or blt',
+      f'horizon={horizon}: exceeds rounds={rounds}, and the C of '
+      f'{strategy.family} is for these: it is not Toeplitz with few '
+      'bands or buffers; leave it out, or use banded-toeplitz or blt'
     )
   return of_rounds(strategy, horizon)
 
@@ -146,10 +144,9 @@ def completed(
     return budget
   if budget.horizon not in (None, strategy.rounds):
     raise errors.value_error(
-      'horizon',
-      budget.horizon,
-      f'is not the rounds={strategy.rounds} of C',
-      'give a C for all rounds up to the horizon, as a plan does',
+      f'horizon={budget.horizon}: is not the rounds={strategy.rounds} '
+      'of C; give a C for all rounds up to the horizon, as a plan '
+      'does'
     )
   k = budget.typical.participations(rounds or strategy.rounds)
   slack = 64 * (strategy.bands + 64) * recursion.UNIT
@@ -171,10 +168,8 @@ def completed(
     limit = math.ceil(value**2 / largest * _WHOLE) + 2 * k * k
   if limit > _LARGEST:
     raise errors.value_error(
-      'max_participations',
-      k,
-      'makes a budget that 64 bits do not hold',
-      'use a larger min_sep, or fewer participations',
+      f'max_participations={k}: makes a budget that 64 bits do not '
+      'hold; use a larger min_sep, or fewer participations'
     )
   table.setflags(write=False)
   return attrs.evolve(
@@ -220,10 +215,8 @@ def _toeplitz(
       gram = gram[len(column) - 1 :]
   if not np.all(np.isfinite(gram)):
     raise errors.value_error(
-      'family',
-      strategy.family,
-      'entries of C overflow',
-      'use fewer rounds, or a C^-1 whose series has no root in the unit disc',
+      f'family={strategy.family}: entries of C overflow; use fewer '
+      'rounds, or a C^-1 whose series has no root in the unit disc'
     )
   return _rounded_up(gram[np.newaxis], slack)
 
@@ -240,19 +233,16 @@ def _banded(
   few = strategy.inverse_bands is None and strategy.buffers is None
   if not (few and bands < rounds):
     raise errors.value_error(
-      'family',
-      strategy.family,
-      'has columns as long as the run, and what a round costs a client grows '
-      'with its length: a budget needs few bands, or a Toeplitz C with few '
-      'bands of C or C^-1, or buffers',
-      'use banded, banded-toeplitz, blt or banded-inverse',
+      f'family={strategy.family}: has columns as long as the run, and '
+      'what a round costs a client grows with its length: a budget '
+      'needs few bands, or a Toeplitz C with few bands of C or C^-1, '
+      'or buffers; use banded, banded-toeplitz, blt or banded-inverse'
     )
   if rounds * bands > _ENTRIES:
     raise errors.value_error(
-      'bands',
-      bands,
-      f'and rounds={rounds} give more than {_ENTRIES} costs',
-      'use a Toeplitz C, such as banded-toeplitz, whose costs are few',
+      f'bands={bands}: and rounds={rounds} give more than {_ENTRIES} '
+      'costs; use a Toeplitz C, such as banded-toeplitz, whose costs '
+      'are few'
     )
   gram = np.zeros((rounds, bands))
   for start in range(0, rounds, _ROWS):

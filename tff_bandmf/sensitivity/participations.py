@@ -26,6 +26,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram as gram_lib
 from tff_bandmf.sensitivity import result
 from tff_bandmf.sensitivity import sensitivity as sensitivity_lib
+from tff_bandmf.strategies import recursion
 
 # Participations that are held in memory at a time: about 150 MB.
 _AT_A_TIME = 2**22
@@ -50,6 +51,8 @@ class Observed:
       without a strategy.
     pattern: rounds of a client that attains it, ascending.
     strategy_sha256: digest of C; None without a strategy.
+    cost: the largest cost of a client's rounds, for a `Budget`; None where no
+      costs were given.
   """
 
   clients: int
@@ -60,6 +63,7 @@ class Observed:
   sensitivity: Optional[result.Sensitivity] = None
   pattern: tuple[int, ...] = ()
   strategy_sha256: Optional[str] = None
+  cost: Optional[int] = None
 
   def keeps(self, schema: participation_lib.Participation, rounds: int) -> bool:
     """Returns whether clients did what a schema allows in n rounds.
@@ -67,6 +71,13 @@ class Observed:
     That rounds are evenly spaced is not looked at, but that they are so far
     apart at least.
     """
+    if isinstance(schema, participation_lib.Budget):
+      # PRIVACY: a log whose costs nobody looked at may have any. It does not
+      # keep a budget.
+      # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
+      if self.cost is None or self.cost > schema.known_costs.limit:
+        return False
+      return self.min_sep is None or self.min_sep >= schema.apart
     return self.max_participations <= schema.participations(rounds) and (
       self.min_sep is None or self.min_sep >= schema.separation(rounds)
     )
@@ -77,6 +88,7 @@ def observed(
   participations: int,
   strategy: Optional[strategies.Strategy] = None,
   at_a_time: int = _AT_A_TIME,
+  costs: Optional[participation_lib.Costs] = None,
 ) -> Observed:
   """Returns what cohorts show that together need not fit in memory.
 
@@ -89,6 +101,7 @@ def observed(
     participations: the sum of m.
     strategy: C, for the sensitivity.
     at_a_time: participations to hold in memory, about.
+    costs: of `Budget`, for this C; the sensitivity is then by cost.
 
   Raises:
     ValueError: a round is past the last round of C, or the sensitivity
@@ -102,12 +115,14 @@ def observed(
       for low, high in zip(edges, [*edges[1:], None])
     ),
     strategy,
+    costs,
   )
 
 
 def of_clients(
   parts: Iterable[tuple[np.ndarray, np.ndarray]],
   strategy: Optional[strategies.Strategy] = None,
+  costs: Optional[participation_lib.Costs] = None,
 ) -> Observed:
   """Returns what participations show, given in parts.
 
@@ -115,11 +130,12 @@ def of_clients(
     parts: each ([m] rounds ascending, [m] identifiers); all participations of
       one client are in one part.
     strategy: C, for the sensitivity.
+    costs: of `Budget`, for this C.
 
   Raises:
     ValueError: for the reasons of `observed`; a client is twice in one round.
   """
-  gram = None if strategy is None else _Gram(strategy)
+  gram = None if strategy is None else _Gram(strategy, costs)
   clients = participations = 0
   gaps: list[int] = []
   histogram: collections.Counter[int] = collections.Counter()
@@ -141,9 +157,10 @@ def of_clients(
     min(gaps, default=None),
     most,
     dict(sorted(histogram.items())),
-    None if strategy is None else heaviest.sensitivity(strategy, most),
+    None if strategy is None else heaviest.sensitivity(strategy, most, costs),
     heaviest.pattern,
     None if strategy is None else strategy.digest(),
+    None if costs is None else int(heaviest.squared),
   )
 
 
@@ -207,7 +224,10 @@ class _Heaviest:
   pattern: tuple[int, ...] = ()
 
   def sensitivity(
-    self, strategy: strategies.Strategy, most: int
+    self,
+    strategy: strategies.Strategy,
+    most: int,
+    costs: Optional[participation_lib.Costs],
   ) -> result.Sensitivity:
     if not np.isfinite(self.squared):
       raise errors.value_error(
@@ -216,7 +236,10 @@ class _Heaviest:
       )
     # PRIVACY: contributions are vectors, so signs of X do not help. Guard:
     # participations_test.test_signs_of_the_gram_matrix_do_not_help.
-    if self.signed:
+    if costs is not None:
+      squared = self.squared * costs.unit * (1 + 8 * recursion.UNIT)
+      unrounded = result.bound(squared, 'cost of the rounds of a client')
+    elif self.signed:
       unrounded = result.bound(
         self.squared, 'sum of |X| over the rounds of a client'
       )
@@ -232,13 +255,18 @@ class _Heaviest:
 
 
 class _Gram:
-  """Entries of X = C^T C, all at once where they are few."""
+  """Entries of X = C^T C, all at once where they are few; or costs."""
 
-  def __init__(self, strategy: strategies.Strategy):
+  def __init__(
+    self,
+    strategy: strategies.Strategy,
+    costs: Optional[participation_lib.Costs],
+  ):
     self._strategy = strategy
+    self.costs = costs
     self.rounds = strategy.rounds
     self._whole: Optional[np.ndarray] = None
-    if self.rounds <= _WHOLE_GRAM:
+    if costs is None and self.rounds <= _WHOLE_GRAM:
       first, second = np.triu_indices(self.rounds)
       self._whole = np.zeros((self.rounds, self.rounds))
       self._whole[first, second] = strategy.gram_entries(first, second)
@@ -275,6 +303,10 @@ def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
 
 def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
   """Returns the largest sum of |X| over rows of `rounds`, [clients, k]."""
+  if gram.costs is not None:
+    cost = gram.costs.total(rounds[:, ::-1])
+    worst = int(np.argmax(cost))
+    return _Heaviest(int(cost[worst]), False, tuple(rounds[worst].tolist()))
   total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
   for j in range(rounds.shape[1]):
     # Row j with all later ones.

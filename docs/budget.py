@@ -1,0 +1,160 @@
+"""The figure and the tables of `reference/budget.md`: who is admitted.
+
+    python docs/budget.py                     from reference/budget.json
+    python docs/budget.py --arrivals=FILE     counts again; FILE is the
+        chitchat_dataset/dataset.json of the package chitchat-dataset 0.9.0
+
+Simulated clients check in at random, with a mean gap each. Real ones are people
+who wrote a message on a day; a day is a round. Whoever is admitted takes part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from typing import Any
+
+import numpy as np
+import tabulate
+
+_FOLDER = pathlib.Path(__file__).resolve().parent / 'reference'
+_GAPS = (25, 50, 100, 200, 400, 800, 1600)
+_CLIENTS = 4000
+
+
+def _rules(rounds: int, min_sep: int, most: int, apart: tuple[int, ...]) -> Any:
+  """Returns admission by min_sep and by budget, for a banded Toeplitz C."""
+  from tff_bandmf import optimize, participation, sensitivity
+
+  typical = participation.MinSep(min_sep, most)
+  strategy = optimize.optimize('banded-toeplitz', rounds, typical).strategy
+  rules: dict[str, participation.Participation] = {'min_sep': typical}
+  for least in apart:
+    budget = participation.Budget(min_sep, most, apart=least)
+    _, by_budget = sensitivity.budget.of_run(budget, strategy)
+    rules[f'budget, apart {least}'] = by_budget.schema
+  return rules
+
+
+def _simulated() -> dict[str, list[float]]:
+  """Returns the mean number of rounds of a client, by rule and mean gap."""
+  from tff_bandmf.cohorts import arrivals
+
+  rounds, found = 2000, {}
+  for name, rule in _rules(rounds, 400, 5, (1, 100, 200)).items():
+    found[name] = []
+    for gap in _GAPS:
+      came = np.random.default_rng(0).random((rounds, _CLIENTS)) < 1 / gap
+      taken = arrivals.taken(
+        *np.nonzero(came),
+        rule,
+        planned_rounds=rounds,
+        cohort_size=_CLIENTS,
+      )
+      found[name].append(taken.participations / _CLIENTS)
+  return found
+
+
+def _real(path: str) -> dict[str, Any]:
+  """Returns what the rules make of people who wrote messages."""
+  from tff_bandmf.cohorts import arrivals
+
+  talks = json.loads(pathlib.Path(path).read_text()).values()
+  wrote = sorted(
+    {
+      (message['timestamp'][:10], message['sender'])
+      for talk in talks
+      for turn in talk['messages']
+      for message in turn
+    }
+  )
+  _, days = np.unique([day for day, _ in wrote], return_inverse=True)
+  _, people = np.unique([sender for _, sender in wrote], return_inverse=True)
+  rounds = int(days.max()) + 1
+  return {
+    'rounds': rounds,
+    'people': int(people.max()) + 1,
+    'check_ins': len(wrote),
+    'cohorts': 20,
+    'taken': {
+      name: {
+        size: arrivals.taken(
+          days,
+          people,
+          rule,
+          planned_rounds=rounds,
+          cohort_size=limit,
+        ).to_dict()
+        for size, limit in (('all', len(people)), ('20', 20))
+      }
+      for name, rule in _rules(rounds, 20, 5, (1, 5, 10)).items()
+    },
+  }
+
+
+def main() -> None:
+  sys.path.insert(0, str(_FOLDER.parent.parent))
+  parser = argparse.ArgumentParser()
+  parser.add_argument('--arrivals')
+  path = parser.parse_args().arrivals
+  file = _FOLDER / 'budget.json'
+  if path:
+    counts = {'simulated': _simulated(), 'real': _real(path)}
+    file.write_text(json.dumps(counts, indent=1) + '\n')
+  counts = json.loads(file.read_text())
+  from matplotlib import figure
+
+  drawing = figure.Figure(figsize=(8, 4), layout='constrained')
+  axes = drawing.subplots()
+  for name, means in counts['simulated'].items():
+    axes.plot(_GAPS, means, marker='o', label=name)
+  axes.set_xscale('log')
+  axes.set_xticks(_GAPS, [str(gap) for gap in _GAPS])
+  axes.minorticks_off()
+  axes.set_xlabel('mean gap of a client, rounds')
+  axes.set_ylabel('rounds of a client, mean')
+  axes.grid(alpha=0.3)
+  axes.legend(frameon=False)
+  drawing.savefig(_FOLDER / 'budget.png', dpi=80)
+  simulated = tabulate.tabulate(
+    [
+      [gap, *(f'{means[i]:.2f}' for means in counts['simulated'].values())]
+      for i, gap in enumerate(_GAPS)
+    ],
+    ['mean gap', *counts['simulated']],
+    'pipe',
+    disable_numparse=True,
+  )
+  real = tabulate.tabulate(
+    [
+      [
+        name,
+        found['all']['clients'],
+        found['all']['participations'],
+        found['20']['participations'],
+        found['20']['short'],
+      ]
+      for name, found in counts['real']['taken'].items()
+    ],
+    [
+      'rule',
+      'people who took part',
+      'participations',
+      'in cohorts of 20',
+      'cohorts not filled',
+    ],
+    'pipe',
+  )
+  page = _FOLDER / 'budget.md'
+  text = page.read_text()
+  for name, table in (('simulated', simulated), ('real', real)):
+    begin, end = f'<!-- {name} -->\n', f'<!-- end of {name} -->\n'
+    before, rest = text.split(begin)
+    text = f'{before}{begin}\n{table}\n\n{end}{rest.split(end)[1]}'
+  page.write_text(text)
+
+
+if __name__ == '__main__':
+  main()

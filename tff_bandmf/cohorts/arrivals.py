@@ -1,0 +1,84 @@
+"""What rules of participation make of clients that come by themselves.
+
+A log of check-ins says which clients came in which round. Every client that a
+rule lets in is taken, in a random order, until the cohort is full.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tff_bandmf import participation as participation_lib
+from tff_bandmf.cohorts import admission
+from tff_bandmf.cohorts import history as history_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class Taken:
+  """The clients that a rule took.
+
+  Attributes:
+    clients: different clients that took part.
+    participations: sum over clients of their rounds.
+    rounds: rounds of the log.
+    short: rounds whose cohort could not be filled.
+    turned_away: check-ins that the rule did not let in.
+  """
+
+  clients: int
+  participations: int
+  rounds: int
+  short: int
+  turned_away: int
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns the counts as a JSON object."""
+    return dataclasses.asdict(self)
+
+
+def taken(
+  rounds: np.ndarray,
+  clients: np.ndarray,
+  participation: participation_lib.Participation,
+  *,
+  planned_rounds: int,
+  cohort_size: int,
+  seed: int = 0,
+) -> Taken:
+  """Returns what a rule makes of check-ins.
+
+  Args:
+    rounds: [m] integers in [0, planned_rounds), the round of each check-in.
+    clients: [m] integers, the client of each.
+    participation: the rule; a budget has its costs.
+    planned_rounds: n.
+    cohort_size: most clients of a round.
+    seed: of the order in which the clients of a round are taken.
+  """
+  names, index = np.unique(clients, return_inverse=True)
+  past = history_lib.empty(len(names), participation)
+  order = np.argsort(rounds, kind='stable')
+  rounds, index = rounds[order], index[order]
+  generator = np.random.default_rng(seed)
+  participations = short = turned_away = 0
+  edges = np.searchsorted(rounds, np.arange(planned_rounds + 1))
+  for t in range(planned_rounds):
+    came = generator.permutation(np.unique(index[edges[t] : edges[t + 1]]))
+    found = admission.admit(
+      came, t, participation, planned_rounds, past.of(came)
+    )
+    cohort = came[found.admitted][:cohort_size]
+    past.record(t, cohort)
+    participations += len(cohort)
+    short += len(cohort) < cohort_size
+    turned_away += len(came) - int(found.admitted.sum())
+  return Taken(
+    int(np.count_nonzero(past.count)),
+    participations,
+    planned_rounds,
+    short,
+    turned_away,
+  )
