@@ -179,18 +179,36 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
 
 def admission(
   clients: int = 10**7, cohort: int = 10**4, repetitions: int = 6
-) -> dict[str, Any]:
-  """Returns what it takes to admit and record clients that came by themselves.
+) -> Iterator[dict[str, Any]]:
+  """Yields what it takes to admit and record clients that came by themselves.
 
   The ledger, a SQLite file, has a round of every `cohort` of the clients.
   `first_seconds` is what a program that is begun again takes for its first
-  round, opening the ledger included.
+  round, opening the ledger included. By budget all rounds of a client count.
   """
-  from tff_bandmf import cohorts, participation
+  from tff_bandmf import participation, sensitivity, strategies
+
+  rounds = clients // cohort
+  strategy = strategies.BandedSqrt(rounds + repetitions, 400)
+  budget = participation.Budget(400, 5)
+  for schema in (
+    participation.MinSep(2),
+    sensitivity.budget.completed(budget, strategy),
+  ):
+    yield {
+      'rule': schema.name,
+      **_admission(schema, clients, cohort, repetitions),
+    }
+
+
+def _admission(
+  schema: Any, clients: int, cohort: int, repetitions: int
+) -> dict[str, Any]:
+  """Returns what `admission` yields for one rule."""
+  from tff_bandmf import cohorts
   from tff_bandmf import ledger as ledger_lib
 
   rounds = clients // cohort
-  schema = participation.MinSep(2)
   generator = np.random.default_rng(0)
   came = [generator.integers(clients, size=cohort) for _ in range(repetitions)]
   seconds = []
@@ -203,7 +221,7 @@ def admission(
     began = time.perf_counter()
     with ledger_lib.Ledger(path, create=False) as ledger:
       for t, ids in enumerate(came, rounds):
-        past = ledger.past(ids, t)
+        past = ledger.past(ids, t, whole=schema.costs is not None)
         admitted = cohorts.admit(ids, t, schema, t + 1, past).admitted
         ledger.start_round(t, ids[admitted])
         now = time.perf_counter()
