@@ -362,7 +362,7 @@ class Budget(Participation):
         'out, or give the rounds up to which the run may go on'
       )
 
-  def device_rule(self) -> dict[str, Any]:
+  def device_rule(self) -> _files.JsonObject:
     """Returns what a device needs to decide for itself, a JSON object.
 
     costs: h(0), h(1), ...; 0 from there on; `limit`, `apart` and `horizon` as
