@@ -103,7 +103,7 @@ def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
   """Raises ValueError if a cohort of an experiment cannot be filled."""
   training, clients = config.training, corpus.train.num_clients
   cohorts = config.cohorts(clients)
-  # What a budget lets in follows from C; its run looks at that.
+  # The run checks a budget: its rule follows from the strategy.
   if cohorts.schema is cohorts.schema.typical and cohorts.is_enforced:
     cohorts_lib.CohortSampler(
       clients,

@@ -101,7 +101,8 @@ def observed(
     participations: the sum of m.
     strategy: C, for the sensitivity.
     at_a_time: participations to hold in memory, about.
-    costs: of `Budget`, for this C; the sensitivity is then by cost.
+    costs: costs of patterns under this C, for the sensitivity by `Budget`; None
+      for other schemas.
 
   Raises:
     ValueError: a round is past the last round of C, or the sensitivity
@@ -130,7 +131,8 @@ def of_clients(
     parts: each ([m] rounds ascending, [m] identifiers); all participations of
       one client are in one part.
     strategy: C, for the sensitivity.
-    costs: of `Budget`, for this C.
+    costs: costs of patterns under this C, for the sensitivity by `Budget`; None
+      for other schemas.
 
   Raises:
     ValueError: for the reasons of `observed`; a client is twice in one round.
