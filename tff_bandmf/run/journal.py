@@ -137,7 +137,7 @@ class Journal:
       # noise meet other sums. The checkpoint has the head of the ledger's
       # chain at its round, and the two must agree.
       # Guard:
-      # training_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
+      # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
         raise errors.value_error(
           'checkpoint',

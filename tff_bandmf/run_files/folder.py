@@ -59,7 +59,7 @@ def locked(directory: pathlib.Path) -> Iterator[None]:
 
   PRIVACY: two processes with one key would add the same noise to different
   sums. Only one process at a time gets the lock.
-  Guard: training_test.test_directory_has_one_process_at_a_time.
+  Guard: resume_test.test_directory_has_one_process_at_a_time.
 
   Args:
     directory: folder of the run; it is made if it does not exist.
@@ -188,7 +188,7 @@ def open_run(
   PRIVACY: a key that serves two runs, or two copies of one, adds the same noise
   to different sums. A key serves only the run for which it was drawn, in the
   folder in which it was drawn.
-  Guards: training_test.test_key_of_another_run_is_refused,
+  Guards: resume_test.test_key_of_another_run_is_refused,
   folder_test.test_copy_without_its_ledger_is_refused,
   test_edited_copy_is_refused and test_copy_is_refused_until_it_is_said_to_move.
 

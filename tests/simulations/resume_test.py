@@ -1,0 +1,187 @@
+"""Runs that were killed, left or copied go on as they were, or are refused."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import doctored
+import pytest
+
+from simulations import (
+  config_keys,
+  kill_test,
+  training,
+)
+from tff_bandmf import (
+  noise,
+  report,
+  strategies,
+)
+from tff_bandmf.run_files import folder, run_json
+
+pytestmark = pytest.mark.slow
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+def test_killed_runs_end_as_undisturbed_ones(tmp_path):
+  # More of them: python -m simulations.kill_test --kills=50
+  done = subprocess.run(
+    [
+      sys.executable,
+      '-m',
+      'simulations.kill_test',
+      '--kills=2',
+      '--rounds=9',
+      f'--out={tmp_path}',
+    ],
+    cwd=_ROOT,
+    capture_output=True,
+    text=True,
+    timeout=900,
+  )
+  assert done.returncode == 0, done.stderr
+  result = json.loads(done.stdout)
+  assert result['failed'] == {}
+  assert result['kills'] >= 1
+
+
+def test_comparison_of_runs_sees_what_differs(small, ended, tmp_path):
+  training.run(*small, tmp_path / 'other')
+  report.write(tmp_path / 'other')
+  found = list(kill_test.differences(ended, tmp_path / 'other', 4))
+  # With keys of their own: other noise, the same cohorts.
+  assert found == [
+    # With what they held to: the clip, and their keys.
+    'observed',
+    *(f'release of round {t}' for t in range(4)),
+    'result',
+    'metrics',
+    'report',
+  ]
+  assert not list(kill_test.differences(ended, ended, 4))
+
+
+def test_checkpoint_that_contradicts_the_ledger_is_refused(small, run_copy):
+  (run_copy / report.RESULT_FILE).unlink()
+  folder = run_copy / 'private' / 'checkpoints'
+  path = folder / '00000004.npz'
+  mine = path.read_bytes()
+  # That of another round.
+  path.write_bytes((folder / '00000003.npz').read_bytes())
+  with pytest.raises(ValueError, match='rounds in the ledger'):
+    training.run(*small, run_copy, resume=True, moved=True)
+  path.write_bytes(mine)
+  # A ledger that is gone takes with it who took part.
+  for name in report.LEDGER_FILE, 'private/ledger.key':
+    (run_copy / name).unlink()
+  with pytest.raises(ValueError, match='ledger.sqlite'):
+    training.run(*small, run_copy, resume=True, moved=True)
+
+
+def test_resumed_run_that_differs_says_so(small, run_copy, capsys):
+  (run_copy / report.RESULT_FILE).unlink()
+  for path in (run_copy / 'private' / 'checkpoints').glob('*.npz'):
+    path.unlink()
+  # As if a machine of another kind had released other bits.
+  doctored.rewrite(
+    run_copy / report.LEDGER_FILE,
+    lambda event: (
+      dataclasses.replace(event, digest=b'0000000000-0000000001')
+      if (event.round, event.kind) == (2, 'finished')
+      else event
+    ),
+  )
+  training.run(*small, run_copy, resume=True, moved=True)
+  assert 'Round 2 is burnt' in capsys.readouterr().err
+  written = report.write(run_copy)
+  assert written['observed']['rounds_burnt'] == 2
+  assert '2 of 4 rounds were burnt' in written['warnings'][0]
+
+
+@pytest.mark.parametrize(
+  'change, named',
+  [
+    ({'privacy.epsilon': 2.0}, 'epsilon=2.0: is not what'),
+    ({'training.client_learning_rate': 0.25}, 'client_learning_rate=0.25'),
+    ({'privacy.l2_norm_clip': 0.25}, "l2_norm_clip={'initial': 0.25"),
+  ],
+)
+def test_what_changed_since_the_start_is_named(small, ended, change, named):
+  config, corpus = small
+  with pytest.raises(ValueError, match=named):
+    training.run(
+      config_keys.changed(config, change), corpus, ended, resume=True
+    )
+
+
+def test_strategy_that_was_changed_is_refused(run_copy):
+  strategies.save(
+    strategies.BandedToeplitz(4, [1, 0.1]), run_copy / report.STRATEGY_FILE
+  )
+  with pytest.raises(ValueError, match='contradicts strategy.json'):
+    report.write(run_copy)
+
+
+def test_other_code_is_refused_where_rounds_are_left(small, run_copy):
+  path = run_copy / report.RUN_FILE
+  described = json.loads(path.read_text())
+  described['code_sha256'] = '0' * 64
+  path.write_text(json.dumps(described))
+  ended = run_copy / report.RESULT_FILE
+  content = ended.read_bytes()
+  ended.unlink()
+  with pytest.raises(ValueError, match='code_sha256='):
+    training.run(*small, run_copy, resume=True, moved=True)
+  # A run that has ended makes nothing again.
+  ended.write_bytes(content)
+  result = json.loads(content)
+  assert training.run(*small, run_copy, resume=True, moved=True) == result
+
+
+def test_directory_has_one_process_at_a_time(small, tmp_path):
+  with folder.locked(tmp_path / 'run'):
+    with pytest.raises(ValueError, match='open in this process'):
+      training.run(*small, tmp_path / 'run', resume=True)
+
+
+def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
+  assert training.run(*small, tmp_path / 'run', stop_after=3) is None
+  assert not (tmp_path / 'run' / report.RESULT_FILE).exists()
+  assert not report.write(tmp_path / 'run')['completed']
+  assert (tmp_path / 'run' / run_json.NOISE_KEY).exists()
+  result = training.run(*small, tmp_path / 'run', resume=True, stop_after=3)
+  assert result is not None
+  written, kept = report.write(tmp_path / 'run'), report.write(ended)
+  assert written['observed'] == kept['observed']
+  # The key ends with the run, unless it was asked for.
+  assert not (tmp_path / 'run' / run_json.NOISE_KEY).exists()
+  assert (ended / run_json.NOISE_KEY).exists()
+  for content, told in (written, 'destroyed when'), (kept, 'kept when'):
+    assert told in str(content['assumptions'])
+  assert training.run(*small, tmp_path / 'run', resume=True) == result
+
+
+def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
+  (run_copy / report.RESULT_FILE).unlink()
+  key_path = run_copy / 'private' / 'noise.key'
+  key_path.rename(tmp_path / 'key')
+  with pytest.raises(ValueError, match='is gone'):
+    training.run(*small, run_copy, resume=True, moved=True)
+  key_path.touch(0o600)
+  key_path.write_bytes(noise.Key.from_entropy().secret)
+  key_path.chmod(0o600)
+  with pytest.raises(ValueError, match='another run'):
+    training.run(*small, run_copy, resume=True, moved=True)
+  # What is left of a run is never taken for a new one.
+  (run_copy / report.RUN_FILE).unlink()
+  for resume in (False, True):
+    with pytest.raises(ValueError, match='holds a run'):
+      training.run(*small, run_copy, resume=resume)
+
+
+def test_directory_with_a_run_is_refused(small, ended):
+  with pytest.raises(ValueError, match='--resume'):
+    training.run(*small, ended)
