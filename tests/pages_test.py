@@ -132,7 +132,6 @@ def test_recipes_name_few_files_and_these_exist():
   recipes = _recipes()
   most_files = {
     'A schedule of learning rates': 2,
-    'A workload that is not momentum': 3,
     'A model': 2,
     'A corpus': 2,
   }
