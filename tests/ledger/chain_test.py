@@ -119,7 +119,7 @@ def test_two_runs_have_no_head_in_common(tmp_path):
 def test_client_cut_out_of_two_cohorts_is_refused(path):
   # Client 3 took part in rounds 0 and 4.
   with ledger_lib.Ledger(path) as ledger:
-    hashed = ledger._hash().of([3]).tobytes()
+    hashed = ledger._hash().hashes([3]).tobytes()
   for t in (4, 0):
     (cohort,) = _execute(
       path, 'SELECT cohort FROM bandmf_rounds WHERE round = ?', [t]
@@ -268,7 +268,7 @@ def test_chain_made_anew_has_other_heads(path):
   """Only a head from elsewhere tells: result.json and checkpoints have it."""
   with ledger_lib.Ledger(path) as ledger:
     before = [ledger.attempts(t)[-1].head for t in range(6)]
-    hashed = ledger._hash().of([3])
+    hashed = ledger._hash().hashes([3])
   doctored.rewrite(
     path, cohorts=lambda t, cohort: cohort[~np.isin(cohort, hashed)]
   )

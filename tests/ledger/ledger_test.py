@@ -418,18 +418,18 @@ def test_index_comes_back_from_its_identifier():
   indices = np.concatenate(
     [np.arange(70_000), 2 ** np.arange(63), 2**63 - 1 - np.arange(9)]
   )
-  found = made.of(indices)
+  found = made.hashes(indices)
   assert found.dtype == np.int64
   np.testing.assert_array_equal(made.indices(found), indices)
   # The same one by one, in lists and in ranges.
-  assert made.of(indices[:9].tolist()).tolist() == found[:9].tolist()
-  assert made.of(range(9)).tolist() == found[:9].tolist()
+  assert made.hashes(indices[:9].tolist()).tolist() == found[:9].tolist()
+  assert made.hashes(range(9)).tolist() == found[:9].tolist()
   several = np.array([3, np.int32(1)], object)
-  assert made.of(several).tolist() == found[[3, 1]].tolist()
-  assert made.of(np.array(['a', 'b']))[1] == made.of([np.str_('b')])[0]
+  assert made.hashes(several).tolist() == found[[3, 1]].tolist()
+  assert made.hashes(np.array(['a', 'b']))[1] == made.hashes([np.str_('b')])[0]
   for wrong in [-1], [2**63], np.array([-1]), np.array([2**63], np.uint64):
     with pytest.raises(ValueError, match='client='):
-      made.of(wrong)
+      made.hashes(wrong)
 
 
 @pytest.mark.parametrize('container', [list, lambda c: np.array(c, object)])
@@ -498,14 +498,14 @@ def test_identifiers_of_indices_are_the_network_with_aes():
     return found - 2**64 * (found >= 2**63)
 
   for index in 0, 1, 2**32, 2**63 - 1, 123456789012345:
-    assert made.of([index]).tolist() == [expected(index)]
+    assert made.hashes([index]).tolist() == [expected(index)]
 
 
 def test_identifiers_of_neighbours_look_random():
   """Bits of 20,000 indices; false-alarm rate below 1e-9 for a key at random."""
   count = 20_000
   one, other = (
-    identifiers.Identifiers(secret).of(np.arange(count)).view(np.uint64)
+    identifiers.Identifiers(secret).hashes(np.arange(count)).view(np.uint64)
     for secret in (bytes(16), bytes(15) + b'1')
   )
   for values in one, one ^ other, one[1:] ^ one[:-1]:

@@ -1,14 +1,14 @@
-"""The events of a ledger, each bound to all before it by a hash.
+"""The events of a ledger, in a chain of hashes that covers all of them.
 
 | symbol | name here | meaning                                                 |
 |--------|-----------|---------------------------------------------------------|
-| e_i    | `event`   | what happened i-th: a start, an end, a row of metrics   |
-| h_i    | `head`    | 32 bytes that stand for the events up to e_i            |
+| e_i    | `event`   | i-th event: a start, an end, a row of metrics           |
+| h_i    | `head`    | 32 bytes: hash of all events up to e_i                  |
 
     h_i = SHA-256(h_{i-1}, i, e_i)    h_{-1} = SHA-256(format, run, both keys)
 
-A start holds the digest of its cohort. Whoever knows h_i can tell whether a
-ledger that is shown to him has e_0 .. e_i, these cohorts, and no other.
+The event of a start has the digest of its cohort. A person who knows h_i can
+test whether a ledger has exactly the events e_0 .. e_i and their cohorts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 
@@ -26,21 +26,21 @@ STARTED = 'started'
 FINISHED = 'finished'
 FAILED = 'failed'
 ABANDONED = 'abandoned'
-# A row of metrics was written.
+# Digest of a row of metrics.
 ROW = 'row'
-# What the program holds to in the attempt that started.
+# Digest of the files that the started attempt follows.
 ENFORCED = 'enforced'
-# The run is over, with these results.
+# Digest of the results; the run is over.
 ENDED = 'ended'
 # All cohorts so far are, or are not, those that the sampling key gives.
 DRAWN = 'drawn'
 NOT_DRAWN = 'not drawn'
 
-# The sum of the attempt that is about to finish lacked clients of its cohort.
+# Flags of an attempt. Its sum lacked clients of its cohort.
 INCOMPLETE = 'incomplete'
-# A check of the process showed what that attempt lets past the aggregator.
+# Its process was checked for values that pass the aggregator.
 EXAMINED = 'examined'
-# The program gave the updates themselves to that attempt, without a process.
+# It had no process: the program gave the updates to `Round.release`.
 DIRECT = 'direct'
 FLAGS = (INCOMPLETE, EXAMINED, DIRECT)
 
@@ -49,15 +49,16 @@ FORMAT = 3
 
 @dataclasses.dataclass(frozen=True)
 class Event:
-  """What happened to a round.
+  """An event of a round.
 
   Attributes:
-    round: t.
+    round: index t of the round, >= 0.
     kind: 'started', 'enforced', 'finished', 'failed', 'abandoned', 'row',
-      'drawn', 'not drawn', 'ended', or one of `FLAGS`.
-    digest: of the cohort, of what was enforced or released, of the row, or of
-      the results; None if it was not recorded.
-    z_stddev: noise measured, clip included; None if it was not recorded.
+      'drawn', 'not drawn', 'ended', or a flag of `FLAGS`.
+    digest: SHA-256 of the cohort, the enforced files, the released sum, the row
+      or the results; None if the kind has no digest, or it is not known.
+    z_stddev: measured standard deviation of the noise, clip included, >= 0;
+      None if it is not known.
     noise_checked: whether the process that added the noise tested it.
   """
 
@@ -68,7 +69,7 @@ class Event:
   noise_checked: bool = False
 
   def is_possible(self) -> bool:
-    """Returns whether a ledger writes such an event."""
+    """Returns whether the types and values are those of a real event."""
     return (
       isinstance(self.round, int)
       and self.round >= 0
@@ -96,16 +97,19 @@ class Attempt:
 
   Attributes:
     outcome: 'started', 'finished', 'failed' or 'abandoned'.
-    z_stddev: noise measured, clip included; None if it was not recorded.
-    result: digest of what was released; None if it was not recorded.
+    z_stddev: measured standard deviation of the noise, clip included, >= 0;
+      None if it is not known.
+    result: digest of the released sum; None if it is not known.
     noise_checked: whether the process that added the noise tested it.
-    row: digest of the row of metrics; None if it was not recorded.
-    head: of the chain after the last event of the attempt, in hexadecimal.
-    enforced: digest of what the program held to; None if it did not say.
-    drawn: whether all cohorts up to here are those of the sampling key; None
-      if nobody has looked.
-    flags: those of `FLAGS` that the program said of the attempt.
-    ended: digest of the results of the run, which ended then; None before.
+    row: digest of the row of metrics; None if it has none.
+    head: head of the chain after the last event of the attempt, in hexadecimal.
+    enforced: digest of the files that the attempt followed; None if it is not
+      known.
+    drawn: whether all cohorts up to this round are those of the sampling key;
+      None if they were not compared.
+    flags: flags of `FLAGS` that hold for the attempt.
+    ended: digest of the results, if the run ended after this attempt; None
+      otherwise.
   """
 
   outcome: str
@@ -126,27 +130,28 @@ def genesis(
   """Returns the head before the first event.
 
   Args:
-    run: that the ledger belongs to.
-    noise_key: fingerprint of the key of the noise.
-    key: fingerprint of the key of the identifiers.
+    run: ID of the run to which the ledger is bound; None before.
+    noise_key: fingerprint of the key of the noise; None before.
+    key: fingerprint of the key of the identifiers; None before the first round.
   """
   return _sha256(['bandmf ledger', FORMAT, run, noise_key, key])
 
 
-def link(head: bytes, place: int, event: Event) -> bytes:
+def link(head: bytes, index: int, event: Event) -> bytes:
   """Returns the head after an event.
 
   Args:
-    head: before it.
-    place: i.
+    head: head before the event.
+    index: i.
     event: e_i.
   """
-  # PRIVACY: what is not in here can be changed in a ledger. Guard:
-  # chain_test.test_any_change_of_a_row_is_refused.
+  # PRIVACY: somebody could change a value that the hash does not cover. The
+  # hash covers every value of the event.
+  # Guard: chain_test.test_any_change_of_a_row_is_refused.
   return _sha256(
     [
       head.hex(),
-      place,
+      index,
       event.round,
       event.kind,
       None if event.digest is None else event.digest.hex(),
@@ -157,11 +162,11 @@ def link(head: bytes, place: int, event: Event) -> bytes:
 
 
 def cohort_digest(cohort: np.ndarray, highest: int) -> bytes:
-  """Returns the digest of a cohort.
+  """Returns the SHA-256 of a cohort.
 
   Args:
     cohort: [m] int64 identifiers, ascending.
-    highest: index of a client in it; -1 without one.
+    highest: highest client index in the cohort; -1 without indices.
   """
   sha = hashlib.sha256(b'%d\n' % highest)
   sha.update(np.ascontiguousarray(cohort, '<i8').data)
@@ -172,51 +177,51 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
   """Returns the attempts at one round.
 
   Args:
-    events: of that round, in order, and the head after each.
+    events: pairs of an event of the round and the head after it, in order.
 
   Raises:
-    ValueError: such events cannot follow one another.
+    ValueError: the events cannot follow one another in this order.
   """
-  found: list[Attempt] = []
+  result: list[Attempt] = []
   for event, head in events:
-    is_open = bool(found) and found[-1].outcome == STARTED
-    if event.kind == STARTED or (event.kind == ABANDONED and found):
+    is_open = bool(result) and result[-1].outcome == STARTED
+    if event.kind == STARTED or (event.kind == ABANDONED and result):
       if is_open:
         raise ValueError(f'{event.kind} before the attempt ended')
-      found.append(Attempt(event.kind, head=head.hex()))
-    elif event.kind == ROW and found and not is_open:
-      found[-1] = dataclasses.replace(
-        found[-1], row=event.digest, head=head.hex()
+      result.append(Attempt(event.kind, head=head.hex()))
+    elif event.kind == ROW and result and not is_open:
+      result[-1] = dataclasses.replace(
+        result[-1], row=event.digest, head=head.hex()
       )
     elif event.kind == ENFORCED and is_open:
-      found[-1] = dataclasses.replace(
-        found[-1], enforced=event.digest, head=head.hex()
+      result[-1] = dataclasses.replace(
+        result[-1], enforced=event.digest, head=head.hex()
       )
-    elif event.kind in FLAGS and found and event.kind not in found[-1].flags:
-      found[-1] = dataclasses.replace(
-        found[-1], flags=found[-1].flags | {event.kind}, head=head.hex()
+    elif event.kind in FLAGS and result and event.kind not in result[-1].flags:
+      result[-1] = dataclasses.replace(
+        result[-1], flags=result[-1].flags | {event.kind}, head=head.hex()
       )
-    elif event.kind in (DRAWN, NOT_DRAWN) and found and not is_open:
-      # The head stays, which a checkpoint has; so does a bad verdict.
-      found[-1] = dataclasses.replace(
-        found[-1], drawn=event.kind == DRAWN and found[-1].drawn is not False
+    elif event.kind in (DRAWN, NOT_DRAWN) and result and not is_open:
+      # The head stays, since a checkpoint has it. A bad verdict stays too.
+      result[-1] = dataclasses.replace(
+        result[-1], drawn=event.kind == DRAWN and result[-1].drawn is not False
       )
-    elif event.kind == ENDED and found and not is_open:
-      found[-1] = dataclasses.replace(found[-1], ended=event.digest)
+    elif event.kind == ENDED and result and not is_open:
+      result[-1] = dataclasses.replace(result[-1], ended=event.digest)
     elif event.kind in (FINISHED, FAILED) and is_open:
-      found[-1] = Attempt(
+      result[-1] = Attempt(
         event.kind,
         event.z_stddev,
         event.digest,
         event.noise_checked,
-        enforced=found[-1].enforced,
+        enforced=result[-1].enforced,
         head=head.hex(),
-        flags=found[-1].flags,
+        flags=result[-1].flags,
       )
     else:
       raise ValueError(f'{event.kind} of no attempt')
-  return found
+  return result
 
 
-def _sha256(content: list[Any]) -> bytes:
+def _sha256(content: list[object]) -> bytes:
   return hashlib.sha256(json.dumps(content).encode()).digest()

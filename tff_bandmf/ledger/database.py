@@ -1,8 +1,8 @@
-"""Where a ledger is: engines of SQLAlchemy for a file or a database server.
+"""Connections to the database of a ledger: a SQLite file, or PostgreSQL.
 
-SQLite has a write-ahead log and syncs it at every commit. A server that gives
-no answer is an error after a minute, and so is a lock that another process
-keeps: nothing here waits for ever.
+SQLite writes ahead to a log and syncs it at every commit. A lock that another
+process holds, a slow statement and a server that cannot be reached are errors
+after a minute.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ import sqlalchemy as sa
 
 from tff_bandmf import errors
 
-# To wait for a lock, a connection or an answer.
+# Time limit for a lock, a connection or a statement.
 _SECONDS = 60
-# Attempts to make a write-ahead log.
+# Attempts to switch a file to a write-ahead log.
 _SWITCHES = 5
-# Any number that no other program takes: 'bandmf' in hexadecimal digits.
+# Number of an advisory lock: 'bandmf' in hexadecimal digits.
 _TABLES_LOCK = 0x62616E646D66
 
 
 def url_of(url: Union[str, os.PathLike]) -> sa.engine.URL:
-  """Returns the URL of a database: `url`, or that of SQLite in this file."""
+  """Returns the URL of a database: `url`, or the URL of this SQLite file."""
   if isinstance(url, str) and '://' in url:
     return sa.engine.make_url(url)
   return sa.engine.URL.create('sqlite', database=os.fspath(url))
 
 
 def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
-  """Returns the file of a SQLite database; None for a database server.
+  """Returns the path of a SQLite database; None for a database server.
 
   Raises:
     ValueError: the database is in memory.
@@ -44,19 +44,17 @@ def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
     return None
   if url.database in (None, '', ':memory:'):
     raise errors.value_error(
-      'ledger',
-      url,
-      'must be a file, since memory survives no crash',
-      'give a path',
+      f'ledger={url}: must be a file, since memory survives no crash; give a '
+      'path'
     )
   return pathlib.Path(url.database)
 
 
 def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
-  """Returns an engine to write and one to read; the first disposes of both.
+  """Returns (writer, reader): two engines that `writer.dispose` closes.
 
-  What was written is on the disk when a transaction ends. To a transaction that
-  reads the database stands still.
+  A transaction that writes is on the disk when it ends. A transaction that
+  reads sees the database of one moment.
   """
   if url.get_backend_name() == 'sqlite':
     writer = sa.create_engine(
@@ -70,30 +68,25 @@ def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
     return writer, writer.execution_options(reads=True)
   if url.drivername not in ('postgresql', 'postgresql+psycopg2'):
     raise errors.value_error(
-      'ledger',
-      url.drivername,
-      'is not a database that a ledger can be in',
-      'use a SQLite file or postgresql+psycopg2://',
+      f'ledger={url.drivername}: is not a database that a ledger can be in; '
+      'use a SQLite file or postgresql+psycopg2://'
     )
-  from tff_bandmf.ledger import postgresql
-
   writer = sa.create_engine(
     url,
     future=True,
     pool_pre_ping=True,
     isolation_level='READ COMMITTED',
-    connect_args=postgresql.connect_args(
-      str(url.query.get('options', '')), _SECONDS
-    ),
+    connect_args=_postgresql_arguments(str(url.query.get('options', ''))),
   )
   return writer, writer.execution_options(isolation_level='REPEATABLE READ')
 
 
 def wait_to_create(connection: sa.engine.Connection) -> None:
-  """Returns when no other process makes tables, until the transaction ends.
+  """Locks the creation of tables until the transaction ends.
 
-  Two processes that create a table `if not exists` in PostgreSQL both try, and
-  one fails. SQLite waits by itself when a transaction that writes begins.
+  If two processes create a table `if not exists` in PostgreSQL at the same
+  time, one of them fails. SQLite waits by itself when a transaction that writes
+  begins.
   """
   if connection.dialect.name == 'postgresql':
     connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_TABLES_LOCK)))
@@ -101,7 +94,7 @@ def wait_to_create(connection: sa.engine.Connection) -> None:
 
 @contextlib.contextmanager
 def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
-  """Yields a connection; what is written is kept if nothing raises.
+  """Yields a connection, and commits if the `with` block does not raise.
 
   Raises:
     ValueError: the database is damaged, locked or gone.
@@ -116,43 +109,73 @@ def transaction(engine: sa.engine.Engine) -> Iterator[sa.engine.Connection]:
 
 
 def unusable(url: object, error: Exception) -> ValueError:
-  """Returns what to raise for an error of the database at this URL."""
+  """Returns the error for a failure of the database at this URL."""
   if isinstance(url, pathlib.Path) and not os.access(url.parent, os.W_OK):
     return errors.value_error(
-      'ledger',
-      url,
-      'lies in a folder that cannot be written, and SQLite writes beside a '
-      'file even to read it',
-      'make the folder writable, or copy it and give the copy',
+      f'ledger={url}: lies in a folder that cannot be written, and SQLite '
+      'writes beside a file even to read it; make the folder writable, or '
+      'copy it and give the copy'
     )
-  # Never the statement, whose parameters are identifiers of clients.
+  # The message omits the statement, since its parameters identify clients.
   return errors.value_error(
-    'ledger',
-    url,
-    f'cannot be used ({getattr(error, "orig", None) or error})',
-    'look at the space and the permissions of its disk, or the address '
-    'of its server; do not touch the files of a run',
+    f'ledger={url}: cannot be used ({getattr(error, "orig", None) or error}); '
+    'look at the space and the permissions of its disk, or the address of its '
+    'server; do not touch the files of a run'
   )
 
 
 def _make_sqlite_durable(connection, _) -> None:
-  # Without it the driver begins transactions on its own, and not all.
+  # Otherwise the driver would begin some transactions by itself.
   connection.isolation_level = None
-  # PRIVACY: on the disk before the round runs. Guard:
-  # ledger_test.test_every_start_is_synced_to_the_disk.
+  # PRIVACY: a power cut could lose the start of a round that ran. Every commit
+  # is synced to the disk before the round runs.
+  # Guard: ledger_test.test_every_start_is_synced_to_the_disk.
   for left in reversed(range(_SWITCHES)):
     try:
       connection.execute('PRAGMA journal_mode = WAL')
       break
     except sqlite3.OperationalError:
-      # SQLite fails some processes at once that open a new file together.
+      # If several processes open a new file together, SQLite fails some of
+      # them at once.
       if not left:
         raise
       time.sleep(0.1)
   connection.execute('PRAGMA synchronous = FULL')
 
 
+def _postgresql_arguments(options: str) -> dict[str, Union[str, int]]:
+  """Returns the arguments of `psycopg2.connect`.
+
+  Args:
+    options: options of the server in the URL.
+  """
+  milliseconds = 1000 * _SECONDS
+  settings = {
+    # PRIVACY: a power cut could lose the start of a round that ran, if the
+    # server's own setting is off. Every commit waits for the disk.
+    # Guard: ledger_test.test_every_start_is_synced_to_the_disk.
+    'synchronous_commit': 'on',
+    'statement_timeout': milliseconds,
+    'lock_timeout': milliseconds,
+    # A process that is stopped does not hold the lock for ever.
+    'idle_in_transaction_session_timeout': 10 * milliseconds,
+  }
+  return {
+    'options': ' '.join(
+      [options, *(f'-c {name}={value}' for name, value in settings.items())]
+    ).strip(),
+    # Limits of libpq for a server that cannot be reached. A server process that
+    # is stopped keeps its connection, and the program waits for it.
+    'connect_timeout': _SECONDS,
+    'tcp_user_timeout': milliseconds,
+    'keepalives_idle': _SECONDS // 2,
+    'keepalives_interval': max(1, _SECONDS // 10),
+    'keepalives_count': 5,
+  }
+
+
 def _begin_sqlite(connection: sa.engine.Connection) -> None:
-  # A transaction that only comes to write later could find itself outrun.
+  # A transaction that writes takes the lock at its beginning: one that takes it
+  # later could fail because another has written since.
   reads = connection.get_execution_options().get('reads')
   connection.exec_driver_sql('BEGIN' if reads else 'BEGIN IMMEDIATE')

@@ -1,4 +1,4 @@
-"""Client identifiers as a ledger keeps them: 64 bits under a key.
+"""Client identifiers in a ledger: hashes of 64 bits under a secret key.
 
 | symbol | name here | meaning                                      |
 |--------|-----------|----------------------------------------------|
@@ -12,12 +12,12 @@ bits, which the key turns back: ten rounds of a Feistel network on two halves
 
     (x, y) <- (y, x ^ F(i, y))    F(i, y) = 32 bits of AES(key from s; i, y)
 
-which nobody tells from a random permutation with far fewer than 2^32 values
+which cannot be told from a random permutation with far fewer than 2^32 values
 ([LR88], [Pat10]: six rounds are enough).
 
-Without the key nobody can tell whether a known client is in a ledger. Two
-strings with one hash (10^7 of them: with probability 3e-6) are taken for one,
-which can only make a participation look worse than it was.
+Without the key nobody can test whether a known client is in a ledger. Two
+strings with the same hash count as one client, which can only overstate the
+participation; among 10^7 strings the probability of such a pair is 3e-6.
 
 [LR88]: Luby, Rackoff, How to Construct Pseudorandom Permutations from
 Pseudorandom Functions. [Pat10]: Patarin, Security of Balanced and Unbalanced
@@ -43,7 +43,7 @@ Client = Union[int, str]
 
 _BYTES = 16
 _ROUNDS = 10
-# What fits in a processor's cache.
+# Number of values at a time, so that they fit in a cache.
 _CHUNK = 2**15
 
 
@@ -60,10 +60,8 @@ class Identifiers:
   def __post_init__(self):
     if len(self.secret) != _BYTES:
       raise errors.value_error(
-        'len(ledger key)',
-        len(self.secret),
-        f'must be {_BYTES} bytes',
-        'restore the file that the ledger was started with',
+        f'len(ledger key)={len(self.secret)}: must be {_BYTES} bytes; restore '
+        'the file that the ledger was started with'
       )
 
   def __repr__(self) -> str:
@@ -71,45 +69,44 @@ class Identifiers:
 
   @classmethod
   def load(cls, path: pathlib.Path) -> Identifiers:
-    """Returns those of the key in the file.
+    """Returns the hash function of the key in a file.
 
     Raises:
-      ValueError: there is no such file, or it is not its owner's alone.
+      ValueError: there is no file, or others than its owner can use it.
     """
     try:
       return cls(_files.load_secret(path, _BYTES, 'ledger key'))
     except FileNotFoundError:
       raise errors.value_error(
-        'ledger key',
-        path,
-        'is gone, and rounds were already started',
-        'without it every client looks new: restore it',
+        f'ledger key={path}: is gone, and rounds were already started; without '
+        'it every client looks new: restore it'
       ) from None
 
   @classmethod
   def load_or_create(cls, path: pathlib.Path) -> Identifiers:
-    """Returns those of the key in the file, which is made if it is missing.
+    """Returns the hash function of the key in a file; makes a missing file.
 
     Raises:
-      ValueError: it is there and is not its owner's alone.
+      ValueError: others than its owner can use the file.
     """
     return cls(_files.load_or_create_secret(path, _BYTES, 'ledger key'))
 
   def fingerprint(self) -> int:
-    """Returns 64 bits, signed, that name the key; one-way."""
+    """Returns 64 bits, signed, a one-way function of the key."""
     digest = hashlib.blake2b(
       key=self.secret, digest_size=8, person=b'bandmf ledger'
     ).digest()
     return int.from_bytes(digest, 'little', signed=True)
 
-  def of(self, clients: Iterable[Client]) -> np.ndarray:
+  def hashes(self, clients: Iterable[Client]) -> np.ndarray:
     """Returns the identifiers of clients, [m] int64, in their order.
 
     Args:
-      clients: as `names` takes them.
+      clients: indices or strings, see `names`.
 
     Raises:
-      TypeError, ValueError: as `names`.
+      TypeError: a client is neither, or there are both.
+      ValueError: an index is negative, or has more than 63 bits.
     """
     clients = names(clients)
     if isinstance(clients, np.ndarray):
@@ -127,12 +124,12 @@ class Identifiers:
   def indices(self, identifiers: np.ndarray) -> np.ndarray:
     """Returns the indices that have these identifiers, [m] int64.
 
-    That of a string gives any number; negative ones are of no index.
+    The identifier of a string gives a meaningless number, maybe a negative one.
 
     Args:
       identifiers: [m] int64.
     """
-    # Backwards, it is the same network with the halves swapped.
+    # The inverse is the same network, in reverse order, with swapped halves.
     swapped = _swapped(identifiers.astype(np.int64).view(np.uint64))
     return _swapped(
       self._permuted(swapped, reversed(range(_ROUNDS))).view(np.uint64)
@@ -145,7 +142,7 @@ class Identifiers:
     ).digest()
     aes = ciphers.Cipher(algorithms.AES(key), modes.ECB()).encryptor()
     rounds = tuple(rounds)
-    found = np.empty(len(values), np.uint64)
+    permuted = np.empty(len(values), np.uint64)
     for start in range(0, len(values), _CHUNK):
       part = values[start : start + _CHUNK]
       x = (part >> np.uint64(32)).astype('<u4')
@@ -155,10 +152,10 @@ class Identifiers:
         blocks[:, 0], blocks[:, 1] = y, i
         mixed = np.frombuffer(aes.update(blocks.tobytes()), '<u4')[::4]
         x, y = y, x ^ mixed
-      found[start : start + _CHUNK] = x.astype(np.uint64) << np.uint64(
+      permuted[start : start + _CHUNK] = x.astype(np.uint64) << np.uint64(
         32
       ) | y.astype(np.uint64)
-    return found.view(np.int64)
+    return permuted.view(np.int64)
 
 
 def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
@@ -169,11 +166,10 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
       range or an array of any dtype.
 
   Returns:
-    int64 indices, or strings in a list. Nobody is an array of indices.
+    int64 indices, or strings in a list. No clients give an array of indices.
 
   Raises:
-    TypeError: a client is neither, or some are of one kind and some of the
-      other.
+    TypeError: a client is neither an index nor a string, or there are both.
     ValueError: an index is negative, or has more than 63 bits.
 
   >>> names(np.array([3, np.int32(1)], object)).tolist()
@@ -190,16 +186,15 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
     clients = clients.tolist()
   clients = list(clients)
   strings = sum(isinstance(client, str) for client in clients)
-  # PRIVACY: a program that reads names from two places has '1' and 1 for one
-  # client, which would take part twice within min_sep. NumPy's own conversion
-  # would make strings of both, so the kinds are compared before it. Guard:
-  # ledger_test.test_names_of_two_kinds_are_refused.
+  # PRIVACY: a program that reads names from two sources may have '1' and 1 for
+  # one client, which would take part twice within min_sep. NumPy would make
+  # strings of both, so a mixture is refused before any conversion.
+  # Guard: ledger_test.test_names_of_two_kinds_are_refused.
   if 0 < strings < len(clients):
     raise errors.type_error(
-      'clients',
-      f'{strings} strings and {len(clients) - strings} others',
-      'must be all indices or all strings: 1 and "1" would be two clients',
-      'name all clients in one way',
+      f'clients={strings} strings and {len(clients) - strings} others: must be '
+      'all indices or all strings: 1 and "1" would be two clients; name all '
+      'clients in one way'
     )
   if strings:
     return [client for client in clients if isinstance(client, str)]
@@ -214,15 +209,13 @@ def _swapped(values: np.ndarray) -> np.ndarray:
 def _index(client: object) -> int:
   if isinstance(client, (bool, np.bool_)) or not hasattr(client, '__index__'):
     raise errors.type_error(
-      'client',
-      type(client).__name__,
-      'must be an integer or a string',
-      'name clients by their index or by their identifier',
+      f'client={type(client).__name__}: must be an integer or a string; name '
+      'clients by their index or by their identifier'
     )
   index = operator.index(client)
   if not 0 <= index < 2**63:
     rule = 'must be at least 0' if index < 0 else 'must be below 2^63'
     raise errors.value_error(
-      'client', index, rule, 'it is an index in the population'
+      f'client={index}: {rule}; it is an index in the population'
     )
   return index

@@ -1,141 +1,455 @@
-"""The record of who took part in which round, durable before the round runs.
+"""The ledger: the cohort and the fate of each round, durable before it runs.
 
-A round that was started counts, whatever became of it. An attempt at it is
-'started', then 'finished', 'failed' (the round may be replayed) or 'abandoned'
-(it may not: the round is burnt). Clients are in it as keyed hashes, and what
-happened stands in a chain of hashes, see `chain`: opening a ledger computes it
-again.
+A round that was started counts, whether or not it gives a result. An attempt at
+a round is 'started', then 'finished', 'failed' (the round may be replayed) or
+'abandoned' (it may not: the round is burnt). Clients are stored as keyed
+hashes. All events are in a chain of hashes, see `chain`; opening a ledger
+computes the chain again.
+
+  with Ledger('ledger.sqlite') as ledger:
+    ledger.start_round(0, cohort)
+    ...                            # the round
+    ledger.finish_round(0)
+    print(ledger.observed().min_sep)
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Optional, Union
+import os
+import pathlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Callable, Optional, TypeVar, Union
 
 import numpy as np
+import sqlalchemy as sa
 
-from tff_bandmf import errors
+from tff_bandmf import errors, sensitivity, strategies
+from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import history as history_lib
-from tff_bandmf.ledger import chain, identifiers, ledger_reader, tables
+from tff_bandmf.ledger import chain, database, identifiers, tables
+from tff_bandmf.ledger import observed as observed_lib
+
+_Result = TypeVar('_Result')
+# Indices in a population, or IDs.
+_Clients = Union[Sequence[identifiers.Client], np.ndarray]
 
 
-class Ledger(ledger_reader.Reader):
+class Ledger:
   """The ledger of one run; use it in a `with` statement or `close` it.
 
-  Clients are indices in a population or strings.
+  Clients are indices in a population, or strings.
   """
 
-  def bind(self, *, run: int, noise_key: int) -> None:
-    """Says, once, which run and noise key this ledger belongs to.
+  def __init__(
+    self,
+    url: Union[str, os.PathLike],
+    create: bool = True,
+    key_file: Optional[Union[str, os.PathLike]] = None,
+  ):
+    """Opens the ledger.
 
     Args:
-      run: 63 bits; see `noise.Key.identify`.
-      noise_key: 63 bits, a fingerprint of the key; likewise.
+      url: URL of SQLAlchemy, or path of a SQLite file. A database, or a schema
+        of it, holds one ledger.
+      create: whether to make a new ledger if there is none.
+      key_file: path of the key of the hashes, which is made when the first
+        round starts. None is private/ledger.key next to the SQLite file. Counts
+        can be read without the key.
 
     Raises:
-      ValueError: the ledger belongs to another run or key, or has rounds and
+      ValueError: there is no ledger, and `create` is False; or the database
+        holds something else, has another version, or was changed.
+    """
+    address = database.url_of(url)
+    path = database.sqlite_path(address)
+    if path is not None:
+      key_file = key_file or path.parent / 'private' / 'ledger.key'
+      if not create and not (path.is_file() and path.stat().st_size):
+        raise _missing(path)
+    self._key_file = None if key_file is None else pathlib.Path(key_file)
+    self._identifiers: Optional[identifiers.Identifiers] = None
+    self._seen = history_lib.Seen()
+    self._writer, self._reader = database.engines(address)
+    try:
+      self._open(path or address.render_as_string(hide_password=True), create)
+    except BaseException:
+      self.close()
+      raise
+
+  def _open(self, url: object, create: bool) -> None:
+    """Makes the tables, or checks that all of them exist."""
+    try:
+      existing = set(sa.inspect(self._reader).get_table_names())
+      missing = tables.TABLES - existing
+      if 'bandmf_attempts' in existing:
+        raise tables.other_format(1)
+      # PRIVACY: a new ledger forgets the clients that took part. A database
+      # with other tables is refused, and not taken for an empty ledger.
+      # Guard: ledger_test.test_database_of_something_else_is_refused.
+      if missing and (
+        missing < tables.TABLES or existing and isinstance(url, pathlib.Path)
+      ):
+        raise _not_a_ledger(url)
+      if missing and not create:
+        raise _missing(url)
+      for table in () if missing else tables.TABLES:
+        # A computed column could return more bytes than the file has.
+        columns = sa.inspect(self._reader).get_columns(table)
+        if any('computed' in column for column in columns):
+          raise _not_a_ledger(url)
+    except sa.exc.SQLAlchemyError as error:
+      raise database.unusable(url, error) from error
+    if missing:
+      with database.transaction(self._writer) as connection:
+        database.wait_to_create(connection)
+        tables.create(connection)
+    # PRIVACY: a ledger from which somebody removed a client understates the
+    # participation. A ledger whose chain is broken is not opened.
+    # Guard: chain_test.test_any_change_of_a_row_is_refused.
+    self._read(tables.verify)
+
+  def __enter__(self) -> Ledger:
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self.close()
+
+  def close(self) -> None:
+    """Closes the connections."""
+    self._writer.dispose()
+
+  def _read(self, query: Callable[..., _Result], *arguments: object) -> _Result:
+    """Returns the result of a function of `tables`, in one transaction."""
+    with database.transaction(self._reader) as connection:
+      return query(connection, *arguments)
+
+  @contextlib.contextmanager
+  def _write(self) -> Iterator[sa.engine.Connection]:
+    """Yields a connection that holds the lock of the ledger until it ends."""
+    with database.transaction(self._writer) as connection:
+      tables.row(connection, lock=True)
+      yield connection
+
+  def bound(self) -> tuple[Optional[int], Optional[int]]:
+    """Returns the IDs of the run and the noise key; None before `bind`."""
+    row = self._read(tables.row)
+    return row.run, row.noise_key
+
+  def head(self) -> str:
+    """Returns the head of the chain now, in hexadecimal; see `chain`.
+
+    `attempts` has the head after the last event of each attempt.
+    """
+    return self._read(tables.row).head.hex()
+
+  def has_head(self, head: str) -> bool:
+    """Returns whether the chain has, or began with, a head."""
+    return self._read(tables.has_head, bytes.fromhex(head))
+
+  def last_round(self) -> int:
+    """Returns the highest round that was started; -1 without one."""
+    return self._read(tables.last_round)
+
+  def cohort_size(self, round_index: int) -> int:
+    """Returns the number of clients of a round; 0 if it was not started."""
+    return self._read(tables.cohort_size, operator.index(round_index))
+
+  def next_round(self) -> int:
+    """Returns the round with which a run goes on.
+
+    It is the last started round if that has not ended or its attempts failed:
+    replay or abandon it. Otherwise it is the round after.
+    """
+    with database.transaction(self._reader) as connection:
+      last = tables.last_round(connection)
+      attempts = tables.attempts(connection, last)
+    ended = any(
+      attempt.outcome in (chain.FINISHED, chain.ABANDONED)
+      for attempt in attempts
+    )
+    return last + 1 if ended or last < 0 else last
+
+  def attempts(self, round_index: int) -> list[chain.Attempt]:
+    """Returns the attempts at a round, in order; [] if it was not started."""
+    return self._read(tables.attempts, operator.index(round_index))
+
+  def all_attempts(self) -> dict[int, list[chain.Attempt]]:
+    """Returns the attempts at every started round, rounds ascending.
+
+    Raises:
+      ValueError: the ledger was changed or is damaged.
+    """
+    return self._read(tables.verify)[1]
+
+  def cohort(
+    self,
+    round_index: int,
+    population: Optional[_Clients] = None,
+  ) -> Optional[np.ndarray]:
+    """Returns the cohort of a round, [m], ascending; None if it never started.
+
+    Args:
+      round_index: index of the round.
+      population: clients among which to look; None is the indices up to the
+        highest one in the ledger. A `range` of any size costs no time.
+
+    Raises:
+      ValueError: a client of the cohort is not in the population.
+    """
+    recorded = self._read(tables.cohort, operator.index(round_index))
+    if recorded is None:
+      return None
+    if population is None:
+      population = range(self._read(tables.last_client) + 1)
+    if isinstance(population, range):
+      cohort = np.sort(self._hash().indices(recorded))
+      complete = all(client in population for client in cohort.tolist())
+    else:
+      hashes = self._hash().hashes(population)
+      complete = bool(np.isin(recorded, hashes).all())
+      cohort = np.unique(np.asarray(population)[np.isin(hashes, recorded)])
+    if not complete:
+      raise errors.value_error(
+        f'round={round_index}: has clients that are not among those looked at; '
+        'give the population that the run started with'
+      )
+    return cohort
+
+  def history(
+    self,
+    clients: int,
+    before: int,
+    participation: Optional[participation_lib.Participation] = None,
+  ) -> Union[history_lib.History, history_lib.Patterns]:
+    """Returns the rounds of each client of a population below `before`.
+
+    Args:
+      clients: size of the population; clients are indices below it.
+      before: index of a round.
+      participation: schema of the history, needed for a budget; None otherwise.
+
+    Raises:
+      ValueError: the ledger holds clients beyond the population, or strings.
+    """
+    highest = self._read(tables.last_client)
+    if highest >= clients:
+      raise errors.value_error(
+        f'client={highest}: is not among the {clients} clients; resume with '
+        'the data that the run started with'
+      )
+    hashed = self._hash()
+    history = history_lib.empty(clients, participation)
+    for round_index, cohort in self._cohorts(operator.index(before)):
+      indices = hashed.indices(cohort)
+      # PRIVACY: a client that the history lacks would be drawn again too early.
+      # A ledger with a client outside of the population is refused.
+      # Guard: ledger_test.test_clients_can_be_strings.
+      if len(indices) and not (0 <= indices.min() and indices.max() < clients):
+        raise errors.value_error(
+          f'round={round_index}: has clients that are not among the {clients} '
+          'indices; resume with the data that the run started with'
+        )
+      history.record(round_index, indices)
+    return history
+
+  def past(
+    self,
+    clients: _Clients,
+    before: int,
+    whole: bool = False,
+  ) -> history_lib.History:
+    """Returns the rounds of some clients below `before`, in their order.
+
+    The time depends on these clients and on the rounds since the last call, not
+    on all rounds.
+
+    Args:
+      clients: indices or strings.
+      before: index of a round.
+      whole: whether the result has all rounds of a client, as a budget needs.
+    """
+    if whole and not self._seen.whole:
+      self._seen = history_lib.Seen(whole=True)
+    return self._seen_before(before).of(self._hash().hashes(clients))
+
+  def patterns(
+    self,
+    population: _Clients,
+    before: int,
+  ) -> history_lib.Patterns:
+    """Returns all rounds of a population below `before`, in its order.
+
+    Args:
+      population: different indices or strings.
+      before: index of a round.
+    """
+    hashes = self._hash().hashes(population)
+    order = np.argsort(hashes)
+    patterns = history_lib.Patterns(len(hashes))
+    for round_index, cohort in self._cohorts(operator.index(before)):
+      place = np.searchsorted(hashes, cohort, sorter=order)
+      place = order[np.minimum(place, len(order) - 1)]
+      patterns.record(round_index, place[hashes[place] == cohort])
+    return patterns
+
+  def clients(self, before: int) -> int:
+    """Returns the number of different clients in the rounds below `before`."""
+    return self._seen_before(before).clients()
+
+  def _seen_before(self, before: int) -> history_lib.Seen:
+    before = operator.index(before)
+    # PRIVACY: if a round were left out, its clients could take part again too
+    # early. The index is rebuilt when an earlier round is asked for.
+    # Guard: admission_test.test_past_is_that_of_every_round_before.
+    if self._seen.next > before:
+      self._seen = history_lib.Seen(self._seen.whole)
+    self._seen.record(self._cohorts(before, self._seen.next))
+    return self._seen
+
+  def observed(
+    self,
+    strategy: Optional[strategies.Strategy] = None,
+    costs: Optional[participation_lib.Costs] = None,
+  ) -> observed_lib.Observed:
+    """Returns the counts of the ledger, from its rows alone.
+
+    Args:
+      strategy: C; the counts then have its sensitivity for the rounds in which
+        the clients really took part.
+      costs: costs of rounds of a budget, for this C; None without a budget.
+
+    Raises:
+      ValueError: the ledger was changed or is damaged, or has a round after the
+        last one of C.
+    """
+    with database.transaction(self._reader) as connection:
+      sizes, attempts = tables.verify(connection)
+      log = sensitivity.observed(
+        lambda: tables.cohorts(connection),
+        sum(sizes.values()),
+        strategy,
+        costs=costs,
+      )
+      last_client = tables.last_client(connection)
+      head = tables.row(connection).head.hex()
+    return dataclasses.replace(
+      observed_lib.from_attempts(sizes, attempts, log, last_client), head=head
+    )
+
+  def bind(self, *, run: int, noise_key: int) -> None:
+    """Binds the ledger to a run and its noise key; later calls compare them.
+
+    Args:
+      run: ID of the run, 63 bits; see `noise.Key.identify`.
+      noise_key: fingerprint of the key, 63 bits; see `noise.Key.identify`.
+
+    Raises:
+      ValueError: the ledger is bound to another run or key, or has rounds and
         was not bound before them.
     """
     with self._write() as connection:
-      row = tables.claim(connection, run=run, noise_key=noise_key)
+      row = tables.set_once(connection, run=run, noise_key=noise_key)
     if (row.run, row.noise_key) != (run, noise_key):
       raise of_another_run()
 
   def start_round(
     self,
     round_index: int,
-    cohort: Union[Sequence[identifiers.Client], np.ndarray],
+    cohort: _Clients,
     enforced: Optional[bytes] = None,
   ) -> None:
-    """Records, durably, that a round starts with this cohort.
+    """Records durably that a round starts with this cohort.
 
-    Starting a round again with the cohort it had is a replay, and legal where
-    the same clients contribute the same again, as in a simulation. Otherwise
-    one noise would meet two sums: `abandon_round` it instead.
+    **Formal guarantee.** If this call returns, the round is in the ledger with
+    this cohort and no other, even after a crash of the host. Assumption: the
+    database keeps transactions that it has committed.
+
+    A round may start again with the same cohort. Such a replay is safe only if
+    the same clients contribute the same values, as in a simulation. Otherwise
+    one noise would meet two sums: call `abandon_round` instead.
 
     Args:
-      round_index: the round, above those that were started if it was not.
-      cohort: clients, all that were selected, those that drop out later too.
-      enforced: digest of what the program holds to in this round; see
+      round_index: index of a round that was started, or that is above all
+        started rounds.
+      cohort: all selected clients, including those that drop out later.
+      enforced: digest of the files that this round follows; see
         `RunRecord.enforced_digest`.
 
     Raises:
-      TypeError: a client is neither index nor string, or some are each.
-      ValueError: the round was started with another cohort, is abandoned or is
-        below one that was started; the round before held to something else;
-        a client is there twice, or named by index where the ledger has
-        strings, or the other way round; or the key of the ledger is not there.
+      TypeError: a client is neither an index nor a string, or there are both.
+      ValueError: the round was started with another cohort, is abandoned, or is
+        below a started round; the digest differs from that of the round before;
+        a client occurs twice; clients are indices and the ledger has strings,
+        or the reverse; or the key of the ledger is missing.
     """
     round_index = _round(round_index)
-    found, highest = self._recorded(cohort)
-    if np.any(found[1:] == found[:-1]):
+    hashes, highest = self._hashes_of(cohort)
+    if np.any(hashes[1:] == hashes[:-1]):
       raise errors.value_error(
-        'cohort',
-        f'{len(found)} clients',
-        f'has a client twice in round {round_index}',
-        'a client takes part once in a round: name each one once',
+        f'cohort={len(hashes)} clients: has a client twice in round '
+        f'{round_index}; a client takes part once in a round: name each one '
+        'once'
       )
-    digest = chain.cohort_digest(found, highest)
+    digest = chain.cohort_digest(hashes, highest)
     with self._write() as connection:
       recorded = tables.digest(connection, round_index)
       attempts = tables.attempts(connection, round_index)
-      # PRIVACY: a client that was 1 in a round before and is '1' now would look
-      # new, and take part too early. The first round that has a client decides
-      # for all. Guard: ledger_test.test_ledger_keeps_the_kind_of_its_names.
-      if len(found) and tables.by_index(connection) not in (
+      # PRIVACY: a client that was 1 in an earlier round and is '1' now would
+      # look new, and take part too early. All rounds name clients by index, or
+      # all by string, as the first round did.
+      # Guard: ledger_test.test_ledger_keeps_the_kind_of_its_names.
+      if len(hashes) and tables.by_index(connection) not in (
         None,
         highest >= 0,
       ):
+        kind = 'indices' if highest >= 0 else 'strings'
         raise errors.value_error(
-          'clients',
-          'indices' if highest >= 0 else 'strings',
-          'are not what they were in the rounds before',
-          'name clients as the run began to: all by index, or all by string',
+          f'clients={kind}: are not what they were in the rounds before; name '
+          'clients as the run began to: all by index, or all by string'
         )
       last = tables.last_round(connection)
-      # PRIVACY: a plan or strategy that was edited between two rounds is that
-      # of neither. All rounds hold to one digest, as each holds to that of the
-      # round before. Guard:
+      # PRIVACY: after an edit of the plan or the strategy between two rounds,
+      # the noise covers neither version. Each round must have the digest of the
+      # round before, so all rounds have one digest. Guard:
       # ledger_test.test_round_cannot_start_with_another_digest_than_the_last.
       if enforced is not None and any(
         attempt.enforced not in (None, enforced)
         for attempt in tables.attempts(connection, last)
       ):
         raise errors.value_error(
-          'run',
-          f'round {round_index}',
-          'has another run.json, plan.json or strategy.json than the rounds '
-          'before held to',
-          'restore the files that the run was started with',
+          f'run=round {round_index}: has another run.json, plan.json or '
+          'strategy.json than the rounds before held to; restore the files '
+          'that the run was started with'
         )
       if recorded is None:
-        # PRIVACY: who drew this cohort did not know of the rounds above it.
+        # PRIVACY: a cohort for an earlier round was drawn without the rounds
+        # above it, and may break the schema. It is refused.
         # Guard: ledger_test.test_round_below_a_started_one_cannot_start.
         if round_index <= last:
           raise errors.value_error(
-            'round',
-            round_index,
-            f'was never started, and round {last} was',
-            'go on above it',
+            f'round={round_index}: was never started, and round {last} was; go '
+            'on above it'
           )
-        tables.add_round(connection, round_index, found, highest)
-      # PRIVACY: one round's noise never meets two cohorts.
+        tables.add_round(connection, round_index, hashes, highest)
+      # PRIVACY: the difference of two sums with one noise has no noise. A round
+      # has one cohort for ever.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
       elif recorded != digest:
         raise errors.value_error(
-          'round',
-          round_index,
-          'was already started with another cohort',
-          'its noise may not be used twice: resume with the data, seed '
-          'and configuration of the first start',
+          f'round={round_index}: was already started with another cohort; its '
+          'noise may not be used twice: resume with the data, seed and '
+          'configuration of the first start'
         )
-      # PRIVACY: nor does it meet two sums of one cohort.
+      # PRIVACY: an abandoned round may have released a sum. It never starts
+      # again.
       # Guard: ledger_test.test_abandoned_round_cannot_start_again.
       if _abandoned(attempts):
         raise errors.value_error(
-          'round', round_index, 'was abandoned', 'go on with the next round'
+          f'round={round_index}: was abandoned; go on with the next round'
         )
       tables.append(
         connection,
@@ -155,43 +469,41 @@ class Ledger(ledger_reader.Reader):
     row: Optional[bytes] = None,
     flags: Iterable[str] = (),
   ) -> None:
-    """Records that the result of a started round was taken over.
+    """Records that a started round gave a result.
 
-    A replay may finish a round again with the result that it had, and with no
-    other: two sums would have met one noise.
+    A replay may finish a round again with the same result, and with no other,
+    since two sums would have met one noise.
 
     Args:
-      round_index: the round.
-      z_stddev: what the aggregator measured, clip included, if it is known.
-      result: digest of what is about to be released. A replay can then be held
-        against it: with another result it is not to be released.
+      round_index: index of the round.
+      z_stddev: standard deviation of the noise that the aggregator measured,
+        clip included, >= 0; None if it is not known.
+      result: digest of the sum that is about to be released; None if it is not
+        known. A replay with another digest is refused.
       noise_checked: whether the process that added the noise tested it.
-      rounds_done: what the aggregator says that it has done, this one included
-        (`round` in its measurements), if it is known.
+      rounds_done: number of rounds that the aggregator counts, this one
+        included (`round` in its measurements); None if it is not known.
       row: digest of the row of metrics that is about to be written.
-      flags: those of `chain.FLAGS` that hold for the attempt.
+      flags: flags of `chain.FLAGS` for the attempt.
 
     Raises:
-      ValueError: there is no attempt that was started and has no outcome yet,
-        or another result was recorded; `z_stddev` is not one; the
-        aggregator did another round.
+      ValueError: no attempt is open; another result was recorded; `z_stddev`
+        is negative or not finite; or the aggregator counts another round.
     """
-    # PRIVACY: the noise of another round met this cohort. Guard:
+    # PRIVACY: if the aggregator was in another round, the noise of that round
+    # met this cohort. The result must not be released. Guard:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:
       raise errors.value_error(
-        'round',
-        round_index,
-        f'is not the one that the aggregator did, {int(rounds_done) - 1}',
-        'do not release its result; resume with state and ledger of one time',
+        f'round={round_index}: is not the one that the aggregator did, '
+        f'{int(rounds_done) - 1}; do not release its result; resume with state '
+        'and ledger of one time'
       )
     z_stddev = None if z_stddev is None else float(z_stddev)
     if z_stddev is not None and not 0 <= z_stddev < math.inf:
       raise errors.value_error(
-        'z_stddev',
-        z_stddev,
-        'must be finite and at least 0',
-        'leave it out if it was not measured',
+        f'z_stddev={z_stddev}: must be finite and at least 0; leave it out if '
+        'it was not measured'
       )
     self._end(
       chain.Event(
@@ -209,7 +521,7 @@ class Ledger(ledger_reader.Reader):
     """Records that an attempt failed; the round can be started again.
 
     Raises:
-      ValueError: there is no attempt that was started and has no outcome yet.
+      ValueError: no attempt is open.
     """
     self._end(chain.Event(_round(round_index), chain.FAILED))
 
@@ -219,21 +531,20 @@ class Ledger(ledger_reader.Reader):
     row: Optional[bytes] = None,
     flags: Iterable[str] = (),
   ) -> None:
-    """Appends an end, its flags before it and the row after it."""
+    """Appends the flags of an attempt, its end, and the digest of its row."""
     with self._write() as connection:
       attempts = tables.attempts(connection, event.round)
       if not attempts or attempts[-1].outcome != chain.STARTED:
-        raise ledger_reader.not_started(event.round)
-      # PRIVACY: two sums that met one noise show their difference. Guard:
-      # ledger_test.test_round_cannot_finish_with_two_results.
+        raise _not_started(event.round)
+      # PRIVACY: the difference of two sums with one noise has no noise. A
+      # second, different result of a round is refused.
+      # Guard: ledger_test.test_round_cannot_finish_with_two_results.
       if event.kind == chain.FINISHED and any(
         attempt.result not in (None, event.digest) for attempt in attempts
       ):
         raise errors.value_error(
-          'round',
-          event.round,
-          'was finished with another result',
-          'do not release this one: abandon the round',
+          f'round={event.round}: was finished with another result; do not '
+          'release this one: abandon the round'
         )
       tables.append(
         connection,
@@ -250,13 +561,13 @@ class Ledger(ledger_reader.Reader):
   ) -> None:
     """Records that a started round is burnt: it is never started again.
 
-    Its cohort took part; to the mechanism it contributed nothing. Abandoning
-    it again changes nothing but the row.
+    Its cohort took part, and contributed zero to the mechanism. A second call
+    changes only the digest of the row.
 
     Args:
-      round_index: the round.
-      row: as for `finish_round`; the last one counts.
-      flags: those of `chain.FLAGS` that hold for an attempt at the round.
+      round_index: index of the round.
+      row: digest of the row of metrics that is about to be written.
+      flags: flags of `chain.FLAGS` for an attempt at the round.
 
     Raises:
       ValueError: the round was never started.
@@ -265,7 +576,7 @@ class Ledger(ledger_reader.Reader):
     with self._write() as connection:
       attempts = tables.attempts(connection, round_index)
       if not attempts:
-        raise ledger_reader.not_started(round_index)
+        raise _not_started(round_index)
       events = _digest(round_index, chain.ROW, row)
       if not _abandoned(attempts):
         events = [
@@ -279,64 +590,116 @@ class Ledger(ledger_reader.Reader):
   def same_cohort(
     self,
     round_index: int,
-    cohort: Union[Sequence[identifiers.Client], np.ndarray],
+    cohort: _Clients,
   ) -> bool:
     """Returns whether a started round has exactly this cohort."""
-    digest = chain.cohort_digest(*self._recorded(cohort))
+    digest = chain.cohort_digest(*self._hashes_of(cohort))
     return self._read(tables.digest, _round(round_index)) == digest
 
-  def _recorded(
-    self, cohort: Union[Sequence[identifiers.Client], np.ndarray]
-  ) -> tuple[np.ndarray, int]:
-    """Returns the identifiers of a cohort, ascending, and its highest index.
+  def _hashes_of(self, cohort: _Clients) -> tuple[np.ndarray, int]:
+    """Returns the hashes of a cohort, ascending, and its highest index.
 
-    The index is -1 where there is none.
+    The index is -1 if clients are strings or there are none.
     """
     names = identifiers.names(cohort)
     highest = names.max(initial=-1) if isinstance(names, np.ndarray) else -1
-    return np.sort(self._hash().of(names)), int(highest)
+    return np.sort(self._hash().hashes(names)), int(highest)
 
   def record_drawn(self, as_drawn: bool) -> None:
     """Records whether every cohort is the one that the sampling key gives.
 
-    It is the last word on the rounds so far: whoever has the head of the chain
-    has the verdict.
+    The verdict is an event of the chain, so the head of the chain covers it.
 
     Args:
-      as_drawn: what drawing all cohorts again has shown.
+      as_drawn: whether all cohorts, drawn again, are those in the ledger.
 
     Raises:
       ValueError: there is no round, or the last one has not ended.
     """
-    self._close(chain.DRAWN if as_drawn else chain.NOT_DRAWN)
+    self._append_verdict(chain.DRAWN if as_drawn else chain.NOT_DRAWN)
 
   def record_end(self, results: bytes) -> None:
-    """Records that the run is over; the head of the chain pins its results.
+    """Records the end of the run; the head of the chain covers its results.
 
     Args:
-      results: their digest; the last one counts, as a crash may lose the file.
+      results: digest of the results. A second call replaces it, since a crash
+        may lose the file of the first.
 
     Raises:
       ValueError: there is no round, or the last one has not ended.
     """
-    self._close(chain.ENDED, bytes(results))
+    self._append_verdict(chain.ENDED, bytes(results))
 
-  def _close(self, kind: str, digest: Optional[bytes] = None) -> None:
-    """Appends an event on all rounds so far."""
+  def _append_verdict(self, kind: str, digest: Optional[bytes] = None) -> None:
+    """Appends an event that concerns all rounds so far."""
     with self._write() as connection:
       last = tables.last_round(connection)
       attempts = tables.attempts(connection, last)
       if not attempts or attempts[-1].outcome == chain.STARTED:
-        raise ledger_reader.not_started(last)
+        raise _not_started(last)
       tables.append(connection, chain.Event(last, kind, digest))
+
+  def _hash(self) -> identifiers.Identifiers:
+    """Returns the hash function of this ledger; makes its key at first."""
+    if self._identifiers is None:
+      if self._key_file is None:
+        raise errors.value_error(
+          'key_file=None: a ledger in a database server needs it; give a file '
+          'next to the other secrets of the run'
+        )
+      recorded = self._read(tables.row).key
+      # PRIVACY: with another key every client looks new, and could take part
+      # too early. Only the key whose fingerprint the ledger has is accepted.
+      # Guards:
+      # ledger_test.test_ledger_without_its_key_lets_nobody_in and
+      # test_ledger_with_another_key_lets_nobody_in.
+      if recorded is None:
+        loaded = identifiers.Identifiers.load_or_create(self._key_file)
+      else:
+        loaded = identifiers.Identifiers.load(self._key_file)
+      fingerprint = loaded.fingerprint()
+      with self._write() as connection:
+        recorded = tables.set_once(connection, key=fingerprint).key
+      if recorded != fingerprint:
+        raise errors.value_error(
+          f'ledger key={self._key_file}: is not that of this ledger; restore '
+          'the file that it was started with'
+        )
+      self._identifiers = loaded
+    return self._identifiers
+
+  def _cohorts(
+    self, before: int, start: int = 0
+  ) -> Iterator[tuple[int, np.ndarray]]:
+    with database.transaction(self._reader) as connection:
+      yield from tables.cohorts(connection, before, start)
+
+
+def _missing(url: object) -> ValueError:
+  return errors.value_error(
+    f'ledger={url}: does not exist or is empty; without it nobody knows who '
+    'took part, and nothing is claimed'
+  )
+
+
+def _not_a_ledger(url: object) -> ValueError:
+  return errors.value_error(
+    f'ledger={url}: is not a participation ledger, or cannot be opened; do not '
+    'touch the files of a run; check the address of a server'
+  )
+
+
+def _not_started(round_index: int) -> ValueError:
+  return errors.value_error(
+    f'round={round_index}: has no attempt that could end; start it first'
+  )
 
 
 def of_another_run() -> ValueError:
+  """Returns the error for a ledger that is bound to another run."""
   return errors.value_error(
-    'ledger',
-    'that of another run or noise key',
-    'a started round keeps its key and its run',
-    'restore the files of this run, or start a new one',
+    'ledger=that of another run or noise key: a started round keeps its key '
+    'and its run; restore the files of this run, or start a new one'
   )
 
 
@@ -344,10 +707,8 @@ def _round(round_index: int) -> int:
   round_index = operator.index(round_index)
   if not 0 <= round_index < history_lib.MAX_ROUNDS:
     raise errors.value_error(
-      'round',
-      round_index,
-      f'must be in [0, {history_lib.MAX_ROUNDS})',
-      'rounds count from 0',
+      f'round={round_index}: must be in [0, {history_lib.MAX_ROUNDS}); rounds '
+      'count from 0'
     )
   return round_index
 
@@ -359,7 +720,7 @@ def _abandoned(attempts: list[chain.Attempt]) -> bool:
 def _digest(
   round_index: int, kind: str, digest: Optional[bytes]
 ) -> list[chain.Event]:
-  """Returns the event of a digest that is known."""
+  """Returns the event of a digest; [] if there is no digest."""
   return (
     [] if digest is None else [chain.Event(round_index, kind, bytes(digest))]
   )
@@ -368,7 +729,7 @@ def _digest(
 def _failure(
   round_index: int, attempts: list[chain.Attempt]
 ) -> list[chain.Event]:
-  """Returns the end of an attempt that has none."""
+  """Returns the failure of an open attempt; [] if none is open."""
   if attempts and attempts[-1].outcome == chain.STARTED:
     return [chain.Event(round_index, chain.FAILED)]
   return []

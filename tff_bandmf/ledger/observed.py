@@ -1,4 +1,4 @@
-"""What a ledger shows, counted from its cohorts alone."""
+"""The counts of a ledger or of a log: rounds, attempts, participation."""
 
 from __future__ import annotations
 
@@ -11,35 +11,36 @@ from tff_bandmf.ledger import chain
 
 @dataclasses.dataclass(frozen=True)
 class Observed:
-  """What the ledger shows.
+  """Counts of a ledger.
 
   Attributes:
-    rounds: rounds started; each is finished, burnt (or both) or open.
-    finished: rounds finished.
-    burnt: rounds abandoned, also after an attempt that finished.
-    open: rounds that were started and neither finished nor abandoned.
-    failed: attempts that failed.
-    log: what its cohorts show, open and burnt rounds included.
-    min_cohort: fewest clients in a round; 0 without rounds.
-    max_cohort: most clients in a round; 0 without rounds.
+    rounds: number of started rounds; each is finished, burnt (or both) or open.
+    finished: number of finished rounds.
+    burnt: number of abandoned rounds, including those with a finished attempt.
+    open: rounds that were started, and neither finished nor abandoned.
+    failed: number of failed attempts.
+    log: participation of the clients in all started rounds.
+    min_cohort: smallest number of clients of a round; 0 without rounds.
+    max_cohort: largest number of clients of a round; 0 without rounds.
     last_round: highest round; -1 without rounds.
     last_client: highest client index; -1 without rounds or indices.
-    z_stddev: least noise measured in a round; None if it was not recorded.
-    cohort_sizes: clients of each round, rounds ascending.
-    unmeasured: rounds that finished without a measurement of the noise.
-    unchecked: rounds that finished and whose noise nobody tested where it was
-      added.
-    finished_twice: rounds that finished more than once and for which the ledger
-      does not show that one result was released.
-    enforced: digests of what the program held to, of rounds that started; None
-      is among them where one did not say.
-    drawn: whether all cohorts are those of the sampling key; None if nobody has
-      looked since the last round.
-    head: of the chain of the ledger, in hexadecimal; None without a ledger.
-    incomplete: rounds whose sum lacked clients of the cohort, burnt ones too.
-    examined: whether a check of the process covers all finished rounds; None if
-      no round had a process, since the program gave all updates itself.
-    ended: digest of the results that the run ended with; None while it goes on.
+    z_stddev: smallest measured standard deviation of the noise, clip included;
+      None if it was never measured.
+    cohort_sizes: round to number of its clients, rounds ascending.
+    unmeasured: finished rounds without a measurement of the noise.
+    unchecked: finished rounds whose noise was not tested where it was added.
+    finished_twice: rounds that finished more than once without proof that all
+      attempts released the same result.
+    enforced: digests of the files that the started rounds followed; None is
+      among them if a round has no digest.
+    drawn: whether all cohorts are those of the sampling key; None if they were
+      not compared since the last round.
+    head: head of the chain, in hexadecimal; None without a ledger.
+    incomplete: rounds, also burnt ones, with a sum that lacks clients of the
+      cohort.
+    examined: whether the process of all finished rounds was checked; None if
+      the program gave all updates itself, without a process.
+    ended: digest of the results at the end of the run; None before the end.
   """
 
   rounds: int
@@ -66,44 +67,44 @@ class Observed:
 
   @property
   def clients(self) -> int:
-    """Different clients that took part."""
+    """Number of different clients that took part."""
     return self.log.clients
 
   @property
   def min_sep(self) -> Optional[int]:
-    """Least r2 - r1 of two rounds of one client; None if there are not two."""
+    """Smallest distance of two rounds of a client; None if nobody has two."""
     return self.log.min_sep
 
   @property
   def max_participations(self) -> int:
-    """Most rounds of one client; 0 without rounds."""
+    """Largest number of rounds of a client; 0 without rounds."""
     return self.log.max_participations
 
 
-def of_log(sizes: dict[int, int], found: sensitivity.Observed) -> Observed:
-  """Returns what a log shows: rounds and their clients, and nothing else.
+def from_log(sizes: dict[int, int], log: sensitivity.Observed) -> Observed:
+  """Returns the counts of a log, which has cohorts and no attempts.
 
   Args:
-    sizes: clients of each round.
-    found: what its cohorts show.
+    sizes: round to number of its clients.
+    log: participation of the clients.
   """
   return dataclasses.replace(
-    observed(sizes, {}, found, -1), finished=len(sizes)
+    from_attempts(sizes, {}, log, -1), finished=len(sizes)
   )
 
 
-def observed(
+def from_attempts(
   sizes: dict[int, int],
   attempts: dict[int, list[chain.Attempt]],
-  found: sensitivity.Observed,
+  log: sensitivity.Observed,
   last_client: int,
 ) -> Observed:
-  """Returns what the parts of a ledger show.
+  """Returns the counts of a ledger.
 
   Args:
-    sizes: clients of each round.
-    attempts: at each round.
-    found: what its cohorts show.
+    sizes: round to number of its clients.
+    attempts: round to its attempts.
+    log: participation of the clients.
     last_client: highest client index; -1 without one.
   """
   finishes = {
@@ -131,7 +132,7 @@ def observed(
       for tried in attempts.values()
       for attempt in tried
     ),
-    log=found,
+    log=log,
     min_cohort=min(sizes.values(), default=0),
     max_cohort=max(sizes.values(), default=0),
     last_round=max(sizes, default=-1),
@@ -141,8 +142,9 @@ def observed(
       default=None,
     ),
     cohort_sizes=sizes,
-    # PRIVACY: the noise of every release counts, not of one. Guard:
-    # ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
+    # PRIVACY: one finished attempt without a test of its noise may have
+    # released a sum with too little. Every attempt of a round counts.
+    # Guard: ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
     unmeasured=rounds(
       lambda _, done: any(attempt.z_stddev is None for attempt in done)
     ),
@@ -158,8 +160,9 @@ def observed(
         )
       )
     ),
-    # PRIVACY: what a round that never finished held to binds as well: its
-    # clients took part. Guard:
+    # PRIVACY: an edited plan could hide behind rounds that never finished,
+    # although their clients took part. The digest of every started round
+    # counts. Guard:
     # evidence_test.test_run_without_a_finished_round_is_bound_to_its_files.
     enforced=frozenset(
       attempt.enforced
@@ -167,11 +170,13 @@ def observed(
       for attempt in tried
       if attempt.outcome != chain.ABANDONED
     ),
-    # PRIVACY: a cohort that differed once was not sampled; and nobody has
-    # looked at rounds after the verdict.
+    # PRIVACY: one cohort that was not drawn by chance voids amplification, and
+    # a verdict does not cover later rounds. A single False decides, and the
+    # last attempt must have a verdict.
     # Guard: ledger_test.test_verdict_is_of_all_rounds_or_none.
     drawn=False if False in verdicts else (verdicts or [None])[-1],
-    # PRIVACY: a sum that lacks drawn clients counts in whatever attempt it was.
+    # PRIVACY: a failed or burnt attempt may have released a sum of a part of
+    # the cohort. The flag counts in every attempt.
     # Guard: report_sampling_test.test_cut_cohort_of_a_burnt_round_counts.
     incomplete=tuple(
       t
@@ -186,10 +191,10 @@ def observed(
 
 
 def _examined(finished: list[chain.Attempt]) -> Optional[bool]:
-  """Returns `Observed.examined` of the attempts that finished."""
-  # PRIVACY: one round of a process that nobody looked at may have let clients
-  # past the aggregator, whatever the other rounds did. Guard:
-  # run_test.test_one_round_of_an_unchecked_process_is_enough.
+  """Returns `Observed.examined` for the finished attempts."""
+  # PRIVACY: one round of an unchecked process may have released updates without
+  # noise. All finished attempts need a check, or updates of the program itself.
+  # Guard: run_test.test_one_round_of_an_unchecked_process_is_enough.
   if finished and all(chain.DIRECT in each.flags for each in finished):
     return None
   return bool(finished) and all(

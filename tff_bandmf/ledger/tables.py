@@ -6,18 +6,18 @@
 |               | belongs to, how many events there are, the head of the chain |
 | bandmf_rounds | round; cohort: its identifiers, keyed hashes of clients,     |
 |               | ascending, 8 bytes each, little-endian; the highest index    |
-| bandmf_events | what happened, in order, and the head after it; see `chain`  |
+| bandmf_events | events in order, and the head after each; see `chain`        |
 
-A cohort is one value: it is there whole or not at all, and thousands of clients
-cost one write. Rows are added and never changed, but for the one of the ledger.
-Every function here works in the transaction of its caller.
+A cohort is one value, so it is stored completely or not at all, and thousands
+of clients cost one write. Rows are added and never changed, except for the one
+row of bandmf_ledger. Every function works in the transaction of its caller.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 import sqlalchemy as sa
@@ -64,8 +64,8 @@ TABLES = frozenset(_METADATA.tables)
 
 
 def _raw(column: sa.Column) -> sa.sql.ColumnElement:
-  # As the driver gives it: SQLite keeps what it likes in any column, and of an
-  # integer the type would make as many bytes.
+  # Returns the value of the driver, since SQLite stores any type in any column,
+  # and SQLAlchemy's LargeBinary would turn an integer into so many bytes.
   return sa.type_coerce(column, sa.types.NullType())
 
 
@@ -74,11 +74,11 @@ class Row:
   """The row of the ledger.
 
   Attributes:
-    run: that the ledger belongs to; None if it was not said.
-    noise_key: fingerprint of the key of the noise; None likewise.
+    run: ID of the run to which the ledger is bound; None before.
+    noise_key: fingerprint of the key of the noise; None before.
     key: fingerprint of the key of the identifiers; None before the first round.
-    events: how many there are.
-    head: of the chain.
+    events: number of events.
+    head: head of the chain.
   """
 
   run: Optional[int]
@@ -89,7 +89,7 @@ class Row:
 
 
 def create(connection: sa.engine.Connection) -> None:
-  """Makes the tables that are not there, and the row of the ledger."""
+  """Makes the missing tables, and the row of the ledger."""
   for table in _METADATA.sorted_tables:
     connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
     for index in table.indexes:
@@ -104,22 +104,22 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
   """Returns the row of the ledger.
 
   Args:
-    connection: to read, or to write.
-    lock: whether to wait until nobody else writes, and to keep others from it
-      until the transaction ends. SQLite does that when a transaction begins.
+    connection: connection to read, or to write.
+    lock: whether to wait for the lock of the row, and to hold it until the
+      transaction ends. SQLite locks when a transaction begins.
 
   Raises:
-    ValueError: it is not what a ledger has, or is of another format.
+    ValueError: the row is damaged, or of another format.
   """
   query = sa.select(*map(_raw, _LEDGER.c))
-  # PRIVACY: who looks before he has the lock sees a round that another is
-  # about to abandon. Guard:
-  # ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
+  # PRIVACY: another process could abandon a round between the read and the
+  # write, and the round would start again. The row is read after locking.
+  # Guard: ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
   if lock:
     query = query.with_for_update()
-  found = connection.execute(query).all()
-  _require(len(found) == 1, 'row')
-  place, version, run, noise_key, key, events, head = found[0]
+  rows = connection.execute(query).all()
+  _require(len(rows) == 1, 'row')
+  place, version, run, noise_key, key, events, head = rows[0]
   if version != chain.FORMAT:
     raise other_format(version)
   _require(place == 0, 'row')
@@ -140,37 +140,38 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
 
 def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
   """Returns whether the chain has, or began with, a head."""
-  there = row(connection)
-  # The key of the identifiers is claimed when the first round starts.
+  ledger = row(connection)
+  # The key of the identifiers is set when the first round starts.
   firsts = [
-    chain.genesis(there.run, there.noise_key, key) for key in (None, there.key)
+    chain.genesis(ledger.run, ledger.noise_key, key)
+    for key in (None, ledger.key)
   ]
-  if head in (there.head, *firsts):
+  if head in (ledger.head, *firsts):
     return True
   query = sa.select(_EVENTS.c.place).where(_EVENTS.c.head == head)
   return connection.execute(query).first() is not None
 
 
-def claim(connection: sa.engine.Connection, **values: int) -> Row:
-  """Sets `run`, `noise_key` or `key` where there is none; returns the row.
+def set_once(connection: sa.engine.Connection, **values: int) -> Row:
+  """Sets `run`, `noise_key` or `key` if it has no value; returns the row.
 
   Raises:
-    ValueError: there are events, which none of it stands before.
+    ValueError: a value is missing and the ledger has events already; an
+      identity can be set only before the first one.
   """
-  there = row(connection, lock=True)
+  ledger = row(connection, lock=True)
   missing = {
     name: value
     for name, value in values.items()
-    if getattr(there, name) is None
+    if getattr(ledger, name) is None
   }
   if not missing:
-    return there
-  if there.events:
+    return ledger
+  if ledger.events:
+    names = ', '.join(sorted(missing))
     raise errors.value_error(
-      'ledger',
-      ', '.join(sorted(missing)),
-      'must be said before the first round starts',
-      'bind a new ledger, and start its rounds then',
+      f'ledger={names}: must be set before the first round starts; bind a new '
+      'ledger, and start its rounds then'
     )
   connection.execute(sa.update(_LEDGER).values(**missing))
   return row(connection)
@@ -188,14 +189,15 @@ def last_round(connection: sa.engine.Connection) -> int:
 
 def _largest(connection: sa.engine.Connection, column: sa.Column) -> int:
   """Returns the largest value of a column; -1 without one."""
-  found = connection.execute(sa.select(sa.func.max(_raw(column)))).scalar_one()
-  _require(found is None or isinstance(found, int), column.name)
-  return -1 if found is None else found
+  query = sa.select(sa.func.max(_raw(column)))
+  largest = connection.execute(query).scalar_one()
+  _require(largest is None or isinstance(largest, int), column.name)
+  return -1 if largest is None else largest
 
 
 def by_index(connection: sa.engine.Connection) -> Optional[bool]:
-  """Returns whether the first client is an index; None without one."""
-  # Without the cohort itself, which may be large.
+  """Returns whether clients are indices; None if there are no clients."""
+  # The query does not read the cohort, which may be large.
   query = (
     sa.select(_raw(_ROUNDS.c.highest))
     .where(sa.func.length(_ROUNDS.c.cohort) > 0)
@@ -210,7 +212,7 @@ def by_index(connection: sa.engine.Connection) -> Optional[bool]:
 
 
 def cohort_size(connection: sa.engine.Connection, round_index: int) -> int:
-  """Returns how many clients a round has; 0 if it is not there."""
+  """Returns the number of clients of a round; 0 if there is no such round."""
   query = sa.select(sa.func.length(_ROUNDS.c.cohort)).where(
     _ROUNDS.c.round == round_index
   )
@@ -226,8 +228,8 @@ def add_round(
   """Adds a round.
 
   Args:
-    connection: to write.
-    round_index: the round, which is not there.
+    connection: connection to write.
+    round_index: index of the round, which has no row yet.
     cohort: [m] int64 identifiers, ascending.
     highest: the highest index in the cohort; -1 without one.
   """
@@ -240,8 +242,8 @@ def add_round(
 
 def append(connection: sa.engine.Connection, *events: chain.Event) -> None:
   """Adds events to the chain."""
-  there = row(connection, lock=True)
-  head, place = there.head, there.events
+  ledger = row(connection, lock=True)
+  head, place = ledger.head, ledger.events
   for event in events:
     head = chain.link(head, place, event)
     connection.execute(
@@ -279,7 +281,7 @@ def _attempts(round_index: int, events) -> list[chain.Attempt]:
 def _events(
   connection: sa.engine.Connection, round_index: Optional[int] = None
 ) -> Iterator[tuple[int, chain.Event, bytes]]:
-  """Yields the place, the event and the head after it, of one round or all."""
+  """Yields the index, the event and the head after it, of one round or all."""
   query = sa.select(*map(_raw, _EVENTS.c))
   if round_index is not None:
     query = query.where(_EVENTS.c.round == round_index)
@@ -304,26 +306,33 @@ def _events(
 def verify(
   connection: sa.engine.Connection,
 ) -> tuple[dict[int, int], dict[int, list[chain.Attempt]]]:
-  """Returns what is in the ledger after the chain was computed again.
+  """Computes the chain again, and returns the rounds of the ledger.
+
+  **Formal guarantee.** If the result is returned, and the head of the chain is
+  one that the reader knows, then no event and no cohort was changed, added or
+  removed since that head. Assumption: SHA-256 has no collisions that anybody
+  can find.
 
   Returns:
-    The clients of each round, and the attempts at it, rounds ascending.
+    The number of clients of each round, and the attempts at each round, rounds
+    ascending.
 
   Raises:
-    ValueError: it is not what was written; one line says which round.
+    ValueError: the ledger was changed or is damaged; the line names the round.
   """
-  there = row(connection)
+  ledger = row(connection)
   sizes, digests = {}, {}
   for round_index, cohort, highest in _rounds(connection):
     sizes[round_index] = len(cohort)
     digests[round_index] = chain.cohort_digest(cohort, highest)
   events: dict[int, list[tuple[chain.Event, bytes]]] = {}
   count = last_event = 0
-  head = chain.genesis(there.run, there.noise_key, there.key)
+  head = chain.genesis(ledger.run, ledger.noise_key, ledger.key)
   for place, event, recorded in _events(connection):
     head = chain.link(head, count, event)
-    # PRIVACY: a client that is cut out of a cohort, a round without its cohort
-    # and an event that is gone all show here. Guards:
+    # PRIVACY: somebody could remove a client from a cohort, a cohort or an
+    # event, and so understate the participation. The chain then differs, and
+    # the ledger is refused. Guards:
     # chain_test.test_any_change_of_a_row_is_refused and
     # test_client_cut_out_of_two_cohorts_is_refused.
     if (
@@ -336,33 +345,34 @@ def verify(
       raise _broken(event.round)
     events.setdefault(event.round, []).append((event, head))
     count, last_event = count + 1, event.round
-  # PRIVACY: events at the end may be gone too. Guard: the same.
-  if count != there.events or head != there.head:
+  # PRIVACY: somebody could remove the last events. The row of the ledger has
+  # their number and the last head. Guard: the same.
+  if count != ledger.events or head != ledger.head:
     raise _broken(last_event)
   attempts = {
-    round_index: _attempts(round_index, found)
-    for round_index, found in sorted(events.items())
+    round_index: _attempts(round_index, of_round)
+    for round_index, of_round in sorted(events.items())
   }
-  apart = sizes.keys() ^ attempts.keys()
-  if apart:
-    raise _broken(min(apart))
+  unmatched = sizes.keys() ^ attempts.keys()
+  if unmatched:
+    raise _broken(min(unmatched))
   return sizes, attempts
 
 
 def cohort(
   connection: sa.engine.Connection, round_index: int
 ) -> Optional[np.ndarray]:
-  """Returns the identifiers of a round, ascending; None if it is not there."""
-  found = list(_rounds(connection, round_index + 1, round_index))
-  return found[0][1] if found else None
+  """Returns the identifiers of a round, ascending; None without the round."""
+  rounds = list(_rounds(connection, round_index + 1, round_index))
+  return rounds[0][1] if rounds else None
 
 
 def digest(
   connection: sa.engine.Connection, round_index: int
 ) -> Optional[bytes]:
-  """Returns the digest of the cohort of a round; None if it is not there."""
-  found = list(_rounds(connection, round_index + 1, round_index))
-  return chain.cohort_digest(*found[0][1:]) if found else None
+  """Returns the digest of the cohort of a round; None without the round."""
+  rounds = list(_rounds(connection, round_index + 1, round_index))
+  return chain.cohort_digest(*rounds[0][1:]) if rounds else None
 
 
 def cohorts(
@@ -371,8 +381,8 @@ def cohorts(
   start: int = 0,
 ) -> Iterator[tuple[int, np.ndarray]]:
   """Yields rounds, ascending, and their identifiers; reads a few at a time."""
-  for round_index, found, _ in _rounds(connection, before, start):
-    yield round_index, found
+  for round_index, identifiers, _ in _rounds(connection, before, start):
+    yield round_index, identifiers
 
 
 def _rounds(
@@ -394,47 +404,47 @@ def _rounds(
     yield round_index, _identifiers(content), highest
 
 
-def _identifiers(content: Any) -> np.ndarray:
+def _identifiers(content: object) -> np.ndarray:
   """Returns the identifiers in a cohort, [m] int64 ascending."""
-  _require(
-    isinstance(content, (bytes, memoryview)) and len(content) % 8 == 0, 'cohort'
-  )
-  found = np.frombuffer(content, '<i8')
-  # PRIVACY: who counts participations relies on the order. Guard:
-  # fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
-  _require(bool(np.all(found[1:] > found[:-1])), 'cohort')
-  return found
+  packed = _content(content, 'cohort')
+  _require(len(packed) % 8 == 0, 'cohort')
+  identifiers = np.frombuffer(packed, '<i8')
+  # PRIVACY: the count of participations is wrong if identifiers repeat or are
+  # out of order. Such a cohort is refused.
+  # Guard: fuzz_ledgers_test.test_cohort_out_of_order_is_refused.
+  _require(bool(np.all(identifiers[1:] > identifiers[:-1])), 'cohort')
+  return identifiers
 
 
-def _content(value: Any, name: str) -> bytes:
-  _require(isinstance(value, (bytes, memoryview)), name)
+def _content(value: object, name: str) -> bytes:
+  if not isinstance(value, (bytes, memoryview)):
+    raise _not_written(name)
   return bytes(value)
 
 
 def other_format(version: object) -> ValueError:
   """Returns the error of a ledger of another version of this package."""
   return errors.value_error(
-    'ledger',
-    f'format {version}',
-    f'cannot be read: this version has format {chain.FORMAT}',
-    'end the run with the version that began it, or start a new one',
+    f'ledger=format {version}: cannot be read: this version has format '
+    f'{chain.FORMAT}; end the run with the version that began it, or start a '
+    'new one'
   )
 
 
 def _broken(round_index: int) -> ValueError:
   return errors.value_error(
-    'ledger',
-    f'round {round_index}',
-    'is not what the chain of its rounds says',
-    'it was changed or is damaged: restore the file',
+    f'ledger=round {round_index}: is not what the chain of its rounds says; it '
+    'was changed or is damaged: restore the file'
   )
 
 
 def _require(holds: bool, name: str) -> None:
   if not holds:
-    raise errors.value_error(
-      'ledger',
-      name,
-      'is not what a ledger writes',
-      'it was changed or is damaged: restore the file',
-    )
+    raise _not_written(name)
+
+
+def _not_written(name: str) -> ValueError:
+  return errors.value_error(
+    f'ledger={name}: is not what a ledger writes; it was changed or is '
+    'damaged: restore the file'
+  )

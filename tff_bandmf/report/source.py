@@ -202,7 +202,7 @@ def of_log(
   sizes = log.cohort_sizes()
   claim = claim_lib.from_evidence(
     plan.guarantee,
-    observed_lib.of_log(sizes, observed),
+    observed_lib.from_log(sizes, observed),
     delta=plan.delta,
     l2_norm_clip=plan.clip,
     clients_per_round=plan.clients_per_round,

@@ -91,10 +91,8 @@ def population(clients: Clients) -> np.ndarray:
     ids = range(ids)
   if not isinstance(ids, range) and np.ndim(ids) != 1:
     raise errors.type_error(
-      'clients',
-      type(clients).__name__,
-      'must be a count, or indices or strings in a list',
-      'give how many there are, their ids, or a ClientData',
+      f'clients={type(clients).__name__}: must be a count, or indices or '
+      'strings in a list; give how many there are, their ids, or a ClientData'
     )
   names = np.asarray(identifiers.names(ids))
   # PRIVACY: a program may list its clients in another order when it is started
@@ -103,10 +101,8 @@ def population(clients: Clients) -> np.ndarray:
   ordered = np.unique(names)
   if len(ordered) < len(names):
     raise errors.value_error(
-      'clients',
-      f'{len(names)} ids',
-      f'has only {len(ordered)} different ones',
-      'name a client once',
+      f'clients={len(names)} ids: has only {len(ordered)} different ones; name '
+      'a client once'
     )
   return ordered
 

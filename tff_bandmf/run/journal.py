@@ -120,10 +120,8 @@ class Journal:
     # Guard: run_rounds_test.test_run_that_was_closed_does_nothing.
     if self.closed:
       raise errors.value_error(
-        'run',
-        self._directory,
-        'is closed, and another process may have its folder',
-        'open it again with Run, and take rounds of that one',
+        f'run={self._directory}: is closed, and another process may have its '
+        'folder; open it again with Run, and take rounds of that one'
       )
 
   def restore(self, initialize: Callable[[], _State]) -> _State:
@@ -140,10 +138,8 @@ class Journal:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
         raise errors.value_error(
-          'checkpoint',
-          self.next,
-          'is not what the rounds in the ledger led to',
-          'restore the files of this run, all of one time',
+          f'checkpoint={self.next}: is not what the rounds in the ledger led '
+          'to; restore the files of this run, all of one time'
         )
     self._has_state = True
     self._states.add(state)
@@ -180,12 +176,9 @@ class Journal:
     # Guard: run_rounds_test.test_other_names_are_refused.
     if missing > (self._record.clients_left or 0):
       raise errors.value_error(
-        'clients',
-        f'{len(ids)} ids',
-        f'lack {missing} of the {clients} clients that took part before round '
-        f'{before}',
-        'name all clients as they were named then; if these really left, say '
-        f'so: run.note(clients_left={missing})',
+        f'clients={len(ids)} ids: lack {missing} of the {clients} clients that '
+        f'took part before round {before}; name all clients as they were named '
+        f'then; if these really left, say so: run.note(clients_left={missing})'
       )
     if missing:
       self.append_statement(
@@ -221,10 +214,8 @@ class Journal:
     # Guard: run_test.test_adaptive_clip_without_its_metrics_is_refused.
     if not all(map(self.is_burnt, range(done, self.next))):
       raise errors.value_error(
-        'metrics',
-        self._directory / run_json.METRICS_FILE,
-        f'lacks the clip that round {self.next} goes on from',
-        'restore the file',
+        f'metrics={self._directory / run_json.METRICS_FILE}: lacks the clip '
+        f'that round {self.next} goes on from; restore the file'
       )
     return clip
 
@@ -232,11 +223,9 @@ class Journal:
     """Returns the round, after it is in the ledger and open."""
     if not self._has_state:
       raise errors.value_error(
-        'round',
-        entry.index,
-        f'goes on from the state after {self.next} rounds, which was not '
-        'restored: training would begin anew',
-        'call state = run.restore(process.initialize) first',
+        f'round={entry.index}: goes on from the state after {self.next} '
+        'rounds, which was not restored: training would begin anew; call '
+        'state = run.restore(process.initialize) first'
       )
     attempts = self.ledger.attempts(entry.index)
     # PRIVACY: a crash could hide who took part in a round that ran. The cohort
@@ -264,7 +253,7 @@ class Journal:
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
-        'round', entry.index, 'is not open', 'finish a round once'
+        f'round={entry.index}: is not open; finish a round once'
       )
 
   @contextlib.contextmanager
@@ -322,27 +311,23 @@ class Journal:
     # Guard: run_test.test_round_past_the_aggregator_is_not_finished.
     if z_stddev and result is None:
       raise errors.value_error(
-        'round',
-        t,
-        'released nothing through run.aggregator or round.release',
+        f'round={t}: released nothing through run.aggregator or round.release; '
         'make the process with model_aggregator=run.aggregator, and run it '
-        'once in each round',
+        'once in each round'
       )
     # PRIVACY: after a refused second sum, the state may follow from either sum.
     # The round is not finished.
     # Guard: run_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
       raise errors.value_error(
-        'round', t, 'met two sums', 'leave it: it is burnt, and the run goes on'
+        f'round={t}: met two sums; leave it: it is burnt, and the run goes on'
       )
     if z_stddev and self._states.has(state):
       raise errors.value_error(
-        'state',
-        f'given to finish round {t}',
-        'is that of an earlier round, or follows from it: what was learnt '
-        'since would be lost',
-        'give each round the state that restore or the last finish returned, '
-        'and finish it with the state after the round',
+        f'state=given to finish round {t}: is that of an earlier round, or '
+        'follows from it: what was learnt since would be lost; give each '
+        'round the state that restore or the last finish returned, and finish '
+        'it with the state after the round'
       )
     numbers: dict[str, Any] = {
       '/'.join(map(str, path)): float(value)

@@ -125,10 +125,8 @@ class NoiseAdder:
       # Guard: run_test.test_more_updates_than_clients_are_refused.
       if i >= clients:
         raise errors.value_error(
-          'updates',
-          f'{i + 1} or more',
-          f'are more than the {clients} clients of the round',
-          'give at most one update of each client of round.cohort',
+          f'updates={i + 1} or more: are more than the {clients} clients of '
+          'the round; give at most one update of each client of round.cohort'
         )
       record = _in_float64(update, query.record_specs)
       total = query.accumulate_record(params, total, record)
@@ -253,8 +251,6 @@ def _in_float64(update: object, specs: object) -> object:
     return tree.map_structure(converted, specs, update)
   except (TypeError, ValueError) as error:
     raise errors.value_error(
-      'update',
-      type(update).__name__,
-      'has other shapes than `like`',
-      'give float arrays in its structure',
+      f'update={type(update).__name__}: has other shapes than `like`; give '
+      'float arrays in its structure'
     ) from error

@@ -161,12 +161,10 @@ def _check_ledger(
     run_json.is_head(head) and ledger.has_head(head)
   ):
     raise errors.value_error(
-      'ledger_head',
-      head,
-      'is not a head that this ledger has had: its folder was restored to an '
-      'earlier moment, or belongs to another run',
-      'restore the latest files, all of one time, or start a new run and count '
-      'this one in full',
+      f'ledger_head={head}: is not a head that this ledger has had: its folder '
+      'was restored to an earlier moment, or belongs to another run; restore '
+      'the latest files, all of one time, or start a new run and count this '
+      'one in full'
     )
 
 
@@ -245,7 +243,7 @@ def _predecessors(
   for earlier in map(pathlib.Path, after):
     if earlier.resolve() == directory.resolve():
       raise errors.value_error(
-        'after', earlier, 'is the run itself', 'name those before it'
+        f'after={earlier}: is the run itself; name those before it'
       )
     record = run_json.RunRecord.read(earlier)
     for name in ('clients_per_unit', 'adjacency'):
@@ -254,10 +252,8 @@ def _predecessors(
       value = record.claim.get(name, claim[name])
       if value != claim[name]:
         raise errors.value_error(
-          name,
-          claim[name],
-          f'is {value} in {earlier}, which this run comes after',
-          'plan runs on the same clients for the same neighbours',
+          f'{name}={claim[name]}: is {value} in {earlier}, which this run '
+          'comes after; plan runs on the same clients for the same neighbours'
         )
     predecessors.append(
       {
@@ -286,12 +282,9 @@ def _load_or_save_plan(
   )
   for name, value in request.items():
     if stored_request[name] != value:
+      other = MORE_ROUNDS if name == 'rounds' else 'or choose another folder'
       raise errors.value_error(
-        name,
-        value,
-        f'is not what the run was planned with, {stored_request[name]}',
-        f'go back to that; {MORE_ROUNDS}'
-        if name == 'rounds'
-        else 'go back to that, or choose another folder',
+        f'{name}={value}: is not what the run was planned with, '
+        f'{stored_request[name]}; go back to that, {other}'
       )
   return stored

@@ -239,7 +239,7 @@ class Run:
         self._warn()
         if journal.open_round is not None:
           raise errors.value_error(
-            'round', t, 'was not finished', 'call round.finish(state) in it'
+            f'round={t}: was not finished; call round.finish(state) in it'
           )
 
   @contextlib.contextmanager
@@ -270,10 +270,9 @@ class Run:
     # Guard: run_sampling_test.test_clients_that_come_by_themselves_are_refused.
     if plan.sampled is not None:
       raise errors.value_error(
-        'cohorts',
-        plan.sampled.name,
-        'are drawn by the run, and no clients come by themselves',
-        'use run.rounds or run.train, or a plan with MinSep',
+        f'cohorts={plan.sampled.name}: are drawn by the run, and no clients '
+        'come by themselves; use run.rounds or run.train, or a plan with '
+        'MinSep'
       )
     while journal.ledger.attempts(journal.next):
       # PRIVACY: an interrupted round may have released a sum, and its clients
@@ -283,10 +282,9 @@ class Run:
     t = journal.next
     if t >= plan.strategy.rounds or self._ended:
       raise errors.value_error(
-        'round',
-        t,
-        f'is past the last of the plan, {plan.strategy.rounds - 1}',
-        opening.MORE_ROUNDS,
+        f'round={t}: is past the last of the plan, '
+        f'{plan.strategy.rounds - 1}; '
+        f'{opening.MORE_ROUNDS}'
       )
     ids = np.asarray(identifiers.names(cohort))
     by_budget = isinstance(plan.schema, participation.Budget)
@@ -406,13 +404,13 @@ class Run:
       return plan.rounds
     # PRIVACY: past the horizon there is no noise of this claim, and a client of
     # a schema with a fixed number of rounds could take part again. A run ends
-    # there. Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
+    # there.
+    # Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
     if not 0 < rounds <= plan.strategy.rounds:
       raise errors.value_error(
-        'rounds',
-        rounds,
-        f'must be in [1, {plan.strategy.rounds}], the rounds of the noise',
-        'plan with cohorts=Budget(..., horizon=) to go on for longer',
+        f'rounds={rounds}: must be in [1, {plan.strategy.rounds}], the rounds '
+        'of the noise; plan with cohorts=Budget(..., horizon=) to go on for '
+        'longer'
       )
     return rounds
 
@@ -492,20 +490,16 @@ class Run:
     for name, value in results.items():
       if name == run_json.LEDGER_HEAD or not _is_finite(value):
         raise errors.value_error(
-          'record',
-          f'{name}={value}',
-          'is not a result: a finite number under a name of your own',
-          'record numbers such as test_accuracy=0.24',
+          f'record={name}={value}: is not a result: a finite number under a '
+          'name of your own; record numbers such as test_accuracy=0.24'
         )
     # A run by budget may end early: its claim is for any number of rounds.
     by_budget = isinstance(self._plan.schema, participation.Budget)
     least = 1 if by_budget else self._plan.rounds
     if self._journal.next < least:
       raise errors.value_error(
-        'record',
-        f'round {self._journal.next}',
-        f'comes before the last of {least} rounds',
-        'call it when all rounds are done',
+        f'record=round {self._journal.next}: comes before the last of '
+        f'{least} rounds; call it when all rounds are done'
       )
     if self._ended:
       recorded, _ = run_json.read_result(self.directory)
@@ -514,10 +508,8 @@ class Run:
           value, recorded.get(name, math.nan), rel_tol=_RESULT_TOLERANCE
         ):
           raise errors.value_error(
-            'record',
-            f'{name}={value}',
-            f'comes after the run ended with {recorded}',
-            'keep the first results: a run is measured once',
+            f'record={name}={value}: comes after the run ended with '
+            f'{recorded}; keep the first results: a run is measured once'
           )
     else:
       if self._as_drawn is not None:
@@ -538,10 +530,9 @@ class Run:
     """
     if not self._ended:
       raise errors.value_error(
-        'erase_identifiers',
-        f'round {self._journal.next}',
-        'comes before the end of the run: every client would look new',
-        'call run.record(...) after the last round',
+        f'erase_identifiers=round {self._journal.next}: comes before the end '
+        'of the run: every client would look new; call run.record(...) after '
+        'the last round'
       )
     # PRIVACY: a person with the key can test whether a client took part. The
     # key is destroyed, and then no hash leads to a client.

@@ -42,11 +42,9 @@ class SampledCohorts:
     # Guard: run_sampling_test.test_other_population_is_refused.
     if cohorts.population != len(ids):
       raise errors.value_error(
-        'clients',
-        len(ids),
-        f'are not the population={cohorts.population} of the plan, from '
-        'which cohorts are drawn',
-        'give those clients, or make another plan',
+        f'clients={len(ids)}: are not the population={cohorts.population} of '
+        'the plan, from which cohorts are drawn; give those clients, or make '
+        'another plan'
       )
     self._cohorts, self._key, self._ids = cohorts, key, ids
     self._sampler = self._new_sampler()
@@ -70,10 +68,9 @@ class SampledCohorts:
       last, self._ids[self._sampler.cohort(last)]
     ):
       raise errors.value_error(
-        'clients',
-        len(self._ids),
-        f'are not those from whom the cohort of round {last} was drawn',
-        'resume with the clients that the run started with',
+        f'clients={len(self._ids)}: are not those from whom the cohort of '
+        f'round {last} was drawn; resume with the clients that the run started '
+        'with'
       )
 
   def as_drawn(self, ledger: ledger_lib.Ledger, rounds: int) -> bool:

@@ -52,7 +52,7 @@ class Checkpoints:
     archive, sealed = content.getbuffer(), bytes.fromhex(head)
     if len(sealed) != _BYTES:
       raise errors.value_error(
-        'head', head, f'must be {_BYTES} bytes', 'give Ledger.head()'
+        f'head={head}: must be {_BYTES} bytes; give Ledger.head()'
       )
     digest = hashlib.sha256(archive)
     digest.update(sealed)
@@ -83,10 +83,8 @@ class Checkpoints:
       (leaf.dtype, leaf.shape) for leaf in leaves
     ]:
       raise errors.value_error(
-        'checkpoint',
-        path,
-        'is of another model, optimiser or noise placement',
-        'restore the files of this run',
+        f'checkpoint={path}: is of another model, optimiser or noise '
+        'placement; restore the files of this run'
       )
     return tree.unflatten_as(template, arrays), head
 
@@ -115,9 +113,7 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
     or hashlib.sha256(archive + head).digest() != content[-_BYTES:]
   ):
     raise errors.value_error(
-      'checkpoint',
-      path,
-      'is damaged',
-      'restore it, or remove it: the run goes on from the one before',
+      f'checkpoint={path}: is damaged; restore it, or remove it: the run goes '
+      'on from the one before'
     )
   return archive, head.hex()

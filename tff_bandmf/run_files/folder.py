@@ -101,10 +101,8 @@ def check_name(directory: pathlib.Path) -> None:
     os.fsencode(path)
   except UnicodeEncodeError:
     raise errors.value_error(
-      'output_dir',
-      ascii(str(directory)),
-      'cannot be written as UTF-8 under this locale',
-      'set LC_ALL=C.UTF-8, or name an ASCII folder',
+      f'output_dir={ascii(str(directory))}: cannot be written as UTF-8 under '
+      'this locale; set LC_ALL=C.UTF-8, or name an ASCII folder'
     ) from None
 
 
@@ -113,17 +111,13 @@ def _in_use(directory: pathlib.Path) -> ValueError:
   holder = (directory / run_json.PRIVATE / 'lock').read_text()
   if holder == str(os.getpid()):
     return errors.value_error(
-      'output_dir',
-      directory,
-      'is open in this process: a Run was made and not closed',
-      'call close() of that Run, or make it in a with statement; in a '
-      'notebook, restart the kernel if its name is lost',
+      f'output_dir={directory}: is open in this process: a Run was made and '
+      'not closed; call close() of that Run, or make it in a with statement; '
+      'in a notebook, restart the kernel if its name is lost'
     )
   return errors.value_error(
-    'output_dir',
-    directory,
-    'is in use by another process',
-    'wait for it to end, or choose another directory',
+    f'output_dir={directory}: is in use by another process; wait for it to '
+    'end, or choose another directory'
   )
 
 
@@ -140,10 +134,8 @@ def refuse_existing(directory: pathlib.Path) -> None:
   ):
     if (directory / name).exists():
       raise errors.value_error(
-        'output_dir',
-        directory,
-        f'holds a run ({name})',
-        'continue it with --resume, or choose another directory',
+        f'output_dir={directory}: holds a run ({name}); continue it with '
+        '--resume, or choose another directory'
       )
 
 
@@ -216,11 +208,9 @@ def open_run(
   bound = record.with_key(run_keys.noise).bound()
   if stored.bound() != bound:
     raise errors.value_error(
-      'noise.key',
-      directory / run_json.NOISE_KEY,
-      f'is that of another run than {run_json.RUN_FILE} '
-      'says, or that file was edited',
-      'restore the files of this run, or start a new one',
+      f'noise.key={directory / run_json.NOISE_KEY}: is that of another run '
+      f'than {run_json.RUN_FILE} says, or that file was edited; restore the '
+      'files of this run, or start a new one'
     )
   begun = _has_begun(directory)
   _check_place(directory, begun, moved)
@@ -229,10 +219,8 @@ def open_run(
   with run_ledger.open_ledger(directory, create=not begun) as ledger:
     if begun and ledger.bound() == (None, None):
       raise errors.value_error(
-        'ledger',
-        directory / run_json.LEDGER_FILE,
-        'is not the one that the key was used with',
-        'restore the files of this run, or start a new one',
+        f'ledger={directory / run_json.LEDGER_FILE}: is not the one that the '
+        'key was used with; restore the files of this run, or start a new one'
       )
     ledger.bind(run=bound[0], noise_key=bound[1])
   if not begun:
@@ -277,11 +265,10 @@ def check_releases(
     # Guard: run_folder_test.test_ledger_that_lost_its_last_commits_is_refused.
     if attempt > len(attempts(t)):
       raise errors.value_error(
-        'ledger',
-        directory / run_json.LEDGER_FILE,
-        f'lacks attempt {attempt} at round {t}, which released a sum',
-        'its last commits are lost: restore all files of one time, or start a '
-        'new run and count this one in full',
+        f'ledger={directory / run_json.LEDGER_FILE}: lacks attempt {attempt} '
+        f'at round {t}, which released a sum; its last commits are lost: '
+        'restore all files of one time, or start a new run and count this one '
+        'in full'
       )
 
 
@@ -306,10 +293,9 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
     # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
       raise errors.value_error(
-        path.name,
-        path,
-        f'has {links} names (hard links), as in a copy made with cp -al',
-        'remove the copy; copy the folder of a run without links',
+        f'{path.name}={path}: has {links} names (hard links), as in a copy '
+        'made with cp -al; remove the copy; copy the folder of a run without '
+        'links'
       )
   # PRIVACY: a folder and its copy would each go on with the same key. Only the
   # folder in which the key was drawn, or one with `moved`, goes on. Guards:
@@ -317,11 +303,9 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
   # test_key_in_another_place_is_refused.
   if not moved and _read_place(directory) != _place(directory, begun):
     raise errors.value_error(
-      'output_dir',
-      directory,
-      'is a copy, or was moved: its key lies in another place',
-      'go on in the original; if there is none any more, say so with '
-      '--moved (moved=True)',
+      f'output_dir={directory}: is a copy, or was moved: its key lies in '
+      'another place; go on in the original; if there is none any more, say '
+      'so with --moved (moved=True)'
     )
 
 
@@ -378,9 +362,7 @@ def _load(directory: pathlib.Path, name: str) -> key_lib.Key:
     path = _path(directory, name)
   if not path.exists():
     raise errors.value_error(
-      path.name,
-      path,
-      'is gone, and the run was already started',
-      f'{_KEYS[name]}: restore it, or start a new run',
+      f'{path.name}={path}: is gone, and the run was already started; '
+      f'{_KEYS[name]}: restore it, or start a new run'
     )
   return key_lib.Key.load_or_create(path)

@@ -61,19 +61,15 @@ class Metrics:
       # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
       if not attempts:
         raise errors.value_error(
-          'ledger',
-          directory / run_json.LEDGER_FILE,
-          f'lacks round {t}, which {run_json.METRICS_FILE} has',
-          'it is that of an earlier moment: restore all files of one '
-          'time, the latest',
+          f'ledger={directory / run_json.LEDGER_FILE}: lacks round {t}, which '
+          f'{run_json.METRICS_FILE} has; it is that of an earlier moment: '
+          'restore all files of one time, the latest'
         )
       if t < start:
         if attempts[-1].row != row_digest(self._lines[0], line):
           raise errors.value_error(
-            'metrics',
-            self._path,
-            f'has another row of round {t} than the ledger',
-            _REMEDY,
+            f'metrics={self._path}: has another row of round {t} than the '
+            f'ledger; {_REMEDY}'
           )
         self._lines.append(line)
     self._write()
@@ -185,8 +181,5 @@ def _read(
 
 def _damaged(directory: pathlib.Path) -> ValueError:
   return errors.value_error(
-    'metrics',
-    directory / run_json.METRICS_FILE,
-    'is damaged',
-    _REMEDY,
+    f'metrics={directory / run_json.METRICS_FILE}: is damaged; {_REMEDY}'
   )

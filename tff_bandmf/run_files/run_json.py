@@ -313,10 +313,8 @@ class RunRecord:
     fixed = sorted({*statements} - {*_STATEMENTS})
     if fixed:
       raise errors.value_error(
-        fixed[0],
-        statements[fixed[0]],
-        'is not a statement that a run notes',
-        f'use one of {", ".join(_STATEMENTS)}',
+        f'{fixed[0]}={statements[fixed[0]]}: is not a statement that a run '
+        f'notes; use one of {", ".join(_STATEMENTS)}'
       )
     return attrs.evolve(self, **statements)
 
@@ -364,24 +362,20 @@ class RunRecord:
       content = _files.read_json(path)
     except FileNotFoundError as error:
       raise errors.value_error(
-        'run',
-        directory,
-        f'has no {RUN_FILE}',
-        'give the output directory of a training run',
+        f'run={directory}: has no {RUN_FILE}; give the output directory of a '
+        'training run'
       ) from error
     except ValueError as error:
       raise errors.value_error(
-        'run', path, 'is damaged', 'train again'
+        f'run={path}: is damaged; train again'
       ) from error
     if not isinstance(content, dict) or (
       content.pop('format', None),
       content.pop('version', None),
     ) != (RUN_FORMAT, RUN_VERSION):
       raise errors.value_error(
-        'run',
-        path,
-        f'must be {RUN_FORMAT} version {RUN_VERSION}',
-        'end it with the release that began it, or train again',
+        f'run={path}: must be {RUN_FORMAT} version {RUN_VERSION}; end it with '
+        'the release that began it, or train again'
       )
     try:
       names = [field.name for field in attrs.fields(cls)]
@@ -392,7 +386,7 @@ class RunRecord:
       return record
     except ValueError as error:
       raise errors.value_error(
-        'run', path, str(error), 'restore the file'
+        f'run={path}: {str(error)}; restore the file'
       ) from error
 
   def check_same(self, expected: RunRecord, ended: bool) -> None:
@@ -415,11 +409,9 @@ class RunRecord:
         continue
       if stored_values.get(name) != expected_values.get(name):
         raise errors.value_error(
-          name,
-          expected_values.get(name),
-          'another configuration, corpus or version than the run started '
-          f'with, {stored_values.get(name)}',
-          'go back to that, or choose another directory',
+          f'{name}={expected_values.get(name)}: another configuration, corpus '
+          f'or version than the run started with, {stored_values.get(name)}; '
+          'go back to that, or choose another directory'
         )
 
 
@@ -483,10 +475,8 @@ def read_result(
     ValueError,
   ) as error:
     raise errors.value_error(
-      'result',
-      path,
-      'is damaged',
-      'restore it; without it the report is of a run that goes on',
+      f'result={path}: is damaged; restore it; without it the report is of a '
+      'run that goes on'
     ) from error
 
 

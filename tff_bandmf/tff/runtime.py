@@ -153,10 +153,8 @@ def check_program() -> None:
   context = tff.framework.get_context_stack().current
   if not isinstance(context, tff.program.FederatedContext):
     raise errors.value_error(
-      'context',
-      type(context).__name__,
-      'is not that of a federated program',
-      'call it inside of runtime.local_runtime(program=True)',
+      f'context={type(context).__name__}: is not that of a federated program; '
+      'call it inside of runtime.local_runtime(program=True)'
     )
 
 
