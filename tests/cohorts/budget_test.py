@@ -289,8 +289,6 @@ def test_sampler_fills_cohorts_by_budget():
   # More than min_sep lets in: 30 rounds of 5 need 3 each of 50 clients.
   with pytest.raises(cohorts_lib.CohortError, match='cohort_size=5: cannot'):
     cohorts_lib.CohortSampler(45, 5, 30, budget, 0)
-  with pytest.raises(TypeError, match='cannot be held by shuffled-epochs'):
-    cohorts_lib.CohortSampler(60, 5, 30, budget, 0, 'shuffled-epochs')
 
 
 def test_log_keeps_a_budget_by_its_costs():

@@ -37,15 +37,10 @@ def _rounds_of(cohorts):
 
 _SEPARATED = (st.integers(1, 8), st.one_of(st.none(), st.integers(1, 4)))
 _MIN_SEP = st.builds(participation_lib.MinSep, *_SEPARATED)
-_SAMPLED = st.one_of(
-  st.tuples(
-    st.sampled_from(['uniform', 'shuffled-epochs']),
-    st.one_of(st.just(participation_lib.Single()), _MIN_SEP),
-  ),
-  st.tuples(
-    st.just('multiples'),
-    st.one_of(_MIN_SEP, st.builds(participation_lib.FixedEpoch, *_SEPARATED)),
-  ),
+_SCHEMAS = st.one_of(
+  st.just(participation_lib.Single()),
+  _MIN_SEP,
+  st.builds(participation_lib.FixedEpoch, *_SEPARATED),
 )
 
 
@@ -61,17 +56,13 @@ def _draws_whatever_the_size():
   clients=st.integers(1, 30),
   share=st.floats(0, 1),
   rounds=st.integers(1, 25),
-  sampled=_SAMPLED,
+  schema=_SCHEMAS,
   seed=st.integers(0, 2**64),
   charging=st.one_of(st.none(), st.floats(0, 1)),
 )
-def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
-  sampling, schema = sampled
+def test_schema_holds(draws, clients, share, rounds, schema, seed, charging):
   size = max(1, round(share * clients))
-  if sampling == 'multiples':
-    hypothesis.assume(clients >= schema.min_sep)
-    size = min(size, clients // schema.min_sep)
-  if sampling == 'shuffled-epochs' and schema.min_sep:
+  if schema.evenly_spaced:
     hypothesis.assume(clients >= schema.min_sep)
     size = min(size, clients // schema.min_sep)
   availability = (
@@ -91,7 +82,6 @@ def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
           min(fewer, rounds),
           schema,
           seed,
-          sampling,
           availability,
         )
       except cohorts_lib.CohortError:
@@ -115,7 +105,7 @@ def test_schema_holds(draws, clients, share, rounds, sampled, seed, charging):
     gaps = np.diff(taken)
     if schema.min_sep is not None:
       assert np.all(gaps >= schema.min_sep)
-    if sampling == 'multiples':
+    if schema.evenly_spaced:
       assert np.all(gaps % schema.min_sep == 0)
     if isinstance(schema, participation_lib.FixedEpoch) and (
       most < len(range(0, rounds, schema.min_sep))
@@ -192,26 +182,9 @@ def test_draws_and_a_look_at_everybody_differ():
   assert not any(np.array_equal(a, b) for a, b in zip(looked, drawn))
 
 
-@pytest.mark.parametrize('min_sep', [1, 3, 6])
-@pytest.mark.parametrize('clients', [18, 20])
-def test_shuffled_epochs_take_everybody_once_an_epoch(clients, min_sep):
-  # 6 rounds an epoch, in which 18 of the clients take part.
+def test_fixed_epochs_keep_each_client_to_its_class():
   sampler = cohorts_lib.CohortSampler(
-    clients, 3, 60, participation_lib.MinSep(min_sep), 5, 'shuffled-epochs'
-  )
-  cohorts = _run(sampler)
-  assert len(cohorts) == 60
-  orders = set()
-  for epoch in range(10):
-    taken = np.concatenate(cohorts[6 * epoch : 6 * epoch + 6])
-    assert len(set(taken.tolist())) == 18
-    orders.add(tuple(taken.tolist()))
-  assert len(orders) == 10 or min_sep == 6 and clients == 18
-
-
-def test_multiples_keep_each_client_to_its_class():
-  sampler = cohorts_lib.CohortSampler(
-    30, 3, 40, participation_lib.FixedEpoch(7), 5, 'multiples'
+    30, 3, 40, participation_lib.FixedEpoch(7), 5
   )
   cohorts = _run(sampler)
   assert len(cohorts) == 40
@@ -310,35 +283,24 @@ def test_cohort_that_cannot_be_filled_is_refused():
 
 
 _SMALL = [
-  (sampling, schema)
+  kind(b, k)
   for b, k in itertools.product(range(1, 5), (None, 1, 2, 3))
-  for sampling, schema in (
-    ('uniform', participation_lib.MinSep(b, k)),
-    ('shuffled-epochs', participation_lib.MinSep(b, k)),
-    ('multiples', participation_lib.MinSep(b, k)),
-    ('multiples', participation_lib.FixedEpoch(b, k)),
-  )
+  for kind in (participation_lib.MinSep, participation_lib.FixedEpoch)
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'sampling, schema',
-  [
-    *_SMALL,
-    ('uniform', participation_lib.Single()),
-    ('shuffled-epochs', participation_lib.Single()),
-  ],
-  ids=str,
+  'schema', [*_SMALL, participation_lib.Single()], ids=str
 )
-def test_counting_agrees_with_drawing(sampling, schema):
+def test_counting_agrees_with_drawing(schema):
   """What is proved to fit is filled for any seed; what is not is never."""
   proved = {}
   for clients, size, rounds in itertools.product(
     range(1, 11), range(1, 4), (1, 2, 3, 5, 8)
   ):
-    plan = feasibility.Wanted(sampling, clients, size, rounds, schema)
-    if size > clients // (schema.min_sep if sampling == 'multiples' else 1):
+    plan = feasibility.Wanted(clients, size, rounds, schema)
+    if size > clients // (schema.min_sep if schema.evenly_spaced else 1):
       continue
     proved[plan] = plan.surely(), plan.never()
     assert not all(proved[plan])
@@ -350,7 +312,7 @@ def test_counting_agrees_with_drawing(sampling, schema):
       sizes = plan.clients, plan.cohort_size, plan.rounds
       for seed in range(6):
         try:
-          cohorts_lib.CohortSampler(*sizes, schema, seed, sampling)
+          cohorts_lib.CohortSampler(*sizes, schema, seed)
           assert not never, plan
         except cohorts_lib.CohortError:
           assert not surely, plan
@@ -362,13 +324,12 @@ def test_sampler_of_ten_million_draws_nothing_when_it_is_made():
   with mock.patch.object(
     cohorts_lib.CohortSampler, 'sample', side_effect=AssertionError
   ):
-    for sampling, schema in (
-      ('uniform', participation_lib.MinSep(1000)),
-      ('uniform', participation_lib.MinSep(400, 6)),
-      ('shuffled-epochs', participation_lib.MinSep(1000)),
-      ('multiples', participation_lib.FixedEpoch(1000)),
+    for schema in (
+      participation_lib.MinSep(1000),
+      participation_lib.MinSep(400, 6),
+      participation_lib.FixedEpoch(1000),
     ):
-      cohorts_lib.CohortSampler(10**7, 6500, 4000, schema, 0, sampling)
+      cohorts_lib.CohortSampler(10**7, 6500, 4000, schema, 0)
     with pytest.raises(
       cohorts_lib.CohortError, match='cohort_size 5000, .*min_sep 1538, .*1538'
     ):
@@ -391,29 +352,16 @@ def test_round_out_of_range_is_refused(round_index):
     sampler.sample(round_index, cohorts_lib.History.empty(10))
 
 
-@pytest.mark.parametrize(
-  'sampling, schema',
-  [
-    ('uniform', participation_lib.FixedEpoch(2)),
-    ('shuffled-epochs', participation_lib.FixedEpoch(2)),
-    ('multiples', participation_lib.Single()),
-    ('uniform', 3),
-    ('uniform', None),
-  ],
-)
-def test_schema_that_the_cohorts_cannot_hold_is_refused(sampling, schema):
-  with pytest.raises(TypeError, match=f'participation.*by {sampling} cohorts'):
-    cohorts_lib.CohortSampler(10, 1, 5, schema, 0, sampling)
+@pytest.mark.parametrize('schema', [3, None])
+def test_cohorts_without_a_schema_are_refused(schema):
+  with pytest.raises(TypeError, match='participation='):
+    cohorts_lib.CohortSampler(10, 1, 5, schema, 0)
 
 
 def test_sampling_that_cannot_be_filled_is_refused():
   schema = participation_lib.MinSep(4)
-  with pytest.raises(ValueError, match='sampling=by-hand: is not known'):
-    cohorts_lib.CohortSampler(10, 3, 20, schema, 0, 'by-hand')
   with pytest.raises(cohorts_lib.CohortError, match='clients=10 // min_sep=4'):
-    cohorts_lib.CohortSampler(10, 3, 20, schema, 0, 'multiples')
-  with pytest.raises(cohorts_lib.CohortError, match='min_sep=4.* epoch, 3'):
-    cohorts_lib.CohortSampler(10, 3, 20, schema, 0, 'shuffled-epochs')
+    cohorts_lib.CohortSampler(10, 3, 20, participation_lib.FixedEpoch(4), 0)
   with pytest.raises(ValueError, match='rounds=1073741825'):
     cohorts_lib.CohortSampler(10, 3, 2**30 + 1, schema, 0)
 

@@ -6,17 +6,11 @@
 | m      | `cohort_size` | number of clients in each round               |
 | t      | `round_index` | index of the round                            |
 | b      |               | `min_sep` of the participation schema         |
-| E      |               | N // m, rounds in which each client is drawn once |
 
 A cohort is drawn uniformly among the clients that the rule of `admission` lets
-into the round, that are available, and that satisfy the rule of `sampling`:
-
-  uniform          every client
-  shuffled-epochs  clients without a round since E (t // E), the start of the
-                   epoch: each epoch takes each client at most once, in an order
-                   as random as min_sep permits
-  multiples        clients whose index mod b is t mod b: any two rounds of a
-                   client are a multiple of b apart, as fixed epochs require
+into the round and that are available. For fixed epochs only clients with an
+index of t mod b, modulo b, are drawn: any two rounds of a client are a multiple
+of b apart.
 
 `CohortSampler` refuses parameters with which some round cannot be filled,
 before any round has cost privacy. If counting cannot decide this (see
@@ -26,7 +20,7 @@ before any round has cost privacy. If counting cannot decide this (see
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar, Optional, Protocol, Union
+from typing import Optional, Protocol, Union
 
 import numpy as np
 
@@ -60,8 +54,8 @@ class Availability(Protocol):
     """Returns which clients of a recorded cohort send no update."""
 
 
-def _error(name: str, value: object, rule: str, remedy: str) -> CohortError:
-  return CohortError(errors.invalid(f'{name}={value}: {rule}; {remedy}'))
+def _error(message: str) -> CohortError:
+  return CohortError(errors.invalid(message))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,22 +70,16 @@ class CohortSampler:
     clients: number of clients in the population, >= 1.
     cohort_size: exact number of clients in each round, >= 1.
     rounds: n, number of rounds of the run, >= 1.
-    participation: schema to enforce; `FixedEpoch` requires 'multiples'.
+    participation: schema to enforce.
     seed: seed of the draws, integer >= 0.
-    sampling: 'uniform', 'shuffled-epochs' or 'multiples'.
     availability: which clients are available in a round; None is all of them.
   """
-
-  UNIFORM: ClassVar[str] = 'uniform'
-  SHUFFLED_EPOCHS: ClassVar[str] = 'shuffled-epochs'
-  MULTIPLES: ClassVar[str] = 'multiples'
 
   clients: int
   cohort_size: int
   rounds: int
   participation: participation_lib.Participation
   seed: int
-  sampling: str = UNIFORM
   availability: Optional[Availability] = None
 
   def __post_init__(self):
@@ -102,29 +90,16 @@ class CohortSampler:
         f'rounds={self.rounds}: must not exceed {history_lib.MAX_ROUNDS}; use '
         'fewer rounds'
       )
-    self._check_schema()
+    participation_lib.check(self.participation)
     choice, rule = self.clients, f'clients={self.clients}'
-    if self.sampling == self.MULTIPLES:
+    if self.participation.evenly_spaced:
       # A round draws from one residue class; this is the smallest one's size.
       choice = self.clients // self.participation.separation(self.rounds)
       rule += f' // min_sep={self.participation.min_sep}'
     if self.cohort_size > choice:
       raise _error(
-        'cohort_size',
-        self.cohort_size,
-        f'must not exceed the {rule}',
-        'use fewer clients a round',
-      )
-    if (
-      self.sampling == self.SHUFFLED_EPOCHS
-      and (self.participation.min_sep or 1) > self.clients // self.cohort_size
-    ):
-      raise _error(
-        'min_sep',
-        self.participation.min_sep,
-        'must not exceed the rounds of an epoch, '
-        f'{self.clients // self.cohort_size}',
-        'use fewer clients a round or a smaller min_sep',
+        f'cohort_size={self.cohort_size}: must not exceed the {rule}; use '
+        'fewer clients a round'
       )
     if self._wanted.never():
       raise self._not_filled('')
@@ -134,11 +109,7 @@ class CohortSampler:
   @property
   def _wanted(self) -> feasibility.Wanted:
     return feasibility.Wanted(
-      self.sampling,
-      self.clients,
-      self.cohort_size,
-      self.rounds,
-      self.participation,
+      self.clients, self.cohort_size, self.rounds, self.participation
     )
 
   def history(self) -> Union[history_lib.History, history_lib.Patterns]:
@@ -166,37 +137,13 @@ class CohortSampler:
       else ' and fewer where clients are not available'
     )
     min_sep = self.participation.min_sep
+    apart = '' if min_sep is None else f'min_sep {min_sep} and '
     return _error(
-      'cohort_size',
-      self.cohort_size,
-      f'cannot be filled{where} from {self.clients} clients in '
-      f'{self.rounds} rounds with '
-      + ('' if min_sep is None else f'min_sep {min_sep} and ')
-      + f'{self.participation.participations(self.rounds)} '
-      'participations a client',
-      f'what fits, each alone: {fitting or "nothing"}{least}',
+      f'cohort_size={self.cohort_size}: cannot be filled{where} from '
+      f'{self.clients} clients in {self.rounds} rounds with {apart}'
+      f'{self.participation.participations(self.rounds)} participations a '
+      f'client; what fits, each alone: {fitting or "nothing"}{least}'
     )
-
-  def _check_schema(self) -> None:
-    single = participation_lib.Single.name
-    min_sep = participation_lib.MinSep.name
-    fitting = {
-      self.UNIFORM: (single, min_sep, participation_lib.Budget.name),
-      self.MULTIPLES: (participation_lib.FixedEpoch.name, min_sep),
-      self.SHUFFLED_EPOCHS: (single, min_sep),
-    }
-    if self.sampling not in fitting:
-      raise errors.value_error(
-        f'sampling={self.sampling}: is not known; use '
-        f'{", ".join(sorted(fitting))}'
-      )
-    name = getattr(self.participation, 'name', None)
-    if name not in fitting[self.sampling]:
-      raise errors.type_error(
-        f'participation={self.participation}: cannot be held by '
-        f'{self.sampling} cohorts; use one of '
-        f'{", ".join(fitting[self.sampling])}'
-      )
 
   def eligible(
     self,
@@ -257,12 +204,10 @@ class CohortSampler:
     there = eligible[self._available(round_index, eligible)]
     if len(there) < self.cohort_size:
       raise _error(
-        'cohort_size',
-        self.cohort_size,
-        f'only {len(eligible)} of {self.clients} clients may take part '
-        f'in round {round_index}, and {len(there)} of them are available',
-        'use smaller cohorts, fewer rounds, a smaller min_sep or more '
-        'participations',
+        f'cohort_size={self.cohort_size}: only {len(eligible)} of '
+        f'{self.clients} clients may take part in round {round_index}, and '
+        f'{len(there)} of them are available; use smaller cohorts, fewer '
+        'rounds, a smaller min_sep or more participations'
       )
     return np.sort(generator.choice(there, self.cohort_size, replace=False))
 
@@ -280,8 +225,8 @@ class CohortSampler:
       )
 
   def _candidates(self, round_index: int) -> range:
-    """Returns the indices that `sampling` considers for a round."""
-    if self.sampling != self.MULTIPLES:
+    """Returns the indices that a round may draw from."""
+    if not self.participation.evenly_spaced:
       return range(self.clients)
     min_sep = self.participation.separation(self.rounds)
     return range(round_index % min_sep, self.clients, min_sep)
@@ -293,11 +238,7 @@ class CohortSampler:
     too_soon, too_often = admission.violations(
       self.participation, self.rounds, round_index, history
     )
-    excluded = np.logical_or(too_soon, too_often, out=too_soon)
-    if self.sampling == self.SHUFFLED_EPOCHS:
-      epoch = self.clients // self.cohort_size
-      excluded |= history.last_round >= round_index // epoch * epoch
-    return ~excluded
+    return ~np.logical_or(too_soon, too_often, out=too_soon)
 
   def _available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
     there = np.ones(len(clients), bool)

@@ -8,9 +8,8 @@
 | b        |               | `min_sep` of the participation schema         |
 | k        |               | most participations of a client               |
 | N_r, n_r |               | clients, and rounds, with index = r (mod b)   |
-| E        |               | N // m, rounds of an epoch of shuffled-epochs |
 
-**Necessary**, for every way to draw cohorts: n m participations need
+**Necessary**, unless epochs are fixed: n m participations need
 n m <= N k, and any min(b, n) consecutive rounds have different clients, so
 min(b, n) m <= N.
 
@@ -24,15 +23,11 @@ may take part. So every round is filled, whatever was drawn before, if
 since both terms grow with t. If k = ceil(n / b), no client comes too often: the
 second term is dropped, and the condition is also necessary.
 
-**Shuffled epochs.** In round j of an epoch, max(j, b - 1) m clients took part
-in this epoch or come too soon. They are at most (E - 1) m, as b <= E, so at
-least m clients are left. No client comes too often if k >= ceil(n / E).
-
 **Budget.** Who never took part may: n m <= N is enough. Else the cohorts of all
 rounds are drawn once.
 
-**Multiples.** The clients of class r are a population of N_r clients with n_r
-rounds and b = 1. If k >= n_r, no client comes too often.
+**Fixed epochs.** The clients of class r are a population of N_r clients with
+n_r rounds and b = 1. If k >= n_r, no client comes too often.
 """
 
 from __future__ import annotations
@@ -47,14 +42,12 @@ class Wanted:
   """The cohorts that a run needs from a population.
 
   Attributes:
-    sampling: rule by which cohorts are drawn, see `cohort_sampler`.
     clients: N, number of clients in the population, >= 1.
     cohort_size: m, number of clients in each round, >= 1.
     rounds: n, number of rounds of the run, >= 1.
     participation: the participation schema to keep to.
   """
 
-  sampling: str
   clients: int
   cohort_size: int
   rounds: int
@@ -74,14 +67,11 @@ class Wanted:
       # Somebody is left who never took part, and costs are not looked at.
       return self.rounds * self.cohort_size <= self.clients
     b, k = self._schema
-    if self.sampling == 'shuffled-epochs':
-      epoch = self.clients // self.cohort_size
-      return b <= epoch and k >= -(-self.rounds // epoch)
-    if self.sampling == 'uniform':
+    if not self.participation.evenly_spaced:
       return _uniform(self.clients, self.cohort_size, self.rounds, b, k)
     # With a smaller k, fixed epochs allow a client no skipped epoch, so that
     # counting clients does not decide.
-    if self.participation.evenly_spaced and (k < -(-self.rounds // b)):
+    if k < -(-self.rounds // b):
       return False
     return all(
       _uniform(there, self.cohort_size, taken, 1, k)
@@ -92,7 +82,7 @@ class Wanted:
     """Returns whether some round cannot be filled by any way of drawing."""
     b, k = self._schema
     m, n = self.cohort_size, self.rounds
-    if self.sampling == 'multiples':
+    if self.participation.evenly_spaced:
       return any(
         m > there or taken * m > there * min(k, taken)
         for there, taken in _classes(self.clients, n, b)

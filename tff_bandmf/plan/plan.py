@@ -300,7 +300,6 @@ class Plan(request_lib.Request):
     size of these may be small by chance.
     """
     wanted = feasibility.Wanted(
-      'uniform',
       clients,
       self.clients_per_round,
       self.rounds,
@@ -327,7 +326,7 @@ class Plan(request_lib.Request):
   def check_population(self, clients: int) -> None:
     """Raises ValueError if a population cannot fill every round.
 
-    The check holds for every way to draw cohorts, see `feasibility`. It passes
+    The check is that of the sampler of a run, see `feasibility`. It passes
     sampled cohorts, whose size may be small by chance.
 
     Args:

@@ -129,18 +129,8 @@ def cohort_source(
   if key is not None and plan.sampled is not None:
     return sampling.SampledCohorts(plan.sampled, key, ids)
   plan.check_population(len(ids))
-  schema = plan.schema
-  # PRIVACY: rounds of a client that are not a multiple of min_sep apart void a
-  # claim for fixed epochs. Residue classes of clients hold them there.
-  # Guard: run_rounds_test.test_fixed_epochs_are_run_and_reported.
-  sampler = cohorts.CohortSampler
-  return sampler(
-    len(ids),
-    plan.clients_per_round,
-    rounds,
-    schema,
-    seed,
-    sampler.MULTIPLES if schema.evenly_spaced else sampler.UNIFORM,
+  return cohorts.CohortSampler(
+    len(ids), plan.clients_per_round, rounds, plan.schema, seed
   )
 
 
