@@ -83,19 +83,14 @@ class Model:
     _check_one_of('model.architecture', self.architecture, ARCHITECTURES)
     if self.architecture == 'transformer' and self.skip:
       raise errors.value_error(
-        'model.skip',
-        True,
-        'is for an LSTM',
-        'leave it out, or model.architecture',
+        'model.skip=True: is for an LSTM; leave it out, or model.architecture'
       )
     if self.architecture == 'transformer' and self.embedding_size % max(
       1, self.heads
     ):
       raise errors.value_error(
-        'model.embedding_size',
-        self.embedding_size,
-        f'must be a multiple of model.heads={self.heads}',
-        'change one of them',
+        f'model.embedding_size={self.embedding_size}: must be a multiple of '
+        f'model.heads={self.heads}; change one of them'
       )
 
 
@@ -269,47 +264,37 @@ class Config:
       value = getattr(training, name)
       if value >= 1:
         raise errors.value_error(
-          f'training.{name}', value, 'must be below 1', 'correct it'
+          f'training.{name}={value}: must be below 1; correct it'
         )
     _check_one_of(
       'training.server_optimizer', training.server_optimizer, SERVER_OPTIMIZERS
     )
-    if (
-      privacy.simulated_clients_per_round or math.inf
-    ) <= training.clients_per_round:
+    simulated = privacy.simulated_clients_per_round
+    if simulated and simulated <= training.clients_per_round:
       raise errors.value_error(
-        'privacy.simulated_clients_per_round',
-        privacy.simulated_clients_per_round,
-        f'must exceed training.clients_per_round={training.clients_per_round}',
-        'leave it out',
+        f'privacy.simulated_clients_per_round={simulated}: must exceed '
+        f'training.clients_per_round={training.clients_per_round}; leave it out'
       )
     _check_one_of('privacy.family', privacy.family, FAMILIES)
     _check_one_of('privacy.objective', privacy.objective, ('mean', 'max'))
     if privacy.delta >= 1:
       raise errors.value_error(
-        'privacy.delta',
-        privacy.delta,
-        'must be below 1',
-        'use less than 1 / population',
+        f'privacy.delta={privacy.delta}: must be below 1; use less than 1 / '
+        'population'
       )
     _check_one_of('privacy.workload', privacy.workload, (PREFIX, MOMENTUM))
     if privacy.workload == MOMENTUM and training.server_optimizer != SGD:
       raise errors.value_error(
-        'privacy.workload',
-        MOMENTUM,
-        'is that of SGD, not of training.server_optimizer='
-        f'{training.server_optimizer}',
-        f'use {PREFIX}',
+        f'privacy.workload={MOMENTUM}: is that of SGD, not of '
+        f'training.server_optimizer={training.server_optimizer}; use {PREFIX}'
       )
     _ = privacy.clip
     self._check_amplification()
     self._check_parameters()
     if privacy.parameters.get('bands', 0) > training.rounds:
       raise errors.value_error(
-        'privacy.bands',
-        privacy.parameters['bands'],
-        f'must not exceed training.rounds={training.rounds}',
-        'use fewer bands',
+        f'privacy.bands={privacy.parameters["bands"]}: must not exceed '
+        f'training.rounds={training.rounds}; use fewer bands'
       )
 
   @property
@@ -357,10 +342,8 @@ class Config:
       )
     elif privacy.sampling_prob is not None:
       raise errors.value_error(
-        'privacy.sampling_prob',
-        privacy.sampling_prob,
-        'is of cohorts that amplify',
-        'leave it out, or give privacy.amplification',
+        f'privacy.sampling_prob={privacy.sampling_prob}: is of cohorts that '
+        'amplify; leave it out, or give privacy.amplification'
       )
     try:
       self.cohorts(self.training.clients_per_round)
@@ -399,13 +382,13 @@ _MAY_BE_ZERO = (
 def _check_one_of(name: str, value: str, known: Sequence[str]) -> None:
   if value not in known:
     raise errors.value_error(
-      name, value, 'is not known', f'use one of {", ".join(known)}'
+      f'{name}={value}: is not known; use one of {", ".join(known)}'
     )
 
 
 def _check_positive(name: str, value: Any) -> None:
   if isinstance(value, bool) and name not in _TRUTH_VALUES:
-    raise errors.value_error(name, value, 'must be a number', 'correct it')
+    raise errors.value_error(f'{name}={value}: must be a number; correct it')
   if isinstance(value, bool) or not isinstance(value, (int, float)):
     return
   if (
@@ -413,12 +396,10 @@ def _check_positive(name: str, value: Any) -> None:
     or not math.isfinite(value)
     or (value == 0 and name not in _MAY_BE_ZERO)
   ):
+    least = 'at least 0' if name in _MAY_BE_ZERO else 'positive'
     raise errors.value_error(
-      name,
-      value,
-      'must be finite and '
-      + ('at least 0' if name in _MAY_BE_ZERO else 'positive'),
-      'change it in the configuration file or with --set',
+      f'{name}={value}: must be finite and {least}; change it in the '
+      'configuration file or with --set'
     )
 
 

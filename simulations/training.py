@@ -139,10 +139,8 @@ def find_strategy(config: config_lib.Config) -> strategies.Strategy:
   optimized = optimize.optimize(**strategy_request(config))
   if not optimized.converged:
     raise errors.value_error(
-      'privacy.family',
-      config.privacy.family,
-      'the optimiser of the strategy did not converge',
-      'use other bands or buffers',
+      f'privacy.family={config.privacy.family}: the optimiser of the strategy '
+      'did not converge; use other bands or buffers'
     )
   return optimized.strategy
 
