@@ -289,6 +289,9 @@ def runs(tmp_path_factory):
   _train(folder / 'open', min_sep, stop=7)
   poisson = tff_bandmf.CyclicPoisson(population=120)
   _train(folder / 'poisson', poisson, epsilon=4.0)
+  _train(folder / 'budget', tff_bandmf.Budget(4, 2, apart=2))
+  _train(folder / 'fixed', tff_bandmf.FixedEpoch(4))
+  _train(folder / 'tree', tff_bandmf.MinSep(3, 2), mechanism='tree')
   bins = tff_bandmf.BallsInBins(12, population=72)
   _train(folder / 'bins', bins, rounds=12, epsilon=4.0)
   b_min_sep = tff_bandmf.BMinSep(4, 0.05, population=120)
@@ -305,6 +308,9 @@ def runs(tmp_path_factory):
     'adaptive',
     'single',
     'open',
+    'budget',
+    'fixed',
+    'tree',
     'poisson',
     'bins',
     'b-min-sep',
@@ -318,7 +324,7 @@ def test_run_is_verified_with_the_epsilon_of_its_report(name, runs):
     claimed = report['sampling']['epsilon_unamplified']
   if report['together']:
     claimed = report['together']['epsilon']
-  assert result['epsilon'] == pytest.approx(claimed, rel=1e-6)
+  assert result['epsilon'] == pytest.approx(claimed, rel=2e-6)
 
 
 def _edit(path, **changes):
@@ -430,6 +436,20 @@ def test_client_that_came_too_soon_or_too_often_is_found(pattern):
   cohorts = [np.array([1] * (t in pattern) + [2] * (t == 1)) for t in range(13)]
   with pytest.raises(AssertionError, match='of a client'):
     verify_lib.check_cohorts(cohorts, np.eye(13), 'min-sep', 4, 3)
+
+
+def test_client_above_the_budget_is_found(runs, tmp_path):
+  shutil.copytree(runs / 'budget', tmp_path / 'run')
+  path = tmp_path / 'run' / 'run.json'
+  limit = json.loads(path.read_text())['claim']['sensitivity']
+  noise = json.loads(path.read_text())['claim']['noise_multiplier']
+  less = {'sensitivity': limit / 2, 'noise_multiplier': 2 * noise}
+  _edit(path, **{f'claim__{name}': value for name, value in less.items()})
+  plan = tmp_path / 'run' / 'plan.json'
+  _edit(plan, noise_multiplier=2 * noise)
+  _rechained(tmp_path / 'run')
+  with pytest.raises(AssertionError, match='budget'):
+    verify_lib.verify(tmp_path / 'run')
 
 
 def test_run_before_that_is_another_one_does_not_hold(runs, tmp_path):
