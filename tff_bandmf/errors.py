@@ -28,7 +28,7 @@ _EAGER = re.compile(r'to be true\. Summarized data: (.*)', re.DOTALL)
 _BYTES = re.compile(r"b(['\"])(.*)\1")
 
 
-def invalid(message: str, *parts: object) -> str:
+def invalid(message: str) -> str:
   """Returns a message in one line: `name=value: the rule; the remedy`.
 
   >>> invalid('rounds=0: must be at least 1; pass the number of rounds')
@@ -40,22 +40,19 @@ def invalid(message: str, *parts: object) -> str:
   >>> invalid('family=x\\x1b[2J: is not known; use banded')
   'family=x\\\\x1b[2J: is not known; use banded.'
   """
-  if parts:
-    value, rule, remedy = parts
-    message = f'{message}={value}: {rule}; {remedy}'
   if len(message) > _LONGEST:
     message = f'{message[: _LONGEST // 2]} ... {message[-_LONGEST // 2 :]}'
   return ''.join(map(_printable, message)) + '.'
 
 
-def value_error(message: str, *parts: object) -> ValueError:
+def value_error(message: str) -> ValueError:
   """Returns the error for a value that breaks a rule; see `invalid`."""
-  return ValueError(invalid(message, *parts))
+  return ValueError(invalid(message))
 
 
-def type_error(message: str, *parts: object) -> TypeError:
+def type_error(message: str) -> TypeError:
   """Returns the error for a value of a wrong type; see `invalid`."""
-  return TypeError(invalid(message, *parts))
+  return TypeError(invalid(message))
 
 
 def notice(line: str) -> None:

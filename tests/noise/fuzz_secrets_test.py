@@ -148,7 +148,7 @@ def test_damaged_description_of_a_tape_is_read_or_refused(tmp_path):
       fuzzing.check_message(str(error))
       return
     fuzzing.check_message(
-      errors.invalid('tape', tmp_path, description.difference(found), 'x')
+      errors.invalid(f'tape={tmp_path}: {description.difference(found)}; x')
     )
 
   check()

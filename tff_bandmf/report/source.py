@@ -142,10 +142,8 @@ def _before(
     # Guard: after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
     if other.run_id != each['run_id']:
       raise errors.value_error(
-        'after',
-        path,
-        f'is not the run that {run_json.RUN_FILE} names',
-        'put that run back into its place',
+        f'after={path}: is not the run that {run_json.RUN_FILE} names; put '
+        'that run back into its place'
       )
     name = os.path.relpath(path, directory)
     predecessors[each['run_id']] = name, claim_lib.from_run(path)
@@ -177,17 +175,13 @@ def of_log(
   # Guard: elsewhere_test.test_sampled_cohorts_are_refused.
   if not plan.cohorts.is_enforced:
     raise errors.value_error(
-      'cohorts',
-      type(plan.cohorts).__name__,
-      'are sampled, and a log does not show how they were drawn',
-      'see what it shows without that: bandmf observe',
+      f'cohorts={type(plan.cohorts).__name__}: are sampled, and a log does not '
+      'show how they were drawn; see what it shows without that: bandmf observe'
     )
   if plan.delta is None:
     raise errors.value_error(
-      'delta',
-      None,
-      'epsilon is at a delta, and the plan states none',
-      'plan with epsilon and delta',
+      'delta=None: epsilon is at a delta, and the plan states none; plan with '
+      'epsilon and delta'
     )
   log = participation_log.ParticipationLog(log_file)
   log.check_sizes(plan.most_clients)
@@ -196,7 +190,7 @@ def of_log(
   )
   if not observed.clients:
     raise errors.value_error(
-      'log', log_file, 'shows no participation', 'give a whole log'
+      f'log={log_file}: shows no participation; give a whole log'
     )
   run = run_json.RunRecord.from_plan(plan).with_statements(notes or {})
   sizes = log.cohort_sizes()
