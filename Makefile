@@ -41,7 +41,7 @@ mutants: env  ## changes privacy-critical lines; tests must notice (ARGS='word')
 	$(PYTHON_OF_ENV) tests/mutants.py $(ARGS)
 
 kills: env  ## kills runs anywhere, each way of driving them (ARGS='--kills=9')
-	$(PYTHON_OF_ENV) -m pytest -q tests/run/run_test.py -k killed_run --every-write
+	$(PYTHON_OF_ENV) -m pytest -q tests/run/run_replay_test.py -k killed_run --every-write
 	PYTHONPATH=.:tests/helpers $(PYTHON_OF_ENV) tests/kills.py $(ARGS)
 	$(PYTHON_OF_ENV) -m simulations.kill_test
 

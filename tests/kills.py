@@ -6,7 +6,7 @@ Every run is one of `tff_bandmf.Run` in a process of its own, with the key of an
 undisturbed run. It is killed (SIGKILL) once or several times in a row; then it
 is begun again, and ends with the model, the cohorts and the claim of the
 undisturbed run. One JSON line a way comes out; the exit status is 1 if a
-run ended otherwise. `run_test` dies at each durable write in turn.
+run ended otherwise. `run_replay_test` dies at each durable write in turn.
 """
 
 import functools

@@ -194,7 +194,7 @@ def _examined(finished: list[chain.Attempt]) -> Optional[bool]:
   """Returns `Observed.examined` for the finished attempts."""
   # PRIVACY: one round of an unchecked process may have released updates without
   # noise. All finished attempts need a check, or updates of the program itself.
-  # Guard: run_test.test_one_round_of_an_unchecked_process_is_enough.
+  # Guard: run_report_test.test_one_round_of_an_unchecked_process_is_enough.
   if finished and all(chain.DIRECT in each.flags for each in finished):
     return None
   return bool(finished) and all(

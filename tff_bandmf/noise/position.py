@@ -68,7 +68,8 @@ class Position:
     # PRIVACY: A power cut can lose the mark of a sum that was released, and a
     # second sum would then meet the same noise. Sums that the ledger knows are
     # marked again before the round is open.
-    # Guard: run_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
+    # Guard:
+    # run_replay_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
     for other, fingerprint in before:
       name = f'{round_index:08d}-{other}-{fingerprint.decode()}'
       (self._marks / name).touch()
@@ -181,7 +182,7 @@ class Position:
     # PRIVACY: The difference of two sums with one y has no noise. A sum is
     # marked before it leaves, and the round fails if another sum has a mark, of
     # this process or of an earlier one.
-    # Guard: run_test.test_second_sum_of_a_round_is_refused.
+    # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
     content = tf.strings.reduce_join(
       tf.strings.as_string(counts), separator=' '
     )

@@ -83,7 +83,7 @@ def warnings(
     ),
     # PRIVACY: a process may put raw updates into the model past the aggregator.
     # The warning about an unchecked process stands before the claim.
-    # Guard: run_test.test_process_that_nobody_checked_leads_the_report.
+    # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     (claim.process_unknown and not elsewhere, _PROCESS, _PROCESS),
     (run_json.ALL_ZERO in run.not_covered, _NOISE_ALONE, ''),
     # It is first for the public; the report has it below the participation.

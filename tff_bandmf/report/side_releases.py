@@ -45,7 +45,7 @@ def rows(
     table.append((run_json.RUN_FILE, 'a digest of the training data'))
   # PRIVACY: a column of raw counts must not pass as noised. The two columns of
   # an adaptive clip have noise only if the clip adapts.
-  # Guard: run_test.test_adaptive_clip_of_a_process_is_told.
+  # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
   noised = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   table += [
     (

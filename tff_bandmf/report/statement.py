@@ -234,7 +234,7 @@ def formal(
   leads = '' if run.simulated is None else 'SIMULATED: '
   # PRIVACY: the statement is quoted alone, without the warnings of its report.
   # It says first that the process was not checked.
-  # Guard: run_test.test_process_that_nobody_checked_leads_the_report.
+  # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
   leads += UNCHECKED * claim.process_unknown
   schema = claim.held.cohorts.schema
   rounds = claim.held.strategy.rounds

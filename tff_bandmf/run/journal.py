@@ -60,8 +60,8 @@ class Journal:
 
   PRIVACY: two sums that meet one noise show their difference. A round that was
   started counts and is replayed with its cohort; with any other sum it is
-  burnt. Guards: run_test.test_round_whose_replay_differs_is_burnt and
-  run_test.test_killed_run_ends_as_an_undisturbed_one.
+  burnt. Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
+  run_replay_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
     next: index of the round that comes next, integer >= 0.
@@ -202,7 +202,7 @@ class Journal:
 
     PRIVACY: a replay with another clip has another sum, which would meet the
     same noise. So a replay uses the clip that its first attempt used.
-    Guard: run_test.test_adaptive_clip_goes_on_after_a_kill.
+    Guard: run_clip_test.test_adaptive_clip_goes_on_after_a_kill.
     """
     if not self._released:
       return None
@@ -211,7 +211,7 @@ class Journal:
     # PRIVACY: if the released clips are lost, a restart from the first clip
     # would contradict the report. It is refused, unless no round after the
     # last clip released anything.
-    # Guard: run_test.test_adaptive_clip_without_its_metrics_is_refused.
+    # Guard: run_clip_test.test_adaptive_clip_without_its_metrics_is_refused.
     if not all(map(self.is_burnt, range(done, self.next))):
       raise errors.value_error(
         f'metrics={self._directory / run_json.METRICS_FILE}: lacks the clip '
@@ -230,7 +230,7 @@ class Journal:
     attempts = self.ledger.attempts(entry.index)
     # PRIVACY: a crash could hide who took part in a round that ran. The cohort
     # is durable in the ledger before the round opens.
-    # Guard: run_test.test_round_is_in_the_ledger_before_it_runs.
+    # Guard: run_replay_test.test_round_is_in_the_ledger_before_it_runs.
     self.ledger.start_round(entry.index, entry.cohort, self._enforced)
     self._position.open(
       entry.index,
@@ -317,7 +317,7 @@ class Journal:
       )
     # PRIVACY: after a refused second sum, the state may follow from either sum.
     # The round is not finished.
-    # Guard: run_test.test_round_that_met_two_sums_is_not_finished.
+    # Guard: run_replay_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
       raise errors.value_error(
         f'round={t}: met two sums; leave it: it is burnt, and the run goes on'
@@ -386,7 +386,7 @@ class Journal:
     )
     # PRIVACY: the guarantee does not cover numbers without noise. The report
     # lists their names.
-    # Guard: run_test.test_metrics_stay_private_and_are_named.
+    # Guard: run_report_test.test_metrics_stay_private_and_are_named.
     names = sorted(name for name in numbers if not name.startswith(_DATA_FREE))
     if names:
       self.append_statement(
@@ -422,8 +422,9 @@ class Journal:
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
     # PRIVACY: two sums that meet one noise show their difference. A round with
     # two different sums, by the marks of the noise source or by the ledger, is
-    # burnt. Guards: run_test.test_round_whose_replay_differs_is_burnt and
-    # run_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
+    # burnt. Guards:
+    # run_replay_test.test_round_whose_replay_differs_is_burnt and
+    # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
     released = {sum_ for _, sum_ in self._position.released(t)}
     released |= {each.result for each in attempts if each.result is not None}
     return abandoned or len(released) > 1

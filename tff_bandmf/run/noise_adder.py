@@ -84,7 +84,7 @@ class NoiseAdder:
     # PRIVACY: the guarantee does not cover values that pass the aggregator. A
     # process whose state depends on them is refused, and the report names the
     # others.
-    # Guard: run_test.test_process_that_passes_the_aggregator_is_refused.
+    # Guard: run_report_test.test_process_that_passes_the_aggregator_is_refused.
     past = ', '.join(aggregator.check_process(process)) or 'nothing'
     self._process_was_checked = True
     return (
@@ -199,7 +199,7 @@ class NoiseAdder:
     """
     # PRIVACY: a process may take a mean of raw updates beside the aggregator.
     # The ledger therefore has, for each round, whether its process was checked.
-    # Guard: run_test.test_process_that_nobody_checked_leads_the_report.
+    # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     if self._released[0] == t:
       return chain.DIRECT
     return chain.EXAMINED if self._process_was_checked else None

@@ -114,7 +114,7 @@ def open_folder(
     if not ended:
       # PRIVACY: a killed program leaves its round open, and that round's noise
       # would meet clients that are not recorded. So it is closed here.
-      # Guard: run_test.test_round_that_a_kill_left_open_is_closed.
+      # Guard: run_replay_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
     # PRIVACY: the size of a sampled cohort tells about its members. The public
     # file has no such column.
@@ -192,7 +192,7 @@ def run_record(
     }
     # PRIVACY: a reader could take the epsilon of the larger cohort for a claim
     # about this run. The report leads with this sentence, and claims nothing.
-    # Guard: run_test.test_simulated_run_says_that_it_is_one.
+    # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
     setting = (
       f'SIMULATED: {plan.clients_per_round} clients a round stand for '
       f'{plan.stands_for}, with the noise of the mean that those would get. '

@@ -145,6 +145,6 @@ class Round(journal_lib.Entry):
     # PRIVACY: after a power cut before `finish`, another sum could follow a
     # mean that somebody has seen. The mark of this sum is on the disk before
     # the mean is returned.
-    # Guard: run_test.test_mark_is_on_the_disk_before_the_mean.
+    # Guard: run_replay_test.test_mark_is_on_the_disk_before_the_mean.
     self._journal.sync()
     return mean

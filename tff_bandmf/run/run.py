@@ -125,7 +125,8 @@ class Run:
     if self._ended and not self._keep_key:
       # PRIVACY: a person with the key can subtract the noise from the model.
       # The key is destroyed with the end of the run.
-      # Guard: run_test.test_key_ends_with_the_run_and_the_report_says_so.
+      # Guard:
+      # run_report_test.test_key_ends_with_the_run_and_the_report_says_so.
       _files.wipe(self.directory / run_json.NOISE_KEY)
       _files.wipe(self.directory / run_json.SAMPLING_KEY)
       self.note(
@@ -277,7 +278,8 @@ class Run:
     while journal.ledger.attempts(journal.next):
       # PRIVACY: an interrupted round may have released a sum, and its clients
       # will not come again for the same one. It is burnt.
-      # Guard: run_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
+      # Guard:
+      # run_replay_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
       journal.burn(journal.next)
     t = journal.next
     if t >= plan.strategy.rounds or self._ended:
@@ -536,7 +538,7 @@ class Run:
       )
     # PRIVACY: a person with the key can test whether a client took part. The
     # key is destroyed, and then no hash leads to a client.
-    # Guard: run_test.test_identifiers_can_be_erased.
+    # Guard: run_report_test.test_identifiers_can_be_erased.
     _files.wipe(self.directory / run_json.LEDGER_KEY)
 
   def report(self) -> report.Report:
