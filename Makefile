@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo test quick browser fuzz races mutants kills docs bench seeds lint dist test-wheel test-flower clean
+.PHONY: help env demo people test quick browser fuzz races mutants kills docs bench seeds lint dist test-wheel test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -16,6 +16,14 @@ env:  ## builds .venv from the lock of the Python found (PYTHON=... chooses it)
 demo: env  ## trains with DP on real text; leaves runs/demo/report.md
 	$(PYTHON_OF_ENV) -m simulations.run_stackoverflow \
 	  --config=configs/demo.toml --output_dir=runs/demo --resume
+
+people: env  ## pre-trains on public text, fine-tunes on people with DP; verifies
+	$(PYTHON_OF_ENV) -m pip install -q --disable-pip-version-check --no-deps \
+	  --only-binary :all: --require-hashes -r requirements/people.lock
+	$(PYTHON_OF_ENV) -m simulations.run_stackoverflow \
+	  --config=configs/people_demo.toml --output_dir=runs/people --resume
+	.venv/bin/bandmf verify runs/people
+	.venv/bin/bandmf verify runs/people/compare/identity
 
 test: env  ## runs the tests (ARGS='-k word' chooses)
 	$(PYTHON_OF_ENV) -m pytest tests -q -n auto --maxprocesses 4 \

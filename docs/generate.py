@@ -4,6 +4,8 @@
     make -s bench | python docs/generate.py benchmarks
     python -m simulations.sweep --config=configs/evidence.toml --out=DIR \
         --results | python docs/generate.py comparison
+    python -m simulations.sweep --config=configs/people.toml --out=DIR \
+        --results | python docs/generate.py people
     python -m simulations.sweep --config=configs/amplified.toml --out=DIR \
         --results | python docs/generate.py amplified
 
@@ -11,8 +13,8 @@ Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
 which is committed: what the site shows was computed by the code of that commit
 or of an earlier one, on the machine that the page names. The comparison is made
 of one object, which stays beside it as `evidence.json`; it has plots, and a
-part of README.md. So is the table in `docs/guide/amplified.md`, of
-`amplified.json`.
+part of README.md. The page of people is made of `people.json`, and the table in
+`docs/guide/amplified.md` of `amplified.json`.
 """
 
 from __future__ import annotations
@@ -93,20 +95,32 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
 
 def write_comparison(text: str) -> None:
   """Writes the page, its plots, what it is made of and README's part."""
-  sys.path.insert(0, str(_FOLDER.parent))
-  import comparison
-
-  from simulations.sweeps import summary as summary_lib
-
-  summary = summary_lib.Summary.read(text)
-  (_FOLDER / 'evidence.json').write_text(summary.json())
-  (_FOLDER / 'comparison.md').write_text(comparison.page(summary))
-  summary.draw(_FOLDER, 'comparison_')
+  comparison, summary = _write_study('COMPARISON', text)
   _put(
     _FOLDER.parent.parent / 'README.md',
     'comparison',
     comparison.readme(summary),
   )
+
+
+def write_people(text: str) -> None:
+  """Writes the page of people, its plots and what it is made of."""
+  _write_study('PEOPLE', text)
+
+
+def _write_study(name: str, text: str) -> tuple[Any, Any]:
+  """Writes a page of the module `comparison`; returns it and the summary."""
+  sys.path.insert(0, str(_FOLDER.parent))
+  import comparison
+
+  from simulations.sweeps import summary as summary_lib
+
+  study = getattr(comparison, name)
+  summary = summary_lib.Summary.read(text)
+  (_FOLDER / f'{study.data}.json').write_text(summary.json())
+  (_FOLDER / f'{study.name}.md').write_text(comparison.page(summary, study))
+  summary.draw(_FOLDER, f'{study.name}_')
+  return comparison, summary
 
 
 def write_amplified(text: str) -> None:
@@ -147,7 +161,11 @@ def _put(path: pathlib.Path, name: str, text: str) -> None:
 
 
 # Made of one object each.
-_SWEEPS = {'comparison': write_comparison, 'amplified': write_amplified}
+_SWEEPS = {
+  'comparison': write_comparison,
+  'people': write_people,
+  'amplified': write_amplified,
+}
 _PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}
 
 

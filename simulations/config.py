@@ -19,7 +19,8 @@ MOMENTUM = 'momentum'
 SGD = 'sgd'
 _PARTICIPATIONS = (participation_lib.MinSep.name, participation_lib.Budget.name)
 ADAM = 'adam'
-SERVER_OPTIMIZERS = (SGD, ADAM, 'yogi')
+DENOISED_ADAM = 'denoised-adam'
+SERVER_OPTIMIZERS = (SGD, ADAM, DENOISED_ADAM, 'yogi')
 ARCHITECTURES = ('lstm', 'transformer')
 PUBLIC = 'public'
 
@@ -103,7 +104,8 @@ class Training:
     clients_per_round: clients of a round, >= 1; also the divisor of the mean.
     batch_size: sentences of a client's step, >= 1; every client does one epoch.
     client_learning_rate: learning rate of a client's SGD, > 0.
-    server_optimizer: 'sgd', 'adam' or 'yogi', which takes the mean with noise.
+    server_optimizer: 'sgd', 'adam', 'yogi', or 'denoised-adam', whose second
+      moment leaves out the known noise; it takes the mean with noise.
     server_learning_rate: learning rate of the server's optimiser, > 0.
     server_momentum: momentum of the server's SGD, in [0, 1); beta_1 of an
       adaptive optimiser.

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import collections
+from typing import Any
+
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+import tff_bandmf
 from simulations import config as config_lib
+from tff_bandmf import errors
 
 
 def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
@@ -20,31 +26,149 @@ def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
   return tf.gather(table, tf.minimum(t, training.rounds - 1))
 
 
-def build(training: config_lib.Training) -> tff.learning.optimizers.Optimizer:
+def build(
+  training: config_lib.Training, plan: tff_bandmf.Plan
+) -> tff.learning.optimizers.Optimizer:
   """Returns the optimiser.
 
   It sees the noised means alone: adapting to them costs no privacy.
+
+  Args:
+    training: names it, and gives its parameters.
+    plan: of the run.
   """
   rate = training.server_learning_rate
   optimizers = tff.learning.optimizers
+  parameters = (
+    rate,
+    training.server_momentum,
+    training.server_beta_2,
+    training.server_epsilon,
+  )
   if training.server_optimizer == config_lib.SGD:
     optimizer = optimizers.build_sgdm(rate, training.server_momentum or None)
   elif training.server_optimizer == config_lib.ADAM:
-    optimizer = optimizers.build_adam(
-      rate,
-      training.server_momentum,
-      training.server_beta_2,
-      training.server_epsilon,
-    )
+    optimizer = optimizers.build_adam(*parameters)
+  elif training.server_optimizer == config_lib.DENOISED_ADAM:
+    optimizer = DenoisedAdam(plan, *parameters)
   else:
-    optimizer = optimizers.build_yogi(
-      rate,
-      training.server_momentum,
-      training.server_beta_2,
-      training.server_epsilon,
-    )
+    optimizer = optimizers.build_yogi(*parameters)
   if training.server_warmup_rounds or training.server_cooldown_rounds:
     return optimizers.schedule_learning_rate(
       optimizer, lambda t: learning_rate(training, t)
     )
   return optimizer
+
+
+def noise_variances(plan: tff_bandmf.Plan) -> np.ndarray:
+  """Returns the variance of the noise of each mean, a coordinate, [n] float64.
+
+    s_t^2 = (z_stddev |row t of C^-1| / clients_per_round)^2
+
+  Args:
+    plan: of the run, with one clip, a number.
+
+  Raises:
+    ValueError: the clip adapts, or is one a layer: s_t is not a number then.
+  """
+  clip = plan.l2_norm_clip
+  if not isinstance(clip, (int, float)):
+    raise errors.value_error(
+      f'l2_norm_clip={clip}: must be one number for noise of a known variance; '
+      f'give one, or another server_optimizer than {config_lib.DENOISED_ADAM}'
+    )
+  z_stddev = plan.guarantee.z_stddev_per_clip * clip
+  rows = plan.strategy.recursion().row_norms
+  return (z_stddev * rows / plan.clients_per_round) ** 2
+
+
+class DenoisedAdam(tff.learning.optimizers.Optimizer):
+  """Adam whose second moment is that of the mean without its noise.
+
+    m_t = beta_1 m_{t-1} + (1 - beta_1) g_t
+    v_t = beta_2 v_{t-1} + (1 - beta_2) (g_t^2 - s_t^2)
+    w_t = w_{t-1} - rate m_t / (1 - beta_1^t)
+                    / sqrt(max(v_t / (1 - beta_2^t), epsilon^2))
+
+  E[g_t^2] is the square of what the clients say plus s_t^2, which is known and
+  would make the steps of all coordinates alike. What is left may fall below 0
+  by chance, so that a floor has to hold it. The square is that of one round:
+  noise of several rounds is correlated, and adds up in m_t alone.
+
+  The step is counted from the first mean that is released; a burnt round
+  releases none, and moves the s_t after it by one round.
+  """
+
+  def __init__(
+    self,
+    plan: tff_bandmf.Plan,
+    learning_rate: float,
+    beta_1: float = 0.9,
+    beta_2: float = 0.999,
+    epsilon: float = 1e-3,
+  ):
+    """Initializes the optimiser.
+
+    Args:
+      plan: of the run; see `noise_variances`.
+      learning_rate: > 0.
+      beta_1: in [0, 1), of the means.
+      beta_2: in [0, 1), of their squares.
+      epsilon: > 0, in the unit of an update: least square root of the second
+        moment.
+    """
+    self._variances = noise_variances(plan)
+    self._learning_rate = learning_rate
+    self._betas = beta_1, beta_2
+    self._epsilon = epsilon
+
+  def initialize(self, specs: Any) -> Any:
+    def zeros():
+      return tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), specs)
+
+    return collections.OrderedDict(
+      [
+        (tff.learning.optimizers.LEARNING_RATE_KEY, self._learning_rate),
+        ('step', 0),
+        ('mean', zeros()),
+        ('square', zeros()),
+      ]
+    )
+
+  def next(self, state: Any, weights: Any, gradients: Any) -> tuple[Any, Any]:
+    rate = state[tff.learning.optimizers.LEARNING_RATE_KEY]
+    step = tf.convert_to_tensor(state['step'])
+    table = tf.constant(self._variances, tf.float32)
+    variance = tf.gather(table, tf.minimum(step, len(self._variances) - 1))
+    beta_1, beta_2 = self._betas
+    done = tf.cast(step + 1, tf.float32)
+    mean_weight = 1.0 - beta_1**done
+    square_weight = 1.0 - beta_2**done
+    mean = tf.nest.map_structure(
+      lambda m, g: m + (g - m) * (1.0 - beta_1), state['mean'], gradients
+    )
+    square = tf.nest.map_structure(
+      lambda v, g: v + (tf.square(g) - variance - v) * (1.0 - beta_2),
+      state['square'],
+      gradients,
+    )
+    updated = tf.nest.map_structure(
+      lambda w, m, v: (
+        w
+        - rate
+        * (m / mean_weight)
+        / tf.sqrt(tf.maximum(v / square_weight, self._epsilon**2))
+      ),
+      weights,
+      mean,
+      square,
+    )
+    state = collections.OrderedDict(
+      [
+        (tff.learning.optimizers.LEARNING_RATE_KEY, rate),
+        ('step', step + 1),
+        ('mean', mean),
+        ('square', square),
+      ]
+    )
+    return state, updated

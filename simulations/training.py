@@ -186,9 +186,12 @@ def run(
   if (directory / run_json.PLAN_FILE).exists():
     strategy = plan_lib.Plan.load(directory / run_json.PLAN_FILE).strategy
   start = pretraining.start(config, corpus.train.vocabulary)
+  planned = plan(
+    config, strategy or find_strategy(config), corpus.train.num_clients
+  )
   with tff_bandmf.Run(
     directory,
-    plan(config, strategy or find_strategy(config), corpus.train.num_clients),
+    planned,
     **run_options,
     after=start.after,
     options=run_lib.RunOptions(
@@ -204,7 +207,7 @@ def run(
       start.model,
       config.data.sequence_length,
       tff.learning.optimizers.build_sgdm(training.client_learning_rate),
-      server_optimizer.build(training),
+      server_optimizer.build(training, planned),
       started.aggregator,
       training.batch_size,
       workers,

@@ -338,10 +338,30 @@ def test_comparison_shows_what_c_for_momentum_changes():
   ]
 
 
-def test_comparison_without_runs_says_so():
+def test_page_of_people_is_made_of_its_own_sweep():
+  comparison = _program('comparison')
+  runs = tuple(
+    {**run, 'stands_for': None, 'claimed_epsilon': run['epsilon']}
+    for run in _runs((1, 2))
+  )
+  page = comparison.page(
+    comparison.summary_lib.Summary(runs, (), ()), comparison.PEOPLE
+  )
+  assert page.startswith('# People\n')
+  assert '| banded      |         8 |       2 | -0.200 ± 0.000 |' in page
+  assert '--config=configs/people.toml' in page and 'evidence' not in page
+  assert 'stands for: it guarantees nothing' not in page
+  assert re.findall(r'!\[[^]]*\]\((.*?)\)', page) == [
+    'people_noise.png',
+    'people_convergence.png',
+  ]
+
+
+@pytest.mark.parametrize('name', ['COMPARISON', 'PEOPLE'])
+def test_comparison_without_runs_says_so(name):
   comparison = _program('comparison')
   summary = comparison.summary_lib.Summary((), ('x',), ())
-  page = comparison.page(summary)
+  page = comparison.page(summary, getattr(comparison, name))
   assert '**0 of 1 runs have ended**' in page and '![' not in page
   assert comparison.readme(summary) == ''
 
