@@ -195,12 +195,7 @@ def _after_run(
     raise _unfit(
       init, 'has other words', 'give its vocabulary.txt as data.vocabulary_file'
     )
-  saved = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
-  leaves = _arrays(checkpoints.read(saved[-1])[0]) if saved else []
-  # The state of a learning process begins with the weights of its model.
-  weights = leaves[: len(model.weights)]
-  if [each.shape for each in weights] != [each.shape for each in model.weights]:
-    raise _unfit(init, 'has another model', 'give the [model] of that run')
+  weights = last_weights(directory, model)
   same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
   private = record.claim['noise_multiplier'] > 0 and not record.simulated
   # PRIVACY: weights that saw the same people without noise would carry them
@@ -224,6 +219,29 @@ def _after_run(
     ),
     (directory,) if same and private else (),
   )
+
+
+def last_weights(
+  directory: pathlib.Path, model: models.Model
+) -> list[np.ndarray]:
+  """Returns the weights that a run of this program ended with.
+
+  Args:
+    directory: of the run.
+    model: of the shapes that they have.
+
+  Raises:
+    ValueError: the run has another model, or a damaged checkpoint.
+  """
+  found = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
+  leaves = _arrays(checkpoints.read(found[-1])[0]) if found else []
+  # The state of a learning process begins with the weights of its model.
+  weights = leaves[: len(model.weights)]
+  if [each.shape for each in weights] != [each.shape for each in model.weights]:
+    raise _unfit(
+      str(directory), 'has another model', 'give the [model] of that run'
+    )
+  return weights
 
 
 def _arrays(content: Any) -> list[np.ndarray]:

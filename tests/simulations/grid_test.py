@@ -460,3 +460,17 @@ def test_evidence_is_what_the_protocol_says():
     assert (config.privacy.simulated_clients_per_round is None) == own
     # Nobody chose a rate for a mechanism.
     assert (row.rule is None) == (row.name == 'none')
+
+
+def test_people_have_a_guarantee_of_their_own():
+  rows = grid.load(str(_CONFIGS / 'people.toml')).rows
+  families = ('identity', 'online-tree', 'tree', 'banded', 'blt')
+  assert {row.config().privacy.family for row in rows} >= {'none', *families}
+  for row in rows:
+    config = row.config()
+    assert config.privacy.simulated_clients_per_round is None
+    assert (config.data.corpus, config.data.unit) == ('chitchat', 'person')
+    assert config.training.init == 'public'
+    assert len(row.seeds) == 5
+    # Nobody chose a rate for a mechanism.
+    assert (row.rule is None) == (row.name == 'none')

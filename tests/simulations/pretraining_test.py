@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 import shutil
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import small_chat
 
 from simulations import (
+  attacks,
   config_keys,
   evaluation,
   models,
@@ -16,6 +18,7 @@ from simulations import (
   training,
 )
 from simulations.corpora import docstrings
+from simulations.sweeps import grid
 from tff_bandmf import report, verify
 from tff_bandmf.run_files import run_json
 
@@ -38,37 +41,25 @@ def folder(tmp_path_factory):
 
 
 def _config(folder, **changes):
-  """An experiment on people that starts from the public text."""
+  """The experiment of `make people`, as little of it as can be."""
+  path = pathlib.Path(__file__).resolve().parents[2] / 'configs'
   return config_keys.changed(
-    config_keys.from_tree(
-      {
-        'data': {
-          'corpus': 'chitchat',
-          'data_dir': str(folder),
-          'vocabulary_file': str(folder / 'words.txt'),
-          'vocabulary_size': len(small_chat.WORDS),
-          'unit': 'person',
-        },
-        'model': {'embedding_size': 4, 'lstm_size': 4, 'tied': True},
-        'training': {
-          'rounds': 3,
-          'clients_per_round': 4,
-          'client_groups': 2,
-          'evaluate_every': 3,
-          'init': 'public',
-          'init_corpus': str(folder / 'public.sqlite'),
-          'init_epochs': 20,
-        },
-        'privacy': {
-          'family': 'banded-toeplitz',
-          'min_sep': 2,
-          'epsilon': 8.0,
-          'delta': 1e-5,
-          'l2_norm_clip': 0.5,
-        },
-      }
-    ),
-    changes,
+    grid.one(str(path / 'people_demo.toml')).config(),
+    {
+      'data.data_dir': str(folder),
+      'data.vocabulary_file': str(folder / 'words.txt'),
+      'data.vocabulary_size': len(small_chat.WORDS),
+      'model.embedding_size': 4,
+      'model.lstm_size': 4,
+      'training.rounds': 3,
+      'training.clients_per_round': 4,
+      'training.server_cooldown_rounds': 1,
+      'training.evaluate_every': 3,
+      'training.init_corpus': str(folder / 'public.sqlite'),
+      'training.init_epochs': 20,
+      'privacy.min_sep': 2,
+      **changes,
+    },
   )
 
 
@@ -205,3 +196,16 @@ def test_run_that_has_not_ended_is_refused(folder, corpus, ended, tmp_path):
   config = _config(folder, **{'training.init': str(tmp_path / 'run')})
   with pytest.raises(ValueError, match='training.init=.*not ended'):
     pretraining.start(config, corpus.train.vocabulary)
+
+
+def test_ended_run_is_attacked(folder, corpus, ended):
+  start = pretraining.start(_config(folder), corpus.train.vocabulary)
+  found = attacks.attack(corpus, ended, start)
+  splits = (corpus.train, corpus.validation, corpus.test)
+  assert found['members'] == corpus.train.num_clients
+  assert found['members'] + found['others'] == sum(
+    split.num_clients for split in splits
+  )
+  record = run_json.RunRecord.read(ended)
+  assert found['noise_multiplier'] == record.claim['noise_multiplier'] > 0
+  assert not any(each['refuted'] for each in found['membership'])

@@ -1,0 +1,331 @@
+"""Attacks on people: who was trained on, and what they wrote.
+
+  python -m simulations.attacks --config=F[:ROW] --output_dir=D [--planted=20]
+
+Trains the run of the configuration in D, or takes the one that ended there, and
+attacks its last model as anybody could who has it and the public one it started
+from. One JSON line comes out.
+
+* Membership: the score of a person is her gain, the loss a word of her
+  sentences before minus after. Members are the people of the train split, and
+  others those of the two other splits. The attack calls a member everybody with
+  a larger gain than all but a share alpha of the others.
+* Exposure [Carlini19]: before training, a sentence of random words takes the
+  place of some sentences of each of `planted` people. Among R sentences of the
+  same kind, of which nobody wrote the others, a planted one has rank r by how
+  much its loss fell, and exposure log2(R) - log2(r): 1.4 on average for a model
+  that never saw it, and at most log2(R).
+
+A test of one person that calls a bystander a member with probability alpha
+finds a member with probability at most Phi(Phi^-1(alpha) + mu), mu = 1 /
+noise_multiplier. An attack that stays below proves nothing, and one that does
+not refutes the guarantee.
+
+[Carlini19] is Carlini, Liu, Erlingsson, Kos, Song, "The Secret Sharer", USENIX
+Security 2019.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import pathlib
+import sys
+from typing import Any, Optional
+
+import click
+import numpy as np
+from scipy import stats
+
+from simulations import run_stackoverflow
+from simulations.corpora import client_data
+from simulations.sweeps import grid
+
+ALPHAS = (0.01, 0.05)
+_CONFIDENCE = 0.95
+_REFERENCES = 4095  # Sentences that nobody wrote.
+_PLANTED_WORDS = 8
+_PLANTED_ROWS = 4  # Sentences of a person that the planted one replaces.
+_BATCH = 256
+
+
+def bound(alpha: float, noise_multiplier: float) -> float:
+  """Returns the most that any attack's true positive rate can be.
+
+    Phi(Phi^-1(alpha) + 1 / noise_multiplier)
+
+  Args:
+    alpha: false positive rate, in [0, 1].
+    noise_multiplier: of the whole run; 0 bounds nothing.
+
+  >>> round(bound(0.01, 1 / 1.53), 2)
+  0.21
+  """
+  if noise_multiplier == 0:
+    return 1.0
+  return float(stats.norm.cdf(stats.norm.ppf(alpha) + 1 / noise_multiplier))
+
+
+def interval(successes: int, trials: int) -> tuple[float, float]:
+  """Returns the 95 % interval of a probability, exact [Clopper-Pearson]."""
+  tail = (1 - _CONFIDENCE) / 2
+  return (
+    float(stats.beta.ppf(tail, successes, trials - successes + 1))
+    if successes
+    else 0.0,
+    float(stats.beta.ppf(1 - tail, successes + 1, trials - successes))
+    if successes < trials
+    else 1.0,
+  )
+
+
+def membership(
+  members: np.ndarray, others: np.ndarray, noise_multiplier: float
+) -> list[dict[str, Any]]:
+  """Returns the attack by threshold at each of `ALPHAS`.
+
+  Args:
+    members: [m] scores, larger is likelier a member.
+    others: [k] scores of people who are none.
+    noise_multiplier: of the run; 0 without noise.
+
+  Returns:
+    The false and the true positive rate with their intervals, the `bound` at
+    the rate alpha, and whether the bound is `refuted`: the true positive rate
+    exceeds, at the lower end of its interval, the bound at the upper end of
+    that of the false positive rate.
+  """
+  found = []
+  for alpha in ALPHAS:
+    # With no more than alpha of the others above it.
+    threshold = np.sort(others)[::-1][math.floor(alpha * len(others))]
+    false, true = (int(np.sum(each > threshold)) for each in (others, members))
+    low, high = interval(true, len(members))
+    most = interval(false, len(others))[1]
+    found.append(
+      {
+        'alpha': alpha,
+        'false_positive_rate': false / len(others),
+        'true_positive_rate': true / len(members),
+        'low': low,
+        'high': high,
+        'bound': bound(alpha, noise_multiplier),
+        'refuted': low > bound(most, noise_multiplier),
+        'above_chance': low > most,
+      }
+    )
+  return found
+
+
+def row_losses(model: Any, weights: Any, rows: np.ndarray) -> np.ndarray:
+  """Returns the losses of sentences, the sum over their words, and the words.
+
+  Args:
+    model: a `models.Model`.
+    weights: to take.
+    rows: [sentences, sequence_length + 1] token ids.
+
+  Returns:
+    [sentences, 2] float64.
+  """
+  import tensorflow as tf
+
+  @tf.function(autograph=False, reduce_retracing=True)
+  def batch_losses(x, y):
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
+      y, model.logits(weights, x)
+    )
+    mask = tf.cast(tf.not_equal(y, 0), tf.float32)
+    return tf.stack([tf.reduce_sum(losses * mask, 1), tf.reduce_sum(mask, 1)])
+
+  weights = tuple(map(tf.constant, weights))
+  found = [np.zeros((2, 0))]
+  for start in range(0, len(rows), _BATCH):
+    batch = rows[start : start + _BATCH].astype(np.int32)
+    found.append(batch_losses(batch[:, :-1], batch[:, 1:]).numpy())
+  return np.concatenate(found, 1).T.astype(np.float64)
+
+
+def gains(
+  model: Any,
+  before: Any,
+  after: Any,
+  clients: client_data.TokenizedClients,
+) -> np.ndarray:
+  """Returns what each client gained, [m] nats a word.
+
+  Args:
+    model: a `models.Model`.
+    before: its weights before the training.
+    after: its weights after it.
+    clients: of one split.
+  """
+  clients.prepare(range(clients.num_clients))
+  losses = [
+    np.add.reduceat(row_losses(model, each, clients.ids), clients.offsets[:-1])
+    for each in (before, after)
+  ]
+  words = losses[0][:, 1]
+  return (losses[0][:, 0] - losses[1][:, 0]) / words
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Planted:
+  """Sentences that were planted.
+
+  Attributes:
+    clients: of the train split, with the sentences in their text.
+    people: [m] indices of those who have one each.
+    rows: [m, sequence_length + 1] token ids of the sentences.
+    references: [R - 1, sequence_length + 1] of sentences that nobody has.
+  """
+
+  clients: client_data.TokenizedClients
+  people: np.ndarray
+  rows: np.ndarray
+  references: np.ndarray
+
+
+def plant(
+  clients: client_data.TokenizedClients, people: int, seed: int
+) -> Planted:
+  """Returns clients of whom some wrote a sentence of random words.
+
+  Args:
+    clients: of the train split.
+    people: how many of them.
+    seed: of who they are, and of the words.
+  """
+  clients.prepare(range(clients.num_clients))
+  generator = np.random.default_rng(seed)
+  chosen = np.sort(generator.choice(clients.num_clients, people, replace=False))
+  words = clients.vocabulary.words
+  rows = np.array(
+    [
+      clients.vocabulary.encode(
+        ' '.join(generator.choice(words, _PLANTED_WORDS)),
+        clients.sequence_length,
+      )
+      for _ in range(people + _REFERENCES)
+    ],
+    clients.ids.dtype,
+  )
+  ids = np.array(clients.ids)
+  for person, row in zip(chosen, rows):
+    first, last = clients.offsets[person : person + 2]
+    ids[first : min(first + _PLANTED_ROWS, last)] = row
+  return Planted(
+    dataclasses.replace(clients, ids=ids, source=None),
+    chosen,
+    rows[:people],
+    rows[people:],
+  )
+
+
+def exposures(
+  model: Any, before: Any, after: Any, planted: Planted
+) -> np.ndarray:
+  """Returns the exposure of each planted sentence, [m] bits."""
+
+  def fell(rows):
+    return (
+      row_losses(model, before, rows)[:, 0]
+      - row_losses(model, after, rows)[:, 0]
+    )
+
+  others = np.sort(fell(planted.references))
+  above = len(others) - np.searchsorted(others, fell(planted.rows))
+  return math.log2(len(others) + 1) - np.log2(above + 1)
+
+
+def attack(
+  corpus: Any,
+  directory: pathlib.Path,
+  start: Any,
+  planted: Optional[Planted] = None,
+) -> dict[str, Any]:
+  """Returns what the attacks on an ended run found; see the module.
+
+  Args:
+    corpus: the `training.TokenizedCorpus` of the run.
+    directory: of the run.
+    start: the `pretraining.Start` of the run.
+    planted: what was planted in the train split, if something was.
+  """
+  from simulations import pretraining
+  from tff_bandmf.run_files import run_json
+
+  model, before = start.model, start.model.weights
+  after = pretraining.last_weights(directory, model)
+  noise_multiplier = run_json.RunRecord.read(directory).claim[
+    'noise_multiplier'
+  ]
+  members = gains(model, before, after, corpus.train)
+  if planted is not None:
+    # They did not write it all by themselves.
+    members = np.delete(members, planted.people)
+  others = np.concatenate(
+    [
+      gains(model, before, after, each)
+      for each in (corpus.validation, corpus.test)
+    ]
+  )
+  result = {
+    'noise_multiplier': noise_multiplier,
+    'members': len(members),
+    'others': len(others),
+    'membership': membership(members, others, noise_multiplier),
+  }
+  if planted is not None:
+    bits = exposures(model, before, after, planted)
+    result['exposure'] = {
+      'planted': len(bits),
+      'most_bits': math.log2(_REFERENCES + 1),
+      'mean_bits': float(np.mean(bits)),
+      'largest_bits': float(np.max(bits)),
+    }
+  return result
+
+
+@click.command(help=__doc__.split('\n')[0])
+@run_stackoverflow.experiment_options
+@click.option(
+  '--planted',
+  type=click.IntRange(min=0),
+  default=0,
+  show_default=True,
+  help='People with a planted sentence.',
+)
+@run_stackoverflow.one_line_errors
+def main(
+  config_path: str,
+  settings: tuple[str, ...],
+  show: Optional[str],
+  output_dir: str,
+  planted: int,
+) -> None:
+  del show  # `simulations.run_stackoverflow` lists and prints.
+  run_stackoverflow.check_system(output_dir)
+  from simulations import pretraining, training
+  from tff_bandmf import report
+  from tff_bandmf.tff import runtime
+
+  config = grid.one(config_path, settings).config()
+  directory = pathlib.Path(output_dir)
+  corpus = training.load_corpus(config.data)
+  there = None
+  if planted:
+    there = plant(corpus.train, planted, config.training.seed)
+    corpus = dataclasses.replace(corpus, train=there.clients)
+  with runtime.local_runtime():
+    training.run(config, corpus, directory, resume=True)
+  report.write(directory)
+  start = pretraining.start(config, corpus.train.vocabulary)
+  result = attack(corpus, directory, start, there)
+  click.echo(json.dumps(result))
+  sys.exit(int(any(each['refuted'] for each in result['membership'])))
+
+
+if __name__ == '__main__':
+  main()
