@@ -57,7 +57,7 @@ def bound(alpha: float, noise_multiplier: float) -> float:
 
   Args:
     alpha: false positive rate, in [0, 1].
-    noise_multiplier: of the whole run; 0 bounds nothing.
+    noise_multiplier: noise multiplier of the whole run, >= 0; 0 bounds nothing.
 
   >>> round(bound(0.01, 1 / 1.53), 2)
   0.21
@@ -86,9 +86,9 @@ def membership(
   """Returns the attack by threshold at each of `ALPHAS`.
 
   Args:
-    members: [m] scores, larger is likelier a member.
-    others: [k] scores of people who are none.
-    noise_multiplier: of the run; 0 without noise.
+    members: [m] scores of members; a larger score is likelier of a member.
+    others: [k] scores of people who are not members.
+    noise_multiplier: noise multiplier of the run, >= 0; 0 without noise.
 
   Returns:
     The false and the true positive rate with their intervals, the `bound` at
@@ -96,14 +96,14 @@ def membership(
     exceeds, at the lower end of its interval, the bound at the upper end of
     that of the false positive rate.
   """
-  found = []
+  rates = []
   for alpha in ALPHAS:
     # With no more than alpha of the others above it.
     threshold = np.sort(others)[::-1][math.floor(alpha * len(others))]
     false, true = (int(np.sum(each > threshold)) for each in (others, members))
     low, high = interval(true, len(members))
     most = interval(false, len(others))[1]
-    found.append(
+    rates.append(
       {
         'alpha': alpha,
         'false_positive_rate': false / len(others),
@@ -115,15 +115,15 @@ def membership(
         'above_chance': low > most,
       }
     )
-  return found
+  return rates
 
 
 def row_losses(model: Any, weights: Any, rows: np.ndarray) -> np.ndarray:
   """Returns the losses of sentences, the sum over their words, and the words.
 
   Args:
-    model: a `models.Model`.
-    weights: to take.
+    model: network, a `models.Model`.
+    weights: weights of the network.
     rows: [sentences, sequence_length + 1] token ids.
 
   Returns:
@@ -140,11 +140,11 @@ def row_losses(model: Any, weights: Any, rows: np.ndarray) -> np.ndarray:
     return tf.stack([tf.reduce_sum(losses * mask, 1), tf.reduce_sum(mask, 1)])
 
   weights = tuple(map(tf.constant, weights))
-  found = [np.zeros((2, 0))]
+  losses = [np.zeros((2, 0))]
   for start in range(0, len(rows), _BATCH):
     batch = rows[start : start + _BATCH].astype(np.int32)
-    found.append(batch_losses(batch[:, :-1], batch[:, 1:]).numpy())
-  return np.concatenate(found, 1).T.astype(np.float64)
+    losses.append(batch_losses(batch[:, :-1], batch[:, 1:]).numpy())
+  return np.concatenate(losses, 1).T.astype(np.float64)
 
 
 def gains(
@@ -156,10 +156,10 @@ def gains(
   """Returns what each client gained, [m] nats a word.
 
   Args:
-    model: a `models.Model`.
-    before: its weights before the training.
-    after: its weights after it.
-    clients: of one split.
+    model: network, a `models.Model`.
+    before: weights before the training.
+    after: weights after the training.
+    clients: clients of one split.
   """
   clients.prepare(range(clients.num_clients))
   losses = [
@@ -175,10 +175,11 @@ class Planted:
   """Sentences that were planted.
 
   Attributes:
-    clients: of the train split, with the sentences in their text.
-    people: [m] indices of those who have one each.
+    clients: clients of the train split, with the sentences in their text.
+    people: [m] indices of the clients with one sentence each.
     rows: [m, sequence_length + 1] token ids of the sentences.
-    references: [R - 1, sequence_length + 1] of sentences that nobody has.
+    references: [R - 1, sequence_length + 1] token ids of sentences that no
+      client has.
   """
 
   clients: client_data.TokenizedClients
@@ -193,9 +194,9 @@ def plant(
   """Returns clients of whom some wrote a sentence of random words.
 
   Args:
-    clients: of the train split.
-    people: how many of them.
-    seed: of who they are, and of the words.
+    clients: clients of the train split.
+    people: number of clients with a planted sentence, >= 1.
+    seed: seed, >= 0, of the choice of clients and words.
   """
   clients.prepare(range(clients.num_clients))
   generator = np.random.default_rng(seed)
@@ -248,10 +249,10 @@ def attack(
   """Returns what the attacks on an ended run found; see the module.
 
   Args:
-    corpus: the `training.TokenizedCorpus` of the run.
-    directory: of the run.
-    start: the `pretraining.Start` of the run.
-    planted: what was planted in the train split, if something was.
+    corpus: corpus of the run, a `training.TokenizedCorpus`.
+    directory: folder of the run.
+    start: where the run started, a `pretraining.Start`.
+    planted: sentences that were planted in the train split; None if none was.
   """
   from simulations import pretraining
   from tff_bandmf.run_files import run_json
@@ -314,15 +315,15 @@ def main(
   config = grid.one(config_path, settings).config()
   directory = pathlib.Path(output_dir)
   corpus = training.load_corpus(config.data)
-  there = None
+  planted_text = None
   if planted:
-    there = plant(corpus.train, planted, config.training.seed)
-    corpus = dataclasses.replace(corpus, train=there.clients)
+    planted_text = plant(corpus.train, planted, config.training.seed)
+    corpus = dataclasses.replace(corpus, train=planted_text.clients)
   with runtime.local_runtime():
     training.run(config, corpus, directory, resume=True)
   report.write(directory)
   start = pretraining.start(config, corpus.train.vocabulary)
-  result = attack(corpus, directory, start, there)
+  result = attack(corpus, directory, start, planted_text)
   click.echo(json.dumps(result))
   sys.exit(int(any(each['refuted'] for each in result['membership'])))
 

@@ -200,8 +200,8 @@ def _after_run(
   private = record.claim['noise_multiplier'] > 0 and not record.simulated
   # PRIVACY: weights that saw the same people without noise would carry them
   # into a model that claims a guarantee for them. Such a start is refused, and
-  # one with noise is composed with. Guard:
-  # pretraining_test.test_start_without_noise_on_the_same_people_is_refused.
+  # one with noise is composed with.
+  # Guard: pretraining_test.test_start_without_noise_on_same_people_is_refused.
   if same and not private and config.privacy.family != config_lib.NO_NOISE:
     raise _unfit(
       init,
@@ -227,14 +227,14 @@ def last_weights(
   """Returns the weights that a run of this program ended with.
 
   Args:
-    directory: of the run.
-    model: of the shapes that they have.
+    directory: folder of the run.
+    model: network whose shapes the weights have.
 
   Raises:
     ValueError: the run has another model, or a damaged checkpoint.
   """
-  found = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
-  leaves = _arrays(checkpoints.read(found[-1])[0]) if found else []
+  saved = sorted((directory / run_json.CHECKPOINTS).glob('*.npz'))
+  leaves = _arrays(checkpoints.read(saved[-1])[0]) if saved else []
   # The state of a learning process begins with the weights of its model.
   weights = leaves[: len(model.weights)]
   if [each.shape for each in weights] != [each.shape for each in model.weights]:

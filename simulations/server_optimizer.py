@@ -34,8 +34,8 @@ def build(
   It sees the noised means alone: adapting to them costs no privacy.
 
   Args:
-    training: names it, and gives its parameters.
-    plan: of the run.
+    training: name and parameters of the optimiser.
+    plan: plan of the run.
   """
   rate = training.server_learning_rate
   optimizers = tff.learning.optimizers
@@ -66,7 +66,7 @@ def noise_variances(plan: tff_bandmf.Plan) -> np.ndarray:
     s_t^2 = (z_stddev |row t of C^-1| / clients_per_round)^2
 
   Args:
-    plan: of the run, with one clip, a number.
+    plan: plan of the run, with one number as its clip.
 
   Raises:
     ValueError: the clip adapts, or is one a layer: s_t is not a number then.
@@ -90,9 +90,9 @@ class DenoisedAdam(tff.learning.optimizers.Optimizer):
     w_t = w_{t-1} - rate m_t / (1 - beta_1^t)
                     / sqrt(max(v_t / (1 - beta_2^t), epsilon^2))
 
-  E[g_t^2] is the square of what the clients say plus s_t^2, which is known and
-  would make the steps of all coordinates alike. What is left may fall below 0
-  by chance, so that a floor has to hold it. The square is that of one round:
+  E[g_t^2] is the square of the clients' mean plus s_t^2, which is known and
+  would make the steps of all coordinates alike. The rest may fall below 0 by
+  chance, so that a floor has to hold it. The square is that of one round:
   noise of several rounds is correlated, and adds up in m_t alone.
 
   The step is counted from the first mean that is released; a burnt round
@@ -110,12 +110,12 @@ class DenoisedAdam(tff.learning.optimizers.Optimizer):
     """Initializes the optimiser.
 
     Args:
-      plan: of the run; see `noise_variances`.
-      learning_rate: > 0.
-      beta_1: in [0, 1), of the means.
-      beta_2: in [0, 1), of their squares.
-      epsilon: > 0, in the unit of an update: least square root of the second
-        moment.
+      plan: plan of the run; see `noise_variances`.
+      learning_rate: learning rate, > 0.
+      beta_1: decay of the average of the means, in [0, 1).
+      beta_2: decay of the average of their squares, in [0, 1).
+      epsilon: least square root of the second moment, > 0, in the unit of an
+        update.
     """
     self._variances = noise_variances(plan)
     self._learning_rate = learning_rate

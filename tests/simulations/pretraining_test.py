@@ -155,7 +155,7 @@ def test_run_starts_from_the_model_of_another(folder, corpus, ended):
   assert pretraining.start(other, corpus.train.vocabulary).after == ()
 
 
-def test_start_without_noise_on_the_same_people_is_refused(
+def test_start_without_noise_on_same_people_is_refused(
   folder, corpus, ended, tmp_path
 ):
   silent = tmp_path / 'silent'
