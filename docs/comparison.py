@@ -50,7 +50,7 @@ _LIMITS = """\
 _EXPECTED_OF_PEOPLE = """\
 - The error L of a mechanism, computed before any training, decides, as in the
   [comparison](comparison). A person comes 15 times, so independent noise has an
-  L about four times that of banded.
+  L about three times that of banded.
 - Noise costs more than on the docstrings: 50 people stand for nobody else, and
   share noise that hides each of them.
 """
