@@ -249,8 +249,8 @@ def guarantee(runs, delta, profile=None):
     alpha += max(alpha_of(run, run.touched * min(run.few, d), 12, part),
                  alpha_of(run, run.touched * d, m, part))
     beta += 2e-24 + 4 * d * run.touched * tail(12)
-  return 2 * alpha + smallest(lambda e: np.exp(alpha) * profile(e) + beta * (
-    1 + np.exp(alpha + e)) <= delta)
+  return float(2 * alpha + smallest(lambda e: np.exp(alpha) * profile(e) + beta
+                                    * (1 + np.exp(alpha + e)) <= delta))
 # 5. Cohorts that chance draws.
 def poisson_profile(sigma, q, count, delta):
   """Returns epsilon -> at least delta of `count` rounds, each of which a client
