@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 
 import numpy as np
 import pytest
@@ -185,3 +186,52 @@ def test_weak_guarantee_is_warned_of_and_given(run, command, names):
   assert len(lines) == len(names)
   for line, name in zip(lines, names):
     assert line.startswith(f'warning: {name}')
+
+
+def test_budget_is_a_participation_of_every_command(run, run_json):
+  flags = '--participation budget --min-sep 4 --max-participations 2'
+  found = run_json(
+    *f'optimize --family banded-sqrt --bands 3 --rounds 12 {flags}'.split(),
+    *'--apart 2 --out c.json'.split(),
+  )
+  assert (found['participation'], found['participations']) == ('budget', 2)
+  assert found['sensitivity_method'] == 'upper_bound'
+  typical = run_json('evaluate', 'c.json', '--min-sep', 4)
+  assert found['sensitivity'] == pytest.approx(typical['sensitivity'], 0.2)
+  stored = run_json('evaluate', 'c.json')
+  assert stored['sensitivity'] == found['sensitivity']
+  noise = run_json(*'calibrate c.json --epsilon 2 --delta 1e-6'.split())
+  assert noise['epsilon'] <= 2
+  for command, line in (
+    ('--min-sep 4 --apart 2', 'apart=2: participation min-sep does not take'),
+    (f'{flags} --apart 5', 'apart=5: must not exceed min_sep=4'),
+    ('--participation budget', 'min_sep=None: participation budget needs it'),
+  ):
+    status, _, error = run('evaluate', 'c.json', *command.split())
+    assert status == 2 and error.startswith(line)
+  status, _, error = run(*f'evaluate c.json {flags} --horizon 20'.split())
+  assert status == 2 and error.startswith('horizon=20: is not the rounds=12')
+
+
+def test_rules_are_compared_on_arrivals(run, run_json):
+  rows = [(t, 'often') for t in range(8)] + [(t, f'new {t}') for t in range(8)]
+  rows += [(0, 'again'), (3, 'again')]
+  pathlib.Path('log.csv').write_text(
+    'round,client\n' + ''.join(f'{t},{who}\n' for t, who in rows)
+  )
+  plan = (
+    'plan --rounds 8 --clients-per-round 3 --min-sep 4 --l2-norm-clip 1 '
+    '--epsilon 8 --delta 1e-6 --mechanism identity --arrivals log.csv'
+  )
+  found = run_json(*plan.split())['arrivals']
+  assert found['min-sep']['participations'] == 2 + 8 + 1
+  # The identity has no overlap: two rounds of a client cost the same anywhere.
+  assert found['budget']['participations'] == 2 + 8 + 2
+  assert {found[rule]['rounds'] for rule in found} == {8}
+  _, out, _ = run(*plan.split())
+  assert 'arrivals by budget: 10 clients took part 12 times' in out
+  status, _, error = run(*plan.replace('rounds 8', 'rounds 7').split())
+  assert status == 2 and 'has 8 rounds' in error
+  sampled = plan + ' --amplification balls-in-bins'
+  status, _, error = run(*sampled.split())
+  assert status == 2 and error.startswith('arrivals=log.csv: is compared')

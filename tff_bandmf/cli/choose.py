@@ -90,7 +90,7 @@ def choose(
     )
   output.warn_of_weak(**flags)
   records = [
-    _record(choice, cohorts.schema, workload, **flags)
+    _record(choice, choice.guarantee.cohorts.schema, workload, **flags)
     for choice in ranking.choices
   ]
   if as_json:

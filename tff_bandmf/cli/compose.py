@@ -54,8 +54,8 @@ def compose(runs, delta, as_json):
     }
     for run, each, claim in zip(runs, guarantees, claims)
   ]
-  for row in rows:
-    if row['rounds_started'] not in (None, row['rounds']):
+  for row, claim in zip(rows, claims):
+    if claim is not None and claim.may_grow:
       output.warn(
         f'rounds_started={row["rounds_started"]}: {row["run"]} has '
         f'{row["rounds"]} rounds, and all of them count; epsilon_so_far is its '

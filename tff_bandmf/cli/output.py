@@ -134,6 +134,8 @@ def describe(
   mean_error and max_error are for noise of standard deviation 1, rmse and
   max_rmse for a noise multiplier of 1.
   """
+  if isinstance(participation, participation_lib.Budget):
+    participation = sensitivity_lib.budget.completed(participation, strategy)
   mean_error, max_error = strategy.errors(workload)
   parameters = strategy.parameters()
   record = {

@@ -55,6 +55,8 @@ def optimize(
   0.98
   """
   declared = families.get(family)
+  # Under a budget C is for the patterns that the budget is taken from.
+  participation = participation.typical
   request = _Request(
     rounds,
     participation,
