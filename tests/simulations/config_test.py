@@ -133,3 +133,26 @@ def test_file_that_is_no_toml_is_named(tmp_path):
   path.write_text('[training\n')
   with pytest.raises(ValueError, match='broken.toml'):
     _load(str(path))
+
+
+def test_participation_by_budget_is_that_of_its_keys():
+  page = _load(_DEMO.replace('demo.toml', 'budget.toml'))
+  assert page.cohorts(100).name == 'min-sep'
+  compared = config_keys.changed(page, page.compare['budget']).cohorts(100)
+  assert compared.to_dict() == {
+    'participation': 'budget',
+    'min_sep': 60,
+    'max_participations': 2,
+    'apart': 20,
+    'horizon': None,
+  }
+  for settings, line in (
+    (['privacy.apart=2'], 'apart=2: participation min-sep does not take it'),
+    (['privacy.participation=single'], 'privacy.participation=single'),
+    (
+      ['privacy.participation=budget', 'privacy.amplification=b-min-sep'],
+      'privacy.participation=budget',
+    ),
+  ):
+    with pytest.raises(ValueError, match=line):
+      _load(_DEMO, settings)
