@@ -189,7 +189,7 @@ def names(clients: Iterable[Client]) -> Union[np.ndarray, list[str]]:
   # PRIVACY: a program that reads names from two sources may have '1' and 1 for
   # one client, which would take part twice within min_sep. NumPy would make
   # strings of both, so a mixture is refused before any conversion.
-  # Guard: ledger_test.test_names_of_two_kinds_are_refused.
+  # Guard: identifiers_test.test_names_of_two_kinds_are_refused.
   if 0 < strings < len(clients):
     raise errors.type_error(
       f'clients={strings} strings and {len(clients) - strings} others: must be '

@@ -247,7 +247,7 @@ class Ledger:
       indices = hashed.indices(cohort)
       # PRIVACY: a client that the history lacks would be drawn again too early.
       # A ledger with a client outside of the population is refused.
-      # Guard: ledger_test.test_clients_can_be_strings.
+      # Guard: identifiers_test.test_clients_can_be_strings.
       if len(indices) and not (0 <= indices.min() and indices.max() < clients):
         raise errors.value_error(
           f'round={round_index}: has clients that are not among the {clients} '
@@ -401,7 +401,7 @@ class Ledger:
       # PRIVACY: a client that was 1 in an earlier round and is '1' now would
       # look new, and take part too early. All rounds name clients by index, or
       # all by string, as the first round did.
-      # Guard: ledger_test.test_ledger_keeps_the_kind_of_its_names.
+      # Guard: identifiers_test.test_ledger_keeps_the_kind_of_its_names.
       if len(hashes) and tables.by_index(connection) not in (
         None,
         highest >= 0,
@@ -651,7 +651,7 @@ class Ledger:
       # PRIVACY: with another key every client looks new, and could take part
       # too early. Only the key whose fingerprint the ledger has is accepted.
       # Guards:
-      # ledger_test.test_ledger_without_its_key_lets_nobody_in and
+      # identifiers_test.test_ledger_without_its_key_lets_nobody_in and
       # test_ledger_with_another_key_lets_nobody_in.
       if recorded is None:
         loaded = identifiers.Identifiers.load_or_create(self._key_file)
