@@ -57,7 +57,7 @@ def noise_of_sums(
 
 
 def read(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns what a run was, and what it gave."""
+  """Returns mechanism, clips and noise of a run."""
   run = run_json.RunRecord.read(directory)
   privacy, training = run.config['privacy'], run.config['training']
   strategy, _ = strategies.load(directory / run_json.STRATEGY_FILE)
@@ -84,7 +84,7 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
   """Returns a figure of clips and of noise by round, a column a mechanism.
 
   Noise is that of the sum of all rounds so far, over the clip of the round:
-  a clip that stays has that of C alone.
+  a constant clip has the noise of C alone.
   """
   families = list(dict.fromkeys(run['family'] for run in runs))
   drawing = figure_lib.Figure(
@@ -108,7 +108,7 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
       constant = np.divide(run['noise']['constant'], run['path'])
     below.plot(rounds, constant, ':', color='black', label='a constant clip')
     above.set_yscale('log')
-    # A clip that ran away leaves the panel.
+    # A diverging clip may leave the panel.
     above.set_ylim(top=4 * max(run['l2_norm_clip'] for run in runs))
     below.set_yscale('log')
     below.set_xlabel('rounds')
@@ -130,7 +130,7 @@ def main(runs: pathlib.Path, out: pathlib.Path) -> None:
     if (directory / run_json.RESULT_FILE).exists()
   ]
   draw(clip_paths).savefig(out / f'{_NAME}.png', dpi=110)
-  # A figure needs the noise of all rounds; what is told is that of the end.
+  # The figure needs the noise of all rounds, the table that of the last one.
   for run in clip_paths:
     run['noise'] = {name: values[-1] for name, values in run['noise'].items()}
     if not run['adaptive']:

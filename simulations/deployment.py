@@ -32,7 +32,7 @@ from tff_bandmf import participation as participation_lib
 def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
   """Returns min_sep, participations and clients of a raw log.
 
-  Client by client, from one sort of all (client, round) as single numbers.
+  It counts client by client, after one sort of all (client, round) pairs.
 
   Args:
     raw_log: int64 numbers: round, cohort size, cohort, and so on.
@@ -57,7 +57,7 @@ def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
 def simulate(
   sampler: cohorts.CohortSampler, directory: pathlib.Path
 ) -> dict[str, Any]:
-  """Returns what the ledger and the raw log of a deployment say, and times."""
+  """Returns the counts of ledger and raw log of a deployment, and times."""
   began = time.perf_counter()
   history = cohorts.History.empty(sampler.clients)
   selecting = recording = dropped = 0.0
@@ -106,7 +106,7 @@ def simulate(
 
 
 def agrees(result: dict[str, Any]) -> bool:
-  """Returns whether the counts are equal and within what was planned."""
+  """Returns whether the counts are equal and within the plan."""
   counted, planned = result['counted'], result['planned']
   return (
     result['observed'] == counted

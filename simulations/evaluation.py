@@ -31,7 +31,7 @@ class Evaluator:
     Args:
       model: model of the weights.
       clients: clients of a split without training.
-      sentences: at most this many are taken, at even distances; None for all.
+      sentences: most sentences, >= 1, taken at even distances; None for all.
     """
     self._x, self._y = clients.arrays(sentences)
     self._accuracies = models.accuracies(clients.vocabulary.num_ids)

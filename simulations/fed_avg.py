@@ -27,8 +27,8 @@ def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
   """Returns the members of groups of about the same size, largest first.
 
   Args:
-    sizes: [m] of the members.
-    groups: at most this many; each has a member.
+    sizes: [m] integers, sentences of each member.
+    groups: most groups, >= 1; none is empty.
 
   >>> deal(np.array([5, 1, 3, 3]), 2)
   [array([0, 1]), array([2, 3])]
@@ -36,7 +36,7 @@ def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
   loads = np.zeros(min(groups, len(sizes)))
   members: list[list[int]] = [[] for _ in loads]
   for member in np.argsort(-sizes, kind='stable').tolist():
-    # A group without a member is first, whatever the sizes.
+    # Fill empty groups first, for all sizes.
     group = min(range(len(loads)), key=lambda i: (loads[i], len(members[i])))
     members[group].append(member)
     loads[group] += sizes[member]
@@ -55,9 +55,9 @@ def group_datasets(
   Args:
     clients: clients of the train split.
     cohort: [m] indices.
-    groups: at most this many.
-    seed: with the round and the client, gives the order of the sentences.
-    round_index: the round.
+    groups: most groups, >= 1.
+    seed: seed, >= 0, of the order of the sentences, with round and client.
+    round_index: index of the round.
   """
   clients.prepare(cohort.tolist())
   arrays = [
@@ -316,8 +316,9 @@ def _train_group(
       parallel_iterations=1,
     )
     update = tf.nest.map_structure(tf.subtract, start, trained)
-    # PRIVACY: clipped before it meets another. Guard:
-    # fed_avg_test.test_client_moves_the_sum_by_its_clip.
+    # PRIVACY: an update beyond the clip would move the sum by more than the
+    # clip. Each update is clipped before it is added to another.
+    # Guard: fed_avg_test.test_client_moves_the_sum_by_its_clip.
     total = tf.nest.map_structure(tf.add, total, clipping.clip(update, *scales))
     counts = tf.nest.map_structure(
       tf.add, counts, clipping.describe(update, *scales)

@@ -40,7 +40,7 @@ _PACKAGE = 'absl-py'
 
 
 def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
-  """Returns the experiment: every kind of state, as little as can be."""
+  """Returns a small experiment with every kind of state."""
   return config_keys.from_tree(
     {
       'data': {
@@ -71,9 +71,9 @@ def experiment(corpus: pathlib.Path, rounds: int) -> config_lib.Config:
 
 
 def start(work: Callable[[], None], log: pathlib.Path) -> int:
-  """Returns the id of a process that does the work; its status is 1 if not.
+  """Returns the ID of a process that does the work; status 1 is a failure.
 
-  It is forked: what was imported here is there at once.
+  The process is forked, so it need not import anything again.
   """
   child = os.fork()
   if child:
@@ -93,7 +93,7 @@ def start(work: Callable[[], None], log: pathlib.Path) -> int:
 
 
 def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
-  """Returns the status of a process and its seconds; kills it after as many."""
+  """Returns status and duration of a process; kills it after some seconds."""
   began = time.monotonic()
   while True:
     ended, status = os.waitpid(child, os.WNOHANG)
@@ -116,7 +116,7 @@ def train(
   from tff_bandmf.run_files import folder, run_json
   from tff_bandmf.tff import runtime
 
-  # For comparison alone: a run of its own draws its key.
+  # Only a comparison shares a key: any other run draws its own.
   if not (directory / report.RUN_FILE).exists():
     _files.load_or_create_secret(
       directory / f'{run_json.NOISE_KEY}{run_json.NEW_KEY}',
@@ -132,9 +132,10 @@ def train(
 
 
 def _observed(ledger) -> Any:
-  """Returns what a ledger shows but the attempts that kills made fail.
+  """Returns the content of a ledger without the attempts that kills
+  interrupted.
 
-  They are events of the chain, whose head is another one for them.
+  Interrupted attempts are events of the chain and change its head.
   """
   return dataclasses.replace(ledger.observed(), failed=0, head='')
 
@@ -142,7 +143,7 @@ def _observed(ledger) -> Any:
 def differences(
   whole: pathlib.Path, killed: pathlib.Path, rounds: int
 ) -> Iterator[str]:
-  """Yields what of a run is not as in the undisturbed one."""
+  """Yields the names of parts that differ from the undisturbed run."""
   from tff_bandmf import ledger as ledger_lib
   from tff_bandmf import report
 
@@ -175,7 +176,7 @@ def _contents(directory: pathlib.Path, name: str) -> Any:
 
 
 def _result(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns the result without the head, in which failed attempts are too."""
+  """Returns the result without the head, which covers failed attempts, too."""
   from tff_bandmf.run_files import run_json
 
   content = _contents(directory, run_json.RESULT_FILE)
@@ -193,13 +194,13 @@ def _rows(directory: pathlib.Path) -> list[dict[str, str]]:
 
 
 def _report(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns the report without what differs between any two runs."""
+  """Returns the report without the parts that differ between any two runs."""
   from tff_bandmf import report
 
   content = _contents(directory, report.JSON_FILE)
-  # Their times differ, and the attempts that failed.
+  # Times and failed attempts differ.
   del content['ledger_head'], content['content_sha256']
-  # A run is called by its folder.
+  # The name of a run is that of its folder.
   for run in content['check']['runs']:
     del run['name']
   for name in report.METRICS_FILE, report.RESULT_FILE:
@@ -225,8 +226,8 @@ def main(kills: int, rounds: int, seed: int, out: Optional[str]) -> None:
 def run(
   directory: pathlib.Path, kills: int, rounds: int, instants: random.Random
 ) -> dict[str, Any]:
-  """Returns how many runs were killed, where, and what of them differs."""
-  # Before the processes are forked, which then have it.
+  """Returns the kills, their rounds, and the differences that remain."""
+  # Imported before the fork, so that every process has it.
   from simulations import training
   from simulations.corpora import docstrings
   from tff_bandmf import noise
@@ -241,7 +242,7 @@ def run(
     str(corpus),
   )
   config = experiment(corpus, rounds)
-  # Makes what is cached next to the corpus.
+  # Fill the caches next to the corpus.
   loaded = training.load_corpus(config.data)
   for split in loaded.train, loaded.validation, loaded.test:
     split.arrays()
@@ -256,7 +257,7 @@ def run(
   status, seconds = finish(work('whole'))
   if status:
     raise RuntimeError((directory / 'whole.log').read_text())
-  # The key of the ledger is made when the first round starts.
+  # The first round creates the key of the ledger.
   before_rounds = (
     directory / 'whole' / 'private' / 'ledger.key'
   ).stat().st_mtime - began
@@ -272,7 +273,7 @@ def run(
       if status != signal.SIGKILL:
         break
       killed += 1
-      # Now and then the resumed one is killed too.
+      # Sometimes the resumed process is killed, too.
       if instants.random() < 0.7:
         status, _ = finish(work(name))
         break

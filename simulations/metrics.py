@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-# Besides those of every run.
+# Columns besides those of every run.
 COLUMNS = (
   'seconds',
   'non_finite',
@@ -19,7 +19,7 @@ COLUMNS = (
 
 
 class TensorBoard:
-  """Writes a row a round into the folder `tensorboard` of a run."""
+  """Writes one row for each round into the folder `tensorboard` of a run."""
 
   def __init__(self, directory: pathlib.Path):
     self._writer = tf.summary.create_file_writer(str(directory / 'tensorboard'))

@@ -84,31 +84,32 @@ _EXPERIMENT_OPTIONS = (
   ),
 )
 
-# Longer than a round takes that anybody waits for.
+# Seconds: more than any round takes for which a user would wait.
 _ROUND_SECONDS = 3600.0
-# A small run has 28 open.
+# Open files: a small run has 28.
 _FILES = 64
 
 Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
 
 
 def experiment_options(command: Callable[..., None]) -> Callable[..., None]:
-  """Returns the command with what says which experiment, and where it goes."""
+  """Returns the command with the options of an experiment and its folder."""
   for option in reversed(_EXPERIMENT_OPTIONS):
     command = option(command)
   return command
 
 
 def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
-  """Returns the command with bad input told in one line, exit status 2.
+  """Returns the command that reports bad input in one line, exit status 2.
 
   SIGTERM and Ctrl-C end it cleanly.
   """
 
   @functools.wraps(command)
   def wrapped(*args, **kwargs):
-    # TensorFlow's C++ side talks of missing GPUs and of graph rewrites, and a
-    # package that it takes of another that it takes.
+    # TensorFlow's C++ side logs missing GPUs and graph rewrites, and a
+    # dependency
+    # warns about another dependency.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
     # As an exception, so that the noise on the tape does not stay behind.
@@ -129,7 +130,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _line(error: Exception) -> Optional[str]:
-  """Returns what to say of bad input or a bad machine; None of a mistake."""
+  """Returns a line for bad input or a bad machine; None for a bug."""
   text = str(error)
   tensorflow = sys.modules.get('tensorflow')
   if tensorflow is not None and isinstance(
@@ -139,7 +140,8 @@ def _line(error: Exception) -> Optional[str]:
       tensorflow.errors.PermissionDeniedError,
     ),
   ):
-    # After the name of the operation: a path, and what the system says.
+    # The message after the name of the operation: a path, and the system's
+    # error.
     message = error.message.splitlines()[0].rpartition('}}')[2].strip()
     return errors.invalid(
       f'system={message}: the run ends here; see to it, and use --resume'
@@ -157,7 +159,7 @@ def _line(error: Exception) -> Optional[str]:
 
 
 def check_system(directory: str) -> None:
-  """Raises ValueError, in time, where a run could not end.
+  """Raises ValueError before training if the system would end a run early.
 
   Args:
     directory: folder of the run, as the command line names it.
@@ -179,7 +181,7 @@ def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
   The name of the main run is its family.
 
   Raises:
-    ValueError: a comparison has that name too.
+    ValueError: a comparison has the name of the main run.
   """
   runs = {config.privacy.family: (config, directory)}
   for name, changes in config.compare.items():
@@ -209,17 +211,17 @@ def train_all(
 
   Args:
     runs: result of `planned_runs`.
-    resume: whether to go on with runs that are there.
+    resume: whether to go on with runs that exist.
     workers: 'host:port,...' on which the clients train; None trains them here.
-    stop_after: so many rounds of a run this call leaves it.
+    stop_after: rounds of each run after which this call leaves it, >= 1.
     round_timeout: seconds that a worker may take for its part of a round.
-    **kept: `moved` and `keep_key`, as `tff_bandmf.Run` takes them.
+    **run_options: `moved` and `keep_key` of `tff_bandmf.Run`.
 
   Raises:
     ValueError: `resume` is False and a folder holds a run.
-    RuntimeError: a worker does not answer, or not in time.
+    RuntimeError: a worker does not answer in time.
   """
-  # TensorFlow Federated takes 10 s to import: bad input is told before.
+  # TensorFlow Federated takes 10 s to import: bad input is reported before.
   _say('loading TensorFlow Federated')
   from simulations import training
   from tff_bandmf import report
@@ -267,7 +269,7 @@ def train_all(
 
 
 def _say(phase: str) -> None:
-  """Says, before it begins, what takes seconds."""
+  """Writes the name of a phase of several seconds before it begins."""
   click.echo(f'{phase} ...', err=True)
 
 
@@ -362,7 +364,7 @@ def main(**given: Any) -> None:
     moved=flags.moved,
     keep_key=flags.keep_key,
   )
-  # Again, now that the runs it is compared with are there.
+  # Write it again: the runs of the comparison exist now.
   from tff_bandmf import report
   from tff_bandmf.run_files import metrics
 
@@ -381,7 +383,7 @@ def main(**given: Any) -> None:
 
 
 def speed(name: str, rows: list[dict[str, str]]) -> list[str]:
-  """Returns how long a round took, in a line; none where nothing tells it.
+  """Returns a line with the duration of a round; none where it is secret.
 
   Args:
     name: name of the run.

@@ -1,4 +1,4 @@
-"""The server's optimiser: what it makes of the noised mean of updates."""
+"""The server's optimiser, which takes the mean of updates with its noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:
   """Returns the server's learning rate in round t, scalar float32.
 
   Args:
-    training: gives the schedule, `workloads.Workload.learning_rates`.
+    training: settings with the schedule, `workloads.Workload.learning_rates`.
     t: scalar integer.
   """
   rates = training.server_schedule.learning_rates(training.rounds)
@@ -31,7 +31,7 @@ def build(
 ) -> tff.learning.optimizers.Optimizer:
   """Returns the optimiser.
 
-  It sees the noised means alone: adapting to them costs no privacy.
+  The optimiser sees means with noise alone, so adapting costs no privacy.
 
   Args:
     training: name and parameters of the optimiser.

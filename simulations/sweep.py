@@ -2,7 +2,7 @@
 
   python -m simulations.sweep --config=FILE --out=DIR [--processes=2] [--resume]
 
-`simulations/sweeps/grid_file.py` says what a grid is. Every row runs
+`simulations/sweeps/grid_file.py` defines a grid. Every row runs
 
   1. with each candidate of the server learning rate, on seed 0. The rate with
      the least validation loss, averaged over the last fifth of the rounds, is
@@ -50,14 +50,14 @@ from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import _files, errors
 
 _STOP_SECONDS = 30
-# A guess, while no cell has ended.
+# A guess in minutes, used until a cell has ended.
 _SECONDS_PER_CLIENT = 0.008
 
 
 def run(
   grid: grid_lib.Grid, directory: pathlib.Path, processes: int
 ) -> schedule.Ended:
-  """Runs what is not there yet; returns what every cell gave.
+  """Runs the cells that have no result; returns the results of all.
 
   Args:
     grid: experiments to run.
@@ -68,14 +68,14 @@ def run(
     ValueError: a finished cell is of another grid.
   """
   context = multiprocessing.get_context('forkserver')
-  # TFF takes 10 s to import: once, not in every cell.
+  # TFF takes 10 s to import: import it once, not in every cell.
   context.set_forkserver_preload(['simulations.training'])
   cores = sorted(os.sched_getaffinity(0))
   slots = [
     frozenset(cores[i::processes] or [cores[i % len(cores)]])
     for i in range(processes)
   ]
-  # Cells keep the server that forks them alive when the sweep has ended.
+  # Cells keep their fork server alive after the end of the sweep.
   alive, _held = context.Pipe(duplex=False)
   ended: dict[str, Optional[sweep_cell.Result]] = {}
   running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}

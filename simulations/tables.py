@@ -34,7 +34,7 @@ def read(path: str) -> dict[str, Any]:
   content = _files.read(pathlib.Path(path))
   try:
     return tomllib.loads(content.decode())
-  # Bytes that are not UTF-8 raise these too, and so do endless nested tables.
+  # Bytes that are not UTF-8 and endless nested tables raise these, too.
   except (RecursionError, ValueError) as error:
     raise errors.value_error(
       f'config={path}: is not TOML: {error}; correct it'
@@ -42,7 +42,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
-  """Returns a dataclass of a table; its keys are not looked at.
+  """Returns a dataclass of a table, without a check of its keys.
 
   Args:
     kind: the dataclass.
@@ -69,7 +69,7 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
 
 
 def _to_float(value: Any) -> Any:
-  """Returns an integer of the file as the float that a field wants."""
+  """Returns an integer as a float where the field has a float."""
   return float(value) if type(value) is int else value
 
 
@@ -112,7 +112,7 @@ def unknown(
   Args:
     name: kind of the word, for messages.
     word: the word.
-    offers: words to what to write for them; that of the closest is offered.
+    offers: known words, and the text to offer for each; the closest is offered.
     listing: command that lists them.
     prefix: text before the word.
   """

@@ -95,7 +95,7 @@ def planned_participation(
   config: config_lib.Config,
 ) -> participation_lib.Participation:
   """Returns the schema that the strategy of an experiment is for."""
-  # However many clients there are.
+  # The schema does not depend on the number of clients.
   return config.cohorts(config.training.clients_per_round).schema.typical
 
 
@@ -115,7 +115,7 @@ def check_cohorts(config: config_lib.Config, corpus: TokenizedCorpus) -> None:
 
 
 def strategy_request(config: config_lib.Config) -> dict[str, Any]:
-  """Returns all that the strategy of an experiment is a function of."""
+  """Returns the arguments of `optimize.optimize` for an experiment."""
   privacy, training = config.privacy, config.training
   without = privacy.family == config_lib.NO_NOISE
   return {
@@ -161,17 +161,17 @@ def run(
   with the very cohorts and the very noise that they had; see `Run`.
 
   Args:
-    config: the experiment; `compare` is not looked at.
+    config: the experiment, without its comparisons.
     corpus: result of `load_corpus` for it.
     directory: folder of the run.
-    resume: whether to go on with a run that is there.
+    resume: whether to go on with a run that exists.
     strategy: result of `find_strategy`, where it is at hand; the claim is
       about the matrix that is passed. A run that is there keeps its own.
-    workers: on which the clients train; None takes TFF's context for them too.
+    workers: workers that train the clients; None trains them in TFF's context.
       The result is the same.
-    stop_after: so many rounds the call ends, and None comes back if some are
-      left; another call with `resume` goes on.
-    **kept: `moved` and `keep_key`, as `tff_bandmf.Run` takes them.
+    stop_after: rounds after which the call ends, >= 1; it returns None if some
+      are left; another call with `resume` goes on.
+    **run_options: `moved` and `keep_key` of `tff_bandmf.Run`.
 
   Raises:
     ValueError: a value out of range, a run is there and `resume` is False, or
@@ -250,9 +250,9 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
   left = started.rounds_left
   stop = left - min(left, stop_after or left)
 
-  # PRIVACY: what chance drew is told by how long a round took, and events of
-  # TensorBoard have the time. Guard:
-  # training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
+  # PRIVACY: the duration of a round reveals the size of a secret cohort, and
+  # events of TensorBoard have the time. Sampled runs write neither.
+  # Guard: training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
   tells_time = config.privacy.amplification is None
 
   def prepare(t, cohort):

@@ -50,7 +50,7 @@ def sha256(path: str, progress: bool = True) -> str:
 
 
 def require_published_sha256(path: str, actual: str) -> None:
-  """Raises ValueError if `PATH.sha256` is there and names another checksum.
+  """Raises ValueError if `PATH.sha256` exists and has another checksum.
 
   Args:
     path: path of the file; beside it may lie the output of `sha256sum` for it.

@@ -4,7 +4,7 @@ TFF tokenises strings in every round. Here a client is tokenised when it is
 first used, into its place in a file of all clients' ids next to the SQLite
 file, which later rounds and runs map into memory. So a run starts at once,
 takes the disk and the memory that its cohorts need, and processes that run at
-the same time share the file: whoever writes a client writes the same.
+the same time share the file: two processes write the same bytes of a client.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class TokenizedClients:
   """The clients of one split.
 
   Attributes:
-    split_name: In the SQLite file.
-    client_ids: Sorted; a client's index is its position here.
+    split_name: name of the split in the SQLite file.
+    client_ids: sorted IDs; a client's index is its position here.
     offsets: [num_clients + 1] int64; the rows of client `i` are `offsets[i]` to
       `offsets[i + 1]`.
     ids: [num_sentences, sequence_length + 1] int16 or int32, the rows of
       `Vocabulary.encode`; with a `source`, zero for clients not used yet.
     vocabulary: words of the ids.
-    source: Where the sentences come from; None if `ids` is complete.
+    source: file of the sentences; None if `ids` is complete.
   """
 
   split_name: str
@@ -76,7 +76,7 @@ class TokenizedClients:
     here costs less.
 
     Args:
-      client_indices: Places in `client_ids`.
+      client_indices: positions in `client_ids`.
       progress: Whether to draw a progress bar on standard error.
 
     Raises:
@@ -111,7 +111,7 @@ class TokenizedClients:
           self.ids[first + 1 : last] = rows[1:]
           first_rows.append(rows[0])
           bar.update()
-        # A client's first row says that it is there: it is written last, and
+        # A client's first row marks it as complete: the row is written last,
         # after the others have reached the disk.
         _flush(self.ids)
         self.ids[self.offsets[indices]] = first_rows
@@ -142,7 +142,7 @@ class TokenizedClients:
     """Returns the inputs and the targets of a client.
 
     Args:
-      client_index: Place in `client_ids`.
+      client_index: position in `client_ids`.
       seed: The order of the sentences is a function of (seed, round_index,
         client_index), non-negative integers; None keeps that of the file.
       round_index: The training round.
@@ -209,7 +209,7 @@ def _flush(ids: np.ndarray) -> None:
 
 
 def _map(path: str, num_rows: int, row_length: int, dtype: type) -> np.ndarray:
-  """Returns the file of ids as an array; what is written to it is kept."""
+  """Returns the file of ids as an array in shared memory; writes persist."""
   if not num_rows:
     return np.zeros((0, row_length), dtype)
   return np.memmap(path, dtype, 'r+', shape=(num_rows, row_length))

@@ -29,17 +29,17 @@ from tff_bandmf import _files, errors
 # TFF's names; 'heldout' is the validation split.
 SPLIT_NAMES = ('train', 'heldout', 'test')
 
-_CACHE_VERSION = 1  # Raise it when what is cached changes.
+_CACHE_VERSION = 1  # Raise it when the cached content changes.
 
 
 @dataclasses.dataclass(frozen=True)
 class Content:
-  """A file and what it held when it was looked at.
+  """A file and its content at one moment.
 
   Attributes:
     path: path of the file.
-    size: in bytes.
-    mtime_ns: when it was last changed.
+    size: size of the file, in bytes.
+    mtime_ns: time of its last change, in nanoseconds.
     digest: SHA-256 of its content: of the file, or where the file has a table
       `corpus` with the checksum of its clients, of that.
   """
@@ -93,7 +93,7 @@ class Content:
     return content
 
   def remember(self, cache_directory: Optional[str] = None) -> None:
-    """Saves `of` from hashing the file again while it is unchanged."""
+    """Caches the digest, so that `of` need not hash an unchanged file again."""
     record = dataclasses.asdict(self)
     del record['path']
     cached = cache_path(self.path, cache_directory, 'sha256.json')
@@ -149,7 +149,7 @@ def _open(path: str) -> Iterator[sqlite3.Connection]:
 
 
 def cache_path(path: str, cache_directory: Optional[str], name: str) -> str:
-  """Returns where to keep what was made of the SQLite file `path`.
+  """Returns the path of a cached file that is made from a SQLite file.
 
   Args:
     path: path of the SQLite file.

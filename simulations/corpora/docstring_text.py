@@ -1,4 +1,4 @@
-"""Sentences of a docstring, without what would be noise to a language model.
+"""Sentences of a docstring, without text that a language model cannot use.
 
 Code blocks, doctests, formulas, tables, the type lines of parameter lists and
 licences are left out.
@@ -11,7 +11,8 @@ from typing import Optional
 
 MAX_WORDS = 20  # A sentence is cut here, as TFF cuts StackOverflow's.
 _MIN_WORDS = 3
-_MIN_LETTER_SHARE = 0.7  # Less is code or a table; spaces are not counted.
+# A line with a lower share of letters is code or a table.
+_MIN_LETTER_SHARE = 0.7
 
 _PROSE_DIRECTIVES = (
   'deprecated|important|note|seealso|tip|versionadded|versionchanged|warning'
@@ -37,7 +38,9 @@ _LICENCE = re.compile(r'licen[sc]e|copyright|warranties|all rights reserved')
 
 def _prose_lines(docstring: str) -> Iterator[str]:
   """Yields the stripped lines outside code, and '' for the others."""
-  block_indent: Optional[int] = None  # A literal block is deeper than this.
+  block_indent: Optional[int] = (
+    None  # A literal block has a larger indentation than this.
+  )
   in_fence = in_doctest = False
   for line in inspect.cleandoc(docstring).split('\n'):
     text = line.strip()

@@ -4,7 +4,7 @@ Real English text, no download, the same on every machine: the sources of
 packages that every lock pins to one version are parsed, never imported. One
 client is one top-level class (with the docstrings of its methods) or function.
 `cached_corpus` returns a SQLite file in the form of TFF's `SqlClientData` with
-the columns of TFF's StackOverflow data, so what reads the one reads the other.
+the columns of TFF's StackOverflow data, so one reader serves both.
 `CHECKSUM` is over the logical content: split, client, sentences. Clients whose
 whole text repeats an earlier one (the generated copies in TensorFlow and
 TensorFlow Probability) are dropped. The corpus is formulaic all the same: 43%
@@ -59,7 +59,7 @@ PACKAGES = (
 VERSION = 1
 CHECKSUM = 'bf6095cb430e2c8de525f413fd70e1fd48982af37e538a397c386ac213ed69af'
 
-# Written when a wheel is built: these differ between machines.
+# Files that are written when a wheel is built differ between machines.
 _GENERATED_FILES = frozenset(
   ['__config__.py', '_version.py', 'build_info.py', 'version.py']
 )

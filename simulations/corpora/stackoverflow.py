@@ -109,8 +109,8 @@ def _download(path: str) -> None:
 
   directory = os.path.dirname(path)
   os.makedirs(directory, exist_ok=True)
-  # TFF writes to the final name, and takes what is left of a broken download
-  # for the whole.
+  # TFF writes to the final name, and takes an interrupted download
+  # for a complete one.
   with tempfile.TemporaryDirectory(dir=directory) as temporary:
     try:
       tff.simulation.datasets.stackoverflow.load_data(cache_dir=temporary)
@@ -148,7 +148,7 @@ def vocabulary(
 
   try:
     tff.simulation.datasets.stackoverflow.load_word_counts(directory)
-  # Keras tells a failed download by a plain Exception.
+  # Keras raises a plain Exception for a failed download.
   except Exception as error:
     reason = ' '.join(str(error).split())
     raise OSError(

@@ -15,10 +15,10 @@ _CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-  """How one mechanism differs from another, on the seeds that both ran with.
+  """The difference between two mechanisms, on the seeds of both.
 
   Attributes:
-    seeds: how many.
+    seeds: number of seeds, >= 2.
     mean: mean of the differences, first minus second.
     stdev: standard deviation of the differences.
     half_width: half the width of the 95 % confidence interval of the mean.
@@ -42,7 +42,7 @@ def paired(
 ) -> Optional[Paired]:
   """Returns the difference; None with fewer than two seeds that both have.
 
-  It takes differences to be normal, and pairs to be compared one at a time.
+  The interval assumes normal differences and a single comparison.
 
   Args:
     first: values of the first mechanism by seed.
@@ -74,7 +74,7 @@ def least_difference(stdev: float, seeds: int) -> float:
   Args:
     stdev: standard deviation of the differences between two mechanisms on one
       seed.
-    seeds: at least two.
+    seeds: number of seeds, >= 2.
   """
   quantile = stats.t.ppf((1 + _CONFIDENCE) / 2, seeds - 1)
   return float(quantile * stdev / math.sqrt(seeds))
@@ -91,7 +91,7 @@ class Curve:
 
   Attributes:
     coefficients: [3] a, b, c.
-    residuals: [m] of the points it was fitted to.
+    residuals: [m] losses minus curve, at the fitted points.
   """
 
   coefficients: np.ndarray

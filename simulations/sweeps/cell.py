@@ -53,7 +53,7 @@ class Cell:
     """Returns the experiment.
 
     Args:
-      noise: L of its strategy, which a rule makes a learning rate of.
+      noise: L of its strategy, from which a rule computes the learning rate.
     """
     config = self.row.config(
       None if self.exponent is None else grid_lib.rate(self.exponent)

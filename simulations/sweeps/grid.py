@@ -29,19 +29,19 @@ _RATE = 'training.server_learning_rate'
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """An experiment but for its seed, and for its learning rate if that is tuned.
+  """An experiment without its seed, and without a learning rate that is tuned.
 
   Attributes:
-    name: unique in the grid; of a file or a folder.
+    name: name of its folder, unique in the grid.
     series: its corpus, if the grid has several, and its mechanism.
     epsilon: epsilon of the grid, > 0; infinity without noise.
     exponents: candidates i of the server learning rate 1.7^i; none if the base,
       the rule or --set gives the rate.
     tree: the experiment, with the middle candidate.
     comments: lines for readers of the experiment.
-    seeds: that test it in a sweep.
-    rule: that gives its learning rate, if one does.
-    extensions: how many rates a search may try beyond its candidates.
+    seeds: seeds of its tests in a sweep.
+    rule: rule for its learning rate, if it has one.
+    extensions: most rates, >= 0, that a search tries beyond its candidates.
   """
 
   name: str
@@ -88,8 +88,8 @@ class Rule:
   makes it so for the best candidate of one row.
 
   Attributes:
-    slope: below 0.
-    row: with the candidates.
+    slope: change of log(rate) by log(L), < 0.
+    row: name of the row with the candidates.
   """
 
   slope: float
@@ -105,7 +105,7 @@ class Rule:
     Args:
       constant: constant of the rule.
       noise: L; 0 has the largest rate.
-      largest: rate, whatever the rule says.
+      largest: upper limit of the rate.
     """
     if noise == 0:
       return largest
@@ -179,7 +179,7 @@ def load(
       raise errors.value_error(
         f'mechanisms={path}: gives no row; add [mechanisms.NAME] and epsilons'
       )
-    # A rate that is given is that of all rows.
+    # A rate from --set holds for all rows.
     if not any(each.split('=')[0].strip() == _RATE for each in settings):
       rule = _rule(file, rows)
   else:
@@ -286,7 +286,7 @@ def _row(
       raise errors.value_error(
         f'without={key}: is not a key of the base; leave it out of {name}'
       )
-  # Without noise it says nothing.
+  # A row without noise has no epsilon to check.
   tree['privacy']['epsilon'] = 1.0 if epsilon == math.inf else epsilon
   comments = [own.about] if own.about else []
   exponents = grid_file.exponents(

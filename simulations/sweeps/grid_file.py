@@ -46,7 +46,7 @@ from tff_bandmf import _checks, errors
 
 _NUMBER = re.compile(r'\d+(\.\d+)?', re.ASCII)
 _Kind = TypeVar('_Kind')
-# Beyond lie rates that no number has.
+# Exponents beyond this overflow.
 _LARGEST_EXPONENT = 100
 
 
@@ -93,7 +93,7 @@ Layers = tuple[Layer, Corpus, Mechanism]
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """A grid as it is written; the module says what the keys are."""
+  """A grid as written in a file; the module docstring has the keys."""
 
   mechanisms: dict[str, Any] = dataclasses.field(default_factory=dict)
   base: Union[str, dict[str, Any]] = dataclasses.field(default_factory=dict)

@@ -21,9 +21,9 @@ Runs = Sequence[Mapping[str, Any]]
 def noise(runs: Runs) -> Optional[figure_lib.Figure]:
   """Returns a figure of test loss against L, the error that theory gives.
 
-  Left that of prefix sums, right that of the models that momentum and schedule
-  make. A point is a run; the line is `analysis.curve` through all of them, and
-  the dashed one the mean without noise.
+  The left panel has the error of prefix sums, the right one of the models that
+  momentum and schedule make. A point is a run; the line is `analysis.curve`
+  through all of them, and the dashed one the mean without noise.
 
   Args:
     runs: result of `Summary.tests`.

@@ -1,4 +1,4 @@
-"""The cells of a sweep: which there are, which can run, what they gave."""
+"""The cells of a sweep: all of them, those that can run, their results."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _constant(rule: grid_lib.Rule, ended: Ended) -> Optional[float]:
   if exponent is None:
     return None
   best = ended[sweep_cell.Cell(rule.row, exponent, sweep_cell.TUNING_SEED).name]
-  # One that was chosen has ended well.
+  # A chosen cell has ended without a failure.
   assert best is not None
   return rule.constant(exponent, best.noise)
 
@@ -77,7 +77,7 @@ def test_cells(row: grid_lib.Row, ended: Ended) -> list[sweep_cell.Cell]:
 def ready(
   grid: grid_lib.Grid, directory: pathlib.Path
 ) -> tuple[dict[str, sweep_cell.Cell], Ended]:
-  """Returns the cells that could run now, by name, and what others gave.
+  """Returns the cells that could run now, by name, and the results of others.
 
   Args:
     grid: experiments of the sweep.
@@ -140,7 +140,7 @@ def _tuned(grid: grid_lib.Grid) -> list[grid_lib.Row]:
 
 
 def outcome(grid: grid_lib.Grid, ended: Ended) -> list[sweep_summary.Outcome]:
-  """Returns every cell of a sweep, and what it gave if it has ended."""
+  """Returns every cell of a sweep, with the result of each that has ended."""
   taken = {row.name: choose_rate(row, ended)[0] for row in _tuned(grid)[::-1]}
   return [
     sweep_summary.Outcome(

@@ -66,7 +66,7 @@ _CURVE_POINTS = 26
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-  """A cell of a sweep, and what became of it.
+  """A cell of a sweep, and its result.
 
   Attributes:
     cell: cell of the sweep.
@@ -83,10 +83,10 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-  """The finished runs of a sweep, and the names of those that are not.
+  """The finished runs of a sweep, and the names of the unfinished cells.
 
   Attributes:
-    runs: one an ended cell; see `_run`.
+    runs: one for each cell with a result; see `_run`.
     missing: cells that have not ended.
     failed: cells that ended without a result.
   """
@@ -114,7 +114,7 @@ class Summary:
 
   @classmethod
   def read(cls, text: str) -> Summary:
-    """Returns what `json` wrote."""
+    """Reads the text that `json` wrote."""
     content = json.loads(text)
     return cls(*(tuple(content[name]) for name in _fields()))
 
@@ -130,7 +130,7 @@ class Summary:
 
   @property
   def tests(self) -> list[dict[str, Any]]:
-    """Returns the runs whose rates were not searched for with them."""
+    """Returns the runs that test a rate, without those that search for one."""
     return [run for run in self.runs if not run['search']]
 
   @property
@@ -213,15 +213,17 @@ class Summary:
 
   @property
   def notes(self) -> list[str]:
-    """Returns what a reader of the rows has to know."""
-    # PRIVACY: an epsilon that no run has is not taken for its guarantee.
+    """Returns the notes for readers of the rows."""
+    # PRIVACY: a reader could take a simulated epsilon for the guarantee of a
+    # run. A note says that it is none.
     # Guard: sweep_runs_test.test_row_that_claims_more_says_so.
     more = any(
       (row['claimed_epsilon'] or 0) > _infinite(row['epsilon'])
       for row in self.rows
     )
-    # PRIVACY: nor is one that no run claims. Guard:
-    # sweep_runs_test.test_row_that_claims_nothing_says_so.
+    # PRIVACY: a reader could take an epsilon without a claim for a guarantee. A
+    # note says so.
+    # Guard: sweep_runs_test.test_row_that_claims_nothing_says_so.
     nothing = any(
       row['epsilon'] and row['claimed_epsilon'] is None for row in self.rows
     )
@@ -290,7 +292,7 @@ def _infinite(epsilon: Optional[float]) -> float:
 def _run(
   cell: sweep_cell.Cell, result: sweep_cell.Result, taken: bool
 ) -> dict[str, Any]:
-  """Returns what JSON says of a run; a search has no test."""
+  """Returns the JSON object of a run; a search has no test."""
   config = cell.config()
   step = -(-len(result.validation) // _CURVE_POINTS)
   search = cell.seed == sweep_cell.TUNING_SEED
@@ -311,7 +313,7 @@ def _run(
     'test_loss': None if search else _finite(result.test_loss),
     'test_accuracy': None if search else result.test_accuracy,
     'minutes': None if result.seconds is None else result.seconds / 60,
-    # The last one is kept.
+    # The last run is used.
     'curve': [
       [done, _finite(round(loss, 4))]
       for done, loss, _ in result.validation[::-1][::step][::-1]
@@ -332,7 +334,7 @@ def _row(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     **{
       name: runs[0][name] for name in ('mechanism', 'epsilon', 'rate', 'noise')
     },
-    # A run without noise claims nothing.
+    # A run without noise has no claim.
     'claimed_epsilon': None if None in claims else max(claims),
     'seeds': len(runs),
     'loss_mean': statistics.fmean(losses),
