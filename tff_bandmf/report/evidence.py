@@ -69,9 +69,8 @@ def verified_ledger(
     # report_test.test_ledger_with_more_rounds_than_the_strategy_is_refused.
     _require(
       last_round < strategy.rounds,
-      'rounds',
-      last_round + 1,
-      f'the ledger goes further than the strategy supports, {strategy.rounds}',
+      f'rounds={last_round + 1}: the ledger goes further than the strategy '
+      f'supports, {strategy.rounds}',
     )
     observed = ledger.observed(strategy, schema.costs)
   # PRIVACY: the ledger of another run could show fewer participations. The IDs
@@ -79,9 +78,8 @@ def verified_ledger(
   # Guard: evidence_test.test_ledger_of_another_run_is_refused.
   _require(
     bound == run.bound(),
-    'ledger',
-    directory / run_json.LEDGER_FILE,
-    f'is not that of the run and the key in {run_json.RUN_FILE}',
+    f'ledger={directory / run_json.LEDGER_FILE}: is not that of the run and '
+    f'the key in {run_json.RUN_FILE}',
   )
   if run.population is not None:
     highest = run.highest_client
@@ -94,15 +92,13 @@ def verified_ledger(
     # run_rounds_test.test_run_of_any_ids_is_reported.
     _require(
       observed.last_client <= highest,
-      'client',
-      observed.last_client,
-      f'the ledger has clients beyond the highest of the population, {highest}',
+      f'client={observed.last_client}: the ledger has clients beyond the '
+      f'highest of the population, {highest}',
     )
     _require(
       observed.clients <= run.population,
-      'clients',
-      observed.clients,
-      f'the ledger has more than the population={run.population}',
+      f'clients={observed.clients}: the ledger has more than the '
+      f'population={run.population}',
     )
   _check_noise(observed, z_stddev)
   # PRIVACY: a file edited after the rounds could claim a noise, clip or
@@ -110,44 +106,39 @@ def verified_ledger(
   # Guard: evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
     observed.enforced <= {None, run.enforced_digest(directory)},
-    'run',
-    directory / run_json.RUN_FILE,
-    f'or {run_json.PLAN_FILE} or {run_json.STRATEGY_FILE} is not that which '
-    'the rounds in the ledger held to',
+    f'run={directory / run_json.RUN_FILE}: or {run_json.PLAN_FILE} or '
+    f'{run_json.STRATEGY_FILE} is not that which the rounds in the ledger held '
+    'to',
   )
   # PRIVACY: two sums with the same noise reveal their difference. A round that
   # was finished with two results is refused.
   # Guard: evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
     not (z_stddev and observed.finished_twice),
-    'round',
-    observed.finished_twice[:1],
-    'was finished twice, and the ledger does not show that one result was '
-    'released: its noise may have met two sums',
+    f'round={min(observed.finished_twice, default=None)}: was finished twice, '
+    'and the ledger does not show that one result was released: its noise may '
+    'have met two sums',
   )
   results, ended = run_json.read_result(directory)
   if ended is not None:
     _require(
       # A budget holds for any number of rounds, and a run may end early.
       observed.rounds == strategy.rounds or schema.costs is not None,
-      'rounds',
-      observed.rounds,
-      f'the run has ended, but its ledger has not all {strategy.rounds} rounds',
+      f'rounds={observed.rounds}: the run has ended, but its ledger has not '
+      f'all {strategy.rounds} rounds',
     )
     _require(
       not observed.open,
-      'round',
-      observed.open[:1],
-      'was started and neither finished nor burnt, but the run has ended',
+      f'round={min(observed.open, default=None)}: was started and neither '
+      'finished nor burnt, but the run has ended',
     )
     # PRIVACY: a forger could cut clients out and compute the chain again. Its
     # head would then differ from the one in result.json.
     # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
       ended == observed.head,
-      'ledger',
-      directory / run_json.LEDGER_FILE,
-      f'is not the one that {run_json.RESULT_FILE} was written with',
+      f'ledger={directory / run_json.LEDGER_FILE}: is not the one that '
+      f'{run_json.RESULT_FILE} was written with',
     )
     # PRIVACY: an edited accuracy could make a reader choose another model than
     # the run supports. The ledger's last event has the digest of all.
@@ -155,9 +146,8 @@ def verified_ledger(
     # evidence_test.test_results_that_the_run_did_not_end_with_are_refused.
     _require(
       observed.ended == run_json.result_digest(results),
-      'result',
-      directory / run_json.RESULT_FILE,
-      'has other results than the ledger says that the run ended with',
+      f'result={directory / run_json.RESULT_FILE}: has other results than the '
+      'ledger says that the run ended with',
     )
   folder.check_releases(directory, lambda t: attempts.get(t, ()))
   _check_checkpoints(directory, attempts)
@@ -170,26 +160,22 @@ def _check_noise(observed: ledger_lib.Observed, z_stddev: float) -> None:
   if measured is not None:
     _require(
       measured >= z_stddev * (1 - _TOLERANCE),
-      'z_stddev',
-      measured,
-      f'a round measured less noise than the claim, {z_stddev}',
+      f'z_stddev={measured}: a round measured less noise than the claim, '
+      f'{z_stddev}',
     )
     _require(
       measured <= z_stddev * (1 + _TOLERANCE),
-      'z_stddev',
-      measured,
-      f'all rounds measured more noise than the claim, {z_stddev}: clip or '
-      'noise were others',
+      f'z_stddev={measured}: all rounds measured more noise than the claim, '
+      f'{z_stddev}: clip or noise were others',
     )
   # PRIVACY: one release without its noise exposes its clients. The noise of
   # every finished round must have been verified.
   # Guard: evidence_test.test_noise_verified_in_one_of_six_rounds_is_refused.
   _require(
     not (z_stddev and observed.unchecked),
-    'round',
-    observed.unchecked[:1],
-    f'is one of {len(observed.unchecked)} of {observed.finished} finished '
-    'rounds whose noise was not verified where it was added',
+    f'round={min(observed.unchecked, default=None)}: is one of '
+    f'{len(observed.unchecked)} of {observed.finished} finished rounds whose '
+    'noise was not verified where it was added',
   )
 
 
@@ -205,9 +191,7 @@ def _check_checkpoints(directory: pathlib.Path, attempts: _Attempts) -> None:
     # Guard: evidence_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
       head in {attempt.head for attempt in attempts.get(before, ())},
-      'checkpoint',
-      path,
-      'is not what the rounds in the ledger led to',
+      f'checkpoint={path}: is not what the rounds in the ledger led to',
     )
 
 
@@ -225,45 +209,34 @@ def _check_metrics(
     # and test_flipped_bit_of_metrics_is_refused.
     _require(
       t in attempts,
-      'round',
-      t,
-      f'{run_json.METRICS_FILE} has it, and the ledger lacks it',
+      f'round={t}: {run_json.METRICS_FILE} has it, and the ledger lacks it',
     )
     _require(
       attempts[t][-1].row == digest,
-      'round',
-      t,
-      f'{run_json.METRICS_FILE} has another row than the one whose digest '
-      'is in the ledger',
+      f'round={t}: {run_json.METRICS_FILE} has another row than the one whose '
+      'digest is in the ledger',
     )
   for row in metrics.rows(directory):
     t, clients = int(row['round']), row.get('clients')
     _require(
       not clients or int(clients) == observed.cohort_sizes[t],
-      'clients',
-      clients,
-      f'{run_json.METRICS_FILE} has so many in round {t}, and the '
-      f'ledger {observed.cohort_sizes[t]}',
+      f'clients={clients}: {run_json.METRICS_FILE} has so many in round {t}, '
+      f'and the ledger {observed.cohort_sizes[t]}',
     )
   if digests:
     first, last = min(digests), max(digests)
     _require(
       len(digests) == last - first + 1,
-      'rounds',
-      len(digests),
-      f'{run_json.METRICS_FILE} has so many between {first} and {last}',
+      f'rounds={len(digests)}: {run_json.METRICS_FILE} has so many between '
+      f'{first} and {last}',
     )
     _require(
       not ended or last == observed.last_round,
-      'round',
-      last,
-      f'is the last one of {run_json.METRICS_FILE}, and the run has ended '
-      f'with round {observed.last_round}',
+      f'round={last}: is the last one of {run_json.METRICS_FILE}, and the run '
+      f'has ended with round {observed.last_round}',
     )
 
 
-def _require(holds: bool, name: str, value: object, rule: str) -> None:
+def _require(holds: bool, message: str) -> None:
   if not holds:
-    if isinstance(value, tuple):
-      (value,) = value
-    raise errors.value_error(f'{name}={value}: {rule}; {_REMEDY}')
+    raise errors.value_error(f'{message}; {_REMEDY}')
