@@ -569,7 +569,7 @@ class _Trouble:
 
 def test_server_tells_of_a_full_disk_and_of_a_silent_reader():
   def trouble(silent=0.0, **kwargs):
-    return noise_server._trouble(_Trouble(**kwargs), silent)
+    return noise_server._warning(_Trouble(**kwargs), silent)
 
   assert trouble() is None and trouble(59.0) is None
   assert trouble(is_full=True) == (
