@@ -238,16 +238,16 @@ def train_all(
   _say('checking that all cohorts can be filled')
   for config, _ in runs.values():
     training.check_cohorts(config, corpus)
-  patience = timeouts.Patience(round_timeout)
+  wait_policy = timeouts.WaitPolicy(round_timeout)
   with (
-    runtime.local_runtime(patience=patience),
+    runtime.local_runtime(wait_policy=wait_policy),
     contextlib.ExitStack() as stack,
   ):
     connected_workers = (
       None
       if workers is None
       else stack.enter_context(
-        workers_lib.connected(workers.split(','), patience)
+        workers_lib.connected(workers.split(','), wait_policy)
       )
     )
     for name, (config, directory) in runs.items():

@@ -83,9 +83,9 @@ def test_worker_that_was_killed_is_an_error_and_no_endless_retry(fresh):
 
 def test_worker_that_is_stopped_is_named_and_ends_the_computation(fresh):
   said = []
-  patience = timeouts.Patience(4.0, said.append, notice_seconds=1.0)
+  wait_policy = timeouts.WaitPolicy(4.0, said.append, notice_seconds=1.0)
   with mock.patch.object(runtime_lib, '_PROBE_SECONDS', 1.0):
-    with runtime_lib.local_runtime(concurrency=1, patience=patience):
+    with runtime_lib.local_runtime(concurrency=1, wait_policy=wait_policy):
       (worker,) = [each for each in _workers() if each not in fresh]
       assert _add_one(1) == 2
       assert not said
@@ -104,12 +104,14 @@ def test_worker_that_is_stopped_is_named_and_ends_the_computation(fresh):
 
 def test_frozen_worker_of_the_readme_is_named_on_standard_error(fresh, capfd):
   """It was waited for in silence, for ever: nobody had asked for a line."""
-  default = inspect.signature(runtime_lib.local_runtime).parameters['patience']
-  patience = dataclasses.replace(
+  default = inspect.signature(runtime_lib.local_runtime).parameters[
+    'wait_policy'
+  ]
+  wait_policy = dataclasses.replace(
     default.default, limit_seconds=4.0, notice_seconds=1.0
   )
   with mock.patch.object(runtime_lib, '_PROBE_SECONDS', 1.0):
-    with runtime_lib.local_runtime(concurrency=1, patience=patience):
+    with runtime_lib.local_runtime(concurrency=1, wait_policy=wait_policy):
       (worker,) = [each for each in _workers() if each not in fresh]
       assert _add_one(1) == 2
       # gRPC may write lines of its own there.
@@ -127,7 +129,7 @@ def test_frozen_worker_of_the_readme_is_named_on_standard_error(fresh, capfd):
 
 def test_busy_worker_is_not_taken_for_a_stopped_one(fresh):
   said = []
-  patience = timeouts.Patience(None, said.append, notice_seconds=0.5)
+  wait_policy = timeouts.WaitPolicy(None, said.append, notice_seconds=0.5)
 
   @tff.tensorflow.computation
   def busy():
@@ -136,7 +138,7 @@ def test_busy_worker_is_not_taken_for_a_stopped_one(fresh):
       lambda n: tf.timestamp() < end, lambda n: [n + 1], [tf.constant(0)]
     )
 
-  with runtime_lib.local_runtime(concurrency=1, patience=patience):
+  with runtime_lib.local_runtime(concurrency=1, wait_policy=wait_policy):
     busy()
   (line,) = said
   assert 'may just be busy' in line

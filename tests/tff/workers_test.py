@@ -108,13 +108,13 @@ def _stopped(process):
 
 def test_worker_that_is_stopped_is_named_and_then_left_out(runtime):
   said = []
-  patience = timeouts.Patience(4.0, said.append, notice_seconds=1.0)
+  wait_policy = timeouts.WaitPolicy(4.0, said.append, notice_seconds=1.0)
   with (
     runtime_lib.worker(1) as (first, _),
     runtime_lib.worker(1) as (second, victim),
   ):
     with workers_lib.connected(
-      [f'localhost:{first}', f'localhost:{second}'], patience
+      [f'localhost:{first}', f'localhost:{second}'], wait_policy
     ) as workers:
       assert workers.map(_map, 1, [1, 2]) == [1001, 1002]
       assert not said

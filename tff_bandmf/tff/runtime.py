@@ -99,7 +99,7 @@ def local_runtime(
   concurrency: Optional[int] = None,
   log: Optional[Union[str, os.PathLike]] = None,
   program: bool = False,
-  patience: timeouts.Patience = timeouts.FOREVER,
+  wait_policy: timeouts.WaitPolicy = timeouts.WAIT_FOREVER,
 ) -> Iterator[None]:
   """Sets TFF's execution context to a new worker, for a `with` block.
 
@@ -113,8 +113,8 @@ def local_runtime(
     log: file for the worker's output; None drops the output.
     program: whether the context is for federated program logic, such as
       `tff.learning.programs.train_model`, where computations return references.
-    patience: time limits for a result of the worker. By default standard error
-      shows a line after a minute without a result, and the wait goes on.
+    wait_policy: time limits for a result of the worker. By default standard
+      error shows a line after a minute without a result, and the wait goes on.
 
   Raises:
     RuntimeError: the worker did not start; or, from a computation, the worker
@@ -134,7 +134,7 @@ def local_runtime(
     name = f'TFF worker of this program (process {process.pid})'
     around = tff.framework.get_context_stack().current
     with execution_context(
-      f'localhost:{port}', check, patience, name, program
+      f'localhost:{port}', check, wait_policy, name, program
     ) as context:
       if program:
         context = tff.program.NativeFederatedContext(context)
@@ -165,13 +165,13 @@ class _Link:
     self,
     address: str,
     check: Callable[[], None],
-    patience: timeouts.Patience,
+    wait_policy: timeouts.WaitPolicy,
     name: str,
     channel: grpc.Channel,
   ):
     self._address = address
     self._check_worker = check
-    self._patience = patience
+    self._wait_policy = wait_policy
     self._name = name
     self._channel = channel
     self._stub = _stub(channel)
@@ -196,7 +196,7 @@ class _Link:
     """Gives the worker up if a `with` block exceeds the time limit."""
     self._check()
     try:
-      with self._patience.waiting(self._describe, self._give_up):
+      with self._wait_policy.waiting(self._describe, self._give_up):
         yield
     except Exception as error:
       if self._why is not None:
@@ -269,7 +269,7 @@ class _AsyncContext(tff.framework.AsyncExecutionContext):
 def execution_context(
   address: str,
   check: Callable[[], None],
-  patience: timeouts.Patience,
+  wait_policy: timeouts.WaitPolicy,
   name: str,
   asynchronous: bool = False,
 ) -> Iterator[Union[SyncContext, _AsyncContext]]:
@@ -279,7 +279,7 @@ def execution_context(
     address: host:port of the worker.
     check: function that raises RuntimeError if the worker is gone. TFF retries
       for ever and calls it before each retry.
-    patience: time limits for the result of a computation.
+    wait_policy: time limits for the result of a computation.
     name: name of the worker in messages.
     asynchronous: whether computations return awaitables.
   """
@@ -293,7 +293,7 @@ def execution_context(
     ],
   )
   with contextlib.closing(channel):
-    link = _Link(address, check, patience, name, channel)
+    link = _Link(address, check, wait_policy, name, channel)
     yield _AsyncContext(link) if asynchronous else SyncContext(link)
 
 

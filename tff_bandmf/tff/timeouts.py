@@ -3,7 +3,7 @@
 A process that was stopped, or a machine that swaps, sends nothing and closes
 nothing: a program would wait for it for ever, without a message.
 
-  Patience(limit_seconds=600)   # a line after a minute, an error after ten
+  WaitPolicy(limit_seconds=600)   # a line after a minute, an error after ten
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _NOTICE_SECONDS = 60.0
 
 
 @dataclasses.dataclass(frozen=True)
-class Patience:
+class WaitPolicy:
   """Time limits for one computation of a worker.
 
   Attributes:
     limit_seconds: seconds, > 0, after which the worker is given up; None waits
       for ever.
-    say: function that is called with one line, which names the worker, if there
-      is no result after `notice_seconds`; by default it writes the line to
-      standard error.
-    notice_seconds: seconds, > 0, after which `say` is called.
+    on_slow: function that is called with one line, which names the worker, if
+      there is no result after `notice_seconds`; by default it writes the line
+      to standard error.
+    notice_seconds: seconds, > 0, after which `on_slow` is called.
   """
 
   limit_seconds: Optional[float] = None
-  say: Callable[[str], None] = errors.notice
+  on_slow: Callable[[str], None] = errors.notice
   notice_seconds: float = _NOTICE_SECONDS
 
   @contextlib.contextmanager
@@ -66,7 +66,7 @@ class Patience:
       line = describe()
       if over.is_set():
         return
-      self.say(f'No result for {notice:.0f} s: {line}.')
+      self.on_slow(f'No result for {notice:.0f} s: {line}.')
       limit = None if limit is None else limit - notice
     if limit is None or over.wait(limit):
       return
@@ -80,4 +80,4 @@ class Patience:
 
 
 # Without a limit; writes a line to standard error after a minute.
-FOREVER = Patience()
+WAIT_FOREVER = WaitPolicy()

@@ -90,7 +90,7 @@ def _run(context, computation, shared, share):
 @contextlib.contextmanager
 def connected(
   addresses: Sequence[str],
-  patience: timeouts.Patience = timeouts.FOREVER,
+  wait_policy: timeouts.WaitPolicy = timeouts.WAIT_FOREVER,
 ) -> Iterator[Workers]:
   """Yields the workers at some addresses, for a `with` block.
 
@@ -99,7 +99,7 @@ def connected(
 
   Args:
     addresses: addresses 'host:port', all different.
-    patience: time limits for a result; a worker that exceeds them gets no
+    wait_policy: time limits for a result; a worker that exceeds them gets no
       further work.
 
   Raises:
@@ -119,7 +119,7 @@ def connected(
       check()
       contexts[address] = stack.enter_context(
         runtime.execution_context(
-          address, check, patience, f'TFF worker {address}'
+          address, check, wait_policy, f'TFF worker {address}'
         )
       )
     yield Workers(contexts)
