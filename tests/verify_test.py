@@ -502,12 +502,14 @@ def test_public_report_that_was_edited_does_not_hold(changes, runs, tmp_path):
 
 
 def _bad_inputs(runs, folder):
-  for name in ('later', 'cut', 'large', 'damaged', 'family'):
+  for name in ('later', 'cut', 'large', 'damaged', 'family', 'server'):
     shutil.copytree(runs / 'first', folder / name)
   yield folder / 'nothing'
   yield folder
   _edit(folder / 'later' / 'run.json', version=3)
   yield folder / 'later'
+  (folder / 'server' / 'ledger.sqlite').unlink()
+  yield folder / 'server'
   ledger = folder / 'cut' / 'ledger.sqlite'
   ledger.write_bytes(ledger.read_bytes()[:5000])
   yield folder / 'cut'
@@ -542,6 +544,13 @@ def test_bad_input_gives_one_line_and_status_2(runs, tmp_path, capsys):
       out, err = capsys.readouterr()
       assert 'VERIFIED' not in out
       assert len(err.splitlines()) == 1 and 'Traceback' not in err
+
+
+def test_ledger_on_a_database_server_is_said_not_to_be_read(runs, tmp_path):
+  shutil.copytree(runs / 'first', tmp_path / 'run')
+  (tmp_path / 'run' / 'ledger.sqlite').unlink()
+  with pytest.raises(ValueError, match='no ledger but SQLite'):
+    verify_lib.verify(tmp_path / 'run')
 
 
 def test_command_prints_one_json_object(runs, tmp_path, capsys):
