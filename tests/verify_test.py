@@ -388,6 +388,8 @@ def test_forged_file_does_not_hold(name, runs, tmp_path):
   shutil.copytree(runs / 'first', tmp_path / 'run')
   file, changes = _FORGERIES[name]
   _edit(tmp_path / 'run' / file, **changes)
+  if file != 'report.json':  # It has the digests of the others.
+    (tmp_path / 'run' / 'report.json').unlink()
   with pytest.raises(AssertionError):
     verify_lib.verify(tmp_path / 'run')
 
