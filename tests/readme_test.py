@@ -44,6 +44,9 @@ _NOT_RUN = {
   'python -m simulations.sweep': (
     'an hour; sweep_runs_test runs small ones, grid_test reads its grid'
   ),
+  'python -m simulations.attacks': (
+    'trains for minutes; people_attacks_test runs it on a small file'
+  ),
   'python docs/generate.py': 'writes pages; docs_test runs it',
   'bandmf report runs/demo': (
     'reads what make demo leaves; the tutorial on reports runs it'
