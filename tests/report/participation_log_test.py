@@ -54,16 +54,16 @@ def test_log_shows_its_rows(tmp_path, suffix, order):
     st.tuples(st.integers(0, 30), st.text(max_size=9)), min_size=1, max_size=60
   ).map(sorted),
   suffix=st.sampled_from(['.csv', '.parquet']),
-  at_a_time=st.integers(1, 80),
+  size=st.integers(1, 80),
 )
-def test_parts_are_the_log(tmp_path_factory, rows, suffix, at_a_time):
+def test_parts_are_the_log(tmp_path_factory, rows, suffix, size):
   if suffix == '.csv':  # A CSV file tells no empty string from none.
     names = [client.encode().hex() for _, client in rows]
     rows = [(t, f'c{name}') for (t, _), name in zip(rows, names)]
   if min(rows)[0]:
     rows.insert(0, (0, 'first'))
   path = tmp_path_factory.mktemp('logs') / f'log{suffix}'
-  found = _seen(_written(path, rows), at_a_time=at_a_time)
+  found = _seen(_written(path, rows), size=size)
   taken = {}
   for t, client in sorted(rows):
     taken.setdefault(client, []).append(t)
@@ -111,7 +111,7 @@ def test_clients_may_be_text_of_any_type(tmp_path, clients):
 def test_hashes_are_uniform_and_do_not_meet(tmp_path):
   names = [f'client-{i:07d}' for i in range(200_000)]
   log = _written(tmp_path / 'log.csv', [(0, name) for name in names])
-  sizes = [len(rounds) for rounds, _ in log.parts(at_a_time=12_500)]
+  sizes = [len(rounds) for rounds, _ in log.parts(size=12_500)]
   assert sum(sizes) == len(names) and len(sizes) == 16
   # 6.3 standard deviations of a part: 16 parts all keep to it but once in 10^8.
   assert max(abs(size - 12_500) for size in sizes) < 6.3 * 12_500**0.5

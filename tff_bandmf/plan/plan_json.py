@@ -94,7 +94,7 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
     cohorts = accounting.from_dict(fields['cohorts'])
     planned = strategy
     if isinstance(cohorts, participation.Budget):
-      planned = sensitivity.budget.of_rounds(strategy, fields['rounds'])
+      planned = strategy.of_rounds(fields['rounds'])
     stored = request_lib.Request(
       **{
         **fields,

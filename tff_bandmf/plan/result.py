@@ -78,7 +78,7 @@ class Result:
     """C for the planned rounds; a run by `Budget` may have more."""
     strategy = self.guarantee.strategy
     if isinstance(self.request.cohorts, participation.Budget):
-      return sensitivity.budget.of_rounds(strategy, self.request.rounds)
+      return strategy.of_rounds(self.request.rounds)
     return strategy
 
   @property
@@ -201,7 +201,7 @@ def _calibrated(
   """Returns the guarantee of a plan, or of the larger run that it simulates."""
   if isinstance(cohorts, participation.Budget):
     # A strategy that was chosen is that of all rounds up to the horizon.
-    strategy = sensitivity.budget.of_rounds(strategy, request.rounds)
+    strategy = strategy.of_rounds(request.rounds)
   strategy, cohorts = sensitivity.budget.of_run(cohorts, strategy)
   if request.epsilon is None or request.delta is None:
     return accounting.Guarantee(

@@ -32,7 +32,6 @@ from tff_bandmf import (
   accounting,
   errors,
   ledger,
-  sensitivity,
   strategies,
 )
 from tff_bandmf import participation as participation_lib
@@ -149,7 +148,7 @@ class Claim:
     strategy, observed = self.held.strategy, self.observed
     planned = self.planned.cohorts.schema
     if self.budget is not None:
-      strategy = sensitivity.budget.of_rounds(strategy, self.planned_rounds)
+      strategy = strategy.of_rounds(self.planned_rounds)
     numbers, claimed = self.held.to_dict(), self.claimed.to_dict()
     mean, largest = strategy.errors()
     led = figures(self.claimed, self.delta)

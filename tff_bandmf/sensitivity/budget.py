@@ -35,7 +35,7 @@ from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram as gram_lib
 from tff_bandmf.sensitivity import result
-from tff_bandmf.strategies import base, blt, recursion, toeplitz
+from tff_bandmf.strategies import base, recursion
 
 # Cost of the round of largest norm.
 _WHOLE = 2**30
@@ -47,24 +47,6 @@ _ENTRIES = 2**24
 _ROWS = 512
 # Longer columns are correlated by Fourier transforms.
 _DIRECT = 2**15
-
-
-def goes_on(strategy: strategies.Strategy) -> bool:
-  """Returns whether C has few numbers that define it for every n.
-
-  A plan goes on past its rounds with such a C. Others have another C for
-  another n, or columns that cost more the longer a run is.
-  """
-  return isinstance(strategy, (toeplitz.RationalToeplitz, blt.Blt))
-
-
-def of_rounds(
-  strategy: strategies.Strategy, rounds: int
-) -> strategies.Strategy:
-  """Returns C for other rounds if it goes on, else C as it is."""
-  if strategy.rounds == rounds or not isinstance(strategy, toeplitz.Toeplitz):
-    return strategy
-  return attrs.evolve(strategy, rounds=rounds)
 
 
 def of_run(
@@ -99,15 +81,15 @@ def until(
   """
   rounds, horizon = strategy.rounds, budget.horizon
   if horizon is None:
-    horizon = 10 * rounds if goes_on(strategy) else rounds
+    horizon = 10 * rounds if strategy.goes_on else rounds
   budget.check_horizon(rounds)
-  if horizon > rounds and not goes_on(strategy):
+  if horizon > rounds and not strategy.goes_on:
     raise errors.value_error(
       f'horizon={horizon}: exceeds rounds={rounds}, and the C of '
       f'{strategy.family} is for these: it is not Toeplitz with few '
       'bands or buffers; leave it out, or use banded-toeplitz or blt'
     )
-  return of_rounds(strategy, horizon)
+  return strategy.of_rounds(horizon)
 
 
 def completed(
@@ -150,7 +132,7 @@ def completed(
     )
   k = budget.typical.participations(rounds or strategy.rounds)
   slack = 64 * (strategy.bands + 64) * recursion.UNIT
-  if goes_on(strategy):
+  if strategy.goes_on:
     table, largest = _toeplitz(strategy, slack)
     # Whatever the limit is, the sensitivity follows it.
     most = np.maximum.accumulate(table[0, ::-1])[::-1]
@@ -203,9 +185,9 @@ def _toeplitz(
     ValueError: c overflows.
   """
   base.check_rounds(strategy.bands)
-  assert isinstance(strategy, toeplitz.Toeplitz)
   with np.errstate(over='ignore', invalid='ignore'):
-    column = strategy.column(strategy.bands)
+    column = strategy.first_column()
+    assert column is not None  # As C is Toeplitz.
     if len(column) <= _DIRECT:
       gram = np.array(
         [column[: len(column) - l] @ column[l:] for l in range(len(column))]

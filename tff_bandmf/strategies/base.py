@@ -60,6 +60,8 @@ class Strategy(abc.ABC):
     buffers: d, or None where the family is not a BLT.
     structure: property that theorems about the sensitivity may use: one of the
       constants of this module.
+    goes_on: whether C for more rounds is one more of the same Toeplitz matrix,
+      with columns whose norms stay bounded: a run may go on past n.
   """
 
   if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class Strategy(abc.ABC):
     buffers = None
 
   structure: ClassVar[str] = ANY
+  goes_on: ClassVar[bool] = False
 
   @abc.abstractmethod
   def band_rows(self, start: int, stop: int) -> np.ndarray:
@@ -107,6 +110,11 @@ class Strategy(abc.ABC):
     raise errors.value_error(
       f'family={self.family}: has no inverse of few bands; use band_rows'
     )
+
+  def of_rounds(self, rounds: int) -> Strategy:
+    """Returns C for other rounds; C as it is unless it is Toeplitz."""
+    del rounds
+    return self
 
   @property
   def noise_copies(self) -> int:

@@ -38,6 +38,7 @@ class Blt(toeplitz.Toeplitz):
   """
 
   family: ClassVar[str] = 'blt'
+  goes_on: ClassVar[bool] = True
   omega: np.ndarray = attrs.field(
     converter=lambda omega: _checks.real_array('omega', omega)
   )

@@ -50,6 +50,9 @@ class Toeplitz(base.Strategy):
   is_geometric: ClassVar[bool] = False
   rounds: int = attrs.field(converter=base.count_rounds)
 
+  def of_rounds(self, rounds: int) -> Toeplitz:
+    return attrs.evolve(self, rounds=rounds)
+
   @abc.abstractmethod
   def column(self, terms: int) -> np.ndarray:
     """Returns c, [terms] float64."""
@@ -189,6 +192,8 @@ class RationalToeplitz(Toeplitz):
 
   Exactly one of the two has length 1.
   """
+
+  goes_on: ClassVar[bool] = True
 
   @abc.abstractmethod
   def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
