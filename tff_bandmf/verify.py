@@ -403,7 +403,7 @@ def verify_run(folder, say, known):
   cohorts, kinds = check_ledger(folder, run, say)
   for name, digest in report.get('files_sha256', {}).items():
     same(name, sha((folder / name).read_bytes()).hex(), digest, 'reported is')
-  n, found, upper = len(cohorts), {'delta': delta}, math.inf
+  n, own, upper = len(cohorts), {'delta': delta}, math.inf
   if not 0 < n <= len(whole):
     raise ValueError(f'rounds={n}: 1 to {len(whole)} can be checked')
   gaps = map(claim.get, ('apart', 'groups', 'bins', 'min_sep'))
@@ -421,22 +421,22 @@ def verify_run(folder, say, known):
                                  arity if c is whole else None)
     upper = min(upper, above)  # Fewer rows are no longer.
     this = mechanism(c, upper, most, claim)
-    found[name] = guarantee([this], delta)
+    own[name] = guarantee([this], delta)
     say(f'  {name}: gap {gap}, k {most}, sensitivity {lower} to {upper}')
     at_least('sensitivity', each, lower * (kind != 'cyclic-poisson'), SAME)
   cost = check_cohorts(cohorts, c, kind, gap, most)
   at_least('budget', each if kind == 'budget' else None, cost, SAME)
-  found['observed'] = guarantee([mechanism(c, cost, most, claim)], delta)
+  own['observed'] = guarantee([mechanism(c, cost, most, claim)], delta)
   drawn = run.get('sampling_key_id') and not kinds & {'incomplete', 'not drawn'}
   good = not amplified or chance and drawn and report['amplification'] == kind
   require(good, 'report.json: cohorts were cut, or chance did not draw them')
   if kind == 'cyclic-poisson' and drawn and claim['sampling_prob'] < 1:
     sigma = claim['z_stddev_per_clip'] / np.linalg.norm(c, axis=0).max()
     profile = poisson_profile(sigma, claim['sampling_prob'], fit, delta)
-    found['with_chance'] = guarantee([this], delta, profile)
-    at_least('epsilon', report.get('epsilon'), found['with_chance'], 0.01)
+    own['with_chance'] = guarantee([this], delta, profile)
+    at_least('epsilon', report.get('epsilon'), own['with_chance'], 0.01)
   elif chance and drawn:
-    found['delta_with_chance_estimated'] = estimated_delta(claim, c, gap)
+    own['delta_with_chance_estimated'] = estimated_delta(claim, c, gap)
   together = known[run['run_id']] = {run['run_id']: this}
   for other in run.get('after') or ():
     path, identity = folder / other['run'], other['run_id']
@@ -444,15 +444,15 @@ def verify_run(folder, say, known):
       verify_run(path, say, known)
     require(identity in known, f'after={identity}: {path} is another run')
     together.update(known[identity])
-  found['together'] = guarantee(list(together.values()), found['delta'])
+  own['together'] = guarantee(list(together.values()), own['delta'])
   for key in ('planned', 'observed', 'together'):
-    at_least(key, (report.get(key) or {}).get('epsilon'), found[key])
-  at_least('epsilon', report.get('epsilon'), found['epsilon'] * (not amplified))
+    at_least(key, (report.get(key) or {}).get('epsilon'), own[key])
+  at_least('epsilon', report.get('epsilon'), own['epsilon'] * (not amplified))
   if n == strategy['rounds'] and not chance and kind != 'fixed-epoch':
     for key in ({*claim} & {*report}) - {'adaptive_clip'}:
       same(key, report[key], claim[key], 'run.json has')
-  say(f'  {found}')
-  return {**found, 'epsilon': found['together']}
+  say(f'  {own}')
+  return {**own, 'epsilon': own['together']}
 def verify_report(path, say, _):
   """Returns what a report claims, if its figures prove no more than that."""
   report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')

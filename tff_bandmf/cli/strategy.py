@@ -34,8 +34,8 @@ def optimize(
 ):
   """Optimises (or builds) a strategy.
 
-  What a family needs and is not given is optimised or swept. Ctrl-C ends the
-  search; the best so far counts.
+  Parameters of the family that are not given are optimised or swept. Ctrl-C
+  ends the search; the best so far counts.
 
   Exit status 1: the optimiser did not converge; what it found is printed and
   written all the same.

@@ -1,4 +1,4 @@
-"""What rules of participation make of clients that come by themselves.
+"""Admission of clients that come by themselves, under a rule.
 
 A log of check-ins says which clients came in which round. Every client that a
 rule lets in is taken, in a random order, until the cohort is full.
@@ -56,7 +56,7 @@ def taken(
     participation: the rule; a budget has its costs.
     planned_rounds: n.
     cohort_size: most clients of a round.
-    seed: of the order in which the clients of a round are taken.
+    seed: seed of the order in which the clients of a round are taken, >= 0.
   """
   names, index = np.unique(clients, return_inverse=True)
   past = history_lib.empty(len(names), participation)
@@ -67,14 +67,14 @@ def taken(
   edges = np.searchsorted(rounds, np.arange(planned_rounds + 1))
   for t in range(planned_rounds):
     came = generator.permutation(np.unique(index[edges[t] : edges[t + 1]]))
-    found = admission.admit(
+    admitted = admission.admit(
       came, t, participation, planned_rounds, past.of(came)
-    )
-    cohort = came[found.admitted][:cohort_size]
+    ).admitted
+    cohort = came[admitted][:cohort_size]
     past.record(t, cohort)
     participations += len(cohort)
     short += len(cohort) < cohort_size
-    turned_away += len(came) - int(found.admitted.sum())
+    turned_away += len(came) - int(admitted.sum())
   return Taken(
     int(np.count_nonzero(past.count)),
     participations,

@@ -170,8 +170,8 @@ class CohortSampler:
       )
       for start in range(candidates.start, self.clients, step)
     ]
-    found = np.flatnonzero(np.concatenate(allowed))
-    return found * candidates.step + candidates.start
+    places = np.flatnonzero(np.concatenate(allowed))
+    return places * candidates.step + candidates.start
 
   def sample(
     self,
@@ -201,15 +201,15 @@ class CohortSampler:
       if cohort is not None:
         return np.sort(cohort)
     eligible = self.eligible(round_index, history)
-    there = eligible[self._available(round_index, eligible)]
-    if len(there) < self.cohort_size:
+    available = eligible[self._available(round_index, eligible)]
+    if len(available) < self.cohort_size:
       raise _error(
         f'cohort_size={self.cohort_size}: only {len(eligible)} of '
         f'{self.clients} clients may take part in round {round_index}, and '
-        f'{len(there)} of them are available; use smaller cohorts, fewer '
+        f'{len(available)} of them are available; use smaller cohorts, fewer '
         'rounds, a smaller min_sep or more participations'
       )
-    return np.sort(generator.choice(there, self.cohort_size, replace=False))
+    return np.sort(generator.choice(available, self.cohort_size, replace=False))
 
   def _check(
     self,
@@ -241,12 +241,14 @@ class CohortSampler:
     return ~np.logical_or(too_soon, too_often, out=too_soon)
 
   def _available(self, round_index: int, clients: np.ndarray) -> np.ndarray:
-    there = np.ones(len(clients), bool)
+    available = np.ones(len(clients), bool)
     if self.availability is not None:
       for start in range(0, len(clients), _MAX_BATCH):
         part = slice(start, start + _MAX_BATCH)
-        there[part] = self.availability.available(round_index, clients[part])
-    return there
+        available[part] = self.availability.available(
+          round_index, clients[part]
+        )
+    return available
 
   def _draw(
     self,

@@ -74,8 +74,8 @@ class Wanted:
     if k < -(-self.rounds // b):
       return False
     return all(
-      _uniform(there, self.cohort_size, taken, 1, k)
-      for there, taken in _classes(self.clients, self.rounds, b)
+      _uniform(members, self.cohort_size, taken, 1, k)
+      for members, taken in _classes(self.clients, self.rounds, b)
     )
 
   def never(self) -> bool:
@@ -84,8 +84,8 @@ class Wanted:
     m, n = self.cohort_size, self.rounds
     if self.participation.evenly_spaced:
       return any(
-        m > there or taken * m > there * min(k, taken)
-        for there, taken in _classes(self.clients, n, b)
+        m > members or taken * m > members * min(k, taken)
+        for members, taken in _classes(self.clients, n, b)
       )
     return min(b, n) * m > self.clients or n * m > self.clients * k
 
@@ -96,7 +96,7 @@ class Wanted:
     missing if no value of it does.
     """
     schema = self.participation
-    found = {
+    largest = {
       name: _most(
         getattr(self, name),
         lambda value, name=name: dataclasses.replace(
@@ -108,7 +108,7 @@ class Wanted:
     if schema.min_sep is not None and not isinstance(
       schema, participation_lib.Budget
     ):
-      found['min_sep'] = _most(
+      largest['min_sep'] = _most(
         schema.min_sep,
         lambda value: dataclasses.replace(
           self,
@@ -117,7 +117,7 @@ class Wanted:
           ),
         ).surely(),
       )
-    return {name: value for name, value in sorted(found.items()) if value}
+    return {name: value for name, value in sorted(largest.items()) if value}
 
 
 def _uniform(

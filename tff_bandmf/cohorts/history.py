@@ -284,22 +284,22 @@ class Seen:
 
   def of(self, clients: np.ndarray) -> History:
     """Returns the history of [m] int64 identifiers, in their order."""
-    found = self._last(clients)
+    past = self._last(clients)
     if not self.whole:
-      return found
-    return self._chain.history(found.last_round, found.count)
+      return past
+    return self._chain.history(past.last_round, past.count)
 
   def _last(self, clients: np.ndarray) -> History:
     """Returns the last round, or entry, and the count of each client."""
-    found = History.empty(len(clients))
+    past = History.empty(len(clients))
     if self.whole:
-      found.last_round[:] = -1
+      past.last_round[:] = -1
     for known, history in self._parts:
       place = np.searchsorted(known, clients)
-      there = place < len(known)
-      there[there] = known[place[there]] == clients[there]
-      found.add(np.flatnonzero(there), history.of(place[there]))
-    return found
+      known_here = place < len(known)
+      known_here[known_here] = known[place[known_here]] == clients[known_here]
+      past.add(np.flatnonzero(known_here), history.of(place[known_here]))
+    return past
 
 
 def _combined(

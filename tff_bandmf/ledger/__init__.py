@@ -1,4 +1,4 @@
-"""Who took part in which round, durable before the round runs."""
+"""A ledger of the clients of each round, durable before the round runs."""
 
 from tff_bandmf.ledger.chain import Attempt
 from tff_bandmf.ledger.ledger import Ledger

@@ -51,7 +51,7 @@ def sqlite_path(url: sa.engine.URL) -> Optional[pathlib.Path]:
 
 
 def engines(url: sa.engine.URL) -> tuple[sa.engine.Engine, sa.engine.Engine]:
-  """Returns (writer, reader): two engines that `writer.dispose` closes.
+  """Returns (writer, reader): two engines; disposing of the writer closes both.
 
   A transaction that writes is on the disk when it ends. A transaction that
   reads sees the database of one moment.
@@ -144,7 +144,7 @@ def _make_sqlite_durable(connection, _) -> None:
 
 
 def _postgresql_arguments(options: str) -> dict[str, Union[str, int]]:
-  """Returns the arguments of `psycopg2.connect`.
+  """Returns the arguments with which psycopg2 connects.
 
   Args:
     options: options of the server in the URL.

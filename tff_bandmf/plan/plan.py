@@ -98,7 +98,7 @@ class Plan(request_lib.Request):
 
   @property
   def schema(self) -> participation_lib.Participation:
-    """What a client can do at worst, with the costs of a `Budget`."""
+    """The schema that bounds each client, with the costs of a `Budget`."""
     if isinstance(self.cohorts, participation_lib.Budget):
       return self.result.guarantee.cohorts.schema
     return self.cohorts.schema

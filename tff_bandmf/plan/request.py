@@ -1,4 +1,4 @@
-"""What a user asks of a plan."""
+"""The request of a plan: the values that a user gives."""
 
 from __future__ import annotations
 

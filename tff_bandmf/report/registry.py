@@ -87,7 +87,7 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
   """Returns the registry's record of a public report.
 
   Args:
-    content: of a `Public` report.
+    content: content of a `Public` report.
     data: a few words on the corpus, as `RunRecord.data` has them.
 
   Raises:

@@ -46,14 +46,14 @@ def rows(
   # PRIVACY: a column of raw counts must not pass as noised. The two columns of
   # an adaptive clip have noise only if the clip adapts.
   # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
-  noised = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
+  with_noise = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   table += [
     (
       f'{run_json.METRICS_FILE}, {column}',
       _COLUMNS.get(column, 'not known to this report'),
     )
     for column in columns
-    if column not in ('round', *noised)
+    if column not in ('round', *with_noise)
   ]
   if (directory / 'tensorboard').exists():
     table.append(('tensorboard/', f'the same as {run_json.METRICS_FILE}'))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _State = TypeVar('_State')
 _Process = TypeVar('_Process')
-# What `run.json` states of the managers that get numbers without noise.
+# Statements of `run.json` on the managers that get numbers without noise.
 _UNNOISED_MANAGERS = {
   'train_metrics_manager': 'metrics of training rounds, without noise',
   'evaluation_manager': 'evaluations of the model on clients, without noise',

@@ -136,7 +136,8 @@ def digests(directory: pathlib.Path) -> dict[int, bytes]:
   """Returns the digest of every row of `metrics.csv`: round to SHA-256.
 
   Raises:
-    ValueError: as `rows`.
+    ValueError: a row has no round, the round of another row, or another number
+      of cells than the header.
   """
   header, lines, _ = _read(directory)
   return {t: row_digest(header, line) for t, line in lines.items()}

@@ -51,30 +51,30 @@ class Workers:
       RuntimeError: a worker ended or was given up meanwhile, or no worker is
         left. A second call divides all members among the remaining workers.
     """
-    there = [
+    remaining = [
       context
       for address, context in self._contexts.items()
       if not context.given_up and runtime.answers(address)
     ]
-    if not there:
+    if not remaining:
       raise RuntimeError(
         f'TFF workers: none of {", ".join(self._contexts)} answers in time; '
         'start them, or leave --workers out.'
       )
-    shares = [members[i :: len(there)] for i in range(len(there))]
+    shares = [members[i :: len(remaining)] for i in range(len(remaining))]
     # Calls of TFF block, so each worker has a thread of its own.
-    pool = concurrent.futures.ThreadPoolExecutor(len(there))
+    pool = concurrent.futures.ThreadPoolExecutor(len(remaining))
     try:
       done = [
         pool.submit(_run, context, computation, shared, share)
-        for context, share in zip(there, shares)
+        for context, share in zip(remaining, shares)
         if share
       ]
       # Wait for all workers, so that none is still busy after an error.
       concurrent.futures.wait(done)
       results = [None] * len(members)
       for i, share in enumerate(done):
-        results[i :: len(there)] = share.result()
+        results[i :: len(remaining)] = share.result()
       return results
     finally:
       pool.shutdown(wait=False)
