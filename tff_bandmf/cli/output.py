@@ -31,11 +31,11 @@ DID_NOT_HOLD = 1
 FIRST_LINE = 2.0
 _NEXT_LINES = 10.0
 
-# A claim above one of these gets a warning.
+# A claim with a larger epsilon or delta than these gets a warning.
 _LARGEST_EPSILON = 20.0
 _LARGEST_DELTA = 1e-3
 
-# Keys without a value for a strategy without noise.
+# Keys whose value is None in the record of a strategy without noise.
 _NOISE_KEYS = (
   'clip',
   'noise_multiplier',
@@ -45,8 +45,8 @@ _NOISE_KEYS = (
   'delta',
 )
 
-# PRIVACY: a printed epsilon below the computed one would claim too much. The
-# numbers of a table are rounded up.
+# PRIVACY: a printed epsilon below the computed one would claim too much
+# privacy. This context rounds the numbers of a table up.
 # Guard: cli_test.test_table_rounds_up.
 _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 
@@ -55,10 +55,10 @@ _ROUND_UP = decimal.Context(prec=8, rounding=decimal.ROUND_CEILING)
 def progress(
   phase: str, total: Optional[int] = None
 ) -> Iterator[Callable[[str], None]]:
-  """Yields a function to call with the name of every step that is done.
+  """Yields a function that the caller calls after each step, with its name.
 
-  Standard error shows the steps: a terminal in one line a phase, a pipe or a
-  file in a line every few seconds.
+  Standard error shows the progress: a terminal gets one line per phase, which
+  is redrawn; a pipe or a file gets a new line every few seconds.
 
   Args:
     phase: name of the phase, such as 'comparing families'.
@@ -102,12 +102,12 @@ def _print_lines(
 
 
 def check_out(path: str, force: Optional[bool] = None) -> None:
-  """Checks a file to write, before a search that takes minutes.
+  """Checks, before a search of minutes, that its result can be written.
 
   Args:
-    path: path of the file.
-    force: whether to overwrite an existing file; None for a command that has no
-      --force.
+    path: path of the file to write.
+    force: whether to overwrite an existing file; None for a command without the
+      flag --force.
 
   Raises:
     ValueError: the file cannot be written, or it exists and `force` is not set.
@@ -129,10 +129,10 @@ def describe(
   with_coefficients: bool,
   workload: workloads.Workload = workloads.PREFIX,
 ) -> _files.JsonObject:
-  """Returns the record of a strategy; keys without a value are None.
+  """Returns the numbers of a strategy; a key without a number has None.
 
-  mean_error and max_error are for noise of standard deviation 1, rmse and
-  max_rmse for a noise multiplier of 1.
+  `mean_error` and `max_error` are for noise z of standard deviation 1; `rmse`
+  and `max_rmse` are for a noise multiplier of 1.
   """
   if isinstance(participation, participation_lib.Budget):
     participation = sensitivity_lib.budget.completed(participation, strategy)
@@ -141,7 +141,7 @@ def describe(
   record = {
     'family': strategy.family,
     'rounds': strategy.rounds,
-    # Families that are named after C^-1 have the bands of C^-1.
+    # In families named after C^-1, 'bands' counts the bands of C^-1.
     'bands': parameters.pop('inverse_bands', parameters.pop('bands', None))
     or strategy.inverse_bands
     or strategy.bands,
@@ -182,7 +182,7 @@ def show(record: _files.JsonObject, as_json: bool) -> None:
 
 
 def table(records: Sequence[_files.JsonObject]) -> str:
-  """Returns records with the same keys as a table, one line a record."""
+  """Returns a table, one line per record; all records have the same keys."""
   return tabulate.tabulate(
     [list(map(_cell, record.values())) for record in records],
     headers=list(records[0]),
@@ -199,7 +199,7 @@ def _cell(value: object) -> str:
 
 
 def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
-  """Warns on standard error of a claim that promises hardly anything.
+  """Warns on standard error if a claim promises hardly any privacy.
 
   Args:
     epsilon: epsilon of the claim; None if there is no claim.
@@ -213,8 +213,8 @@ def warn_of_weak(epsilon: Optional[float], delta: float) -> None:
     )
   if delta > _LARGEST_DELTA:
     warn(
-      f'delta={delta}: publishing all data of one client in so many meets it; '
-      'it should be well below 1 / clients'
+      f'delta={delta}: publishing all data of this share of the clients would '
+      'satisfy such a delta; it should be well below 1 / clients'
     )
 
 
@@ -224,7 +224,7 @@ def warn(message: str) -> None:
 
 
 def did_not_hold(message: str) -> int:
-  """Prints the claim that failed on standard error; returns the status."""
+  """Prints on standard error which claim is false; returns the exit status."""
   click.echo(errors.invalid(message), err=True)
   return DID_NOT_HOLD
 
@@ -232,7 +232,7 @@ def did_not_hold(message: str) -> int:
 def text(value: object) -> str:
   """Returns a value as a table shows it."""
   if isinstance(value, float):
-    # Only the 14 digits that float64 holds are rounded up, so 0.1 stays 0.1.
+    # Rounding to 14 digits first drops the error of float64: 0.1 stays 0.1.
     return f'{float(_ROUND_UP.create_decimal(format(value, ".14g"))):.8g}'
   if isinstance(value, list):
     return '\n'.join(map(text, value))
@@ -242,7 +242,7 @@ def text(value: object) -> str:
 def load(
   file: str,
 ) -> tuple[strategies.Strategy, Optional[participation_lib.Participation]]:
-  """Returns the strategy in a file, and the schema in it, or None.
+  """Returns the strategy in a file, and the file's schema or None.
 
   Raises:
     ValueError: the path is not a file, or the file is not a strategy.

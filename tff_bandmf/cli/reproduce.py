@@ -63,7 +63,7 @@ def reproduce(names, plot_folder, as_json):
       )
     started = time.perf_counter()
   if plot_folder is not None:
-    # Other commands do not wait for the import of the plots.
+    # `plots` imports matplotlib, which is slow: import it only when needed.
     from tff_bandmf.reproduction import plots
 
     for path in plots.draw(pathlib.Path(plot_folder)):

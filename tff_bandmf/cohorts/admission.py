@@ -17,8 +17,8 @@ A client may take part in round t if c < k and, unless c = 0,
 
   min-sep      t - l >= b
   fixed-epoch  t - l is a multiple of b; if k < ceil(n / b), t - l = b
-  budget       t - l >= `apart`; in place of c < k: its rounds and t cost at
-               most the budget, see `Costs`
+  budget       t - l >= `apart`; in place of c < k: the rounds of the client
+               and t together cost at most the budget, see `Costs`
 
 With fixed epochs a client may skip an epoch if k >= ceil(n / b): its rounds are
 then a subset of a pattern with one round in every epoch, whose sensitivity is
@@ -61,16 +61,16 @@ def violations(
   """
   if isinstance(participation, participation_lib.Budget):
     return _over_budget(participation, round_index, history)
-  # PRIVACY: a client with more rounds, or closer ones, than the schema allows
-  # moves the run by more than the sensitivity. Nothing but c < k and t - l >= b
-  # here keeps it out.
+  # PRIVACY: a client with more rounds, or closer rounds, than the schema allows
+  # moves the run by more than the sensitivity. This comparison, c < k and
+  # t - l >= b, keeps such a client out.
   # Guards: cohorts_test.test_schema_holds and
   # admission_test.test_rule_is_the_schema.
   too_often = history.count >= participation.participations(rounds)
   if participation.min_sep is None:
     return np.zeros_like(too_often), too_often
-  # A min_sep above n acts like n. The minimum also keeps `last_round` of a
-  # client without a round, -2^30, below the difference.
+  # A client without a round has the `last_round` -2^30, which must stay below
+  # the difference. A min_sep above n acts like n, so n replaces it.
   too_soon = history.last_round > round_index - min(
     participation.min_sep, rounds
   )
@@ -94,9 +94,9 @@ def _over_budget(
       'which a budget needs; use sampler.history(), or '
       'Ledger.past(..., whole=True)'
     )
-  # PRIVACY: clients that were admitted under another C have rounds whose cost
-  # under this C nobody bounded. A history that no admission under this C can
-  # have led to is refused.
+  # PRIVACY: a client that was admitted under another C may have rounds that
+  # cost more than the budget under this C. A history with such a client is
+  # refused.
   # Guard: budget_test.test_client_of_another_matrix_is_refused.
   if np.any(costs.total(history.rounds) > costs.limit):
     raise errors.value_error(
@@ -107,7 +107,7 @@ def _over_budget(
     )
   now = np.full((len(history.rounds), 1), round_index, np.int64)
   # PRIVACY: a client whose rounds cost more than the budget moves the run by
-  # more than the sensitivity. Nothing but this comparison keeps it out.
+  # more than the sensitivity. This comparison keeps such a client out.
   # Guard: budget_test.test_no_admitted_pattern_exceeds_the_budget.
   too_often = costs.total(np.hstack([now, history.rounds])) > costs.limit
   too_soon = history.last_round > round_index - budget.apart
@@ -131,11 +131,11 @@ class Admission:
 
   Attributes:
     admitted: [m] bool, whether each client may take part.
-    too_soon: number of clients left out because their last round is too close
-      or, with fixed epochs, not a whole number of epochs ago. A second entry
-      of one client counts here too.
-    too_often: number of further clients left out because they took part in k
-      rounds already.
+    too_soon: number of entries left out because the client's last round is too
+      close or, with fixed epochs, not a whole number of epochs ago. A repeated
+      entry of a client counts here too.
+    too_often: number of other entries left out because the client took part in
+      k rounds already, or has spent its budget.
   """
 
   admitted: np.ndarray
@@ -175,9 +175,10 @@ def admit(
   >>> past = history_lib.History.empty(5)
   >>> past.record(3, np.array([0, 1]))
   >>> cohort = np.array([0, 2, 4, 2])
-  >>> found = admit(
+  >>> admission = admit(
   ...     cohort, 4, participation_lib.MinSep(2), 9, past.of(cohort))
-  >>> cohort[found.admitted].tolist(), found.too_soon, found.too_often
+  >>> admitted = cohort[admission.admitted].tolist()
+  >>> admitted, admission.too_soon, admission.too_often
   ([2, 4], 2, 0)
   """
   check_round(round_index, rounds)
@@ -190,11 +191,11 @@ def admit(
     )
   too_soon, too_often = violations(participation, rounds, round_index, history)
   # PRIVACY: a client that is twice in a cohort would contribute two clipped
-  # updates to one sum. Every entry after its first is left out.
+  # updates to one sum. Only the first entry of a client can be admitted.
   # Guard: admission_test.test_client_that_is_there_twice_is_admitted_once.
-  again = np.ones(len(cohort), bool)
-  again[np.unique(cohort, return_index=True)[1]] = False
-  too_soon |= again
+  repeated = np.ones(len(cohort), bool)
+  repeated[np.unique(cohort, return_index=True)[1]] = False
+  too_soon |= repeated
   return Admission(
     ~(too_soon | too_often),
     int(too_soon.sum()),

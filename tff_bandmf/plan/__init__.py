@@ -1,10 +1,10 @@
 """A plan: what a run does, what it guarantees and what that costs.
 
-| name        | purpose                                          |
-|-------------|--------------------------------------------------|
-| `Plan`      | a request, and the strategy and noise that it got |
-| `Request`   | the values that a user asks for                  |
-| `Mechanism` | a family of strategies and its parameters        |
+| name        | purpose                                         |
+|-------------|-------------------------------------------------|
+| `Plan`      | a request, and the strategy and noise for it    |
+| `Request`   | the values that a user asks for                 |
+| `Mechanism` | a family of strategies and its parameters       |
 """
 
 from tff_bandmf.plan.mechanism import Mechanism

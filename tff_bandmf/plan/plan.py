@@ -79,7 +79,7 @@ class Plan(request_lib.Request):
     return self._with(self._result or result_lib.search(self, progress))
 
   def _with(self, result: result_lib.Result) -> result_lib.Result:
-    """Makes a result the plan's; for its users a plan is frozen."""
+    """Stores a result in the plan, which is frozen for its users."""
     object.__setattr__(self, '_result', result)
     return result
 
@@ -92,7 +92,7 @@ class Plan(request_lib.Request):
   def planned_strategy(self) -> strategies.Strategy:
     """The strategy C of the planned rounds, whose errors are stated.
 
-    `strategy` is that of all rounds up to which the run may go on.
+    For a `Budget`, `strategy` is C of all rounds up to its horizon.
     """
     return self.result.planned_strategy
 
@@ -105,12 +105,12 @@ class Plan(request_lib.Request):
 
   @functools.cached_property
   def guarantee(self) -> accounting.Guarantee:
-    """The guarantee of the run itself, not of a larger run it simulates."""
+    """The guarantee of this run, not of a larger run that it simulates."""
     planned = self.result.guarantee
     if self.stands_for is None:
       return planned
-    # PRIVACY: a simulation adds less noise than the larger run, by the ratio of
-    # their clients. Its own guarantee is computed for the smaller noise.
+    # PRIVACY: a simulation has fewer clients than the larger run, and its noise
+    # is smaller by the same ratio. This guarantee is for the smaller noise.
     # Guard: plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
     share = self.clients_per_round / self.stands_for
     return attrs.evolve(
@@ -199,16 +199,16 @@ class Plan(request_lib.Request):
 
     The noise is the planned noise. Keys name the difference: a min_sep that is
     10 % or 50 % smaller, or one more participation. A value is None if no
-    epsilon is proved. The result is empty for sampled cohorts, for which
-    another rule has no guarantee at all.
+    epsilon is proved. The result is empty for sampled cohorts, whose guarantee
+    holds for no other rule.
     """
     return what_if.epsilons(self.guarantee, self.delta)
 
   def spent(self, rounds: int) -> Optional[float]:
     """Returns an upper bound of epsilon at `delta` of the first rounds.
 
-    For sampled cohorts and a budget it is the epsilon of the whole run. None if
-    the plan claims no epsilon.
+    For sampled cohorts and a budget it is the epsilon of the whole run. The
+    result is None if the plan claims no epsilon.
 
     Args:
       rounds: number of rounds that are done, >= 0.
@@ -221,8 +221,9 @@ class Plan(request_lib.Request):
       and schema.min_sep is not None
       and not isinstance(schema, participation_lib.Budget)
     ):
-      # PRIVACY: too few participations would understate the epsilon spent so
-      # far. In t rounds a client has at most ceil(t / b) of them.
+      # PRIVACY: a count of participations that is too small would understate
+      # the epsilon spent so far. This line takes ceil(t / b), the largest
+      # number that a client can have in t rounds.
       # Guard: plan_test.test_spent_is_at_least_that_of_a_run_so_short.
       most = schema.participations(min(rounds, self.rounds))
       if most < schema.participations(self.rounds):
@@ -264,12 +265,12 @@ class Plan(request_lib.Request):
       raise errors.value_error(
         f'{name}=None: is what is traded for noise; plan with epsilon and delta'
       )
-    # The clip of an update alone; `rmse` has the factor for an indicator.
+    # The clip without the indicator of an adaptive clip, which `rmse` includes.
     norm = clips.norm(clips.layers(self.l2_norm_clip))
     points = []
     for clients in clients_per_round or (self.clients_per_round,):
       for each in epsilons:
-        # An enforced schema gives C an error that depends on neither value.
+        # With an enforced schema, the best C is the same for all these plans.
         other = attrs.evolve(
           self,
           clients_per_round=clients,
@@ -294,10 +295,9 @@ class Plan(request_lib.Request):
     return trade_off.TradeOff(tuple(points), self.delta)
 
   def _short_of(self, clients: int) -> Optional[feasibility.Wanted]:
-    """Returns the cohorts wanted of a population that cannot fill them.
+    """Returns the planned cohorts if a population cannot fill them, else None.
 
-    The result is None if rounds may be filled, or if cohorts are sampled: the
-    size of these may be small by chance.
+    The result is None for sampled cohorts too, which may be small by chance.
     """
     wanted = feasibility.Wanted(
       clients,
@@ -326,8 +326,8 @@ class Plan(request_lib.Request):
   def check_population(self, clients: int) -> None:
     """Raises ValueError if a population cannot fill every round.
 
-    The check is that of the sampler of a run, see `feasibility`. It passes
-    sampled cohorts, whose size may be small by chance.
+    The sampler of a run makes the same check, see `feasibility`. Sampled
+    cohorts always pass, since they may be small by chance.
 
     Args:
       clients: number of clients in the population.

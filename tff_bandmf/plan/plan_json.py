@@ -1,7 +1,8 @@
 """The file of a plan: the user's request, the strategy, noise and claim.
 
-The file stores the strategy, so that a run resumes with the same digits. A
-program that resumes a run is compared with the request in the file.
+The file stores the numbers of the strategy, so that a resumed run computes with
+the same digits. A program that resumes a run makes a plan too, and its request
+must equal the request in the file.
 """
 
 from __future__ import annotations
@@ -104,14 +105,14 @@ def load(path: Union[str, os.PathLike]) -> result_lib.Result:
         'mechanism': _mechanism(fields['mechanism'], planned),
       }
     )
-    longer, completed = sensitivity.budget.of_run(
+    run_strategy, run_cohorts = sensitivity.budget.of_run(
       cohorts.for_cohort_size(stored.clients_per_round), planned
     )
-    if longer.digest() != strategy.digest():
+    if run_strategy.digest() != strategy.digest():
       raise TypeError('another horizon')
     guarantee = accounting.Guarantee(
       strategy,
-      completed,
+      run_cohorts,
       float(content['noise_multiplier']),
       dimension=stored.coordinates,
       clients_per_unit=stored.clients_per_unit,
@@ -132,9 +133,9 @@ def _check_claim(
   path: pathlib.Path,
   bound: Optional[_files.JsonObject],
 ) -> None:
-  """Raises ValueError if the noise in a file does not give its claim."""
-  # PRIVACY: an edited file could claim more privacy than its noise gives. The
-  # claim is confirmed for the noise in the file, or the file is refused.
+  """Raises ValueError if the noise in a file does not prove its claim."""
+  # PRIVACY: an edited file could claim more privacy than its noise gives. This
+  # check proves the claim anew from the noise, or refuses the file.
   # Guards: plan_test.test_plan_with_less_noise_than_its_claim_needs_is_refused
   # and test_sampled_plan_with_less_noise_is_refused.
   stored, guarantee = result.request, result.guarantee
@@ -159,7 +160,7 @@ def _mechanism(written: Any, strategy: strategies.Strategy) -> Any:
   """Returns the mechanism of a request.
 
   Args:
-    written: the mechanism as the file has it.
+    written: the mechanism in the JSON of the file.
     strategy: the strategy in the file.
 
   Raises:

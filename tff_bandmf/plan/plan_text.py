@@ -68,7 +68,7 @@ def claim(guarantee: accounting.Guarantee, delta: Optional[float]) -> str:
 def clip(
   adaptive: clips.AdaptiveClip, guarantee: accounting.Guarantee, clients: int
 ) -> str:
-  """Returns how the clip adapts, and the noise of the fraction it follows.
+  """Returns how the clip adapts, and the noise of the fraction that it uses.
 
   Args:
     adaptive: the clip of the plan.

@@ -73,19 +73,19 @@ class Request:
     memory_copies: copies of the model that the noise may keep in memory, >= 1;
       None is any number.
     largest_cohort: largest number of clients of a round; None is
-      `clients_per_round` or, for sampled cohorts, a size that no cohort exceeds
-      but with negligible probability, see `most_clients`.
+      `clients_per_round` or, for sampled cohorts, a size that a cohort exceeds
+      with negligible probability, see `Plan.most_clients`.
     zeroing_norm: float > 0; updates of larger norm become zero. None zeroes no
       finite update.
     workload: linear map from released sums to models: prefix sums or momentum.
     objective: 'mean' or 'max' of the error over rounds, by which strategies are
       optimised and ranked.
     dimension: number of coordinates of the model, >= 1. None covers all models
-      of runs with at most 2^33 values of noise that the proof counts.
+      for which `slack` counts at most 2^33 pairs (round, coordinate).
     clients_per_unit: largest number of clients of one unit of privacy, such as
       the devices of a person; each of them keeps to `cohorts`.
-    stands_for: number of clients a round of a larger run that this run
-      simulates; `epsilon` and `delta` are then claims of the larger run.
+    stands_for: number of clients in a round of a larger run that this run
+      simulates; `epsilon` and `delta` are then the claim of the larger run.
 
   Raises:
     TypeError: a value has a wrong type.
@@ -149,8 +149,9 @@ class Request:
           f'{name}={value}: must be at least clients_per_round={least}; leave '
           'it out'
         )
-    # PRIVACY: a larger cohort is drawn with a larger probability, so that its
-    # claim would take credit for too much amplification. It is refused.
+    # PRIVACY: the larger run draws each client with a larger probability than
+    # the plan accounts for, so that its claim would be too small. `stands_for`
+    # with sampled cohorts is refused.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
     if self.stands_for is not None and not self.cohorts.is_enforced:
       raise errors.value_error(
@@ -180,14 +181,14 @@ class Request:
 
   @property
   def unit(self) -> str:
-    """The protected unit, as a text begins with it."""
+    """The protected unit, as the subject of a sentence."""
     return 'one client' if self.clients_per_unit == 1 else 'one unit of privacy'
 
   @property
   def coordinates(self) -> Optional[int]:
     """The number of coordinates with noise; None if `dimension` is None."""
-    # PRIVACY: every coordinate with noise costs slack; the indicator of an
-    # adaptive clip is one more. It is counted here.
+    # PRIVACY: epsilon would be too small if the slack left out a coordinate
+    # with noise. The indicator of an adaptive clip counts as one coordinate.
     # Guard: plan_test.test_adaptive_clip_is_a_coordinate_of_the_claim.
     return self.dimension and (
       self.dimension + clips.indicators(self.l2_norm_clip)

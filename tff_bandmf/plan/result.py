@@ -29,11 +29,11 @@ class Result:
   """The strategy and noise of a plan, from a search or from a file.
 
   Attributes:
-    request: the request that the strategy and noise are for.
-    guarantee: C and its noise; if the run simulates a larger one, the guarantee
-      of the larger run.
-    runners_up: pairs (family, rmse) of other families that fit, least error
-      first; the rmse is for a clip of 1.
+    request: the request that the strategy and noise answer.
+    guarantee: the strategy C, its noise and its privacy; for a request with
+      `stands_for`, these are of the larger run that it simulates.
+    runners_up: pairs (family, rmse) of other families that fit the memory,
+      least error first; the rmse is for a clip of 1.
     left_out: maps the name of a family that was not compared to the reason.
 
   Raises:
@@ -46,8 +46,8 @@ class Result:
   left_out: Mapping[str, str] = attrs.Factory(dict)
 
   def __attrs_post_init__(self):
-    # PRIVACY: a file that was edited could hold sizes that a new plan refuses.
-    # Results from files pass the same check as results of a search.
+    # PRIVACY: an edited file could hold cohort sizes that a new plan refuses.
+    # A result from a file passes the same check as a result of a search.
     # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
     self._check_sizes(accounting.sampled(self.guarantee.cohorts))
 
@@ -64,8 +64,9 @@ class Result:
         f'clients_per_round={round(expected)}'
       )
     least = cohorts.largest_cohort(request.rounds)
-    # PRIVACY: a burnt round shows how many clients were drawn. A smaller
-    # largest_cohort would burn rounds more often than delta accounts for.
+    # PRIVACY: a round with more clients than largest_cohort is burnt, which an
+    # observer sees. A smaller largest_cohort would burn rounds more often than
+    # delta accounts for, so it is refused.
     # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
     if request.largest_cohort is not None and request.largest_cohort < least:
       raise errors.value_error(
@@ -75,7 +76,7 @@ class Result:
 
   @property
   def planned_strategy(self) -> strategies.Strategy:
-    """C for the planned rounds; a run by `Budget` may have more."""
+    """C for the planned rounds; `guarantee` of a `Budget` may have more."""
     strategy = self.guarantee.strategy
     if isinstance(self.request.cohorts, participation.Budget):
       return strategy.of_rounds(self.request.rounds)
@@ -83,7 +84,7 @@ class Result:
 
   @property
   def bound(self) -> Optional[_files.JsonObject]:
-    """The claim and its parts as a JSON object; None for a plan without one."""
+    """The claim and its parts as a JSON object; None if there is no claim."""
     if self.request.epsilon is None or self.request.delta is None:
       return None
     return dataclasses.asdict(self.guarantee.claim(self.request.delta))
@@ -92,9 +93,9 @@ class Result:
 def search(
   request: request_lib.Request, progress: Callable[[str], None]
 ) -> Result:
-  """Returns the strategy and noise for a request; this takes seconds.
+  """Returns the strategy and noise for a request; the search takes seconds.
 
-  The search compares families if the request names 'best', and calibrates the
+  The search compares families if the mechanism is 'best', and calibrates the
   noise to the claim of the request.
 
   Args:
@@ -108,7 +109,8 @@ def search(
     return Result(
       request, _calibrated(request, _strategy(request, progress), cohorts)
     )
-  # The ranking needs a claim; any will do if the request has none.
+  # The ranking needs an epsilon and a delta; a request without a claim is
+  # ranked at these typical values.
   target = choosing.Target(
     1.0 if request.epsilon is None else request.epsilon,
     1e-6 if request.delta is None else request.delta,
@@ -141,7 +143,7 @@ def search(
 def _compared(
   request: request_lib.Request, cohorts: participation.Cohorts
 ) -> Optional[tuple[str, ...]]:
-  """Returns the families to compare; None for all, () for no comparison."""
+  """Returns the families to compare: None for all, () for no comparison."""
   mechanism = request.mechanism
   if (
     isinstance(mechanism, mechanism_lib.Mechanism) and not mechanism.parameters
@@ -154,8 +156,8 @@ def _compared(
     and not pathlib.Path(mechanism).suffix
     and cohorts.candidate_bands(request.rounds) is not None
   ):
-    # The number of bands is compared: more bands have less error, but then more
-    # groups amplify less.
+    # The search compares numbers of bands. More bands have less error, but they
+    # split the clients into more groups, which amplifies less.
     return (mechanism,)
   return ()
 
@@ -200,7 +202,7 @@ def _calibrated(
 ) -> accounting.Guarantee:
   """Returns the guarantee of a plan, or of the larger run that it simulates."""
   if isinstance(cohorts, participation.Budget):
-    # A strategy that was chosen is that of all rounds up to the horizon.
+    # `choosing` returns C for all rounds up to the horizon.
     strategy = strategy.of_rounds(request.rounds)
   strategy, cohorts = sensitivity.budget.of_run(cohorts, strategy)
   if request.epsilon is None or request.delta is None:

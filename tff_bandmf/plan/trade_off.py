@@ -50,7 +50,8 @@ class TradeOff:
   """Plans that differ in clients a round and in epsilon.
 
   Attributes:
-    points: the plans, by clients_per_round and then epsilon as they were asked.
+    points: the plans, in the order of the arguments of `Plan.sweep`:
+      clients_per_round first, then epsilon.
     delta: delta of all plans.
   """
 

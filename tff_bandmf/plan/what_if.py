@@ -32,7 +32,7 @@ def _worse(
   cohorts: participation.Cohorts, rounds: int
 ) -> list[tuple[str, participation.Participation]]:
   """Returns pairs of a text and a schema that is worse than the planned one."""
-  # A budget is one promise, and no distance or count is another.
+  # A budget has neither a min_sep nor a number of rounds to make worse.
   if not cohorts.is_enforced or isinstance(cohorts, participation.Budget):
     return []
   schema = cohorts.schema

@@ -1,14 +1,14 @@
 """The population of a run, and the sampler that draws its cohorts.
 
-THE SEAM. `cohort_source` returns the one object that a run asks for cohorts:
+`cohort_source` returns the one object that a run asks for cohorts:
 
   sample(round_index, history) -> [m] int64 indices in the population, ascending
 
 `history` holds the rounds of each client before this one (`cohorts.History`).
 The cohort is a function of the plan, the key, the seed and these two arguments,
-so a program that is started again draws the same cohorts. Another rule of
-sampling plugs in here and nowhere else: neither the loop nor the ledger knows
-the rule.
+so a program that is started again draws the same cohorts. A new rule of
+sampling needs a change here alone: neither the loop nor the ledger knows the
+rule.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run import journal as journal_lib
 from tff_bandmf.run import sampling
 
-# Clients whose rounds are held at a time.
+# Number of clients whose rounds are in memory at a time.
 _AT_A_TIME = 2**18
 
 
@@ -80,7 +80,7 @@ def population(clients: Clients) -> np.ndarray:
       that has them as `client_ids`.
 
   Raises:
-    TypeError: it is none of these, or has both indices and strings.
+    TypeError: `clients` is none of these, or has both indices and strings.
     ValueError: an ID occurs twice.
 
   >>> population(3).tolist()
@@ -96,7 +96,8 @@ def population(clients: Clients) -> np.ndarray:
     )
   names = np.asarray(identifiers.names(ids))
   # PRIVACY: a program may list its clients in another order when it is started
-  # again, and would draw other cohorts. Sorted IDs give the same ones.
+  # again, and would then replay a round with another cohort. Sorted IDs give
+  # the same cohorts in every order.
   # Guard: run_test.test_clients_in_another_order_are_drawn_as_before.
   ordered = np.unique(names)
   if len(ordered) < len(names):
@@ -120,11 +121,11 @@ def cohort_source(
     plan: plan of the run.
     key: secret key of the draws; None if a schema is enforced.
     ids: [N] indices or IDs of the population, ascending.
-    seed: seed of draws on which no guarantee rests.
+    seed: seed of the draws of enforced cohorts; no guarantee rests on it.
     rounds: number of rounds of the run.
 
   Raises:
-    ValueError: the cohorts of a round cannot be filled.
+    ValueError: the population cannot fill every round.
   """
   if key is not None and plan.sampled is not None:
     return sampling.SampledCohorts(plan.sampled, key, ids)
@@ -135,12 +136,12 @@ def cohort_source(
 
 
 class Cohorts:
-  """The cohorts of a run and their data, drawn from the rounds before each.
+  """Draws the cohorts of a run, and prepares their data.
 
-  **Formal guarantee.** The cohort of round t is drawn from the cohorts that the
-  ledger has of all rounds below t, and from no others. Assumptions: the ledger
-  has round t - 1 when round t is drawn, and no process writes to it beside the
-  run. A ledger starts no round below its last one and changes no cohort, so
+  **Formal guarantee.** The history from which the cohort of round t is drawn
+  has exactly the ledger's cohorts of all rounds below t. Assumptions: the
+  ledger has round t - 1 when round t is drawn, and only this run writes to the
+  ledger. A ledger starts no round below its last one and changes no cohort, so
   these rounds are final.
   """
 
@@ -153,7 +154,7 @@ class Cohorts:
     prepare: Optional[Callable[[int, np.ndarray], Any]],
     schema: participation.Participation,
   ):
-    """Initializes the cohorts; none is drawn yet.
+    """Initializes the object; it draws no cohort yet.
 
     Args:
       journal: journal of the run.
@@ -193,9 +194,9 @@ class Cohorts:
     return self._cohort.ids, self._cohort.data
 
   def _draw(self, t: int) -> _Cohort:
-    # PRIVACY: the ledger's cohort of a burnt round, or of one that clients came
-    # to by themselves, is not the one drawn here. Its clients would be drawn
-    # again too early, so the ledger is read after each such round. Guards:
+    # PRIVACY: `started` does not record the clients of a round that was burnt
+    # before or that clients came to, so they would be drawn again too early.
+    # After such a round, the whole history is read from the ledger. Guards:
     # run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:
@@ -210,16 +211,16 @@ class Cohorts:
     return _Cohort(t, indices, ids, data)
 
   def started(self) -> None:
-    """Adds the last cohort to the history, since the ledger has its round."""
+    """Adds the last cohort to the history; the ledger must have its round."""
     cohort = self._cohort
     assert cohort is not None
-    spent = self._cost_of(cohort.indices)
+    cost_before = self._cost_of(cohort.indices)
     self._history.record(cohort.round, cohort.indices)
-    if self._cost is not None and spent is not None:
-      self._cost += (self._cost_of(cohort.indices) or 0) - spent
+    if self._cost is not None and cost_before is not None:
+      self._cost += (self._cost_of(cohort.indices) or 0) - cost_before
     self._next, self._cohort = cohort.round + 1, None
     if self._prepare is not None and self._next < self._rounds:
-      # `draw` of the next round raises the error again.
+      # `draw` will try again, and raise the error.
       with contextlib.suppress(cohorts.CohortError):
         self._cohort = self._draw(self._next)
 
@@ -227,7 +228,7 @@ class Cohorts:
   def budget_left(self) -> Optional[float]:
     """The share of all clients' budgets that is left; None without a budget.
 
-    It is a count without noise, for the operator alone.
+    The share is computed without noise, so only the operator may see it.
     """
     if self._cost is None or not isinstance(self._schema, participation.Budget):
       return None

@@ -1,9 +1,10 @@
 """The events of a run on the disk, each durable before the next step.
 
-The ledger has a round and its cohort before the round runs. When the round is
-over, the ledger gets its end, then `metrics.csv` its row, then the state after
-it becomes a checkpoint; then its results are handed out. A round that a crash
-interrupts is replayed with the same cohort, or burnt.
+Before a round runs, the ledger gets the round and its cohort. When the round is
+over, the journal writes in this order: its end to the ledger, its row to
+`metrics.csv`, and the state after it to a checkpoint. Only then does the
+program get the results. A round that a crash interrupts is replayed with the
+same cohort, or burnt: it is given up and releases nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _State = TypeVar('_State')
 
-# Measurements of the aggregator that do not depend on the updates.
+# Names that begin so are measurements that do not depend on the updates.
 _DATA_FREE = 'aggregator/free/'
 
 
@@ -58,9 +59,10 @@ _Entry = TypeVar('_Entry', bound=Entry)
 class Journal:
   """The ledger, position, checkpoints, metrics and statements of a run.
 
-  PRIVACY: two sums that meet one noise show their difference. A round that was
-  started counts and is replayed with its cohort; with any other sum it is
-  burnt. Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
+  PRIVACY: if two different sums get the same noise, the releases show the
+  difference of the sums without noise. An interrupted round is replayed with
+  the cohort in the ledger, and burnt if its sum differs from a sum released
+  before. Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
   run_replay_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
@@ -109,7 +111,7 @@ class Journal:
     return self._ledger
 
   def close(self) -> None:
-    """Refuses all later calls: another process may lock the folder."""
+    """Makes later calls fail, since another process may lock the folder."""
     self.closed = True
 
   def check_folder(self) -> None:
@@ -131,9 +133,9 @@ class Journal:
     if self._checkpoints.latest():
       state, head = self._checkpoints.load(self.next, state)
       attempts = self.ledger.attempts(self.next - 1)
-      # PRIVACY: a checkpoint of other rounds than the ledger's would let their
-      # noise meet other sums. The checkpoint has the head of the ledger's
-      # chain at its round, and the two must agree.
+      # PRIVACY: from a checkpoint of another run of the rounds, training would
+      # add noise to other sums than it did before. The checkpoint has the last
+      # hash of the ledger's chain, which must be the ledger's at that round.
       # Guard:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
@@ -197,20 +199,20 @@ class Journal:
   def l2_norm_clip(self) -> Optional[float]:
     """The clip that the last round released; None before the first release.
 
-    The ledger has the digest of the row of `metrics.csv`, and the row has all
-    digits of the clip.
+    The clip is read with all its digits from `metrics.csv`; the ledger has
+    digests of the rows, which show if a row was changed.
 
-    PRIVACY: a replay with another clip has another sum, which would meet the
-    same noise. So a replay uses the clip that its first attempt used.
+    PRIVACY: a replay with another clip would add the same noise to another sum.
+    A replay therefore uses the clip that the first attempt used.
     Guard: run_clip_test.test_adaptive_clip_goes_on_after_a_kill.
     """
     if not self._released:
       return None
     clips = metrics.clips(self._rows.rows())
     done, clip = clips[-1] if clips else (0, None)
-    # PRIVACY: if the released clips are lost, a restart from the first clip
-    # would contradict the report. It is refused, unless no round after the
-    # last clip released anything.
+    # PRIVACY: if rows with released clips are lost, the run would go on with an
+    # older clip than its report says. The run is refused if a round after the
+    # last row with a clip was not burnt.
     # Guard: run_clip_test.test_adaptive_clip_without_its_metrics_is_refused.
     if not all(map(self.is_burnt, range(done, self.next))):
       raise errors.value_error(
@@ -248,8 +250,9 @@ class Journal:
   def check_open(self, entry: Entry) -> None:
     """Raises ValueError unless this round is the open one."""
     self.check_folder()
-    # PRIVACY: an update that arrives in a later round belongs to a client that
-    # is not recorded for it. A round that is over releases nothing.
+    # PRIVACY: an update that arrives after the end of its round belongs to a
+    # client that later rounds do not record. A round that is over releases
+    # nothing.
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
@@ -272,7 +275,7 @@ class Journal:
       self.burn(entry.index)
 
   def sync(self) -> None:
-    """Returns when the mark of the released sum is on the disk."""
+    """Waits until the mark of the released sum is on the disk."""
     self._position.sync()
 
   def finish(
@@ -306,8 +309,8 @@ class Journal:
     self.check_open(entry)
     attempt = len(self.ledger.attempts(t))
     result = dict(self._position.released(t)).get(attempt)
-    # PRIVACY: a state that changed without a release has updates without noise
-    # in it. The round is not finished.
+    # PRIVACY: a state after a round without a release may have updates without
+    # noise in it. Such a round is not finished.
     # Guard: run_test.test_round_past_the_aggregator_is_not_finished.
     if z_stddev and result is None:
       raise errors.value_error(
@@ -315,8 +318,8 @@ class Journal:
         'make the process with model_aggregator=run.aggregator, and run it '
         'once in each round'
       )
-    # PRIVACY: after a refused second sum, the state may follow from either sum.
-    # The round is not finished.
+    # PRIVACY: if a round tried to release two sums, its state may follow from
+    # the one that was refused. Such a round is not finished.
     # Guard: run_replay_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
       raise errors.value_error(
@@ -334,7 +337,7 @@ class Journal:
       for path, value in tree.flatten_with_path(measured)
       if np.ndim(value) == 0 and np.asarray(value).dtype.kind in 'biuf'
     }
-    # These have noise, and may be public.
+    # The values of an adaptive clip have noise, so they may be public.
     released = {
       name: numbers.pop(f'aggregator/released/{name}', '')
       for name in self._released
@@ -417,12 +420,12 @@ class Journal:
         self.ledger.fail_round(t)
 
   def is_burnt(self, t: int) -> bool:
-    """Returns whether a round may not run again."""
+    """Returns whether a round is burnt, so that it may not run again."""
     attempts = self.ledger.attempts(t)
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
-    # PRIVACY: two sums that meet one noise show their difference. A round with
-    # two different sums, by the marks of the noise source or by the ledger, is
-    # burnt. Guards:
+    # PRIVACY: two sums with the same noise show their difference. A round is
+    # burnt if the marks of the noise source and the ledger together have two
+    # different sums of it. Guards:
     # run_replay_test.test_round_whose_replay_differs_is_burnt and
     # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
     released = {sum_ for _, sum_ in self._position.released(t)}
@@ -462,7 +465,7 @@ class Journal:
 
 
 class _States:
-  """The states that the run handed out, to recognise an old one.
+  """Recognises a state that the run handed out before the open round ended.
 
   A state of TFF counts the rounds of its aggregator. A state without such a
   count is recognised by its bits: with noise, two rounds lead to different
@@ -480,7 +483,7 @@ class _States:
       self._digests.add(_digest(state))
 
   def has(self, state: object) -> bool:
-    """Returns whether a state has no more rounds than the last one added."""
+    """Returns whether a state is the last state added, or an earlier one."""
     rounds = _aggregator_rounds(state)
     if rounds >= 0:
       return rounds <= self._rounds
@@ -488,7 +491,7 @@ class _States:
 
 
 def _aggregator_rounds(state: object) -> int:
-  """Returns the rounds that a state of the aggregator counts; -1 if none."""
+  """Returns the aggregator's count of rounds in a state; -1 if it has none."""
   return max(
     (
       int(leaf)

@@ -26,7 +26,7 @@ _Update = TypeVar('_Update')
 
 
 class NoiseAdder:
-  """Adds the noise of a plan in one of two ways, made at the first use."""
+  """Adds the noise of a plan in TFF's aggregator or in a query without TFF."""
 
   def __init__(self, plan: plan_lib.Plan, tape: Callable[[], placements.Tape]):
     """Initializes the noise adder.
@@ -40,7 +40,7 @@ class NoiseAdder:
     self._factory: Optional[factory.CorrelatedNoiseFactory] = None
     self._query: Optional[query.CorrelatedNoiseQuery] = None
     self._state: Optional[correlated_noise.QueryState] = None
-    # The last round that `release` served, and the clip values it released.
+    # The round of the last `release`, and the clip values that it released.
     self._released: tuple[int, dict[str, tf.Tensor]] = -1, {}
     self._process_was_checked = False
 
@@ -51,8 +51,8 @@ class NoiseAdder:
       from tff_bandmf import aggregator
 
       plan = self._plan
-      # PRIVACY: noise that is smaller than the plan's voids its claim. The
-      # multiplier, the clip and the strategy are the plan's. Guards:
+      # PRIVACY: less noise than the plan's would void the claim. The factory
+      # gets its multiplier, clip and strategy from the plan. Guards:
       # run_test.test_noise_is_that_of_the_plan and
       # test_noise_of_units_of_several_is_that_of_the_plan.
       self._factory = aggregator.dp_aggregator(
@@ -70,20 +70,20 @@ class NoiseAdder:
     return self._factory
 
   def check(self, process: tff.templates.IterativeProcess) -> str:
-    """Returns a sentence on the values that a process lets past the aggregator.
+    """Returns a sentence that names the values that bypass the aggregator.
 
     Args:
       process: learning process, or another one with a `next` of (state, values
         of clients).
 
     Raises:
-      ValueError: the next state depends on such a value.
+      ValueError: the next state depends on a value that bypasses it.
     """
     from tff_bandmf import aggregator
 
-    # PRIVACY: the guarantee does not cover values that pass the aggregator. A
-    # process whose state depends on them is refused, and the report names the
-    # others.
+    # PRIVACY: the guarantee does not cover values of clients that bypass the
+    # aggregator. A process whose state depends on such values is refused, and
+    # the report names all other such values.
     # Guard: run_report_test.test_process_that_passes_the_aggregator_is_refused.
     past = ', '.join(aggregator.check_process(process)) or 'nothing'
     self._process_was_checked = True
@@ -108,8 +108,8 @@ class NoiseAdder:
       updates: updates, see `Round.release`.
       like: example of an update. Its structure, shapes and dtypes in the first
         call hold for all rounds.
-      l2_norm_clip: clip that the last round released for this one; None if the
-        clip is constant, or in the first round.
+      l2_norm_clip: clip that the previous round released; None if the clip is
+        constant, or in the first round.
     """
     query, state = self._query_and_state(like)
     import tensorflow as tf
@@ -120,8 +120,8 @@ class NoiseAdder:
     params = query.derive_sample_params(state)
     total = query.initial_sample_state()
     for i, update in enumerate(updates):
-      # PRIVACY: more updates than recorded clients means an update of an
-      # unrecorded client. The round is refused.
+      # PRIVACY: if there are more updates than recorded clients, one update is
+      # from an unrecorded client. The release is refused.
       # Guard: run_test.test_more_updates_than_clients_are_refused.
       if i >= clients:
         raise errors.value_error(
@@ -151,8 +151,8 @@ class NoiseAdder:
       import tensorflow as tf
 
       plan = self._plan
-      # PRIVACY: noise for another clip or multiplier than the plan's voids its
-      # claim. The query takes both from the plan's guarantee.
+      # PRIVACY: noise for another clip or multiplier than the plan's would void
+      # the claim. The query takes both from the plan.
       # Guard: run_test.test_release_is_that_of_the_aggregator.
       self._query = query.CorrelatedNoiseQuery.of(
         plan.guarantee,
@@ -171,8 +171,8 @@ class NoiseAdder:
   def released(self, t: int) -> dict[str, float]:
     """Returns the clip values that `release` of round t gave beside the mean.
 
-    They are those of `metrics.RELEASED`; {} if the clip is constant or the
-    round released through the aggregator.
+    The names are those in `metrics.RELEASED`. The result is {} if the clip is
+    constant or the round released through the aggregator.
     """
     last, values = self._released
     if last != t:
@@ -181,7 +181,7 @@ class NoiseAdder:
 
   @property
   def warning(self) -> Optional[str]:
-    """A line if the noise drowns the updates; None if their size is unknown."""
+    """`Plan.warning` for the size of the model, if the plan has no size."""
     query = self._query
     if query is None and self._factory is not None:
       query = self._factory.query
@@ -195,10 +195,11 @@ class NoiseAdder:
   def flag(self, t: int) -> Optional[str]:
     """Returns the flag of `chain.FLAGS` for the source of the updates.
 
-    None if a process made the release, and nobody checked the process.
+    The result is None if an unchecked process made the release.
     """
-    # PRIVACY: a process may take a mean of raw updates beside the aggregator.
-    # The ledger therefore has, for each round, whether its process was checked.
+    # PRIVACY: a process may use a mean of raw updates that bypasses the
+    # aggregator. The flag of each round in the ledger says whether the process
+    # was checked.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     if self._released[0] == t:
       return chain.DIRECT
@@ -210,7 +211,8 @@ class NoiseAdder:
     if not self._plan.guarantee.noise_multiplier > 0:
       return 0.0
     source = self._source()
-    # If neither exists, nothing was released; the journal refuses the round.
+    # Without a factory or a query, nothing was released, and the journal
+    # refuses the round.
     return (source and source.z_stddev) or self._plan.z_stddev
 
   def close(self) -> None:
@@ -240,8 +242,8 @@ def _in_float64(update: object, specs: object) -> object:
 
   def converted(spec: tf.TensorSpec, leaf: np.typing.ArrayLike) -> np.ndarray:
     leaf = np.asarray(leaf, np.float64)
-    # PRIVACY: a sum would broadcast a smaller array, so a client would count
-    # more often than its clip allows. Its shape must be that of `like`.
+    # PRIVACY: a sum would broadcast a smaller array, so that its client would
+    # count more often than the clip allows. Another shape is refused.
     # Guard: run_test.test_update_of_another_shape_is_refused.
     if leaf.shape != tuple(spec.shape):
       raise ValueError(f'{leaf.shape} is not {spec.shape}')

@@ -55,7 +55,8 @@ class OpenFolder:
     ended: whether the run has ended.
     sampling_key: key of the draws; None if cohorts are enforced.
     journal: journal of the run.
-    noise_adder: noise of the run; its key is a random one if the run has ended.
+    noise_adder: noise of the run; if the run has ended, its key is a new random
+      key, which adds no noise to anything.
   """
 
   plan: plan_lib.Plan
@@ -112,12 +113,13 @@ def open_folder(
     run_id, _ = record.bound()
     position = position_lib.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
-      # PRIVACY: a killed program leaves its round open, and that round's noise
-      # would meet clients that are not recorded. So it is closed here.
+      # PRIVACY: a killed program leaves its round open, and the noise of that
+      # round could be added to updates of unrecorded clients. The round is
+      # closed here.
       # Guard: run_replay_test.test_round_that_a_kill_left_open_is_closed.
       position.close()
-    # PRIVACY: the size of a sampled cohort tells about its members. The public
-    # file has no such column.
+    # PRIVACY: the size of a sampled cohort depends on whether a client is in
+    # it. The public file has no column for this size.
     # Guard: run_sampling_test.test_sizes_of_sampled_cohorts_are_not_released.
     columns = (
       *(('round', 'clients') if plan.sampled is None else ('round',)),
@@ -144,7 +146,7 @@ def open_folder(
 def _check_ledger(
   directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
 ) -> None:
-  """Raises ValueError if the ledger lacks events that are known otherwise.
+  """Raises ValueError if the ledger lacks events that others have noted.
 
   Args:
     directory: folder of the run.
@@ -152,9 +154,9 @@ def _check_ledger(
     head: an earlier head of its chain, in hexadecimal; None if none was noted.
   """
   folder.check_releases(directory, ledger.attempts)
-  # PRIVACY: a ledger that was restored to an earlier moment is consistent, and
-  # its later rounds would run again with other sums. A head that was noted
-  # elsewhere must be in the chain.
+  # PRIVACY: a ledger that was restored to an earlier moment looks right, and
+  # its later rounds would run again with other sums. The head that was noted
+  # outside of the folder must be in the ledger's chain.
   # Guard:
   # run_folder_test.test_folder_that_was_restored_lacks_the_head_that_was_noted.
   if head is not None and not (
@@ -190,8 +192,8 @@ def run_record(
       'noise_multiplier': plan.simulated.noise_multiplier,
       'epsilon': epsilon,
     }
-    # PRIVACY: a reader could take the epsilon of the larger cohort for a claim
-    # about this run. The report leads with this sentence, and claims nothing.
+    # PRIVACY: a reader could take the epsilon of the larger run for a claim
+    # about this run. The report begins with this sentence.
     # Guard: run_report_test.test_simulated_run_says_that_it_is_one.
     setting = (
       f'SIMULATED: {plan.clients_per_round} clients a round stand for '
@@ -201,7 +203,7 @@ def run_record(
     )
   return run_json.RunRecord.from_plan(
     plan,
-    # A bound that was sampled is recomputed with the seed in here.
+    # The seed in the bound lets a reader recompute a Monte Carlo bound.
     {} if sampled is None else {'bound': plan.result.bound},
     config=plan_json.to_document(plan),
     enforced={
@@ -247,8 +249,8 @@ def _predecessors(
       )
     record = run_json.RunRecord.read(earlier)
     for name in ('clients_per_unit', 'adjacency'):
-      # No report could state one claim for both runs, so the first round does
-      # not start.
+      # No report could state one claim for both runs, so this run is refused
+      # before its first round.
       value = record.claim.get(name, claim[name])
       if value != claim[name]:
         raise errors.value_error(
@@ -267,7 +269,7 @@ def _predecessors(
 def _load_or_save_plan(
   directory: pathlib.Path, plan: plan_lib.Plan
 ) -> plan_lib.Plan:
-  """Returns the plan in the folder, which is `plan` if there is none yet.
+  """Returns the plan in the folder, after saving `plan` if there is none.
 
   Raises:
     ValueError: the plan in the folder differs from `plan`.

@@ -34,13 +34,14 @@ class Done:
 
 
 class Round(journal_lib.Entry):
-  """A round that is open: the ledger has its cohort, and it has no result yet.
+  """A round that is open: the ledger has its cohort and not yet its result.
 
-  The attributes of `Entry`, and these two.
+  A round has the attributes of `Entry` and two more.
 
   Attributes:
     refused: number of clients that came and were not admitted, integer >= 0.
-    data: data of the cohort, the result of `prepare` of `Run.rounds`.
+    data: data that `prepare`, an argument of `Run.rounds`, returned for the
+      cohort; None without `prepare`.
   """
 
   def __init__(
@@ -94,14 +95,14 @@ class Round(journal_lib.Entry):
     metrics: object = None,
     shown: Optional[Mapping[str, Any]] = None,
   ) -> _State:
-    """Returns the state, after the state and the round are on the disk.
+    """Returns the state, after writing the round and the state to the disk.
 
     Args:
       state: state of the learning process after the round.
       metrics: numbers without noise, in any structure. They stay in `private/`,
         and the report lists their names.
-      shown: cells of `metrics.csv`, which is public: column to number. The
-        columns are those of the `RunOptions` of the run.
+      shown: public cells of the round's row in `metrics.csv`, name of the
+        column to number; the names are in `RunOptions.columns`.
 
     Raises:
       ValueError: the round was finished before, or released nothing.
@@ -142,9 +143,9 @@ class Round(journal_lib.Entry):
     mean = self._noise_adder.release(
       self.index, len(self.cohort), updates, like, clip
     )
-    # PRIVACY: after a power cut before `finish`, another sum could follow a
-    # mean that somebody has seen. The mark of this sum is on the disk before
-    # the mean is returned.
+    # PRIVACY: after a power cut before `finish`, the restarted round could
+    # release a second sum after somebody has seen this mean. The mark of this
+    # sum is on the disk before the mean is returned.
     # Guard: run_replay_test.test_mark_is_on_the_disk_before_the_mean.
     self._journal.sync()
     return mean

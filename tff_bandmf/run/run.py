@@ -70,8 +70,8 @@ class Run:
       keep_key: whether the key of the noise is kept after the end of the run.
       ledger_head: an earlier `ledger_head` of this run, 64 hexadecimal digits,
         noted outside of the folder. A folder that was restored to an earlier
-        moment is then refused; with None it is not recognised.
-      options: statements and metrics of a program of its own.
+        moment is then refused; None skips this check.
+      options: statements and metrics that a program adds to the run.
 
     Raises:
       ValueError: the folder is in use, is a copy, or holds another run; or the
@@ -134,7 +134,7 @@ class Run:
       )
 
   def check(self, process: _Process) -> _Process:
-    """Returns a process, if no value of its clients passes the aggregator.
+    """Returns a process, after a check of the values that bypass `aggregator`.
 
     Call it before `rounds` or `round`, whenever the program starts: otherwise
     the report leads with the sentence that the process was not checked. `train`
@@ -145,7 +145,7 @@ class Run:
         another one with a `next` of (state, values of clients).
 
     Raises:
-      ValueError: the next state depends on values that pass the aggregator.
+      ValueError: the next state depends on values that bypass the aggregator.
     """
     self.note(process=self._noise_adder.check(process))
     return process
@@ -183,15 +183,14 @@ class Run:
 
     Args:
       clients: number of clients; or different indices or strings; or an object
-        that has them as `client_ids`, such as TFF's `ClientData`. A client has
-        the same name whenever the program is started. If clients left, give
-        their number with `run.note(clients_left=...)`.
+        that has them as `client_ids`, such as TFF's `ClientData`. A client must
+        keep its ID whenever the program is started. If clients left, give their
+        number with `run.note(clients_left=...)`.
       seed: seed of the draws of enforced cohorts; no guarantee rests on it.
       prepare: function that returns `round.data` for (round, cohort). It is
         called in another thread, one round ahead.
-      rounds: number of rounds of the whole run: at most `horizon` if cohorts
-        are by `Budget`, else at most that of the plan; None is that of the
-        plan.
+      rounds: number of rounds of the whole run, at most that of the plan or,
+        for a `Budget`, its `horizon`; None takes the plan's.
 
     Raises:
       ValueError: a cohort cannot be filled, a round was not finished, or a
@@ -200,10 +199,10 @@ class Run:
     plan, journal = self._plan, self._journal
     last = self._last(rounds)
     if self._ended or journal.next >= last:
-      more = opening.MORE_ROUNDS
+      remedy = opening.MORE_ROUNDS
       if last < plan.strategy.rounds and not self._ended:
-        more = f'for more, give rounds=, at most {plan.strategy.rounds}'
-      tqdm.tqdm.write(f'All {last} rounds are done; {more}.', sys.stderr)
+        remedy = f'for more, give rounds=, at most {plan.strategy.rounds}'
+      tqdm.tqdm.write(f'All {last} rounds are done; {remedy}.', sys.stderr)
     if self._ended:
       return
     ids = clients_lib.population(clients)
@@ -249,21 +248,21 @@ class Run:
   ) -> Iterator[rounds_lib.Round]:
     """Yields the next round, for clients that came by themselves.
 
-    A round that ends without `finish`, for instance by a crash, is burnt: its
-    clients will not come again.
+    A round that ends without `finish`, for instance by a crash, is burnt: it
+    cannot be replayed, since its clients will not come again.
 
     Args:
       cohort: indices or IDs of the clients that came. The round leaves out
         clients that may not take part now, and all after the first
-        `largest_cohort`. A client that comes under a new name is taken for a
-        new client: there is no list of all clients that would show it.
+        `largest_cohort`. A client that comes under a new name counts as a new
+        client, since the run has no list of all clients to compare with.
 
     Raises:
       ValueError: the run is over, or its cohorts are sampled.
     """
     plan, journal = self._plan, self._journal
-    # PRIVACY: clients that came are on no list, so a population that an earlier
-    # loop stated is too small. The statement is removed.
+    # PRIVACY: clients that came need not be in the population that an earlier
+    # loop stated, so its size may be too small. The statement is removed.
     # Guard: run_rounds_test.test_clients_that_no_list_had_can_be_reported.
     self.note(population=None, highest_client=None)
     # PRIVACY: amplification needs clients that the run drew by chance; clients
@@ -276,8 +275,8 @@ class Run:
         'MinSep'
       )
     while journal.ledger.attempts(journal.next):
-      # PRIVACY: an interrupted round may have released a sum, and its clients
-      # will not come again for the same one. It is burnt.
+      # PRIVACY: an interrupted round may have released a sum, and without its
+      # clients a replay would release another sum. The round is burnt.
       # Guard:
       # run_replay_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
       journal.burn(journal.next)
@@ -320,10 +319,10 @@ class Run:
   ) -> Iterator[rounds_lib.Done]:
     """Yields the rounds that are left, each when it is done.
 
-    A round is burnt if its sum differs from a sum that it released before.
-    Standard error shows the rounds, their rate, the time that is left, the
-    epsilon spent and, by `Budget`, the share of the population's budget that is
-    left: a count without noise, for the operator alone.
+    A round is burnt, and not yielded, if an earlier attempt released another
+    sum. Standard error shows the rounds, their rate, the time that is left, the
+    epsilon spent and, for a `Budget`, the share of the population's budget that
+    is left. This share is computed without noise, for the operator alone.
 
     Args:
       process: learning process with `run.aggregator`.
@@ -334,8 +333,8 @@ class Run:
       rounds: number of rounds of the whole run, as for `rounds`.
 
     Raises:
-      ValueError: the next state depends on values that pass the aggregator; or
-        `rounds` is out of range.
+      ValueError: the next state depends on values that bypass the aggregator;
+        or `rounds` is out of range.
     """
     self.check(process)
     self._warn()
@@ -369,7 +368,11 @@ class Run:
         yield rounds_lib.Done(t, open_round.cohort, state, output.metrics)
 
   def _warn(self, done: Optional[rounds_lib.Round] = None) -> None:
-    """Warns once on standard error if noise or zero updates spoil the model."""
+    """Warns once on standard error if the noise or zero updates spoil a model.
+
+    Args:
+      done: a round that was just finished; None before the first round.
+    """
     lines = {'noise': self._noise_adder.warning}
     if done is not None and done.without_effect:
       which = 'all' if done.without_effect == done.updates else 'some'
@@ -396,17 +399,16 @@ class Run:
     return max(self._plan.rounds - self._journal.next, 0)
 
   def _last(self, rounds: Optional[int]) -> int:
-    """Returns the number of rounds of the run, for the argument of that name.
+    """Returns the number of rounds of the whole run for an argument `rounds`.
 
     Raises:
-      ValueError: the noise of the plan is not for so many.
+      ValueError: the noise of the plan has fewer rounds.
     """
     plan = self._plan
     if rounds is None:
       return plan.rounds
-    # PRIVACY: past the horizon there is no noise of this claim, and a client of
-    # a schema with a fixed number of rounds could take part again. A run ends
-    # there.
+    # PRIVACY: the claim covers no round past the last one of the noise, where a
+    # client could take part once more. A larger number of rounds is refused.
     # Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.
     if not 0 < rounds <= plan.strategy.rounds:
       raise errors.value_error(
@@ -441,12 +443,12 @@ class Run:
       rounds: number of rounds of the whole run, as for `rounds`.
       **program: arguments of TFF's `train_model`: `model_output_manager`, which
         gets the weights, `train_metrics_manager`, `evaluation_manager` and
-        `evaluation_periodicity`. The run gives the other arguments.
+        `evaluation_periodicity`. The run sets the other arguments.
 
     Raises:
       TypeError: `program` has another argument, such as `should_discard_round`.
-      ValueError: the next state depends on values that pass the aggregator; or
-        the context is not that of a federated program.
+      ValueError: the next state depends on values that bypass the aggregator;
+        or TFF's context is not one for federated programs.
     """
     from tff_bandmf.run import train_model
     from tff_bandmf.tff import runtime
@@ -495,7 +497,8 @@ class Run:
           f'record={name}={value}: is not a result: a finite number under a '
           'name of your own; record numbers such as test_accuracy=0.24'
         )
-    # A run by budget may end early: its claim is for any number of rounds.
+    # A run with a `Budget` may end early: its claim covers any number of
+    # rounds up to the horizon.
     by_budget = isinstance(self._plan.schema, participation.Budget)
     least = 1 if by_budget else self._plan.rounds
     if self._journal.next < least:
@@ -536,8 +539,8 @@ class Run:
         'of the run: every client would look new; call run.record(...) after '
         'the last round'
       )
-    # PRIVACY: a person with the key can test whether a client took part. The
-    # key is destroyed, and then no hash leads to a client.
+    # PRIVACY: a person with the key can compute the identifier of a client and
+    # look it up in the ledger. This line destroys the key.
     # Guard: run_report_test.test_identifiers_can_be_erased.
     _files.wipe(self.directory / run_json.LEDGER_KEY)
 
@@ -551,7 +554,7 @@ class Run:
   def guarantee(self) -> accounting.Composition:
     """Guarantee of the run so far, together with the runs of `after`.
 
-    `accounting.compose` accepts runs.
+    `accounting.compose` reads it, so that a run can be an argument there.
     """
     return report.of_run(self.directory).guarantee
 

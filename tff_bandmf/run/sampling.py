@@ -2,8 +2,8 @@
 
 PRIVACY: a client who can predict or learn the draws gets no amplification. The
 key of the draws comes fresh from the operating system, lies in
-`private/sampling.key`, serves nothing else, and is destroyed when the run has
-ended. Guards:
+`private/sampling.key`, is used for nothing else, and is destroyed when the run
+has ended. Guards:
 run_sampling_test.test_key_of_the_draws_is_fresh_and_goes_with_the_run and
 test_seed_has_no_part_in_sampled_cohorts.
 """
@@ -37,8 +37,8 @@ class SampledCohorts:
     Raises:
       ValueError: the plan is for a population of another size.
     """
-    # PRIVACY: a population of another size has cohorts of other sizes than
-    # those that the accounting assumes. It is refused.
+    # PRIVACY: cohorts from a population of another size have other sizes than
+    # the accounting assumes. Such a population is refused.
     # Guard: run_sampling_test.test_other_population_is_refused.
     if cohorts.population != len(ids):
       raise errors.value_error(
@@ -62,7 +62,12 @@ class SampledCohorts:
     return self._sampler.cohort(round_index)
 
   def check_last(self, ledger: ledger_lib.Ledger, rounds: int) -> None:
-    """Raises ValueError if round `rounds` - 1 had another cohort than drawn."""
+    """Raises ValueError if the key draws another last cohort than the ledger's.
+
+    Args:
+      ledger: ledger of the run.
+      rounds: number of rounds in the ledger.
+    """
     last = rounds - 1
     if rounds and not ledger.same_cohort(
       last, self._ids[self._sampler.cohort(last)]
@@ -77,7 +82,7 @@ class SampledCohorts:
     """Returns whether the ledger has exactly the cohorts that the key gives."""
     sampler = self._new_sampler()
     # PRIVACY: a cohort that was not drawn by chance has no amplified guarantee.
-    # All cohorts are drawn again and compared with the ledger.
+    # This method draws all cohorts again and compares them with the ledger.
     # Guard: run_sampling_test.test_cohort_that_differs_voids_the_claim.
     return all(
       ledger.same_cohort(t, self._ids[sampler.cohort(t)]) for t in range(rounds)

@@ -5,15 +5,17 @@
 | saves states in the background, some     | a round is durable, in the ledger |
 | rounds late, with the position in the    | and as a checkpoint, before the   |
 | data                                     | program has its result            |
-| selects clients without a memory         | the run draws the cohorts         |
+| selects clients without regard to        | the run draws the cohorts, from   |
+| earlier rounds                           | its ledger                        |
 | releases the whole training state        | releases model weights alone      |
-| repeats rounds that are to be discarded  | does not offer it                 |
+| can discard a round and run it again     | has no such option                |
 | releases metrics by a task that may fail | raises the failure                |
 | unnoticed                                |                                   |
-| forgets the last release after a crash   | releases again after a restart    |
+| may lose the last release in a crash     | releases the last weights again   |
+|                                          | after a restart                   |
 
-A round is burnt if its sum differs from a sum that it released before. For the
-program it is a round that changed nothing.
+A round is burnt, or given up, if an earlier attempt at it released a different
+sum. TFF's program then sees a round that changed nothing.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ async def train_model(
   evaluation_manager: Optional[tff.learning.programs.EvaluationManager] = None,
   evaluation_periodicity: Union[int, datetime.timedelta] = 1,
 ) -> None:
-  """Runs the rounds that are left in TFF's program.
+  """Runs the remaining rounds of a run in TFF's program.
 
   Args:
     process: learning process of the run.
-    source: the rounds that are left.
+    source: data source of the remaining rounds.
     journal: journal of the run.
-    rounds: number of rounds of the plan.
+    rounds: number of rounds of the whole run.
     model_output_manager: gets the model weights after every tenth round and
       after the last one.
     train_metrics_manager: gets the metrics of the clients, without noise, after
@@ -58,8 +60,8 @@ async def train_model(
     evaluation_periodicity: argument of TFF's `train_model`.
   """
   outputs = _WeightsManager(process, model_output_manager)
-  first = await tff.program.materialize_value(process.initialize())
-  state = journal.restore(lambda: first)
+  initial = await tff.program.materialize_value(process.initialize())
+  state = journal.restore(lambda: initial)
   if journal.next == rounds:
     # No rounds are left; advancing the iterator still verifies the drawn
     # cohorts.
@@ -84,7 +86,7 @@ async def train_model(
 class RoundSource(
   tff.program.FederatedDataSource, tff.program.FederatedDataSourceIterator
 ):
-  """The rounds of a run as a data source of TFF, and as its one iterator."""
+  """A data source of TFF, and its only iterator, over the rounds of a run."""
 
   def __init__(
     self,
@@ -97,7 +99,7 @@ class RoundSource(
 
     Args:
       process: learning process of the run.
-      rounds: the rounds that are left.
+      rounds: the remaining rounds of the run.
       dataset: function that returns the data of (client, round).
       journal: journal of the run.
     """
@@ -112,7 +114,7 @@ class RoundSource(
     return self._type
 
   def iterator(self) -> RoundSource:
-    """Returns the source itself, since a round has one cohort."""
+    """Returns the source itself: a run has one sequence of cohorts."""
     return self
 
   def __deepcopy__(self, memo) -> RoundSource:
@@ -164,9 +166,9 @@ class _Process:
       )
     if self._journal.is_burnt(open_round.index):
       return self.next(state, None)
-    # PRIVACY: after a crash, a release that is not in the ledger could be
-    # followed by another sum. The round is durable before any manager gets
-    # its output.
+    # PRIVACY: if a crash came after a release and before its ledger entry, the
+    # restarted round could release a second, different sum. The round is
+    # durable before any manager gets its output.
     # Guard: train_model_test.test_round_is_durable_before_it_is_released.
     open_round.finish(output.state, output.metrics)
     if self._metrics_manager is not None:
@@ -195,7 +197,7 @@ class _Output(tff.program.MaterializableValueReference):
 
 
 class _StateManager(tff.program.ProgramStateManager):
-  """The state that the run restored; the journal saves the later ones."""
+  """Gives TFF the restored state; the journal saves all later states."""
 
   def __init__(self, state, version, source):
     self._state = tff.learning.programs.ProgramState(
@@ -230,8 +232,8 @@ class _WeightsManager(tff.program.ReleaseManager):
     if self._manager is None:
       return
     try:
-      # PRIVACY: the guarantee covers the weights, and the state has more. Only
-      # the weights are released.
+      # PRIVACY: the guarantee covers the model weights, and the training state
+      # has more than the weights. Only the weights are released.
       # Guard: train_model_test.test_weights_alone_are_released.
       weights = await tff.program.materialize_value(
         self._process.get_model_weights(value)
