@@ -21,7 +21,8 @@ class Banded(base.Strategy):
 
   Raises:
     TypeError: an entry is not a real number.
-    ValueError: they are not such a matrix.
+    ValueError: `rows` has another shape, an entry that must be 0 or positive
+      is not, or entries are too small, too large or not finite.
 
   >>> Banded([[1.0, 0.0], [2.0, 0.5]]).matrix()
   array([[1. , 0. ],

@@ -14,7 +14,7 @@ from tff_bandmf.strategies import base, families, toeplitz
 class BandedInverse(toeplitz.BandedInverseC):
   """C^-1[t, t - s] = inverse_coefficients[s] for s < p.
 
-  Round t's noise is a sum of p of the z, each a function of (key, round).
+  The noise of round t is a weighted sum of z_t and the p - 1 rows before it.
 
   Attributes:
     rounds: n.

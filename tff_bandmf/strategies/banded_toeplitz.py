@@ -26,7 +26,8 @@ class BandedToeplitz(toeplitz.BandedC):
 
   Raises:
     TypeError: a coefficient is not a real number.
-    ValueError: there are more bands than rounds, or they are not a series.
+    ValueError: there are more bands than rounds, the first coefficient is not
+      positive, or a coefficient is not finite.
 
   >>> c = BandedToeplitz(rounds=3, coefficients=[1.0, 0.5])
   >>> c.matrix()
@@ -48,15 +49,16 @@ class BandedToeplitz(toeplitz.BandedC):
 
 @attrs.frozen(slots=False, eq=False)
 class RobustToeplitz(BandedToeplitz):
-  """A banded Toeplitz C for a min_sep only known to lie in [b0, bands].
+  """A banded Toeplitz C for a min_sep that lies somewhere in [b0, bands].
 
-  Its last coefficients fall to zero linearly, so that little is lost when
-  columns of one client overlap. [BandMF24, App H]
+  The coefficients from band b0 on fall to zero linearly. Two columns of one
+  client that are b0 to bands rounds apart overlap only in small coefficients,
+  so the overlap adds little to the sensitivity. [BandMF24, App H]
 
   Attributes:
     rounds: n.
-    coefficients: [bands] float64, tapered already; see `taper`.
-    b0: the least min_sep expected, r2 - r1.
+    coefficients: [bands] float64, already multiplied by the factors of `taper`.
+    b0: least min_sep expected, r2 - r1 of two rounds of one client.
   """
 
   family: ClassVar[str] = 'robust-toeplitz'
@@ -75,10 +77,10 @@ def taper(coefficients: np.ndarray, b0: int) -> np.ndarray:
 
   Args:
     coefficients: [b] float64.
-    b0: in [1, b]; b leaves them as they are.
+    b0: in [1, b]; with b0 = b the coefficients are returned unchanged.
 
   Returns:
-    [b] float64, or [1] where all but the first would be zero.
+    [b] float64.
   """
   b = len(coefficients)
   i = np.arange(1, b + 1)

@@ -15,16 +15,17 @@ from tff_bandmf import _checks, _files, errors, workloads
 from tff_bandmf.strategies import per_query
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Above this many rounds nothing n x n is materialised.
+# Most rounds for which an n x n matrix is allocated.
 MAX_DENSE_ROUNDS = per_query.LONGEST_BLOCK
-# Above this many there is no array of n numbers.
+# Most rounds for which an array of n numbers is allocated.
 MAX_ROUNDS = 100_000_000
-# PRIVACY: squares of such entries neither vanish nor overflow, so sensitivity
-# is neither 0 nor infinite; nor do they as float32 noise.
+# PRIVACY: Squares of extreme entries underflow to 0 or overflow, so a
+# sensitivity would be 0 or infinite, and float32 noise would be 0 or infinite.
+# `check_entries` refuses a C with entries outside these limits.
 # Guard: strategies_test.test_extreme_scale_is_refused.
 _SMALLEST_DIAGONAL = 1e-30
 _LARGEST_ENTRY = 1e30
-# Matrix products need so many columns to be quick.
+# Least columns of one matrix product; fewer would make products slow.
 _LEAST_COLUMNS = 64
 
 
@@ -34,7 +35,7 @@ TOEPLITZ = 'toeplitz'
 NORMALIZED_TOEPLITZ = 'normalized-toeplitz'
 TREE = 'tree-nodes'
 DECODED_TREE = 'decoded-tree-nodes'
-# Entries of C held at once.
+# Most entries of C in memory at one time in `column_norms_squared`.
 _ENTRIES = 2**22
 
 
@@ -60,13 +61,14 @@ class Strategy(abc.ABC):
     buffers: d, or None where the family is not a BLT.
     structure: property that theorems about the sensitivity may use: one of the
       constants of this module.
-    goes_on: whether C for more rounds is one more of the same Toeplitz matrix,
-      with columns whose norms stay bounded: a run may go on past n.
+    goes_on: whether a run may continue past round n: C for more rounds extends
+      the same Toeplitz matrix, and its column norms stay bounded.
   """
 
   if TYPE_CHECKING:
-    # A field or a property, as the family has it. While the program runs,
-    # properties here would be the defaults of those fields.
+    # Each family defines these as fields or as properties. They are declared
+    # for the type checker only: at run time attrs would take a property of the
+    # base class for the default value of a field.
     @property
     def family(self) -> str: ...
 
@@ -102,7 +104,15 @@ class Strategy(abc.ABC):
     """
 
   def inverse_band_rows(self, start: int, stop: int) -> np.ndarray:
-    """Returns rows of C^-1 by their `inverse_bands` bands, as `band_rows`.
+    """Returns rows of C^-1 by their bands.
+
+    Args:
+      start: first round.
+      stop: round after the last.
+
+    Returns:
+      [stop - start, inverse_bands] float64 R with R[t - start, s] =
+      C^-1[t, t - s], and 0 where t < s.
 
     Raises:
       ValueError: C^-1 has more than a few bands.
@@ -112,13 +122,13 @@ class Strategy(abc.ABC):
     )
 
   def of_rounds(self, rounds: int) -> Strategy:
-    """Returns C for other rounds; C as it is unless it is Toeplitz."""
+    """Returns a Toeplitz C for another n; any other C unchanged."""
     del rounds
     return self
 
   @property
   def noise_copies(self) -> int:
-    """Model copies that the noise of one round needs from earlier ones."""
+    """Rows of past noise, each of the model's size, that one round needs."""
     few = self.bands if self.inverse_bands is None else self.inverse_bands
     return few - 1
 
@@ -128,7 +138,7 @@ class Strategy(abc.ABC):
     return self.inverse_bands is not None or self.bands < self.rounds
 
   def recursion(self) -> recursion_lib.Recursion:
-    """Returns how the noise of a round follows from what was added before."""
+    """Returns the recursion that computes y_t from the noise of past rounds."""
     recursion = self._recursion()
     recursion.digest = self.digest()
     return recursion
@@ -139,11 +149,11 @@ class Strategy(abc.ABC):
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> Optional[recursion_lib.Buffers]:
-    """Returns the recursion over few buffers; None where it needs a window.
+    """Returns a recursion with a few buffers; None for families without one.
 
     Args:
-      rounds: up to which it starts afresh every n rounds.
-      norms: [n] float64, what columns of C are divided by; None for 1.
+      rounds: number of rounds of the run; the buffers are reset every n rounds.
+      norms: [n] float64, divisors of the columns of C; None for no division.
     """
     del rounds, norms
     return None
@@ -176,20 +186,20 @@ class Strategy(abc.ABC):
     return entries
 
   def column_error(self) -> float:
-    """Returns a bound of the error of C as float64 gives it.
+    """Returns a bound e of the relative error of `band_rows` in float64.
 
-    It is an e with |C P| <= (1 + e) |R P| for every P, where R is the matrix
-    that `band_rows` gives.
+    |C P| <= (1 + e) |R P| for every P, where R is the matrix that `band_rows`
+    returns and C the exact one.
 
     Raises:
-      ValueError: float64 does not give C.
+      ValueError: rounding errors are too large for any such bound.
     """
     return 0.0
 
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
-    """Returns e_t of every round, [n] float64, unit noise.
+    """Returns e_t of every round, [n] float64, for z of unit variance.
 
     Raises:
       ValueError: n is too large for this family and workload.
@@ -205,7 +215,7 @@ class Strategy(abc.ABC):
   def errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> tuple[float, float]:
-    """Returns (mean, max) over t of e_t, unit noise.
+    """Returns (mean, max) over t of e_t, for z of unit variance.
 
     Raises:
       ValueError: n is too large for this family and workload.
@@ -214,11 +224,11 @@ class Strategy(abc.ABC):
     return float(per_query_errors.mean()), float(per_query_errors.max())
 
   def first_column(self) -> Optional[np.ndarray]:
-    """Returns the first column of C, [bands] float64, if it says it all."""
+    """Returns the first column of C, [bands] float64, if it determines C."""
     return None
 
   def tiles(self) -> list[tuple[Strategy, int]]:
-    """Returns blocks down the diagonal of C, each with how often it stands."""
+    """Returns the blocks of a block-diagonal C as (block, repetitions)."""
     return [(self, 1)]
 
   def column_norms_squared(self) -> np.ndarray:
@@ -229,26 +239,26 @@ class Strategy(abc.ABC):
       stop = min(start + step, self.rounds)
       squares = self.band_rows(start, stop) ** 2
       for s in range(min(self.bands, stop)):
-        # C[t, t - s] is of column t - s; before column 0 there is none.
+        # C[t, t - s] lies in column t - s, which exists for t >= s only.
         skip = max(s - start, 0)
         norms[start + skip - s : stop - s] += squares[skip:, s]
     return norms
 
   def part(self, start: int, stop: int, first: int) -> np.ndarray:
-    """Returns C[start:stop, first:stop], float64; left of it C is 0."""
+    """Returns C[start:stop, first:stop], float64, for first > start - bands."""
     entries = per_query.skewed(self.band_rows(start, stop))
     return entries[:, first - (start - self.bands + 1) :]
 
   def series(self) -> Optional[_files.JsonObject]:
     """Returns the numbers that define a Toeplitz C of any n; None for others.
 
-    They are coefficients of C or of C^-1, or the family's own: a reader without
-    this library builds C from them.
+    The numbers are coefficients of C or of C^-1, or parameters of the family.
+    A reader can build C from them without this library.
     """
     return None
 
   def parameters(self) -> _files.JsonObject:
-    """Returns what defines C besides `rounds` and `arrays`, JSON values."""
+    """Returns the values besides `rounds` and `arrays` that define C."""
     return {
       name.rstrip('_'): value
       for name, value in self._fields()
@@ -256,7 +266,7 @@ class Strategy(abc.ABC):
     }
 
   def arrays(self) -> dict[str, np.ndarray]:
-    """Returns the float64 arrays that define C, with the above."""
+    """Returns the float64 arrays that define C, with `parameters`."""
     return {
       name: value
       for name, value in self._fields()
@@ -264,7 +274,7 @@ class Strategy(abc.ABC):
     }
 
   def _fields(self) -> Iterator[tuple[str, Any]]:
-    """Yields what the constructor takes besides `rounds`."""
+    """Yields (name, value) of the constructor's arguments but `rounds`."""
     kind: Any = type(self)
     for field in attrs.fields(kind):
       if field.init and field.name != 'rounds':
@@ -280,7 +290,7 @@ class Strategy(abc.ABC):
     return self.part(0, self.rounds, 0)
 
   def digest(self) -> str:
-    """Returns the SHA-256 of what defines C, 64 hexadecimal digits."""
+    """Returns the SHA-256 of C's definition, 64 hexadecimal digits."""
     sha = hashlib.sha256()
     sha.update(
       json.dumps([self.family, self.rounds, self.parameters()]).encode()
@@ -313,7 +323,10 @@ def check_dense(rounds: int) -> None:
 def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
   """Raises ValueError unless C is finite, invertible and of sane scale.
 
-  The entries of C are called `name` in messages.
+  Args:
+    name: name of the entries, for messages.
+    entries: entries of C, any shape, float64.
+    diagonal: the entries on the main diagonal.
   """
   if not np.all(np.isfinite(entries)):
     raise errors.value_error(
@@ -336,17 +349,17 @@ def check_entries(name: str, entries: np.ndarray, diagonal: np.ndarray) -> None:
 
 
 def count_rounds(rounds: object) -> int:
-  """Returns n, or raises; the converter of `rounds`."""
+  """Returns `rounds`, or raises ValueError; converter of that field."""
   return _checks.count('rounds', rounds, 'give the number of rounds')
 
 
 def count_bands(bands: object) -> int:
-  """Returns a number of bands, or raises; the converter of `bands`."""
+  """Returns `bands`, or raises ValueError; converter of that field."""
   return _checks.count('bands', bands, '1 is the identity')
 
 
 def series(name: str, values: object) -> np.ndarray:
-  """Returns a read-only copy of the start of a first column.
+  """Returns a read-only copy of the first entries of a first column.
 
   Args:
     name: name of the series, for messages.
@@ -354,7 +367,8 @@ def series(name: str, values: object) -> np.ndarray:
 
   Raises:
     TypeError: the values are not real numbers.
-    ValueError: they are not such a series.
+    ValueError: the values are not one-dimensional, not finite, or the first
+      is not positive.
   """
   array = _checks.real_array(name, values)
   if array.ndim != 1 or not len(array):

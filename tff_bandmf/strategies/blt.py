@@ -13,7 +13,7 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.strategies import base, families, toeplitz
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Coefficients of C^-1 made at once.
+# Coefficients of C^-1 computed by one matrix product.
 _BLOCK = 512
 
 
@@ -21,12 +21,11 @@ _BLOCK = 512
 class Blt(toeplitz.Toeplitz):
   """c_0 = 1, c_t = sum_i omega_i theta_i^(t - 1). [BLT24]
 
-  The noise needs d buffers S of the model's size, whatever n:
+  The noise needs d buffers S of the model's size, for every n:
 
     y_t = z_t - omega . S;   S <- theta * S + y_t
 
-  C^-1 is a BLT too: theta_hat = eig(diag(theta) - 1 omega^T), and omega_hat by
-  the product formula with the roles swapped.
+  C^-1 is a BLT too; its decays are the eigenvalues of diag(theta) - 1 omega^T.
 
   Attributes:
     rounds: n.
@@ -93,9 +92,10 @@ class Blt(toeplitz.Toeplitz):
     return np.concatenate([[1.0], powers])[:terms]
 
   def inverse_column(self, terms: int) -> np.ndarray:
-    # The recursion above for z = 1, 0, 0, ..., from F = diag(theta) - 1
-    # omega^T and its power; no eigenvalues, which are badly conditioned where
-    # thetas are close: r_{1 + kB + j} = -omega^T F^j (F^B)^k 1.
+    # r is the noise y of the class docstring for z = 1, 0, 0, ...: with
+    # F = diag(theta) - 1 omega^T and blocks of B terms, r_{1 + kB + j} =
+    # -omega^T F^j (F^B)^k 1. Eigenvalues of F would be faster, but they are
+    # badly conditioned where thetas are close.
     step = np.diag(self.theta) - self.omega[None, :]
     outputs = np.empty((_BLOCK, self.buffers))
     outputs[0] = -self.omega
@@ -110,18 +110,26 @@ class Blt(toeplitz.Toeplitz):
 
 
 class BltBuffers(recursion_lib.Buffers):
-  """A buffer a decay, [BLT24]; with columns of C scaled by 1/d, y is by d.
+  """One buffer for each decay. [BLT24]
 
-  y_t = d_t (z_t - omega . S),   S <- theta * S + y_t / d_t
+  Where columns of C are divided by norms d, rows of C^-1 are multiplied by d:
+
+    y_t = d_t (z_t - omega . S),   S <- theta * S + y_t / d_t
   """
 
   def __init__(self, blt: Blt, rounds: int, norms: Optional[np.ndarray] = None):
-    """Takes the BLT, after whose rounds all starts afresh, n, and d."""
+    """Makes the buffers of a run.
+
+    Args:
+      blt: strategy; the buffers are reset after each `blt.rounds` rounds.
+      rounds: number of rounds of the run.
+      norms: d, [blt.rounds] float64; None for 1.
+    """
     self.rounds = rounds
     self.memory = blt.buffers
     self._blt, self._period = blt, blt.rounds
     self._norms = norms
-    # The first round forgets what was before it.
+    # Phase 0 is the first round of a period, which resets the buffers.
     self.phases = min(2, blt.rounds) if norms is None else blt.rounds
 
   def phase(self, t: recursion_lib.Index) -> recursion_lib.Index:
@@ -152,9 +160,11 @@ class BltBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def shift(self) -> float:
-    # PRIVACY: y / d and the buffers are sums of z and of roundings, 1/2 each,
-    # which are at most half a deviation of z. Guard:
-    # recursion_test.test_shift_bounds_the_error_of_coarse_cells.
+    # PRIVACY: Rounding errors of y / d and of the buffers shift the noise, and
+    # depend on past releases. `shift` bounds them: y / d and the buffers are
+    # weighted sums of z and of roundings, each at most half a standard
+    # deviation of z.
+    # Guard: recursion_test.test_shift_bounds_the_error_of_coarse_cells.
     def largest(weights):
       return float(
         recursion_lib.MOST_DEVIATIONS * np.linalg.norm(weights)
@@ -167,7 +177,7 @@ class BltBuffers(recursion_lib.Buffers):
     for omega, theta in zip(self._blt.omega, self._blt.theta):
       buffer = largest(scipy.signal.lfilter([1.0], [1.0, -theta], column))
       rounds = min(self._period, 1 / (1 - theta))
-      # Each round rounds a product, a sum and the y that comes in.
+      # In each round a product, a sum and y / d are rounded.
       error += abs(omega) * (
         rounds * (2 * buffer + 2 * y) + (self.memory + 2) * buffer
       )
@@ -175,9 +185,10 @@ class BltBuffers(recursion_lib.Buffers):
 
   @functools.cached_property
   def cut_norm(self) -> float:
-    # PRIVACY: no weight is cut, but each power of theta is a product, and what
-    # they add up to may be small. Guard:
-    # recursion_test.test_column_of_a_blt_is_within_its_bound.
+    # PRIVACY: float64 rounds the powers of theta, so the C of the noise differs
+    # from the C whose sensitivity was computed. This bound of the difference
+    # adds up the norms of all powers, because the powers may cancel in C.
+    # Guard: recursion_test.test_column_of_a_blt_is_within_its_bound.
     sizes = np.abs(self._blt.omega) / np.sqrt(1 - self._blt.theta**2)
     roundings = self._period + self.memory + 8
     return float(recursion_lib.UNIT * roundings * np.sum(sizes))

@@ -17,10 +17,11 @@ from tff_bandmf.strategies import recursion as recursion_lib
 class ColumnNormalized(base.Strategy):
   """C D^-1, D the diagonal of the column norms of a Toeplitz C.
 
-  The columns of C are cut at n, so the last ones are shorter and could carry
-  less noise: (C D^-1)^-1 z = D (C^-1 z), one scalar a round. The result is not
-  Toeplitz, and no theorem about Toeplitz sensitivity holds for it; DP-CGD has
-  one of its own.
+  The columns of C end at row n - 1, so the last columns have smaller norms, and
+  their rounds need less noise: (C D^-1)^-1 z = D (C^-1 z) scales the noise of
+  each round by one number. C D^-1 is not Toeplitz, so theorems about the
+  sensitivity of Toeplitz matrices do not apply to it. For DP-CGD with scaled
+  columns there is a separate theorem.
 
   Attributes:
     toeplitz: C.
@@ -66,11 +67,12 @@ class ColumnNormalized(base.Strategy):
   @functools.cached_property
   def column_norms(self) -> np.ndarray:
     """The diagonal of D, [n] float64, read-only."""
-    # Column i of C is the first column down to row n - 1 - i.
+    # Column i of C holds the first n - i entries of the first column.
     base.check_rounds(self.rounds)
     with np.errstate(over='ignore', invalid='ignore'):
       norms = np.sqrt(np.cumsum(self.toeplitz.column(self.rounds) ** 2))[::-1]
-    # PRIVACY: a norm that overflows would make a column of C vanish.
+    # PRIVACY: A column divided by an infinite norm would be 0, and would count
+    # as no sensitivity. This check refuses norms that overflow.
     # Guard: strategies_test.test_column_norm_that_overflows_is_refused.
     if not np.all(np.isfinite(norms)):
       raise errors.value_error(
@@ -81,7 +83,7 @@ class ColumnNormalized(base.Strategy):
     return norms
 
   def first_column(self) -> np.ndarray:
-    """Returns that of the Toeplitz matrix whose columns are scaled."""
+    """Returns the first column of the Toeplitz C, before it is scaled."""
     return self.toeplitz.first_column()
 
   def series(self) -> Optional[_files.JsonObject]:
@@ -100,7 +102,8 @@ class ColumnNormalized(base.Strategy):
     return self.toeplitz.buffered(rounds, self.column_norms)
 
   def column_sum(self) -> float:
-    # The norms cancel: column i is divided by its norm, and C^-1[i, i] has it.
+    # Column i of C is divided by its norm and row i of C^-1 is multiplied by
+    # it, so the norms cancel in |C[t, i]| C^-1[i, i].
     return self.toeplitz.column_sum()
 
   def column_error(self) -> float:

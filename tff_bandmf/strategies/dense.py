@@ -23,7 +23,8 @@ class Dense(base.Strategy):
 
   Raises:
     TypeError: an entry is not a real number.
-    ValueError: the matrix is not of that form.
+    ValueError: the matrix is not square, lower-triangular and finite with a
+      positive diagonal, or its entries are too small or too large.
   """
 
   family: ClassVar[str] = 'dense'
@@ -63,7 +64,7 @@ class Dense(base.Strategy):
   def per_query_errors(
     self, workload: workloads.Workload = workloads.PREFIX
   ) -> np.ndarray:
-    # (A C^-1)^T = C^-T A^T, solved row by row of A C^-1.
+    # The columns of (A C^-1)^T = C^-T A^T are the rows of A C^-1.
     decoder = scipy.linalg.solve_triangular(
       self.values.T, workload.matrix(self.rounds).T, lower=False
     )
@@ -77,9 +78,10 @@ class Dense(base.Strategy):
 def lower_factor(gram: np.ndarray) -> np.ndarray:
   """Returns the lower-triangular C with C^T C = X.
 
-  PRIVACY: not the Cholesky factor of X, for which C C^T = X and whose
-  sensitivity is another. Guard:
-  strategies_test.test_lower_factor_has_this_gram.
+  PRIVACY: The Cholesky factor of X has C C^T = X, so its sensitivity is not the
+  one computed from X. This function factors X with rows and columns reversed,
+  and reverses the factor, which gives C^T C = X.
+  Guard: strategies_test.test_lower_factor_has_this_gram.
 
   Args:
     gram: X, [n, n] float64, positive definite.

@@ -1,9 +1,9 @@
 """A family of strategies and its parameters, declared once.
 
-A file of this package declares its families as `FAMILIES`, next to their
-classes, and `known` finds them there. Strategy files, the search for the best
-parameters, the ranking, command-line flags, keys of configurations and the
-tables of the documentation are made from these declarations.
+Each module of this package declares its families as `FAMILIES`, next to their
+classes, and `known` collects them. These declarations define strategy files,
+the search for the best parameters, the ranking of families, command-line
+flags, keys of configurations and tables of the documentation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tff_bandmf import _checks, errors
 
 _PACKAGE = __name__.rpartition('.')[0]
 
-# A value of a parameter.
+# Type of a parameter's value.
 Value = Union[bool, int, float, str]
 
 
@@ -33,17 +33,19 @@ class Parameter:
   Attributes:
     name: name in JSON and in configurations; its flag has dashes for
       underscores.
-    kind: int, at least 1; float, at most high; bool; or `Family`, a name.
+    kind: type of the value: int, at least 1; float; bool; or `Family`, for the
+      name of a family.
     about: description, for --help.
-    low: least number.
-    high: largest number.
-    sweep: between what it is searched for where it is not given; None where it
-      is not.
-    default: where it is neither given nor swept; None where the optimiser of
-      the family knows, or else it has to be given.
-    required: whether a search needs it to be given, too.
-    field: field of the family's class; by default the name, and an underscore
-      behind a word of Python.
+    low: least number allowed.
+    high: largest float allowed.
+    sweep: (low, high) of the search for the best value when the user gives
+      none; None if the parameter is not searched for.
+    default: value if the user gives none and `sweep` is None. Where it is None
+      too, the family's optimiser chooses; without an optimiser the user must
+      give a value.
+    required: whether the user must give a value even to an optimiser.
+    field: field of the family's class; by default the name, with an underscore
+      appended to a keyword of Python.
   """
 
   name: str
@@ -61,11 +63,11 @@ class Parameter:
     return self.name + '_' * keyword.iskeyword(self.name)
 
   def check(self, value: object) -> Value:
-    """Returns `value` as the parameter takes it.
+    """Returns `value` converted to the parameter's type.
 
     Raises:
-      TypeError: it is of another kind.
-      ValueError: it is out of range.
+      TypeError: `value` has another type.
+      ValueError: `value` is out of range.
     """
     about = self.about.split('  ')[0].rstrip('.')
     remedy = f'it is {about[0].lower()}{about[1:]}'
@@ -89,8 +91,12 @@ class Parameter:
 
 @attrs.frozen
 class Memory:
-  """The memory of a family's noise: in words, and from n to the fewest
-  copies."""
+  """The memory that a family's noise needs.
+
+  Attributes:
+    about: number of model copies, in words.
+    least: function from n to the least number of model copies.
+  """
 
   about: str
   least: Callable[[int], int]
@@ -106,15 +112,16 @@ class Family:
   """A family of strategies.
 
   Attributes:
-    kind: class of its strategies, whose `family` is the name.
+    kind: class of its strategies; its attribute `family` is the name.
     about: C, or C^-1, in a few words.
     source: keys of the literature.
-    parameters: that it takes; at most one of them is swept.
-    memory: model copies that its noise keeps.
+    parameters: parameters of the family; at most one of them has a `sweep`.
+    memory: model copies that its noise needs.
     optimizer: 'module:function' that finds the best strategy for a
-      `tff_bandmf.optimize.request.Request`; '' where the parameters say it all.
-      It is imported when it is called, as TensorFlow takes long to import.
-    passes_on: whether it takes all other parameters, for a family within.
+      `tff_bandmf.optimize.request.Request`; '' where the parameters define C.
+      The module is imported at the call: importing TensorFlow takes seconds.
+    passes_on: whether the family takes all parameters of other families and
+      passes them to the family of its blocks, as `Stamped` does.
   """
 
   kind: type[Any]
@@ -140,14 +147,14 @@ class Family:
 
   @property
   def few_bands(self) -> bool:
-    """Whether the columns of C are as short as one asks, or always short."""
+    """Whether the user can choose the bands of C, or C always has one band."""
     return BANDS in self.parameters or getattr(self.kind, 'bands', 0) == 1
 
   def checked(self, given: Mapping[str, object]) -> dict[str, Value]:
-    """Returns the parameters that are not None, checked, by their names.
+    """Returns the checked parameters that are not None, by their names.
 
     Raises:
-      TypeError: a value of another kind.
+      TypeError: a value has another type.
       ValueError: a parameter that the family does not take, or a value out of
         range.
     """
@@ -203,7 +210,7 @@ def get(name: object) -> Family:
   """Returns the family of that name.
 
   Raises:
-    ValueError: there is none.
+    ValueError: no family has that name.
   """
   if not isinstance(name, str) or name not in known():
     raise errors.value_error(

@@ -11,19 +11,20 @@ the same content. JSON, version 2:
                      "max_participations": null},
    "optimized": {"objective": "mean", "converged": true}}
 
-`parameters` and `arrays` hold what the family's `Strategy.parameters` and
-`Strategy.arrays` return, {"column_normalize": true} among the former; numbers
-are written so that float64 reads back bit for bit. `participation` is the
-schema that the strategy was made for, as `Participation.to_dict` gives it, or
-null where nobody said; commands take it where no flag says who takes part.
-`optimized` says how the file came to be and is empty for a family without
-optimiser; nothing is computed from it.
-An `.npz` archive has one member per array and one, `header`, with the rest as
-a JSON string; nothing in it is compressed. A `.npy` file is read as the matrix
-C itself, for no schema.
+| key             | content                                                   |
+|-----------------|-----------------------------------------------------------|
+| `parameters`    | `Strategy.parameters`; "column_normalize": true for C D^-1|
+| `arrays`        | `Strategy.arrays`, digits enough for the same float64     |
+| `participation` | schema of the strategy (`Participation.to_dict`), or null |
+| `optimized`     | how the optimiser found it, for information; {} without   |
 
-Files come from anybody: what is read takes memory in proportion to the file,
-and nothing in one is ever unpickled.
+Commands use `participation` if no flag gives a schema. An `.npz` archive is
+uncompressed and has one member for each array, and the member `header` with
+all other keys as a JSON string. A `.npy` file holds the matrix C itself, and
+has no schema.
+
+Strategy files may come from an attacker: reading one takes memory in proportion
+to its size, and never unpickles content.
 """
 
 from __future__ import annotations
@@ -75,8 +76,8 @@ def save(
   Args:
     strategy: strategy to write.
     path: ends in `.json` or `.npz`.
-    participation: the schema that the strategy was made for; None where it was
-      made for no particular one.
+    participation: the schema that the strategy was made for; None if it was not
+      made for a particular schema.
     optimized: JSON object that says how the strategy was found.
 
   Raises:
@@ -109,7 +110,7 @@ def from_document(
     path: path of the file that holds it, for messages.
 
   Raises:
-    ValueError: it is not one, or of another version.
+    ValueError: `content` is not a strategy, or has another version.
   """
   path = pathlib.Path(path)
   try:
@@ -124,7 +125,7 @@ def _header(
   participation: Optional[participation_lib.Participation] = None,
   optimized: Optional[Mapping[str, _files.Json]] = None,
 ) -> _files.JsonObject:
-  """Returns a file's content but for the arrays."""
+  """Returns the content of a strategy file without its arrays."""
   return {
     'format': FORMAT,
     'version': VERSION,
@@ -157,15 +158,15 @@ def check_path(path: Union[str, os.PathLike]) -> pathlib.Path:
 def load(
   path: Union[str, os.PathLike],
 ) -> tuple[base.Strategy, Optional[participation_lib.Participation]]:
-  """Returns what a strategy file, or a `.npy` file of C, holds.
+  """Reads a strategy file, or a `.npy` file with the matrix C.
 
   Returns:
-    The strategy, and the schema that it was made for; None where the file says
-    none, as no `.npy` file does.
+    The strategy, and the schema that it was made for, or None if the file has
+    no schema. A `.npy` file never has one.
 
   Raises:
-    ValueError: the file is not a strategy file, or of another version.
-    OSError: it cannot be read.
+    ValueError: the file is not a strategy file, or has another version.
+    OSError: the file cannot be read.
   """
   path = pathlib.Path(path)
   if path.suffix == '.npy':
@@ -182,7 +183,7 @@ def load(
       if path.suffix == '.npz'
       else _with_arrays(_files.parse_json(content))
     )
-  # Readers raise what they like where a file is damaged.
+  # The readers of a damaged file may raise an exception of any type.
   except Exception as error:
     raise ValueError(_not_a_strategy(path)) from error
   return _from_header(path, header)
@@ -193,7 +194,7 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
   content = _files.read(path)
   try:
     values = _read_array(io.BytesIO(content), len(content))
-  # As in `load`.
+  # The reader of a damaged file may raise an exception of any type.
   except Exception as error:
     raise errors.value_error(
       f'file={path}: is not a whole .npy file of numbers; write C with '
@@ -206,7 +207,7 @@ def _read_matrix(path: pathlib.Path) -> dense.Dense:
 
 
 def _with_arrays(header: _files.JsonObject) -> _files.JsonObject:
-  """Returns the header of a JSON file, the numbers of `arrays` as arrays."""
+  """Returns the header with the lists of `arrays` turned into NumPy arrays."""
   header['arrays'] = {
     name: _to_array(values) for name, values in header['arrays'].items()
   }
@@ -217,7 +218,7 @@ def _to_array(values: _files.Json) -> np.ndarray:
   """Returns a list of numbers, or a list of such lists, as an array."""
   nested = bool(values) and isinstance(values[0], list)
   for row in values if nested else [values]:
-    # NumPy would make one long string as many long strings as there are items.
+    # NumPy pads all strings of a list to the longest, which could fill memory.
     if not isinstance(row, list) or not set(map(type, row)) <= {int, float}:
       raise TypeError('no list of numbers')
   return np.array(values)
@@ -226,7 +227,7 @@ def _to_array(values: _files.Json) -> np.ndarray:
 def _parse_npz(content: bytes) -> _files.JsonObject:
   """Returns the header in an archive, `arrays` included."""
   with zipfile.ZipFile(io.BytesIO(content)) as archive:
-    # Compressed members, and members in one another, could hold any amount.
+    # Compressed or overlapping members could expand to any size.
     if sum(info.file_size for info in archive.infolist()) > len(content):
       raise ValueError('more content than file')
     members = {}
@@ -244,7 +245,7 @@ def _read_array(stream: IO[bytes], size: int) -> np.ndarray:
   """Returns the array of a .npy file of `size` bytes."""
   header = _READ_HEADER[np.lib.format.read_magic(stream)]
   shape, _, dtype = header(stream)
-  # NumPy would take room for what the header says before it reads.
+  # NumPy allocates the size of the header before it reads the numbers.
   if math.prod(shape) * dtype.itemsize != size - stream.tell():
     raise ValueError('a header of another file')
   stream.seek(0)
@@ -287,9 +288,11 @@ def _from_header(
 def _participation(
   content: _files.Json,
 ) -> Optional[participation_lib.Participation]:
-  """Returns the schema of a file; what `save` would not write raises.
+  """Returns the schema of a file.
 
-  PRIVACY: a schema that is not wholly understood is not taken for a laxer one.
+  PRIVACY: A schema read in part could be weaker than the one that was meant,
+  and its sensitivity too small. This function refuses a schema unless `save`
+  would write it in the same way.
   Guard: strategies_test.test_file_with_another_schema_is_refused.
   """
   if content is None:
@@ -314,7 +317,7 @@ def _build(
   parameters: Mapping[str, _files.Json],
   arrays: Mapping[str, _files.Json],
 ) -> base.Strategy:
-  """Returns the strategy of these parts; what does not fit raises."""
+  """Returns a strategy from its parts; raises if they do not fit."""
   if family == stamped.Stamped.family:
     block = parameters['block']
     if block['family'] == family:
@@ -330,7 +333,7 @@ def _build(
     return stamped.Stamped(rounds, inner)
   if 'rounds' in parameters or any(name.endswith('_') for name in parameters):
     raise TypeError('a parameter that no family has')
-  # lambda is a parameter and a word of Python.
+  # The field of the parameter `lambda`, a keyword of Python, is `lambda_`.
   fields = {
     name + '_' * keyword.iskeyword(name): value
     for name, value in parameters.items()

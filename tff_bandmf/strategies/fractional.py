@@ -1,6 +1,8 @@
-"""C from powers of (1 - x): the prefix sum is (1 - x)^-1.
+"""Toeplitz C whose c(x) = sum_j c_j x^j is a power of (1 - x).
 
-| class                  | c(x)                     | kept                     |
+The series of the prefix sum is (1 - x)^-1.
+
+| class                  | c(x)                     | terms of the series used |
 |------------------------|--------------------------|--------------------------|
 | SqrtToeplitz           | (1 - x)^(-1/2)           | all                      |
 | BandedSqrt             | (1 - x)^(-1/2)           | `bands` of c             |

@@ -1,4 +1,4 @@
-"""c_j = (1 / (j + 1) + constant) / (1 + constant), one scalar to choose."""
+"""Banded C with c_j = (1 / (j + 1) + constant) / (1 + constant)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CONSTANT = families.Parameter(
   float,
   'What is added to each 1/(j+1).',
   high=1e6,
-  # From there on C is all constant.
+  # Beyond 100 all c_j are nearly equal.
   sweep=(0.0, 100.0),
 )
 

@@ -1,19 +1,27 @@
-"""Per-query errors of a workload, for C or C^-1 with few bands.
+"""Per-query errors of a workload A, for C or C^-1 with few bands.
 
-With L y = R z, L and R lower-triangular and banded and z iid of unit variance,
-e_t is the variance of y_t. Two pairs cover what has bands at all:
+The per-query error e_t is the squared L2 norm of row t of A C^-1, which is the
+variance of row t of y = A C^-1 z for iid z of unit variance. This y solves
+L y = R z with lower-triangular, banded L and R:
 
 | C has few bands    | L = C A^-1 | R = I    |
 | C^-1 has few bands | L = A^-1   | R = C^-1 |
 
-A block of M rounds at a time, M at least the memory of L and R:
+The variances are computed for one block of M rounds after another, where L and
+R have at most M + 1 bands. A prime marks the previous block:
 
-  T Y = R_0 Z + R_1 Z' - H Y'          (') the block before
+| symbol   | meaning, in the rows of this block                   |
+|----------|------------------------------------------------------|
+| Y, Z     | rows of y and z                                      |
+| T, H     | L in the columns of this block, of the previous one  |
+| R_0, R_1 | R in the columns of this block, of the previous one  |
+
+  T Y = R_0 Z + R_1 Z' - H Y'
   cov(Y) = T^-1 (R_0 R_0^T + S) T^-T
   S = H cov(Y') H^T + R_1 R_1^T - H K R_1^T - R_1 K^T H^T,  K = cov(Y', Z')
 
-so the cost is O(n M^2), in matrix products, and the memory O(M^2). [BandMF24,
-Alg 3] is O(n^2 M).
+The time is O(n M^2), spent in matrix products, and the memory is O(M^2);
+[BandMF24, Alg 3] takes O(n^2 M) time.
 """
 
 from __future__ import annotations
@@ -25,19 +33,26 @@ import scipy.linalg
 
 from tff_bandmf import errors, workloads
 
-# A block is at least so long: matrix products cost little up to here.
+# Least rounds of a block: products of smaller matrices are hardly cheaper.
 _SHORTEST_BLOCK = 64
-# Float64 matrices of this side are as large as is sensible: 3.2 GB.
+# Most rounds of a block: a float64 matrix of this side takes 3.2 GB.
 LONGEST_BLOCK = 20_000
 
-# Rows of a banded matrix by their bands: (start, stop) -> [stop - start, bands]
+# Function (start, stop) -> [stop - start, bands] float64: rows of a banded
+# matrix M, with M[t, t - s] in column s of the row of round t.
 BandRows = Callable[[int, int], np.ndarray]
 
 
 def of_banded(
   rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
 ) -> np.ndarray:
-  """Returns e, [rounds] float64, for C of few bands, given by its rows.
+  """Returns e, [rounds] float64, for a C of few bands.
+
+  Args:
+    rounds: n.
+    bands: number of bands of C.
+    rows: function that returns rows of C.
+    workload: A.
 
   Raises:
     ValueError: the blocks would not fit in memory, or C^-1 overflows.
@@ -62,7 +77,13 @@ def of_banded(
 def of_banded_inverse(
   rounds: int, bands: int, rows: BandRows, workload: workloads.Workload
 ) -> np.ndarray:
-  """Returns e, [rounds] float64, for C^-1 of few bands, given by its rows.
+  """Returns e, [rounds] float64, for a C^-1 of few bands.
+
+  Args:
+    rounds: n.
+    bands: number of bands of C^-1.
+    rows: function that returns rows of C^-1.
+    workload: A.
 
   Raises:
     ValueError: the blocks would not fit in memory.
@@ -86,7 +107,12 @@ def of_noise(
 ) -> np.ndarray:
   """Returns the variances of y where L y = R z, [rounds] float64.
 
-  R is the identity where none is given.
+  Args:
+    rounds: n.
+    left_bands: number of bands of L.
+    left: function that returns rows of L.
+    right_bands: number of bands of R.
+    right: function that returns rows of R; by default R is the identity.
 
   Raises:
     ValueError: the blocks would not fit in memory, or L^-1 overflows.
@@ -138,7 +164,16 @@ def check_finite(e: np.ndarray) -> np.ndarray:
 
 
 def _dense(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-  """Returns [count, block] before the diagonal, and [count, count] at it."""
+  """Returns banded rows of a block as two dense matrices.
+
+  Args:
+    rows: [count, bands] float64.
+    block: rounds of the previous block, at least bands - 1.
+
+  Returns:
+    [count, block], the columns of the previous block, and [count, count],
+    the columns of this block.
+  """
   dense = np.zeros((len(rows), block + len(rows)))
   entries = skewed(rows)
   dense[:, -entries.shape[1] :] = entries[:, -dense.shape[1] :]
@@ -146,13 +181,18 @@ def _dense(rows: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def skewed(rows: np.ndarray) -> np.ndarray:
-  """Returns M[t, t - s + bands - 1] = rows[t, s], 0 elsewhere.
+  """Returns M with M[t, t - s + bands - 1] = rows[t, s] and 0 elsewhere.
 
-  It is [count, count + bands - 1] float64, and its last `count` columns are
-  square; `rows` is [count, bands].
+  Args:
+    rows: [count, bands] float64.
+
+  Returns:
+    [count, count + bands - 1] float64. Its last `count` columns are the square
+    part of the banded matrix around the diagonal.
   """
   count, bands = rows.shape
   padded = np.zeros((count, count + bands))
   padded[:, :bands] = rows[:, ::-1]
-  # Rows one shorter than they were move by one more each.
+  # Each row of the result is one entry shorter than a row of `padded`, so the
+  # same numbers, read in order, move one column to the right in each row.
   return padded.reshape(-1)[:-count].reshape(count, count + bands - 1)

@@ -1,10 +1,17 @@
-"""How the noise y = C^-1 z follows, round by round, from what was added before.
+"""Recursions that compute the noise y = C^-1 z round by round.
 
   y_t = round(z_steps scale_t z_t + m_t),   m_t = readout_t . S_t
   S_{t+1} = a function of (S_t, y_t)
 
-in units of lattice steps: y_t is what is added to the integer sum of round t,
-z_t is one fresh row of unit normals, and S is what is remembered.
+in units of lattice steps:
+
+| symbol  | meaning                                                      |
+|---------|--------------------------------------------------------------|
+| y_t     | integer noise, added to the integer sum of round t           |
+| z_t     | fresh row of unit normals                                    |
+| z_steps | standard deviation of z, in lattice steps                    |
+| S_t     | memory: `memory` rows of past noise                          |
+| u_t     | (y_t - m_t) / scale_t, z_t with the rounding of y_t in it    |
 
 | C                  | S                                | S_{t+1}             |
 |--------------------|----------------------------------|---------------------|
@@ -13,13 +20,15 @@ z_t is one fresh row of unit normals, and S is what is remembered.
 | BLT                | `BUFFERS`: a decayed sum of y    | theta * S_t + y_t   |
 | online tree        | `BUFFERS`: the noise of a node   | sums of S_t and y_t |
 
-with u_t = (y_t - m_t) / scale_t. The rounded y feeds back everywhere, so S is
-known to whoever knows past y. That is what makes a run of rounded releases
+S is a function of the rounded past y. This makes a run of rounded releases
 post-processing of the Gaussian mechanism of C: given past releases and a guess
-of the data, round t rounds z_t plus C times the data, and nothing else.
+of the data, the release of round t is a rounding of z_t plus row t of C times
+the data.
 
-PRIVACY: the proof needs S to follow from y alone, and C to be that of the
-claim. Guards: recursion_test.test_memory_follows_from_y_alone and
+PRIVACY: If S depended on more than past y, or if the noise had another C than
+the claim, this proof would not hold. Every recursion here computes S from y
+alone, and tests compare its noise with the matrix C.
+Guards: recursion_test.test_memory_follows_from_y_alone and
 test_noise_without_rounding_is_that_of_the_matrix.
 """
 
@@ -38,15 +47,16 @@ PAST_Y = 'y'
 PAST_U = 'u'
 BUFFERS = 'buffers'
 
-# Float64 holds integers of so many bits; y has 31 and a sign.
+# Bits of the fraction of a float64, and of |y|.
 _MANTISSA_BITS, _Y_BITS = 52, 31
-# More standard deviations than any coordinate of a run is away from its mean,
-# but for a probability that `accounting.arithmetic.cells` counts.
+# Bound of |z|. `accounting.arithmetic.cells` adds to delta the probability that
+# a coordinate of z in a run exceeds it.
 MOST_DEVIATIONS = 14.0
+# Largest relative error of one float64 operation.
 UNIT = 2.0**-53
-# Most rounds that are added up at once; see `noise.producer.stream`.
+# Most rounds in one matrix product; see `noise.producer.stream`.
 _BLOCK = 64
-# Rows of weights looked at together.
+# Rows of weights in memory at one time.
 _ROWS = 4096
 
 
@@ -55,13 +65,15 @@ Index = Any
 
 
 class Step(NamedTuple):
-  """A single round, float64; or those of all phases, [phases] in front.
+  """Weights of one round, float64.
+
+  A `Step` of all phases has arrays with a first dimension [phases].
 
   Attributes:
-    scale: scalar.
-    readout: [memory].
-    update: [memory, memory]; empty for a window.
-    gain: [memory], what y is multiplied with; empty for a window.
+    scale: scalar, factor of z_steps z_t.
+    readout: [memory], weights of S in m_t.
+    update: [memory, memory], weights of S_t in S_{t+1}; empty for a window.
+    gain: [memory], weights of y_t in S_{t+1}; empty for a window.
   """
 
   scale: Union[float, np.ndarray]
@@ -71,13 +83,14 @@ class Step(NamedTuple):
 
 
 class Recursion(abc.ABC):
-  """The recursion of one strategy; `Strategy.recursion` gives it.
+  """The recursion of one strategy; `Strategy.recursion` returns it.
 
   Attributes:
     rounds: n.
     keeps: content of S: `PAST_Y`, `PAST_U` or `BUFFERS`.
-    memory: rows of S, zero at the start. A window has the latest first.
-    phases: how many different single rounds there are.
+    memory: number of rows of S, which are zero at the start. In a window the
+      latest row is first.
+    phases: number of distinct `Step` values; rounds of one phase share one.
     digest: digest of C; see `Strategy.digest`.
   """
 
@@ -89,16 +102,16 @@ class Recursion(abc.ABC):
 
   @abc.abstractmethod
   def phase(self, t: Index) -> Index:
-    """Returns where `table` holds round t, an integer or int64 tensor."""
+    """Returns the phase of round t, its index in `table`."""
 
   @abc.abstractmethod
   def table(self) -> Step:
-    """Returns the single rounds of all phases."""
+    """Returns the weights of all phases, [phases, ...]."""
 
   @property
   @abc.abstractmethod
   def table_bytes(self) -> int:
-    """Size of `table`, which is not made for it."""
+    """Size of `table` in bytes, computed without building the table."""
 
   @property
   @abc.abstractmethod
@@ -129,19 +142,20 @@ class Recursion(abc.ABC):
   @property
   @abc.abstractmethod
   def shift(self) -> float:
-    """Bound of |error of m_t in float64| over z_steps scale_t."""
+    """Bound of |rounding error of m_t in float64| / (z_steps scale_t)."""
 
   @property
   @abc.abstractmethod
   def cut_norm(self) -> float:
-    """Bound of the L2 norm by which C differs from the strategy's, a column.
+    """Bound of the L2 norm of a column's difference from the strategy's C.
 
-    Its weights are cut, or what float64 adds up to a column is rounded.
+    The C of the noise differs because weights are cut (`cut`) or because
+    float64 rounds them.
     """
 
   @abc.abstractmethod
   def cells(self, participations: int) -> int:
-    """Returns the rounds whose noise can tell neighbours apart.
+    """Returns the most rounds whose release one client can influence.
 
     Args:
       participations: k, the most rounds that one client takes part in.
@@ -149,16 +163,19 @@ class Recursion(abc.ABC):
 
 
 def cut(weights: np.ndarray, most: float) -> np.ndarray:
-  """Returns weights as multiples of 2^-q, so that sums of y are exact.
+  """Returns weights rounded to multiples of 2^-q.
 
     q = 52 - 31 - ceil(log2(max_t sum_s |w_ts|))
 
-  A sum of 32-bit integers times such weights has at most 53 bits, however it
-  is ordered, in blocks or not, on any device.
+  A sum of 32-bit integers times such weights has at most 53 bits, so float64
+  computes it exactly, in any order, on any device.
 
   Args:
-    weights: [., memory] float64.
+    weights: w, [rounds, memory] float64.
     most: max_t sum_s |w_ts|.
+
+  Returns:
+    [rounds, memory] float64.
   """
   q = _MANTISSA_BITS - _Y_BITS - math.ceil(math.log2(max(most, 1.0)))
   return np.ldexp(np.rint(np.ldexp(weights, q)), -q)
@@ -174,7 +191,12 @@ class Window(Recursion):
   """
 
   def __init__(self, strategy: Any, period: int):
-    """Takes C, a `Strategy`, and the rounds after which its rows repeat."""
+    """Makes a window.
+
+    Args:
+      strategy: C, a `Strategy`.
+      period: rounds after which the weights repeat.
+    """
     few = strategy.inverse_bands
     self.rounds = strategy.rounds
     self.keeps = PAST_Y if few is None else PAST_U
@@ -192,14 +214,18 @@ class Window(Recursion):
     return self._strategy.band_rows(start, stop)
 
   def _uncut(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (scale, readout) of some rounds."""
+    """Returns (scale, readout) of rounds before weights are cut."""
     rows = self._rows(start, stop)
     if self.keeps == PAST_U:
       return rows[:, 0], rows[:, 1:]
     return 1.0 / rows[:, 0], -rows[:, 1:] / rows[:, :1]
 
   def weights(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (scale [.], readout [., memory]) of some rounds, float64."""
+    """Returns the weights of rounds start, ..., stop - 1, float64.
+
+    Returns:
+      scale, [stop - start], and readout, [stop - start, memory].
+    """
     scale, readout = self._uncut(start, stop)
     if self.keeps == PAST_Y and self.memory:
       readout = cut(readout, self._most)
@@ -232,11 +258,12 @@ class Window(Recursion):
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Returns (scale, far, near) of V = scale * Z + far S + near U.
 
-    Row r of V is that of round first + r before it is rounded, U the y or u of
-    the block itself, S the window before it.
+    Row r of V is the noise of round first + r before rounding. U holds the y or
+    u of the block's rounds, and S the window before the block.
 
     Returns:
-      [m], [m, memory] and [m, m] strictly lower-triangular, float64.
+      [m], [m, memory] and [m, m] float64 for m = `rounds`; `near` is strictly
+      lower-triangular.
     """
     scale, readout = self.weights(first, first + rounds)
     entries = per_query.skewed(np.pad(readout, ((0, 0), (1, 0))))
@@ -249,7 +276,7 @@ class Window(Recursion):
         [scale**2 + np.sum(readout**2, 1) for scale, readout in self._pieces()]
       )
     else:
-      # Periods are alike, and forget one another.
+      # All periods have the same weights, and their noise is independent.
       variances = per_query.of_noise(
         self.phases,
         min(self.memory + 1, self.phases),
@@ -259,25 +286,26 @@ class Window(Recursion):
 
   def _kept_rows(self, start: int, stop: int) -> np.ndarray:
     """Returns rows of the C of cut weights, for `PAST_Y`."""
-    # PRIVACY: a C that is near singular turns cuts into other noise, whose
-    # range and self-test these norms are. Guard:
-    # recursion_test.test_row_norms_are_those_of_cut_weights.
+    # PRIVACY: If C is nearly singular, cutting its weights changes the noise
+    # much, and a range or self-test for the uncut C would be wrong. So the row
+    # norms are computed from the cut weights.
+    # Guard: recursion_test.test_row_norms_are_those_of_cut_weights.
     scale, readout = self.weights(start, stop)
     ones = np.ones((stop - start, 1))
     return np.hstack([ones, -readout]) / scale[:, np.newaxis]
 
   @functools.cached_property
   def shift(self) -> float:
-    # Integers of 31 bits times weights of 21: exact.
+    # Sums of past y with cut weights are exact; see `cut`.
     if self.keeps == PAST_Y or not self.memory:
       return 0.0
-    # u_t has the error of a sum of `memory` terms and of one division; so has
-    # m_t, and C carries those of past u on.
+    # The error of u_t comes from a sum of `memory` terms and one division. C
+    # carries the errors of past u into later rounds.
     most = max(
       float(np.max(np.abs(readout).sum(1) / scale))
       for scale, readout in self._pieces()
     )
-    # u is z and the rounding of one y, at most half a deviation of z.
+    # u_t is z_t plus the rounding of y_t, at most half a standard deviation.
     error = MOST_DEVIATIONS * UNIT * ((self.memory + _BLOCK) * most + 3)
     return error * (1 + most * self._strategy.column_sum())
 
@@ -295,7 +323,11 @@ class Window(Recursion):
     return float(np.sqrt(np.max(squares)))
 
   def _change(self, start: int, stop: int) -> np.ndarray:
-    """Returns what cutting adds to C[t, t-s], [., memory]."""
+    """Returns C[t, t-s] of cut weights minus C[t, t-s] of uncut weights.
+
+    Returns:
+      [stop - start, memory] float64, for s = 1, ..., memory.
+    """
     scale, readout = self._uncut(start, stop)
     return (cut(readout, self._most) - readout) / scale[:, np.newaxis]
 
@@ -306,16 +338,18 @@ class Window(Recursion):
 
 
 class Buffers(Recursion):
-  """Buffers that decay or are added up; single rounds only.
+  """Memory of a few sums of past y, which decay or are reset.
 
-  m_t = readout . S,   S <- update S + gain y
+    m_t = readout . S,   S <- update S + gain y
+
+  Noise is computed one round at a time, since `block` is for windows only.
   """
 
   keeps = BUFFERS
 
   @abc.abstractmethod
   def step(self, phase: int) -> Step:
-    """Returns the single rounds of a phase."""
+    """Returns the weights of a phase."""
 
   def table(self) -> Step:
     steps = [self.step(phase) for phase in range(self.phases)]

@@ -1,4 +1,4 @@
-"""C = I_s (x) C_m: one short strategy again and again."""
+"""Block-diagonal C = I_s (x) C_m: one short strategy, repeated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tff_bandmf.strategies import recursion as recursion_lib
 class Stamped(base.Strategy):
   """Blocks of C_m down the diagonal, the last one cut at n. [SingleEpoch22]
 
-  The noise starts afresh every m rounds.
+  Noise of different blocks is independent.
 
   Attributes:
     rounds: n.
@@ -62,7 +62,7 @@ class Stamped(base.Strategy):
     if self.rounds <= self.block.rounds:
       return super().tiles()
     copies, rest = divmod(self.rounds, self.block.rounds)
-    # Stamped less than once, a block is cut.
+    # The last tile is the block cut at `rest` rounds.
     cut = [(Stamped(rest, self.block), 1)] if rest else []
     return [(self.block, copies), *cut]
 
@@ -95,7 +95,7 @@ class Stamped(base.Strategy):
     if workload != workloads.PREFIX:
       return super().per_query_errors(workload)
     base.check_rounds(self.rounds)
-    # The sum of a finished block keeps the error of its last prefix.
+    # Each finished block adds the error of its last prefix sum.
     e = self.block.per_query_errors(workload)
     done = np.arange(-(-self.rounds // len(e)))
     return (done[:, None] * e[-1] + e).ravel()[: self.rounds]

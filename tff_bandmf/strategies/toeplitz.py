@@ -1,7 +1,7 @@
-"""The part that Toeplitz families share: C[t, i] = c_{t - i}.
+"""Base classes of the Toeplitz families: C[t, i] = c_{t - i}.
 
-As power series, c(x) is a quotient of two: a polynomial for a banded C, one
-over a polynomial for a banded C^-1, a proper rational function for a BLT.
+The power series c(x) = sum_j c_j x^j is a polynomial for a banded C, one over
+a polynomial for a banded C^-1, and a rational function for a BLT.
 
 | symbol | name here        | meaning                                    |
 |--------|------------------|--------------------------------------------|
@@ -29,11 +29,13 @@ from tff_bandmf import errors, workloads
 from tff_bandmf.strategies import base
 from tff_bandmf.strategies import recursion as recursion_lib
 
+# Terms of the first block of a series; each next block is twice as long.
 _FIRST_BLOCK = 4096
+# Relative distance from the limit at which a series counts as converged.
 _CONVERGED = 1e-12
-# Remainder of a series that counts as 0.
+# Size of the filter's state below which the rest of a series counts as 0.
 _VANISHED = 1e-100
-# Rounds up to which O(n^2) is a matter of seconds.
+# Most rounds for computations of O(n^2), which then take seconds.
 _MAX_QUADRATIC_ROUNDS = 200_000
 
 
@@ -42,7 +44,7 @@ class Toeplitz(base.Strategy):
   """A strategy with constant diagonals.
 
   Attributes:
-    is_geometric: whether c_j is the j-th power of one number.
+    is_geometric: whether c_j = lambda^j for one number lambda.
     rounds: n.
   """
 
@@ -85,7 +87,7 @@ class Toeplitz(base.Strategy):
     return np.where(t >= np.arange(self.bands), self.column(self.bands), 0.0)
 
   def gram_entries(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns X[i, j], the first n - j terms of sum_l c_l c_{l + j - i}."""
+    """Returns X[i, j] = sum_{l < n - j} c_l c_{l + j - i}, [m] float64."""
     base.check_rounds(self.rounds)
     column = self.column(self.bands)
     entries = np.zeros(len(first))
@@ -137,13 +139,14 @@ class Toeplitz(base.Strategy):
 
 
 class ToeplitzWindow(recursion_lib.Window):
-  """A window whose rows are all alike.
+  """A window whose weights are the same in every round.
 
-  Where t < s a row meets the zeros that S starts with.
+  In early rounds t the weights of lags s > t multiply zeros: S is 0 at the
+  start.
   """
 
   def __init__(self, strategy: Toeplitz):
-    """Takes C."""
+    """Makes the window of the strategy C."""
     super().__init__(strategy, 1)
     series = (
       strategy.column
@@ -188,16 +191,19 @@ class ToeplitzWindow(recursion_lib.Window):
 
 
 class RationalToeplitz(Toeplitz):
-  """c(x) = 1 / r(x) or c(x) a polynomial: few numbers give any n.
+  """C whose c(x), or whose r(x) = 1 / c(x), is a polynomial.
 
-  Exactly one of the two has length 1.
+  The coefficients of the polynomial define C for every n.
   """
 
   goes_on: ClassVar[bool] = True
 
   @abc.abstractmethod
   def polynomials(self) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (P, Q), [.] float64 each, with c(x) = P(x) / Q(x)."""
+    """Returns (P, Q) with c(x) = P(x) / Q(x); one of them is constant.
+
+    Each is a 1-d float64 array of coefficients, lowest power first.
+    """
 
   def column(self, terms: int) -> np.ndarray:
     top, bottom = self.polynomials()
@@ -231,7 +237,7 @@ class BandedC(RationalToeplitz):
     coefficients: [bands] float64, first column of C; read-only.
   """
 
-  if TYPE_CHECKING:  # As in the base.
+  if TYPE_CHECKING:  # See the comment in `base.Strategy`.
 
     @property
     def coefficients(self) -> np.ndarray: ...
@@ -250,7 +256,7 @@ class BandedInverseC(RationalToeplitz):
     inverse_coefficients: [p] float64, first column of C^-1; read-only.
   """
 
-  if TYPE_CHECKING:  # As in the base.
+  if TYPE_CHECKING:  # See the comment in `base.Strategy`.
 
     @property
     def inverse_bands(self) -> int: ...
@@ -274,9 +280,11 @@ class BandedInverseC(RationalToeplitz):
       norms = np.sum(np.abs(self.inverse_coefficients)) * np.sum(
         np.abs(self.column(self.rounds))
       )
-    # PRIVACY: r c = 1 + f with |f|_1 <= off for the c of float64, so that of
-    # the noise is c / (1 + f). Guard:
-    # slack_test.test_sensitivity_of_an_inverse_is_rounded_up.
+    # PRIVACY: The noise has the exact inverse of r as its c, but sensitivity is
+    # computed from a c rounded to float64 and could be too small. `off` bounds
+    # |f|_1 in r c = 1 + f, so the exact c is the rounded one divided by 1 + f,
+    # at most off / (1 - off) away in relative norm.
+    # Guard: slack_test.test_sensitivity_of_an_inverse_is_rounded_up.
     off = recursion_lib.UNIT * (self.inverse_bands + 8) * norms
     if not off <= 0.5:
       raise errors.value_error(
@@ -290,17 +298,22 @@ class BandedInverseC(RationalToeplitz):
 def full_errors(
   strategy: Toeplitz, scale: np.ndarray, workload: workloads.Workload
 ) -> np.ndarray:
-  """Returns e for C D^-1, neither C nor C^-1 of few bands, in O(n^2).
+  """Returns e for C D^-1 where both C and C^-1 have many bands, in O(n^2).
 
-  Row t of A D C^-1 is that of round t - 1 plus eta_t times row t of M D C^-1.
+  The workload is A with rows A_t = A_{t-1} + eta_t M_t, where eta_t is the
+  learning rate of round t and M the Toeplitz matrix of momentum. So row t of
+  A D C^-1 is row t - 1 plus eta_t times row t of M D C^-1.
 
   Args:
     strategy: C.
     scale: [n] float64, the diagonal of D.
-    workload: A, any.
+    workload: A.
+
+  Returns:
+    [n] float64.
 
   Raises:
-    ValueError: n is large, or C^-1 overflows.
+    ValueError: n is above 200,000, or C^-1 overflows.
   """
   rounds = strategy.rounds
   if rounds > _MAX_QUADRATIC_ROUNDS:
@@ -311,7 +324,7 @@ def full_errors(
     )
   reversed_column = strategy.inverse_column(rounds)[::-1].copy()
   total, e = np.zeros(rounds), np.zeros(rounds)
-  # The rows of M D C^-1 before t, the latest first.
+  # Past rows of M D C^-1 that row t needs, the latest first.
   weights = -workload.polynomial[1:]
   earlier = [np.zeros(0) for _ in weights]
   for t, rate in enumerate(workload.learning_rates(rounds)):
@@ -334,7 +347,7 @@ def fractional_coefficients(alpha: float, terms: int) -> np.ndarray:
   Args:
     alpha: any real number; 1/2 gives the square root of the prefix sum and
       -1/2 its inverse.
-    terms: how many.
+    terms: number of coefficients.
 
   Returns:
     [terms] float64.
@@ -354,10 +367,16 @@ def _series(top: np.ndarray, bottom: np.ndarray, terms: int) -> np.ndarray:
 
 
 def _energy(top: np.ndarray, bottom: np.ndarray, rounds: int) -> float:
-  """Returns the sum of the first squares of top(x) / bottom(x).
+  """Returns the sum of the squares of the first coefficients of top / bottom.
+
+  Args:
+    top: coefficients of a polynomial, lowest power first, float64.
+    bottom: coefficients of a polynomial, lowest power first, float64.
+    rounds: number of coefficients to add up.
 
   Raises:
-    ValueError: the series neither ends nor vanishes within `MAX_ROUNDS`.
+    ValueError: `rounds` exceeds `MAX_ROUNDS` and the coefficients do not
+      vanish before.
   """
   state = np.zeros(max(len(top), len(bottom)) - 1)
   squares, done, block = 0.0, 0, _FIRST_BLOCK
@@ -382,14 +401,16 @@ def _errors_to_the_limit(
 ) -> tuple[float, float]:
   """Returns (mean, max) of e for w(x) = top(x) / (bottom(x) (1 - x)).
 
-  w_j converges to top(1) / bottom(1), geometrically where `bottom` has no
-  root in the closed unit disc; w is computed until as many terms in a row as
-  it remembers are within 1e-12 of the limit, and the rest of the sum has a
-  closed form. Where w does not converge every term is computed.
+  If `bottom` has no root in the closed unit disc, w_j converges geometrically
+  to top(1) / bottom(1). Terms are computed until max(len(top), len(bottom))
+  consecutive terms are within 1e-12 of the limit, relative; the sum of the
+  remaining terms has a closed form. If w does not converge, every term is
+  computed.
 
   Args:
-    top: [.] float64.
-    bottom: [.] float64, bottom[0] > 0.
+    top: coefficients of a polynomial, lowest power first, float64.
+    bottom: coefficients of a polynomial, lowest power first, float64;
+      bottom[0] > 0.
     rounds: n.
 
   Raises:
@@ -399,7 +420,7 @@ def _errors_to_the_limit(
   memory = max(len(top), len(bottom))
   state = np.zeros(memory - 1)
   total = bottom.sum()
-  # Without a limit nothing is near it, and every term is added up.
+  # NaN for no limit: comparisons with NaN fail, so every term is added up.
   limit = top.sum() / total if total > 0 else np.nan
   weighted = squares = 0.0
   done, block = 0, _FIRST_BLOCK
@@ -439,7 +460,7 @@ def _check_finite(e: np.ndarray, bands: int) -> np.ndarray:
 
 
 def _check_done(done: int, rounds: int) -> None:
-  """Raises ValueError if so many rounds were too few to converge."""
+  """Raises ValueError if the series has not converged after `MAX_ROUNDS`."""
   if done >= base.MAX_ROUNDS:
     raise errors.value_error(
       f'rounds={rounds}: C^-1 has not converged after {base.MAX_ROUNDS} '

@@ -1,12 +1,13 @@
 """Tree aggregation: noisy sums of the nodes of a tree over the rounds.
 
-A complete tree of the given arity is laid over rounds 0, 1, 2, ...; the
-encoder has one row a node whose rounds all exist (a node that would end past
-round n is left out), with ones at its rounds. X[i, j] is the number of nodes
-over both i and j.
+The leaves of a complete tree of the given arity are the rounds 0, 1, 2, ....
+The encoder is a matrix with one row for each node: ones at the rounds below
+the node, zeros elsewhere. A node above a round >= n has no row. X is the Gram
+matrix of the encoder: X[i, j] is the number of nodes above both i and j.
 
-Neither mechanism has a square encoder, but each has the noise of one: Gaussian
-noise is the same if its covariance is. `matrix` returns that C.
+The encoder is not square. Gaussian noise is determined by its covariance, so
+each mechanism still has a square, lower-triangular C that gives the same noise;
+`matrix` returns this C.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ _ARITY = families.Parameter(
 
 
 class _OfNodes(base.Strategy):
-  """A strategy that adds up nodes. Subclasses have `rounds` and `arity`."""
+  """A strategy that adds noise to nodes of a tree.
 
-  if TYPE_CHECKING:  # As in the base.
+  Subclasses have `rounds` and `arity`.
+  """
+
+  if TYPE_CHECKING:  # See the comment in `base.Strategy`.
 
     @property
     def arity(self) -> int: ...
@@ -71,7 +75,7 @@ class _OfNodes(base.Strategy):
 
   @property
   def sizes(self) -> list[int]:
-    """Rounds of a node of each height."""
+    """Numbers of rounds below a node of height 0, 1, 2, ...."""
     sizes = [1]
     while sizes[-1] * self.arity <= self.rounds:
       sizes.append(sizes[-1] * self.arity)
@@ -82,11 +86,12 @@ class _OfNodes(base.Strategy):
 class Tree(_OfNodes):
   """The tree with its optimal decoder, A times the encoder's pseudo-inverse.
 
-  The noise of the sums has covariance A X^-1 A^T, which is that of any C with
-  C^T C = X; `matrix` is the lower-triangular one. [DPFTRL21, MultiEpoch23]
+  The noise of the prefix sums has covariance A X^-1 A^T. Every C with C^T C = X
+  gives this covariance; `matrix` returns the lower-triangular one.
+  [DPFTRL21, MultiEpoch23]
 
   Attributes:
-    rounds: n, at most 20,000: C is dense.
+    rounds: n, at most 20,000, because C is dense.
     arity: children of a node, at least 2.
 
   >>> Tree(rounds=2).gram()
@@ -116,12 +121,12 @@ class OnlineTree(_OfNodes):
 
     v_0 = 1,   v_j = 1 / (1 + 1 / (2 v_{j-1}))
 
-  and prefix t adds the estimates of the nodes at the set bits of t + 1. Noise
-  needs one model copy a level, log2(n).
+  and prefix t adds the estimates of the nodes at the set bits of t + 1. The
+  noise needs one model copy for each level of the tree, about log2(n).
 
-  `matrix` is the C of the noise, as `TreeBuffers` makes it. C^T C is at most
-  that of the encoder in the sense of positive semi-definite matrices: what the
-  decoder adds up tells no more than the nodes do.
+  `matrix` returns the C of the noise that `TreeBuffers` computes. X - C^T C is
+  positive semi-definite, with X of the encoder: the decoded sums are computed
+  from the noisy nodes, so they reveal no more than the nodes do.
 
   Attributes:
     rounds: n.
@@ -142,7 +147,7 @@ class OnlineTree(_OfNodes):
   def buffered(
     self, rounds: int, norms: Optional[np.ndarray] = None
   ) -> recursion_lib.Buffers:
-    del norms  # Its columns are never scaled.
+    del norms  # The columns of this family are never scaled.
     return TreeBuffers(self, rounds)
 
   def node_variances(self) -> np.ndarray:
@@ -160,7 +165,7 @@ class OnlineTree(_OfNodes):
     for t, row in enumerate(values):
       height = tree.phase(t)
       for h, weight in enumerate(tree.readout[height, :height]):
-        # The sibling of the node of height h that ends here.
+        # Rounds of the left sibling of the node of height h that ends at t.
         row[t + 1 - 2 ** (h + 1) : t + 1 - 2**h] = -weight
       row /= tree.scales[height]
     return dense.Dense(values)
@@ -181,25 +186,35 @@ class OnlineTree(_OfNodes):
 class TreeBuffers(recursion_lib.Buffers):
   """The noise of the last finished node of every height. [DPFTRL21]
 
-  Round t finishes a node a height h <= H, H the number of ones at the end of t
-  in binary. Its decoder weighs them by v, their variances:
+  S_h is the noise of the estimate of the last finished node of height h. Round
+  t finishes one node of each height h <= H, where H is the number of trailing
+  ones of t in binary. E_h is the noise of the estimate of the node of height h
+  finished in round t, and v_h its variance:
 
     E_0 = z_0,   E_{h+1} = (E_h + S_h) v_{h+1} / (2 v_h) + v_{h+1} z_{h+1}
     y_t = E_H - sum_{h<H} S_h
 
-  The new part of E_H is a Gaussian w of its own, so one z a round serves:
+  E_H is a combination w of z_0, ..., z_H, which are fresh in round t, plus
+  combinations a_h of S_h. The fresh part is Gaussian with deviation |w|, so one
+  z_t a round suffices:
 
     y_t = |w| z_t + sum_{h<H} (a_h - 1) S_h,   S_H <- y_t + sum_{h<H} S_h
 
-  S holds integers, so all sums are exact with cut weights. The noise has the
-  covariance of the decoder's, and `OnlineTree.matrix` as its C.
+  S holds integers and the weights are cut (`recursion.cut`), so all sums are
+  exact. The noise has the covariance of the decoder's noise, and its C is
+  `OnlineTree.matrix`.
   """
 
   def __init__(self, tree: OnlineTree, rounds: int):
-    """Takes the tree, which starts afresh after its rounds, and n."""
+    """Makes the buffers of a run.
+
+    Args:
+      tree: strategy; a new tree begins after each `tree.rounds` rounds.
+      rounds: number of rounds of the run.
+    """
     self.rounds = rounds
     self.phases = len(tree.sizes)
-    # The root is nobody's sibling.
+    # No buffer for the root, which has no sibling.
     self.memory = self.phases - 1
     variances = self._variances_of_nodes = tree.node_variances()
     self._period = tree.rounds
@@ -235,7 +250,7 @@ class TreeBuffers(recursion_lib.Buffers):
   def step(self, phase: int) -> recursion_lib.Step:
     update = np.zeros((self.memory, self.memory))
     gain = np.zeros(self.memory)
-    # Siblings are used up, and higher nodes stay.
+    # Lower nodes are reset, and higher nodes keep their noise.
     above = np.arange(phase + 1, self.memory)
     update[above, above] = 1.0
     if phase < self.memory:
@@ -246,7 +261,7 @@ class TreeBuffers(recursion_lib.Buffers):
     )
 
   def _variances(self) -> np.ndarray:
-    # Nodes share no z with their siblings.
+    # Siblings have independent noise, so variances add up.
     v = self._variances_of_nodes[: self.memory]
     by_height = self._scales**2 + self.readout**2 @ v
     return by_height[self.phase(np.arange(self.rounds))]
@@ -258,7 +273,7 @@ class TreeBuffers(recursion_lib.Buffers):
   @functools.cached_property
   def cut_norm(self) -> float:
     change = np.abs(self._cut - self.readout)
-    # Column i of C meets a sibling once a height.
+    # Each column of C has at most one changed weight for each height.
     return float(
       np.sqrt(np.sum(np.max(change, 0, initial=0.0) ** 2))
       / np.min(self._scales)
