@@ -1,7 +1,7 @@
-"""Checks that a learning process releases clients' values by its aggregator.
+"""Checks that clients' values enter the next state by the aggregator alone.
 
-`check_process` interprets the computation `process.next` on taints: whether a
-value depends on what clients hold.
+`check_process` interprets the computation `process.next` on taints. The taint
+of a value says whether the value depends on the data of clients.
 
   names = check_process(process)   # such as ['metrics.client_work.train.loss']
 """
@@ -67,17 +67,18 @@ def check_process(
   of `_Following`, which drop a dependence on clients' values at the release
   only.
 
-  PRIVACY: an algorithm that sends clients' values past the aggregator has no
-  guarantee, whatever its noise is. A process with such a next state is refused.
+  PRIVACY: an algorithm in which clients' values bypass the aggregator has no
+  guarantee, whatever its noise. A process whose next state depends on such
+  values is refused.
   Guard: check_process_test.test_mime_sends_gradients_past_the_aggregator.
 
   Args:
     process: process of TFF whose `next` takes (state, values of clients).
 
   Raises:
-    ValueError: the next state depends on clients' values past the aggregator,
-      as in TFF's Mime; or the process has no `dp_aggregator`; or it has
-      several, each of which spends the budget of a run.
+    ValueError: the next state depends on clients' values that bypass the
+      aggregator, as in TFF's Mime; or the process has no `dp_aggregator`, or
+      several, each of which spends the privacy budget of a run.
   """
   following = _Following()
   computation = process.next
@@ -181,12 +182,13 @@ def _intrinsic(uri: str, argument: _Taint) -> _Taint:
 def _any(value: _Taint) -> bool:
   if isinstance(value, tuple):
     return any(map(_any, value))
-  # A function is called: it could close over a client's value.
+  # The taint of a function is that of its result: it may close over a client's
+  # value.
   return _any(value(False)) if callable(value) else value
 
 
 def _clients_hold(value_type: tff.Type) -> _Taint:
-  """Returns the taint of a parameter: True for what is placed at clients."""
+  """Returns the taint of a parameter: True for values placed at clients."""
   if isinstance(value_type, tff.StructType):
     return tuple(_clients_hold(each) for _, each in _elements(value_type))
   return (

@@ -139,14 +139,14 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   ]:
     """Returns the clipping, its scales, and a process for sums over clients.
 
-    It serves programs that clip updates themselves and add them up in groups. A
-    value of the process is a pair: the sum of `Clipping.clip` over the clients
-    of a group, int32, and their number, int32. Sums are exact, so the grouping
-    does not change the result, which has `value_type`.
+    This method is for programs that clip updates themselves and add them up in
+    groups. A value of the process is a pair: the sum of `Clipping.clip` over
+    the clients of a group, int32, and their number, int32. Sums are exact, so
+    the grouping does not change the result, which has `value_type`.
 
-    PRIVACY: a sum that is clipped as a whole, or not at all, would let one
-    client move it by more than its clip. The clipping that is returned is for
-    each update, before it is added.
+    PRIVACY: one client could move a sum that is clipped only as a whole by more
+    than its clip. The program must apply the returned clipping to each update
+    before it adds the updates.
     Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip,
     aggregator_test.test_sums_of_groups_are_those_of_their_clients.
 
@@ -179,8 +179,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type
     )
     self._refuse_release_of_key()
-    # PRIVACY: two processes of one factory would share a key and so their
-    # noise, which cancels in a difference. A second one is refused.
+    # PRIVACY: two processes of one factory would have the same key and noise,
+    # and the noise cancels in the difference of their releases. A second
+    # process is refused.
     # Guard: aggregator_runs_test.test_second_process_of_a_factory_is_refused.
     if self._query is not None:
       raise errors.value_error(
@@ -207,8 +208,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     return query.clip, *_process(query, record_type, self._sums)
 
   def _refuse_release_of_key(self) -> None:
-    # PRIVACY: programs such as `train_model` release the whole state, and with
-    # `InState` a key in it. This placement is refused in a program.
+    # PRIVACY: programs such as `train_model` release the whole state, which has
+    # the key if the placement is `InState`. Programs refuse this placement.
     # Guard: train_model_test.test_noise_in_the_state_is_refused_in_a_program.
     if self.noise.key_in_state and isinstance(
       tff.framework.get_context_stack().current, tff.program.FederatedContext
@@ -228,8 +229,9 @@ def skip_round(
   Use it for a round that must not run because its noise was added to another
   sum before. A tape goes on with the noise of the next round.
 
-  PRIVACY: to run the round without clients would release y_t alone, and y_t
-  uncovers the sum to which it was added before. Skipping releases nothing.
+  PRIVACY: a round that ran without clients would release y_t alone, and y_t
+  uncovers the sum to which it was added before. A skipped round releases
+  nothing.
   Guard: aggregator_runs_test.test_skipped_round_releases_nothing.
 
   Args:
@@ -274,9 +276,9 @@ def _process(
   server_type = process.initialize.type_signature.result
   state_type = server_type.member
 
-  # PRIVACY: two runs on one tape would get the same noise, so `begin` gives
-  # each run an ID. It runs after `initialize`, which evaluates a round of no
-  # run.
+  # PRIVACY: two runs on one tape would get the same noise. `begin` gives each
+  # run an ID, by which the tape refuses a second run. `begin` runs after
+  # `initialize`, since that evaluates a round that belongs to no run.
   # Guard:
   # aggregator_runs_test.test_second_run_on_a_tape_is_refused_its_first_round.
   @tff.tensorflow.computation(state_type)
@@ -300,11 +302,12 @@ def _process(
   )
   def next_fn(state, value):
     output = process.next(state, value)
-    # Measurements of the sum itself have no noise; they are dropped.
+    # Other measurements, such as those of the sum, have no noise and are left
+    # out.
     measurements = collections.OrderedDict(
       free=output.measurements['dp_query_metrics']
     )
-    # PRIVACY: counts of clients have no noise and would leak without notice.
+    # PRIVACY: counts of clients have no noise and would tell about clients.
     # They are measured only if `measure_clients` asks for them.
     # Guard: aggregator_options_test.test_only_what_is_free_is_measured.
     if sums.measured:
@@ -359,8 +362,8 @@ def dp_aggregator(
 
   **Formal guarantee.** Assumptions: the program enforces `participation`, with
   at most one update a client and round; no round is released for two cohorts;
-  `check_process` returns for the learning process (some algorithms of TFF send
-  clients' values past their aggregator). Then the releases of the run have the
+  `check_process` accepts the learning process (in some algorithms of TFF,
+  clients' values bypass the aggregator). Then the releases of the run have the
   (epsilon, delta) of `factory.guarantee.claim(delta)`. Source:
   `CorrelatedNoiseQuery.get_noised_result`. A program written for TFF's
   aggregator must change how it selects cohorts.
@@ -379,12 +382,12 @@ def dp_aggregator(
     participation: schema for which the sensitivity of C is computed.
     dimension: largest number of coordinates of an update that the claim covers,
       the same as for `accounting.calibrate`. None covers runs of up to
-      `accounting.CELLS` values of noise; a larger model is refused.
+      `accounting.CELLS` pairs (round, coordinate); a larger model is refused.
     noise: place where noise is made, a value of `noise.placements`; None is
       `Tape()`.
     largest_cohort: largest number of clients of any round, >= 1; a round of
       more clients fails. None is clients_per_round, rounded up.
-    zeroing_norm: float > 0; an update of larger norm, which must be broken,
+    zeroing_norm: float > 0; an update of larger norm counts as broken, and
       becomes zero instead of being clipped. This constant bound costs no
       privacy and leaves the sensitivity as it is. None zeroes no finite update.
     zeroing_norm_order: order of the norm that `zeroing_norm` bounds: 2, or inf
@@ -452,8 +455,8 @@ def dp_aggregator(
       strategy,
       participation,
       noise_multiplier,
-      # PRIVACY: every coordinate with noise costs slack; the indicator of an
-      # adaptive clip is one more. It is counted here.
+      # PRIVACY: epsilon would be too small if the slack left out a coordinate
+      # with noise. The indicator of an adaptive clip counts as one coordinate.
       # Guard:
       # aggregator_adaptive_test.test_claim_is_that_of_a_constant_clip.
       dimension=dimension and dimension + clips.indicators(l2_norm_clip),

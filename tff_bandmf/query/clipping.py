@@ -88,7 +88,7 @@ class Clipping:
 
   Rounding lengthens x_g by about d_g h^2 / (24 clip_g). The radius r_g leaves
   room for that. If a rounded record is too long all the same, its entries are
-  cut towards zero instead. Near the coarsest step that is allowed,
+  truncated towards zero instead. Near the coarsest step that is allowed,
   clip_g = 2 d_g^(1/2) h, entries below h / 2 round to 0: a record that consists
   of many small entries of one size is lost.
 
@@ -261,16 +261,16 @@ class Clipping:
   def clip(self, record: Tensors, scale: _Scalar = 1.0) -> Tensors:
     """Returns the record clipped and rounded, or zero.
 
-    A record that is too long after rounding is cut towards zero instead. The
-    magnitudes of the cut record are at most those of the scaled float64 record,
-    whose norm is at most
+    A record that is too long after rounding is truncated towards zero instead.
+    The magnitudes of a truncated record are at most those of the scaled float64
+    record, whose norm is at most
     r_g (1 + d_g 2^-52) <= clip_g - 2 h (1 - d_g 2^(clip_bits - 53)). For
-    d_g up to 2^22 that is below clip_g whatever the order of summation, so the
-    cut record fits. The code tests it all the same, and a record that fails the
-    test becomes zero.
+    d_g up to 2^22 that is below clip_g whatever the order of summation, so a
+    truncated record fits. The code tests it all the same, and a record that
+    fails the test becomes zero.
 
-    PRIVACY: a record longer than the clip would be hidden by too little noise.
-    Every record is measured after rounding, and is cut or zeroed if too long.
+    PRIVACY: the noise is too small for a record longer than the clip. Every
+    record is measured after rounding, and truncated or zeroed if too long.
     Guards: query_test.test_norm_is_at_most_the_clip_in_every_dtype,
     test_crafted_record_that_rounding_makes_longer_is_cut,
     test_record_that_is_not_finite_becomes_zero and
@@ -311,8 +311,8 @@ class Clipping:
     )
     if self.adaptive is None:
       return clipped
-    # PRIVACY: an indicator of a record that was zeroed would tell that its
-    # client took part. It is 0, so that record and indicator equal no record.
+    # PRIVACY: the indicator of a zeroed record would tell that its client took
+    # part. The indicator is 0 too, so that such a client adds nothing.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)
@@ -328,8 +328,9 @@ class Clipping:
   def _fits(self, leaves: list[tf.Tensor]) -> tf.Tensor:
     """Returns whether every group of a record is within its bound.
 
-    PRIVACY: a rounded sum of squares could hide a record above the clip. A sum
-    of squared integers computed as at most 2^53 is exact, in any order.
+    PRIVACY: a rounded sum of squares could hide a record above the clip. Here
+    the squares are of integers, so that a computed sum of at most 2^53, such as
+    the bound, is exact in every order of summation.
     Guard: query_test.test_norm_is_compared_exactly.
 
     Args:
@@ -350,10 +351,10 @@ class Clipping:
   def describe(
     self, record: Tensors, scale: _Scalar = 1.0
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    """Returns counts of what `clip` did to one record: int32 scalars, 0 or 1.
+    """Returns how `clip` changed one record: int32 scalars, 0 or 1.
 
-    At most one of them is 1. They have no noise: the guarantee does not cover
-    their release.
+    At most one scalar is 1. The scalars have no noise, so the guarantee does
+    not cover their release.
     """
     finite, above, scales = self._judge(record, scale)
     below = finite & ~above
@@ -371,7 +372,7 @@ class Clipping:
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns whether a record is finite, whether too large, and its factors.
 
-    A record counts as not finite also if its sum of squares overflows float64.
+    A record whose sum of squares overflows float64 counts as not finite.
 
     Returns:
       Scalar bool, whether the record is finite; scalar bool, whether its norm

@@ -79,7 +79,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   Attributes:
     clip: clipping of one record, on `lattice`.
     lattice: range of sums and noise, integers in steps.
-    record_specs: nested structure of `tf.TensorSpec`, the update's.
+    record_specs: nested structure of `tf.TensorSpec` of one update.
   """
 
   def __init__(
@@ -241,9 +241,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def derive_sample_params(
     self, global_state: QueryState
   ) -> tuple[clipping.Tensors, ...]:
-    """Returns the arguments of `Clipping.clip` after the record.
+    """Returns the arguments of `Clipping.clip` after the record, as a tuple.
 
-    A tuple: the scale of the round for an adaptive clip, else nothing.
+    The tuple has the scale of the round if the clip adapts, else no element.
     """
     if self.clip.adaptive is None:
       return ()
@@ -275,8 +275,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
       return clipped, tf.constant(1, tf.int32), tf.cast(~moves, tf.int32)
     leaves, clients = record
-    # PRIVACY: a sum that names fewer clients than it holds could make the
-    # round's sum wrap in int32. No entry may exceed its clients times the clip.
+    # PRIVACY: a sum of more clients than it states could make the sum of the
+    # round wrap around in int32. A sum with an entry above its number of
+    # clients times the clip is refused.
     # Guard: query_test.test_sum_of_other_clients_than_it_says_is_refused.
     bound = tf.cast(clients, tf.int64) * self.lattice.clip_steps
     holds = tf.reduce_all(
@@ -341,8 +342,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     leaves, clients, without_effect = sample_state
     t = self._source.round_index(global_state.round)
-    # PRIVACY: C has no row for a round past the last; noise that is used again
-    # there would cancel between rounds. Such a round fails.
+    # PRIVACY: C has no row for a round past the last one, and noise of an
+    # earlier round would cancel between the two. Such a round fails.
     # Guard: aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(
       t < self._rounds,
@@ -354,8 +355,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         t,
       ],
     )
-    # PRIVACY: a sum over too many clients could wrap in int32, and the wrap
-    # would show in the release. The size is checked before the release.
+    # PRIVACY: a sum over too many clients could wrap around in int32, and the
+    # release would show it. The size is checked before the release.
     # Guard: query_test.test_round_of_more_than_the_largest_cohort_fails.
     most = self.lattice.largest_cohort
     in_size = tf.debugging.Assert(
@@ -373,8 +374,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0
       )
 
-    # PRIVACY: a state on which `begin` was not called belongs to no run and has
-    # no noise of its own. It releases zeros instead of the sum.
+    # PRIVACY: a state on which `begin` was not called belongs to no run, so
+    # that other runs could have its noise. It releases zeros, not the sum.
     # Guard: query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(
       t >= 0,
@@ -405,8 +406,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     t: tf.Tensor,
     global_state: QueryState,
   ) -> tuple[tf.Tensor, QueryState]:
-    # PRIVACY: any other operation that lets clients' values out would bypass
-    # the noise. `aggregator.check_process` knows the one release by this name.
+    # PRIVACY: any other operation that releases clients' values would bypass
+    # the noise. By this name, `aggregator.check_process` recognises the one
+    # operation that may.
     # Guard:
     # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
     with tf.name_scope(RELEASE_NAME):
@@ -435,8 +437,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       return clip
     most = 2.0 * self.clip.indicator_steps * self._clients_per_round
     fraction = 0.5 + tf.cast(released, tf.float64) / most
-    # PRIVACY: an infinite or NaN clip would make records of arbitrary bits. The
-    # clip stays within a finite factor of its first value.
+    # PRIVACY: an infinite or NaN clip would turn records into integers that no
+    # norm bounds. The clip stays within a finite factor of its first value.
     # Guard: adaptive_clip_test.test_scale_stays_finite.
     last = clip['l2_norm_clip']
     moved = tf.clip_by_value(

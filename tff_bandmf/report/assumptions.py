@@ -9,11 +9,11 @@ from tff_bandmf.run_files import run_json
 
 _UNCHECKED = 'not checked here'
 _STOPPED = (
-  'That no more rounds were started was not decided by what was released.'
+  'The decision to start no more rounds did not depend on what was released.'
 )
 _CHOSEN = (
-  'The noise of this run and its rounds were not chosen by what the runs '
-  'before it released.'
+  'The choice of the noise and rounds of this run did not depend on what the '
+  'runs before it released.'
 )
 
 
@@ -36,8 +36,8 @@ def rows(
   measured = (
     'not checked: the ledger has no measurement'
     if claim.observed.z_stddev is None
-    else 'the ledger has the standard deviation that the aggregator told of '
-    'each round; compared with the claim here'
+    else 'the ledger has the standard deviation that the aggregator measured '
+    'in each round; compared with the claim here'
   )
   trainer = 'whoever trained' if elsewhere else 'the training program'
   record = 'log' if elsewhere else 'ledger'
@@ -79,8 +79,8 @@ def rows(
       trainer,
       _UNCHECKED,
     ),
-    # PRIVACY: releases that decide whether or how training goes on make the
-    # loss adaptive, which the claim does not cover. The report says so.
+    # PRIVACY: the claim does not cover rounds or noise that were chosen after
+    # looking at releases. The report states the assumption that they were not.
     # Guards: after_test.test_report_claims_the_composition,
     # report_test.test_stopped_run_claims_the_rounds_it_started.
     *(
@@ -143,7 +143,7 @@ def rows(
 def _process(
   claim: claim_lib.Claim, run: run_json.RunRecord, elsewhere: bool
 ) -> str:
-  """Returns the check of the data that passes the aggregator."""
+  """Returns how values that bypass the aggregator were checked."""
   if claim.observed.examined is None:
     return (
       'no process: the program gave each update to round.release; nobody '

@@ -67,12 +67,12 @@ def warnings(
   planned, rounds = claim.planned.cohorts.schema, claim.planned_rounds
   population = run.population or seen.clients
   nothing = not claim.held.noise_multiplier
-  # PRIVACY: exact counts of clients are released without noise. The texts for
-  # the public have none.
+  # PRIVACY: exact counts of clients have no noise, and would tell the public
+  # about participation. The texts for the public leave counts out.
   # Guard: public_test.test_counts_of_clients_are_not_published.
   rows = (
-    # PRIVACY: a reader could take the epsilon of a simulation for that of a
-    # deployment. The first warning says that it is simulated.
+    # PRIVACY: a reader could take the epsilon of a simulation for one of a
+    # deployment. The first warning says that the run is a simulation.
     # Guard: report_pages_test.test_simulated_run_leads_with_it.
     (run.simulated is not None, _SIMULATED, _SIMULATED),
     (elsewhere, _ELSEWHERE, _ELSEWHERE),
@@ -81,12 +81,12 @@ def warnings(
       '' if elsewhere else _NOTHING_RELEASED,
       _NOTHING_RELEASED,
     ),
-    # PRIVACY: a process may put raw updates into the model past the aggregator.
-    # The warning about an unchecked process stands before the claim.
+    # PRIVACY: a process may put raw updates into the model that bypass the
+    # aggregator. The report warns of an unchecked process before the claim.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     (claim.process_unknown and not elsewhere, _PROCESS, _PROCESS),
     (run_json.ALL_ZERO in run.not_covered, _NOISE_ALONE, ''),
-    # It is first for the public; the report has it below the participation.
+    # The public report has this warning here, the report of a run further down.
     (nothing, '', _NO_NOISE),
     (
       claim.violated,

@@ -1,8 +1,8 @@
 """The numbers from which a reader's browser recomputes a claim (`check.js`).
 
-The numbers belong to the claim without amplification: for sampled cohorts they
-are for the schema that every draw satisfies. So all runs of a claim compose to
-one Gaussian release.
+The numbers are those of the claim without amplification, because all runs then
+compose to one Gaussian release. For sampled cohorts, this claim is for the
+schema that every draw satisfies.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def _points(
 ) -> list[dict[str, float]]:
   """Returns the slack at delta, then at the `DELTAS` for which it is proved."""
   points = []
-  for each in dict.fromkeys((delta, *DELTAS)):
+  for point_delta in dict.fromkeys((delta, *DELTAS)):
     try:
-      bound = together.claim(each)
+      bound = together.claim(point_delta)
     except accounting.Unproved:
       continue
     points.append(
       {
-        'delta': each,
+        'delta': point_delta,
         'slack_epsilon': bound.slack_epsilon,
         'slack_delta': bound.slack_delta,
       }
@@ -83,7 +83,7 @@ def _points(
 
 
 def _run(name: str, guarantee: accounting.Guarantee) -> _files.JsonObject:
-  """Returns the numbers of one run, exact."""
+  """Returns the numbers of one run, unrounded."""
   stated = guarantee.to_dict()
   return {
     'name': name,
@@ -109,7 +109,7 @@ def _run(name: str, guarantee: accounting.Guarantee) -> _files.JsonObject:
 
 
 def _series(strategy: strategies.Strategy) -> Optional[_files.JsonObject]:
-  """Returns the numbers that define a Toeplitz C; None if they are many."""
+  """Returns the numbers that define a Toeplitz C; None if too many, or none."""
   series = strategy.series()
   if series is None or any(np.size(value) > _MOST for value in series.values()):
     return None

@@ -12,11 +12,11 @@
 
 The noise of a finished run is fixed. So participation that was worse than
 planned makes the sensitivity larger, the noise multiplier smaller, and epsilon
-larger. If a run stopped early, the rounds that it started count.
+larger. If a run stopped early, the claim is for the rounds that it started.
 
-For sampled cohorts these figures are the guarantee without amplification. The
-amplified claim is made beside it, if the ledger shows the cohorts that the key
-of the sampler gives.
+For sampled cohorts, this is the guarantee without amplification. The report
+also makes the amplified claim if the ledger has exactly the cohorts that the
+sampler's key gives.
 """
 
 from __future__ import annotations
@@ -55,9 +55,10 @@ class Claim:
 
   Attributes:
     planned: guarantee for the planned participation.
-    held: guarantee that may be claimed without amplification. It is for the
-      planned participation in the rounds that were started or, if clients took
-      part more often, for the observed one. The noise is that of `planned`.
+    held: guarantee that may be claimed without amplification, with the noise of
+      `planned`. It is for the planned participation in the rounds that were
+      started or, if clients took part more often, for the observed
+      participation.
     amplified: guarantee for the sampled cohorts; None if cohorts are enforced,
       or if the ledger shows other cohorts, so that only `held` may be claimed.
     cohorts: the planned sampled cohorts; None if cohorts are enforced.
@@ -72,8 +73,8 @@ class Claim:
     l2_norm_clip: the clipping norm, > 0; for an adaptive clip the norm of an
       update with its indicator, in the first round.
     clients_per_round: divisor of the mean, > 0.
-    planned_rounds: number of rounds that were planned, >= 1; the strategy has
-      more if cohorts are by `Budget`.
+    planned_rounds: number of rounds that were planned, >= 1; for a `Budget` the
+      strategy may have more.
   """
 
   planned: accounting.Guarantee
@@ -97,7 +98,7 @@ class Claim:
 
   @property
   def may_grow(self) -> bool:
-    """Whether the claim is larger if the run goes on to its last round."""
+    """Whether epsilon may grow if the run goes on to its last round."""
     return self.budget is None and self.rounds < self.held.strategy.rounds
 
   @property
@@ -108,8 +109,8 @@ class Claim:
   @property
   def planned_or_worse(self) -> accounting.Guarantee:
     """The claim if the run goes on to its last round; never below `claimed`."""
-    # PRIVACY: a stopped run spends more once it resumes. A composition counts
-    # it with all its planned rounds.
+    # PRIVACY: a stopped run spends more privacy once it resumes. This guarantee
+    # counts all its planned rounds.
     # Guard: after_test.test_unfinished_run_counts_as_planned.
     return self.amplified or (self.held if self.violated else self.planned)
 
@@ -122,10 +123,10 @@ class Claim:
 
   @property
   def process_unknown(self) -> bool:
-    """Whether a learning process may have released data beside the aggregator.
+    """Whether a learning process may have released data without noise.
 
-    True if the run had noise and finished rounds, and its process was not
-    checked.
+    It is True if the run had noise and finished rounds, and nobody checked
+    which values of clients its process releases besides the aggregate.
     """
     return (
       self.observed.examined is False
@@ -169,7 +170,7 @@ class Claim:
       'rmse': self.claimed.sensitivity.value * math.sqrt(mean),
       'max_rmse': self.claimed.sensitivity.value * math.sqrt(largest),
       **{name: led[name] for name in ('noise_multiplier', *_EPSILON, 'delta')},
-      # rho has no amplification.
+      # Amplification has no rho.
       'rho': self.held.rho,
       'amplification': self.amplification,
       'sampling': self._sampling(led),
@@ -210,8 +211,8 @@ class Claim:
     }
     if self.amplified is None:
       return counts
-    # PRIVACY: amplification assumes that cohorts are secret, and a count of the
-    # drawn clients shows something about them. The report has no such counts.
+    # PRIVACY: amplification assumes that cohorts are secret, and counts of
+    # drawn clients would tell about the cohorts. The report leaves them out.
     # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
     return {**dict.fromkeys(counts), 'delta': self.delta}
 
@@ -236,8 +237,8 @@ def figures(
 ) -> dict[str, Optional[float]]:
   """Returns noise multiplier, rho, epsilon at delta and its slack.
 
-  Epsilon is None without noise, or if the slack of so little noise is too large
-  for a proof.
+  Epsilon is None without noise, or if the noise is so little that its slack is
+  too large for a proof.
   """
   values: dict[str, Optional[float]] = {
     **dict.fromkeys(('noise_multiplier', 'rho', *_EPSILON)),
@@ -293,7 +294,7 @@ def from_run(directory: pathlib.Path) -> Claim:
     planned,
     observed,
     # PRIVACY: a round without the digest of the fixed files may have run with
-    # other files. The claim counts as signed only if every round has it.
+    # other files. The claim is signed only if every round has this digest.
     # Guard: report_test.test_what_the_run_held_to_is_checked_in_every_round.
     signed=observed.enforced == {run.enforced_digest(directory)},
     delta=delta,
@@ -328,7 +329,7 @@ def from_evidence(
   """Returns the claim of a planned guarantee and an observed participation.
 
   Args:
-    planned: guarantee for the planned schema; for sampled cohorts for the
+    planned: guarantee for the planned schema or, for sampled cohorts, for the
       schema that every draw satisfies.
     observed: participation in the ledger or log, with the sensitivity of C.
     sampled: guarantee for the planned sampled cohorts; None if cohorts are
@@ -337,13 +338,13 @@ def from_evidence(
     delta: the attribute of `Claim`.
     l2_norm_clip: the attribute of `Claim`.
     clients_per_round: the attribute of `Claim`.
-    planned_rounds: the attribute of `Claim`; None is that of the strategy.
+    planned_rounds: the attribute of `Claim`; None takes the strategy's rounds.
   """
   schema, rounds = planned.cohorts.schema, planned.strategy.rounds
   if schema.evenly_spaced:
-    # PRIVACY: rounds that are not exactly b apart can have a larger
-    # sensitivity, and the observed figures show only that they are at least b
-    # apart. The claim is for all such rounds.
+    # PRIVACY: rounds more than b apart can have a larger sensitivity than
+    # rounds exactly b apart, and the ledger's figures do not tell the two
+    # apart. The claim is for all rounds at least b apart.
     # Guard: report_test.test_fixed_epochs_get_the_bound_of_all_patterns.
     planned = planned.under(
       participation_lib.MinSep(
@@ -351,9 +352,9 @@ def from_evidence(
       )
     )
   violated = not observed.log.keeps(planned.cohorts.schema, rounds)
-  # PRIVACY: cohorts that were not drawn by the rule have no amplified
-  # guarantee, and a sum that lacks drawn clients may be that of a cohort that
-  # the program cut. Both lose the amplified claim.
+  # PRIVACY: cohorts that the rule did not draw have no amplified guarantee, and
+  # neither has a sum from which the program left drawn clients out. In both
+  # cases this line drops the amplified claim.
   # Guards: report_sampling_test.test_other_cohorts_are_not_amplified and
   # test_cut_cohort_has_no_amplified_claim.
   holds = (
@@ -402,12 +403,13 @@ def what_if(
 
     noise_multiplier = z_stddev / (clip * sens(C; b, k))
 
-  The result is not a claim about the run: its clients may have done otherwise.
+  The result is not a claim about the run, whose clients may have taken part in
+  another way.
 
   Args:
     directory: folder of the run.
-    min_sep: b, >= 1; None is the planned one.
-    max_participations: k, >= 1; None is the planned one, which may be as large
+    min_sep: b, >= 1; None takes the planned b.
+    max_participations: k, >= 1; None takes the planned k, which may be as large
       as min_sep allows.
 
   Raises:
@@ -454,8 +456,9 @@ def _planned(
     claim.get('apart'),
     claim.get('horizon'),
   )
-  # PRIVACY: more coordinates with noise cost more slack. The dimension of the
-  # run counts; without one, the slack covers all models up to a size.
+  # PRIVACY: epsilon would be too small if its slack were for fewer coordinates
+  # than the run has. It is for the dimension in `run.json` or, without one, for
+  # every model up to a limit that the run checked.
   # Guard: report_test.test_slack_is_that_of_the_run.
   guarantee = accounting.Guarantee(
     strategy,
@@ -465,8 +468,9 @@ def _planned(
     max_slack=claim.get('max_slack', accounting.MAX_SLACK),
     clients_per_unit=claim.get('clients_per_unit', 1),
   )
-  # PRIVACY: an edited run.json could state a smaller sensitivity. It is
-  # computed again, and the noise that follows must be the noise in the file.
+  # PRIVACY: an edited run.json could claim a larger noise multiplier than its
+  # noise gives. The sensitivity is computed again, and the noise that follows
+  # must be the noise in the file.
   # Guards: report_test.test_edited_claim_is_refused and
   # test_less_noise_measured_than_claimed_is_refused.
   if not math.isclose(
@@ -507,11 +511,12 @@ def _held(
     )
     most = max(schema.participations(rounds), observed.max_participations)
   elif isinstance(schema, participation_lib.Budget):
-    # It holds for any number of rounds.
+    # The guarantee of a budget holds for any number of rounds.
     return planned
   elif schema.min_sep is not None and 0 < started < rounds:
-    # PRIVACY: fewer participations than clients had would understate epsilon.
-    # In the t rounds that started a client has at most ceil(t / b) of them.
+    # PRIVACY: a count of participations that is too small would understate
+    # epsilon. This line takes ceil(t / b), the largest number that a client can
+    # have in the t rounds that were started.
     # Guard: report_test.test_stopped_run_claims_the_rounds_it_started.
     min_sep, most = schema.min_sep, schema.participations(started)
   else:

@@ -2,14 +2,14 @@
 
 | part of the ledger             | compared with                               |
 |--------------------------------|---------------------------------------------|
-| IDs of its run and key         | `run.json`                                  |
-| cohorts and events             | its own chain, when it is opened            |
+| IDs of the run and its key     | `run.json`                                  |
+| cohorts and events             | the ledger's hash chain, when it is opened  |
 | heads of the chain             | `result.json`, every checkpoint in the      |
 |                                | folder                                      |
 | digests of rows, cohort sizes  | every row of `metrics.csv`                  |
-| finished rounds                | started rounds; noise verified in each      |
-| digest of the files that are   | `run.json` without its notes, plan and      |
-| fixed, in each round           | strategy                                    |
+| finished rounds                | started rounds; each has verified noise     |
+| digest, in each round, of the  | `run.json` without its notes, plan and      |
+| files that are fixed           | strategy                                    |
 | digest of the results          | `result.json`                               |
 | attempts                       | marks of releases                           |
 
@@ -46,7 +46,7 @@ def verified_ledger(
   schema: participation.Participation,
   z_stddev: float,
 ) -> ledger_lib.Observed:
-  """Returns the participation in the ledger of a run, after all checks.
+  """Returns the participation in the ledger of a run, after all these checks.
 
   Args:
     directory: folder of the run.
@@ -63,8 +63,8 @@ def verified_ledger(
     bound = ledger.bound()
     attempts = ledger.all_attempts()
     last_round = max(attempts, default=-1)
-    # PRIVACY: C has no noise for a round after its last one. A ledger with such
-    # a round is refused.
+    # PRIVACY: C has no noise for a round past its last one, which would expose
+    # its clients. A ledger with such a round is refused.
     # Guard:
     # report_test.test_ledger_with_more_rounds_than_the_strategy_is_refused.
     _require(
@@ -85,9 +85,9 @@ def verified_ledger(
     highest = run.highest_client
     if highest is None:
       highest = run.population - 1
-    # PRIVACY: a client outside the population may be a person with two names,
-    # who took part more often than the ledger shows. The number and the largest
-    # index of the clients are checked.
+    # PRIVACY: a client outside the population may be a person with two IDs, who
+    # took part more often than the ledger shows. A ledger with more clients or
+    # larger indices than the population is refused.
     # Guards: report_test.test_client_beyond_the_population_is_refused and
     # run_rounds_test.test_run_of_any_ids_is_reported.
     _require(
@@ -101,8 +101,8 @@ def verified_ledger(
       f'population={run.population}',
     )
   _check_noise(observed, z_stddev)
-  # PRIVACY: a file edited after the rounds could claim a noise, clip or
-  # population that they did not have. Each round has the digest of the files.
+  # PRIVACY: a file that was edited after the rounds could claim another noise,
+  # clip or population. The digest of the files in each round shows the edit.
   # Guard: evidence_test.test_other_clip_than_the_rounds_held_to_is_refused.
   _require(
     observed.enforced <= {None, run.enforced_digest(directory)},
@@ -110,8 +110,8 @@ def verified_ledger(
     f'{run_json.STRATEGY_FILE} is not that which the rounds in the ledger held '
     'to',
   )
-  # PRIVACY: two sums with the same noise reveal their difference. A round that
-  # was finished with two results is refused.
+  # PRIVACY: two sums with the same noise reveal their difference. A ledger with
+  # a round that was finished with two results is refused.
   # Guard: evidence_test.test_round_that_was_finished_twice_is_refused.
   _require(
     not (z_stddev and observed.finished_twice),
@@ -122,7 +122,7 @@ def verified_ledger(
   results, ended = run_json.read_result(directory)
   if ended is not None:
     _require(
-      # A budget holds for any number of rounds, and a run may end early.
+      # With a `Budget`, a run may end after any number of rounds.
       observed.rounds == strategy.rounds or schema.costs is not None,
       f'rounds={observed.rounds}: the run has ended, but its ledger has not '
       f'all {strategy.rounds} rounds',
@@ -132,16 +132,16 @@ def verified_ledger(
       f'round={min(observed.open, default=None)}: was started and neither '
       'finished nor burnt, but the run has ended',
     )
-    # PRIVACY: a forger could cut clients out and compute the chain again. Its
-    # head would then differ from the one in result.json.
+    # PRIVACY: a forger could remove clients from the ledger and compute its
+    # chain again. The head of that chain differs from the one in result.json.
     # Guard: evidence_test.test_client_cut_out_of_two_cohorts_is_refused.
     _require(
       ended == observed.head,
       f'ledger={directory / run_json.LEDGER_FILE}: is not the one that '
       f'{run_json.RESULT_FILE} was written with',
     )
-    # PRIVACY: an edited accuracy could make a reader choose another model than
-    # the run supports. The ledger's last event has the digest of all.
+    # PRIVACY: a reader could trust an accuracy that was edited after the run.
+    # The ledger's last event has the digest of the results and shows the edit.
     # Guard:
     # evidence_test.test_results_that_the_run_did_not_end_with_are_refused.
     _require(
@@ -186,8 +186,9 @@ def _check_checkpoints(directory: pathlib.Path, attempts: _Attempts) -> None:
     if before == -1:
       # The checkpoint before round 0 follows no round.
       continue
-    # PRIVACY: a ledger that was replaced or cut has other heads than the one it
-    # had at a checkpoint. Every checkpoint's head must be in the ledger.
+    # PRIVACY: a ledger that was replaced or shortened could hide participation.
+    # It lacks the heads in the checkpoints, so every checkpoint's head must be
+    # in the ledger.
     # Guard: evidence_test.test_checkpoint_of_another_ledger_is_refused.
     _require(
       head in {attempt.head for attempt in attempts.get(before, ())},
@@ -203,8 +204,8 @@ def _check_metrics(
 ) -> None:
   digests = metrics.digests(directory)
   for t, digest in digests.items():
-    # PRIVACY: clients of a round that the ledger lacks would be missing in the
-    # sensitivity. Every row of the metrics must be in the ledger.
+    # PRIVACY: a ledger that lacks a round would understate the sensitivity.
+    # Every row of the metrics must belong to a round in the ledger.
     # Guards: evidence_test.test_ledger_that_lacks_what_metrics_show_is_refused
     # and test_flipped_bit_of_metrics_is_refused.
     _require(

@@ -20,12 +20,12 @@ from tff_bandmf.report import plot, statement
 
 @dataclasses.dataclass(frozen=True)
 class Pages:
-  """A report.
+  """A report that can be written as JSON, Markdown and HTML.
 
   Attributes:
     content: content of the JSON file.
     figures: matplotlib figures by name.
-    NAME: name of the files and of their templates.
+    NAME: name of the report's files and template, without their endings.
   """
 
   NAME: ClassVar[str]
@@ -68,10 +68,10 @@ class Pages:
 
 
 def signed(content: _files.JsonObject) -> _files.JsonObject:
-  """Returns the content of a report with the digest of all of it.
+  """Returns the content of a report, with the digest of this content added.
 
-  PRIVACY: an edited figure of the JSON file could pass for the run's, because
-  the file recomputes nothing. The digest shows the edit. Guard:
+  PRIVACY: readers could take an edited number in the JSON file for a number of
+  the run. The digest shows that the file was edited. Guard:
   forgery_test.test_forged_report_is_refused.
   """
   return {**content, 'content_sha256': _files.json_digest(content).hex()}
@@ -80,7 +80,7 @@ def signed(content: _files.JsonObject) -> _files.JsonObject:
 def number(value: Optional[float], up: bool = True, digits: int = 6) -> str:
   """Returns a number as text, rounded; 'no guarantee' for None.
 
-  PRIVACY: a printed claim must not be stronger than the computed one. Callers
+  PRIVACY: a rounded claim could be stronger than the computed one. Callers
   round privacy loss up and noise down. Guard:
   report_pages_test.test_printed_epsilon_is_never_below_the_computed_one.
 
@@ -114,7 +114,7 @@ def _render(
   """Returns a filled template; values are escaped if the form is HTML.
 
   Args:
-    template: name of the template, which says what stands in a report.
+    template: name of the template, which selects and orders the content.
     form: name of the file of macros that write headings, rows and so on.
     content: content of the report.
     images: maps the name of a plot to its address.

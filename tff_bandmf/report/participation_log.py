@@ -2,8 +2,8 @@
 
 A log has the columns `round`, integers from 0, and `client`, strings or
 integers; a row is one participation. Rows may be in any order, and other
-columns are ignored. In CSV a line is a row: nothing is quoted, and the last
-line ends as the others do.
+columns are ignored. In CSV a line is a row. Nothing is quoted, and the last
+line has a line end too.
 
 Clients are identified by 64-bit hashes. Two strings with the same hash count as
 one client, which can only raise the sensitivity. Among 10^7 strings this
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
   import pyarrow as pa
 
 COLUMNS = ('round', 'client')
-# Participations in a part, which takes about 150 MB.
+# Participations in a part of `parts`, which takes about 150 MB.
 _PART_SIZE = 2**22
 _MOST_ROUNDS = 2**31
-# Quotes, control characters and blanks at an end, which are refused in CSV.
+# A quote, a control character, or a blank at either end: refused in CSV.
 _BAD_NAME = r'["\x00-\x1f\x7f]|^\s|\s$'
 # Bytes of CSV and rows of Parquet in a batch.
 _BATCH_BYTES = 2**24
@@ -61,7 +61,8 @@ class ParticipationLog:
       ImportError: pyarrow is not installed.
     """
     self.path = pathlib.Path(path)
-    # The point is fresh for each log, so that nobody can make hashes collide.
+    # A secret random factor in the hashes keeps an attacker from choosing
+    # strings that collide.
     self._factor = np.uint64(secrets.randbits(64) | 1)
     rounds, clients = [np.empty(0, np.int32)], [np.empty(0, np.uint64)]
     kinds = set()
@@ -99,11 +100,11 @@ class ParticipationLog:
     # Hashes are uniform, so equal ranges hold about as many rows each.
     edges = [part * 2**64 // count for part in range(1, count)]
     for low, high in zip([0, *edges], [*edges, None]):
-      taken = self._clients_of_rows >= np.uint64(low)
+      in_part = self._clients_of_rows >= np.uint64(low)
       if high is not None:
-        taken &= self._clients_of_rows < np.uint64(high)
-      rounds = self._rounds_of_rows[taken].astype(np.int64)
-      clients = self._clients_of_rows[taken].view(np.int64)
+        in_part &= self._clients_of_rows < np.uint64(high)
+      rounds = self._rounds_of_rows[in_part].astype(np.int64)
+      clients = self._clients_of_rows[in_part].view(np.int64)
       if not self._ordered:
         order = np.argsort(rounds, kind='stable')
         rounds, clients = rounds[order], clients[order]
@@ -121,8 +122,9 @@ class ParticipationLog:
       largest_cohort: largest number of clients of a round, >= 1.
     """
     for t, clients in self.cohort_sizes().items():
-      # PRIVACY: a larger cohort overflows the lattice of the plan, so that its
-      # noise was not the planned noise. Such logs are refused.
+      # PRIVACY: a sum of more clients than planned could overflow the integers
+      # of the plan, so the plan's claim does not cover it. Such logs are
+      # refused.
       # Guard:
       # elsewhere_test.test_cohort_that_the_plan_has_no_room_for_is_refused.
       if clients > largest_cohort:
@@ -214,7 +216,7 @@ def _refused(
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-  """Returns a bijection of 64 bits in which every bit depends on every bit."""
+  """Returns hashes by a bijection whose output bits depend on every bit."""
   for shift, factor in zip((30, 27), _MIX):
     values = (values ^ (values >> np.uint64(shift))) * factor
   return values ^ (values >> np.uint64(31))
@@ -284,15 +286,16 @@ def _batches(path: pathlib.Path) -> Iterator[pa.RecordBatch]:
 
 
 def _check_lines(path: pathlib.Path) -> None:
-  """Raises ValueError unless all lines of a text file end, and end alike."""
+  """Raises ValueError unless all lines of a file have the same line end."""
   ends, returns, last = 0, 0, b'\n'
   with open(path, 'rb') as file:
     while block := file.read(_BATCH_BYTES):
       ends += block.count(b'\n')
       returns += block.count(b'\r')
       last = block[-1:]
-  # PRIVACY: a name that was cut counts as another client, and its own client
-  # loses a participation. A line without the common line end is refused.
+  # PRIVACY: a client ID that was cut off counts as another client, so that the
+  # right client loses a participation. A file whose last line has no end, or
+  # whose line ends differ, is refused.
   # Guard: participation_log_test.test_byte_never_makes_a_claim_smaller.
   if last != b'\n' or returns not in (0, ends):
     raise errors.value_error(

@@ -1,4 +1,4 @@
-"""The plots of a report; without matplotlib there are none."""
+"""The plots of a report; without matplotlib, a report has no plots."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LABEL, _TICK = 13, 12
 # A curve of at most this many points has its values written beside them.
 _FEW = 3
 _BLUE, _GREY = '#1f5fa8', '#777777'
-# Metadata that matplotlib would write: the time, and addresses of web pages.
+# None keeps matplotlib from writing the time and addresses of web pages.
 _NO_METADATA = {'Date': None, 'Creator': None, 'Format': None, 'Type': None}
 
 
@@ -78,7 +78,7 @@ def accuracy(
         )
   values = [100 * value for points in curves.values() for _, value in points]
   low, high = min(values), max(values)
-  # The axis begins at 0, unless the curve would be a line along the top.
+  # The axis begins at 0, unless the curve would then be flat along the top.
   if high and low > high / 2:
     room = max(high - low, 0.02 * high)
     axes.set_ylim(low - 0.3 * room, high + 0.4 * room)
@@ -117,12 +117,12 @@ def data_uri(figure: Figure) -> str:
   import matplotlib
 
   stream = io.BytesIO()
-  # The same figure gives the same bytes.
+  # A fixed salt for IDs makes the same figure give the same bytes.
   with matplotlib.rc_context({'svg.hashsalt': 'tff_bandmf'}):
     figure.savefig(
       stream, format='svg', transparent=True, metadata=_NO_METADATA
     )
-  # The layout is final: drawing at another size would move the axes.
+  # Freeze the layout: a PNG at another resolution would move the axes.
   figure.set_layout_engine('none')
   encoded = base64.b64encode(stream.getvalue()).decode()
   return f'data:image/svg+xml;base64,{encoded}'

@@ -1,9 +1,9 @@
 """The public report of one or several runs.
 
-Its content is a whitelist: no sizes of cohorts and no numbers of clients, which
-a run's own report lists as released without noise. A public report lists the
-few facts that it states without noise itself. Figures have three digits,
-rounded to the safe side.
+A public report has a whitelist of facts. It leaves out the sizes of cohorts and
+the numbers of clients, which the report of a run states without noise, and
+lists the few facts that it states without noise itself. Its numbers have three
+digits, rounded to the safe side.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _UP, _DOWN = (
 # Largest epsilon whose factor e^epsilon is written as a number.
 _LARGEST_FACTOR = 16.0
 _TITLE = 'Privacy of what was trained'
-# Notes that several runs may state differently.
+# Notes that a report of several runs leaves out, since the runs may differ.
 _OF_ONE_RUN = ('title', 'date', 'model')
 # The fact about participation that the report states without noise.
 _DISCLOSURE = (
@@ -114,7 +114,7 @@ def publish(
     'epsilon': claimed['epsilon'],
     'delta': delta,
     'rho': claimed['rho'],
-    # Rounded down: accidents may be as likely as this.
+    # Rounded down, so that one in `once_in` is never below delta.
     'once_in': int(1 / decimal.Decimal(repr(delta))),
     'factor': _factor(claimed['epsilon']),
     'attack': statement.attack(
@@ -173,7 +173,7 @@ def three(value: Optional[float], up: bool = True) -> Optional[float]:
   """
   if value is None:
     return None
-  # The shortest decimal of the float is rounded, so that 1.2 stays 1.2.
+  # `repr` is the shortest decimal of the float, so that 1.2 stays 1.2.
   return float((_UP if up else _DOWN).create_decimal(repr(float(value))))
 
 
@@ -222,7 +222,8 @@ def _row(source: source_lib.Source) -> _files.JsonObject:
       (claim.amplified or claim.planned).proved_epsilon(claim.delta)
     ),
     # PRIVACY: amplification assumes secret cohorts, and an observed epsilon
-    # shows how often somebody was drawn. An amplified run has none.
+    # shows how often a client was drawn. The public report of an amplified run
+    # leaves it out.
     # Guard: report_sampling_test.test_report_keeps_what_was_drawn_to_itself.
     'observed_epsilon': None
     if claim.amplified or claim.seen is None
@@ -264,11 +265,11 @@ def _recomputed(
     amplified = three(together['epsilon']) if chance else None
     claims.append(('all runs together', range(len(runs)), delta, amplified))
   names = [source.run.title or source.name for source in sources]
-  for place, (name, source) in enumerate(zip(names, sources)):
+  for i, (name, source) in enumerate(zip(names, sources)):
     claim = source.claim
     epsilon = claim.claimed.proved_epsilon(claim.delta)
     amplified = three(epsilon) if claim.amplified else None
-    claims.append((name, [place], claim.delta, amplified))
+    claims.append((name, [i], claim.delta, amplified))
   names += [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
   held = [claim.held for _, claim in runs]
   return check.numbers(list(zip(names, held)), claims, three)

@@ -1,11 +1,10 @@
-"""A release for others' formats: a registry's record, a model card's block.
+"""A public report in two other formats: a registry's record, a model card.
 
-The registry is that of deployments of differential privacy, which OpenDP keeps:
-one YAML file a release, of fields that belong to a tier each. A record has the
-highest tier of which it has all fields. `FIELDS` names each field, its tier and
-the note of the owner that fills it, if the run cannot know it. Every value is
-one of the public report: it says nothing that `public.json` does not say, but
-for those notes.
+OpenDP keeps the registry, a list of deployments of differential privacy, with
+one YAML file per release. Each field of the file belongs to a tier, and a
+record has the highest tier whose fields it has. `FIELDS` maps each field to its
+tier and, for a fact that the run cannot know, to the note in which the owner
+states it. All other values are in `public.json` too.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ FIELDS: Mapping[str, tuple[int, Optional[str]]] = {
   'deployment.administrative.sources': (1, None),
   'deployment.administrative.notes': (1, None),
 }
-# A line that is longer becomes a block, which the registry wants unquoted.
+# A longer text becomes a folded block, since the registry wants no quotes.
 _LINE = 60
 
 
@@ -88,11 +87,11 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
 
   Args:
     content: content of a `Public` report.
-    data: a few words on the corpus, as `RunRecord.data` has them.
+    data: a few words on the corpus, `RunRecord.data`.
 
   Raises:
-    ValueError: nothing is guaranteed, a field of tier 1 is missing, the date is
-      not one, or the sector is not one of the registry's.
+    ValueError: the report has no guarantee, a field of tier 1 is missing, the
+      date is not YYYY-MM-DD, or the registry lacks the sector.
   """
   if content['epsilon'] is None:
     raise errors.value_error(
@@ -131,7 +130,7 @@ def record(content: Mapping[str, Any], data: str) -> dict[str, Any]:
 
 
 def missing(values: Mapping[str, Any]) -> list[str]:
-  """Returns the fields of a tier that have no value."""
+  """Returns the names of `FIELDS` that have no value."""
   return [name for name in FIELDS if values[name] is None]
 
 
@@ -143,9 +142,9 @@ def to_yaml(tree: Mapping[str, Any]) -> str:
 
 
 def card(content: Mapping[str, Any]) -> str:
-  """Returns a block for the model card of a public report.
+  """Returns the model card of a public report, in Markdown.
 
-  It has the tags that model hubs look for, as front matter.
+  The front matter of the card has the tags that model hubs look for.
   """
   claim = _claim(content)
   rows = [
@@ -253,7 +252,7 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
 
 
 def _check(content: Mapping[str, Any]) -> None:
-  """Raises ValueError unless the date and the sector are the registry's."""
+  """Raises ValueError unless the registry accepts the date and the sector."""
   try:
     datetime.date.fromisoformat(content['date'])
   except ValueError:
@@ -268,12 +267,12 @@ def _check(content: Mapping[str, Any]) -> None:
 
 
 def _first(content: Mapping[str, Any], name: str) -> Optional[str]:
-  """Returns what the runs state first under a name; None if none does."""
+  """Returns the first value that a run has under a name; None without one."""
   return next((row[name] for row in content['runs'] if row[name]), None)
 
 
 def _stated(text: Optional[str]) -> Optional[str]:
-  """Returns a statement; None for one that nobody made."""
+  """Returns a statement; None if the text says that it is not stated."""
   return None if not text or text.startswith('not stated') else text
 
 

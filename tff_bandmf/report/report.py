@@ -1,7 +1,7 @@
 """The report of a run: Markdown, JSON and a page of HTML.
 
-`report.schema.json` documents every field of the JSON file; the Markdown file
-and the page show the same.
+`report.schema.json` documents every field of the JSON file. The Markdown file
+and the page show the same content.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def from_source(source: source_lib.Source) -> Report:
   accuracies = {numbers['family']: source.accuracy}
   for each in source.compared:
     accuracies[each.name] = each.accuracy
-  # An amplified claim would need samples for each point.
+  # Each point of an amplified curve would need many random samples.
   curve = [] if claim.amplified else epsilon_curve(claim.held, claim.delta)
   adaptive = _adaptive(source)
   plots = {'accuracy.png': plot.accuracy(accuracies)}
@@ -177,7 +177,7 @@ def composed(
 ) -> Optional[_files.JsonObject]:
   """Returns the guarantee of runs together with their predecessors.
 
-  The result is None if one of them guarantees nothing.
+  The result is None if one of these runs guarantees nothing.
 
   Args:
     sources: the runs, each once.
@@ -234,8 +234,8 @@ def what_if(
 ) -> _files.JsonObject:
   """Returns the guarantee that the noise of a run gives under another b, k.
 
-  The result is that of `claim.what_if` with a sentence under `summary`; nothing
-  is written.
+  The result is the one of `claim.what_if`, with a sentence under `summary`. The
+  function writes no file.
   """
   numbers = claim_lib.what_if(
     pathlib.Path(directory), min_sep, max_participations
@@ -277,7 +277,7 @@ def epsilon_curve(
   if not guarantee.noise_multiplier:
     return []
   smallest = guarantee.proved_epsilon(max(delta, _LARGEST_DELTA))
-  # The curve ends at the smallest delta for which an epsilon is proved.
+  # The curve ends at the smallest of these deltas that has a proved epsilon.
   ends = (
     (guarantee.proved_epsilon(each), each)
     for each in (min(delta, _SMALLEST_DELTA), *reversed(check.DELTAS), delta)
@@ -339,7 +339,7 @@ def _check(
 
 
 def _row(name: str, source: source_lib.Source) -> _files.JsonObject:
-  """Returns a line of the table of results."""
+  """Returns a row of the table of results."""
   numbers = source.claim.to_dict()
   return {
     'name': name,

@@ -38,13 +38,14 @@ def rows(
     directory: folder of the run.
     run: content of `run.json`.
     columns: columns of `metrics.csv`; an unknown one counts as without noise.
-    amplified: whether the claim is amplified: then the report has no counts.
+    amplified: whether the claim is amplified, so that the report has no counts.
   """
   table = [(run_json.RUN_FILE, 'how many clients may be drawn, exact')]
   if run.train_sha256:
     table.append((run_json.RUN_FILE, 'a digest of the training data'))
-  # PRIVACY: a column of raw counts must not pass as noised. The two columns of
-  # an adaptive clip have noise only if the clip adapts.
+  # PRIVACY: a column without noise could pass as one with noise under the name
+  # of an adaptive clip's column. These names count as noised only if the clip
+  # of the run adapts.
   # Guard: run_clip_test.test_adaptive_clip_of_a_process_is_told.
   with_noise = metrics.RELEASED if run.claim.get('adaptive_clip') else ()
   table += [

@@ -64,8 +64,8 @@ class Source:
     """The guarantee of the run, composed with the runs before it."""
     claims = {self.run.run_id: self.claim}
     claims.update({name: claim for name, (_, claim) in self.before.items()})
-    # PRIVACY: releases of earlier runs on the same clients add to the loss.
-    # Their guarantees are composed with that of the run.
+    # PRIVACY: earlier runs on the same clients add to the privacy loss. Their
+    # guarantees are composed with the guarantee of this run.
     # Guard: after_test.test_guarantee_of_a_run_has_those_before_it.
     return accounting.Composition(
       tuple(claim.claimed for claim in claims.values()), tuple(claims)
@@ -74,8 +74,8 @@ class Source:
   @property
   def warned_before(self) -> list[str]:
     """Warnings about the runs before this one."""
-    # PRIVACY: an earlier run that has not ended may release more, which makes
-    # epsilon of the composition larger. The report warns of it.
+    # PRIVACY: an earlier run that has not ended may release more and make the
+    # epsilon of all runs together larger. The report warns of such a run.
     # Guard: after_test.test_predecessor_that_may_go_on_is_warned_of.
     if not any(claim.may_grow for _, claim in self.before.values()):
       return []
@@ -127,8 +127,8 @@ def _before(
   directory: pathlib.Path, run: run_json.RunRecord
 ) -> dict[str, tuple[str, claim_lib.Claim]]:
   """Returns the predecessors of a run, and their predecessors, each once."""
-  # PRIVACY: two predecessors with one name would count once, and understate
-  # epsilon. They are told apart by run ID.
+  # PRIVACY: two predecessors in folders of the same name could count as one,
+  # and understate epsilon. The run ID is the key of each predecessor.
   # Guard: after_test.test_predecessors_of_one_name_all_count.
   predecessors: dict[str, tuple[str, claim_lib.Claim]] = {}
   named = [(directory, each) for each in run.after or ()]
@@ -137,8 +137,8 @@ def _before(
       continue
     path = pathlib.Path(os.path.normpath(here / each['run']))
     other = run_json.RunRecord.read(path)
-    # PRIVACY: another run in the predecessor's folder may claim less than the
-    # predecessor spent. Its run ID must be the one that was recorded.
+    # PRIVACY: another run in the folder of the predecessor may have a smaller
+    # epsilon. The run ID in the folder must be the recorded one.
     # Guard: after_test.test_other_run_in_the_place_of_a_predecessor_is_refused.
     if other.run_id != each['run_id']:
       raise errors.value_error(
@@ -159,8 +159,8 @@ def of_log(
   """Returns the content of a plan and of a log of training elsewhere.
 
   Args:
-    plan_file: file that `Plan.save` wrote: the noise that was added, and the
-      planned participation.
+    plan_file: file that `Plan.save` wrote, with the noise that was added and
+      the planned participation.
     log_file: participation log, CSV or Parquet; see `participation_log`.
     notes: statements, by the names that `Run.note` takes.
 

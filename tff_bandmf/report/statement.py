@@ -64,7 +64,7 @@ _COVERED_CLIP = (
   'clip of the next round follows: both are released'
 )
 
-# It stands before a claim if nobody checked the process of the run.
+# The beginning of a claim if nobody checked the process of the run.
 UNCHECKED = 'Not checked: what the process lets past the aggregator. '
 
 GENERATOR = 'chacha20'
@@ -100,13 +100,15 @@ def unit(run: run_json.RunRecord, clients: int) -> str:
 def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
   """Returns the most that an attacker can learn; None without a claim.
 
-  An attacker who calls a bystander a member with probability a recognises a
-  member with probability at most Phi(Phi^-1(a) + mu), mu = sqrt(2 rho), for one
-  Gaussian release of real numbers. The arithmetic moves each probability p to
-  at most e^s p + d, with s and d its slack. By (epsilon, delta) alone it is at
-  most min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)). The smaller
-  bound is given. A guess between two equally likely worlds is right with
-  probability (1 + TV) / 2 at most, TV being the total variation distance.
+  The attacker decides whether a client is a member, that is, took part. Let a
+  be the probability of calling another client a member. For one Gaussian
+  release of real numbers, a member is recognised with probability at most
+  Phi(Phi^-1(a) + mu), mu = sqrt(2 rho). The slack (s, d) of the arithmetic
+  raises a probability p to at most e^s p + d. By (epsilon, delta) alone, the
+  bound is min(e^epsilon a + delta, 1 - e^-epsilon (1 - delta - a)). The result
+  has the smaller of the two bounds. A guess between two equally likely worlds
+  is right with probability at most (1 + TV) / 2, where TV is their total
+  variation distance.
 
   Args:
     numbers: epsilon, delta, rho (None where no Gaussian bounds the release),
@@ -137,8 +139,8 @@ def attack(numbers: Mapping[str, _files.Json]) -> Optional[_files.JsonObject]:
     variation = min(
       variation, math.erf(mu / math.sqrt(8)) + 2 * math.sinh(s) + 2 * d
     )
-  # PRIVACY: a rounded bound that is smaller than the true one would promise
-  # protection that nobody has. Both are rounded up to whole percents.
+  # PRIVACY: bounds that were rounded down would promise too much protection.
+  # Both probabilities are rounded up to whole percents.
   # Guard: registry_test.test_attack_is_never_stated_weaker_than_it_may_be.
   percent = [
     min(100, math.ceil(100 * (value + 1e-9)))
@@ -181,8 +183,8 @@ def generator(run: run_json.RunRecord) -> _files.JsonObject:
     ValueError: the run names a generator of another release.
   """
   name = run.noise_generator or GENERATOR
-  # PRIVACY: the slack is proved for one generator; another could have a larger
-  # one. A run with another generator is refused.
+  # PRIVACY: the slack is proved for one generator, and another generator could
+  # need more slack. A run with another generator is refused.
   # Guard: report_pages_test.test_other_generators_are_refused.
   if name != GENERATOR:
     raise errors.value_error(
@@ -205,7 +207,7 @@ def covered(run: run_json.RunRecord) -> str:
 
 
 def _by_budget(budget: participation.Budget) -> str:
-  """Returns the condition on the rounds of a client, where a budget holds."""
+  """Returns the condition that a budget puts on the rounds of a client."""
   costs = budget.known_costs
   return (
     'the rounds P of each client cost at most '
@@ -232,8 +234,8 @@ def formal(
   if guarantee['epsilon'] is None:
     return 'None. Nothing is proved about the arithmetic of so little noise.'
   leads = '' if run.simulated is None else 'SIMULATED: '
-  # PRIVACY: the statement is quoted alone, without the warnings of its report.
-  # It says first that the process was not checked.
+  # PRIVACY: a reader may quote the statement without the warnings of its
+  # report. If the process was not checked, the statement itself begins so.
   # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
   leads += UNCHECKED * claim.process_unknown
   schema = claim.held.cohorts.schema

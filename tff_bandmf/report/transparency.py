@@ -19,7 +19,8 @@ _PACKAGES = (
   'scipy',
 )
 # Files are named one by one, because a folder could hold the key. The ledger is
-# not among them: its file changes while it is open. Its chain has a head.
+# missing, because its file changes while it is open; the report states the head
+# of its hash chain instead.
 _HASHED = (
   run_json.RUN_FILE,
   run_json.PLAN_FILE,
