@@ -1,4 +1,4 @@
-"""Noise multipliers, zCDP and (epsilon, delta)."""
+"""Accounting: noise multipliers, zCDP and (epsilon, delta)."""
 
 from tff_bandmf.accounting.arithmetic.slack import (
   CELLS,

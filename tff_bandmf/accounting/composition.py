@@ -1,30 +1,29 @@
 """The guarantee of several runs on the same clients.
 
-| symbol    | name here              | meaning                               |
-|-----------|------------------------|---------------------------------------|
-| mu_i      | 1 / `noise_multiplier` | of the i-th run in real numbers       |
-| alpha_i,  | of `slack.Slack`       | what the arithmetic of the i-th costs |
-| beta_i    |                        |                                       |
+| symbol          | meaning                                             |
+|-----------------|-----------------------------------------------------|
+| mu_i            | 1 / `noise_multiplier` of run i in real numbers     |
+| alpha_i, beta_i | cost of the arithmetic of run i; see `slack.Slack`  |
 
-Neighbours are data sets that differ in one unit of privacy, in all runs alike.
-The computation of a run may depend on earlier releases, and its
-noise, its rounds and who takes part may not. Then
+Neighbouring data sets differ in one unit of privacy, the same unit in all runs.
+The training of a run may depend on releases of earlier runs; its noise
+multiplier, its rounds and its cohorts must not. Then
 
-| runs                          | together                                     |
+| cohorts of the runs           | composition                                  |
 |-------------------------------|----------------------------------------------|
-| whose schema is enforced, or  | one Gaussian, mu^2 = sum mu_i^2: exact       |
-| that a log shows              |                                              |
-| of cyclic Poisson sampling    | losses add: their distributions are          |
-| too                           | convolved, rounded up                        |
-| of another sampling           | epsilons add, each at its share of delta, or |
-|                               | nothing counts on chance, where that is      |
-|                               | less: an upper bound                         |
+| enforced, or read from a log  | one Gaussian, mu^2 = sum mu_i^2: exact       |
+| some by cyclic Poisson        | distributions of the losses are convolved,   |
+|                               | rounded up                                   |
+| some by another sampling      | an upper bound: sum of epsilons, each at a   |
+|                               | share of delta; or composition without       |
+|                               | amplification, if its epsilon is less        |
 
-Computed releases are near exact ones in one run after the other, so
+The bound of the arithmetic holds for one run after the other, so
 
     computed(E) <= e^(sum alpha_i) exact(E) + sum beta_i
 
-and the same the other way round: alphas and betas add (`slack.together`).
+and the same with both probabilities exchanged: alphas and betas are added
+(`slack.together`).
 """
 
 from __future__ import annotations
@@ -44,9 +43,9 @@ EXACT = 'exact'
 CONVOLVED = 'losses convolved, rounded up'
 UPPER_BOUND = 'upper_bound'
 
-# Rounding of a sum of squares and its root, several times.
+# Relative allowance for the rounding errors of a root of a sum of squares.
 _ROUNDING = 1e-14
-# More than this of delta never goes to the arithmetic.
+# Largest fraction of delta for the arithmetic of all runs together.
 _MOST_SLACK = 0.5
 
 
@@ -56,7 +55,7 @@ class Composition:
 
   Attributes:
     guarantees: one guarantee for each run.
-    run_ids: the name that tells each run from others; None where it has none.
+    run_ids: unique ID of each run; None for a run without an ID.
   """
 
   guarantees: tuple[guarantee.Guarantee, ...]
@@ -64,12 +63,12 @@ class Composition:
 
   @property
   def adjacency(self) -> str:
-    """Which data sets are neighbours."""
+    """Adjacency of data sets: zero-out or add-remove, the same in all runs."""
     return self.guarantees[0].cohorts.adjacency
 
   @property
   def method(self) -> str:
-    """How runs are composed: exact, losses convolved, or an upper bound."""
+    """Method of composition: exact, losses convolved, or an upper bound."""
     parts = [_part(each) for each in self.guarantees]
     if None in parts:
       return UPPER_BOUND
@@ -78,21 +77,21 @@ class Composition:
 
   @property
   def rho(self) -> Optional[float]:
-    """rho of zero-concentrated DP, the sum; None where a run has none."""
+    """rho of zero-concentrated DP, the sum over runs; None if one has none."""
     rhos = [each.rho for each in self.guarantees if each.rho is not None]
     if len(rhos) < len(self.guarantees):
       return None
     return math.fsum(rhos) * (1 + _ROUNDING)
 
   def claim(self, delta: float) -> monte_carlo.Bound:
-    """Returns an epsilon that holds at `delta`, and what it is made of.
+    """Returns an epsilon that holds at `delta`, with its parts.
 
-    Runs that compose by their losses get one share of delta, and every other
-    run one; epsilons and deltas of the shares add. Where it gives less, runs
-    are composed by what holds without chance instead.
+    All runs whose losses can be convolved together get one share of delta, and
+    each other run gets one share. The epsilons at these shares are added. If
+    composition without amplification gives a smaller epsilon, that is returned.
 
     Raises:
-      ValueError: a value out of range.
+      ValueError: a value is out of range.
       Unproved: the slack of a run exceeds its `max_slack`.
     """
     gaussian.check_delta(delta)
@@ -100,7 +99,9 @@ class Composition:
       return self.guarantees[0].claim(delta)
     composed = [each for each in self.guarantees if _part(each)]
     others = [each for each in self.guarantees if not _part(each)]
-    # PRIVACY: deltas of the shares add up to delta. Guard:
+    # PRIVACY: Runs that each claim the whole delta would together exceed it.
+    # Each gets a share, and the shares add up to delta.
+    # Guard:
     # composition_test.test_runs_of_any_sampling_get_the_sum_of_their_shares.
     share = delta / (bool(composed) + len(others))
     bounds = [each.claim(share) for each in others]
@@ -110,7 +111,7 @@ class Composition:
       try:
         certain = _claim([*composed, *map(_without_chance, others)], delta)
       except ValueError:
-        # So little noise proves nothing without chance.
+        # The noise is too little for any claim without amplification.
         certain = None
       if certain and certain.epsilon <= sum(each.epsilon for each in bounds):
         return certain
@@ -159,17 +160,18 @@ def compose(
 ) -> Composition:
   """Returns what several runs on the same clients guarantee together.
 
-  It is about whoever is in all runs; a client that is in fewer has more. A run
-  that several compositions have, such as one that two others come after, counts
-  once if its claim is the same in all.
+  The composition protects a client that is in all runs; a client in fewer runs
+  has a stronger guarantee. A run that several compositions contain, such as the
+  pre-training of two fine-tuned models, counts once if it has an ID and the
+  same claim in all of them.
 
   Args:
-    runs: guarantees, compositions, or what has one of them as `guarantee`, such
+    runs: guarantees, compositions, or objects whose `guarantee` is either, such
       as a `Plan` or a `Run`.
 
   Raises:
-    ValueError: there are none, one has no noise, or their adjacencies or units
-      of privacy differ.
+    ValueError: there are no runs, one has no noise, or their adjacencies or
+      units of privacy differ.
 
   >>> from tff_bandmf import participation, strategies
   >>> one = guarantee.calibrate(
@@ -184,8 +186,10 @@ def compose(
     if not isinstance(part, Composition):
       part = Composition((part,), (None,))
     for run_id, each in zip(part.run_ids, part.guarantees):
-      # PRIVACY: two runs may have equal guarantees, and both count: only what
-      # has the name and the noise of a run that is counted is that run. Guard:
+      # PRIVACY: Two different runs with equal guarantees, counted once, would
+      # understate epsilon. Runs count as one only if they have the same ID,
+      # noise multiplier and cohorts.
+      # Guard:
       # composition_test.test_named_run_counts_once_and_others_each_time.
       same = run_id, each.noise_multiplier, each.cohorts
       pairs[len(pairs) if run_id is None else same] = run_id, each
@@ -193,24 +197,27 @@ def compose(
   if not guarantees:
     raise errors.value_error('runs=none: are to be composed; give one or more')
   for each in guarantees:
-    # PRIVACY: what has no noise has no guarantee, with others or alone. Guard:
-    # composition_test.test_run_without_noise_is_refused.
+    # PRIVACY: A run without noise has no guarantee, and makes the composition
+    # have none. It is refused.
+    # Guard: composition_test.test_run_without_noise_is_refused.
     if not each.noise_multiplier:
       raise errors.value_error(
         'noise_multiplier=0: a run without noise guarantees nothing, and so do '
         'all together; leave it out only if its releases stay private'
       )
   units = sorted({each.clients_per_unit for each in guarantees})
-  # PRIVACY: what protects one client of a unit leaves the others. Guard:
-  # composition_test.test_mixed_units_are_refused.
+  # PRIVACY: A guarantee for one client does not protect a unit of several
+  # clients. Runs with different units of privacy are refused.
+  # Guard: composition_test.test_mixed_units_are_refused.
   if len(units) > 1:
     raise errors.value_error(
       f'clients_per_unit={" and ".join(map(str, units))}: must be the same in '
       'all runs; state all runs for units of the same size'
     )
   adjacencies = sorted({each.cohorts.adjacency for each in guarantees})
-  # PRIVACY: neighbours of one run are not those of another. Guard:
-  # composition_test.test_mixed_adjacencies_are_refused.
+  # PRIVACY: Guarantees about different pairs of neighbouring data sets do not
+  # compose. Runs with different adjacencies are refused.
+  # Guard: composition_test.test_mixed_adjacencies_are_refused.
   if len(adjacencies) > 1:
     raise errors.value_error(
       f'adjacency={" and ".join(adjacencies)}: must be the same in all runs; '
@@ -220,7 +227,10 @@ def compose(
 
 
 def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
-  """Returns a run in real numbers as losses; None where only samples bound."""
+  """Returns a run in real numbers as a part of a composition of losses.
+
+  The result is None for runs whose delta is bounded by random samples.
+  """
   accountant = run.accountant
   if isinstance(accountant, accountants.Gaussian):
     return poisson.Part(run.exact_noise)
@@ -232,7 +242,7 @@ def _part(run: guarantee.Guarantee) -> Optional[poisson.Part]:
 
 
 def _without_chance(run: guarantee.Guarantee) -> guarantee.Guarantee:
-  """Returns what holds whatever cohorts are drawn."""
+  """Returns the guarantee that holds for every possible draw of cohorts."""
   sampled = kinds.sampled(run.cohorts)
   return run if sampled is None else run.under(sampled.always)
 
@@ -241,7 +251,7 @@ def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
   """Returns the claim of runs whose losses compose, at their share of delta."""
   largest = min(_MOST_SLACK, math.fsum(each.cost.max_slack for each in runs))
   parts = _merged([_part(each) for each in runs])
-  # At least that of what is left of delta.
+  # An upper bound of epsilon, at the least delta that the slack can leave.
   bound = poisson.composed_epsilon(parts, (1 - largest) * delta)
   slack = slack_lib.together(
     [each.cost.slack(bound, delta / len(runs)) for each in runs],
@@ -256,14 +266,15 @@ def _claim(runs: list[guarantee.Guarantee], delta: float) -> monte_carlo.Bound:
 
 
 def _merged(parts: list[Optional[poisson.Part]]) -> tuple[poisson.Part, ...]:
-  """Returns the parts, those that are Gaussians as one."""
+  """Returns the parts with all Gaussians merged into one."""
   present = [part for part in parts if part is not None]
   whole = [part for part in present if part.sampling_prob == 1]
   rest = tuple(part for part in present if part.sampling_prob < 1)
   if not whole:
     return rest
-  # PRIVACY: squares of mu add, and not what noise there is on average. Guard:
-  # composition_test.test_gaussian_runs_compose_exactly.
+  # PRIVACY: An average of noise multipliers would understate the loss of all
+  # runs. The squares of mu are added, which is exact for Gaussians.
+  # Guard: composition_test.test_gaussian_runs_compose_exactly.
   mu = math.sqrt(
     math.fsum(part.compositions / part.noise_multiplier**2 for part in whole)
   )

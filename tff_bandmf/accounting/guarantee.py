@@ -1,4 +1,4 @@
-"""The guarantee of a run, and the least noise that gives one."""
+"""The privacy guarantee of a run, and calibration of its noise."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ _SAMPLES = monte_carlo.Samples()
 _SAME = 1e-12
 
 
-# Without slots: what is computed is kept.
+# Without slots, because `functools.cached_property` needs a `__dict__`.
 @attrs.frozen(slots=False)
 class Guarantee:
   """The guarantee of a whole run.
 
     z_stddev = noise_multiplier * sensitivity * clip
 
-  It holds for the release of every round's noised sum, for one client, if each
-  client's contribution to a round has L2 norm at most the clipping norm, and
-  if cohorts come about as `cohorts` says: its schema is enforced, or clients
-  are drawn by exactly its rule, by secret randomness, and nobody who sees the
-  release knows who took part.
+  The guarantee is about the release of the noised sums of all rounds, for one
+  client or unit. It assumes that each client's contribution to a round has L2
+  norm at most the clipping norm, and that cohorts follow `cohorts`: either its
+  schema is enforced, or clients are drawn by exactly its rule with secret
+  randomness, and nobody who sees the release knows the cohorts.
 
   Attributes:
     strategy: C.
     cohorts: rule of who takes part, enforced or sampled.
-    noise_multiplier: standard deviation of z over clip times sensitivity, what
-      an accountant takes; 0 adds no noise and guarantees nothing.
-    dimension: d of the model; None for all whose runs have at most 2^33
-      values that are compared.
-    max_slack: epsilon, and part of delta, that the arithmetic may cost before
-      a claim is refused.
-    samples: how a claim that rests on random samples is sampled.
-    clients_per_unit: clients that a unit of privacy has at most, such as the
-      devices of a person; the schema is each client's.
+    noise_multiplier: stddev(z) / (clip * sensitivity), >= 0; 0 adds no noise
+      and guarantees nothing.
+    dimension: d, number of coordinates of the model; None covers every model
+      with at most 2^33 pairs (round, coordinate) that a client can influence.
+    max_slack: limit of the arithmetic's cost, in epsilon and as a fraction of
+      delta, in (0, 1); a claim with a larger cost is refused.
+    samples: options of the samples, for claims that need random samples.
+    clients_per_unit: largest number of clients of one unit of privacy, such as
+      the devices of a person; each client keeps the schema by itself.
 
   Raises:
-    ValueError: `noise_multiplier` is negative or not finite, or nothing is
+    ValueError: `noise_multiplier` is negative or not finite, or no guarantee is
       proved for the strategy and such cohorts.
   """
 
@@ -67,7 +67,7 @@ class Guarantee:
 
   @noise_multiplier.validator
   def _check_noise_multiplier(self, attribute, value):
-    # 0 is legal, for a run without noise.
+    # 0 is allowed: it means a run without noise.
     if value != 0:
       _checks.positive(
         'noise_multiplier',
@@ -77,12 +77,12 @@ class Guarantee:
 
   def __attrs_post_init__(self):
     if isinstance(self.cohorts, participation_lib.Budget):
-      # PRIVACY: costs under another C would admit patterns that move this one
-      # by more than its budget. They are computed for this C.
+      # PRIVACY: Costs of rounds under another C would admit patterns of rounds
+      # that exceed the budget under this C. The costs are computed for this C.
       # Guard: budget_test.test_budget_of_another_matrix_is_computed_again.
       completed = sensitivity_lib.budget.completed(self.cohorts, self.strategy)
       object.__setattr__(self, 'cohorts', completed)
-    # A claim without a proof is refused here.
+    # Raises an error now if no claim is proved for strategy and cohorts.
     _ = self.accountant
 
   @functools.cached_property
@@ -92,10 +92,9 @@ class Guarantee:
 
   @property
   def sensitivity(self) -> sensitivity_lib.Sensitivity:
-    """The sensitivity that the noise multiplier is relative to, clip = 1.
+    """The sensitivity of C under `cohorts.schema`, clip = 1.
 
-    It is computed and never a parameter, so that it cannot belong to another
-    matrix: the sensitivity under `cohorts.schema`.
+    It is always computed, so that it cannot belong to another matrix.
     """
     return self.accountant.sensitivity
 
@@ -106,16 +105,17 @@ class Guarantee:
 
   @property
   def rho(self) -> Optional[float]:
-    """rho of zero-concentrated DP; None where none is proved."""
+    """rho of zero-concentrated DP; None if no rho is proved."""
     if not self.noise_multiplier:
       return None
-    # PRIVACY: cut weights have another sensitivity, in real numbers too.
+    # PRIVACY: Cut weights can raise the sensitivity, so that rho of the uncut C
+    # is too small. rho is computed from `exact_noise`, which covers them.
     # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
     return self.accountant.rho(self.exact_noise)
 
   @property
   def exact_noise(self) -> float:
-    """The noise multiplier, for the sensitivity of the cut weights."""
+    """The noise multiplier relative to the sensitivity of the cut weights."""
     return self.noise_multiplier / self.accountant.more_noise(self.cost)
 
   @functools.cached_property
@@ -131,17 +131,17 @@ class Guarantee:
 
   @functools.cached_property
   def _claims(self) -> dict[float, monte_carlo.Bound]:
-    """Claims by delta: what was sampled is not sampled again."""
+    """Claims by delta, kept because new samples would give another claim."""
     return {}
 
   def claim(self, delta: float) -> monte_carlo.Bound:
-    """Returns the least epsilon at `delta`, and what it is made of.
+    """Returns the least epsilon at `delta`, with its parts.
 
     The claim is about the released bits: it includes the cost of the
     arithmetic.
 
     Raises:
-      ValueError: a value out of range, or there is no noise.
+      ValueError: a value is out of range, or there is no noise.
       Unproved: the slack exceeds `max_slack`.
     """
     gaussian.check_delta(delta)
@@ -152,7 +152,7 @@ class Guarantee:
     return self._claims[delta]
 
   def claim_at(self, epsilon: float) -> monte_carlo.Bound:
-    """Returns the least delta at `epsilon`, and what it is made of.
+    """Returns the least delta at `epsilon`, with its parts.
 
     Raises:
       ValueError: for the reasons of `claim`.
@@ -162,12 +162,12 @@ class Guarantee:
     )
 
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
-    """Takes a claim at `delta` of before for its own, if it holds again.
+    """Computes an earlier claim at `delta` again and uses it if it holds.
 
-    A sampled bound is sampled with the same seed, and comes out the same.
+    A sampled bound is sampled again with its seed, which gives the same bound.
 
     Raises:
-      ValueError: epsilon or delta of the noise is larger.
+      ValueError: the epsilon or the delta computed now is larger.
     """
     confirmed = self.accountant.confirmed(
       self.cost, self.noise_multiplier, bound, delta
@@ -184,8 +184,10 @@ class Guarantee:
   def under(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
-    PRIVACY: z stays, and the noise multiplier follows the sensitivity. Guard:
-    report_test.test_closer_participation_leads_and_raises_epsilon.
+    PRIVACY: The old noise multiplier would claim more noise than was added if
+    the other cohorts have a larger sensitivity. The standard deviation of z is
+    kept, and the noise multiplier is computed from it.
+    Guard: report_test.test_closer_participation_leads_and_raises_epsilon.
     """
     other = attrs.evolve(self, cohorts=cohorts)
     return attrs.evolve(
@@ -203,7 +205,10 @@ class Guarantee:
     return self.claim(delta).epsilon
 
   def proved_epsilon(self, delta: Optional[float]) -> Optional[float]:
-    """Returns epsilon at `delta`; None where none is claimed or proved."""
+    """Returns epsilon at `delta`, or None if no epsilon is proved.
+
+    It is None, too, for delta = None and for a run without noise.
+    """
     if delta is None or not self.noise_multiplier:
       return None
     try:
@@ -222,33 +227,35 @@ class Guarantee:
     return self.claim_at(epsilon).total
 
   def seen(self, observed: sensitivity_lib.Observed) -> Guarantee:
-    """Returns the guarantee of the same noise for what a log shows.
+    """Returns the guarantee of the same noise for the rounds of a log.
 
-    A log that keeps the schema never shows more than was planned.
+    For a log that keeps the schema, epsilon is never above the planned one.
 
     Args:
       observed: statistics of the log, with the sensitivity of the strategy.
     """
     logged = self.under(logged_cohorts.Logged(observed))
     schema = self.cohorts.schema
-    # PRIVACY: that rounds are evenly spaced is not seen, so what was planned
-    # for such may not hold. Guard:
-    # guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
+    # PRIVACY: A claim planned for evenly spaced rounds may not hold for a log,
+    # whose statistics do not show even spacing. The planned guarantee is
+    # returned only for schemas that do not assume it.
+    # Guard: guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
     if (
       self.cohorts.is_enforced
       and not schema.evenly_spaced
       and observed.keeps(schema, self.strategy.rounds)
       and logged.exact_noise < self.exact_noise
     ):
-      # Both hold, and differ by rounding.
+      # Both guarantees hold, and differ by rounding errors.
       return self
     return logged
 
   def dp_event(self) -> dp_accounting.DpEvent:
     """Returns the event of the whole run, for a dp-accounting accountant.
 
-    It is that of real numbers: the slack is not in it. Where dp-accounting has
-    none it is one that every accountant refuses.
+    The event describes the run in real numbers, without the slack. If
+    dp-accounting has no event for the run, the result is an
+    `UnsupportedDpEvent`, which every accountant refuses.
     """
     if not self.noise_multiplier:
       return dp_accounting.NonPrivateDpEvent()
@@ -289,7 +296,7 @@ def calibrate(
 ) -> Guarantee:
   """Returns the guarantee with the least noise that meets (epsilon, delta).
 
-  For a claim that rests on random samples the noise is nearly the least.
+  If the claim needs random samples, the noise is only nearly the least.
 
   **Formal guarantee.** Assumptions: the run meets the conditions of `Guarantee`
   and of docs/reference/arithmetic.md. Statement: `claim(delta).epsilon` of the
@@ -313,8 +320,8 @@ def calibrate(
     clients_per_unit: the attribute of `Guarantee`.
 
   Raises:
-    ValueError: a value out of range, nothing is proved for the strategy and
-      such cohorts, or the slack exceeds `max_slack`.
+    ValueError: a value is out of range, no guarantee is proved for the strategy
+      and such cohorts, or the slack exceeds `max_slack`.
   """
   gaussian.check_epsilon(epsilon)
   gaussian.check_delta(delta)

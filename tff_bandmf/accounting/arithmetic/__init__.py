@@ -1,1 +1,1 @@
-"""The cost of noise in integers, beside noise in real numbers."""
+"""The privacy cost of integer noise compared with noise in real numbers."""

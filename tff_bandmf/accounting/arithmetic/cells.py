@@ -1,14 +1,14 @@
-"""The cost of the arithmetic of the noise: (slack_epsilon, slack_delta).
+"""The cost of the noise's arithmetic: (slack_epsilon, slack_delta).
 
-The accountants speak of real numbers. The server adds integers
+The accountants bound a mechanism in real numbers. The server adds integers
 
   y = rint(c z + m),  c = steps * scale
 
 to sums that are integers too. m is a function of earlier releases and of the
-data, z a normal made from 64 random bits in float64. With exact normals and
-exact m the release is post-processing of the mechanism that is accounted for.
-It remains to bound how far the computed probability of a cell (a value of y
-given the past) is from the exact one: by at most the factor 1 +- r(z),
+data; z is a normal computed in float64 from 64 random bits. With exact normals
+and exact m the release would be post-processing of the accounted mechanism.
+A cell is one value of y in one round and coordinate, given the past. Its
+computed probability differs from the exact one by at most the factor 1 +- r(z),
 
   r(z) = (2 edge / h + shift |z|) e^(...) + spacing / p,
 
@@ -22,7 +22,7 @@ and (epsilon, delta) of the exact run gives
 
   (epsilon + 2 alpha,  e^alpha delta + beta (1 + e^(epsilon + alpha)))
 
-to the computed one. docs/reference/arithmetic.md has the proof. Every number
+for the computed run. docs/reference/arithmetic.md has the proof. Every number
 here is an upper bound.
 """
 
@@ -39,49 +39,54 @@ import scipy.special
 from tff_bandmf import _checks, errors
 from tff_bandmf.accounting.kinds import samplers
 
-# The narrowest cells of a lattice.
+# Least cell width h of a lattice, in units of z.
 CELL_WIDTH = 2.0**-17
-# How much an inverse of the normal CDF may err, in units of 2^-53: relatively,
-# and absolutely between 0.9 and 1.5, see `inverse_error`.
+# Errors of an inverse of the normal CDF, in units of 2^-53: the relative error,
+# and the largest absolute one for z in [0.9, 1.5]; see `inverse_error`.
 INVERSE_UNITS, INVERSE_MOST = 8.0, 12.0
-# PRIVACY: a word k is rounded twice, k and then k + 1/2, and errs by 1.5 units
-# near 2^53. So many units cover what that moves z, at every k. Guard:
-# arithmetic_test.test_word_as_a_float_moves_no_edge_farther.
+# PRIVACY: A random word k is rounded to a float, and k + 1/2 again, which moves
+# z and so the edges of cells. This many units of 2^-53 bound the move for all
+# k.
+# Guard: arithmetic_test.test_word_as_a_float_moves_no_edge_farther.
 WORD_UNITS = 1.3
 
-# The noise tests itself; a sound generator fails with this probability a run.
+# Probability that a sound generator fails the noise's self-test in a run.
 _SELF_TEST = 1e-24
-# |m| and |y| stay within so many of their standard deviations.
+# Bound of |m| and |y|, in standard deviations of m and y.
 _RANGE = 12.0
-# Mean of m^2 over the coordinates of every round, over rho^2, and the
-# probability that it is exceeded where there are enough coordinates.
+# Bound of the mean of m^2 over the coordinates of a round, in units of rho^2;
+# exponent of its tail; probability that a round exceeds it. They hold from
+# `many_coordinates` on.
 _MEAN_SQUARE = 2.0
 _MEAN_SQUARE_EXPONENT = 0.15
 _MEAN_SQUARE_FAILS = 1e-24
 _BINS = 4096
-# Several times what the float64 arithmetic of this module loses.
+# Relative allowance for rounding errors of this module, with ample margin.
 _ROUNDING = 1e-9
 
 
 def many_coordinates(rounds: int) -> int:
-  """Returns d from which the mean of m^2 over coordinates is 2 rho^2 at most.
+  """Returns the least d for which m^2 averages at most 2 rho^2 in every round.
 
-  In every round of n, but for a probability that `accidents` counts.
+  The average is over d coordinates. `accidents` counts the probability that it
+  is larger in one of n rounds.
   """
-  # A chi-square of d degrees exceeds 2 d with less than e^(-0.153 d).
+  # P[chi-square with d degrees > 2 d] < e^(-0.153 d).
   return math.ceil(
     math.log(rounds / _MEAN_SQUARE_FAILS) / _MEAN_SQUARE_EXPONENT
   )
 
 
 def inverse_error(z: Union[float, np.ndarray]) -> np.ndarray:
-  """Returns how much an inverse of the normal CDF may err, in units of 2^-53.
+  """Returns a bound of the error of an inverse normal CDF, in units of 2^-53.
 
   Args:
-    z: its value, at least 0.
+    z: value of the inverse, at least 0.
   """
-  # PRIVACY: SciPy's and TensorFlow's err by up to 10.3 units of z between 1.04
-  # and 1.11. Guard: arithmetic_test.test_inverse_of_the_cdf_errs_less.
+  # PRIVACY: The inverses of SciPy and TensorFlow err by up to 10.3 units for z
+  # in [1.04, 1.11], more than a relative bound allows. The bound is raised
+  # there.
+  # Guard: arithmetic_test.test_inverse_of_the_cdf_errs_less.
   return np.maximum(
     INVERSE_UNITS * z, np.minimum(7.2 + 54 * (z - 0.9), INVERSE_MOST)
   )
@@ -89,15 +94,16 @@ def inverse_error(z: Union[float, np.ndarray]) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Words:
-  """How normals are made; the defaults are those of the library.
+  """Parameters of the map from random words to normals.
 
-  A word is a sign and a magnitude u in (0, 1/2), all equally likely. Words of
-  small magnitude are followed by more bits.
+  The defaults are the parameters of the library's generators. A word has a sign
+  and a magnitude u in (0, 1/2); all words are equally likely. Words of small
+  magnitude are extended by more random bits.
 
   Attributes:
     spacing: probability of a word.
     extended_spacing: probability of a word with its extension.
-    extended_below: magnitudes below it are extended.
+    extended_below: magnitude below which words are extended.
     unit: relative error of one rounding, > 0.
   """
 
@@ -114,8 +120,8 @@ class Moments:
   Attributes:
     mass: [bins] float64, probability of z in each bin.
     mean_square: [bins] float64, upper bound of the mean of r^2 in each bin.
-    log_weight: -log(1 - r) of the largest r in it.
-    bad: mass of a cell's values beyond the bins, in either law.
+    log_weight: [bins] float64, -log(1 - r) of the largest r in each bin.
+    bad: bound of the mass beyond the bins, in the exact and the computed law.
   """
 
   mass: np.ndarray
@@ -128,13 +134,15 @@ class Moments:
 
       sum p (p~ / p)^(1 + L),  sum p (p / p~)^L  <=  1 + growth
 
-    over values that are not bad.
+    where p and p~ are the exact and the computed probability of a value, and
+    the sums are over values within the bins.
 
     Args:
       order: L, at least 1.
     """
-    # PRIVACY: (1 - r)^-(L + 2) is at least (1 + r)^(L - 1), and the first
-    # moment of p~ / p - 1 over what is not bad has a factor of up to 1 + L.
+    # PRIVACY: A bound of one of the two moments alone would understate alpha.
+    # (1 - r)^-(L + 2) bounds the second derivative of both, and the factor
+    # 1 + L bounds the first moment of p~ / p - 1 within the bins.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     with np.errstate(over='ignore'):
       weight = np.exp((order + 2) * self.log_weight)
@@ -147,14 +155,15 @@ class Arithmetic:
   """The arithmetic of one run.
 
   Attributes:
-    cells: N, the pairs (round, coordinate) that are compared.
+    cells: N, number of pairs (round, coordinate) that one client can influence.
     rho: largest standard deviation of m, and of y, in units of c.
     shift: bound of the float64 error of m, in units of c.
-    feedback: bound of 2 / h times what rounding y adds to |m|, in units of c.
+    feedback: bound of 2 / h times the change of |m| by rounding y, in units of
+      c.
     rounds: n.
-    dimension: coordinates.
-    cell_width: h, of the narrowest cell, 1 / max c. None is wider than 1.
-    words: how normals are made.
+    dimension: number of coordinates of the model.
+    cell_width: h = 1 / max c, width of the narrowest cell, in (0, 1].
+    words: parameters of the map from random words to normals.
   """
 
   cells: float
@@ -182,13 +191,15 @@ class Arithmetic:
 
   @property
   def accidents(self) -> float:
-    """Probability of what the proof excludes whatever beta is.
+    """Probability of the events that the proof excludes at every beta.
 
-    The self-test of the noise fails; a y or an m is out of range; the mean of
-    m^2 over the coordinates of a round is; a sampled cohort is too large.
+    The events are: the self-test of the noise fails; y or m exceeds its range;
+    the mean of m^2 over the coordinates of a round exceeds its bound; a sampled
+    cohort is too large.
     """
-    # PRIVACY: these events are of the noise or of the draws alone, stop a run,
-    # burn a round or end the proof; they are part of delta.
+    # PRIVACY: These events stop a run, burn a round or make the bounds false.
+    # Their probability, which depends on noise and draws alone, is part of
+    # delta.
     # Guard: slack_test.test_accidents_are_part_of_delta.
     return (1 + _ROUNDING) * (
       _SELF_TEST
@@ -204,7 +215,8 @@ class Arithmetic:
   def closeness(self, beta: float) -> float:
     """Returns alpha at `beta`; infinite if no alpha is proved.
 
-    computed(E) <= e^alpha exact(E) + beta and the same the other way round.
+    For every event E, computed(E) <= e^alpha exact(E) + beta, and the same with
+    both probabilities exchanged.
 
     Args:
       beta: positive.
@@ -212,7 +224,8 @@ class Arithmetic:
     left = beta - self.accidents
     if left <= 0:
       return float('inf')
-    # A quarter for the cells beyond T, the rest for Markov's inequality.
+    # A quarter of beta is for z beyond the tail T, the rest is for Markov's
+    # inequality.
     tail = -float(scipy.special.ndtri(left / (16 * self.cells)))
     if not tail > 0:
       return float('inf')
@@ -227,7 +240,7 @@ class Arithmetic:
       order = math.exp(log_order)
       return math.log((self.cells * moments.growth(order) + log_markov) / order)
 
-    # Every order from 1 proves an alpha, the best or not; none overflows.
+    # Every order L >= 1 proves an alpha; larger orders than this overflow.
     longest = math.log(max(1.0, 500 / float(np.max(moments.log_weight)) - 2))
     minimum = scipy.optimize.minimize_scalar(
       log_alpha,
@@ -238,16 +251,17 @@ class Arithmetic:
     return (1 + _ROUNDING) * math.exp(float(minimum.fun))
 
   def moments(self, tail: float) -> Moments:
-    """Returns what bounds the moments of one cell's likelihood ratio.
+    """Returns bounds of the moments of one cell's likelihood ratio.
 
-    Cells that begin beyond the tail, T, are bad.
+    Args:
+      tail: T > 0; cells that begin at |z| > T count as bad.
     """
     edges = np.union1d(
       np.linspace(0, tail, _BINS), np.clip([self._extended_from], 0, tail)
     )
     near, far = edges[:-1], edges[1:]
     mass = 2 * (scipy.special.ndtr(-near) - scipy.special.ndtr(-far))
-    # Cells that begin before the tail and end behind it.
+    # One more bin for cells that begin before the tail and end beyond it.
     mass = np.append(mass, 2 * scipy.special.ndtr(-tail))
     behind = np.append(np.zeros(len(far)), 1.0)
     near, far = np.append(near, near[-1]), np.append(far, tail)
@@ -255,13 +269,13 @@ class Arithmetic:
     typical = (
       math.sqrt(_MEAN_SQUARE) * self.rho if self._many_coordinates else worst
     )
-    # r rises within a bin, so that its value at the far end bounds it.
+    # r increases within a bin, so its value at the far end is a bound.
     mean_square = self.cell_error(near, far, behind, typical, worst) ** 2
     largest = self.cell_error(near, far, 1.0, worst)
     log_weight = np.full(len(far), np.inf)
     log_weight[largest < 1] = -np.log1p(-largest[largest < 1])
-    # Computed values too, which the edges and the last word may move.
-    # PRIVACY: what is beyond T has no bound of its ratio: it is in beta.
+    # PRIVACY: Values beyond T have no bound of their likelihood ratio. Their
+    # mass, with edges moved by rounding and one more word, is part of beta.
     # Guard: arithmetic_test.test_moments_bound_small_samplers.
     moved = float(self._edge(tail, worst)) + self.shift
     bad = 2 * float(scipy.special.ndtr(moved - tail) + self._spacing(tail))
@@ -270,12 +284,13 @@ class Arithmetic:
     )
 
   def _edge(self, z, mean):
-    """Returns how far the rounding of floats moves the edge of a cell at z."""
-    # One unit each of c, c z and c z + m; the word as a float.
+    """Returns a bound of the move of a cell's edge at z by rounding floats."""
+    # Errors of the inverse CDF; one unit each for c, c z and c z + m; and the
+    # rounding of the word to a float.
     return self.words.unit * (inverse_error(z) + 3 * z + WORD_UNITS + 2 * mean)
 
   def _spacing(self, z) -> np.ndarray:
-    """Returns the largest probability of a word in a cell from z outwards."""
+    """Returns the largest probability of a word in a cell with inner edge z."""
     words = self.words
     return np.where(
       z > self._extended_from, words.extended_spacing, words.spacing
@@ -283,8 +298,8 @@ class Arithmetic:
 
   @property
   def _extended_from(self) -> float:
-    """Returns a z from which on every cell is of extended words alone."""
-    # One width for the cell around the boundary, one for its edges.
+    """Returns a z beyond which all words of a cell are extended."""
+    # One width is for the cell around the boundary, one for moved edges.
     return 2 * self.cell_width - float(
       scipy.special.ndtri(self.words.extended_below)
     )
@@ -300,27 +315,30 @@ class Arithmetic:
     """Returns a bound of r for every cell whose inner edge is in [near, far].
 
     Args:
-      near: at least 0.
-      far: at least `near`; r is that of a cell that begins here.
-      wider: z of the shift is up to this beyond `far`.
-      mean: |m|, in units of c, in what r is linear in.
-      largest_mean: |m| where r is not linear in it; None is `mean`.
+      near: least inner edge, at least 0, in units of z.
+      far: largest inner edge, at least `near`; r is computed here.
+      wider: largest distance beyond `far` of a z that the shift applies to.
+      mean: |m|, in units of c, for the terms of r that are linear in |m|.
+      largest_mean: largest |m|, in units of c, for all other terms; None for
+        `mean`.
     """
     width, unit = self.cell_width, self.words.unit
     edge = self._edge(far, mean)
-    # PRIVACY: a root mean square stands for |m| where r is linear in |m| and
-    # nowhere else, so that this factor takes the largest. Guard:
-    # arithmetic_test.test_error_is_linear_in_the_mean.
+    # PRIVACY: A root mean square in place of |m| is correct only in terms that
+    # are linear in |m|. This factor is not linear, so it takes the largest |m|.
+    # Guard: arithmetic_test.test_error_is_linear_in_the_mean.
     largest = mean if largest_mean is None else largest_mean
     moved = self._edge(far, largest) + self.shift
     growth = np.exp((width + 2 * moved) * (far + width + moved))
-    # PRIVACY: two edges a cell; cells wider than `width` have 57 units more.
+    # PRIVACY: Rounding moves both edges of a cell, and moves them more in cells
+    # wider than `width`. Both edges are counted, with 57 units for wider cells.
     # Guard: arithmetic_test.test_error_bounds_cells_with_moved_edges.
     edges = 2 * edge / width + 57 * unit
     edges = edges + 2 * unit * self.feedback * (1.5 + far)
     reach = (far + wider) * self.shift
     shift = np.maximum(np.expm1(reach), reach + self.shift**2 / 2)
-    # PRIVACY: an interval of probability p has p / spacing +- 1 words.
+    # PRIVACY: Words are discrete, so a cell of probability p holds p / spacing
+    # words give or take one. `words` bounds that relative error, spacing / p.
     # Guard: arithmetic_test.test_error_bounds_every_cell_of_small_samplers.
     with np.errstate(over='ignore'):
       words = (

@@ -1,11 +1,11 @@
-"""Slack: what the arithmetic of the noise adds to a claim about real numbers.
+"""Slack: the cost of the noise's arithmetic, added to a claim in real numbers.
 
   exact run:     (epsilon, delta)
   computed run:  epsilon + 2 alpha,
                  e^alpha delta + beta (1 + e^(epsilon + alpha))
 
-with alpha and beta of `arithmetic`, for the strategy of a run. A claim that is
-made before the model is known covers N = 2^33 pairs (round, coordinate).
+with alpha and beta of `cells`, for the strategy of a run. A claim that is made
+before the size of the model is known covers N = 2^33 pairs (round, coordinate).
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting.arithmetic import cells as cells_lib
 
-# N of a claim that does not know the dimension of the model.
+# N of a claim made without the dimension of the model.
 CELLS = 2**33
-# A claim whose arithmetic costs more than this part of delta, or more than
-# this epsilon, is refused unless it is asked for.
+# Default limit of the slack, in epsilon and as a fraction of delta.
 MAX_SLACK = 0.01
 
-# The part of delta that goes to beta where so little proves an alpha.
+# First fraction of delta tried for beta; larger ones follow if no alpha holds.
 _SHARE = 1e-4
-# Several times the error of float64 in the factors of delta.
+# Relative allowance for rounding errors in delta, with ample margin.
 _ROUNDING = 1e-12
 
 
 class Unproved(ValueError):
-  """Nothing, or nothing useful, is proved about the arithmetic of a run."""
+  """No slack within the limit is proved for the arithmetic of a run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,15 +55,15 @@ class Slack:
   added: float
 
   def total(self, exact_delta: float) -> float:
-    """Returns the delta of the computed run for another one of the exact."""
+    """Returns the delta of the computed run for a delta of the exact run."""
     return min(1.0, math.exp(self.epsilon / 2) * exact_delta + self.added)
 
   def exact_epsilon(self, epsilon: float) -> float:
-    """Returns the epsilon of the exact run, 0 for those below the slack."""
+    """Returns `epsilon` less the slack, at least 0."""
     return max(0.0, epsilon - self.epsilon)
 
   def below(self, epsilon: float) -> float:
-    """Returns what delta gains at an epsilon below the slack."""
+    """Returns the addition to delta if `epsilon` is below the slack, else 0."""
     # P <= e^slack P' + delta <= e^epsilon P' + (e^slack - e^epsilon) + delta.
     return max(0.0, math.exp(self.epsilon) - math.exp(epsilon))
 
@@ -80,15 +79,16 @@ def slack(
   """Returns the slack of a claim whose total delta is `delta`.
 
   Args:
-    arithmetics: each one that the run may have; the worst is taken.
-    epsilon: at least that of the exact run at `exact_delta`.
-    delta: the total, in (0, 1).
-    largest: slack in epsilon, and in parts of delta, that is not refused.
+    arithmetics: arithmetics that the run may have; the largest slack is
+      returned.
+    epsilon: upper bound of the exact run's epsilon at `exact_delta`.
+    delta: total delta, in (0, 1).
+    largest: limit of the slack, in epsilon and as a fraction of delta.
     moved: L2 distance between the means of the accounted run and of the exact
-      one, in standard deviations of z.
+      run, in standard deviations of z.
 
   Raises:
-    ValueError: a value out of range.
+    ValueError: a value is out of range.
     Unproved: the slack exceeds `largest`.
   """
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
@@ -104,11 +104,11 @@ def slack(
       )
     )
   for share in (_SHARE, 10 * _SHARE, largest / 2):
-    # alpha is at most `guess` at the end.
+    # beta assumes alpha <= `guess`.
     for guess in (2.0**-9, 2.0**-6, 2.0**-3, 1.0):
       beta = accidents + share * delta / (1 + math.exp(epsilon + guess))
-      # The first of two steps has half of beta, the second a sixth, for
-      # beta/2 + e beta/6 < beta.
+      # The arithmetic gets beta / 2 and the shift of means beta / 6: composed,
+      # they cost beta / 2 + e beta / 6 < beta.
       alpha = max(
         each.closeness(beta / 2 if moved else beta) for each in arithmetics
       )
@@ -131,16 +131,17 @@ def together(
 
   Args:
     slacks: one slack for each run, at this epsilon.
-    epsilon: at least that of all runs in real numbers at `exact_delta`.
-    delta: the total of all runs.
-    largest: largest slack of all runs together; see `slack`.
+    epsilon: upper bound of the epsilon of all exact runs at `exact_delta`.
+    delta: total delta of all runs.
+    largest: limit of the slack of all runs together; see `slack`.
 
   Raises:
     Unproved: the slack exceeds `largest`.
   """
   alphas = [each.epsilon / 2 for each in slacks]
-  # PRIVACY: the factors of one run after the other multiply. Guard:
-  # composition_test.test_slacks_of_runs_add.
+  # PRIVACY: The slack of one run alone understates the cost of all runs. The
+  # factors e^alpha multiply, so alphas and betas of all runs are added.
+  # Guard: composition_test.test_slacks_of_runs_add.
   beta = math.fsum(
     each.added / (1 + math.exp(epsilon + alpha))
     for each, alpha in zip(slacks, alphas)
@@ -154,9 +155,11 @@ def _slack(
   """Returns the slack of proved alpha and beta.
 
   Raises:
-    Unproved: it exceeds `largest`.
+    Unproved: the slack exceeds `largest`.
   """
-  # PRIVACY: P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
+  # PRIVACY: Both neighbouring data sets are computed, so alpha and beta count
+  # twice. With a = alpha and b = beta,
+  # P~ <= e^a P + b <= e^a (e^eps (e^a P~' + b) + delta) + b.
   # Guard: slack_test.test_claim_is_tight_where_its_parts_are.
   added = beta * (1 + math.exp(epsilon + alpha)) * (1 + _ROUNDING)
   exact = math.exp(-alpha) * (delta - added) * (1 - _ROUNDING)
@@ -178,12 +181,12 @@ class Cost:
   """The cost of arithmetic in runs with one strategy.
 
   Attributes:
-    arithmetics: those that a run may have.
-    cut: bound of the L2 norm by which cut weights move a client's
-      contributions through C, for clip = 1.
+    arithmetics: arithmetics that a run may have, one for each range of d.
+    cut: bound of the L2 norm by which cut weights change C times a client's
+      contributions, for clip = 1.
     rounding: bound of the relative error of a sensitivity in float64.
     largest_dimension: d of the largest model that is covered.
-    max_slack: that is not refused.
+    max_slack: limit of the slack, in epsilon and as a fraction of delta.
   """
 
   arithmetics: tuple[cells_lib.Arithmetic, ...]
@@ -206,20 +209,22 @@ class Cost:
     Args:
       strategy: C.
       participations: k, the most rounds of a client.
-      sampled: whether cohorts are, which compares all rounds.
-      dimension: d of the model; None for all with at most `CELLS` cells.
-      max_slack: slack in epsilon, and in parts of delta, that is not refused.
+      sampled: whether cohorts are drawn at random; then a client can influence
+        all rounds.
+      dimension: d of the model; None for all models with at most `CELLS` cells.
+      max_slack: limit of the slack, in epsilon and as a fraction of delta.
 
     Raises:
-      ValueError: a value out of range.
+      ValueError: a value is out of range.
     """
     if not 0 < max_slack < 1:
       raise errors.value_error(
         f'max_slack={max_slack}: must be in (0, 1); the default is {MAX_SLACK}'
       )
     recursion = strategy.recursion()
-    # PRIVACY: windows of y forget what a client did not touch; all else, and
-    # a mixture over cohorts, compares every round.
+    # PRIVACY: Cells that a client can influence but that are not counted have
+    # no slack. Only a recursion over past y with few bands limits them to some
+    # rounds; in all other cases, and for sampled cohorts, all rounds count.
     # Guard: slack_test.test_cells_are_the_compared_ones.
     compared = strategy.rounds if sampled else recursion.cells(participations)
     scales = recursion.scales
@@ -244,11 +249,14 @@ class Cost:
       coordinates, cells, largest = dimension, dimension * compared, dimension
     else:
       coordinates, cells = max(1, CELLS // compared), CELLS
-      # More participations, or sampled cohorts, may be claimed for its noise.
+      # The same noise may later get a claim with more participations or with
+      # sampled cohorts, which counts all rounds.
       largest = cells // strategy.rounds
     arithmetics = [make(coordinates, cells)]
-    # PRIVACY: smaller models are covered too, and few coordinates have no law
-    # of large numbers. Guard: slack_test.test_claim_covers_smaller_models.
+    # PRIVACY: In a model with few coordinates the mean of m^2 may be far above
+    # its expectation. The claim covers such models too, so their arithmetic is
+    # added and the worst slack is taken.
+    # Guard: slack_test.test_claim_covers_smaller_models.
     few = cells_lib.many_coordinates(strategy.rounds) - 1
     if few < coordinates:
       arithmetics.append(make(few, few * compared))
@@ -261,14 +269,14 @@ class Cost:
     )
 
   def more_noise(self, sensitivity: float) -> float:
-    """Returns how much more noise the C of the noise needs, as a factor.
-
-    Its weights are cut, and the sensitivity of C is rounded.
+    """Returns the factor by which noise grows to cover cut weights.
 
     Args:
       sensitivity: sensitivity in float64, before it is rounded up.
     """
-    # PRIVACY: its sensitivity is that of the noise which is really added.
+    # PRIVACY: The C of the noise has cut weights, and may have a larger
+    # sensitivity than the strategy. The factor bounds the ratio of both, and
+    # covers the rounding error of the sensitivity.
     # Guard: slack_test.test_cut_weights_raise_epsilon.
     return (1 + self.cut / sensitivity) * (1 + self.rounding)
 
@@ -276,24 +284,26 @@ class Cost:
     """Returns the slack of a claim whose total delta is `delta`.
 
     Args:
-      epsilon: at least that of the exact run at `exact_delta`.
-      delta: the total.
-      moved: shift by cut weights that `more_noise` does not cover; see `slack`.
+      epsilon: upper bound of the exact run's epsilon at `exact_delta`.
+      delta: total delta.
+      moved: shift by cut weights that `more_noise` does not cover; see the
+        function `slack`.
     """
     return slack(self.arithmetics, epsilon, delta, self.max_slack, moved)
 
   def least_delta(self, delta: float) -> float:
-    """Returns a delta that is below every `exact_delta` of this total."""
+    """Returns a lower bound of `Slack.exact_delta` for a total `delta`."""
     return (1 - self.max_slack) * delta
 
   def check_dimension(self, dimension: int) -> None:
-    """Raises ValueError if a model is larger than those that are covered.
+    """Raises ValueError if a model has more coordinates than are covered.
 
-    A claim that names no model counts all rounds, also those that it does not
-    compare: another claim for the same noise, of cohorts that are sampled or of
-    more participations, compares them, and cannot ask how large the model is.
+    Without a given dimension the limit counts the cells of all rounds, even if
+    this claim needs fewer: the same noise may later get a claim that needs all
+    rounds, for sampled cohorts or for more participations.
     """
-    # PRIVACY: more cells have more slack than fewer.
+    # PRIVACY: A larger model has more cells, and more slack than was added to
+    # the claim. Such a model is refused.
     # Guard: slack_test.test_larger_models_have_to_be_named.
     if dimension > self.largest_dimension:
       raise errors.value_error(
@@ -304,7 +314,7 @@ class Cost:
 
 
 def less(epsilon: float, part: Slack) -> float:
-  """Returns the epsilon that the exact run must have.
+  """Returns the target epsilon of the exact run: `epsilon` less the slack.
 
   Raises:
     ValueError: the slack alone exceeds `epsilon`.

@@ -1,9 +1,9 @@
-"""From the accounting of real numbers to claims about released bits.
+"""Accountants: claims about released bits for one strategy and its cohorts.
 
-An accountant knows one strategy and one kind of cohorts. Its claim about real
-numbers is `Exact`, in closed form or by convolution, or `Sampled`, a bound by
-random samples of a mixture; what the arithmetic of the noise adds is the same
-for all (`slack`).
+An accountant first bounds the privacy loss of the run in real numbers: an
+`Exact` accountant by a closed form or a convolution, a `Sampled` accountant by
+random samples of a mixture. Then it adds the slack, the cost of the integer
+arithmetic of the noise (`slack`), which every accountant computes in one way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tff_bandmf.accounting.methods import (
 )
 
 _SMALLEST_DELTA = 1e-300
-# Searches for the least noise, each with samples of its own.
+# Most searches for the least noise; each draws samples of its own.
 _SEARCHES = 4
 
 
@@ -37,10 +37,10 @@ class Accountant(abc.ABC):
 
   Attributes:
     sensitivity: sensitivity that noise multipliers are relative to, clip = 1.
-    participations: most rounds of a client that touch the same rows of C, whose
-      cut weights add up.
-    sampled: whether chance decides who takes part, so that all rounds are
-      compared.
+    participations: most rounds of one client in which the difference between
+      cut and uncut weights of C can add up.
+    sampled: whether cohorts are drawn at random; then the cost of arithmetic
+      covers the releases of all rounds.
   """
 
   sampled: ClassVar[bool] = True
@@ -51,9 +51,12 @@ class Accountant(abc.ABC):
     schema: participation_lib.Participation,
     sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
   ):
-    """Takes C, what a client can do at worst, and the sensitivity under it.
+    """Makes the accountant.
 
-    Noise multipliers are relative to it; None computes it.
+    Args:
+      strategy: C.
+      schema: schema that the cohorts satisfy at worst.
+      sensitivity: sensitivity of C under `schema`, clip = 1; None computes it.
     """
     self.sensitivity = sensitivity or sensitivity_lib.sensitivity(
       strategy, schema
@@ -68,7 +71,7 @@ class Accountant(abc.ABC):
     delta: float,
     samples: monte_carlo.Samples,
   ) -> monte_carlo.Bound:
-    """Returns (nearly) the least epsilon at `delta`, and what it is made of."""
+    """Returns (nearly) the least epsilon at `delta`, with its parts."""
 
   @abc.abstractmethod
   def claim_at(
@@ -78,7 +81,7 @@ class Accountant(abc.ABC):
     epsilon: float,
     samples: monte_carlo.Samples,
   ) -> monte_carlo.Bound:
-    """Returns a bound of delta at `epsilon`, and what it is made of."""
+    """Returns a bound of delta at `epsilon`, with its parts."""
 
   @abc.abstractmethod
   def calibrate(
@@ -88,7 +91,7 @@ class Accountant(abc.ABC):
     delta: float,
     samples: monte_carlo.Samples,
   ) -> tuple[float, monte_carlo.Bound]:
-    """Returns (nearly) the least noise multiplier, and the claim it meets."""
+    """Returns (nearly) the least noise multiplier, and its claim."""
 
   @abc.abstractmethod
   def confirmed(
@@ -98,18 +101,21 @@ class Accountant(abc.ABC):
     bound: monte_carlo.Bound,
     delta: float,
   ) -> monte_carlo.Bound:
-    """Returns a claim at `delta` of before, computed again, seed and all."""
+    """Returns an earlier claim at `delta`, computed again with its seed."""
 
   def rho(self, noise_multiplier: float) -> Optional[float]:
-    """Returns rho of zero-concentrated DP, None where none is proved."""
+    """Returns rho of zero-concentrated DP, or None if no rho is proved."""
     return None
 
   def dp_event(self, noise_multiplier: float) -> dp_accounting.DpEvent:
-    """Returns the event of the run, `UnsupportedDpEvent` where none is one."""
+    """Returns the `DpEvent` of the run.
+
+    It is an `UnsupportedDpEvent` if dp-accounting has no event for the run.
+    """
     return dp_accounting.UnsupportedDpEvent()
 
   def more_noise(self, cost: slack_lib.Cost) -> float:
-    """Returns how much more noise the C of cut weights needs, as a factor."""
+    """Returns the factor by which noise grows to cover the cut weights of C."""
     return cost.more_noise(self.sensitivity.value)
 
 
@@ -131,7 +137,8 @@ class Exact(Accountant):
   def claim(self, cost, noise_multiplier, delta, samples):
     noise = noise_multiplier / self.more_noise(cost)
     slack = cost.slack(self.epsilon(noise, cost.least_delta(delta)), delta)
-    # PRIVACY: the accountant speaks of real numbers, the release has others.
+    # PRIVACY: Epsilon of the run in real numbers understates epsilon of the
+    # released integers. The slack of the arithmetic is added to it.
     # Guards: slack_test.test_epsilon_includes_the_arithmetic and
     # test_amplified_epsilon_includes_the_arithmetic.
     epsilon = self.epsilon(noise, slack.exact_delta) + slack.epsilon
@@ -141,7 +148,7 @@ class Exact(Accountant):
 
   def claim_at(self, cost, noise_multiplier, epsilon, samples):
     noise = noise_multiplier / self.more_noise(cost)
-    # Less than what is returned.
+    # A lower bound of the delta that is returned.
     least = max(_SMALLEST_DELTA, self.delta(noise, epsilon))
     slack = cost.slack(epsilon, least)
     delta = self.delta(noise, slack.exact_epsilon(epsilon))
@@ -156,7 +163,8 @@ class Exact(Accountant):
         target, slack.exact_delta
       )
       bound = self.claim(cost, noise, delta, samples)
-      # PRIVACY: what is returned was seen to meet epsilon.
+      # PRIVACY: A target epsilon less a guessed slack could give too little
+      # noise. Noise is returned only if its own claim meets epsilon.
       # Guard: slack_test.test_calibrate_meets_epsilon.
       if bound.epsilon <= epsilon:
         return noise, bound
@@ -169,9 +177,9 @@ class Exact(Accountant):
 class Gaussian(Exact):
   """A whole run whose schema is enforced: one Gaussian release.
 
-  A unit of privacy may be several clients. Each moves the run by a vector of
-  norm `sensitivity` at most, in rounds of its own, and all of them by the sum;
-  where they come in the same rounds it is reached.
+  A unit of privacy may be several clients. Each client changes the run by a
+  vector of norm at most `sensitivity`, so all of them change it by at most the
+  sum of these norms. They reach the sum if all take part in the same rounds.
   """
 
   sampled = False
@@ -183,11 +191,12 @@ class Gaussian(Exact):
     sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
     clients_per_unit: int = 1,
   ):
-    """Takes as many clients as a unit of privacy has at most, too."""
+    """Makes the accountant; `clients_per_unit` is the most in one unit."""
     super().__init__(strategy, schema, sensitivity)
     if clients_per_unit > 1:
-      # PRIVACY: norms add, and not their squares. Guard:
-      # guarantee_test.test_clients_of_a_unit_move_a_run_by_their_sum.
+      # PRIVACY: Clients of a unit can push in one direction, so adding squares
+      # of norms would understate sensitivity. The norms themselves are added.
+      # Guard: guarantee_test.test_clients_of_a_unit_move_a_run_by_their_sum.
       value = clients_per_unit * self.sensitivity.value
       self.sensitivity = dataclasses.replace(
         self.sensitivity,
@@ -195,8 +204,9 @@ class Gaussian(Exact):
         reason=f'{clients_per_unit} clients a unit of privacy, each: '
         f'{self.sensitivity.reason}',
       )
-      # PRIVACY: rounds of all of them are compared. Guard:
-      # guarantee_test.test_clients_of_a_unit_have_the_slack_of_all.
+      # PRIVACY: Slack for the rounds of one client would miss the rounds of the
+      # other clients of the unit. It covers the rounds of all of them.
+      # Guard: guarantee_test.test_clients_of_a_unit_have_the_slack_of_all.
       self.participations *= clients_per_unit
 
   def epsilon(self, noise_multiplier, delta):
@@ -216,7 +226,7 @@ class Gaussian(Exact):
 
 
 class Logged(Gaussian):
-  """A run that is over, by the rounds that its clients took."""
+  """A finished run, accounted for by the rounds that its clients took."""
 
   def __init__(
     self,
@@ -225,14 +235,15 @@ class Logged(Gaussian):
     sensitivity: Optional[sensitivity_lib.Sensitivity] = None,
     clients_per_unit: int = 1,
   ):
-    """Takes what `Gaussian` takes, and an observed sensitivity or None."""
+    """Makes the accountant; `sensitivity` is the observed one, or None."""
     super().__init__(strategy, schema, sensitivity, clients_per_unit)
     self._observed = sensitivity is not None
 
   def more_noise(self, cost):
-    # PRIVACY: an observed sensitivity is rounded up and has the cut weights;
-    # one that is computed here from the schema lacks both. Guards:
-    # accounting_cohorts_test.test_log_claims_what_its_clients_did and
+    # PRIVACY: A sensitivity computed from the schema leaves out cut weights and
+    # rounding errors. The factor covers both; an observed sensitivity has them
+    # already.
+    # Guards: accounting_cohorts_test.test_log_claims_what_its_clients_did and
     # test_log_without_a_sensitivity_is_rounded_up.
     return 1.0 if self._observed else super().more_noise(cost)
 
@@ -240,9 +251,9 @@ class Logged(Gaussian):
 class Sampled(Accountant):
   """An accountant whose delta is bounded by samples of a mixture.
 
-  It never exceeds that of the run without amplification, whose sensitivity is
-  that of the worst participations: a mixture is no farther from Q than the
-  farthest of its components.
+  Delta never exceeds the delta of the run without amplification, a Gaussian
+  whose sensitivity is that of the worst participations: the mixture P is no
+  farther from Q than the farthest of its components.
   """
 
   def __init__(
@@ -252,16 +263,23 @@ class Sampled(Accountant):
     mixture_of: Callable[[float], importance.Mixture],
     default_samples: int,
   ):
-    """Takes P as a function of stddev(z) over clip, and N if none is given."""
+    """Makes the accountant.
+
+    Args:
+      strategy: C.
+      schema: schema that the cohorts satisfy at worst.
+      mixture_of: function from stddev(z) over clip to the mixture P.
+      default_samples: N if the caller gives none.
+    """
     super().__init__(strategy, schema)
     self._mixture_of, self._default_samples = mixture_of, default_samples
 
   def mixture(self, noise_multiplier: float) -> importance.Mixture:
-    """Returns P."""
+    """Returns the mixture P for a noise multiplier."""
     return self._mixture_of(noise_multiplier * self.sensitivity.value)
 
   def moved(self, cost: slack_lib.Cost, noise_multiplier: float) -> float:
-    """Returns how far cut weights move means, L2, in deviations of z."""
+    """Returns the L2 shift of means by cut weights, over stddev(z)."""
     return (self.more_noise(cost) - 1) / noise_multiplier
 
   def claim(self, cost, noise_multiplier, delta, samples):
@@ -278,7 +296,8 @@ class Sampled(Accountant):
         *options,
       )
       bound = bound if amplified is None else amplified[1]
-    # PRIVACY: as in `Exact`; the bound of delta leaves room for it.
+    # PRIVACY: A bound for the run in real numbers understates epsilon of the
+    # released integers. The slack is added, and `exact` left room for it.
     # Guard: slack_test.test_amplified_epsilon_includes_the_arithmetic.
     return _with_slack(
       bound,
@@ -287,7 +306,7 @@ class Sampled(Accountant):
 
   def claim_at(self, cost, noise_multiplier, epsilon, samples):
     options = *samples.completed(self._default_samples), samples.tries
-    # A total that is less than what is claimed.
+    # The failure probability is a lower bound of the delta that is returned.
     slack = cost.slack(epsilon, options[1], self.moved(cost, noise_multiplier))
     exact = slack.exact_epsilon(epsilon)
     bound = search.attempted(self.mixture(noise_multiplier), exact, *options)
@@ -302,7 +321,8 @@ class Sampled(Accountant):
     )
 
   def calibrate(self, cost, epsilon, delta, samples):
-    # Cut weights cost more where there is less noise, which is not known yet.
+    # Cut weights cost more with less noise, and the noise is not known yet: the
+    # slack is computed for `least_noise`, a guess from below.
     least_noise = gaussian.gaussian_noise_multiplier(epsilon, delta) / 4
     count, failure, seed = samples.completed(self._default_samples, delta)
     tries = samples.tries * _SEARCHES
@@ -313,16 +333,17 @@ class Sampled(Accountant):
         slack.exact_delta,
         (count, failure, seed + search_index, tries),
       )
-      # PRIVACY: less noise has more slack than more.
+      # PRIVACY: Noise below `least_noise` has a larger slack than was added. It
+      # is not returned; the search starts again from a lower guess.
       # Guard: slack_test.test_calibrated_noise_covers_its_own_slack.
       if noise >= least_noise:
         return noise, dataclasses.replace(
           _with_slack(bound, slack), epsilon=epsilon
         )
-      # PRIVACY: other samples, since these chose the slack, and a bound that
-      # fails may end the search: each of the few searches has a share of the
-      # failure probability. Guard:
-      # monte_carlo_test.test_searches_share_the_failure_probability.
+      # PRIVACY: A bound that is too low may end the search, and several bounds
+      # are too low more often than one. Each search draws new samples and gets
+      # a share of the failure probability.
+      # Guard: monte_carlo_test.test_searches_share_the_failure_probability.
       least_noise = noise / 2
     raise errors.value_error(
       f'samples={count}: are too few: none of {_SEARCHES} searches found as '
@@ -330,7 +351,8 @@ class Sampled(Accountant):
     )
 
   def confirmed(self, cost, noise_multiplier, bound, delta):
-    # PRIVACY: another noise, or what it was not sampled for, has another bound.
+    # PRIVACY: A stored bound may belong to other noise or another mixture, and
+    # be too low. It is sampled again for this noise, with its own seed.
     # Guard: plan_test.test_sampled_plan_with_less_noise_is_refused.
     exact = bound.epsilon - bound.slack_epsilon
     confirmation = _unamplified(noise_multiplier, exact)
@@ -350,7 +372,13 @@ class Sampled(Accountant):
   def _least_noise(
     self, epsilon: float, delta: float, options: tuple[int, float, int, int]
   ) -> tuple[float, monte_carlo.Bound]:
-    """Returns nearly the least noise multiplier of the run in real numbers."""
+    """Returns nearly the least noise multiplier in real numbers, and a bound.
+
+    Args:
+      epsilon: target epsilon of the run in real numbers.
+      delta: target delta of the run in real numbers.
+      options: (N, failure probability, seed, tries).
+    """
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
     least = search.least(
       lambda noise: (self.mixture(noise), epsilon), start, delta, *options
@@ -359,7 +387,7 @@ class Sampled(Accountant):
 
 
 def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
-  """Raises ValueError if C has more bands than a value of that name."""
+  """Raises ValueError if C has more bands than `value`, called `name`."""
   if strategy.bands > value:
     raise errors.value_error(
       f'{name}={value}: must be at least the bands={strategy.bands} of C; use '
@@ -370,10 +398,12 @@ def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:
 def check_nonnegative(smallest: float) -> None:
   """Raises ValueError if C has a negative entry.
 
-  With one, gradients of opposite directions can tell more participations apart
-  than equal ones do, and the mixture of scalars no longer dominates the run.
+  With a negative entry a client with opposite gradients in two rounds can shift
+  the release farther than one with equal gradients, and the mixture of scalars
+  no longer dominates the run.
   """
-  # PRIVACY: the theorems assume C >= 0.
+  # PRIVACY: The theorems assume C >= 0; for other C the claim could be too low.
+  # A C with a negative entry is refused.
   # Guard: balls_in_bins_test.test_negative_entries_are_refused.
   if smallest < 0:
     raise errors.value_error(
@@ -383,7 +413,7 @@ def check_nonnegative(smallest: float) -> None:
 
 
 def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
-  """Returns the bound without amplification."""
+  """Returns the bound of the run without amplification."""
   delta = gaussian.gaussian_delta(noise_multiplier, epsilon)
   return monte_carlo.Bound.certain(epsilon, delta)
 
@@ -391,7 +421,7 @@ def _unamplified(noise_multiplier: float, epsilon: float) -> monte_carlo.Bound:
 def _with_slack(
   bound: monte_carlo.Bound, slack: slack_lib.Slack
 ) -> monte_carlo.Bound:
-  """Returns the claim of the released bits."""
+  """Returns the claim about released bits: the bound with slack added."""
   return dataclasses.replace(
     bound,
     epsilon=bound.epsilon + slack.epsilon,

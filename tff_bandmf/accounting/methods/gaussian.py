@@ -34,23 +34,24 @@ def gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
 
     delta = Phi(a) - e^epsilon Phi(b),  a, b = +-mu/2 - epsilon/mu
 
-  The terms are near each other where mu is small, and their difference then
-  has few digits: the rounding errors, a few units in the last place of each
-  factor and of the exponents (about b^2/2), are added.
+  If mu is small, the two terms are nearly equal and their difference has few
+  correct digits. A bound of the rounding errors is added: a few units in the
+  last place of each factor and of the exponents, which are about b^2 / 2.
 
   Args:
-    noise_multiplier: standard deviation over sensitivity.
+    noise_multiplier: standard deviation over sensitivity, > 0.
     epsilon: at least 0, finite.
 
   Raises:
-    ValueError: a value out of range.
+    ValueError: a value is out of range.
   """
   _check_noise_multiplier(noise_multiplier)
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
   half, shift = 0.5 / noise_multiplier, epsilon * noise_multiplier
   first = float(scipy.special.ndtr(half - shift))
   second = math.exp(epsilon + float(scipy.special.log_ndtr(-half - shift)))
-  # PRIVACY: the difference may be rounded down, the sum may not.
+  # PRIVACY: Rounding errors could make the difference, and so delta, too low.
+  # A bound of these errors is added to it.
   # Guard: gaussian_test.test_epsilon_rounds_up.
   rounding = _ROUNDING * (100 + (half + shift) ** 2) * first
   return min(1.0, max(0.0, first - second) + rounding)
@@ -87,7 +88,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   """Returns the smallest noise multiplier for (epsilon, delta), rounded up.
 
-  The `gaussian_epsilon` of what is returned is at most `epsilon`.
+  `gaussian_epsilon` of the result is at most `epsilon`.
 
   Args:
     epsilon: positive, at most 1e6.
@@ -102,8 +103,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
   check_epsilon(epsilon)
   check_delta(delta)
 
-  # A hair less, so that `gaussian_epsilon` of the result, which rounds up
-  # again, does not exceed `epsilon`.
+  # The target is slightly below `epsilon`: `gaussian_epsilon` of the result
+  # rounds up once more, and must not exceed `epsilon`.
   target = epsilon * (1 - _CALIBRATION_MARGIN)
 
   def holds(multiplier):
@@ -116,9 +117,11 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
 
 
 def _bisect(holds, high: float) -> float:
-  """Returns the least x in (0, high] for which `holds`, from above.
+  """Returns the least x in (0, high] with `holds(x)`, rounded up.
 
-  It is false below some x and true above it, and true at `high`.
+  Args:
+    holds: predicate that is false below some x and true above it.
+    high: an x with `holds(x)`.
   """
   low = 0.0
   while high - low > _RELATIVE_WIDTH * high:
@@ -127,7 +130,8 @@ def _bisect(holds, high: float) -> float:
       high = middle
     else:
       low = middle
-  # PRIVACY: `high` was seen to hold; `low` was not.
+  # PRIVACY: A value between the ends of the bracket may not hold and would
+  # understate epsilon. `high` is returned, for which `holds` was true.
   # Guard: gaussian_test.test_epsilon_rounds_up.
   return high
 
@@ -141,7 +145,7 @@ def _check_noise_multiplier(noise_multiplier: float) -> None:
 
 
 def check_epsilon(epsilon: float) -> None:
-  """Raises ValueError unless epsilon can be calibrated to: in (0, 1e6]."""
+  """Raises ValueError unless a target epsilon is in (0, 1e6]."""
   _checks.positive('epsilon', epsilon, 'typical values are 0.1 to 20')
   if epsilon > _LARGEST_EPSILON:
     raise errors.value_error(

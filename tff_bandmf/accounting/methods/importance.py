@@ -1,10 +1,10 @@
-"""Where samples of a Gaussian mixture come from, and what bounds their weights.
+"""Importance sampling of the delta of a Gaussian mixture.
 
-A client's participations S are random, and the run releases y = m_S + s z:
+A client's rounds S are random and secret, and the run releases y = m_S + s z:
 
 | symbol | meaning                                                        |
 |--------|----------------------------------------------------------------|
-| m_S    | C 1_S, where a client's contributions take y; S is secret      |
+| m_S    | C 1_S, shift of y by the client's contributions                |
 | s      | standard deviation of z over clip                              |
 | P, Q   | E_S N(m_S, s^2), the mixture, and N(0, s^2), without the client |
 | l_S    | ln N(m_S, s^2) / Q = (2 <m_S, y> - |m_S|^2) / (2 s^2)          |
@@ -15,8 +15,9 @@ A client's participations S are random, and the run releases y = m_S + s z:
   remove: delta = E_P (1 - e^(epsilon - L))_+
   add:    delta = E_Q (1 - e^(epsilon + L))_+
 
-Both are averages of values in [0, 1] that are hardly ever above 0, so samples
-come from where they are, and are weighted for it:
+Both are expectations of values in [0, 1] that are rarely above 0. So y is drawn
+from a distribution under which positive values are common, and each value is
+multiplied by a weight, the ratio of densities:
 
   remove: from R = Q (E_S e^(a l_S))^r / A, with a >= 1 and r copies S_1, ...
           of S: these tilted by e^t, then y from N(a (m_(S_1) + ...), s^2), with
@@ -24,21 +25,23 @@ come from where they are, and are weighted for it:
           P / R = A e^(L - r ln E_S e^(a l_S)),  A = E e^t
   add:    from N(-kappa m, s^2), kappa >= 0
 
-By Jensen's inequality r ln E_S e^(a l_S) >= gamma L, where gamma = r a, and
-L >= E l_S, so where a value is not 0, with u = L - epsilon > 0 or
-u = -L - epsilon > 0, it is
+By Jensen's inequality r ln E_S e^(a l_S) >= gamma L for gamma = r a, and
+L >= E l_S. A value is positive if u > 0, for u = L - epsilon (remove) or
+u = -L - epsilon (add). Its weighted value is then
 
   remove: (1 - e^(-u)) P / R <= A e^(-(gamma - 1) (epsilon + u)) (1 - e^(-u))
   add:    at most e^(kappa^2 |m|^2 / (2 s^2) + kappa (E d_S / 2 - epsilon - u))
           (1 - e^(-u))
 
-and the largest (1 - e^(-u)) e^(-k u) is g(k) = k^k / (1 + k)^(1 + k). Call the
-bound B; gamma and kappa are near those with the least.
+The largest (1 - e^(-u)) e^(-k u) over u > 0 is g(k) = k^k / (1 + k)^(1 + k).
+This gives a bound B of all weighted values. gamma and kappa are chosen near
+those with the least B.
 
-One copy knows nothing of amplification: where one S tells all, e^(a l_S) counts
-its small probability once, and e^(a L) a times. Two copies seldom coincide, so
-their A is small where chance hides a client; with a = 1 it is E_Q e^(2 L), and
-nothing is lost.
+With one copy (r = 1) B does not shrink with amplification: if L is that of a
+single S, e^(a L) contains the probability of S to the power a, but e^(a l_S)
+contains it once. Two copies are rarely equal, so their A is small where
+sampling hides the client; for a = 1 it is E_Q e^(2 L), and Jensen's inequality
+is an equality.
 """
 
 from __future__ import annotations
@@ -55,31 +58,33 @@ import scipy.special
 
 from tff_bandmf import errors
 
-# Times the gamma - 1 with the least bound: more samples the tail better.
+# Candidates for gamma - 1, as multiples of the value with the least B. A larger
+# gamma draws more samples from the tail.
 _FACTORS = (1.0, 1.4, 2.0)
-# By so much gamma - 1 grows from one pair of copies to the next that is tried.
+# Ratio of gamma - 1 of one candidate with two copies to the candidate before.
 _STEP = 1.2
-# The log weight at which sampling is given up.
+# Largest log weight; candidates with larger weights are not sampled.
 _LARGEST_LOG_WEIGHT = 20.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Tilt:
-  """The law R of the samples.
+  """Parameters of the distribution R of the samples.
 
   Attributes:
     copies: r, 1 or 2.
     excess: gamma - 1, at least copies - 1.
 
   Raises:
-    ValueError: `excess` is less.
+    ValueError: `excess` is less than copies - 1.
   """
 
   copies: int
   excess: float
 
   def __post_init__(self):
-    # PRIVACY: for a below 1 Jensen's inequality is the other way round.
+    # PRIVACY: For a < 1 Jensen's inequality holds in the other direction, and B
+    # would not bound the weights. Such an `excess` is refused.
     # Guard: importance_test.test_tilts_that_bound_nothing_are_refused.
     if self.factor < 1:
       raise errors.value_error(
@@ -89,7 +94,7 @@ class Tilt:
 
   @property
   def factor(self) -> float:
-    """Returns a."""
+    """The exponent a = gamma / r."""
     return (1 + self.excess) / self.copies
 
 
@@ -102,7 +107,7 @@ class Mixture(abc.ABC):
   Attributes:
     mean_square: E_S |m_S|^2 / s^2.
     square_mean: |E_S m_S|^2 / s^2.
-    entries: numbers that one sample takes in memory.
+    entries: float64 numbers in memory for each sample.
   """
 
   mean_square: float
@@ -111,27 +116,35 @@ class Mixture(abc.ABC):
 
   @abc.abstractmethod
   def log_normalizer(self, tilt: Tilt) -> float:
-    """Returns ln A; infinity where it is not known."""
+    """Returns ln A, or infinity if it cannot be computed."""
 
   @abc.abstractmethod
   def remove(self, tilt: Tilt) -> Draw:
-    """Returns what draws (L, ln E_S e^(a l_S)), [count] each, at y from R."""
+    """Returns a function that draws y from R.
+
+    The function takes (rng, count) and returns (L, ln E_S e^(a l_S)) at each y,
+    [count] float64 each.
+    """
 
   @abc.abstractmethod
   def sample_add(
     self, rng: np.random.Generator, count: int, kappa: float
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns (L, <m, y> / s^2), [count] float64, y from N(-kappa m, s^2)."""
+    """Returns (L, <m, y> / s^2) for y from N(-kappa m, s^2).
+
+    Each is [count] float64.
+    """
 
 
 @dataclasses.dataclass(frozen=True)
 class Direction:
-  """How to sample one direction's delta.
+  """A way to sample delta in one direction.
 
   Attributes:
-    draw: returns values x in [0, bound], [count], whose mean is delta.
+    draw: function (rng, count) -> [count] float64 values x in [0, bound] whose
+      expectation is delta.
     bound: B.
-    eta: at most 1 / B.
+    eta: parameter of the bound in `monte_carlo`, in [0, 1 / B].
   """
 
   draw: Callable[[np.random.Generator, int], np.ndarray]
@@ -172,7 +185,11 @@ def remove(
 ) -> Direction:
   """Returns one way to sample delta with the client removed.
 
-  The tilt says which R, and `log_normalizer` is its ln A.
+  Args:
+    mixture: P.
+    epsilon: at least 0, finite.
+    tilt: parameters of R.
+    log_normalizer: ln A of R.
   """
   sample = mixture.remove(tilt)
 
@@ -221,7 +238,7 @@ def _least_bound(
     slope: at least 0.
     curvature: positive.
   """
-  # There -slope + curvature k - 1 / k > 0, and the sum grows.
+  # At this k, -slope + curvature k - 1 / k > 0, so the sum increases from here.
   most = 2 * (slope + math.sqrt(slope**2 + 4 * curvature)) / curvature
   return float(
     scipy.optimize.minimize_scalar(

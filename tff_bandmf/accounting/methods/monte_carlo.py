@@ -1,16 +1,16 @@
-"""Delta of a Gaussian mixture, sampled, with a bound that holds.
+"""Upper bounds of the delta of a Gaussian mixture from random samples.
 
-  delta <= B for sure, and delta = E x_i of N independent x_i in [0, B]
-
-(`importance`: both directions of delta, how they are sampled, and B). For any
-eta in [0, 1 / B] fixed before, the product of (1 - eta x_i) / (1 - eta delta)
-has expectation 1, and by Markov's inequality, with probability 1 - beta,
+`importance` writes each direction of delta (client removed, client added) as
+the expectation of a random x in [0, B] that it can draw; so delta <= B always.
+For N independent draws x_i and any eta in [0, 1 / B] fixed before they are
+drawn, the product of (1 - eta x_i) / (1 - eta delta) has expectation 1. By
+Markov's inequality, with probability at least 1 - beta,
 
   delta <= (1 - e^(mean ln(1 - eta x_i) - ln(1 / beta) / N)) / eta.
 
-No variance is estimated and nothing is approximate. The law of the samples and
-eta are chosen by pilot samples of their own; a bad choice costs tightness
-alone.
+This bound needs no estimate of a variance and no approximation. Separate pilot
+samples choose eta and the distribution of x; a bad choice makes the bound
+larger, but never wrong.
 """
 
 from __future__ import annotations
@@ -26,34 +26,37 @@ from tff_bandmf import _checks, _files, errors
 from tff_bandmf.accounting.methods import importance
 
 FAILURE_PROBABILITY = 1e-8
-# Bounds that one search for x may try, see `search`.
+# Most bounds that one search of `search.least` samples.
 ATTEMPTS = 4
 
 _PILOT_SAMPLES = 5_000
-# Chunks that stay in a processor's cache, and for which memory is kept.
+# Numbers in one chunk of samples, few enough for a processor's cache.
 _CHUNK_ENTRIES = 2**21
-# By so much fewer samples do for a direction whose delta is much smaller.
+# Factor of fewer samples for a direction whose delta is much the smaller one.
 _FEWER = 16
-# Times 1 / B.
+# Largest eta, in units of 1 / B.
 _LARGEST_ETA = 0.95
 
 
 @dataclasses.dataclass(frozen=True)
 class Samples:
-  """How a bound is sampled.
+  """Options for the samples of a bound.
 
   Attributes:
-    count: N, for each direction; None for what the mixture needs.
-    failure_probability: probability, over all samples together, in (0, 1); None
-      for 1e-8 or, if that is less, one percent of the delta to claim.
-    seed: for reproducible samples; None draws one. A bound holds for a seed
-      that was not chosen for what it gave.
-    tries: bounds of which one is claimed, at least 1, such as those of families
-      that are compared. Each may fail with a share of `failure_probability`.
+    count: N, number of samples for each direction; None for the default of the
+      kind of cohorts.
+    failure_probability: beta, probability in (0, 1) that the claimed bound is
+      too low; None for 1e-8 or one percent of the claimed delta, whichever is
+      less.
+    seed: seed of the samples; None draws a random one. The seed must not be
+      chosen by looking at the bounds of several seeds.
+    tries: number of bounds from which the caller chooses one to claim, at least
+      1, such as one bound for each family compared. Each bound gets an equal
+      share of `failure_probability`.
 
   Raises:
     TypeError: `count` or `tries` is not an integer.
-    ValueError: a value out of range.
+    ValueError: a value is out of range.
   """
 
   count: Optional[int] = None
@@ -77,11 +80,11 @@ class Samples:
       )
 
   def completed(self, count: int, delta: float = 1.0) -> tuple[int, float, int]:
-    """Returns (N, failure probability, seed), with a value for what is None.
+    """Returns (N, failure probability, seed) with defaults in place of None.
 
     Args:
-      count: N where none is given.
-      delta: to be claimed.
+      count: N if the attribute `count` is None.
+      delta: delta to claim.
 
     Raises:
       ValueError: the failure probability takes more than half of `delta`.
@@ -100,20 +103,20 @@ class Samples:
 
 @dataclasses.dataclass(frozen=True)
 class Bound:
-  """A claim (epsilon, `total`), and what it is made of.
+  """A claim (epsilon, `total`) and its parts.
 
   Attributes:
     epsilon: epsilon of the claim, `slack_epsilon` included.
-    estimate: estimate of delta, the larger direction; not a bound.
-    upper: bound of delta in both directions, of the run in real numbers.
+    estimate: estimate of delta in the direction where it is larger; no bound.
+    upper: bound of delta in both directions, for the run in real numbers.
     failure_probability: probability, over the samples, that `upper` is too low;
       0 if no samples were needed.
-    samples: N, in the direction that counts.
-    seed: seed of the samples, >= 0.
+    samples: N; the direction with the smaller delta may have had fewer.
+    seed: seed of the samples, >= 0; None if no samples were needed.
     slack_epsilon: cost of the arithmetic in epsilon, >= 0.
     slack_delta: cost of the arithmetic in delta, >= 0.
-    tries: bounds that were sampled, or may have been, before one was claimed;
-      `failure_probability` is that of all of them together.
+    tries: most bounds that may have been sampled before one was claimed;
+      `failure_probability` covers all of them together.
   """
 
   epsilon: float
@@ -124,7 +127,7 @@ class Bound:
   seed: Optional[int] = None
   slack_epsilon: float = 0.0
   slack_delta: float = 0.0
-  # Files of before do not say it.
+  # Default for files written before this field existed.
   tries: int = ATTEMPTS
 
   def __post_init__(self):
@@ -138,7 +141,7 @@ class Bound:
     slack_epsilon: float = 0.0,
     slack_delta: float = 0.0,
   ) -> Bound:
-    """Returns the claim of a delta for which none is sampled."""
+    """Returns the claim of a delta that was computed without samples."""
     return cls(
       epsilon,
       delta,
@@ -149,11 +152,13 @@ class Bound:
 
   @property
   def total(self) -> float:
-    """delta to claim: sampling and run together are (epsilon, total)-DP.
+    """Delta to claim.
 
-    Where the bound fails, for which data play no part, nothing is promised.
+    The run and the sampling of the bound together are (epsilon, total)-DP:
+    whether the bound is too low depends on the samples and not on data.
     """
-    # PRIVACY: the accountant's own failure is part of the claim.
+    # PRIVACY: With the failure probability the bound is too low, and nothing is
+    # proved. That probability is added to delta.
     # Guard: balls_in_bins_test.test_total_counts_the_failure_probability.
     return min(1.0, self.upper + self.failure_probability + self.slack_delta)
 
@@ -184,7 +189,7 @@ class _Average:
   log: float
 
   def noise(self) -> float:
-    """Returns the mean square of x over its mean, squared."""
+    """Returns E x^2 / (E x)^2, or infinity if E x is 0."""
     return self.square / self.mean**2 if self.mean else math.inf
 
 
@@ -195,20 +200,21 @@ def delta_bound(
   failure_probability: float,
   seed: int,
 ) -> Bound:
-  """Returns a bound of the larger of both directions' delta at `epsilon`.
+  """Returns a bound of delta at `epsilon` in both directions.
 
   Args:
     mixture: P.
     epsilon: at least 0, finite.
-    samples: N, for each direction.
-    failure_probability: beta, over the samples.
+    samples: N, number of samples for each direction.
+    failure_probability: beta, probability that the bound is too low.
     seed: seed of the samples, >= 0.
 
   Raises:
-    ValueError: a value out of range.
+    ValueError: a value is out of range.
   """
   _checks.nonnegative('epsilon', epsilon, 'typical values are 0.1 to 20')
-  # PRIVACY: the samples are others than those that chose gamma and eta, and
+  # PRIVACY: Markov's inequality fails for samples that chose gamma or eta, and
+  # two bounds fail more often than one. The bound has samples of its own, and
   # each direction may fail with half of the probability.
   # Guards: monte_carlo_test.test_samples_of_the_bound_are_used_once and
   # test_bound_without_a_hit_is_the_exact_one.
@@ -219,7 +225,7 @@ def delta_bound(
   plan = plans(mixture, epsilon, samples, log_term, pilot)
   most = max(mean + margin for _, mean, margin in plan)
   for direction, mean, margin in plan:
-    # B bounds delta for sure: nothing to sample if the other is larger.
+    # B always bounds delta, so a direction with a small B needs no samples.
     if not direction.eta or direction.bound <= max(upper, failure_probability):
       upper = max(upper, direction.bound)
       continue
@@ -244,25 +250,29 @@ def plans(
   rng: np.random.Generator,
   pilots: int = _PILOT_SAMPLES,
 ) -> list[tuple[importance.Direction, float, float]]:
-  """Returns, for each direction, how to sample it and what to expect.
+  """Returns, for each direction, how to sample it and the expected bound.
 
   Args:
     mixture: P.
     epsilon: at least 0.
     samples: N.
     log_term: ln(1 / beta).
-    rng: generator of `pilots` samples for each candidate.
+    rng: generator of the pilot samples.
+    pilots: number of pilot samples for each candidate.
 
   Returns:
-    (direction, mean, margin) each; mean + margin is the bound to expect.
+    (direction, mean, margin) for each direction, where mean + margin is the
+    expected bound of delta.
   """
   plans: list[tuple[importance.Direction, float, float]] = []
   for candidates in (
     importance.removes(mixture, epsilon),
     [importance.add(mixture, epsilon)],
   ):
-    # PRIVACY: a bound that holds for sure needs no samples where it counts for
-    # nothing. Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
+    # PRIVACY: A direction without samples must not drop out of the bound. If
+    # its B is below the other direction's bound or below beta, B itself is
+    # taken as its bound.
+    # Guard: monte_carlo_test.test_sure_bound_of_a_direction_is_kept.
     least = max((mean + margin for _, mean, margin in plans), default=0.0)
     if candidates[0].bound <= max(least, math.exp(-log_term)):
       plans.append((candidates[0], 0.0, candidates[0].bound))
@@ -273,7 +283,7 @@ def plans(
     ]
     margins = []
     for candidate, pilot in zip(candidates, averages):
-      # The term of the least margin, below 1 / B.
+      # The eta with the least margin, kept below 1 / B.
       square = max(pilot.square, 1e-300)
       eta = min(
         _LARGEST_ETA / candidate.bound,
@@ -282,7 +292,8 @@ def plans(
       margins.append((eta * pilot.square / 2 + log_term / (eta * samples), eta))
     margin, eta = min(margins)
     best = candidates[margins.index((margin, eta))]
-    # All candidates have the same mean; the least noisy knows it best.
+    # All candidates have mean delta; the one with the least variance estimates
+    # it best.
     mean = min(averages, key=_Average.noise).mean
     plans.append((dataclasses.replace(best, eta=eta), mean, margin))
   return plans
@@ -294,7 +305,7 @@ def _average(
   entries: int,
   rng: np.random.Generator,
 ) -> _Average:
-  """Returns averages over `count` values, drawn in chunks."""
+  """Returns averages over `count` draws of x, made in chunks."""
   chunk = max(1, _CHUNK_ENTRIES // entries)
   sums = np.zeros(3)
   for start in range(0, count, chunk):
@@ -306,8 +317,10 @@ def _average(
 def _upper(
   direction: importance.Direction, log: float, samples: int, log_term: float
 ) -> float:
-  """Returns the bound of delta; see the module."""
-  # PRIVACY: Markov's inequality; B bounds the mean, too.
+  """Returns the bound of delta in the module's docstring, or B if less."""
+  # PRIVACY: An average of samples alone would be too low half of the time. The
+  # term `log_term` / N of Markov's inequality makes the bound fail with
+  # probability at most beta.
   # Guards: monte_carlo_test.test_bound_without_a_hit_is_the_exact_one and
   # balls_in_bins_test.test_bound_fails_as_rarely_as_stated.
   return min(

@@ -1,4 +1,4 @@
-"""The least x whose sampled delta is small enough."""
+"""Search for the least epsilon, or the least noise, with a sampled bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import scipy.optimize
 
 from tff_bandmf.accounting.methods import importance, monte_carlo
 
-# Pilot samples of each candidate: far from x, and near it.
+# Pilot samples for each candidate x: at the start, and close to the result.
 _FEW, _MANY = 1_000, 5_000
 
 
@@ -24,19 +24,20 @@ def least(
   seed: int,
   tries: int = 1,
 ) -> Optional[tuple[float, monte_carlo.Bound]]:
-  """Returns nearly the least x whose delta has a total of at most `delta`.
+  """Returns nearly the least x whose `Bound.total` is at most `delta`.
 
-  Pilot samples find x, fresh ones have to confirm it; an x that they do not
-  confirm is raised. Every attempt has a share of the failure probability.
+  x is an epsilon or a noise multiplier. Pilot samples choose x, and a bound
+  from fresh samples must confirm it; if it does not, x is raised and confirmed
+  again, up to `monte_carlo.ATTEMPTS` times.
 
   Args:
-    problem: maps x to (mixture, epsilon), with delta decreasing in x.
-    start: an x that is known to be large enough.
-    delta: to be met.
+    problem: maps x to (mixture, epsilon); delta decreases in x.
+    start: an x that is known to be large enough, > 0.
+    delta: largest total allowed.
     samples: N of the bound, for each direction.
     failure_probability: beta, of all attempts of all tries together.
     seed: seed of all samples, >= 0.
-    tries: searches like this one, of whose bounds one is claimed.
+    tries: number of searches from which the caller chooses one to claim.
 
   Returns:
     x and its bound, or None if no x below `start` was confirmed.
@@ -70,7 +71,7 @@ def least(
   log_x = high
   if log_excess(low) > 0:
     log_x = scipy.optimize.brentq(log_excess, low, high, xtol=1e-2)
-  # Near it by more samples, the same ones at each step.
+  # Refine x with more pilot samples, the same ones at each step.
   many = max(_MANY, samples // 100)
   excess = log_excess(log_x, many)
   slope = min(-1.0, (log_excess(log_x + 0.03, many) - excess) / 0.03)
@@ -97,12 +98,19 @@ def attempted(
   seed: int,
   tries: int,
 ) -> monte_carlo.Bound:
-  """Returns the bound of one attempt; the same again for the same seed.
+  """Returns the bound of one attempt, which is the same for the same seed.
 
-  The failure probability is that of all tries together.
+  Args:
+    mixture: P.
+    epsilon: at least 0, finite.
+    samples: N, number of samples for each direction.
+    failure_probability: beta, of all tries together.
+    seed: seed of the samples, >= 0.
+    tries: number of bounds from which the caller chooses one to claim.
   """
-  # PRIVACY: one of several bounds is claimed, the one that came out least, and
-  # it fails where any of them does: each gets a share. Guards:
+  # PRIVACY: The least of several bounds is claimed, so the claim is wrong if
+  # any one of them is too low. Each gets an equal share of the probability.
+  # Guards:
   # monte_carlo_test.test_attempts_share_the_failure_probability and
   # balls_in_bins_test.test_total_counts_the_failure_probability.
   share = failure_probability / tries
