@@ -1,25 +1,25 @@
-"""The cost of a client's rounds, and the sensitivity where it is enforced.
+"""Costs of a client's rounds, and the sensitivity under a budget of cost.
 
 | symbol  | meaning                                                           |
 |---------|-------------------------------------------------------------------|
 | X       | C^T C                                                             |
 | P       | a pattern: the rounds of one client                               |
-| H       | `horizon`: the rounds up to which a run may go on                 |
+| H       | `horizon`: the most rounds that a run may have                    |
 | c       | first column of a Toeplitz C, its first H terms                   |
 | g(l)    | sum_j c_j c_{j+l}                                                 |
 | D       | sensitivity; D^2 is the budget of a client                        |
 
-A client with rounds P moves C G by D^2 = |C_P u|^2 <= sum_{s,t in P} |X[s, t]|
-at most, as contributions u are vectors of norm 1. So if every admitted P costs
-at most D^2, then D bounds the sensitivity: of every pattern at once, of every
-end of the run up to H, and of cohorts that depend on earlier releases.
-docs/reference/budget.md has the statement and its proof.
+The contributions u of a client are vectors of norm at most 1, so a client with
+rounds P moves C G by |C_P u| with |C_P u|^2 <= sum_{s,t in P} |X[s, t]|. This
+sum is the cost of P. If every admitted P costs at most D^2, then D bounds the
+sensitivity for all patterns, for every number of rounds up to H, and for
+cohorts that depend on earlier releases. docs/reference/budget.md has the
+statement and its proof.
 
-For a Toeplitz C, let T be the matrix of H columns, each of which has c whole:
-T[t, s] = c_{t-s}, t < 2 H. A run of n <= H rounds has the first n rows and
-columns of T. Rows that are left out only shorten a vector, so that |C_P u| is
-at most |T_P u|. And T^T T [s, t] = g(t - s), whatever n is and of whatever sign
-c is.
+For a Toeplitz C, let T[t, s] = c_{t-s} for t < 2 H and s < H, so that every
+column of T contains all of c. The C of a run of n <= H rounds is the first n
+rows and columns of T. The norm of a vector with fewer rows is not larger, so
+|C_P u| <= |T_P u|, and (T^T T)[s, t] = g(t - s) for every n and all signs of c.
 """
 
 from __future__ import annotations
@@ -37,29 +37,31 @@ from tff_bandmf.sensitivity import gram as gram_lib
 from tff_bandmf.sensitivity import result
 from tff_bandmf.strategies import base, recursion
 
-# Cost of the round of largest norm.
+# Integer cost of the round whose column has the largest norm.
 _WHOLE = 2**30
-# Costs of so many patterns, and of any client, fit in 64 bits.
+# Largest limit of costs, so that sums of costs fit in 64 bits.
 _LARGEST = 2**62
-# Entries of X that are held.
+# Most entries of X that are stored as costs.
 _ENTRIES = 2**24
-# Rows of X that are computed at a time.
+# Rows of X in one block.
 _ROWS = 512
-# Longer columns are correlated by Fourier transforms.
+# Longest column that is correlated directly, not by Fourier transforms.
 _DIRECT = 2**15
 
 
 def of_run(
   cohorts: participation_lib.Cohorts, strategy: strategies.Strategy
 ) -> tuple[strategies.Strategy, participation_lib.Cohorts]:
-  """Returns C for all rounds that a run may have, and its cohorts with values.
+  """Returns C for all rounds that a run may have, and the completed cohorts.
+
+  Attributes of `cohorts` that depend on C are filled in.
 
   Args:
     cohorts: cohorts of the run.
-    strategy: C, for the rounds that are planned.
+    strategy: C for the planned rounds.
 
   Raises:
-    ValueError: C does not go with the cohorts.
+    ValueError: C cannot be used with the cohorts.
   """
   if not isinstance(cohorts, participation_lib.Budget):
     return strategy, cohorts.for_bands(strategy.bands)
@@ -73,11 +75,12 @@ def until(
   """Returns C for the horizon of a budget.
 
   Args:
-    strategy: C, for the rounds n that are planned.
-    budget: whose horizon is that of the result; None is 10 n or n.
+    strategy: C for the n planned rounds.
+    budget: budget whose horizon is the number of rounds of the result. Horizon
+      None means 10 n if C can go on past n, else n.
 
   Raises:
-    ValueError: the horizon is below n, or C does not go on to it.
+    ValueError: the horizon is below n, or C cannot go on up to it.
   """
   rounds, horizon = strategy.rounds, budget.horizon
   if horizon is None:
@@ -101,25 +104,27 @@ def completed(
 
     D^2 = k g(0) + 2 sum_{0<e<k} (k - e) max_{l >= e b} |g(l)|
 
-  for a Toeplitz C, and the squared bound of `gram` under `typical` for others,
-  so that no pattern of `typical` is turned away for its cost.
+  for a Toeplitz C. For another C, D^2 is the squared bound of `gram` under
+  `budget.typical`, the schema with b and k, so that no pattern of that schema
+  is refused for its cost.
 
-  **Formal guarantee.** Statement: every P with `costs.total` <= `costs.limit`
-  has |C_P u|^2 <= `costs.limit` `costs.unit` for all u of vectors of norm 1,
-  whatever number of rounds there is up to the horizon. Assumption: C is what
-  `strategy` says; `rounding` and `cut_norm` have what float64 adds, as for
-  every schema. Source: the docstring of this module. Each h is rounded up, and
-  has 64 (B + 64) 2^-53 g(0) more, as float64 loses B 2^-53 g(0) at most in a
-  sum of B products.
+  **Formal guarantee.** Assumption: C is the matrix of `strategy`; rounding
+  errors and cut weights of C are accounted for as with every schema, by
+  `rounding` and `cut_norm`. Statement: every P with `costs.total` <=
+  `costs.limit` has |C_P u|^2 <= `costs.limit` `costs.unit` for all vectors u of
+  norm at most 1 and every number of rounds up to the horizon. Source: the
+  docstring of this module. Each cost is rounded up and gets an allowance of
+  64 (B + 64) 2^-53 g(0), because float64 loses at most B 2^-53 g(0) in a sum of
+  B products.
 
   Args:
-    budget: b, k, and how far rounds are apart.
-    strategy: C, for all rounds up to the horizon.
-    rounds: n, from which k follows where the budget has none; None is those of
-      C.
+    budget: b, k, and the least distance of a client's rounds.
+    strategy: C for all rounds up to the horizon.
+    rounds: n, from which k follows if the budget has no k; None for the rounds
+      of C.
 
   Raises:
-    ValueError: C has no costs that few numbers give, or another horizon.
+    ValueError: C needs too many costs, or `budget` has another horizon.
   """
   digest = strategy.digest()
   if budget.costs is not None and budget.costs.strategy_sha256 == digest:
@@ -134,7 +139,7 @@ def completed(
   slack = 64 * (strategy.bands + 64) * recursion.UNIT
   if strategy.goes_on:
     table, largest = _toeplitz(strategy, slack)
-    # Whatever the limit is, the sensitivity follows it.
+    # The limit is free to choose: the sensitivity is computed from it.
     most = np.maximum.accumulate(table[0, ::-1])[::-1]
     lags = np.arange(1, k) * budget.min_sep
     lags = lags[lags < len(most)]
@@ -146,7 +151,7 @@ def completed(
     table, largest = _banded(strategy, slack)
     typical = participation_lib.MinSep(budget.min_sep, k)
     value = gram_lib.sensitivity(strategy, typical).value
-    # Each of k^2 entries is at most 2 more than X has.
+    # Each of k^2 entries of the table is at most 2 above that of X.
     limit = math.ceil(value**2 / largest * _WHOLE) + 2 * k * k
   if limit > _LARGEST:
     raise errors.value_error(
@@ -165,7 +170,7 @@ def completed(
 def bound(
   strategy: strategies.Strategy, budget: participation_lib.Budget
 ) -> result.Sensitivity:
-  """Returns the sensitivity of C where a budget is enforced, an upper bound."""
+  """Returns an upper bound of the sensitivity of C under a budget."""
   budget = completed(budget, strategy)
   costs = budget.known_costs
   squared = costs.limit * costs.unit * (1 + 8 * recursion.UNIT)
@@ -179,7 +184,7 @@ def bound(
 def _toeplitz(
   strategy: strategies.Strategy, slack: float
 ) -> tuple[np.ndarray, float]:
-  """Returns h, [1, lags], and at least g(0).
+  """Returns the costs |g(l)|, [1, lags], and an upper bound of g(0).
 
   Raises:
     ValueError: c overflows.
@@ -187,7 +192,7 @@ def _toeplitz(
   base.check_rounds(strategy.bands)
   with np.errstate(over='ignore', invalid='ignore'):
     column = strategy.first_column()
-    assert column is not None  # As C is Toeplitz.
+    assert column is not None  # C is Toeplitz.
     if len(column) <= _DIRECT:
       gram = np.array(
         [column[: len(column) - l] @ column[l:] for l in range(len(column))]
@@ -206,7 +211,7 @@ def _toeplitz(
 def _banded(
   strategy: strategies.Strategy, slack: float
 ) -> tuple[np.ndarray, float]:
-  """Returns h, [n, bands], and at least max_s X[s, s].
+  """Returns the costs |X[s, s + l]|, [n, bands], and a bound of max_s X[s, s].
 
   Raises:
     ValueError: C does not have few bands.
@@ -237,10 +242,10 @@ def _banded(
 
 
 def _rounded_up(gram: np.ndarray, slack: float) -> tuple[np.ndarray, float]:
-  """Returns |X| as integers, and what `_WHOLE` of them are at least."""
+  """Returns |X| as integer costs, and the value of a cost of `_WHOLE`."""
   largest = float(gram[:, 0].max()) * (1 + 2 * slack)
-  # PRIVACY: a cost below |X| would admit patterns that move a run by more than
-  # the budget. It is rounded up, with more than float64 can lose.
+  # PRIVACY: A cost below |X| would admit patterns that move a run by more than
+  # the budget. Costs are rounded up, after more is added than float64 can lose.
   # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
   table = np.ceil((np.abs(gram) / largest + slack) * _WHOLE)
   return np.minimum(table, _WHOLE).astype(np.int64), largest

@@ -1,15 +1,16 @@
-"""Sensitivity from X = C^T C itself, for any lower-triangular C.
+"""Sensitivity of any lower-triangular C from its Gram matrix X = C^T C.
 
-| symbol | meaning                                                    |
-|--------|------------------------------------------------------------|
-| B      | `bands` of C: X[i, j] = 0 where abs(i - j) >= B            |
-| b, k   | `min_sep`, and the participations that fit                 |
-| w_i    | the most that a pattern through i finds in row i of abs(X) |
+| symbol | meaning                                                        |
+|--------|----------------------------------------------------------------|
+| pi     | participation pattern: the rounds of one client                |
+| B      | `bands` of C: X[i, j] = 0 where abs(i - j) >= B                |
+| b, k   | `min_sep`, and the most rounds of one client                   |
+| w_i    | max over patterns pi that contain i of sum_{j in pi} abs(X_ij) |
 
   sens^2 <= max_pi sum_{i,j in pi} |X_ij| <= max_pi sum_{i in pi} w_i
 
-Rows of X are made a few at a time, so nothing n x n is held where C has few
-bands.
+X is computed in blocks of rows, so for a C of few bands no n x n matrix is in
+memory.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import strategies
 from tff_bandmf.sensitivity import patterns, result
 
-# Matrix products need so many rows to be quick, and pay for more of them than
-# a quarter of the bands.
+# Least rows of X in one block; smaller matrix products are slow.
 _LEAST_ROWS = 64
-# Entries of X so small next to its diagonal are zeros.
+# Negative entries of X count as rounding errors of 0 below this fraction of its
+# largest entries.
 ROUNDING = 1e-13
 
 
@@ -36,12 +37,14 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of any C, in O(n B^2).
 
-  Columns of one client that do not overlap (B <= b): the heaviest pattern of
-  their squared norms. Columns that overlap only with the next one (B <= 2b):
-  the heaviest chain of X_ii and 2 |X_ij|; contributions +1 and -1 can make all
-  terms of a chain positive, so this is exact whatever the signs. Otherwise
-  [BandMF23, Alg 4], with w_i over patterns through i only, which is all that
-  its proof needs.
+  - B <= b: columns of one client do not overlap. The result is the largest sum
+    of squared column norms over patterns.
+  - B <= 2b: each column overlaps only with the next one of the client. The
+    result is the largest sum of X_ii and 2 |X_ij| over chains. It is exact for
+    all signs of X, because contributions +1 and -1 can make every term of a
+    chain positive.
+  - B > 2b: the bound of [BandMF23, Alg 4], where w_i is a maximum over patterns
+    that contain i; its proof needs no other patterns.
   """
   rounds, bands = strategy.rounds, strategy.bands
   k = participation.participations(rounds)
@@ -52,7 +55,8 @@ def sensitivity(
     )
   min_sep = participation.separation(rounds)
   fixed = participation.evenly_spaced
-  # PRIVACY: bands of C, never those of C^-1.
+  # PRIVACY: A C^-1 of few bands has a C of many, whose columns overlap. This
+  # case is decided by the bands of C.
   # Guard: families_test.test_stamped_banded_inverse_overlaps.
   if bands <= min_sep:
     norms = _column_norms_squared(strategy)
@@ -79,16 +83,18 @@ def sensitivity(
     ),
     [1],
   )
-  # Rounding of a zero has a sign; it is added up as positive all the same.
+  # An entry that is 0 but for rounding may be negative; it is not a sign.
   signed = bool(np.any(lags < -ROUNDING * weights.max()))
-  # PRIVACY: contributions are vectors, so signs of X do not help.
+  # PRIVACY: Negative entries of X would cancel in a sum, but contributions are
+  # vectors and may point in opposite directions. Absolute values are added.
   # Guard: sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
   attained = patterns.heaviest_fixed(np.abs(lags), rounds, min_sep, k)
   if fixed and (chained or not signed):
     return result.exact(attained, 'sum of X over one epoch offset')
   if fixed:
     return result.bound(attained, 'sum of |X| over one epoch offset')
-  # PRIVACY: each row of |X| is maximised on its own.
+  # PRIVACY: The best pattern for one row of |X| may be too light for another
+  # row. Each row gets the maximum over its own patterns, which is a bound.
   # Guard: sensitivity_test.test_bound_is_never_below_brute_force.
   return result.bound(
     float(patterns.heaviest(weights[0], min_sep, k)),
@@ -101,7 +107,7 @@ def _by_tile(
   strategy: strategies.Strategy,
   function: Callable[[strategies.Strategy], np.ndarray],
 ) -> np.ndarray:
-  """Returns `function`, [..., columns], of tile after tile."""
+  """Returns function(tile), [..., columns], of all tiles of C, concatenated."""
   return np.concatenate(
     [np.tile(function(tile), copies) for tile, copies in strategy.tiles()], -1
   )
@@ -117,8 +123,9 @@ def _row_weights(
 ) -> np.ndarray:
   """Returns w, and X[i, i + e b] for e = 0 .. lag_count.
 
-  It is [2 + lag_count, n] float64, w first; X is 0 past round n, and k = 1
-  leaves w at X_ii.
+  Returns:
+    [2 + lag_count, n] float64: w in row 0 and X[i, i + e b] in row 1 + e, 0
+    for i + e b >= n. For k = 1, w_i = X_ii.
   """
   rows = np.zeros((2 + lag_count, strategy.rounds))
   for start, stop, first, gram in _gram_rows(strategy):
@@ -138,15 +145,18 @@ def _row_weights(
 def _heaviest_chain(
   strategy: strategies.Strategy, min_sep: int, k: int
 ) -> float:
-  """Returns the largest sum of X_ii and 2 |X_ij| over i, and its next j.
+  """Returns the largest sum over chains of X_ii and 2 |X_ij|, for B <= 2b.
 
-  S[i, m] = X_ii + max_{j >= i + b} (2 |X_ij| + S[j, m - 1]),   B <= 2b
+  A chain has at most k rounds, each at least b after the one before; j is the
+  round after i. The largest sum of a chain of m rounds that begins at i is
+
+    S[i, m] = X_ii + max_{j >= i + b} (2 |X_ij| + S[j, m - 1])
   """
   rounds = strategy.rounds
-  # Where min_sep alone bounds the count, S needs no m.
+  # If min_sep alone limits the rounds of a chain, S does not depend on m.
   levels = k if k < -(-rounds // min_sep) else 1
   counted = int(levels > 1)
-  # starting[m, i] is S, and best[m, i] the largest of it from i on.
+  # starting[m, i] is S[i, m], and best[m, i] = max_{j >= i} S[j, m].
   best = np.zeros((levels + counted, rounds + 1))
   starting = np.zeros_like(best)
   if counted:
@@ -174,8 +184,9 @@ def _gram_rows(
 ) -> Iterator[tuple[int, int, int, np.ndarray]]:
   """Yields X in blocks of rows: (start, stop, first, X[start:stop, first:]).
 
-  Columns are those that can be non-zero. With `backwards_by`, blocks have at
-  most so many rows, the last first.
+  Each block has all columns from `first` on that can be non-zero. If
+  `backwards_by` is given, blocks have at most that many rows, and the block of
+  the last rows comes first.
   """
   rounds, bands = strategy.rounds, strategy.bands
   step = max(_LEAST_ROWS, bands // 4)

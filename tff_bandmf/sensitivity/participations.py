@@ -1,14 +1,13 @@
-"""The sensitivity that the rounds of real clients show.
+"""Sensitivity for the rounds of the clients in one log.
 
-A client that took part in the rounds pi of one log has, with X = C^T C,
+A client with the rounds pi in the log has, for X = C^T C,
 
   sens^2 = max_{|u_i| <= 1} || sum_{i in pi} C[:, i] u_i^T ||^2
          <= sum_{i, j in pi} |X_ij|,
 
-with equality where none of these X_ij is negative. The largest value over all
-clients is the sensitivity of this log. It needs no participation schema.
-
-It is a statement about this log alone: who took part must not have depended on
+with equality if none of these X_ij is negative. The largest value over all
+clients is the sensitivity of this log; no participation schema is needed. The
+value is about this log alone, and assumes that participation did not depend on
 private data.
 """
 
@@ -28,11 +27,11 @@ from tff_bandmf.sensitivity import result
 from tff_bandmf.sensitivity import sensitivity as sensitivity_lib
 from tff_bandmf.strategies import recursion
 
-# Participations that are held in memory at a time: about 150 MB.
+# Most participations in memory at one time, about 150 MB.
 _AT_A_TIME = 2**22
-# Up to this many rounds all of X is held: 128 MB.
+# Most rounds for which all of X is in memory, 128 MB.
 _WHOLE_GRAM = 4096
-# Pairs of rounds that are looked up at a time.
+# Most pairs of rounds whose entries of X are read at one time.
 _PAIRS = 2**22
 
 
@@ -41,18 +40,18 @@ class Observed:
   """Statistics of the rounds in a log.
 
   Attributes:
-    clients: different clients.
-    participations: sum over clients of their rounds.
+    clients: number of clients.
+    participations: number of pairs (client, round).
     min_sep: least r2 - r1 of two rounds of one client; None if no client took
       part twice.
     max_participations: most rounds of one client; 0 without clients.
     histogram: the number of clients for each number of rounds, ascending.
     sensitivity: sensitivity of the log for the C of the noise, rounded up; None
       without a strategy.
-    pattern: rounds of a client that attains it, ascending.
+    pattern: rounds of a client that attains the sensitivity, ascending.
     strategy_sha256: digest of C; None without a strategy.
-    cost: the largest cost of a client's rounds, for a `Budget`; None where no
-      costs were given.
+    cost: largest cost of a client's rounds, for a `Budget`; None if no costs
+      were given.
   """
 
   clients: int
@@ -66,14 +65,14 @@ class Observed:
   cost: Optional[int] = None
 
   def keeps(self, schema: participation_lib.Participation, rounds: int) -> bool:
-    """Returns whether clients did what a schema allows in n rounds.
+    """Returns whether the clients kept a schema in n rounds.
 
-    That rounds are evenly spaced is not looked at, but that they are so far
-    apart at least.
+    For a schema with evenly spaced rounds this checks only the least distance
+    of rounds, not that all distances are equal.
     """
     if isinstance(schema, participation_lib.Budget):
-      # PRIVACY: a log whose costs nobody looked at may have any. It does not
-      # keep a budget.
+      # PRIVACY: Without computed costs a client may have exceeded the budget.
+      # Such a log does not count as keeping it.
       # Guard: budget_test.test_log_keeps_a_budget_by_its_costs.
       if self.cost is None or self.cost > schema.known_costs.limit:
         return False
@@ -90,17 +89,18 @@ def observed(
   at_a_time: int = _AT_A_TIME,
   costs: Optional[participation_lib.Costs] = None,
 ) -> Observed:
-  """Returns what cohorts show that together need not fit in memory.
+  """Returns the statistics of cohorts that may be too large for memory.
 
-  Identifiers are hashes, so a part of their range holds as large a part of the
-  participations: the cohorts are gone through once for every part.
+  The range of identifiers is divided into equal parts, and the cohorts are read
+  once for each part. Identifiers are hashes, so all parts have nearly as many
+  participations.
 
   Args:
-    cohorts: gives (round, [m] int64 identifiers ascending), rounds ascending;
-      the same at every call.
-    participations: the sum of m.
-    strategy: C, for the sensitivity.
-    at_a_time: participations to hold in memory, about.
+    cohorts: function that returns the (round, [m] int64 identifiers) of all
+      cohorts, rounds and identifiers ascending, the same at every call.
+    participations: sum of m over all cohorts.
+    strategy: C, for the sensitivity; None for no sensitivity.
+    at_a_time: approximate number of participations in memory at one time.
     costs: costs of patterns under this C, for the sensitivity by `Budget`; None
       for other schemas.
 
@@ -125,17 +125,17 @@ def of_clients(
   strategy: Optional[strategies.Strategy] = None,
   costs: Optional[participation_lib.Costs] = None,
 ) -> Observed:
-  """Returns what participations show, given in parts.
+  """Returns the statistics of participations that are given in parts.
 
   Args:
-    parts: each ([m] rounds ascending, [m] identifiers); all participations of
+    parts: ([m] rounds ascending, [m] identifiers) each; all participations of
       one client are in one part.
-    strategy: C, for the sensitivity.
+    strategy: C, for the sensitivity; None for no sensitivity.
     costs: costs of patterns under this C, for the sensitivity by `Budget`; None
       for other schemas.
 
   Raises:
-    ValueError: for the reasons of `observed`; a client is twice in one round.
+    ValueError: for the reasons of `observed`, or a client is twice in a round.
   """
   gram = None if strategy is None else _Gram(strategy, costs)
   clients = participations = 0
@@ -182,12 +182,13 @@ def _part(
 def _by_client(
   rounds: np.ndarray, identifiers: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns the rounds of some clients, and where those of each begin.
+  """Sorts participations by client.
 
   Returns:
-    [m] integers, client by client, ascending in each; [clients + 1] integers.
+    [m] integers, the rounds client by client, ascending for each client; and
+    [clients + 1] integers, the index where each client's rounds begin, with m.
   """
-  # Stable: the rounds of one client stay in order.
+  # A stable sort keeps the rounds of one client in order.
   order = np.argsort(identifiers, kind='stable')
   rounds, identifiers = rounds[order], identifiers[order]
   firsts = np.flatnonzero(
@@ -197,7 +198,7 @@ def _by_client(
 
 
 def _least_gap(rounds: np.ndarray, starts: np.ndarray) -> list[int]:
-  """Returns the least gap between two rounds of a client, or nothing."""
+  """Returns [least gap between two rounds of a client], or [] without one."""
   inner = np.ones(max(len(rounds) - 1, 0), bool)
   inner[starts[1:-1] - 1] = False
   gaps = np.diff(rounds)[inner]
@@ -216,9 +217,9 @@ class _Heaviest:
   """The largest sum of |X| over the rounds of one client.
 
   Attributes:
-    squared: the sum.
-    signed: whether one of its entries is negative.
-    pattern: the rounds.
+    squared: the sum of |X[i, j]| over pairs of rounds of that client.
+    signed: whether one of these X[i, j] is negative.
+    pattern: the rounds of that client, ascending.
   """
 
   squared: float = 0.0
@@ -236,8 +237,10 @@ class _Heaviest:
         f'sensitivity={self.squared}: overflows; scale C down or use fewer '
         'rounds'
       )
-    # PRIVACY: contributions are vectors, so signs of X do not help. Guard:
-    # participations_test.test_signs_of_the_gram_matrix_do_not_help.
+    # PRIVACY: Negative entries of X would cancel in a sum, but contributions
+    # are vectors and may point in opposite directions. The sum of |X| is used,
+    # and is called exact only if no entry is negative.
+    # Guard: participations_test.test_signs_of_the_gram_matrix_do_not_help.
     if costs is not None:
       squared = self.squared * costs.unit * (1 + 8 * recursion.UNIT)
       unrounded = result.bound(squared, 'cost of the rounds of a client')
@@ -249,7 +252,8 @@ class _Heaviest:
       unrounded = result.exact(
         self.squared, 'sum of X over the rounds of a client'
       )
-    # PRIVACY: as a `Guarantee` makes up for it where a schema is enforced.
+    # PRIVACY: The C of the noise has cut weights, and float64 rounds the sum,
+    # so the sensitivity could be larger. Bounds of both are added.
     # Guard: participations_test.test_observed_is_rounded_up.
     cut = most * strategy.recursion().cut_norm
     more = 1 + sensitivity_lib.rounding(strategy, most)
@@ -257,7 +261,10 @@ class _Heaviest:
 
 
 class _Gram:
-  """Entries of X = C^T C, all at once where they are few; or costs."""
+  """Entries of X = C^T C, or the costs of a `Budget`.
+
+  For at most `_WHOLE_GRAM` rounds all entries are computed at the start.
+  """
 
   def __init__(
     self,
@@ -274,7 +281,7 @@ class _Gram:
       self._whole[first, second] = strategy.gram_entries(first, second)
 
   def __call__(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
-    """Returns X[i, j], of the shape of i and j, i <= j."""
+    """Returns X[i, j] for arrays i <= j of one shape."""
     if self._whole is not None:
       return self._whole[first, second]
     pairs, where = np.unique(
@@ -285,7 +292,13 @@ class _Gram:
 
 
 def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
-  """Returns the largest sum of |X| over the rounds of one of some clients."""
+  """Returns the largest sum of |X| over the rounds of one client.
+
+  Args:
+    gram: X, or costs.
+    rounds: [m] integers, the rounds of all clients, client by client.
+    starts: [clients + 1] integers, where each client's rounds begin.
+  """
   if len(rounds) and not (0 <= rounds.min() and rounds.max() < gram.rounds):
     raise errors.value_error(
       f'round={int(rounds.max())}: is not among the {gram.rounds} rounds of '
@@ -294,26 +307,26 @@ def _heaviest(gram: _Gram, rounds: np.ndarray, starts: np.ndarray) -> _Heaviest:
   counts = np.diff(starts)
   best = _Heaviest()
   for count in np.unique(counts):
-    alike = starts[:-1][counts == count]
-    # No client has more rounds than there are, so one fits.
+    firsts = starts[:-1][counts == count]
+    # At least one client a step: its rounds are at most the n of C.
     step = max(1, _PAIRS // int(count))
-    for low in range(0, len(alike), step):
-      rows = rounds[alike[low : low + step, None] + np.arange(count)]
+    for low in range(0, len(firsts), step):
+      rows = rounds[firsts[low : low + step, None] + np.arange(count)]
       best = max(best, _heaviest_of(gram, rows), key=lambda h: h.squared)
   return best
 
 
 def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
-  """Returns the largest sum of |X| over rows of `rounds`, [clients, k]."""
+  """Returns the largest sum of |X| over the rows of `rounds`, [clients, k]."""
   if gram.costs is not None:
     cost = gram.costs.total(rounds[:, ::-1])
     worst = int(np.argmax(cost))
     return _Heaviest(int(cost[worst]), False, tuple(rounds[worst].tolist()))
   total, least = np.zeros(len(rounds)), np.zeros(len(rounds))
   for j in range(rounds.shape[1]):
-    # Row j with all later ones.
-    # PRIVACY: pairs count twice. Guard:
-    # participations_test.test_observed_is_brute_force.
+    # PRIVACY: X[i, j] and X[j, i] both contribute to the sum, and one of them
+    # alone would understate it. Each pair with j > i counts twice.
+    # Guard: participations_test.test_observed_is_brute_force.
     entries = gram(
       np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape), rounds[:, j:]
     )

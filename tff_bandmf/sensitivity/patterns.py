@@ -3,9 +3,9 @@
 | symbol | name here | meaning                                        |
 |--------|-----------|------------------------------------------------|
 | b      | `min_sep` | least difference of two chosen indices         |
-| k      | `count`   | the most indices chosen                        |
+| k      | `count`   | most indices chosen                            |
 | v      | `weights` | weight of an index                             |
-| F[i,m] |           | the most that m indices from i on can weigh    |
+| F[i,m] |           | largest weight of at most m indices >= i       |
 """
 
 from __future__ import annotations
@@ -20,8 +20,15 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
 
     F[i, m] = max(v_i + F[i + b, m - 1], F[i + 1, m])
 
-  [BandMF23, Alg 3], for every row of `weights`, [..., n] and not negative, and
-  many i at once; what is returned is [...] float64.
+  [BandMF23, Alg 3], computed for blocks of i in one step.
+
+  Args:
+    weights: [..., n] float64, non-negative.
+    min_sep: b, least difference of two chosen indices.
+    count: k, most indices chosen.
+
+  Returns:
+    [...] float64, one sum for each row of weights.
   """
   n = weights.shape[-1]
   if min_sep == 1:
@@ -31,14 +38,14 @@ def heaviest(weights: np.ndarray, min_sep: int, count: int) -> np.ndarray:
     for _ in range(count):
       best = with_one_more(best, weights, min_sep)
     return best[..., 0]
-  # Where min_sep alone bounds the count, F needs no m, and no i needs the
-  # F[i + b] of another of the same b.
+  # If min_sep alone limits the count, F does not depend on m. F[i + b] belongs
+  # to the next block of b indices, so all i of one block are computed together.
   width = min(min_sep, n)
   best = np.zeros((*weights.shape[:-1], width))
   for start in reversed(range(0, n, width)):
     take = weights[..., start : start + width]
     take = best[..., : take.shape[-1]] + take
-    # F[start + b], which all that is not taken leaves to the next block.
+    # F[start + b]: no index of this block is chosen.
     take[..., -1] = np.maximum(take[..., -1], best[..., 0])
     best[..., : take.shape[-1]] = _running_max(take)
   return best[..., 0]
@@ -56,14 +63,16 @@ def with_one_more(
 def heaviest_fixed(
   lags: Iterable[np.ndarray], rounds: int, min_sep: int, count: int
 ) -> float:
-  """Returns the largest sum of X over k indices, each b after the last.
+  """Returns the largest sum of X over k indices at distances of exactly b.
 
     max_i sum_{a, c < k} X[i + a b, i + c b]
 
   Args:
-    lags: for e = 0, 1, ..., the entries X[i, i + e b], [n - e b] float64,
-      non-negative; those beyond the last one given are 0.
-    others: n, b and k.
+    lags: arrays [n - e b] float64 of X[i, i + e b] >= 0 for e = 0, 1, ...;
+      entries of X at larger distances are 0.
+    rounds: n.
+    min_sep: b.
+    count: k.
   """
   width = min(min_sep, rounds)
   total = np.zeros((-(-rounds // width), width))
@@ -75,7 +84,7 @@ def heaviest_fixed(
 
 
 def _window_sums(epochs: np.ndarray, count: int) -> np.ndarray:
-  """Returns the sums of `count` rows from each row on, [rows, b]."""
+  """Returns the sums of each row and the count - 1 rows after it, [rows, b]."""
   sums = np.cumsum(epochs[::-1], axis=0)[::-1]
   if count < len(epochs):
     sums[:-count] -= sums[count:].copy()
@@ -83,5 +92,5 @@ def _window_sums(epochs: np.ndarray, count: int) -> np.ndarray:
 
 
 def _running_max(values: np.ndarray) -> np.ndarray:
-  """Returns the largest value from each index on, [..., n]."""
+  """Returns max_{j >= i} values[..., j] for each i, [..., n]."""
   return np.maximum.accumulate(values[..., ::-1], axis=-1)[..., ::-1]

@@ -1,4 +1,4 @@
-"""A sensitivity, and how it is known."""
+"""The value of a sensitivity, and whether it is exact or an upper bound."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import math
 EXACT = 'exact'
 UPPER_BOUND = 'upper_bound'
 
-# Relative rounding error of a squared sensitivity; far less than any noise
-# multiplier is known to.
+# Relative difference of two squared sensitivities that counts as rounding.
 _ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True)
 class Sensitivity:
-  """A sensitivity, and how it was obtained.
+  """A sensitivity and the method that gave it.
 
   Attributes:
-    value: in units of the clipping norm.
+    value: sensitivity in units of the clipping norm, > 0.
     method: `EXACT` or `UPPER_BOUND`.
-    reason: the theorem or algorithm.
+    reason: theorem or algorithm, in words.
   """
 
   value: float
@@ -29,17 +28,17 @@ class Sensitivity:
 
 
 def exact(squared: float, reason: str) -> Sensitivity:
-  """Returns the `EXACT` sensitivity with this square."""
+  """Returns the `EXACT` sensitivity whose square is `squared`."""
   return Sensitivity(math.sqrt(squared), EXACT, reason)
 
 
 def bound(squared: float, reason: str, attained: float = 0.0) -> Sensitivity:
-  """Returns the sensitivity with this upper bound of its square.
+  """Returns the sensitivity for an upper bound of its square.
 
   Args:
     squared: the bound.
     reason: theorem or method behind the bound, in words.
-    attained: square that some pattern reaches; a bound that is reached is
+    attained: square that some pattern attains; a bound no larger than this is
       exact.
   """
   if squared <= attained * (1 + _ROUNDING):
@@ -48,5 +47,5 @@ def bound(squared: float, reason: str, attained: float = 0.0) -> Sensitivity:
 
 
 def better(first: Sensitivity, second: Sensitivity) -> Sensitivity:
-  """Returns the smaller of two that both hold: no bound is below the exact."""
+  """Returns the exact sensitivity, if there is one, else the smaller bound."""
   return min(first, second, key=lambda s: (s.method != EXACT, s.value))

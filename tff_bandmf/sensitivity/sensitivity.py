@@ -1,12 +1,14 @@
 """Sensitivity of C: exact where a theorem applies, else an upper bound.
 
-With X = C^T C and P the patterns that a schema allows,
+A participation pattern pi is the set of rounds of one client. With X = C^T C
+and P the patterns that a schema allows,
 
   sens^2 = max_{pi in P} max_{|u_i| <= 1} || sum_{i in pi} C[:, i] u_i^T ||^2
 
 in units of the clipping norm, under zero-out adjacency: one client's
-contributions become zero in every round. Contributions u_i are vectors, so a
-negative X_ij does not help: only |X_ij| is ever used.
+contributions become zero in every round. Contributions u_i are vectors, so
+those of rounds i and j with a negative X_ij may point in opposite directions.
+All bounds therefore use |X_ij|.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ def sensitivity(
 
   Args:
     strategy: C.
-    participation: which rounds one client can take part in; its guarantee is
-      the assumption that every privacy claim rests on.
+    participation: schema of the rounds that one client can take part in; every
+      privacy claim assumes that clients keep it.
 
   Raises:
     TypeError: `participation` is not a schema.
@@ -45,7 +47,7 @@ one client do not overlap (bands <= min_sep)')
   participation_lib.check(participation)
   if isinstance(participation, participation_lib.Budget):
     return budget.bound(strategy, participation)
-  # A value that overflows is refused below.
+  # A value that overflows is refused after the computation.
   with np.errstate(over='ignore', invalid='ignore'):
     proved = _THEOREMS[strategy.structure](strategy, participation)
   if not math.isfinite(proved.value):
@@ -64,10 +66,11 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
     participations: k, the most rounds of a client.
 
   Raises:
-    ValueError: float64 does not give C.
+    ValueError: rounding errors of C are too large for any bound.
   """
-  # PRIVACY: sums of as many terms. Guard:
-  # slack_test.test_sums_of_many_participations_are_rounded_up.
+  # PRIVACY: Rounding errors of long sums could make a sensitivity too small.
+  # Their bound grows with the number of terms, counted here from above.
+  # Guard: slack_test.test_sums_of_many_participations_are_rounded_up.
   terms = (
     8 * min(participations, strategy.bands) * strategy.rounds
     + 1000 * participations
@@ -75,7 +78,7 @@ def rounding(strategy: strategies.Strategy, participations: int) -> float:
   return terms * recursion.UNIT + strategy.column_error()
 
 
-# By what is known of C.
+# Function for each `Strategy.structure`.
 _THEOREMS: dict[str, Callable[..., result.Sensitivity]] = {
   base.ANY: gram.sensitivity,
   base.TOEPLITZ: toeplitz.sensitivity,

@@ -4,13 +4,13 @@
 |---------|-------------------------------------------------------------|
 | c       | first column of C                                           |
 | B       | `bands`: c_t = 0 from t = B on                              |
-| b, k    | `min_sep`, and the participations that fit                  |
-| N_m     | norm of the first m of c: column i of C has norm N_{n-i}    |
+| b, k    | `min_sep`, and the most rounds of one client                |
+| N_m     | norm of c_0, ..., c_{m-1}: column i of C has norm N_{n-i}   |
 | p_e(m)  | sum_{t<m} c_t c_{t+eb}: X[i, i + eb] = p_e(n - i - eb)      |
 
-Columns are the first one, shifted and cut at n, so their norms and, if c is
-non-negative, their scalar products at a fixed distance do not increase to the
-right.
+Each column is the first column shifted down and cut at row n. So column norms
+do not increase with i, and for a non-negative c neither do the scalar products
+of columns at a fixed distance. The leftmost pattern is 0, b, 2b, ....
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import gram, patterns, result
 from tff_bandmf.strategies import base
 
-# Up to this much of rounds * bands the Gram matrix takes a second or two.
+# Most rounds * bands for which the Gram matrix is computed, in about 2 seconds.
 _QUICK_GRAM = 10**7
-# Up to this many sums p_e(m) take some seconds.
+# Most sums p_e(m) that are computed, in some seconds.
 _QUICK_LAGS = 10**9
 
 
@@ -38,21 +38,22 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of a Toeplitz C.
 
-  The leftmost pattern 0, b, 2b, ... is the worst
-
+  The leftmost pattern 0, b, 2b, ... attains the sensitivity
   - if columns do not overlap, for any c;
   - if c is non-negative and, from c_b on, non-increasing;
-  - of the patterns with all gaps b, if c is non-negative.
+  - among patterns with all gaps equal to b, if c is non-negative.
 
-  [BSR24, Thm 2] asks for a c that never increases. That it does not from c_b
-  on is enough: for i < j, X[i, j] = sum_{t<n-j} c_{t+j-i} c_t with all the
-  t + j - i >= b, so every term, and the number of terms, is largest where
-  both j - i and j are least, and that the leftmost pattern is for all its
-  pairs at once.
+  [BSR24, Thm 2] assumes that c is non-increasing everywhere, but from c_b on is
+  enough. For two rounds i < j of a client X[i, j] = sum_{t<n-j} c_{t+j-i} c_t,
+  where all t + j - i >= b. So the terms, and their number, are largest if j - i
+  and j are least, and the leftmost pattern has the least j - i and j for all
+  its pairs of rounds.
 
-  For other c, |c| before c_b and from there its smallest non-increasing
-  majorant is a bound, and so are `gram` and, where n is large, k times one row
-  of |C|^T |C|; the best is returned.
+  For another c there are three upper bounds, and the least is returned:
+  - the leftmost pattern for |c| before c_b and the smallest non-increasing
+    majorant of |c| from c_b on;
+  - the bound of `gram`, if n * B is small;
+  - k times the heaviest row of |C|^T |C|, if n * B is large.
 
   Raises:
     ValueError: c overflows.
@@ -70,7 +71,8 @@ def sensitivity(
     return result.exact(
       leftmost, 'columns of one client do not overlap (bands <= min_sep)'
     )
-  # PRIVACY: an increase past c_b can make another pattern worse.
+  # PRIVACY: If c increases past c_b, another pattern can have a larger sum than
+  # the leftmost one. The theorem is used only if c does not increase there.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if column[:min_sep].min() >= 0 and _falls(column[min_sep:]):
     return result.exact(
@@ -108,30 +110,33 @@ def normalized_sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of C D^-1, C Toeplitz and D its column norms.
 
-  The leftmost pattern need not be the worst: X[i, j] = <C_i, C_j> / (N N') can
-  increase to the right. But if c is non-negative and non-increasing, then
+  The leftmost pattern need not attain the sensitivity, because
+  X[i, j] = <C_i, C_j> / (|C_i| |C_j|) can increase with i at a fixed distance.
+  But if c is non-negative and non-increasing, then
 
-    X[i, j] does not increase with j > i,                              (*)
+    X[i, j] does not increase with j > i.                              (*)
 
-  so that a pattern i_0 < i_1 < ... has X[i_a, i_{a+e}] <= X[i_a, i_a + e b] and
+  So a pattern i_0 < i_1 < ... has X[i_a, i_{a+e}] <= X[i_a, i_a + e b], and
 
     sens^2 <= F[0, k],   w_m(i) = X_ii + 2 sum_{0<e<m} X[i, i + e b],
     F[i, m] = max(w_m(i) + F[i + b, m - 1], F[i + 1, m]).
 
-  It is exact if a pattern with all gaps b attains it, as it mostly does.
+  F[0, k] is exact if a pattern with all gaps equal to b attains it, which is
+  the usual case.
 
-  Proof of (*). With m = n - j and S(l) the sum of the first l of c, column j
-  cut and scaled is c_0 / N_m, c_1 / N_m, ... from row j on, and column i does
-  not increase from row i on. Going from j to j + 1, every partial sum
-  S(l + 1) / N_m becomes S(l) / N_{m-1}, which is no more: c_l / S(l) does not
+  Proof of (*). Let m = n - j and S(l) = c_0 + ... + c_{l-1}. From row j on, the
+  scaled column j is c_0 / N_m, c_1 / N_m, ..., and the scaled column i does not
+  increase from row i on. From j to j + 1 the partial sum S(l + 1) / N_m of
+  column j becomes S(l) / N_{m-1}, which is not larger: c_l / S(l) does not
   increase with l, and c = c_{m-1}, S = S(m-1) <= N_{m-1}^2 / c give
   (1 + c / S)^2 >= 1 + 2 c / S >= 1 + c^2 / N_{m-1}^2 = (N_m / N_{m-1})^2.
-  Summation by parts does the rest.
+  Summation by parts gives (*).
 
-  DP-CGD needs no such search. With S_m the sum of the first m of lambda^(2t),
-  X[i, j] = lambda^(j-i) (S_{n-j} / S_{n-i})^(1/2), which increases neither with
-  i at a fixed distance nor with the distance; the leftmost pattern has the
-  least i and the least distances, pair by pair. [DPCGD26]
+  For DP-CGD the leftmost pattern attains the sensitivity. With
+  S_m = sum_{t<m} lambda^(2t), X[i, j] = lambda^(j-i) (S_{n-j} / S_{n-i})^(1/2)
+  increases neither with i at a fixed distance nor with the distance, and the
+  leftmost pattern has the least i and the least distance for each of its pairs
+  of rounds. [DPCGD26]
 
   Raises:
     ValueError: c overflows.
@@ -147,7 +152,8 @@ def normalized_sensitivity(
     return result.exact(
       float(k), 'columns of one client do not overlap (bands <= min_sep)'
     )
-  # PRIVACY: of DP-CGD alone the leftmost pattern is known to be the worst.
+  # PRIVACY: For most families another pattern can have a larger sum than the
+  # leftmost one. The theorem of DP-CGD is used for DP-CGD alone.
   # Guard: sensitivity_test.test_sensitivity_against_brute_force.
   if toeplitz.is_geometric:
     return result.exact(
@@ -155,7 +161,7 @@ def normalized_sensitivity(
       'column-normalised DP-CGD, leftmost pattern [DPCGD26]',
     )
   fixed = participation.evenly_spaced
-  # Entries of C D^-1 are at most those of C over its diagonal.
+  # Column norms are at least c_0, so |C D^-1| <= |C| / c_0 entry by entry.
   best = result.bound(
     min(float(k), sensitivity(toeplitz, participation).value / column[0]) ** 2,
     'sensitivity without column normalisation over the least column norm',
@@ -183,13 +189,14 @@ def normalized_sensitivity(
 
 
 def _finite_column(strategy: strategies.Toeplitz) -> np.ndarray:
-  """Returns c, [bands] float64; the rest of it is 0.
+  """Returns c_0, ..., c_{B-1}, [bands] float64.
 
   Raises:
-    ValueError: it is not finite.
+    ValueError: an entry is not finite.
   """
-  # PRIVACY: all of the column, and not what defines it: where C^-1 has few
-  # bands, C has n. Guard: families_test.test_sensitivity_is_safe.
+  # PRIVACY: If C^-1 has few bands, its coefficients define C, but C has n bands
+  # and columns overlap more. The column of C itself is used, all of its bands.
+  # Guard: families_test.test_sensitivity_is_safe.
   base.check_rounds(strategy.bands)
   column = strategy.column(strategy.bands)
   if not np.all(np.isfinite(column)):
@@ -208,11 +215,12 @@ def _falls(column: np.ndarray) -> bool:
 def _leftmost_squared(
   column: np.ndarray, rounds: int, min_sep: int, k: int
 ) -> float:
-  """Returns || sum_{j<k} C[:, j b] ||^2, in O(B) whatever n is.
+  """Returns || sum_{j<k} C[:, j b] ||^2, in O(B) for every n.
 
-  Rows are taken b at a time. Epoch r of the sum is that of the last k epochs
-  of c up to r; from the last epoch of c on and until the last participation
-  all are alike. c has at most n terms, and (k - 1) b < n.
+  An epoch is b rows. Epoch r of the sum of columns is the sum of the last k
+  epochs of c up to epoch r. So all epochs from the last epoch of c to the last
+  participation are equal, and only one of them is computed. c has at most n
+  terms, and (k - 1) b < n.
   """
   if len(column) <= min_sep:
     # Only the last column can be cut: it has n - (k - 1) b rows.
@@ -225,7 +233,7 @@ def _leftmost_squared(
   alike = max(k - memory, 0)
   squared = alike * float(sums[-1] @ sums[-1])
   k, rounds = k - alike, rounds - alike * min_sep
-  # All is over `memory` epochs after the last participation.
+  # The sum of columns is 0 from `memory` epochs after the last participation.
   epochs = min(-(-rounds // min_sep), k + memory)
   r = np.arange(epochs)
   total = sums[np.minimum(r, memory - 1)]
@@ -235,7 +243,7 @@ def _leftmost_squared(
 
 
 def _row_weight(column: np.ndarray, min_sep: int, k: int) -> float:
-  """Returns the most that a pattern through i finds in row i of X, c >= 0."""
+  """Returns w_i of `gram` for a column c >= 0 that no row limit cuts."""
   row = np.maximum(scipy.signal.correlate(column, column), 0.0)
   middle = len(column) - 1
   own = row[middle]
@@ -260,12 +268,16 @@ def _lags(
 ) -> Iterator[np.ndarray]:
   """Yields |X[i, i + e b]| for e = 0, 1, ..., k - 1 while eb < B.
 
-  `norms` are those of the columns, [n] float64.
+  Args:
+    column: c, [bands] float64.
+    norms: column norms of C, [n] float64.
+    min_sep: b.
+    k: most rounds of one client.
   """
   n, bands = len(norms), len(column)
   for lag in range(0, min(k * min_sep, bands), min_sep):
     sums = np.cumsum(column[: bands - lag] * column[lag:])
-    # p_e(m) has all of its terms from m = B - eb on.
+    # p_e(m) is constant from m = B - eb on.
     sums = np.pad(sums, (0, n - bands), mode='edge')[::-1]
     yield np.abs(sums) / (norms[: n - lag] * norms[lag:])
 
@@ -286,5 +298,5 @@ def _nearest(
       best = patterns.with_one_more(best, weights, min_sep)
   if counted:
     return float(best[0])
-  # As many as fit, so w_m reaches all of X that there is to the right.
+  # min_sep alone limits the rounds, so w_m(i) covers all X[i, i + e b].
   return float(patterns.heaviest(weights, min_sep, k))

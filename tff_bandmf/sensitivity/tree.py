@@ -1,12 +1,12 @@
 """Sensitivity of tree aggregation.
 
-A participation of a client in round i adds one to every node over i, so for a
-pattern of its rounds
+A participation of a client in round i adds one to every node above i. So, with
+a maximum over the patterns pi of a client's rounds,
 
-  sens^2 = max_pi sum_nodes (rounds of pi in the node)^2,
+  sens^2 = max_pi sum_nodes (rounds of pi below the node)^2,
 
-and X >= 0 is the number of nodes over both i and j. Nodes that would end past
-round n do not exist.
+and X[i, j] >= 0 is the number of nodes above both i and j. Nodes above a round
+>= n do not exist.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import patterns, result
 from tff_bandmf.strategies import tree
 
-# Up to this many entries of X take some seconds.
+# Most entries of X that are computed, in some seconds.
 _QUICK_LAGS = 10**9
 # Up to this many entries of a table, joined with another, take a second; and up
 # to this many pairs of its keys.
 _QUICK_TABLE = 10**8
 _QUICK_PAIRS = 20_000
 
-# (rounds of a client, sum of squared counts): end for each beginning.
+# Maps (rounds of a client, sum of squared counts) to the end for each
+# beginning; see `_heaviest`.
 _Table = dict[tuple[int, int], np.ndarray]
 
 
@@ -36,10 +37,10 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of a tree whose noisy nodes are released.
 
-  Exact, but where n and k are large. Then min-separation has a bound: of a
-  client's rounds a node of s rounds holds at most q = min(k, ceil(s / b)), and
-  its level at most k, so a level contributes at most q^2 for each full node
-  and the square of what is left.
+  The result is exact unless n and k are large. Then it is an upper bound: a
+  node above s rounds has at most q = min(k, ceil(s / b)) rounds of a client and
+  a level of the tree at most k, so a level contributes at most q^2 for each
+  full node, plus the square of the remaining rounds.
   """
   rounds, sizes = strategy.rounds, strategy.sizes
   k = participation.participations(rounds)
@@ -71,7 +72,11 @@ def sensitivity(
 def decoded_sensitivity(
   strategy: tree.OnlineTree, participation: participation_lib.Participation
 ) -> result.Sensitivity:
-  """Returns a bound for sums of the noisy nodes: X of C is at most theirs."""
+  """Returns a bound for releases of decoded sums of noisy nodes.
+
+  The sums are computed from the noisy nodes, so the sensitivity of the nodes is
+  an upper bound.
+  """
   nodes = sensitivity(strategy, participation)
   return result.Sensitivity(
     nodes.value,
@@ -86,10 +91,11 @@ def _heaviest(
 ) -> Optional[float]:
   """Returns the largest sum of squared counts, or None if it takes too long.
 
-  A node is described by two numbers: from which round on a client may take part
-  again, when the node begins and when it ends. A table has, for each count of
-  rounds of the client and each sum of squares in the node, the earliest end for
-  each beginning; b stands for impossible.
+  A client may take part again only after a waiting time of 0 to b - 1 rounds.
+  Its waiting time where a node begins is called the beginning, and where the
+  node ends the end. A table maps each number of rounds of the client below a
+  node, with each sum of squared counts, to the least end for each beginning;
+  the value b means impossible.
   """
   beginning = np.arange(min_sep + 1)
   never = np.full_like(beginning, min_sep)
@@ -123,7 +129,7 @@ def _heaviest(
 
 
 def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
-  """Returns the table of two neighbours, or None if it takes too long."""
+  """Returns the table of two adjacent nodes, or None if it takes too long."""
   ends = len(next(iter(second.values())))
   pairs = len(first) * len(second)
   if pairs > _QUICK_PAIRS or pairs * ends > _QUICK_TABLE:
@@ -142,7 +148,7 @@ def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
 
 
 def _undominated(table: _Table, never: int) -> _Table:
-  """Returns a table without what is possible never, or better otherwise."""
+  """Returns a table without impossible entries and dominated entries."""
   remaining: _Table = {}
   for key, end in sorted(
     table.items(), key=lambda item: item[0][::-1], reverse=True
@@ -158,10 +164,11 @@ def _undominated(table: _Table, never: int) -> _Table:
 def _levels_squared(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> float:
-  """Returns the sum over levels of the largest sum of squared counts."""
+  """Returns the sum over levels of a bound of the sum of squared counts."""
   squared = 0
   for size in sizes:
-    # PRIVACY: ceil, not floor: 4 rounds hold two that are 3 apart.
+    # PRIVACY: The floor of size / min_sep would miss a round: 4 rounds contain
+    # two that are 3 apart. The quotient is rounded up.
     # Guard: families_test.test_sensitivity_is_safe_where_rounds_are_many.
     full = min(k, -(-size // min_sep))
     nodes, rest = divmod(min(k, full * (rounds // size)), full)
@@ -172,12 +179,12 @@ def _levels_squared(
 def _lags(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> Iterator[np.ndarray]:
-  """Yields X[i, i + e b] for e = 0, 1, ... while there are common nodes."""
+  """Yields X[i, i + e b] for e = 0, 1, ... while two rounds share a node."""
   for lag in range(0, min(k * min_sep, sizes[-1]), min_sep):
     common = np.zeros(rounds)
     for size in sizes:
       if size > lag:
-        # Complete nodes, and their rounds whose partner is in them too.
+        # Rounds i of complete nodes that contain round i + lag, too.
         nodes = common[: rounds // size * size].reshape(-1, size)
         nodes[:, : size - lag] += 1
     yield common
