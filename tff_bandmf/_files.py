@@ -1,8 +1,8 @@
-"""Files: whole or not there, locked, secret, read from anybody.
+"""Atomic writes, locks, secret files, and JSON from untrusted sources.
 
 A file is written under another name, synced to the disk and then given its own
-name; the folder is synced too. Where a power cut may lose the file there is no
-sync. A process that is killed meanwhile leaves a file `*.part`, which nothing
+name; the folder is synced too. A file that a power cut may lose is not synced.
+A process that is killed while it writes leaves a file `*.part`, which nothing
 reads.
 """
 
@@ -23,7 +23,7 @@ from typing import Any, Callable, Optional, Union
 
 from tff_bandmf import errors
 
-# A link or a pipe that somebody else may have made is never followed.
+# These flags never follow a link or wait for a pipe that somebody else made.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _MAKE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LOCK = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -31,7 +31,7 @@ _ZEROS = memoryview(bytes(2**20))
 PART = '.part'
 _PACKAGE = pathlib.Path(__file__).resolve().parent
 _CODE = ('.py', '.j2', '.json')
-# Folders that come and go with a process are made here where possible.
+# Folder in memory for temporary folders; not every system has it.
 MEMORY = pathlib.Path('/dev/shm')
 
 # A value of JSON: None, bool, int, float, str, a list of values, or a dict from
@@ -49,11 +49,11 @@ def write(
     path: path of the file, in a folder that exists.
     *contents: bytes, one after another.
     mode: permission bits of the file; the umask removes some.
-    durable: whether it is on the disk when this returns. Else a power cut, and
-      nothing but that, may lose it or empty it.
+    durable: whether the file is on the disk when this function returns. If not,
+      a power cut may lose the file or empty it.
 
   Raises:
-    OSError: it cannot be written; one line that names the file.
+    OSError: the file cannot be written; one line that names it.
   """
   replaced = replacing(path, mode, durable=durable)
   with naming(path, 'written'), replaced as part:
@@ -102,8 +102,9 @@ def replacing(
   os.close(os.open(part, _MAKE, mode))
   try:
     yield part
-    # PRIVACY: rounds that outlive their key could not be told from those of
-    # new clients. Guard:
+    # PRIVACY: if a power cut lost a key but not the ledger that it is for, all
+    # clients would look new. A file is on the disk before it gets its name, and
+    # its name is on the disk when this function returns. Guard:
     # files_test.test_name_appears_after_the_content_is_on_the_disk.
     if durable:
       sync(part)
@@ -124,26 +125,27 @@ def load_or_create_secret(
   name: str,
   make: Callable[[int], bytes] = secrets.token_bytes,
 ) -> bytes:
-  """Returns what is in a file of a secret, which is made if it is missing.
+  """Returns the secret in a file; makes the file if it is missing.
 
-  It is made with mode 0600, in a folder of mode 0700 if that has to be made
-  too, and is on the disk when this returns. The first of two processes that
-  make it at once wins, and both return what it made.
+  A new file has mode 0600, and a new folder for it has mode 0700. Both are on
+  the disk when this function returns. If two processes make the file at once,
+  both return the secret of the first.
 
   Args:
     path: path of the file.
-    size: bytes in it.
-    name: name of the value in messages of errors.
-    make: gives the secret, given `size`.
+    size: number of bytes of the secret.
+    name: name of the secret in error messages.
+    make: function that returns a new secret of `size` bytes.
 
   Raises:
-    ValueError: for the reasons of `load_secret`.
-    OSError: it cannot be made or read; one line that names the file.
+    ValueError: the reasons of `load_secret`.
+    OSError: the file cannot be made or read; one line that names it.
   """
   with naming(path, 'written'):
     if not os.path.lexists(path):
       _make_folder(path.parent)
-      # PRIVACY: never less than all of it. Guard:
+      # PRIVACY: another process could read a part of a secret, and an attacker
+      # guess the rest. The file gets its name when it is complete. Guard:
       # files_test.test_first_of_two_that_make_a_secret_wins.
       with replacing(path, 0o600, take=_link) as part:
         _fill(part, [make(size)])
@@ -151,18 +153,18 @@ def load_or_create_secret(
 
 
 def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
-  """Returns what is in a file of a secret.
+  """Returns the secret in a file.
 
   Args:
     path: path of the file.
-    size: bytes in it.
-    name: name of the value in messages of errors.
+    size: number of bytes of the secret.
+    name: name of the secret in error messages.
 
   Raises:
-    FileNotFoundError: it is not there.
-    ValueError: it is not `size` bytes long, is a link or no file at all, or
-      others than its owner can use it.
-    OSError: it cannot be read; one line that names the file.
+    FileNotFoundError: the file does not exist.
+    ValueError: the file is not `size` bytes long, is a link or not a regular
+      file, or users other than its owner can use it.
+    OSError: the file cannot be read; one line that names it.
   """
   with naming(path, 'read'):
     try:
@@ -175,7 +177,8 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
       status = os.fstat(handle)
       if not stat.S_ISREG(status.st_mode):
         raise _not_a_file(path, name)
-      # PRIVACY: who reads it can take the noise off, or name the clients.
+      # PRIVACY: a person who reads a key can subtract the noise, or find
+      # clients in the ledger. A file that others can use is refused.
       # Guard: files_test.test_secret_that_others_can_use_is_refused.
       mode = stat.S_IMODE(status.st_mode)
       if mode & 0o077:
@@ -195,11 +198,11 @@ def load_secret(path: pathlib.Path, size: int, name: str) -> bytes:
 
 
 def lock(path: pathlib.Path) -> Optional[int]:
-  """Returns an open file that nobody else locks, or None if another has it."""
+  """Returns the descriptor of a locked file; None if another holder has it."""
   handle = os.open(path, _LOCK, 0o600)
   try:
     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    # The last holder may have removed the file; a lock on that locks nothing.
+    # The last holder may have removed the file; then this lock is worthless.
     if os.path.samestat(os.fstat(handle), path.stat()):
       return handle
   except (BlockingIOError, FileNotFoundError):
@@ -209,7 +212,7 @@ def lock(path: pathlib.Path) -> Optional[int]:
 
 
 def sync(path: pathlib.Path) -> None:
-  """Returns when a file, or the names in a folder, are on the disk."""
+  """Waits until a file, or the names in a folder, are on the disk."""
   handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
   try:
     os.fsync(handle)
@@ -219,7 +222,7 @@ def sync(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Iterator[None]:
-  """Waits until nobody else locks a file that stays, and locks it."""
+  """Waits for the lock of a file that nobody removes, and holds the lock."""
   with open(os.open(path, _LOCK, 0o600), 'wb') as file:
     fcntl.flock(file, fcntl.LOCK_EX)
     yield
@@ -231,7 +234,7 @@ def memory() -> pathlib.Path:
 
 
 def wipe(path: pathlib.Path) -> None:
-  """Overwrites a file with zeros and removes it, if it is there."""
+  """Overwrites a file with zeros and removes it, if it exists."""
   with contextlib.suppress(FileNotFoundError):
     if not path.is_symlink():
       with open(path, 'r+b') as file:
@@ -243,10 +246,10 @@ def wipe(path: pathlib.Path) -> None:
 
 
 def discard(path: pathlib.Path) -> None:
-  """Removes a file, with its content unless that has another name too."""
-  # PRIVACY: a secret has two names for a moment, while it gets its own. A
-  # process that was killed then left both, and overwriting one would make a
-  # key of zeros of the other. Guard:
+  """Removes a file; overwrites it too, unless it has a second name."""
+  # PRIVACY: a process that is killed while a key gets its name leaves the key
+  # under two names, and overwriting one would leave a key of zeros. A file with
+  # two names loses this name only. Guard:
   # files_test.test_secret_outlives_the_other_name_that_a_kill_left.
   if os.path.lexists(path) and path.lstat().st_nlink > 1:
     path.unlink()
@@ -255,11 +258,11 @@ def discard(path: pathlib.Path) -> None:
 
 
 def read(path: pathlib.Path) -> bytes:
-  """Returns the bytes of a file; a pipe or a device would never end.
+  """Returns the bytes of a regular file; a pipe or a device might never end.
 
   Raises:
-    ValueError: the path is there, and is not a regular file.
-    OSError: it cannot be read.
+    ValueError: the path exists, and is not a regular file.
+    OSError: the file cannot be read.
   """
   if path.exists() and not path.is_file():
     raise errors.value_error(f'file={path}: is not a regular file; give a file')
@@ -267,21 +270,21 @@ def read(path: pathlib.Path) -> bytes:
 
 
 def read_json(path: pathlib.Path) -> Json:
-  """Returns what a JSON file says; see `read` and `parse_json`."""
+  """Returns the value in a JSON file; see `read` and `parse_json`."""
   return parse_json(read(path))
 
 
 def parse_json(text: bytes) -> Json:
-  """Returns what JSON says that may come from anybody.
+  """Returns the value of a JSON text from an untrusted source.
 
-  Text that a reader and a checker could read in two ways is refused.
+  Two programs could read some texts in different ways; these are refused.
 
   Args:
-    text: UTF-8.
+    text: JSON in UTF-8.
 
   Raises:
-    ValueError: it is not JSON, has a key twice, a NaN or an infinity, which
-      JSON does not have, or is nested as no document is.
+    ValueError: the text is not JSON, has a key twice, has a NaN or an infinity,
+      which JSON does not allow, or is nested too deeply.
 
   >>> parse_json(b'{"rounds": 3, "bands": [1]}')
   {'rounds': 3, 'bands': [1]}
@@ -342,7 +345,7 @@ def code_digest(root: pathlib.Path = _PACKAGE) -> str:
   for name, path in sorted(
     (path.relative_to(root).as_posix(), path) for path in paths
   ):
-    # With their lengths, so that no two trees give the same bytes.
+    # The lengths make the bytes of two different trees differ.
     for part in (name.encode(), path.read_bytes()):
       digest.update(len(part).to_bytes(8, 'big') + part)
   return digest.hexdigest()
@@ -360,7 +363,7 @@ def _link(part: pathlib.Path, path: pathlib.Path) -> None:
 
 
 def _make_folder(path: pathlib.Path) -> None:
-  """Makes a folder, and those above it that are missing, with mode 0700."""
+  """Makes a folder, and missing folders above it, with mode 0700."""
   if path.is_dir():
     return
   _make_folder(path.parent)

@@ -40,8 +40,8 @@ class Target:
   Attributes:
     epsilon: target epsilon of the whole run, > 0.
     delta: target delta of the whole run, in (0, 1).
-    dimension: coordinates of the model, which set the cost of arithmetic; None
-      covers all models of `accounting.Guarantee`'s default.
+    dimension: number of coordinates of the model, on which the slack of the
+      arithmetic depends; None is the default of `accounting.Guarantee`.
 
   Raises:
     ValueError: a value is out of range.
@@ -139,15 +139,16 @@ def choose(
   stopped = threading.Event()
 
   def stop(loss):
-    # Ctrl-C reaches the main thread only. This ends a search in another thread.
+    # Ctrl-C reaches the main thread only; the exception ends other searches.
     if stopped.is_set():
       raise KeyboardInterrupt
 
   def optimized(family: strategies.Family) -> list[Choice]:
     choices = []
     candidates = _parameters(family, rounds, cohorts, noise_copies)
-    # PRIVACY: each sampled bound fails with a small probability, and choosing
-    # the best favours one that failed. All candidates share one probability.
+    # PRIVACY: each Monte Carlo bound fails with a small probability, and a
+    # choice of the best bound favours one that failed. All candidates together
+    # share one failure probability.
     # Guard: choosing_test.test_compared_families_share_the_failure_probability.
     samples = accounting.Samples(tries=len(declared) * len(candidates))
     for parameters in candidates:

@@ -1,11 +1,11 @@
-"""The norm that updates are clipped to: a constant, or one that follows them.
+"""The norm that updates are clipped to: constant, or adapted to the updates.
 
 | symbol | name here         | meaning                                         |
 |--------|-------------------|-------------------------------------------------|
 | S_t    | `l2_norm_clip`    | the clip of round t; S_0 is `initial`           |
 | gamma  | `quantile`        | share of updates that should be below S_t       |
-| eta    | `rate`            | by how much S_t moves in a round                |
-| beta   | `fraction_weight` | of the indicator b_i = [update i is below S_t]  |
+| eta    | `rate`            | step size of log S_t in a round                 |
+| beta   | `fraction_weight` | weight of b_i = [update i is below S_t]         |
 | Delta  |                   | norm of a record over S_t: (1 + beta^2 / 4)^1/2 |
 """
 
@@ -19,7 +19,7 @@ import tree
 
 from tff_bandmf import _checks, _files, errors
 
-# Delta is then 1.0098.
+# With this weight, Delta is 1.0098.
 _FRACTION_WEIGHT = 0.28
 
 # A norm > 0, or norms > 0 in the structure of an update: tuples, lists, dicts.
@@ -35,31 +35,32 @@ class AdaptiveClip:
                        / (beta clients_per_round)
     S_{t+1} = S_t exp(-rate (fraction_t - quantile))
 
-  A record has one coordinate more than an update, and all of it gets the
-  correlated noise of the run. An absent client's record is zero. The norm of a
-  record is at most Delta, and S_t is a function of earlier releases: so the run
-  has the guarantee of a constant clip whose noise is Delta times less.
+  A record has one coordinate more than an update, its indicator. All its
+  coordinates get the correlated noise of the run. An absent client's record is
+  zero. The norm of a record is at most Delta, and S_t is a function of earlier
+  releases. So the run has the guarantee of a constant clip whose noise is
+  smaller by the factor Delta.
 
-  Where n clients come and not clients_per_round, the fraction is drawn towards
-  1/2 by the factor n / clients_per_round. An update that is zeroed, or is not
-  finite, is not counted on either side of the clip.
+  If n clients come instead of clients_per_round, the distance of the fraction
+  from 1/2 shrinks by the factor n / clients_per_round. An update that is zeroed
+  or not finite counts as neither below nor above the clip.
 
   Attributes:
-    initial: S_0, what a constant clip is: one norm, or norms by layer, which
-      move by one common factor. An update is below them if all its layers are.
-      Begin low: noise is proportional to it, and a model that too much of it
-      ruined has updates that the clip follows upwards.
+    initial: S_0, > 0: one norm, or norms by layer, which all move by one common
+      factor. An update is below norms by layer if each layer is below its norm.
+      Begin low: the noise is proportional to the clip, and a model that too
+      much noise has ruined has large updates, which make the clip grow.
     quantile: gamma, in [0, 1]; TFF's `target_unclipped_quantile`.
-    rate: eta, positive; TFF's `clip_learning_rate`.
-    fraction_weight: beta, positive. The standard deviation of the fraction is
-      that of the noise on a sum of updates over beta clients_per_round S_t; at
-      0.28 the noise of the updates grows by 1 %.
-    until: the clip of this round is that of all later ones; None never
-      freezes it.
+    rate: eta, > 0; TFF's `clip_learning_rate`.
+    fraction_weight: beta, > 0. The standard deviation of the fraction is the
+      one of the noise in the sum of a round, divided by beta clients_per_round
+      S_t. At 0.28 the noise of the updates grows by 1 %.
+    until: index of the round whose clip all later rounds keep; None adapts the
+      clip in all rounds.
 
   Raises:
     TypeError: a value is not a number.
-    ValueError: a value out of range.
+    ValueError: a value is out of range.
 
   >>> norm(AdaptiveClip(0.1)) / norm(0.1) < 1.01
   True
@@ -75,7 +76,7 @@ class AdaptiveClip:
     for clip in tree.flatten(self.initial):
       _checks.positive('initial', clip, 'TFF begins at 0.1')
     _checks.between('quantile', self.quantile, 0, 1, '0.5 is the median')
-    # Larger ones are mistakes.
+    # Larger values can only be mistakes.
     for name, most, remedy in (
       ('rate', 10, 'usual is 0.2'),
       ('fraction_weight', 100, f'usual is {_FRACTION_WEIGHT}'),
@@ -96,21 +97,23 @@ Clip = Union[AdaptiveClip, Norms]
 
 
 def layers(l2_norm_clip: Clip) -> Norms:
-  """Returns the clip of an update in the first round, or one a layer."""
+  """Returns the clip of an update in the first round: a norm, or norms."""
   if isinstance(l2_norm_clip, AdaptiveClip):
     return l2_norm_clip.initial
   return l2_norm_clip
 
 
 def norm(l2_norm_clip: Clip) -> float:
-  """Returns the norm of what a client contributes to the first round, at most.
+  """Returns the largest norm of a client's record in the first round.
 
-    (sum_g clip_g^2)^(1/2) of clips by layer, Delta times that if they adapt
+    (sum_g clip_g^2)^(1/2) for clips by layer, times Delta if they adapt
 
-  z_stddev, the standard deviation of z, is relative to it; both move with S_t.
+  `z_stddev`, the standard deviation of z, is proportional to this norm. For an
+  adaptive clip, both move with S_t.
   """
   clips = tree.flatten(layers(l2_norm_clip))
-  # PRIVACY: the indicator is a part of the record: this is Delta. Guard:
+  # PRIVACY: noise for the update alone would be too small, since a client also
+  # adds the indicator. The norm includes the indicator. Guard:
   # adaptive_clip_test.test_noise_of_a_run_is_larger_by_delta.
   if isinstance(l2_norm_clip, AdaptiveClip):
     clips = [*clips, l2_norm_clip.indicator]
@@ -118,30 +121,29 @@ def norm(l2_norm_clip: Clip) -> float:
 
 
 def growth(l2_norm_clip: Clip) -> float:
-  """Returns the norm of a record over that of its update, 1 or Delta."""
+  """Returns the norm of a record over the norm of its update: 1 or Delta."""
   return norm(l2_norm_clip) / norm(layers(l2_norm_clip))
 
 
 def indicators(l2_norm_clip: Clip) -> int:
-  """Returns how many coordinates a record has beside those of an update."""
+  """Returns the number of coordinates of a record beside its update, 0 or 1."""
   return int(isinstance(l2_norm_clip, AdaptiveClip))
 
 
 def of(
   initial: Norms, *, quantile: Optional[float] = None, **others: Any
 ) -> Clip:
-  """Returns `initial`, or what adapts from there if a quantile is given.
+  """Returns an `AdaptiveClip` if a quantile is given, else the constant clip.
 
   Args:
-    initial: clip of the first round; this and the next are those of
-      `AdaptiveClip`.
-    quantile: None where the clip is constant.
-    **others: None for what has its default.
+    initial: clip of the first round, as in `AdaptiveClip`.
+    quantile: attribute of `AdaptiveClip`; None for a constant clip.
+    **others: other attributes of `AdaptiveClip`; None takes the default.
 
   Raises:
-    TypeError: for the reasons of `AdaptiveClip`.
-    ValueError: for the reasons of `AdaptiveClip`; or a value without a
-      quantile.
+    TypeError: the reasons of `AdaptiveClip`.
+    ValueError: the reasons of `AdaptiveClip`; or another attribute is given
+      without a quantile.
   """
   given = {name: value for name, value in others.items() if value is not None}
   if quantile is not None:
@@ -154,7 +156,7 @@ def of(
 
 
 def claim(l2_norm_clip: Clip) -> _files.JsonObject:
-  """Returns what the claim of a run says of its clip."""
+  """Returns the values of the clip in the claim of a run, under JSON keys."""
   record = {'l2_norm_clip': norm(l2_norm_clip)}
   if isinstance(l2_norm_clip, AdaptiveClip):
     record['adaptive_clip'] = to_json(l2_norm_clip)
@@ -162,7 +164,7 @@ def claim(l2_norm_clip: Clip) -> _files.JsonObject:
 
 
 def to_json(l2_norm_clip: Clip) -> _files.Json:
-  """Returns a number, a list of them by layer, or an object of a clip."""
+  """Returns a clip as JSON: a number, a list by layer, or an object."""
   if isinstance(l2_norm_clip, AdaptiveClip):
     return {
       **dataclasses.asdict(l2_norm_clip),
@@ -172,7 +174,7 @@ def to_json(l2_norm_clip: Clip) -> _files.Json:
 
 
 def from_json(value: _files.Json) -> Clip:
-  """Returns the clip of what `to_json` gave."""
+  """Returns the clip from the result of `to_json`."""
   if isinstance(value, dict):
     return AdaptiveClip(**{**value, 'initial': from_json(value['initial'])})
   return tuple(value) if isinstance(value, list) else value

@@ -2,16 +2,17 @@
 
 | symbol | name here            | meaning                                    |
 |--------|----------------------|--------------------------------------------|
-| n      | `rounds`             | rounds that the mechanism supports         |
+| n      | `rounds`             | number of rounds of the mechanism          |
 | b      | `min_sep`            | rounds i, j of one client: abs(i - j) >= b |
-| k      | `max_participations` | rounds of one client, at most              |
+| k      | `max_participations` | largest number of rounds of one client     |
 
 `min_sep` is the difference of round numbers, r2 - r1: 1 allows consecutive
 rounds. TensorFlow Privacy and the Gboard reports count the rounds in between,
 r2 - r1 - 1, which is one less: `min_sep_from_rounds_between` converts.
 
-`Budget` is a set of patterns of another kind: those whose cost under C is at
-most that of the patterns of `MinSep`; `Costs` computes it.
+A pattern is the set of rounds of one client. `Budget` allows every pattern
+whose cost under C is at most the largest cost of a pattern of `MinSep`. `Costs`
+computes the cost.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from tff_bandmf import _checks, _files, errors
 
 # Two data sets are neighbours if one client's contributions are zero in one.
 ZERO_OUT = 'zero-out'
-# Sums of costs of as many rounds fit in 64 bits.
+# The cost of a pattern with this many rounds fits in 64 bits.
 _MOST_ROUNDS = 2**16
 
 
@@ -45,14 +46,14 @@ class Cohorts(abc.ABC):
   is_enforced: ClassVar[bool] = False
 
   if TYPE_CHECKING:
-    # A constant of some kinds, and a field of others.
+    # Some kinds have a constant, and others a field.
     @property
     def adjacency(self) -> str: ...
 
   @property
   @abc.abstractmethod
   def schema(self) -> Participation:
-    """Worst participation of a client; noise multipliers are relative to it."""
+    """The worst patterns of a client; its sensitivity scales the noise."""
 
   @abc.abstractmethod
   def to_dict(self) -> _files.JsonObject:
@@ -91,8 +92,8 @@ class Participation(Cohorts):
   adjacency: ClassVar[str] = ZERO_OUT
 
   if TYPE_CHECKING:
-    # A field where there is one; a property while the program runs would be
-    # the default of that field.
+    # Subclasses have fields of these names. At run time a property would become
+    # the default of the field.
     @property
     def min_sep(self) -> Optional[int]: ...
 
@@ -110,19 +111,19 @@ class Participation(Cohorts):
 
   @abc.abstractmethod
   def separation(self, rounds: int) -> int:
-    """Returns b: rounds of one client are at least so far apart.
+    """Returns b, the least difference of two rounds of one client.
 
-    It is `min_sep`; where a client takes part once, all of the run.
+    If a client takes part only once, b is the number of rounds.
     """
 
   @property
   def schema(self) -> Participation:
-    """The most that a client can do: these patterns, which are enforced."""
+    """This schema itself, since the run enforces it."""
     return self
 
   @property
   def typical(self) -> Participation:
-    """The schema that C is searched for: this one, but for `Budget`."""
+    """The schema for which C is optimised: another one for a `Budget`."""
     return self
 
   def to_dict(self) -> _files.JsonObject:
@@ -173,7 +174,8 @@ class _Separated(Participation):
   )
 
   def participations(self, rounds: int) -> int:
-    # PRIVACY: ceil, not floor: n=9, b=4 fits rounds 0, 4 and 8.
+    # PRIVACY: floor(n / b) would understate the rounds of a client: n = 9 and
+    # b = 4 allow rounds 0, 4 and 8. This line takes ceil(n / b).
     # Guard: participation_test.test_participations_is_the_longest_pattern.
     fit = -(-rounds // self.min_sep)
     if self.max_participations is None:
@@ -218,20 +220,19 @@ def check_cohorts(cohorts: object) -> None:
 
 @attrs.frozen(eq=False)
 class Costs:
-  """The costs of patterns under one C, in integers, and the most of a client.
+  """The costs of patterns under one C, in integers, and a client's limit.
 
     cost(P) = sum_{s in P} h(s, 0) + 2 sum_{s < t in P} h(s, t - s)
 
-  h(s, l) is |X[s, s + l]| / unit, rounded up, where X = C^T C or, if C is
-  Toeplitz, where X is that of the infinite columns, which bound those of every
-  end of the run. Sums of integers are exact in any order, so that servers and
-  devices decide alike.
+  h(s, l) is |X[s, s + l]| / unit, rounded up, with X = C^T C. For a Toeplitz C,
+  X has infinite columns, so that it bounds X of a run of any length. Sums of
+  integers are exact in any order, so that servers and devices decide alike.
 
   Attributes:
-    table: [1 or n, lags] int64, h, each in [0, 2^30]. A single row is that of
-      every s. From l = lags on h is 0.
-    limit: the most that a client may cost, integer >= 0.
-    unit: squared clips of one unit of cost, > 0.
+    table: [1 or n, lags] int64, h, each in [0, 2^30]. A single row holds for
+      every s. For l >= lags, h is 0.
+    limit: largest cost of a client, integer >= 0.
+    unit: size of one unit of cost, in squared clips, > 0.
     strategy_sha256: digest of C.
   """
 
@@ -242,14 +243,14 @@ class Costs:
 
   @property
   def most(self) -> int:
-    """The most rounds of a client, as each costs something."""
+    """An upper bound on the rounds of a client, since each round costs."""
     return self.limit // int(self.table[:, 0].min())
 
   def pairs(self, first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Returns h(s, t - s), int64, of the shape of s and t.
 
     Args:
-      first: integers, s; where it is negative there is no round, and h is 0.
+      first: integers, s; a negative s stands for no round, with h = 0.
       second: integers, t >= s.
     """
     lags = second - first
@@ -263,11 +264,11 @@ class Costs:
     """Returns the costs of patterns, [m] int64.
 
     Args:
-      rounds: [m, K] integers, a pattern a row, descending; negative numbers
+      rounds: [m, K] integers, one pattern per row, descending; negative numbers
         stand for no round, and come last.
     """
-    # PRIVACY: a sum beyond 64 bits would wrap, and a pattern would seem cheap.
-    # Patterns of so many rounds are refused.
+    # PRIVACY: a sum beyond 64 bits would wrap around, and an expensive pattern
+    # would seem cheap. Patterns with more rounds than fit are refused.
     # Guard: budget_test.test_patterns_of_too_many_rounds_are_refused.
     if rounds.shape[1] > _MOST_ROUNDS:
       raise errors.value_error(
@@ -276,8 +277,8 @@ class Costs:
       )
     total = np.zeros(len(rounds), np.int64)
     for j in range(rounds.shape[1]):
-      # PRIVACY: a pair of rounds moves the run twice, by X[s, t] and X[t, s].
-      # It costs twice as much.
+      # PRIVACY: a pair of rounds s < t moves the run by X[s, t] and by X[t, s],
+      # and a cost of only one of them would be too small. Pairs count twice.
       # Guard: budget_test.test_cost_bounds_the_shift_of_every_pattern.
       latest = np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape)
       costs = self.pairs(rounds[:, j:], latest)
@@ -289,11 +290,11 @@ class Costs:
 class Budget(Participation):
   """A client takes part as long as its rounds cost no more than a budget.
 
-  The budget Delta^2 is the cost of `max_participations` rounds that are
-  `min_sep` apart, under the C of the run; see `Costs` for the cost, and
-  `sensitivity.budget` for the families that have one. So rounds may be closer
-  than `min_sep`, or more, as long as they cost no more. The C of a plan is the
-  one for `typical`.
+  The budget is the cost of `max_participations` rounds that are `min_sep`
+  apart, under the C of the run; see `Costs` for the cost, and
+  `sensitivity.budget` for the families of C that have costs. So a client may
+  have closer rounds than `min_sep`, or more rounds, as long as they cost no
+  more. A plan optimises C for `typical`, which is a `MinSep`.
 
   Attributes:
     min_sep: b of `typical`, integer >= 1.
@@ -302,8 +303,7 @@ class Budget(Participation):
       [1, min_sep].
     horizon: number of rounds up to which a run may go on, >= n; None is 10 n if
       C is Toeplitz, else n.
-    costs: those under the C of a run; None for a budget that no C was found
-      for yet.
+    costs: costs under the C of a run; None as long as no C is known.
   """
 
   name: ClassVar[str] = 'budget'
@@ -355,7 +355,7 @@ class Budget(Participation):
     return self.costs
 
   def check_horizon(self, rounds: int) -> None:
-    """Raises ValueError if the horizon is below the rounds that are planned."""
+    """Raises ValueError if the horizon is below the planned rounds."""
     if self.horizon is not None and self.horizon < rounds:
       raise errors.value_error(
         f'horizon={self.horizon}: is below rounds={rounds}; leave it '
@@ -363,10 +363,11 @@ class Budget(Participation):
       )
 
   def device_rule(self) -> _files.JsonObject:
-    """Returns what a device needs to decide for itself, a JSON object.
+    """Returns the rule by which a device can admit itself, a JSON object.
 
-    costs: h(0), h(1), ...; 0 from there on; `limit`, `apart` and `horizon` as
-    for servers. docs/reference/budget.md has the code for a device.
+    `costs` is the list h(0), h(1), ..., and later values are 0. `limit`,
+    `apart` and `horizon` are the attributes of `Costs` and `Budget`.
+    docs/reference/budget.md has the code for a device.
 
     Raises:
       ValueError: C is not Toeplitz, so that costs depend on the round.
@@ -405,7 +406,7 @@ class Budget(Participation):
 
 
 def check(participation: object) -> None:
-  """Raises TypeError for what is not a schema."""
+  """Raises TypeError unless the value is a schema."""
   if not isinstance(participation, Participation):
     raise errors.type_error(
       f'participation={participation}: must be a participation '
@@ -414,7 +415,7 @@ def check(participation: object) -> None:
 
 
 def min_sep_from_rounds_between(rounds_between: int) -> int:
-  """Returns the min_sep b for a number of rounds between two of one client.
+  """Returns min_sep, given the number of rounds between two of one client.
 
     b = r2 - r1 = (r2 - r1 - 1) + 1
 
@@ -426,7 +427,7 @@ def min_sep_from_rounds_between(rounds_between: int) -> int:
 
   Raises:
     TypeError: `rounds_between` is not an integer.
-    ValueError: it is negative.
+    ValueError: `rounds_between` is negative.
 
   >>> min_sep_from_rounds_between(484)
   485
@@ -453,11 +454,12 @@ def from_name(
     min_sep: r2 - r1; required by all but 'single'.
     max_participations: optional bound on k.
     apart: least r2 - r1 that 'budget' allows, >= 1; None is 1.
-    horizon: rounds up to which a run with 'budget' may go on; None leaves it to
-      C.
+    horizon: rounds up to which a run with 'budget' may go on; None takes the
+      default of `Budget`.
 
   Raises:
-    ValueError: unknown name, a parameter missing, or one that does not apply.
+    ValueError: the name is unknown, a parameter is missing, or a parameter does
+      not apply.
   """
   for parameter, value in (('apart', apart), ('horizon', horizon)):
     if value is not None and name != Budget.name:
@@ -492,5 +494,5 @@ def from_name(
   return schema(min_sep, max_participations)
 
 
-# As flags and files name them.
+# The names of schemas in flags and files.
 NAMES = (Single.name, FixedEpoch.name, MinSep.name, Budget.name)

@@ -1,4 +1,4 @@
-"""Checks what a run of tff_bandmf claims, with code that shares none of its.
+"""Checks what a run of tff_bandmf claims, with code of its own.
 
     python verify.py RUN_DIR        every step, then VERIFIED and an epsilon
     python verify.py public.json    whether the figures of a report fit together
@@ -6,9 +6,9 @@
 It needs Python 3.9 or later and NumPy. Read it from the top: a run releases
 C^-1 (C G + Z). Row t of G is the sum of the clipped updates of round t, C is
 lower-triangular, Z are independent normals of deviation z. One unit of privacy
-moves C G by the sensitivity of C at most, and mu is that distance over z: it is
-one Gaussian mechanism. All is in units of the clip. Exit status 1: the last
-line tells what does not hold; 2: there is nothing that can be checked.
+moves C G by at most the sensitivity of C. So the run is one Gaussian mechanism,
+with mu = sensitivity / z. All numbers are in units of the clip. Exit status 1:
+the last line tells what does not hold; 2: there is nothing that can be checked.
 
 Not checked, as no file shows it:
 * the key of the noise was random, secret, and used for this run alone;
@@ -23,7 +23,7 @@ import itertools, pathlib, sqlite3, sys, types  # noqa: E401
 import numpy as np
 FILES = ('run.json', 'plan.json', 'strategy.json')
 MOST_ROUNDS = 4096  # C is kept entry by entry.
-SAME, CLOSE = 1e-9, 1e-5  # A number computed twice; a bound on two grids.
+SAME, CLOSE = 1e-9, 1e-5  # Tolerances: number computed twice, bound on grids.
 U = 2.0**-53  # Relative rounding of float64.
 KINDS = {*'started enforced finished failed abandoned row drawn ended'.split(),
          'not drawn', 'incomplete', 'examined', 'direct'}  # Events.
@@ -47,7 +47,7 @@ def power(exponent, count):
   """Returns the first coefficients of (1 - x)^-exponent."""
   steps = np.arange(1.0, count)
   return np.cumprod(np.r_[1.0, (steps - 1 + exponent) / steps])
-# First column of Toeplitz C, p: parameters and arrays; the last four of C^-1.
+# First column of Toeplitz C, or of C^-1 for the last four; p: its parameters.
 COLUMNS = {
   'identity': lambda p, n: [1.0],
   'banded-toeplitz': lambda p, n: p['coefficients'],
@@ -86,8 +86,8 @@ def online_tree(n):
   noise = np.diff(prefix, axis=0, prepend=0)
   return np.linalg.inv(np.linalg.cholesky(noise @ noise.T))
 def matrix(strategy):
-  """Returns C, [n, n], of what strategy.json says. A Toeplitz C of more rounds
-  than MOST_ROUNDS is cut there: its first rounds are those of any other n."""
+  """Returns C, [n, n], from the content of strategy.json. A Toeplitz C is cut
+  after MOST_ROUNDS rounds: its first rounds are the same for every n."""
   family, n = strategy['family'], strategy['rounds']
   p = {**strategy['parameters'], **strategy.get('arrays', {})}
   if family in COLUMNS and not p.get('column_normalize'):
@@ -150,11 +150,11 @@ def heaviest(arity, n, gap, most):
       node = node + np.arange(len(node))[:, None, None] ** 2.0
   return forest[:, 0].max()
 def sensitivity(c, gap, most, fixed=False, arity=None):
-  """Returns bounds (below, above) on it, equal if exact. With X = C^T C, rounds
-  P cost at most the sum of |X[s, t]| over s, t in P, and just that if X >= 0.
+  """Returns bounds (lower, upper), equal if exact. With X = C^T C, rounds P
+  cost at most the sum of |X[s, t]| over s, t in P, and exactly that if X >= 0.
   A j-th round at t costs at most X[t, t] + 2 sum_{i<=j} max |X[s, t]| over
-  s <= t - i gap: a dynamic programme finds the most. Rounds `gap` apart show
-  what is reached. An online tree, arity -2, releases sums of a tree's nodes."""
+  s <= t - i gap: a dynamic programme finds the maximum. Rounds `gap` apart give
+  the lower bound. An online tree, arity -2, releases sums of a tree's nodes."""
   n, signed, epochs = len(c), c.T @ c, []
   x = np.abs(signed)
   for t in range(gap if most * gap >= n else n):
@@ -177,14 +177,14 @@ def sensitivity(c, gap, most, fixed=False, arity=None):
   return lower**0.5, max(lower, upper) ** 0.5
 # 3. Epsilon of a Gaussian mechanism, rounded up.
 def tail(x):
-  return math.erfc(x / math.sqrt(2)) / 2  # P[Z > x] but for 1e-12 of it.
+  return math.erfc(x / math.sqrt(2)) / 2  # P[Z > x], to a relative 1e-12.
 def gaussian_delta(epsilon, mu):
-  """Returns at least delta: what rounding loses is added again."""
+  """Returns an upper bound of delta: the last term covers the rounding."""
   first = tail(epsilon / mu - mu / 2)
   second = math.exp(epsilon) * tail(epsilon / mu + mu / 2)
   return first - second + 1e-12 * (first + second)
 def smallest(holds, low=0.0, high=0.01):
-  """Returns where `holds` begins, from above; inf where it does not hold."""
+  """Returns the least x from which `holds`, rounded up; inf if above 700."""
   while not holds(high):
     low, high = high, 1.1 * high
     if high > 700:
@@ -195,7 +195,7 @@ def smallest(holds, low=0.0, high=0.01):
   return high
 # 4. The price of integers and finite words: docs/reference/arithmetic.md.
 def mechanism(c, sens, k, claim):
-  """Returns mu, and what Theorem 2 takes; `sens`: of one client of k rounds."""
+  """Returns mu and the inputs of Theorem 2; `sens`: of one client, k rounds."""
   n, back, units = len(c), np.abs(np.linalg.inv(c)), claim['clients_per_unit']
   c, bands, diagonal = np.abs(c), bands_of(c), np.diag(c)
   # Deviations of y, which bound those of m, in deviations of c z.
@@ -330,7 +330,7 @@ def read_ledger(path, ids):
     require(good, f'ledger: the cohort of round {t} was changed')
   return events, cohorts, head.hex()
 def check_cohorts(cohorts, c, kind, gap, most):
-  """Returns what one client's rounds cost at most; all keep to the rule."""
+  """Returns the largest cost of a client's rounds; all must keep the rule."""
   rounds, costs, x = collections.defaultdict(list), [0.0], np.abs(c.T @ c)
   by = gap if kind in ('fixed-epoch', 'cyclic-poisson', 'balls-in-bins') else 1
   for t, cohort in enumerate(cohorts):
@@ -458,7 +458,7 @@ def verify_report(path, say, _):
   report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')
   public, total = 'once_in' in report, 0.0
   runs = report['runs'] if public else [report]
-  def digit(value):  # The last of three, which are rounded to the safe side.
+  def digit(value):  # One unit of the last of three digits: the rounding.
     return 10.0 ** (math.floor(math.log10(value)) - 2) * public
   def proved(rho, delta):
     return smallest(lambda e: gaussian_delta(e, math.sqrt(2 * rho)) <= delta)
@@ -484,7 +484,7 @@ def verify(path, say=lambda line: None):
       return (verify_run if path.is_dir() else verify_report)(path, say, {})
   except AssertionError:
     raise
-  except Exception as error:  # Whatever a damaged file makes of the above.
+  except Exception as error:  # A damaged file can raise any exception.
     line = f'path={path}: cannot be checked, {type(error).__name__} {error}'
     line += '; no ledger but SQLite is read' * isinstance(error, sqlite3.Error)
     raise ValueError(' '.join(line.split())[:300]) from error

@@ -98,7 +98,7 @@ def _claim(run: str) -> Optional[claim_lib.Claim]:
   path = pathlib.Path(run)
   if path.is_file():
     return None
-  # Plans do not wait for the imports of the ledger.
+  # Imported here, since plans do not need the ledger.
   from tff_bandmf.report import claim
 
   return claim.from_run(path)

@@ -26,7 +26,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     arguments: arguments without the name of the program; None is `sys.argv`.
   """
   arguments = list(sys.argv[1:] if arguments is None else arguments)
-  # TensorFlow prints no remarks about the machine.
+  # This keeps TensorFlow from printing remarks about the machine.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   try:
     # The import takes a second, in which Ctrl-C must already be handled.

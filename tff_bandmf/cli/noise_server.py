@@ -135,9 +135,9 @@ def noise_server(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(_stopped_by_signals())
     recursion = strategy.recursion()
-    # PRIVACY: noise of another lattice than in training is not the claimed
-    # noise. The server computes the lattice of training, which refuses any
-    # other.
+    # PRIVACY: noise for another lattice than the one of training is not the
+    # claimed noise. The server computes the lattice as training does, and
+    # training refuses a folder with another lattice.
     # Guard: noise_server_test.test_lattice_is_that_of_a_secure_sum_where_told.
     z_steps = noise.Lattice.of(
       recursion,
@@ -227,7 +227,7 @@ def _wait(tape: tape_lib.Tape, stop: threading.Event) -> None:
       f'{max(0, tape.written - tape.reached)} are ready'
     )
     if line != shown:
-      # It replaces the line before.
+      # '\r' makes the line replace the previous one.
       click.echo(f'\r{line.ljust(len(shown))}', err=True, nl=False)
       shown = line
     if tape.reached != reached:

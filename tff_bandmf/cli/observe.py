@@ -50,8 +50,8 @@ def observe(log, file, z_stddev, clip, delta, dimension, max_slack, as_json):
       )
     strategy = plan.strategy
     delta = plan.delta if delta is None else delta
-    # PRIVACY: the indicator of an adaptive clip is a coordinate with noise,
-    # which costs slack. It is counted.
+    # PRIVACY: epsilon would be too small if its slack left out a coordinate
+    # with noise. The indicator of an adaptive clip counts as one coordinate.
     # Guard: cli_observe_test.test_indicator_is_a_coordinate_of_the_claim.
     dimension = (
       plan.coordinates

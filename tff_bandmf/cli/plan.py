@@ -150,7 +150,7 @@ def plan(
 
 
 def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
-  """Returns what both rules make of a log of check-ins, by their names."""
+  """Returns the counts of a log of check-ins under two rules, by rule name."""
   schema = plan.schema
   kinds = (participation.MinSep, participation.Budget)
   if not plan.cohorts.is_enforced or not isinstance(schema, kinds):

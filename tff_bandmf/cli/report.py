@@ -107,7 +107,7 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   clients took part more often, or closer together, than was planned; the report
   claims what holds for the run as it was.
   """
-  # Other commands do not wait for the import of the plots.
+  # Imported here, since matplotlib is slow to import.
   from tff_bandmf import report as report_lib
 
   elsewhere = {'plan': plan, 'log': log, 'note': notes or None}

@@ -18,14 +18,14 @@ from tff_bandmf.cohorts import history as history_lib
 
 @dataclasses.dataclass(frozen=True)
 class Taken:
-  """The clients that a rule took.
+  """Counts of the clients that a rule took from a log of check-ins.
 
   Attributes:
-    clients: different clients that took part.
-    participations: sum over clients of their rounds.
-    rounds: rounds of the log.
-    short: rounds whose cohort could not be filled.
-    turned_away: check-ins that the rule did not let in.
+    clients: number of different clients that took part.
+    participations: number of pairs (client, round) that took part.
+    rounds: number of rounds of the log.
+    short: number of rounds whose cohort could not be filled.
+    turned_away: number of check-ins that the rule did not let in.
   """
 
   clients: int
@@ -48,14 +48,14 @@ def taken(
   cohort_size: int,
   seed: int = 0,
 ) -> Taken:
-  """Returns what a rule makes of check-ins.
+  """Returns counts of the clients that a rule takes from check-ins.
 
   Args:
     rounds: [m] integers in [0, planned_rounds), the round of each check-in.
-    clients: [m] integers, the client of each.
-    participation: the rule; a budget has its costs.
-    planned_rounds: n.
-    cohort_size: most clients of a round.
+    clients: [m] integers, the client of each check-in.
+    participation: the rule; a budget must have its costs.
+    planned_rounds: n, number of rounds.
+    cohort_size: largest number of clients of a round.
     seed: seed of the order in which the clients of a round are taken, >= 0.
   """
   names, index = np.unique(clients, return_inverse=True)

@@ -14,17 +14,17 @@ n m <= N k, and any min(b, n) consecutive rounds have different clients, so
 min(b, n) m <= N.
 
 **Uniform.** In round t the clients of the last r = min(t, b - 1) cohorts, r m
-different ones, come too soon. Other clients that took part k times did so in
-the t - r rounds before: they are at most (t - r) m / k. All remaining clients
-may take part. So every round is filled, whatever was drawn before, if
+different ones, come too soon. Of the other clients, at most (t - r) m / k took
+part k times, all in the t - r rounds before. All remaining clients may take
+part. So every round is filled, whatever was drawn before, if
 
     min(b, n) m + floor(max(n - b, 0) m / k) <= N
 
 since both terms grow with t. If k = ceil(n / b), no client comes too often: the
 second term is dropped, and the condition is also necessary.
 
-**Budget.** Who never took part may: n m <= N is enough. Else the cohorts of all
-rounds are drawn once.
+**Budget.** A client that never took part may take part, so n m <= N is enough.
+Otherwise the sampler draws the cohorts of all rounds once, to find out.
 
 **Fixed epochs.** The clients of class r are a population of N_r clients with
 n_r rounds and b = 1. If k >= n_r, no client comes too often.
@@ -64,7 +64,7 @@ class Wanted:
   def surely(self) -> bool:
     """Returns whether every round can be filled, whatever was drawn before."""
     if isinstance(self.participation, participation_lib.Budget):
-      # Somebody is left who never took part, and costs are not looked at.
+      # Then enough clients are left that never took part, whatever the costs.
       return self.rounds * self.cohort_size <= self.clients
     b, k = self._schema
     if not self.participation.evenly_spaced:

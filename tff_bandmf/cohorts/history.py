@@ -1,10 +1,10 @@
 """Participation of clients in earlier rounds, in memory.
 
 `History` is for clients that are numbered 0, 1, ...; `Seen` is for clients with
-identifiers of 64 bits. The rule of a budget needs all rounds of a client, and
-not its last one and their number alone. A chain has them: the last
-participation of a client leads to the one before it, and so on. `Patterns` is a
-`History` with a chain.
+identifiers of 64 bits. Most rules need the last round of a client and its
+number of rounds; the rule of a budget needs all its rounds. A chain has all
+rounds: each participation points to the client's previous participation.
+`Patterns` is a `History` with a chain.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _NEVER = -(2**30)
 MAX_ROUNDS = 2**30
 # Largest count that 16 bits hold.
 _MOST = 2**16 - 1
-# Participations that are sorted at once; each takes 60 bytes meanwhile.
+# Participations that are sorted at once; each takes 60 bytes during the sort.
 _BLOCK = 2**24
-# Chains have so many entries.
+# Largest number of entries in a chain, which int32 can index.
 _MOST_ENTRIES = 2**31 - 1
 
 
@@ -63,7 +63,7 @@ class History:
     return self.part(clients)
 
   def part(self, clients: Union[np.ndarray, slice]) -> History:
-    """Returns the history of clients by their place; a slice copies nothing."""
+    """Returns the history of clients by their index; a slice makes no copy."""
     return History(
       self.last_round[clients],
       self.count[clients],
@@ -82,9 +82,9 @@ class History:
 
 
 class _Chain:
-  """Participations in order of their rounds, each with the client's one before.
+  """Participations by round; each points to the client's previous one.
 
-  4 bytes a participation.
+  A participation takes 4 bytes.
   """
 
   def __init__(self):
@@ -115,7 +115,7 @@ class _Chain:
         f'{_MOST_ENTRIES}; use fewer rounds or smaller cohorts'
       )
     if size + len(before) > len(self._before):
-      # Rather often than with much room; nobody else has the array.
+      # Growth by an eighth wastes little memory. No other object has the array.
       self._before.resize((size + len(before)) * 9 // 8, refcheck=False)
     self._before[size : size + len(before)] = before
     for round_index, more in zip(rounds, sizes):
@@ -133,8 +133,8 @@ class _Chain:
     of_entry = np.array([*self._rounds, _NEVER], np.int32)
     client = np.flatnonzero(last >= 0)
     entry = last[client]
-    # PRIVACY: a round that is left out costs nothing, and its client is let in
-    # too often. A chain is followed to its end.
+    # PRIVACY: a history that lacked a round would understate the cost of its
+    # client, who would be let in too often. A chain is followed to its end.
     # Guard: budget_test.test_history_has_every_round_of_a_client.
     for column in range(rounds.shape[1]):
       place = np.searchsorted(self._starts, entry, 'right') - 1
@@ -148,7 +148,7 @@ class _Chain:
 class Patterns:
   """The rounds of each client before some round, as chains.
 
-  6 bytes a client, and 4 a participation.
+  A client takes 6 bytes, and a participation 4.
 
   Attributes:
     count: [clients] uint16, number of rounds of each client.
@@ -203,8 +203,8 @@ class Seen:
   The index is a list of sorted parts. New rounds are sorted into a part of
   their own. A part is merged with the next one unless it is at least twice as
   large. So adding a round takes time in proportion to its cohort, on average,
-  and a look-up takes time in proportion to the clients asked for. 14 bytes a
-  client, and 4 a participation where all rounds are kept.
+  and a look-up takes time in proportion to the clients asked for. A client
+  takes 14 bytes and, where all rounds are kept, a participation takes 4.
 
   Attributes:
     next: index after the last round that was added; 0 if there is none.
@@ -214,7 +214,8 @@ class Seen:
   def __init__(self, whole: bool = False):
     self.next = 0
     self.whole = whole
-    # The last round of a client or, with a chain, its last entry.
+    # Sorted clients and their history. With a chain, `last_round` of the
+    # history has the last entry of a client in place of its last round.
     self._parts: list[tuple[np.ndarray, History]] = []
     self._chain = _Chain()
 
@@ -264,7 +265,7 @@ class Seen:
     return entries
 
   def _combine(self, last: int) -> None:
-    """Merges the last parts, `last` of them, into one."""
+    """Merges the last `last` parts into one."""
     known, parts = zip(*self._parts[-last:])
     self._parts[-last:] = [
       _combined(

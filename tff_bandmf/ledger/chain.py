@@ -36,11 +36,11 @@ ENDED = 'ended'
 DRAWN = 'drawn'
 NOT_DRAWN = 'not drawn'
 
-# Flags of an attempt. Its sum lacked clients of its cohort.
+# Flags of an attempt: the sum of the attempt lacked clients of its cohort.
 INCOMPLETE = 'incomplete'
-# Its process was checked for values that pass the aggregator.
+# The process of the attempt was checked for values that bypass the aggregator.
 EXAMINED = 'examined'
-# It had no process: the program gave the updates to `Round.release`.
+# The attempt had no process: the program gave the updates to `Round.release`.
 DIRECT = 'direct'
 FLAGS = (INCOMPLETE, EXAMINED, DIRECT)
 
@@ -130,8 +130,8 @@ def genesis(
   """Returns the head before the first event.
 
   Args:
-    run: ID of the run to which the ledger is bound; None before.
-    noise_key: fingerprint of the key of the noise; None before.
+    run: ID of the run to which the ledger is bound; None before it is bound.
+    noise_key: fingerprint of the key of the noise; None before it is bound.
     key: fingerprint of the key of the identifiers; None before the first round.
   """
   return _sha256(['bandmf ledger', FORMAT, run, noise_key, key])
@@ -145,8 +145,8 @@ def link(head: bytes, index: int, event: Event) -> bytes:
     index: i.
     event: e_i.
   """
-  # PRIVACY: somebody could change a value that the hash does not cover. The
-  # hash covers every value of the event.
+  # PRIVACY: somebody could change a value that the hash does not cover, and so
+  # hide participation. The hash covers every value of the event.
   # Guard: chain_test.test_any_change_of_a_row_is_refused.
   return _sha256(
     [
@@ -202,7 +202,8 @@ def attempts(events: Iterable[tuple[Event, bytes]]) -> list[Attempt]:
         result[-1], flags=result[-1].flags | {event.kind}, head=head.hex()
       )
     elif event.kind in (DRAWN, NOT_DRAWN) and result and not is_open:
-      # The head stays, since a checkpoint has it. A bad verdict stays too.
+      # `head` does not change, since a checkpoint has it. After one verdict
+      # 'not drawn', `drawn` stays False.
       result[-1] = dataclasses.replace(
         result[-1], drawn=event.kind == DRAWN and result[-1].drawn is not False
       )

@@ -175,7 +175,7 @@ def _postgresql_arguments(options: str) -> dict[str, Union[str, int]]:
 
 
 def _begin_sqlite(connection: sa.engine.Connection) -> None:
-  # A transaction that writes takes the lock at its beginning: one that takes it
-  # later could fail because another has written since.
+  # A transaction that writes takes the lock at its beginning. If it took the
+  # lock later, it could fail because another transaction has written since.
   reads = connection.get_execution_options().get('reads')
   connection.exec_driver_sql('BEGIN' if reads else 'BEGIN IMMEDIATE')

@@ -6,9 +6,9 @@
 | c      | client    | an index in the population, or a string      |
 | h      |           | 64 bits, as an int64                         |
 
-For a string, h is BLAKE2b(key = s, c). For an index it is a permutation of 64
-bits, which the key turns back: ten rounds of a Feistel network on two halves
-(x, y) of 32 bits,
+For a string, h is BLAKE2b(key = s, c). For an index, h is a permutation of 64
+bits, which a holder of the key can invert: ten rounds of a Feistel network on
+two halves (x, y) of 32 bits,
 
     (x, y) <- (y, x ^ F(i, y))    F(i, y) = 32 bits of AES(key from s; i, y)
 

@@ -1,4 +1,4 @@
-"""The ledger: the cohort and the fate of each round, durable before it runs.
+"""The ledger: the cohort of each round, durable before it runs, and its end.
 
 A round that was started counts, whether or not it gives a result. An attempt at
 a round is 'started', then 'finished', 'failed' (the round may be replayed) or
@@ -302,8 +302,9 @@ class Ledger:
 
   def _seen_before(self, before: int) -> history_lib.Seen:
     before = operator.index(before)
-    # PRIVACY: if a round were left out, its clients could take part again too
-    # early. The index is rebuilt when an earlier round is asked for.
+    # PRIVACY: clients of a round that the index lacks could take part again too
+    # early. The index always has exactly the rounds below `before`, and is
+    # built anew if it has more.
     # Guard: admission_test.test_past_is_that_of_every_round_before.
     if self._seen.next > before:
       self._seen = history_lib.Seen(self._seen.whole)
@@ -370,7 +371,7 @@ class Ledger:
 
     A round may start again with the same cohort. Such a replay is safe only if
     the same clients contribute the same values, as in a simulation. Otherwise
-    one noise would meet two sums: call `abandon_round` instead.
+    two sums would get the same noise: call `abandon_round` instead.
 
     Args:
       round_index: index of a round that was started, or that is above all
@@ -426,8 +427,8 @@ class Ledger:
           'that the run was started with'
         )
       if recorded is None:
-        # PRIVACY: a cohort for an earlier round was drawn without the rounds
-        # above it, and may break the schema. It is refused.
+        # PRIVACY: a cohort for an earlier round was drawn without regard to
+        # later rounds, and may break the schema. Such a cohort is refused.
         # Guard: ledger_test.test_round_below_a_started_one_cannot_start.
         if round_index <= last:
           raise errors.value_error(
@@ -435,8 +436,8 @@ class Ledger:
             'on above it'
           )
         tables.add_round(connection, round_index, hashes, highest)
-      # PRIVACY: the difference of two sums with one noise has no noise. A round
-      # has one cohort for ever.
+      # PRIVACY: the difference of two sums with one noise has no noise. A
+      # second cohort for a round, which would give a second sum, is refused.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
       elif recorded != digest:
         raise errors.value_error(
@@ -444,8 +445,8 @@ class Ledger:
           'noise may not be used twice: resume with the data, seed and '
           'configuration of the first start'
         )
-      # PRIVACY: an abandoned round may have released a sum. It never starts
-      # again.
+      # PRIVACY: an abandoned round may have released a sum, and a second start
+      # could release another with the same noise. Such a start is refused.
       # Guard: ledger_test.test_abandoned_round_cannot_start_again.
       if _abandoned(attempts):
         raise errors.value_error(
@@ -471,8 +472,8 @@ class Ledger:
   ) -> None:
     """Records that a started round gave a result.
 
-    A replay may finish a round again with the same result, and with no other,
-    since two sums would have met one noise.
+    A replay may finish a round again, with the same result only, since
+    different results would mean that two sums got the same noise.
 
     Args:
       round_index: index of the round.
@@ -490,8 +491,8 @@ class Ledger:
       ValueError: no attempt is open; another result was recorded; `z_stddev`
         is negative or not finite; or the aggregator counts another round.
     """
-    # PRIVACY: if the aggregator was in another round, the noise of that round
-    # met this cohort. The result must not be released. Guard:
+    # PRIVACY: if the aggregator was in another round, the sum of this cohort
+    # got the noise of that round. The result of the round is refused. Guard:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:
       raise errors.value_error(

@@ -1,4 +1,4 @@
-"""The tables of a ledger, and what is written to and read from them.
+"""The tables of a ledger, and the functions that write and read them.
 
 | table         | holds                                                        |
 |---------------|--------------------------------------------------------------|
@@ -44,7 +44,7 @@ _ROUNDS = sa.Table(
   'bandmf_rounds',
   _METADATA,
   sa.Column('round', sa.BigInteger, primary_key=True, autoincrement=False),
-  # Before the cohort, which need not be read for it.
+  # This column is before the cohort, so that reading it skips the cohort.
   sa.Column('highest', sa.BigInteger, nullable=False),
   sa.Column('cohort', sa.LargeBinary, nullable=False),
 )
@@ -64,8 +64,8 @@ TABLES = frozenset(_METADATA.tables)
 
 
 def _raw(column: sa.Column) -> sa.sql.ColumnElement:
-  # Returns the value of the driver, since SQLite stores any type in any column,
-  # and SQLAlchemy's LargeBinary would turn an integer into so many bytes.
+  # Returns the value of the driver. SQLite stores any type in any column, and
+  # SQLAlchemy's LargeBinary would turn an integer i into i bytes.
   return sa.type_coerce(column, sa.types.NullType())
 
 
@@ -74,8 +74,8 @@ class Row:
   """The row of the ledger.
 
   Attributes:
-    run: ID of the run to which the ledger is bound; None before.
-    noise_key: fingerprint of the key of the noise; None before.
+    run: ID of the run to which the ledger is bound; None before it is bound.
+    noise_key: fingerprint of the key of the noise; None before it is bound.
     key: fingerprint of the key of the identifiers; None before the first round.
     events: number of events.
     head: head of the chain.
@@ -345,8 +345,9 @@ def verify(
       raise _broken(event.round)
     events.setdefault(event.round, []).append((event, head))
     count, last_event = count + 1, event.round
-  # PRIVACY: somebody could remove the last events. The row of the ledger has
-  # their number and the last head. Guard: the same.
+  # PRIVACY: somebody could remove the last events, and so understate the
+  # participation. The number of events and the last head must be those in the
+  # row of the ledger. Guard: chain_test.test_any_change_of_a_row_is_refused.
   if count != ledger.events or head != ledger.head:
     raise _broken(last_event)
   attempts = {

@@ -17,9 +17,9 @@
 All numbers are integers on the lattice of `lattice`. `placements` holds the
 values with which a user chooses where noise comes from. `self_test` tests y_t
 in the round that adds it. `position` says which round of a run is open, and
-`key_use` keeps a key file to one run. With `placements.InState` there are
-neither blocks nor a tape: `graph_generator` makes z in the graph, and the state
-remembers past y.
+`key_use` ensures that a key file serves one run. With `placements.InState`
+there are neither blocks nor a tape: `graph_generator` makes z in the graph, and
+the state remembers past y.
 """
 
 from tff_bandmf.noise.key import Key

@@ -112,7 +112,7 @@ _KNOWN_ROW, _KNOWN_GROUP, _KNOWN_SHAPE = 170, 4352, (2, 4096)
 
 def precise() -> contextlib.AbstractContextManager:
   """Returns a context in which this thread's JAX has 64 bits."""
-  # Later releases of JAX have it here.
+  # Later releases of JAX have `enable_x64` at the top level.
   if hasattr(jax, 'enable_x64'):
     return jax.enable_x64(True)
   return jax.experimental.enable_x64()

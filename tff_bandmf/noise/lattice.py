@@ -12,9 +12,10 @@ leaves the range:
 
   B 2^k + 12 rho_y s/h + |row of C^-1 D|_1 / 2 + 1 < 2^31
 
-Here D = diag(C[t, t]), through which the roundings of y go on into later ones.
+Here D = diag(C[t, t]); C^-1 D carries the rounding of y into later y. A cell is
+the step of one row, in units of z's standard deviation.
 `accounting.arithmetic.cells` bounds the cost of finite arithmetic, on the
-condition that cells are neither narrower nor wider than
+condition that every cell has a width in
 
   2^-17 <= h C[t, t] / s <= 1
 """
@@ -30,9 +31,8 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.accounting.arithmetic import cells
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# PRIVACY: A cell narrower than this has a larger slack than claims are made
-# with, so epsilon would be too small. A lattice with narrower cells is not
-# made.
+# PRIVACY: A cell narrower than this has a larger slack than claims include, so
+# that epsilon would be too small. A lattice with narrower cells is not made.
 # Guard: lattice_test.test_cells_are_as_wide_as_claims_say.
 _CELL_WIDTH = cells.CELL_WIDTH
 # Largest k: a float64 holds the square of 2^26 steps exactly.

@@ -66,7 +66,7 @@ class Position:
       self._marks.mkdir(mode=0o700)
       _files.sync(self.directory)
     # PRIVACY: A power cut can lose the mark of a sum that was released, and a
-    # second sum would then meet the same noise. Sums that the ledger knows are
+    # second sum would then get the same noise. Sums that the ledger knows are
     # marked again before the round is open.
     # Guard:
     # run_replay_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
@@ -217,8 +217,8 @@ class Position:
     content = tf.io.read_file(reader.path(self.directory, 'position', now))
     numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
     numbers = tf.ensure_shape(numbers, [4])
-    # PRIVACY: An aggregation outside of a round would release clients that
-    # nobody has recorded. It fails unless a round of this run is open.
+    # PRIVACY: An aggregation outside of a round would release updates of
+    # unrecorded clients. It fails unless a round of this run is open.
     # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
     is_open = tf.debugging.Assert(
       tf.equal(numbers[0], self.run) & (numbers[1] > _CLOSED),

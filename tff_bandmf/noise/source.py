@@ -85,18 +85,19 @@ class NoiseSource(abc.ABC):
     """Returns (total + y_t, state of the next round).
 
     **Formal guarantee.**
-    Assumption: the key is secret and serves one run, each round's noise meets
-    one sum, the recursion and `z_steps` are of a `Lattice` that holds the run,
-    and nobody can tell words of ChaCha20 from uniform ones. Statement: if the
-    Gaussian mechanism C S + z_steps Z on real numbers is (epsilon, delta)-DP,
-    then the releases of all rounds are (epsilon + 2 alpha, e^alpha delta + beta
-    (1 + e^(epsilon + alpha)))-DP. A round that fails releases nothing. Source:
+    Assumption: the key is secret and serves one run, the noise of each round is
+    added to one sum, the recursion and `z_steps` are of a `Lattice` that holds
+    the run, and nobody can tell words of ChaCha20 from uniform ones. Statement:
+    if the Gaussian mechanism C S + z_steps Z on real numbers is (epsilon,
+    delta)-DP, then the releases of all rounds are (epsilon + 2 alpha, e^alpha
+    delta + beta (1 + e^(epsilon + alpha)))-DP. A round that fails releases
+    nothing. Source:
     docs/reference/arithmetic.md, Theorems 1 and 2, where alpha and beta are
     defined; its last section lists what is measured and not proved.
 
     `TapeSource` enforces one sum for each round (see `tape.reader.release`).
-    With `StateSource` the caller has to, since it releases from any state that
-    it gets. `NoNoise` guarantees nothing.
+    `StateSource` releases from any state, so its caller has to enforce one sum.
+    `NoNoise` guarantees nothing.
 
     Args:
       state: state of the round, from `begin` or from the release before.
@@ -185,8 +186,8 @@ class StateSource(NoiseSource):
     return state
 
   def begin(self, state):
-    # PRIVACY: The difference of two runs with the same noise has none. Each run
-    # draws its own key, so no two runs share noise.
+    # PRIVACY: The difference of two runs with the same noise has no noise. Each
+    # run draws its own key, so no two runs share noise.
     # Guard: aggregator_runs_test.test_two_runs_in_the_state_share_no_noise.
     return collections.OrderedDict(state, key=graph_generator.fresh_key_words())
 
@@ -206,8 +207,9 @@ class StateSource(NoiseSource):
         past, tf.gather(table.readout, phase), transpose_a=True
       )
     v = tf.round(v + mean)
-    # PRIVACY: Wrap-around of the sum is post-processing. Wrap-around of y alone
-    # is not, because the recursion goes on from y, so it must fail.
+    # PRIVACY: If y alone wrapped around, the recursion would go on from another
+    # y than the theorem assumes. Such a round fails; a wrap-around of the sum
+    # would be post-processing.
     # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
     held = tf.debugging.Assert(
       tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
@@ -333,8 +335,8 @@ def _hold(key: key_lib.Key) -> int:
   name = key.identify(b'held')
   with _holding:
     # PRIVACY: Two runs with one key have the same noise, so the difference of
-    # their releases has none. A key that an open tape of this process has is
-    # refused.
+    # their releases has no noise. A key that an open tape of this process has
+    # is refused.
     # Guard: aggregator_runs_test.test_second_factory_with_a_key_is_refused.
     if name in _held:
       raise errors.value_error(

@@ -26,9 +26,9 @@ _BYTES = 32
 class Checkpoints:
   """The latest states of a run, in a private folder.
 
-  The name of a file has the round t whose beginning it holds: model, optimiser,
-  round and noise state, which may be secret. A file appears under its name when
-  it is complete and on the disk.
+  A file has a round t in its name, and holds the state before this round:
+  model, optimiser, count of rounds, and noise state, which may be secret. A
+  file appears under its name when it is complete and on the disk.
   """
 
   def __init__(self, directory: pathlib.Path):
@@ -104,7 +104,7 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
 
   Raises:
     ValueError: the file is damaged; one line that names it.
-    OSError: it cannot be read.
+    OSError: the file cannot be read.
   """
   content = _files.read(path)
   archive, head = content[: -2 * _BYTES], content[-2 * _BYTES : -_BYTES]

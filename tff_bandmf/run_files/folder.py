@@ -6,10 +6,10 @@ complete copies on two hosts are both opened with `moved`, nothing shows which
 one is the run.
 
 A start takes these steps, each durable before the next one: write the new keys;
-write their place; write run.json; make the ledger; give the keys their final
-names; write the place again, now of a run that has begun. If a start ends
-before run.json, its keys serve the next start in the same folder; a copy of the
-folder draws new keys.
+write place.json, which names the host, folder and inodes of the keys; write
+run.json; make the ledger; give the keys their final names; write place.json
+again, now for a run that has begun. If a start ends before run.json, its keys
+serve the next start in the same folder; a copy of the folder draws new keys.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.run_files import run_json, run_ledger
 
-# Takes the right to write from group and others.
+# A umask that keeps group and others from writing.
 _UMASK = 0o022
 _MACHINE = pathlib.Path('/etc/machine-id')
 # The keys, and the consequence of their loss.
@@ -96,7 +96,7 @@ def check_name(directory: pathlib.Path) -> None:
   """Raises ValueError if the locale cannot encode the name of a folder."""
   try:
     path = os.path.abspath(directory)
-    # TensorFlow encodes it in UTF-8, the system in the encoding of the locale.
+    # TensorFlow encodes names in UTF-8, the system as the locale says.
     path.encode()
     os.fsencode(path)
   except UnicodeEncodeError:
@@ -123,8 +123,8 @@ def _in_use(directory: pathlib.Path) -> ValueError:
 
 def refuse_existing(directory: pathlib.Path) -> None:
   """Raises ValueError if the folder holds a run, or remains of one."""
-  # PRIVACY: a key of draws that outlived its run would draw the same cohorts
-  # for the next run. A folder with a key that served is refused.
+  # PRIVACY: a sampling key that was left from an earlier run would draw the
+  # same cohorts for the next run. A folder with a used key is refused.
   # Guard: starts_test.test_key_of_draws_that_outlived_its_run_is_refused.
   for name in (
     run_json.RUN_FILE,
@@ -298,7 +298,7 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
         'links'
       )
   # PRIVACY: a folder and its copy would each go on with the same key. Only the
-  # folder in which the key was drawn, or one with `moved`, goes on. Guards:
+  # folder in which the key was drawn goes on, or a folder with `moved`. Guards:
   # folder_test.test_copy_is_refused_until_it_is_said_to_move and
   # test_key_in_another_place_is_refused.
   if not moved and _read_place(directory) != _place(directory, begun):
@@ -310,7 +310,7 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
 
 
 def _has_begun(directory: pathlib.Path) -> bool:
-  """Returns whether the run has begun; True if that is not known."""
+  """Returns whether the run has begun; True if place.json does not say."""
   return _read_place(directory).get('begun') is not False
 
 

@@ -133,7 +133,7 @@ class RunRecord:
     tuning: sentence: parameters that were tuned, and on which data.
     model_selection: sentence: rule by which the released model was chosen.
     pre_training: sentence: source of the initial weights.
-    process: sentence: values of clients that pass the aggregator.
+    process: sentence: values of clients that bypass the aggregator.
     key_after: sentence: fate of the key, tapes and buffers after the run.
     enforced: `min_sep`, `max_participations`, `by`.
     clipped_by: sentence: party that clips an update.
@@ -449,7 +449,7 @@ def read_result(
 ) -> tuple[dict[str, float], Optional[str]]:
   """Returns the results in `result.json`, and the head of the ledger's chain.
 
-  The head is that of the end of the run. The result is ({}, None) for a run
+  The head is the one at the end of the run. The result is ({}, None) for a run
   that has not ended.
 
   Raises:

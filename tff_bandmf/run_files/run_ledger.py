@@ -33,8 +33,8 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
     ) as ledger:
       if ledger.bound() != run_json.RunRecord.read(directory).bound():
         raise ledger_lib.of_another_run()
-  # PRIVACY: whoever reads a password in the URL can change the ledger. Only the
-  # owner can read the file.
+  # PRIVACY: a person who reads a password in the URL can change the ledger. The
+  # file is made so that only its owner can read it.
   # Guard: run_test.test_ledger_is_where_it_is_said_to_be.
   _files.write(path, location.encode(), mode=0o600)
 

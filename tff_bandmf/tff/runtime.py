@@ -159,7 +159,10 @@ def check_program() -> None:
 
 
 class _Link:
-  """The connection of a context to its worker, until it is given up."""
+  """The connection of a context to its worker.
+
+  A worker that exceeds the time limit is given up: it gets no more computation.
+  """
 
   def __init__(
     self,
@@ -246,7 +249,7 @@ class SyncContext(tff.framework.SyncExecutionContext):
 
   @property
   def given_up(self) -> bool:
-    """Whether a computation took too long; the context then begins no other."""
+    """Whether a computation took too long, so that all later ones fail."""
     return self._link.given_up
 
   def invoke(self, comp, arg):

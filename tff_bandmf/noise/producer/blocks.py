@@ -1,7 +1,9 @@
 """Blocks of rounds: y from z and from the memory of past rounds.
 
 A block has m rounds. It adds the mean that follows from past y to its scaled
-normals, rounds the sum to y, and writes its rounds to the memory.
+normals, rounds the sum to y, and writes its rounds to the memory. The memory
+of a `WindowBlock` is a ring: round u is in row u modulo the number of rows. The
+memory of a `BufferBlock` has weighted sums of past y.
 """
 
 from __future__ import annotations
@@ -17,13 +19,13 @@ import numpy as np
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.strategies import recursion as recursion_lib
 
-# Number of rounds whose weighted sums within a block are one product.
+# Number of rounds of a block whose weighted sums are one matrix product.
 _TOGETHER = 16
 # Columns of a window that are converted to float64 at once, few enough to stay
 # in cache.
 _PIECE = 512
-# PRIVACY: Past this value y would wrap, and C y would not be z any more. A
-# block with such a value fails.
+# PRIVACY: A larger y would wrap around in 32 bits, so that C y would not be z.
+# A block with a larger value fails.
 # Guard: stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
 
@@ -149,8 +151,8 @@ class WindowBlock(Block):
       output[:] = np.rint(z, out=y)
       return
     mean = self._mean_of_past(ring, work)
-    # PRIVACY: If another y than the added one fed back, the noise would be that
-    # of another C. The rounded y feeds back.
+    # PRIVACY: If later rounds followed from another y than the sum got, the
+    # noise would be that of another C. They follow from the rounded y.
     # Guard: stream_test.test_noise_is_that_of_the_recursion.
     fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):

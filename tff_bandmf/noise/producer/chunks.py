@@ -21,8 +21,8 @@ class Chunks:
   `chunks[i]` maps array i into memory for as long as the caller holds it.
 
   PRIVACY: Past noise is as secret as the key, and a file could show it to
-  others. The file has no name, so nobody opens it and a killed process leaves
-  none; its place on the disk is not overwritten. Guard:
+  others. The file has no name, so that nobody can open it and it disappears
+  with its process; its bytes on the disk are not overwritten. Guard:
   chunks_test.test_file_has_no_name_and_goes_at_the_end.
   """
 

@@ -21,8 +21,9 @@ class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
   Device i % devices computes chunk i and holds its memory. The host sends z to
-  the device and gets the rows of a block back. Products are in float64:
-  products of integers and cut weights are exact on every device.
+  the device and gets the rows of a block back. Products are in float64, so that
+  products of integers with weights from `recursion.cut` are exact on every
+  device.
   """
 
   def __init__(
@@ -118,8 +119,8 @@ def _window(
         for s in range(start, r):
           mean[r] += near[r, s] * fed[s]
         y.append(tf.round(z[r] + mean[r]))
-        # PRIVACY: If another y than the added one fed back, the noise would be
-        # that of another C. The rounded y feeds back.
+        # PRIVACY: If later rounds followed from another y than the sum got, the
+        # noise would be that of another C. They follow from the rounded y.
         # Guard: devices_test.test_devices_make_the_noise_of_the_host.
         fed.append(y[r] if feeds_y else (y[r] - mean[r]) / scale[r])
     return tf.stack(y), tf.stack(fed)
@@ -174,9 +175,9 @@ def known(devices: Sequence[str]) -> tuple[tuple[str, ...], str]:
       )
   chosen = [by_name[name] for name in devices]
   kinds = {device.device_type for device in chosen}
-  # PRIVACY: The number of devices decides which device makes a chunk. Kinds
-  # that round differently would make noise that cannot be made again, so a
-  # resumed run would add other noise. Devices of several kinds are refused.
+  # PRIVACY: A run that resumes with another number of devices makes its chunks
+  # on other devices, and would add other noise if these round differently.
+  # Devices of several kinds are refused.
   # Guard: devices_test.test_devices_of_two_kinds_are_refused.
   if len(kinds) > 1:
     raise errors.value_error(

@@ -30,9 +30,9 @@ class Devices(makers.Maker):
   """A maker that works on several devices at the same time.
 
   Device i % devices computes chunk i, and its data stay on that device until a
-  row of y is copied. Sums of integers and cut weights are exact in float64, in
-  any order. Other sums add row after row, in the same order for every chunk. So
-  the noise does not depend on the number of devices.
+  row of y is copied. Sums of integers times weights from `recursion.cut` are
+  exact in float64, in any order. Other sums add row after row, in the same
+  order for every chunk. So the noise does not depend on the number of devices.
   """
 
   def __init__(
@@ -58,11 +58,13 @@ class Devices(makers.Maker):
     words = jax_generator.key_words(generator.key)
     self._keys = [jax.device_put(words, device) for device in devices]
     self._devices = devices
-    # None until the first block, then [memory rows, count].
+    # Memory of each chunk: None until the first block, then [memory rows,
+    # count].
     self._memories: list[Optional[jax.Array]] = [None] * len(
       self._layout.starts
     )
-    # [m, count] int32; None if y is in the memory, from row `_first_row` on.
+    # y of each chunk, [m, count] int32; None if y is in the memory, from row
+    # `_first_row` on.
     self._made: list[Optional[jax.Array]] = []
     self._first_row = 0
 
@@ -192,8 +194,8 @@ def _window(memory, z, far, near, scale, row):
       for s in range(r):
         m += weights[r, s] * fed[s]
       y.append(jnp.rint(noise[r] + m))
-      # PRIVACY: If another y than the added one fed back, the noise would be
-      # that of another C. The rounded y feeds back.
+      # PRIVACY: If later rounds followed from another y than the sum got, the
+      # noise would be that of another C. They follow from the rounded y.
       # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
       fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
     return tuple(
@@ -251,7 +253,7 @@ def _largest(y: jax.Array) -> jax.Array:
 
 
 def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
-  """Returns weights @ rows, exact for integers and cut weights."""
+  """Returns weights @ rows; exact for integers, weights of `recursion.cut`."""
   # PRIVACY: Products in TensorFloat-32 round the weights, so the noise would be
   # that of another C. The highest precision asks for float64.
   # Guard: jax_devices_test.test_devices_multiply_in_float64.
@@ -262,7 +264,7 @@ def _exact_product(weights: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _product(weights: jax.Array, rows: jax.Array) -> jax.Array:
   """Returns weights @ rows, added up in the order of the rows."""
-  # A library's product adds in an order that depends on the shape.
+  # A library's product would add in an order that depends on the shape.
   total = jnp.zeros((len(weights), rows.shape[1]))
   if len(rows) > _UNROLLED:
     return jax.lax.fori_loop(
@@ -325,9 +327,9 @@ def known(names: Sequence[str]) -> tuple[tuple[jax.Device, ...], str]:
         f'devices={name}: is not a device that JAX sees; use {" ".join(seen)}'
       )
   chosen = tuple(seen[name] for name in names or seen)
-  # PRIVACY: The number of devices decides which device makes a chunk. Kinds
-  # that round differently would make noise that cannot be made again, so a
-  # resumed run would add other noise. Devices of several kinds are refused.
+  # PRIVACY: A run that resumes with another number of devices makes its chunks
+  # on other devices, and would add other noise if these round differently.
+  # Devices of several kinds are refused.
   # Guard: jax_devices_test.test_devices_of_two_kinds_are_refused.
   kinds = {each.device_kind for each in chosen}
   if len(kinds) > 1:

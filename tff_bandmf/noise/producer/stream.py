@@ -36,8 +36,8 @@ class Stream:
   Windows of past y have exact sums, so their y is the same to the bit for every
   choice of blocks, chunks and devices. The other recursions add float64
   numbers, in one order for each chunk of a block. On one machine and kind of
-  device their y is the same to the bit. Elsewhere y can differ in rare cells,
-  in which the last bit of a sum decides.
+  device their y is the same to the bit. Elsewhere y can differ in the rare
+  coordinates in which the last bit of a sum decides.
 
   Attributes:
     recursion: the recursion by which y follows from z, for the strategy C.
@@ -221,8 +221,8 @@ def identify(
 def _block_rounds(memory: int) -> int:
   """Returns the rounds of a block.
 
-  For a long window it is the number for which the ring, whole blocks that hold
-  the window, has the fewest rows.
+  The ring of a long window has as many whole blocks as the window needs. The
+  result is the number of rounds for which this ring has the fewest rows.
 
   Args:
     memory: number of rows of the recursion's memory, >= 0.
@@ -235,7 +235,7 @@ def _block_rounds(memory: int) -> int:
 def shard(dimension: int, index: int, shards: int) -> range:
   """Returns the coordinates of one of several streams that make y together.
 
-  Each shard consists of whole chunks, so its y is the same as in the whole.
+  Each shard consists of whole chunks, so its y is the same as without shards.
 
   >>> [shard(200_000, i, 2) for i in range(2)]
   [range(0, 131072), range(131072, 200000)]

@@ -5,7 +5,7 @@ A tape is a folder, mode 0700, or one folder for every shard of coordinates:
   lock              held by the producer; names its host and process
   tape.json         a `Description` of the noise; no secret
   00000003.noise    y of round 3, see `tape.file`
-  00000003.reached  rounds below 3 were used; the highest of these counts
+  00000003.reached  rounds below 3 were used; the highest such file counts
   00000003-7-0123456789-0123456789.reached
                     rounds below 3 were used, and run 7 released the sum with
                     this fingerprint, and no other sum, in round 3
@@ -87,8 +87,8 @@ class ReadableTape(abc.ABC):
     recursion: the recursion by which y follows from z, for the strategy C.
     start_round: first round to be read, >= 0.
     tape_id: ID of the noise, 63 bits, equal to `Stream.identifier`. Every file
-      carries it and the reader compares it. Only a tape with the same noise, so
-      one made again with the same key, can continue a run.
+      carries it and the reader compares it. Only a tape with the same noise,
+      made with the same key, can continue a run.
   """
 
   shards: Sequence[Shard]

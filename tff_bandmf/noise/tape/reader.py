@@ -33,7 +33,7 @@ def release(
   sees all names made there before, on other hosts too; nobody but the tape's
   user writes there. Statement: of two different sums S_t with one y_t, of one
   run or of two, at most one is returned, except where the 64-bit fingerprints
-  of the releases agree. A call that begins after a return cannot
+  of the releases agree. A call that begins after round t was returned cannot
   return an earlier round. Source: each call lists the marks, writes its own,
   and lists them again; of two concurrent calls at least one sees the mark of
   the other and fails.
@@ -123,7 +123,7 @@ class _Folder:
     name = tf.strings.join([self._name, '.noise'])
     most = math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)
 
-    # Count the time asleep: somebody may set the clock.
+    # Count polls and not clock time, since somebody may set the clock.
     def behind(polls):
       return (polls < most) & ~(
         self._exists(name, polls) | self._exists('failed', polls)
@@ -164,7 +164,8 @@ class _Folder:
       'the file is damaged, or of another release',
     )
     with tf.control_dependencies([framed]):
-      # The name tells the cause: an error of zlib shows nothing else that does.
+      # The name tells the cause, because an error of zlib shows it and does not
+      # tell the cause otherwise.
       packed = tf.io.decode_compressed(
         contents, 'GZIP', name='noise_tape_the_file_is_damaged'
       )

@@ -22,9 +22,9 @@ class ServedTape(tape_folder.ReadableTape):
 
   It has no key. When it is closed, the folders stay with their servers.
 
-  PRIVACY: A second reader could be another run, whose release would meet the
-  same noise. Only one reader can hold a folder, and only the round released
-  last can be released again, by the same run. Guard:
+  PRIVACY: A second reader could be another run, whose sums would get the same
+  noise. Only one reader can hold a folder, and only the round released last can
+  be released again, by the same run. Guard:
   served_tape_test.test_second_reader_is_refused.
   """
 

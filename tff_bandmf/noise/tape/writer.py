@@ -35,10 +35,10 @@ class Tape(tape_folder.ReadableTape):
   tape, put together, give the same y as one folder. If the disk is full, the
   rounds wait.
 
-  PRIVACY: TFF retries calls, so a round can be released again by the same run
-  and with the same sum, until a later round is released. From then on a stale
-  state could ask for the round; it fails, because the file is overwritten and
-  removed. Guard: tape_test.test_round_is_gone_after_the_next_one_was_released.
+  PRIVACY: A stale state could ask for a round again and add its noise to
+  another sum. Once a later round is released, the file of a round is
+  overwritten and removed; until then TFF may retry the same sum. Guard:
+  tape_test.test_round_is_gone_after_the_next_one_was_released.
 
   A folder that a killed process left is used again if it holds the same noise,
   and never below the round that was released last.
@@ -69,8 +69,8 @@ class Tape(tape_folder.ReadableTape):
         temporary folder, in memory if there is room, and removes abandoned
         temporary tapes.
       noise_stream: rows of y, of all coordinates or of one shard.
-      start_round: first round to write, in [0, n]. Earlier rounds are computed,
-        to get there, and not written.
+      start_round: first round to write, in [0, n]. Earlier rounds are computed
+        and not written.
       ahead_bytes: most bytes of unread files, > 0; two rounds are always
         allowed.
       resume: whether to go on with the tape that an ended process left in
@@ -194,8 +194,8 @@ class Tape(tape_folder.ReadableTape):
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
-    # PRIVACY: A start below the mark would give used noise to a second sum. It
-    # is refused.
+    # PRIVACY: A start below the mark would give used noise to a second sum.
+    # Such a start is refused.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
