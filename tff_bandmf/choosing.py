@@ -226,7 +226,7 @@ def _parameters(
     return [{}]
   if not family.few_bands:
     raise errors.value_error(
-      f'family={family.name}: has no few bands, which {cohorts.name} needs; '
+      f'family={family.name}: has no C of few bands, as {cohorts.name} needs; '
       'compare it without amplification'
     )
   if not family.parameter('bands'):

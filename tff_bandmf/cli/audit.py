@@ -54,10 +54,10 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
   all, and an attacker who sees every release and knows everybody else tells
   which. gaussian_bound assumes Gaussian noise, clopper_pearson_bound does not.
   A bound above the claimed epsilon shows that the claim is wrong: the exit
-  status is 1. A claim that is true gets it with probability 1 - confidence at
-  most. Bounds below it prove nothing.
+  status is 1. For a true claim this happens with probability at most 1 -
+  confidence. A bound below the claimed epsilon proves nothing.
 
-  Four attacks on the arithmetic go with it: a cohort made to move a float sum
+  Four attacks on the arithmetic follow: a cohort made to move a float sum
   by more than a clip, the tail of the normals, the last bits of a release, the
   C that the noise really has. If one succeeds the exit status is 1 too; sound
   arithmetic gets that with probability 2e-6.

@@ -104,7 +104,7 @@ objective = click.option(
 dimension = click.option(
   '--dimension',
   type=INTEGER,
-  help='Parameters of the model, for what the arithmetic of its noise costs.  '
+  help='Parameters of the model, on which the slack of its noise depends.  '
   '[default: any number, up to 2^33 noised values]',
 )
 max_slack = click.option(
@@ -129,7 +129,7 @@ _ADAPTIVE_CLIP = {
   'rate': (NUMBER, 'Largest step of its logarithm.  [default: 0.2]'),
   'fraction_weight': (
     NUMBER,
-    'Weight of what the share is estimated from.  [default: 0.28]',
+    'Weight of the indicator that estimates the share.  [default: 0.28]',
   ),
   'until': (INTEGER, 'Round from which on the clip stays.'),
 }
@@ -358,7 +358,7 @@ workload = together(
     default='prefix',
     show_default=True,
     type=_OneOf(('prefix', 'momentum')),
-    help='What the errors are of: prefix sums, or the models of SGD with '
+    help='Models whose errors count: prefix sums, or those of SGD with '
     'momentum and learning rates.',
   ),
   *(

@@ -41,12 +41,12 @@ _run_options = options.together(
 def account(file, noise_multiplier, z_stddev, **flags):
   """Shows rho and epsilon of a run with this noise.
 
-  epsilon is that of the released bits: slack_epsilon and slack_delta of it are
-  what the arithmetic of the noise costs, rho is that of real numbers.
-  FILE is a strategy file or a .npy file of the matrix C. With --amplification
-  the noise multiplier is relative to what its theorem asks for, printed as
-  sensitivity: the largest column norm for cyclic-poisson, else that of the
-  worst participations.
+  epsilon holds for the released bits: it includes slack_epsilon and
+  slack_delta, the cost of the arithmetic of the noise. rho holds for real
+  numbers. FILE is a strategy file or a .npy file of the matrix C. With
+  --amplification the noise multiplier is relative to the number that is printed
+  as sensitivity: the largest column norm of C for cyclic-poisson, else the
+  sensitivity for the worst participation.
   """
   started = time.perf_counter()
   if (noise_multiplier is None) == (z_stddev is None):

@@ -14,9 +14,9 @@ n m <= N k, and any min(b, n) consecutive rounds have different clients, so
 min(b, n) m <= N.
 
 **Uniform.** In round t the clients of the last r = min(t, b - 1) cohorts, r m
-different ones, come too soon. Of the other clients, at most (t - r) m / k took
-part k times, all in the t - r rounds before. All remaining clients may take
-part. So every round is filled, whatever was drawn before, if
+different ones, come too soon. At most (t - r) m / k other clients took part k
+times, in the t - r rounds before these. All remaining clients may take part. So
+every round is filled, whatever was drawn before, if
 
     min(b, n) m + floor(max(n - b, 0) m / k) <= N
 

@@ -347,7 +347,8 @@ def verify(
     count, last_event = count + 1, event.round
   # PRIVACY: somebody could remove the last events, and so understate the
   # participation. The number of events and the last head must be those in the
-  # row of the ledger. Guard: chain_test.test_any_change_of_a_row_is_refused.
+  # row of the ledger.
+  # Guard: chain_test.test_events_gone_from_the_end_are_refused.
   if count != ledger.events or head != ledger.head:
     raise _broken(last_event)
   attempts = {

@@ -119,7 +119,7 @@ def rows(
       run.key_after or _UNCHECKED,
     ),
     (
-      'Nothing of clients passes the aggregator but what is named here.',
+      'No value of clients bypasses the aggregator but those named here.',
       'the program'
       if claim.observed.examined is None
       else 'the learning process',

@@ -13,7 +13,7 @@ from tff_bandmf.run_files import run_json
 # A log shows neither the enforcement nor the noise of training elsewhere.
 _ELSEWHERE = (
   'Training ran elsewhere. This report did not enforce who took part, and did '
-  'not check the noise or what passes the aggregator: the claim is for the '
+  'not check the noise or what bypasses the aggregator: the claim is for the '
   'rounds in the log and for noise that was made as the plan and this library '
   'make it.'
 )
@@ -142,9 +142,9 @@ def warnings(
     (
       claim.delta * population >= 1,
       f'delta = {claim.delta!r} is not below 1 / population = 1 / '
-      f'{population}: publishing all of one client may meet it.',
-      'delta is not below one over the number of clients: publishing all of '
-      'one client may meet it.',
+      f'{population}: publishing all data of one client may satisfy it.',
+      'delta is not below one over the number of clients: publishing all data '
+      'of one client may satisfy it.',
     ),
     (
       seen.z_stddev is None and seen.finished > 0 and not elsewhere,

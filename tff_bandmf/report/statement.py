@@ -19,23 +19,23 @@ from tff_bandmf.run_files import run_json
 NOT_STATED = 'not stated'
 
 ACCOUNTING = (
-  'The run is one Gaussian release of sensitivity 1 and standard deviation '
-  'noise_multiplier, less what cut weights and rounding add to the '
-  'sensitivity, in real numbers: rho-zCDP with rho = 1 / (2 '
-  'noise_multiplier^2), and (epsilon, delta) from its exact privacy profile, '
-  'rounded up; not converted from rho. What is released is integers on a '
-  'lattice with noise from 64-bit words: slack_epsilon and slack_delta of '
-  'epsilon and delta are what that costs at most.'
+  'In real numbers the run is one Gaussian release of sensitivity 1 and '
+  'standard deviation noise_multiplier, less what cut weights and rounding add '
+  'to the sensitivity. It has rho-zCDP with rho = 1 / (2 noise_multiplier^2). '
+  '(epsilon, delta) follows from its exact privacy profile, rounded up, and is '
+  'not converted from rho. The released numbers are integers on a lattice, '
+  'with noise from 64-bit words: epsilon and delta include slack_epsilon and '
+  'slack_delta, which are at least what that costs.'
 )
 AMPLIFIED = (
   'The run is compared with one in which the client contributes zero, over all '
   'that chance can draw: composed Poisson-sampled Gaussians by the '
   'distributions of their losses, rounded up, for cyclic-poisson; a mixture '
-  'of Gaussians for the others, whose delta is bounded by random samples, the '
-  'probability that the bound fails being part of delta. That a cohort is too '
-  'large for the lattice is part of delta as well, and so are slack_epsilon '
-  'and slack_delta, what the arithmetic of the noise costs. Without '
-  'amplification the run is one Gaussian release: rho is of that.'
+  'of Gaussians for the others, whose delta is bounded by random samples. '
+  'delta includes the probability that this bound fails, and the probability '
+  'that a cohort is too large for the lattice. epsilon and delta include '
+  'slack_epsilon and slack_delta, the cost of the arithmetic of the noise. '
+  'Without amplification the run is one Gaussian release, which has rho.'
 )
 # The accounting in words for the public.
 _PUBLIC_ACCOUNTING = (
@@ -44,8 +44,8 @@ _PUBLIC_ACCOUNTING = (
   'computing with finite numbers costs.'
 )
 _PUBLIC_AMPLIFIED = (
-  ' They count on the secret chance that decides who takes part; what holds '
-  'without it stands beside them.'
+  ' They count on the secret chance that decides who takes part; the epsilon '
+  'that holds without it stands beside them.'
 )
 ADJACENCY = (
   'zero-out: in one of two neighbouring data sets all contributions of one '
