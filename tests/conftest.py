@@ -4,6 +4,7 @@
 and what is marked slow.
 """
 
+import gc
 import importlib.abc
 import json
 import os
@@ -20,6 +21,10 @@ os.environ['BANDMF_CACHE'] = ''
 import databases
 import hypothesis
 import pytest
+
+# TensorFlow and TFF make a million objects that stay: to look through them for
+# garbage takes as long as the rest of collecting the tests.
+gc.disable()
 
 # The same cases every time: what fails here failed where it was changed.
 # BANDMF_FRESH_CASES=1 draws others.
@@ -92,6 +97,11 @@ def pytest_collection_modifyitems(config, items):
   else:
     # Files that are slow as a whole begin first: none is left alone at the end.
     items.sort(key=lambda item: not hasattr(item.module, 'pytestmark'))
+
+
+def pytest_collection_finish():
+  gc.freeze()
+  gc.enable()
 
 
 @pytest.fixture(scope='session')
