@@ -4,7 +4,6 @@ import contextlib
 import csv
 import difflib
 import json
-import multiprocessing
 import os
 import pathlib
 import re
@@ -17,6 +16,7 @@ import time
 import traceback
 
 import databases
+import processes
 import psutil
 import pytest
 
@@ -29,9 +29,6 @@ _PORTS = sorted(path.stem[:-6] for path in _EXAMPLES.glob('*_after.py'))
 _LINES = {'fed_avg': 13, 'images': 12, 'program': 12}
 # Seconds that a program may hang.
 _PATIENCE = 600
-# TFF takes 10 s to import: once, not in every program.
-_PROCESSES = multiprocessing.get_context('forkserver')
-_PROCESSES.set_forkserver_preload(['tensorflow_federated', 'tff_bandmf.run'])
 
 
 def _promised(name):
@@ -52,25 +49,35 @@ def test_accounting_needs_no_tensorflow():
   assert done.stdout == _promised('account')
 
 
-_WITHOUT_TFF = """
-import runpy, sys
-sys.modules['tensorflow_federated'] = None
-runpy.run_path(sys.argv.pop(1), run_name='__main__')
-"""
+def _without_tff(folder):
+  """Runs the program for NumPy where TFF cannot be imported."""
+  for name in list(sys.modules):
+    package = name.partition('.')[0]
+    if package == 'tensorflow_federated':
+      sys.modules[name] = None
+    elif package in ('simulations', 'tff_bandmf'):
+      # Imported anew, without it.
+      del sys.modules[name]
+  sys.argv = ['without_tff', str(folder / 'run')]
+  processes.to_files(folder)
+  runpy.run_path(str(_EXAMPLES / 'without_tff.py'), run_name='__main__')
 
 
 def test_killed_run_without_tff_goes_on(tmp_path):
-  path = str(_EXAMPLES / 'without_tff.py')
-  command = [sys.executable, '-c', _WITHOUT_TFF, path, str(tmp_path / 'run')]
-  with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as killed:
-    lines = [killed.stdout.readline() for _ in range(2)]
-    killed.kill()
-  done = subprocess.run(command, capture_output=True, text=True, timeout=300)
-  assert done.returncode == 0, done.stderr
+  out = tmp_path / 'out'
+  with _started(tmp_path, target=_without_tff) as killed:
+    while not out.exists() or out.read_text().count('\n') < 2:
+      assert killed.is_alive(), (tmp_path / 'err').read_text()
+      time.sleep(0.001)
+  lines = out.read_text().splitlines(keepends=True)
+  out.unlink()
+  with _started(tmp_path, target=_without_tff) as process:
+    process.join(_PATIENCE)
+    assert process.exitcode == 0, (tmp_path / 'err').read_text()
   # Each round is done once; the program may have gone on before it was killed.
   *promised, slope, report = _promised('without_tff').splitlines(keepends=True)
-  *rounds, found, claimed = done.stdout.splitlines(keepends=True)
-  assert lines == promised[:2] and rounds == promised[-len(rounds) :]
+  *rounds, found, claimed = out.read_text().splitlines(keepends=True)
+  assert lines[:2] == promised[:2] and rounds == promised[-len(rounds) :]
   assert len(rounds) <= 2 and (found, claimed) == (slope, report)
 
 
@@ -80,8 +87,7 @@ def _main(name, folder, *arguments):
 
   os.chdir(folder)
   sys.argv = [name, *arguments]
-  for number, stream in ((1, 'out'), (2, 'err')):
-    os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+  processes.to_files(folder)
   # TFF's default context was made before the fork.
   with runtime.local_runtime(concurrency=2):
     try:
@@ -118,10 +124,9 @@ def _finished(folder):
 
 
 @contextlib.contextmanager
-def _started(*arguments):
-  """Gives a process of `_main`, which is killed at the end."""
-  process = _PROCESSES.Process(target=_main, args=arguments)
-  process.start()
+def _started(*arguments, target=_main):
+  """Gives a process of the target, which is killed at the end."""
+  process = processes.start(target, *arguments)
   try:
     yield process
   finally:

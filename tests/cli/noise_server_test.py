@@ -6,7 +6,6 @@ itself.
 
 import contextlib
 import json
-import multiprocessing
 import os
 import pathlib
 import signal
@@ -19,6 +18,7 @@ import time
 from unittest import mock
 
 import numpy as np
+import processes
 import psutil
 import pytest
 import tapes
@@ -45,8 +45,6 @@ _Z_STEPS = noise.Lattice.of(
   _RECURSION, _Z_STDDEV, largest_cohort=_LARGEST_COHORT, dimension=_DIMENSION
 ).z_steps
 _TAPE_ID = stream.identify(_KEY, _RECURSION, _DIMENSION, _Z_STEPS)
-_PROCESSES = multiprocessing.get_context('forkserver')
-_PROCESSES.set_forkserver_preload(['tff_bandmf.cli.main'])
 
 
 def _serve(arguments, out, error):
@@ -90,10 +88,9 @@ class _Server:
 
   def start(self):
     self._out.unlink(missing_ok=True)
-    self.process = _PROCESSES.Process(
-      target=_serve, args=(self.arguments, self._out, self.error)
+    self.process = processes.start(
+      _serve, self.arguments, self._out, self.error
     )
-    self.process.start()
 
   def printed(self):
     """Returns what it prints when it is ready."""

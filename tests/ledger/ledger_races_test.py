@@ -3,21 +3,19 @@
 LEDGER_RACES says how often each pair of calls meets; `make races` has 300.
 """
 
-import json
+import contextlib
+import multiprocessing
 import os
-import pathlib
-import subprocess
-import sys
 import threading
 
 import databases
+import processes
 import pytest
 
 from tff_bandmf import ledger as ledger_lib
 
 pytestmark = pytest.mark.slow
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
 _TRIES = int(os.environ.get('LEDGER_RACES', 8))
 
 
@@ -41,68 +39,63 @@ def _finish_other(ledger, t):
   ledger.finish_round(t, result=b'other')
 
 
-_CALLS = {
-  call.__name__: call
-  for call in (_abandon, _start, _start_other, _finish, _finish_other)
-}
+def _asked(connection):
+  """Yields the rounds that the test names, until it names no more."""
+  connection.send('ready')
+  with contextlib.suppress(EOFError):
+    while True:
+      yield connection.recv()
 
 
-def _open(places):
+def _open(connection, places):
   """Opens ledgers that are not there yet."""
-  print('ready', flush=True)
-  for line in sys.stdin:
+  for t in _asked(connection):
     try:
-      with ledger_lib.Ledger(**places[int(line)]) as ledger:
+      with ledger_lib.Ledger(**places[t]) as ledger:
         assert ledger.attempts(0) == []
-        print('done', flush=True)
+        connection.send('done')
     except ValueError as error:
-      print(error, flush=True)
+      connection.send(str(error))
 
 
-def _race(place, call):
+def _race(connection, place, call):
   """Reads rounds, makes the call in each at once, and says what came of it."""
   with ledger_lib.Ledger(**place, create=False) as ledger:
-    print('ready', flush=True)
-    for line in sys.stdin:
+    for t in _asked(connection):
       try:
-        _CALLS[call](ledger, int(line))
-        print('done', flush=True)
+        call(ledger, t)
+        connection.send('done')
       except ValueError as error:
-        print(error, flush=True)
+        connection.send(str(error))
 
 
-def _meet(place, *calls):
+def _meet(target, *racers):
   """Yields, for every try, the round, and what each process said.
 
-  The test prepares the round before it takes the next value.
+  Each of `racers` is the arguments of one process. The test prepares the round
+  before it takes the next value.
   """
-  racers = [
-    subprocess.Popen(
-      [sys.executable, __file__, json.dumps(place, default=str), call],
-      cwd=_ROOT,
-      env={**os.environ, 'PYTHONPATH': f'{_ROOT}:{_ROOT / "tests/helpers"}'},
-      stdin=subprocess.PIPE,
-      stdout=subprocess.PIPE,
-      text=True,
-      bufsize=1,
-    )
-    for call in calls
-  ]
+  started = []
   try:
-    for racer in racers:
-      assert racer.stdout.readline() == 'ready\n'
+    for arguments in racers:
+      mine, its = multiprocessing.Pipe()
+      with its:
+        racer = processes.start(target, its, *arguments, daemon=True)
+      started.append((mine, racer))
+    connections = [mine for mine, _ in started]
+    for connection in connections:
+      assert connection.recv() == 'ready'
     for t in range(_TRIES):
       yield t, None
       # The first is as often the second.
-      for racer in racers[:: 1 if t % 2 else -1]:
-        racer.stdin.write(f'{t}\n')
-      yield t, [racer.stdout.readline().strip() for racer in racers]
+      for connection in connections[:: 1 if t % 2 else -1]:
+        connection.send(t)
+      yield t, [connection.recv() for connection in connections]
   finally:
-    for racer in racers:
-      racer.stdin.close()
-    for racer in racers:
-      racer.wait(60)
-      racer.stdout.close()
+    for connection, _ in started:
+      connection.close()
+    for _, racer in started:
+      racer.join(60)
 
 
 @pytest.mark.parametrize('database', ['sqlite', 'postgresql'])
@@ -116,13 +109,13 @@ def test_new_ledger_is_opened_by_four_at_once(request, tmp_path, database):
     return databases.schema(url, tmp_path / f'{t}')
 
   places = [place(t) for t in range(_TRIES)]
-  for _, said in _meet(places, *[_open.__name__] * 4):
+  for _, said in _meet(_open, *[(places,)] * 4):
     assert said in (None, ['done'] * 4)
 
 
 def test_abandoned_round_is_not_started_meanwhile(place):
   with ledger_lib.Ledger(**place) as ledger:
-    for t, said in _meet(place, '_abandon', '_start'):
+    for t, said in _meet(_race, (place, _abandon), (place, _start)):
       if said is None:
         ledger.start_round(t, [1, 2])
         continue
@@ -140,7 +133,7 @@ def test_one_of_two_cohorts_of_a_round_is_started(place):
     # With the key of the ledger made.
     ledger.start_round(0, [1, 2])
     ledger.fail_round(0)
-    for t, said in _meet(place, '_start', '_start_other'):
+    for t, said in _meet(_race, (place, _start), (place, _start_other)):
       if said is None or t == 0:
         continue
       assert sorted(told == 'done' for told in said) == [False, True]
@@ -154,7 +147,7 @@ def test_one_of_two_cohorts_of_a_round_is_started(place):
 
 def test_one_of_two_results_of_a_round_is_finished(place):
   with ledger_lib.Ledger(**place) as ledger:
-    for t, said in _meet(place, '_finish', '_finish_other'):
+    for t, said in _meet(_race, (place, _finish), (place, _finish_other)):
       if said is None:
         ledger.start_round(t, [1])
         continue
@@ -189,10 +182,3 @@ def test_threads_of_one_process_start_rounds_one_after_the_other(ledger):
 def ledger(place):
   with ledger_lib.Ledger(**place) as ledger:
     yield ledger
-
-
-if __name__ == '__main__':
-  if sys.argv[2] == _open.__name__:
-    _open(json.loads(sys.argv[1]))
-  else:
-    _race(json.loads(sys.argv[1]), sys.argv[2])

@@ -7,11 +7,11 @@ that works on devices does not know what they are; no GPU has run it.
 
 import functools
 import json
-import multiprocessing
 import pathlib
 import threading
 
 import numpy as np
+import processes
 import pytest
 import tensorflow as tf
 
@@ -38,9 +38,6 @@ _STRATEGIES = {
 }
 # Their sums are exact, so no device changes a bit.
 _EXACT = {'banded', 'normalised', 'tree', 'identity', 'without buffers'}
-# Import TensorFlow once; it has not started where processes are forked.
-_PROCESSES = multiprocessing.get_context('forkserver')
-_PROCESSES.set_forkserver_preload(['tff_bandmf.noise.producer.devices'])
 
 
 @functools.cache
@@ -89,8 +86,7 @@ def on_devices(tmp_path_factory):
   made = {}
   for devices in (2, 4):
     path = folder / f'{devices}.npz'
-    process = _PROCESSES.Process(target=_make_on_devices, args=(devices, path))
-    process.start()
+    process = processes.start(_make_on_devices, devices, path)
     process.join(300)
     assert process.exitcode == 0
     used = json.loads(pathlib.Path(f'{path}.used').read_text())
