@@ -8,13 +8,14 @@
 | H      |                  | 24 t / R + z, local time in hours since day 0  |
 | u', u''|                  | uniform in [0, 1), a hash of (client, night)   |
 
-A night goes from noon to noon: its number is (H - 12) // 24, the hour in it is
-(H - 12) mod 24. In each night a device is charged with probability `charging`,
+A night lasts from noon to noon: its number is (H - 12) // 24, and the hour
+within it is (H - 12) mod 24. In each night a device is charged with probability
+`charging`,
 from 22:00 + 3 u' h on, for 4 + 5 u'' h. It is available while it is charged. A
 client that was selected drops out with probability `drop_out`.
 
-Every random number is a hash of (seed, client, night or round). So there is no
-state, and a result does not depend on earlier calls.
+Every random number is a hash of (seed, client, night or round), so results do
+not depend on earlier calls.
 """
 
 from __future__ import annotations

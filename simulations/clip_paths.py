@@ -10,7 +10,8 @@ the noise of the sum of rounds 0, ..., t is, by Abel's summation,
 
   sum_{s<=t} S_s y_s = S_t Xi_t - sum_{s<t} (S_{s+1} - S_s) Xi_s
 
-The first term is that of a constant clip, S_t; the other is what moving costs.
+The first term is the noise of a constant clip S_t; the second is the cost of
+moving the clip.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _NAME = 'adaptive_clipping'
 def noise_of_sums(
   strategy: strategies.Strategy, path: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Returns standard deviations of both terms and of their sum, unit z.
+  """Returns standard deviations of both terms and their sum, for unit z.
 
   Args:
     strategy: C.
-    path: [n] S_t.
+    path: [n] S_t, the clips.
 
   Returns:
     `total`, `constant` and `moving`, [n] float64.
@@ -57,7 +58,7 @@ def noise_of_sums(
 
 
 def read(directory: pathlib.Path) -> dict[str, Any]:
-  """Returns mechanism, clips and noise of a run."""
+  """Returns the mechanism, the clips and the noise of a run."""
   run = run_json.RunRecord.read(directory)
   privacy, training = run.config['privacy'], run.config['training']
   strategy, _ = strategies.load(directory / run_json.STRATEGY_FILE)
@@ -81,10 +82,10 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
 
 
 def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
-  """Returns a figure of clips and of noise by round, a column a mechanism.
+  """Returns a figure of clips and of noise by round, by mechanism.
 
-  Noise is that of the sum of all rounds so far, over the clip of the round:
-  a constant clip has the noise of C alone.
+  Each mechanism has a column. The noise is the standard deviation of the sum of
+  all rounds so far, divided by the clip of the round.
   """
   families = list(dict.fromkeys(run['family'] for run in runs))
   drawing = figure_lib.Figure(
@@ -123,14 +124,14 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
 @click.argument('runs', type=click.Path(path_type=pathlib.Path))
 @click.option('--out', required=True, type=click.Path(path_type=pathlib.Path))
 def main(runs: pathlib.Path, out: pathlib.Path) -> None:
-  """Reads the runs that have ended."""
+  """Draws the clips of the runs that have ended, and writes their numbers."""
   clip_paths = [
     read(directory)
     for directory in (runs, *sorted((runs / 'compare').glob('*')))
     if (directory / run_json.RESULT_FILE).exists()
   ]
   draw(clip_paths).savefig(out / f'{_NAME}.png', dpi=110)
-  # The figure needs the noise of all rounds, the table that of the last one.
+  # The figure has the noise of all rounds, the table that of the last round.
   for run in clip_paths:
     run['noise'] = {name: values[-1] for name, values in run['noise'].items()}
     if not run['adaptive']:

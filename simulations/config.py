@@ -11,7 +11,7 @@ from typing import Any, Optional
 from tff_bandmf import accounting, clips, errors, strategies, workloads
 from tff_bandmf import participation as participation_lib
 
-# Noise of a run that claims nothing; next to the strategy families.
+# Value of `privacy.family` for a run without noise and without a claim.
 NO_NOISE = 'none'
 FAMILIES = (NO_NOISE, *strategies.FAMILIES)
 PREFIX = 'prefix'
@@ -27,20 +27,21 @@ PUBLIC = 'public'
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-  """Which text, and how it is cut.
+  """The text of an experiment and its limits.
 
   Attributes:
-    corpus: 'docstrings'; 'chitchat' for people who chatted, with the words of
-      the docstrings; 'stackoverflow' for TFF's, with TFF's word counts; or the
-      path of a SQLite file of TFF's form, whose words are counted.
-    data_dir: folder of the files of StackOverflow, or of the file of chitchat;
-      None to let TFF download those, or to take that of the package.
+    corpus: 'docstrings'; 'chitchat' for chats of people, with the vocabulary of
+      the docstrings; 'stackoverflow' for TFF's data set, with TFF's word
+      counts; or the path of a SQLite file of TFF's form, whose words are
+      counted.
+    data_dir: folder of the files of 'stackoverflow' or of 'chitchat'; None
+      downloads the former with TFF, and takes the latter from its package.
     vocabulary_file: file with one word a line, most frequent first; None to
       take the most frequent words of the corpus.
     vocabulary_size: number of words, >= 1, without special ids.
-    max_sentences_per_client: most sentences of a client, >= 1; the rest is left
-      out.
-    sequence_length: most words of a sentence, >= 1; the rest is cut.
+    max_sentences_per_client: most sentences of a client, >= 1; further ones are
+      left out.
+    sequence_length: most words of a sentence, >= 1; further ones are cut.
     unit: meaning of a client, in the words of the report.
   """
 
@@ -59,11 +60,12 @@ class Model:
 
   Attributes:
     architecture: 'lstm' or 'transformer'.
-    embedding_size: numbers of a word's embedding; also of an LSTM's projection
-      before the softmax, and all of a transformer's width.
+    embedding_size: dimension of word embeddings, of an LSTM's projection before
+      the softmax, and of a transformer's layers, >= 1.
     embedding_scale: half-width, > 0, of the uniform law of initial embeddings.
     lstm_size: units of an LSTM, >= 1.
-    tied: whether the softmax uses the embedding; a transformer's always does.
+    tied: whether an LSTM's softmax uses the embedding; a transformer's always
+      does.
     skip: whether an LSTM's projection also sees the embedding of the last word.
     layers: layers of a transformer, >= 1.
     heads: attention heads of a transformer, >= 1; a divisor of embedding_size.
@@ -102,10 +104,11 @@ class Training:
   Attributes:
     rounds: n, rounds of the run, >= 1.
     clients_per_round: clients of a round, >= 1; also the divisor of the mean.
-    batch_size: sentences of a client's step, >= 1; every client does one epoch.
+    batch_size: sentences of one SGD step of a client, >= 1; every client does
+      one epoch.
     client_learning_rate: learning rate of a client's SGD, > 0.
-    server_optimizer: 'sgd', 'adam', 'yogi', or 'denoised-adam', whose second
-      moment leaves out the known noise; it takes the mean with noise.
+    server_optimizer: 'sgd', 'adam', 'yogi', or 'denoised-adam', which subtracts
+      the known noise variance from its second moment.
     server_learning_rate: learning rate of the server's optimiser, > 0.
     server_momentum: momentum of the server's SGD, in [0, 1); beta_1 of an
       adaptive optimiser.
@@ -115,12 +118,13 @@ class Training:
       learning rate rises linearly from 5 %.
     server_cooldown_rounds: number of last rounds, >= 0, in which the server's
       learning rate falls linearly back to 5 %.
-    client_groups: number of groups that the clients of a round are dealt to, >=
-      1; clients of a group train one after the other, in one call of TFF.
-      Memory and parallelism grow with it; a few times the cores is a good
-      number.
+    client_groups: number of groups that the clients of a round are divided
+      into, >= 1; clients of a group train one after the other, in one call of
+      TFF. Memory and parallelism grow with it; a few times the number of cores
+      is a good choice.
     evaluate_every: rounds between validations, >= 1.
-    evaluation_sentences: sentences of a validation, >= 1; the test takes all.
+    evaluation_sentences: sentences of a validation, >= 1; the test uses all
+      sentences of its split.
     seed: seed, >= 0, of initial weights, cohorts and the order of sentences;
       never of noise, whose key comes from the operating system.
     init: 'public' to pre-train on public text without noise, or the folder of
@@ -161,16 +165,17 @@ class Training:
 
 @dataclasses.dataclass(frozen=True)
 class Privacy:
-  """The guarantee.
+  """The mechanism, the participation and the target guarantee.
 
   Attributes:
     family: name of a strategy family, or 'none' for no noise and no claim.
     parameters: parameters of the family; in a file each is a key of [privacy]
-      itself, and is optimised or swept where it is not given.
-    workload: numbers whose error counts: 'prefix' for sums of the updates, or
-      'momentum' for the models of the server's SGD, with its momentum and its
+      itself. A search chooses those that are not given.
+    workload: 'prefix' to minimise the error of sums of updates, or 'momentum'
+      for the error of the models of the server's SGD, with its momentum and its
       learning rates.
-    objective: 'mean' or 'max': which error over the rounds a search minimises.
+    objective: 'mean' or 'max', the error over the rounds that a search
+      minimises.
     min_sep: b, least r2 - r1 of two rounds of one client, >= 1; enforced.
     max_participations: k, most rounds of a client, >= 1; enforced; None leaves
       it to min_sep.
@@ -182,23 +187,24 @@ class Privacy:
       leaves it to the strategy.
     epsilon: target epsilon of the whole run, > 0.
     delta: delta of the guarantee, in (0, 1).
-    l2_norm_clip: largest L2 norm of an update, > 0; of the first round if it
-      adapts.
-    clip_quantile: share of updates below the clip, to which the clip then moves
-      from round to round; None for a constant clip.
-    clip_rate: largest step of the logarithm of the clip; None for 0.2.
-    clip_fraction_weight: weight of what the share is estimated from; None for
-      the one that makes noise grow by 1 %.
+    l2_norm_clip: largest L2 norm of an update, > 0; for an adaptive clip, its
+      value in the first round.
+    clip_quantile: target fraction of updates with a norm below the clip, which
+      an adaptive clip approaches round by round; None for a constant clip.
+    clip_rate: largest change of the logarithm of the clip in a round; None for
+      0.2.
+    clip_fraction_weight: weight of the indicator from which that fraction is
+      estimated; None for the weight that makes noise grow by 1 %.
     clip_until: round from which on the clip is constant; None to let it adapt
       to the end.
-    zeroing_norm: largest coordinate of an update; a larger one makes it count
-      as zero; None for no such bound.
-    simulated_clients_per_round: cohort size that a run simulates, if it is to
-      stand for a larger one: the guarantee is calibrated for that, and the
-      noise of the sum is lower by clients_per_round over this. The guarantee is
-      then none of the run itself, and its files say so.
-    max_memory_bytes: most bytes of memory for the past noise of a tape; more
-      goes to a file.
+    zeroing_norm: largest absolute coordinate of an update; an update with a
+      larger one counts as zero; None for no such bound.
+    simulated_clients_per_round: cohort size of a larger run that this run
+      simulates, or None. The guarantee is calibrated for the larger run, and
+      the noise of the sum is multiplied by clients_per_round over this number,
+      so the guarantee does not hold for this run; its files say so.
+    max_memory_bytes: most bytes of memory for the past noise of a tape; past
+      noise beyond that is in a file.
     amplification: how the run draws cohorts in secret, 'cyclic-poisson',
       'balls-in-bins' with min_sep bins, or 'b-min-sep'; None for cohorts that
       are enforced.
@@ -245,7 +251,11 @@ class Config:
   """An experiment.
 
   Attributes:
-    compare: runs to make next to the main one: name to the keys they change,
+    data: the text.
+    model: the network.
+    training: the federated averaging.
+    privacy: the mechanism and the target guarantee.
+    compare: further runs to compare with, as a map from name to changed keys,
       for instance {'identity': {'privacy.family': 'identity'}}.
   """
 
@@ -301,7 +311,7 @@ class Config:
 
   @property
   def shortened(self) -> Optional[str]:
-    """A line where rounds are fewer than min_sep; None where they are not."""
+    """A warning if there are fewer rounds than min_sep, else None."""
     least, rounds = self.privacy.min_sep, self.training.rounds
     if self.privacy.amplification is not None or least <= rounds:
       return None
@@ -311,7 +321,7 @@ class Config:
     )
 
   def cohorts(self, clients: int) -> participation_lib.Cohorts:
-    """Returns who takes part, of so many clients."""
+    """Returns the rule of participation for a number of clients."""
     privacy = self.privacy
     if privacy.amplification is None:
       return participation_lib.from_name(
@@ -330,7 +340,7 @@ class Config:
     )
 
   def _check_amplification(self) -> None:
-    """Raises ValueError unless cohorts can be drawn as it says."""
+    """Raises ValueError unless cohorts can be drawn by `amplification`."""
     privacy = self.privacy
     _check_one_of(
       'privacy.participation', privacy.participation, _PARTICIPATIONS
@@ -406,7 +416,7 @@ def _check_positive(name: str, value: Any) -> None:
 
 
 def with_seed(config: Config, seed: int) -> Config:
-  """Returns the experiment, and those it is compared with, with this seed."""
+  """Returns the experiment and its comparisons with another seed."""
   return dataclasses.replace(
     config, training=dataclasses.replace(config.training, seed=seed)
   )

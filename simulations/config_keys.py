@@ -20,7 +20,8 @@ def changed(
 ) -> config_lib.Config:
   """Returns the experiment with some 'group.key' values replaced.
 
-  Another family has none of the parameters that only the old one takes.
+  If the family changes, parameters that the new family does not take are
+  removed.
 
   Raises:
     ValueError: an unknown key or a value out of range.
@@ -95,7 +96,7 @@ def _keys(group: str) -> list[str]:
 
 
 def list_keys() -> str:
-  """Returns a line a key: its name, what it is if not given, what it says."""
+  """Returns one line for each key: name, default value, description."""
   lines = []
   for group, kind in config_lib.GROUPS.items():
     descriptions = dict(

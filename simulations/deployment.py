@@ -2,11 +2,12 @@
 
   python -m simulations.deployment
 
-Devices are there at night, while they are charged; some of those selected drop
-out. Every round goes through sampler and ledger, as in training, but without
-training. A raw log also gets the selected clients, as plain numbers,
-from which min_sep and participations are counted in another way. One JSON line
-comes out; the exit status is 1 if the counts differ or break the schema.
+Devices are available at night while they are charged, and some selected devices
+drop out. Every round uses the sampler and the ledger of real training, but
+trains nothing. The selected clients are also written to a raw log, as plain
+numbers, from which a second program counts min_sep and participations. The
+output is one JSON line; the exit status is 1 if the counts differ or break the
+schema.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from tff_bandmf import participation as participation_lib
 def count(raw_log: pathlib.Path) -> dict[str, Optional[int]]:
   """Returns min_sep, participations and clients of a raw log.
 
-  It counts client by client, after one sort of all (client, round) pairs.
+  All (client, round) pairs are sorted once and counted client by client.
 
   Args:
-    raw_log: int64 numbers: round, cohort size, cohort, and so on.
+    raw_log: file of int64 numbers: for each round its index, the cohort size
+      and the clients.
   """
   numbers = np.fromfile(raw_log, np.int64)
   packed, at = [], 0

@@ -16,7 +16,7 @@ _CODE = pathlib.Path(__file__).resolve().parent
 def describe(
   config: config_lib.Config, corpus: Any, start: Any
 ) -> dict[str, Any]:
-  """Returns the statements of an experiment, beside those of every run.
+  """Returns the statements of an experiment that other runs do not have.
 
   Args:
     config: the experiment.

@@ -16,8 +16,8 @@ _BATCH = 256
 class Evaluator:
   """Evaluates weights on the sentences of one split.
 
-  The three accuracies are those of `models.accuracies`. Neither they nor the
-  loss count padding.
+  `models.next_word.accuracies` defines the three accuracies. Padding counts
+  neither in the accuracies nor in the loss.
   """
 
   def __init__(

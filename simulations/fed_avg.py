@@ -1,11 +1,11 @@
 """Federated averaging, many clients in one call of TFF.
 
-A small model trains on a client in milliseconds, and what TFF adds to every
-client is a multiple of that: a data set that is serialised, a graph that is
-instantiated, a record that is passed on. Here TFF's client is a group of
-clients: they train one after the other, each from the server's model, and the
-sum of their clipped updates is one record. It also takes the memory of two
-models a group, and not of one a client.
+A small model trains on a client in milliseconds, but TFF spends a multiple of
+that on each client: it serialises a data set, instantiates a graph and passes
+on a record. So here one client of TFF is a group of real clients. They train
+one after the other, each from the server's model, and the sum of their clipped
+updates is one record. The memory is two models for each group, instead of one
+model for each client.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from tff_bandmf.tff import workers as workers_lib
 
 
 def deal(sizes: np.ndarray, groups: int) -> list[np.ndarray]:
-  """Returns the members of groups of about the same size, largest first.
+  """Divides members into groups with about the same number of sentences.
 
   Args:
     sizes: [m] integers, sentences of each member.
-    groups: most groups, >= 1; none is empty.
+    groups: most groups, >= 1; no group is empty.
+
+  Returns:
+    The indices of the members of each group.
 
   >>> deal(np.array([5, 1, 3, 3]), 2)
   [array([0, 1]), array([2, 3])]
@@ -50,13 +53,14 @@ def group_datasets(
   seed: int,
   round_index: int,
 ) -> list[tf.data.Dataset]:
-  """Returns the data of a cohort, a data set a group, for `build`.
+  """Returns the data of a cohort for `build`, one data set for each group.
 
   Args:
     clients: clients of the train split.
     cohort: [m] indices.
     groups: most groups, >= 1.
-    seed: seed, >= 0, of the order of the sentences, with round and client.
+    seed: seed, >= 0; the order of a client's sentences is a function of the
+      seed, the round and the client.
     round_index: index of the round.
   """
   clients.prepare(cohort.tolist())
@@ -93,25 +97,27 @@ def build(
   in int32 steps of the aggregator's lattice, so that the sum of all records is
   the same to the bit however clients are dealt to groups.
 
-  PRIVACY: that sum changes by at most the clip with a client, because every
-  client starts from the server's weights and is clipped and rounded before it
-  is added. Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip and
+  PRIVACY: A client that influenced the training of another client of its group,
+  or was clipped together with it, could move the sum by more than the clip.
+  Every client starts from the server's weights, and its update is clipped and
+  rounded before it is added to another.
+  Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip and
   test_groups_sum_to_what_tff_gives.
 
   Args:
-    model: causal: what follows the last word of a batch's longest sentence is
-      cut off.
+    model: causal network; a batch is cut after its longest sentence.
     sequence_length: words of x and of y, >= 1.
-    client_optimizer: starts anew with every client, which does one epoch.
-    server_optimizer: for the aggregate.
-    model_aggregator: clips a client's update, and adds up groups. It serves
-      this process.
-    batch_size: sentences of a client's step.
-    workers: that the groups train on; None trains them where the rest is done.
+    client_optimizer: optimiser of a client's one epoch, initialised anew for
+      each client.
+    server_optimizer: optimiser whose gradient is the aggregate.
+    model_aggregator: aggregator that clips a client's update and adds up
+      groups; it must not be used in another process.
+    batch_size: sentences of a client's step, >= 1.
+    workers: workers that train the groups; None trains them in TFF's context.
 
   Returns:
-    A process that takes what `group_datasets` gives and measures as
-    `client_work` what `query.Clipping.describe` counts: numbers without noise.
+    A process that takes the result of `group_datasets`. Its metrics
+    `client_work` are the counts of `query.Clipping.describe`, without noise.
   """
   weights = tff.learning.models.ModelWeights(tuple(model.weights), ())
   weights_type = tff.types.to_type(
@@ -237,13 +243,13 @@ def build(
 
 
 class Process:
-  """A learning process whose groups train here, or on workers.
+  """A learning process whose groups train in TFF's context or on workers.
 
-  A record is the same wherever its group trains, and sums are exact: the rounds
-  are the same too.
+  The record of a group does not depend on where it trains, and sums are exact.
+  So the results of rounds are the same to the bit.
 
   Attributes:
-    whole: the process in one piece, for `tff_bandmf.Run.check`.
+    whole: the process as one TFF process, for `tff_bandmf.Run.check`.
   """
 
   def __init__(self, initialize, next_fn, parts, workers):
@@ -263,7 +269,7 @@ class Process:
     """Returns the state after a round, and its metrics.
 
     Raises:
-      RuntimeError: a worker ended; see `Workers.map`.
+      RuntimeError: a worker process ended; see `Workers.map`.
     """
     if self._workers is None or not data:
       return self._next(state, data)
@@ -283,7 +289,7 @@ class Process:
 def _train_group(
   model, optimizer, batch_size, clipping, scales, server_weights, group
 ) -> tuple[Any, dict[str, tf.Tensor]]:
-  """Returns the sum of clipped updates, and what was clipped how often."""
+  """Returns the sum of clipped updates, and counts of clipped updates."""
   start = tuple(server_weights.trainable)
   ends = tf.cumsum(group['sizes'])
   specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, start)
@@ -316,8 +322,8 @@ def _train_group(
       parallel_iterations=1,
     )
     update = tf.nest.map_structure(tf.subtract, start, trained)
-    # PRIVACY: an update beyond the clip would move the sum by more than the
-    # clip. Each update is clipped before it is added to another.
+    # PRIVACY: An update larger than the clip would move the sum by more than
+    # the clip. Each update is clipped before it is added to another.
     # Guard: fed_avg_test.test_client_moves_the_sum_by_its_clip.
     total = tf.nest.map_structure(tf.add, total, clipping.clip(update, *scales))
     counts = tf.nest.map_structure(

@@ -1,4 +1,4 @@
-"""Makes a corpus of your own text, which `data.corpus` then names.
+"""Makes a corpus of your own text; set `data.corpus` to its path.
 
     python -m simulations.import_data posts.jsonl --out corpus.sqlite
     python -m simulations.import_data folder/ --out corpus.sqlite
@@ -6,13 +6,13 @@
 A line of a JSON Lines file is an object with the strings `client_id` and
 `text`; a client may have many lines, in any order. In a folder, each `.txt`
 file below it is a client, whose id is the path in the folder without `.txt`.
-Text is UTF-8. One client is the unit of privacy of a training run: put
-all that one person wrote into one client. Ids are compared character by
-character: 'Ann', 'ann' and 'ann ' are three clients.
+Text is UTF-8. One client is the unit of privacy of a training run, so all text
+of one person should be in one client. Ids are compared character by character:
+'Ann', 'ann' and 'ann ' are three clients.
 
 Text becomes sentences as in TFF's StackOverflow data: in lower case, cut at the
-ends of lines and after '.', '!' and '?', each punctuation mark a word. With
---words each line is a sentence already, and spaces part its words.
+ends of lines and after '.', '!' and '?', with each punctuation mark as a word.
+With --words each line is one sentence whose words are separated by spaces.
 
 The split of a client is a function of its id and the fractions alone.
 """
@@ -73,7 +73,7 @@ def split_of(client_id: str, fractions: tuple[float, float, float]) -> str:
 
 
 class _Importer:
-  """Reads clients' text; counts and hashes what it gives."""
+  """Reads clients' text, and counts and hashes the sentences it yields."""
 
   def __init__(
     self, fractions: tuple[float, float, float], in_words: bool, progress: bool
@@ -187,7 +187,7 @@ def _bad_input(place: str, rule: str) -> ValueError:
 
 
 def _encodable(place: str, text: str) -> str:
-  """Returns the text, if it is Unicode: JSON can name half a character."""
+  """Returns the text; raises for a half of a surrogate pair, as in JSON."""
   try:
     text.encode('utf-8')
   except UnicodeEncodeError as error:
@@ -196,8 +196,9 @@ def _encodable(place: str, text: str) -> str:
 
 
 def _check_one_client_a_file(paths: list[str]) -> None:
-  # PRIVACY: by a link, one person's text would be that of two clients. Guard:
-  # import_data_test.test_file_with_two_names_is_refused.
+  # PRIVACY: A file with two names, by a link, would make two clients of one
+  # person's text. Such a folder is refused.
+  # Guard: import_data_test.test_file_with_two_names_is_refused.
   names: dict[tuple[int, int], str] = {}
   for path in paths:
     stat = os.stat(path)
@@ -222,7 +223,7 @@ def import_text(
   in_words: bool = False,
   progress: bool = True,
 ) -> dict[str, tuple[int, int]]:
-  """Returns the numbers of clients and sentences a split; writes the corpus.
+  """Writes the corpus; returns its clients and sentences by split.
 
   The file appears when it is complete; memory does not grow with the text.
 
@@ -231,13 +232,14 @@ def import_text(
     output: path of the SQLite file to make.
     fractions: shares of clients in the train, heldout and test split; positive,
       the sum is 1.
-    in_words: whether each line is a sentence, in words with spaces between.
+    in_words: whether each line is one sentence whose words are separated by
+      spaces.
     progress: whether to draw a progress bar on standard error.
 
   Raises:
-    FileExistsError: `output` is there.
+    FileExistsError: `output` exists.
     OSError: the input cannot be read, or the output cannot be written.
-    ValueError: a line is bad, a fraction is, or a split would be empty.
+    ValueError: a line or a fraction is bad, or a split would be empty.
   """
   for name, fraction in zip(corpus_file.SPLIT_NAMES, fractions):
     _checks.positive(name, fraction, 'fractions are 0.8, 0.1, 0.1, say')

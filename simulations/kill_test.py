@@ -1,18 +1,18 @@
-"""Kills runs at random instants, resumes them, and compares them with a whole.
+"""Kills runs at random times, resumes them, and compares the results.
 
   python -m simulations.kill_test --kills=50
 
-Every run is a small one of `training.run`, in a process of its own, on the
-docstrings of one package, with the noise key of the undisturbed run. It is
-killed (SIGKILL) once, or several times in a row, anywhere between its first
-instruction and its end; every other time in its rounds. After the last resume
+Every run is a small `training.run` in its own process, on the docstrings of one
+package, with the noise key of one undisturbed run. It is killed (SIGKILL) once
+or several times, at any time between its first instruction and its end; every
+second run is killed during its rounds. After the last resume
 
   * every round has the cohort and the release of the undisturbed run, to the
     bit, and so has the final model;
-  * the journal shows one cohort and one release a round;
-  * metrics and report are the same, but for times, keys and where they are.
+  * the journal has one cohort and one release for each round;
+  * metrics and report are the same except for times, keys and paths.
 
-One JSON line comes out; the exit status is 1 if any of it fails.
+The output is one JSON line; the exit status is 1 if a comparison fails.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def start(work: Callable[[], None], log: pathlib.Path) -> int:
 
 
 def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
-  """Returns status and duration of a process; kills it after some seconds."""
+  """Returns the exit status and duration of a process; kills it at `after`."""
   began = time.monotonic()
   while True:
     ended, status = os.waitpid(child, os.WNOHANG)
@@ -110,13 +110,14 @@ def finish(child: int, after: Optional[float] = None) -> tuple[int, float]:
 def train(
   config: config_lib.Config, directory: pathlib.Path, secret: bytes
 ) -> None:
-  """Trains, or goes on, and writes the report."""
+  """Starts or resumes a run, and writes its report."""
   from simulations import training
   from tff_bandmf import _files, report
   from tff_bandmf.run_files import folder, run_json
   from tff_bandmf.tff import runtime
 
-  # Only a comparison shares a key: any other run draws its own.
+  # The runs share a key so that they can be compared; all other runs of the
+  # library draw their own.
   if not (directory / report.RUN_FILE).exists():
     _files.load_or_create_secret(
       directory / f'{run_json.NOISE_KEY}{run_json.NEW_KEY}',
@@ -143,7 +144,7 @@ def _observed(ledger) -> Any:
 def differences(
   whole: pathlib.Path, killed: pathlib.Path, rounds: int
 ) -> Iterator[str]:
-  """Yields the names of parts that differ from the undisturbed run."""
+  """Yields the names of files and values that differ between the two runs."""
   from tff_bandmf import ledger as ledger_lib
   from tff_bandmf import report
 
@@ -200,7 +201,7 @@ def _report(directory: pathlib.Path) -> dict[str, Any]:
   content = _contents(directory, report.JSON_FILE)
   # Times and failed attempts differ.
   del content['ledger_head'], content['content_sha256']
-  # The name of a run is that of its folder.
+  # The name of a run is the name of its folder, which differs.
   for run in content['check']['runs']:
     del run['name']
   for name in report.METRICS_FILE, report.RESULT_FILE:
@@ -226,7 +227,7 @@ def main(kills: int, rounds: int, seed: int, out: Optional[str]) -> None:
 def run(
   directory: pathlib.Path, kills: int, rounds: int, instants: random.Random
 ) -> dict[str, Any]:
-  """Returns the kills, their rounds, and the differences that remain."""
+  """Returns the number of kills, their rounds, and all differences."""
   # Imported before the fork, so that every process has it.
   from simulations import training
   from simulations.corpora import docstrings

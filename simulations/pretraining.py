@@ -1,7 +1,8 @@
 """Where the weights of a run start: a seed, public text, or an earlier run.
 
-Public text is learnt without noise, sentence by sentence and not client by
-client. It is nobody's whom the guarantee is about, so it costs no privacy.
+Pre-training on public text is plain training without noise, and clients play no
+part in it. The guarantee does not cover the authors of public text, so the
+pre-training costs no privacy.
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ class Start:
   """A model where a run starts.
 
   Attributes:
-    model: with the initial weights.
-    statement: where they come from, in the words of the report.
-    digest: SHA-256 of them, in hexadecimal; None where the configuration, whose
-      seed they are a function of, says it all.
-    after: folders of runs on the same clients, which the weights depend on.
+    model: network with the initial weights.
+    statement: origin of the weights, in the words of the report.
+    digest: SHA-256 of the weights, in hexadecimal; None for weights that follow
+      from the seed of the configuration.
+    after: folders of earlier runs on the same clients from which the weights
+      come.
   """
 
   model: models.Model
@@ -53,7 +55,7 @@ class Start:
 def start(
   config: config_lib.Config, vocabulary: vocabulary_lib.Vocabulary
 ) -> Start:
-  """Returns the model of an experiment as `training.init` wants it.
+  """Returns the model of an experiment with the weights of `training.init`.
 
   Args:
     config: the experiment.
@@ -61,8 +63,8 @@ def start(
 
   Raises:
     OSError: a file is missing.
-    ValueError: the run of `training.init` has not ended, is of another model
-      or of other words, or has no guarantee for the clients of this one.
+    ValueError: the run of `training.init` has not ended, has another model or
+      other words, or has no guarantee for the clients of this experiment.
   """
   training = config.training
   model = models.build(config.model, vocabulary.num_ids, training.seed)
@@ -110,7 +112,7 @@ def _cached(
   training: config_lib.Training,
   network: config_lib.Model,
 ) -> list[np.ndarray]:
-  """Returns the weights after the public text, trained once a machine."""
+  """Returns the weights after the public text, from a cache if possible."""
   key = f'{_VERSION} {network} {training.seed} {training.init_epochs}'
   name = hashlib.sha256(f'{key} {clients.digest()}'.encode()).hexdigest()
   folder = _files.cache_directory()
@@ -137,12 +139,12 @@ def train(
 ) -> list[np.ndarray]:
   """Returns the weights after all sentences, with Adam and without noise.
 
-  The learning rate falls linearly to 0. All words of all clients are treated
-  alike, whoever has them.
+  The learning rate falls linearly to 0. Every word has the same weight,
+  whichever client it comes from.
 
   Args:
-    model: where to start.
-    clients: whose text is public.
+    model: network with its initial weights.
+    clients: clients with public text.
     epochs: passes over the sentences, at least 1.
     seed: seed of the order of sentences, >= 0.
     progress: whether to draw a progress bar on standard error.
@@ -184,7 +186,7 @@ def _after_run(
   model: models.Model,
   vocabulary: vocabulary_lib.Vocabulary,
 ) -> Start:
-  """Returns the model that an earlier run of this program ended with."""
+  """Returns the last model of an earlier run of this program."""
   init = str(config.training.init)
   directory = pathlib.Path(init)
   record = run_json.RunRecord.read(directory)
@@ -198,9 +200,9 @@ def _after_run(
   weights = last_weights(directory, model)
   same = (record.config.get('data') or {}).get('corpus') == config.data.corpus
   private = record.claim['noise_multiplier'] > 0 and not record.simulated
-  # PRIVACY: weights that saw the same people without noise would carry them
-  # into a model that claims a guarantee for them. Such a start is refused, and
-  # one with noise is composed with.
+  # PRIVACY: Weights trained on the same people without noise would carry their
+  # data into a model that claims a guarantee for them. Such a start is refused;
+  # the guarantee of a start with noise is composed with that of this run.
   # Guard: pretraining_test.test_start_without_noise_on_same_people_is_refused.
   if same and not private and config.privacy.family != config_lib.NO_NOISE:
     raise _unfit(
@@ -224,7 +226,7 @@ def _after_run(
 def last_weights(
   directory: pathlib.Path, model: models.Model
 ) -> list[np.ndarray]:
-  """Returns the weights that a run of this program ended with.
+  """Returns the last weights of a run of this program.
 
   Args:
     directory: folder of the run.

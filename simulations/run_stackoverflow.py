@@ -2,9 +2,9 @@
 
   python -m simulations.run_stackoverflow --config=F[:ROW] --output_dir=D
 
-Trains the run of the configuration and those it is compared with, each in a
-directory of its own, and writes the privacy report of each. Ctrl-C loses
-nothing: continue with --resume.
+Trains the run of the configuration and its comparisons, each in its own
+directory, and writes a privacy report for each. After Ctrl-C, --resume
+continues without loss.
 """
 
 from __future__ import annotations
@@ -84,9 +84,9 @@ _EXPERIMENT_OPTIONS = (
   ),
 )
 
-# Seconds: more than any round takes for which a user would wait.
+# Time limit of a round in seconds, far above that of any practical round.
 _ROUND_SECONDS = 3600.0
-# Open files: a small run has 28.
+# Least limit of open files; a small run has 28.
 _FILES = 64
 
 Runs = dict[str, tuple[config_lib.Config, pathlib.Path]]
@@ -112,7 +112,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
     # warns about another dependency.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     warnings.filterwarnings('ignore', 'pkg_resources is deprecated')
-    # As an exception, so that the noise on the tape does not stay behind.
+    # SIGTERM raises SystemExit, so that clean-up removes the noise on the tape.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
       command(*args, **kwargs)
@@ -130,7 +130,7 @@ def one_line_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _line(error: Exception) -> Optional[str]:
-  """Returns a line for bad input or a bad machine; None for a bug."""
+  """Returns one line about bad input or a system error; None for a bug."""
   text = str(error)
   tensorflow = sys.modules.get('tensorflow')
   if tensorflow is not None and isinstance(
@@ -176,7 +176,7 @@ def check_system(directory: str) -> None:
 
 
 def planned_runs(config: config_lib.Config, directory: pathlib.Path) -> Runs:
-  """Returns the main run and its comparisons: name to experiment, folder.
+  """Returns {name: (experiment, folder)} of the main run and its comparisons.
 
   The name of the main run is its family.
 
@@ -207,13 +207,13 @@ def train_all(
 ) -> dict[str, dict[str, Any]]:
   """Trains the runs in order and writes their reports.
 
-  Returns the results of those that have ended.
+  Returns the results of the runs that have ended.
 
   Args:
     runs: result of `planned_runs`.
     resume: whether to go on with runs that exist.
     workers: 'host:port,...' on which the clients train; None trains them here.
-    stop_after: rounds of each run after which this call leaves it, >= 1.
+    stop_after: rounds of each run after which this call stops it, >= 1.
     round_timeout: seconds that a worker may take for its part of a round.
     **run_options: `moved` and `keep_key` of `tff_bandmf.Run`.
 
@@ -221,7 +221,7 @@ def train_all(
     ValueError: `resume` is False and a folder holds a run.
     RuntimeError: a worker does not answer in time.
   """
-  # TensorFlow Federated takes 10 s to import: bad input is reported before.
+  # TensorFlow Federated takes 10 s to import, so inputs are checked before.
   _say('loading TensorFlow Federated')
   from simulations import training
   from tff_bandmf import report
@@ -269,7 +269,7 @@ def train_all(
 
 
 def _say(phase: str) -> None:
-  """Writes the name of a phase of several seconds before it begins."""
+  """Prints the name of a phase that takes several seconds."""
   click.echo(f'{phase} ...', err=True)
 
 
@@ -364,7 +364,7 @@ def main(**given: Any) -> None:
     moved=flags.moved,
     keep_key=flags.keep_key,
   )
-  # Write it again: the runs of the comparison exist now.
+  # The main report is written again: now the runs of its comparison exist.
   from tff_bandmf import report
   from tff_bandmf.run_files import metrics
 
@@ -383,12 +383,11 @@ def main(**given: Any) -> None:
 
 
 def speed(name: str, rows: list[dict[str, str]]) -> list[str]:
-  """Returns a line with the duration of a round; none where it is secret.
+  """Returns [line with the duration of a round], or [] if it is secret.
 
   Args:
     name: name of the run.
-    rows: rows of its metrics; how long a round with sampled clients took is not
-      told.
+    rows: rows of its metrics, without durations if cohorts were sampled.
   """
   seconds = [float(row['seconds']) for row in rows if row.get('seconds')]
   if not seconds:

@@ -1,4 +1,4 @@
-"""The server's optimiser, which takes the mean of updates with its noise."""
+"""The server's optimiser; its gradient is the noised mean of updates."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def build(
 ) -> tff.learning.optimizers.Optimizer:
   """Returns the optimiser.
 
-  The optimiser sees means with noise alone, so adapting costs no privacy.
+  The optimiser sees only noised means, so its adaptation costs no privacy.
 
   Args:
-    training: name and parameters of the optimiser.
+    training: settings with the name and the parameters of the optimiser.
     plan: plan of the run.
   """
   rate = training.server_learning_rate
@@ -61,7 +61,7 @@ def build(
 
 
 def noise_variances(plan: tff_bandmf.Plan) -> np.ndarray:
-  """Returns the variance of the noise of each mean, a coordinate, [n] float64.
+  """Returns the noise variance of one coordinate of each mean, [n] float64.
 
     s_t^2 = (z_stddev |row t of C^-1| / clients_per_round)^2
 
@@ -69,7 +69,8 @@ def noise_variances(plan: tff_bandmf.Plan) -> np.ndarray:
     plan: plan of the run, with one number as its clip.
 
   Raises:
-    ValueError: the clip adapts, or is one a layer: s_t is not a number then.
+    ValueError: the clip adapts, or each layer has its own clip, so that s_t is
+      not one number.
   """
   clip = plan.l2_norm_clip
   if not isinstance(clip, (int, float)):
@@ -83,20 +84,21 @@ def noise_variances(plan: tff_bandmf.Plan) -> np.ndarray:
 
 
 class DenoisedAdam(tff.learning.optimizers.Optimizer):
-  """Adam whose second moment is that of the mean without its noise.
+  """Adam with an estimate of the second moment of means without noise.
 
     m_t = beta_1 m_{t-1} + (1 - beta_1) g_t
     v_t = beta_2 v_{t-1} + (1 - beta_2) (g_t^2 - s_t^2)
     w_t = w_{t-1} - rate m_t / (1 - beta_1^t)
                     / sqrt(max(v_t / (1 - beta_2^t), epsilon^2))
 
-  E[g_t^2] is the square of the clients' mean plus s_t^2, which is known and
-  would make the steps of all coordinates alike. The rest may fall below 0 by
-  chance, so that a floor has to hold it. The square is that of one round:
-  noise of several rounds is correlated, and adds up in m_t alone.
+  E[g_t^2] is the square of the clients' mean plus the known variance s_t^2,
+  which would make steps nearly equal in all coordinates. g_t^2 - s_t^2 may be
+  negative by chance, so epsilon^2 is the least second moment. Noise of
+  different rounds is correlated, but each g_t^2 contains the noise of one round
+  only, so s_t^2 is correct.
 
-  The step is counted from the first mean that is released; a burnt round
-  releases none, and moves the s_t after it by one round.
+  t counts released means. A burnt round releases no mean, and every later s_t
+  is then that of one round before.
   """
 
   def __init__(

@@ -12,16 +12,16 @@
   2. with the rate taken, on its seeds 1, 2, ...: their test loss is reported,
      that of the last model, measured once.
 
-Each run is a cell with a process, a TFF worker, a run directory, a report and a
-log of its own, calibrated at its own cohort, min_sep and participations. A cell
-that fails does not stop the others. --resume goes on after any crash, and tries
-failed cells again. The guarantee of a report is that of its run: the tuning
-runs are others on the same clients, and no guarantee covers the choice.
+Each run is a cell with its own process, TFF worker, run directory, report and
+log, calibrated for its own cohort size, min_sep and participations. A cell that
+fails does not stop the others. --resume goes on after any crash, and tries
+failed cells again. The guarantee in a report is for that one run. The tuning
+runs use the same clients, and no guarantee covers the choice of the rate.
 
-Cells may run elsewhere, on machines that share DIR: --list prints all that have
-not ended, with how long they may take and whether they can run now; --cell=NAME
-runs one of them and ends; it does nothing if that is done. --results prints
-what has ended so far as JSON.
+Cells may run on other machines that share DIR: --list prints all cells that
+have not ended, with their expected duration and whether they can run now;
+--cell=NAME runs one cell, unless it has ended. --results prints the results so
+far as JSON.
 
 DIR holds the run directories, `logs/`, `summary.md`, `.json` and plots.
 """
@@ -50,7 +50,7 @@ from simulations.sweeps import summary as sweep_summary
 from tff_bandmf import _files, errors
 
 _STOP_SECONDS = 30
-# A guess in minutes, used until a cell has ended.
+# Guess of a cell's speed, used until a cell has ended.
 _SECONDS_PER_CLIENT = 0.008
 
 
@@ -62,20 +62,21 @@ def run(
   Args:
     grid: experiments to run.
     directory: folder of the sweep.
-    processes: cells at the same time; the cores are shared out among them.
+    processes: number of cells at the same time; they share the cores equally.
 
   Raises:
-    ValueError: a finished cell is of another grid.
+    ValueError: a finished cell belongs to another grid.
   """
   context = multiprocessing.get_context('forkserver')
-  # TFF takes 10 s to import: import it once, not in every cell.
+  # The fork server imports TFF once for all cells, because that takes 10 s.
   context.set_forkserver_preload(['simulations.training'])
   cores = sorted(os.sched_getaffinity(0))
   slots = [
     frozenset(cores[i::processes] or [cores[i % len(cores)]])
     for i in range(processes)
   ]
-  # Cells keep their fork server alive after the end of the sweep.
+  # Running cells keep the fork server alive after this process ends; the pipe
+  # tells them to end, too.
   alive, _held = context.Pipe(duplex=False)
   ended: dict[str, Optional[sweep_cell.Result]] = {}
   running: dict[int, tuple[Any, sweep_cell.Cell, frozenset[int]]] = {}
@@ -123,10 +124,10 @@ def run(
 
 
 def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
-  """Runs one cell in this process, or goes on with it.
+  """Runs or resumes one cell in this process.
 
   Raises:
-    ValueError: the sweep has no such cell, or does not know its rate yet.
+    ValueError: the sweep has no such cell, or its rate is not chosen yet.
   """
   waiting, ended = schedule.ready(grid, directory)
   if name in ended:
@@ -139,7 +140,7 @@ def run_cell(grid: grid_lib.Grid, directory: pathlib.Path, name: str) -> None:
 
 
 def _listing(grid: grid_lib.Grid, ended: schedule.Ended) -> Iterator[str]:
-  """Yields a line a cell that has not ended: name, minutes, state."""
+  """Yields a line (name, minutes, state) for each cell that has not ended."""
   seconds = _SECONDS_PER_CLIENT
   known = [
     result.seconds / (training.rounds * training.clients_per_round)
@@ -161,7 +162,7 @@ def _listing(grid: grid_lib.Grid, ended: schedule.Ended) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _stopping(running: Mapping[int, Any]) -> Iterator[None]:
-  """Ends the cells that still run when the block is left."""
+  """Ends the cells that are still running when the `with` block ends."""
   try:
     yield
   finally:
@@ -174,7 +175,7 @@ def _stopping(running: Mapping[int, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _only_sweep(directory: pathlib.Path, resume: bool) -> Iterator[None]:
-  """Holds the directory, or raises ValueError."""
+  """Locks the directory; raises ValueError if another sweep uses it."""
   lock = directory / 'sweep.lock'
   if lock.exists() and not resume:
     raise errors.value_error(

@@ -50,7 +50,8 @@ def parse(kind: type[_Kind], table: Any, name: str) -> _Kind:
     name: name of the table.
 
   Raises:
-    ValueError: no table, a missing key, or a value of another type.
+    ValueError: `table` is not a table, lacks a key, or has a value of another
+      type.
   """
   if not isinstance(table, dict):
     raise errors.value_error(f'{name}={table}: must be a table; correct it')
@@ -85,9 +86,10 @@ def check_keys(
   Args:
     name: name of the table; '' for the whole file.
     table: table of a TOML file.
-    known: keys.
+    known: known keys.
     listing: command that lists the keys.
-    offers: offers of `unknown`; the keys by default.
+    offers: known words and the text to offer for each, as for `unknown`; the
+      keys by default.
   """
   offers = offers or {key: key for key in known}
   for key in table:

@@ -48,7 +48,7 @@ class TokenizedCorpus:
 
   Attributes:
     path: path of the SQLite file.
-    vocabulary_source: how the words were chosen, in the words of the report.
+    vocabulary_source: origin of the vocabulary, in the words of the report.
     train: clients to train on.
     validation: clients of the validations while training.
     test: clients of the test of the last model.
@@ -62,7 +62,7 @@ class TokenizedCorpus:
 
 
 def load_corpus(data: config_lib.Data) -> TokenizedCorpus:
-  """Returns the corpus of an experiment, built or tokenised where needed.
+  """Returns the corpus of an experiment, built and tokenised if necessary.
 
   Raises:
     OSError: a file is missing and cannot be downloaded.
@@ -94,7 +94,7 @@ def load_corpus(data: config_lib.Data) -> TokenizedCorpus:
 def planned_participation(
   config: config_lib.Config,
 ) -> participation_lib.Participation:
-  """Returns the schema that the strategy of an experiment is for."""
+  """Returns the schema for which the strategy is optimised."""
   # The schema does not depend on the number of clients.
   return config.cohorts(config.training.clients_per_round).schema.typical
 
@@ -157,25 +157,25 @@ def run(
 ) -> Optional[dict[str, Any]]:
   """Trains and tests; returns the result, which is also in the directory.
 
-  A resumed run goes on from its last checkpoint and replays the rounds after it
-  with the very cohorts and the very noise that they had; see `Run`.
+  A resumed run goes on from its last checkpoint, and replays the rounds after
+  it with the same cohorts and the same noise; see `tff_bandmf.Run`.
 
   Args:
     config: the experiment, without its comparisons.
     corpus: result of `load_corpus` for it.
     directory: folder of the run.
     resume: whether to go on with a run that exists.
-    strategy: result of `find_strategy`, where it is at hand; the claim is
-      about the matrix that is passed. A run that is there keeps its own.
+    strategy: result of `find_strategy`; None to call it. The claim is about
+      this matrix. A resumed run keeps the strategy of its folder.
     workers: workers that train the clients; None trains them in TFF's context.
       The result is the same.
-    stop_after: rounds after which the call ends, >= 1; it returns None if some
-      are left; another call with `resume` goes on.
+    stop_after: rounds after which the call ends, >= 1; it returns None if
+      rounds are left, and another call with `resume` goes on.
     **run_options: `moved` and `keep_key` of `tff_bandmf.Run`.
 
   Raises:
-    ValueError: a value out of range, a run is there and `resume` is False, or
-      the run that is there had another configuration, is running, or is a copy.
+    ValueError: a value is out of range; the folder has a run and `resume` is
+      False; or that run has another configuration, is running, or is a copy.
   """
   training = config.training
   check_cohorts(config, corpus)
@@ -250,8 +250,9 @@ def _train(started, process, config, corpus, validate, stop_after) -> Any:
   left = started.rounds_left
   stop = left - min(left, stop_after or left)
 
-  # PRIVACY: the duration of a round reveals the size of a secret cohort, and
-  # events of TensorBoard have the time. Sampled runs write neither.
+  # PRIVACY: The duration of a round reveals the size of a secret cohort, and
+  # TensorBoard stores the time of each event. Runs with sampled cohorts write
+  # neither durations nor TensorBoard events.
   # Guard: training_test.test_amplified_experiment_tells_nothing_of_its_cohorts.
   tells_time = config.privacy.amplification is None
 

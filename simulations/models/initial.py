@@ -16,16 +16,17 @@ def glorot(
 def softmax_bias(num_ids: int) -> np.ndarray:
   """Returns log-frequencies by Zipf's law, [num_ids] float64.
 
-  log p(rank r) = -log(r + 2) + const: words are numbered by frequency, so the
-  order of the vocabulary, and nothing else of the data, saves the rounds that
-  would learn it.
+  log p(rank r) = -log(r + 2) + const. Ids of words are in the order of their
+  frequency. This start saves the rounds that would learn frequencies, and uses
+  no data but the order of the vocabulary.
 
   Args:
     num_ids: vocabulary with its special ids: padding 0, words by frequency,
       then out-of-vocabulary, beginning and end of sentence.
   """
   bias = -np.log(np.arange(num_ids) + 2.0)
-  # As frequent as the first words; the other two are never predicted.
+  # Unknown words and the end of a sentence are as frequent as the first words.
+  # Padding and the beginning are never predicted.
   bias[-3] = bias[-1] = bias[2]
   bias[0] = bias[-2] = bias.min()
   return bias

@@ -42,17 +42,17 @@ def initial_weights(
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
-  The softmax bias starts at Zipf's law, that of the forget gate at 1.
+  The softmax bias starts at Zipf's law, the bias of the forget gate at 1.
 
   Args:
     num_ids: vocabulary with its special ids, see `initial.softmax_bias`.
-    embedding_size: numbers of a word, also of the projection before the
+    embedding_size: dimension of embeddings and of the projection before the
       softmax.
-    lstm_size: units.
+    lstm_size: units of the LSTM.
     tied: whether the softmax uses the embedding, transposed.
-    skip: whether the projection also sees the embedding of the last word, which
-      learns pairs of words before the LSTM has learnt anything.
-    embedding_scale: embeddings are uniform in +- this.
+    skip: whether the projection also sees the embedding of the last word, so
+      that pairs of words are learnt before the LSTM is.
+    embedding_scale: half-width of the uniform law of embeddings, > 0.
     seed: seed of the draws, >= 0.
 
   Returns:
@@ -91,7 +91,8 @@ def logits(
   Args:
     weights: result of `initial_weights`, or trained weights of these shapes.
     x: [batch, time] int32 word ids.
-    places: [count, 2] int64 (sentence, time) to take alone; None takes all.
+    places: [count, 2] int64 (sentence, time) of the logits to return; None
+      returns all.
 
   Returns:
     [batch, time, num_ids] float32, or with places [count, num_ids].
@@ -103,9 +104,9 @@ def logits(
   embedded = tf.transpose(tf.gather(embedding, x), [1, 0, 2])
   zero = tf.zeros([tf.shape(x)[0], lstm_size])
   peephole = tf.zeros([lstm_size])
-  # One fused operation for all steps: no loop in the graph of a client. Not
-  # BlockLSTMV2: TensorFlow gives it this one's gradient, and its gates come in
-  # another order.
+  # BlockLSTM is one fused operation for all steps, so the graph of a client has
+  # no loop. BlockLSTMV2 has its gates in another order, but TensorFlow gives it
+  # the gradient of BlockLSTM, which is wrong for it.
   hidden = tf.raw_ops.BlockLSTM(
     seq_len_max=tf.shape(x, out_type=tf.int64)[1],
     x=embedded,

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Model:
-  """A network and where it starts.
+  """A network and its initial weights.
 
   Attributes:
     weights: initial values, float32.
     logits: function from (weights, [batch, time] int32 ids) to the [batch,
       time, num_ids] float32 logits of the next words; padding (id 0) may only
-      follow words. With [count, 2] int64 places (sentence, time) as a third
-      argument, those of these alone, [count, num_ids].
+      follow words. With a third argument, [count, 2] int64 places (sentence,
+      time), it returns the logits at these places only, [count, num_ids].
   """
 
   weights: list[np.ndarray]
@@ -29,7 +29,7 @@ class Model:
     return sum(weight.size for weight in self.weights)
 
   def loss(self, weights: Any, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Returns `next_word_loss` of the logits, and computes no other."""
+    """Returns `next_word_loss`; computes logits only for words, not padding."""
     places = tf.where(tf.not_equal(y, 0))
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
       tf.gather_nd(y, places), self.logits(weights, x, places)
@@ -48,7 +48,7 @@ def next_word_loss(logits: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Accuracy:
-  """Which targets count, and which ids a prediction chooses from.
+  """An accuracy: the targets that count, and the ids that may be predicted.
 
   Attributes:
     ignored: ids that do not count as targets.
@@ -61,7 +61,7 @@ class Accuracy:
   def correct(
     self, logits: tf.Tensor, y: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (words predicted right, words that count), scalar float32.
+    """Returns (correct predictions, targets that count), scalar float32.
 
     Args:
       logits: [..., num_ids].
@@ -83,13 +83,17 @@ class Accuracy:
 def accuracies(num_ids: int) -> dict[str, Accuracy]:
   """Returns the accuracies of a model.
 
-  `accuracy`, the headline, is of words: targets are words, and so are
-  predictions. `accuracy_of_tff` is the
-  `accuracy_without_out_of_vocab_or_end_of_sentence` of TFF's StackOverflow
-  baseline, the one that the field quotes: there a prediction may be unknown or
-  the end, which is then wrong. It rises where these two get less likely,
-  whatever the model knows of words. `accuracy_with_end_and_unknown` is the
-  baseline's `accuracy`.
+  | accuracy                        | targets    | predictions                |
+  |---------------------------------|------------|----------------------------|
+  | `accuracy`                      | words      | words                      |
+  | `accuracy_of_tff`               | words      | words, unknown and the end |
+  | `accuracy_with_end_and_unknown` | all of the | words, unknown and the end |
+  |                                 | latter     |                            |
+
+  `accuracy_of_tff` is `accuracy_without_out_of_vocab_or_end_of_sentence` of
+  TFF's StackOverflow baseline, which publications quote. It increases if a
+  model predicts 'unknown' and the end less often, even if it predicts words no
+  better. `accuracy_with_end_and_unknown` is the `accuracy` of the baseline.
 
   Args:
     num_ids: vocabulary with its special ids: padding 0, words, then

@@ -1,4 +1,4 @@
-"""The model that a configuration asks for."""
+"""Makes the model of a configuration."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """A small causal transformer with layer norms before the sublayers.
 
-Made for training with differential privacy: no batch norm, no dropout, nothing
-that depends on another sentence, few tensors (each holds all layers), and no
-weights for positions: attention falls off with distance [Press22].
+The model is made for training with differential privacy. It has no batch norm,
+no dropout and nothing else that makes one sentence depend on another. It has
+few tensors, each for all layers. It has no weights for positions: attention
+decreases with distance [Press22].
 
-The embedding is also the softmax. [Press22] is Press, Smith, Lewis, "Train
+The softmax uses the embedding. [Press22] is Press, Smith, Lewis, "Train
 Short, Test Long", ICLR 2022; norms before the sublayers as in [Xiong20], "On
 Layer Normalization in the Transformer Architecture", ICML 2020.
 """
@@ -20,7 +21,9 @@ from simulations import config as config_lib
 from simulations.models import initial, next_word
 
 _NORM_EPSILON = 1e-6
-_HIDDEN_SCORE = -1e9  # Not infinity: a row of padding alone sees nothing.
+# Score of hidden positions. It is finite, because a row with only padding hides
+# all positions, and infinite scores would make its softmax NaN.
+_HIDDEN_SCORE = -1e9
 
 
 def build(config: config_lib.Model, num_ids: int, seed: int) -> next_word.Model:
@@ -50,17 +53,17 @@ def initial_weights(
 ) -> list[np.ndarray]:
   """Returns initial weights, a function of `seed`.
 
-  The output of a layer to the residual stream starts smaller by sqrt(2 layers),
-  so that the sum over layers has the size of one. The softmax bias starts at
+  The output weights of each sublayer are divided by sqrt(2 layers), so that the
+  sum over all sublayers has the variance of one. The softmax bias starts at
   Zipf's law.
 
   Args:
     num_ids: vocabulary with its special ids, see `initial.softmax_bias`.
-    embedding_size: d, of a word and of all layers.
-    layers: L.
-    heads: H, a divisor of d.
-    feed_forward_size: F.
-    embedding_scale: embeddings are uniform in +- this.
+    embedding_size: d, dimension of embeddings and of all layers.
+    layers: L, number of layers.
+    heads: H, attention heads of a layer, a divisor of d.
+    feed_forward_size: F, hidden units of a layer.
+    embedding_scale: half-width of the uniform law of embeddings, > 0.
     seed: seed of the draws, >= 0.
 
   Returns:
@@ -106,7 +109,8 @@ def logits(
   Args:
     weights: result of `initial_weights`, or trained weights of these shapes.
     x: [batch, time] int32 word ids.
-    places: [count, 2] int64 (sentence, time) to take alone; None takes all.
+    places: [count, 2] int64 (sentence, time) of the logits to return; None
+      returns all.
 
   Returns:
     [batch, time, num_ids] float32, or with places [count, num_ids].
@@ -147,10 +151,10 @@ def logits(
 
 
 def _scores_added(x: tf.Tensor, heads: int) -> tf.Tensor:
-  """Returns what is added to scores, [batch, heads, query, key].
+  """Returns the addition to attention scores, [batch, heads, query, key].
 
-  Minus the distance times the slope of the head, 2^(-8 h / heads) for h = 1 to
-  heads; later words and padding are hidden.
+  It is minus the distance times the slope of the head, 2^(-8 h / heads) for h =
+  1 to heads, and `_HIDDEN_SCORE` for later words and padding.
   """
   place = tf.range(tf.shape(x)[1])
   distance = place[:, tf.newaxis] - place
@@ -158,7 +162,7 @@ def _scores_added(x: tf.Tensor, heads: int) -> tf.Tensor:
   fall = -tf.constant(slopes, tf.float32)[:, tf.newaxis, tf.newaxis] * tf.cast(
     distance, tf.float32
   )
-  # In a TFF graph `!=` compares identities.
+  # In a TFF graph the operator `!=` compares objects, not values.
   words = tf.not_equal(x, 0)[:, tf.newaxis, tf.newaxis, :]
   visible = (distance >= 0) & words
   return tf.where(visible, fall, _HIDDEN_SCORE)
