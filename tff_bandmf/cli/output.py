@@ -230,7 +230,7 @@ def did_not_hold(message: str) -> int:
 
 
 def text(value: object) -> str:
-  """Returns a value as a table shows it."""
+  """Returns the text of a value in a table, with numbers rounded up."""
   if isinstance(value, float):
     # Rounding to 14 digits first drops the error of float64: 0.1 stays 0.1.
     return f'{float(_ROUND_UP.create_decimal(format(value, ".14g"))):.8g}'

@@ -1,4 +1,4 @@
-"""`bandmf reproduce`: published tables against ours."""
+"""`bandmf reproduce`: compares published tables with our own numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ _FORMAT = '{:<28} {:<44} {:>12} {:>12} {:>11} {}'
 def reproduce(names, plot_folder, as_json):
   """Computes published figures again, row by row; NAMES chooses tables.
 
-  Exit status 1: a row is further from what was published than its tolerance.
+  Exit status 1: a row differs from its published number by more than the
+  tolerance of the row.
   """
   rows = reproduction.reproduce(names or None)
   if not as_json:

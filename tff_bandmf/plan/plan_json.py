@@ -1,8 +1,8 @@
 """The file of a plan: the user's request, the strategy, noise and claim.
 
 The file stores the numbers of the strategy, so that a resumed run computes with
-the same digits. A program that resumes a run makes a plan too, and its request
-must equal the request in the file.
+the same digits. A program that resumes a run makes a plan too, and the request
+of this plan must equal the request in the file.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ class Result:
 
   @property
   def planned_strategy(self) -> strategies.Strategy:
-    """C for the planned rounds; `guarantee` of a `Budget` may have more."""
+    """C for the planned rounds; for a `Budget`, `guarantee` may have more."""
     strategy = self.guarantee.strategy
     if isinstance(self.request.cohorts, participation.Budget):
       return strategy.of_rounds(self.request.rounds)
@@ -202,7 +202,8 @@ def _calibrated(
 ) -> accounting.Guarantee:
   """Returns the guarantee of a plan, or of the larger run that it simulates."""
   if isinstance(cohorts, participation.Budget):
-    # `choosing` returns C for all rounds up to the horizon.
+    # `choosing` returns C for all rounds up to the horizon; `of_run` below
+    # takes C for the planned rounds.
     strategy = strategy.of_rounds(request.rounds)
   strategy, cohorts = sensitivity.budget.of_run(cohorts, strategy)
   if request.epsilon is None or request.delta is None:

@@ -25,7 +25,7 @@ class Pages:
   Attributes:
     content: content of the JSON file.
     figures: matplotlib figures by name.
-    NAME: name of the report's files and template, without their endings.
+    NAME: name of the files of the report and of its template, without endings.
   """
 
   NAME: ClassVar[str]

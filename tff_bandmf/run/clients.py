@@ -194,9 +194,9 @@ class Cohorts:
     return self._cohort.ids, self._cohort.data
 
   def _draw(self, t: int) -> _Cohort:
-    # PRIVACY: `started` does not record the clients of a round that was burnt
-    # before or that clients came to, so they would be drawn again too early.
-    # After such a round, the whole history is read from the ledger. Guards:
+    # PRIVACY: `started` did not record a round that an earlier process burnt or
+    # whose clients came by themselves, so its clients would be drawn again too
+    # early. After such a round, the history is read from the ledger. Guards:
     # run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:

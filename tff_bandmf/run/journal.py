@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _State = TypeVar('_State')
 
-# Names that begin so are measurements that do not depend on the updates.
+# Prefix of the names of measurements that do not depend on the updates.
 _DATA_FREE = 'aggregator/free/'
 
 
@@ -86,7 +86,7 @@ class Journal:
       directory: folder of the run; this process has its lock.
       record: content of `run.json`.
       ledger: ledger of the run, open.
-      position: position of the run.
+      position: files that name the open round of the run.
       columns: columns of `metrics.csv`.
     """
     self._ledger = ledger
@@ -133,9 +133,9 @@ class Journal:
     if self._checkpoints.latest():
       state, head = self._checkpoints.load(self.next, state)
       attempts = self.ledger.attempts(self.next - 1)
-      # PRIVACY: from a checkpoint of another run of the rounds, training would
-      # add noise to other sums than it did before. The checkpoint has the last
-      # hash of the ledger's chain, which must be the ledger's at that round.
+      # PRIVACY: a state that did not follow from the rounds in the ledger would
+      # lead to other sums, which would get noise that was used before. The hash
+      # of the ledger's chain in the checkpoint must be the one in the ledger.
       # Guard:
       # resume_test.test_checkpoint_that_contradicts_the_ledger_is_refused.
       if not attempts or attempts[-1].head != head:
@@ -222,7 +222,7 @@ class Journal:
     return clip
 
   def start(self, entry: _Entry) -> _Entry:
-    """Returns the round, after it is in the ledger and open."""
+    """Returns the round, after writing it to the ledger and opening it."""
     if not self._has_state:
       raise errors.value_error(
         f'round={entry.index}: goes on from the state after {self.next} '
@@ -347,8 +347,9 @@ class Journal:
       attempt, (None, None)
     )
     row = {'round': t, 'clients': clients, **released, **cells}
-    # PRIVACY: a crash between the two writes must not leave a public row of a
-    # round that the ledger lacks. The ledger is written first.
+    # PRIVACY: a crash between the writes to `metrics.csv` and to the ledger
+    # could leave a public row of a round that the ledger lacks. The ledger is
+    # written first.
     # Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
     self.ledger.finish_round(
       t,

@@ -55,7 +55,7 @@ async def train_model(
     model_output_manager: gets the model weights after every tenth round and
       after the last one.
     train_metrics_manager: gets the metrics of the clients, without noise, after
-      each round; its key is the number of rounds done.
+      each round; the key of a release is the number of rounds done.
     evaluation_manager: argument of TFF's `train_model`.
     evaluation_periodicity: argument of TFF's `train_model`.
   """
@@ -159,7 +159,7 @@ class _Process:
     return unchanged if selected is None else _Output(self, state, *selected)
 
   async def run(self, state, open_round, data):
-    """Returns the output of a round, which is on the disk or burnt."""
+    """Returns the output of a round, after the round is durable or burnt."""
     with self._journal.attempting(open_round):
       output = await tff.program.materialize_value(
         self._process.next(state, data)
@@ -220,7 +220,8 @@ class _WeightsManager(tff.program.ReleaseManager):
   """Releases model weights alone.
 
   Attributes:
-    failure: error of a release; TFF's program ignores it.
+    failure: latest error of a release, None without one. TFF's program ignores
+      the error, so `train_model` raises it at the end.
   """
 
   def __init__(self, process, manager):

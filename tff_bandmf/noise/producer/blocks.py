@@ -152,7 +152,7 @@ class WindowBlock(Block):
       return
     mean = self._mean_of_past(ring, work)
     # PRIVACY: If later rounds followed from another y than the sum got, the
-    # noise would be that of another C. They follow from the rounded y.
+    # noise would be that of another C. Later rounds follow from the rounded y.
     # Guard: stream_test.test_noise_is_that_of_the_recursion.
     fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):

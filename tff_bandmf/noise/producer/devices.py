@@ -42,7 +42,8 @@ class Devices(makers.Maker):
     super().__init__(layout, generator)
     self._devices = devices
     self._pools = [pool_lib.ThreadPool(1) for _ in devices]
-    # None until the first block, then a tf.Variable [memory rows, count].
+    # Memory of each chunk: None until the first block, then a tf.Variable
+    # [memory rows, count].
     self._memories: list[Optional[tf.Variable]] = [None] * len(layout.starts)
     self._made: list[np.ndarray] = []
 
@@ -120,7 +121,8 @@ def _window(
           mean[r] += near[r, s] * fed[s]
         y.append(tf.round(z[r] + mean[r]))
         # PRIVACY: If later rounds followed from another y than the sum got, the
-        # noise would be that of another C. They follow from the rounded y.
+        # noise would be that of another C. Later rounds follow from the rounded
+        # y.
         # Guard: devices_test.test_devices_make_the_noise_of_the_host.
         fed.append(y[r] if feeds_y else (y[r] - mean[r]) / scale[r])
     return tf.stack(y), tf.stack(fed)

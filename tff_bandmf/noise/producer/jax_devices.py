@@ -86,7 +86,7 @@ class Devices(makers.Maker):
   ) -> tuple[Optional[jax.Array], jax.Array]:
     """Returns (y or None, max |y|) of a chunk, which the device still computes.
 
-    The first is None if y is in the memory.
+    The first value is None if y is in the memory.
     """
     layout, device = self._layout, self._devices[i % len(self._devices)]
     # This thread computes in 64 bits here; the setting must not last past a
@@ -195,7 +195,8 @@ def _window(memory, z, far, near, scale, row):
         m += weights[r, s] * fed[s]
       y.append(jnp.rint(noise[r] + m))
       # PRIVACY: If later rounds followed from another y than the sum got, the
-      # noise would be that of another C. They follow from the rounded y.
+      # noise would be that of another C. Later rounds follow from the rounded
+      # y.
       # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
       fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
     return tuple(

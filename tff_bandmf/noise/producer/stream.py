@@ -69,7 +69,7 @@ class Stream:
       key: the secret key of z.
       max_memory_bytes: most bytes of past noise in memory, > 0; a larger past
         goes to disk, see `chunks.Chunks`. A few rows of y stay in memory in any
-        case. It has no effect where devices hold the past.
+        case. The limit has no effect if devices hold the past.
       coordinates: the coordinates of y to be made, a range that `shard`
         returns; None makes all.
       devices: names of the backend's devices, all of one kind. They hold the
@@ -110,8 +110,8 @@ class Stream:
   def rows(self) -> Iterator[Optional[np.ndarray]]:
     """Yields y_t, [len(coordinates)] int32 in lattice steps, for t = 0, 1, ...
 
-    It also yields None after each part of the work, so that the caller can
-    stop. The next row overwrites the array.
+    The generator also yields None after each part of the work, so that the
+    caller can stop. The next row overwrites the array.
 
     Raises:
       OverflowError: a value of y does not fit in 32 bits.
