@@ -145,10 +145,10 @@ def of(
     ValueError: the reasons of `AdaptiveClip`; or another attribute is given
       without a quantile.
   """
-  given = {name: value for name, value in others.items() if value is not None}
+  options = {name: value for name, value in others.items() if value is not None}
   if quantile is not None:
-    return AdaptiveClip(initial, quantile, **given)
-  for name, value in given.items():
+    return AdaptiveClip(initial, quantile, **options)
+  for name, value in options.items():
     raise errors.value_error(
       f'clip_{name}={value}: is of a clip that adapts; give clip_quantile'
     )

@@ -102,13 +102,13 @@ def _missing(
   """Returns all missing parameters of a command; click reports only one."""
   assert error.ctx is not None and error.param is not None
   command = error.ctx.command
-  given, _, _ = command.make_parser(error.ctx).parse_args(list(arguments))
+  values, _, _ = command.make_parser(error.ctx).parse_args(list(arguments))
   return [
     each
     for each in command.get_params(error.ctx)
     # The value of a missing argument is None or a mark of click.
     if each is error.param
-    or (each.required and not isinstance(given.get(each.name), (str, tuple)))
+    or (each.required and not isinstance(values.get(each.name), (str, tuple)))
   ]
 
 

@@ -290,8 +290,8 @@ def _combined(
   def add(command):
     @functools.wraps(command)
     def wrapped(**flags):
-      taken = {each: flags.pop(each) for each in names}
-      return command(**flags, **{name: make(**taken)})
+      values = {each: flags.pop(each) for each in names}
+      return command(**flags, **{name: make(**values)})
 
     return wrapped
 

@@ -66,15 +66,15 @@ def taken(
   participations = short = turned_away = 0
   edges = np.searchsorted(rounds, np.arange(planned_rounds + 1))
   for t in range(planned_rounds):
-    came = generator.permutation(np.unique(index[edges[t] : edges[t + 1]]))
+    arrivals = generator.permutation(np.unique(index[edges[t] : edges[t + 1]]))
     admitted = admission.admit(
-      came, t, participation, planned_rounds, past.of(came)
+      arrivals, t, participation, planned_rounds, past.of(arrivals)
     ).admitted
-    cohort = came[admitted][:cohort_size]
+    cohort = arrivals[admitted][:cohort_size]
     past.record(t, cohort)
     participations += len(cohort)
     short += len(cohort) < cohort_size
-    turned_away += len(came) - int(admitted.sum())
+    turned_away += len(arrivals) - int(admitted.sum())
   return Taken(
     int(np.count_nonzero(past.count)),
     participations,

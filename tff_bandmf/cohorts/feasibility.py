@@ -74,8 +74,8 @@ class Wanted:
     if k < -(-self.rounds // b):
       return False
     return all(
-      _uniform(members, self.cohort_size, taken, 1, k)
-      for members, taken in _classes(self.clients, self.rounds, b)
+      _uniform(members, self.cohort_size, class_rounds, 1, k)
+      for members, class_rounds in _classes(self.clients, self.rounds, b)
     )
 
   def never(self) -> bool:
@@ -84,8 +84,8 @@ class Wanted:
     m, n = self.cohort_size, self.rounds
     if self.participation.evenly_spaced:
       return any(
-        m > members or taken * m > members * min(k, taken)
-        for members, taken in _classes(self.clients, n, b)
+        m > members or class_rounds * m > members * min(k, class_rounds)
+        for members, class_rounds in _classes(self.clients, n, b)
       )
     return min(b, n) * m > self.clients or n * m > self.clients * k
 

@@ -259,17 +259,17 @@ class Seen:
     before = self._last(clients).last_round
     entries = self._chain.size + np.arange(len(clients), dtype=np.int32)
     order = np.argsort(clients, kind='stable')
-    again = clients[order[1:]] == clients[order[:-1]]
-    before[order[1:][again]] = entries[order[:-1][again]]
+    repeated = clients[order[1:]] == clients[order[:-1]]
+    before[order[1:][repeated]] = entries[order[:-1][repeated]]
     self._chain.add(rounds, sizes, before)
     return entries
 
   def _combine(self, last: int) -> None:
     """Merges the last `last` parts into one."""
-    known, parts = zip(*self._parts[-last:])
+    identifiers, parts = zip(*self._parts[-last:])
     self._parts[-last:] = [
       _combined(
-        known,
+        identifiers,
         History(
           np.concatenate([each.last_round for each in parts]),
           np.concatenate([each.count for each in parts]),
@@ -281,7 +281,7 @@ class Seen:
     """Returns the number of distinct clients that took part."""
     if len(self._parts) > 1:
       self._combine(len(self._parts))
-    return sum(len(known) for known, _ in self._parts)
+    return sum(len(identifiers) for identifiers, _ in self._parts)
 
   def of(self, clients: np.ndarray) -> History:
     """Returns the history of [m] int64 identifiers, in their order."""
@@ -295,10 +295,12 @@ class Seen:
     past = History.empty(len(clients))
     if self.whole:
       past.last_round[:] = -1
-    for known, history in self._parts:
-      place = np.searchsorted(known, clients)
-      known_here = place < len(known)
-      known_here[known_here] = known[place[known_here]] == clients[known_here]
+    for identifiers, history in self._parts:
+      place = np.searchsorted(identifiers, clients)
+      known_here = place < len(identifiers)
+      known_here[known_here] = (
+        identifiers[place[known_here]] == clients[known_here]
+      )
       past.add(np.flatnonzero(known_here), history.of(place[known_here]))
     return past
 
@@ -312,14 +314,14 @@ def _combined(
     clients: arrays of identifiers; later arrays are of later rounds.
     history: history of all entries of `clients`, concatenated.
   """
-  together = np.concatenate(clients)
-  order = np.argsort(together, kind='stable')
-  together = together[order]
-  changes = np.flatnonzero(together[1:] != together[:-1])
+  all_clients = np.concatenate(clients)
+  order = np.argsort(all_clients, kind='stable')
+  all_clients = all_clients[order]
+  changes = np.flatnonzero(all_clients[1:] != all_clients[:-1])
   first = np.append(np.zeros(min(len(order), 1), np.int64), changes + 1)
   last = np.append(first[1:], len(order))[: len(first)] - 1
   count = np.add.reduceat(history.count[order], first, dtype=np.int64)
-  return together[first], History(
+  return all_clients[first], History(
     history.last_round[order[last]], _counted(count)
   )
 

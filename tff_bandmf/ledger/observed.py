@@ -116,7 +116,7 @@ def from_attempts(
     for t, tried in attempts.items()
     if any(attempt.outcome == chain.ABANDONED for attempt in tried)
   }
-  every = [attempt for done in finishes.values() for attempt in done]
+  finished = [attempt for done in finishes.values() for attempt in done]
   verdicts = [attempt.drawn for tried in attempts.values() for attempt in tried]
 
   def rounds(condition) -> tuple[int, ...]:
@@ -138,7 +138,9 @@ def from_attempts(
     last_round=max(sizes, default=-1),
     last_client=last_client,
     z_stddev=min(
-      (attempt.z_stddev for attempt in every if attempt.z_stddev is not None),
+      (
+        attempt.z_stddev for attempt in finished if attempt.z_stddev is not None
+      ),
       default=None,
     ),
     cohort_sizes=sizes,
@@ -183,7 +185,7 @@ def from_attempts(
       for t, tried in attempts.items()
       if any(chain.INCOMPLETE in attempt.flags for attempt in tried)
     ),
-    examined=_examined(every),
+    examined=_examined(finished),
     ended=(
       [each.ended for tried in attempts.values() for each in tried] or [None]
     )[-1],

@@ -27,10 +27,10 @@ def fresh_key_words() -> tf.Tensor:
   lines = tf.data.TextLineDataset('/dev/urandom', buffer_size=256)
   text = tf.strings.reduce_join(lines.batch(64).take(1).get_single_element())
   key = tf.io.decode_raw(tf.strings.substr(text, 0, 4 * KEY_WORDS), tf.int32)
-  whole = tf.debugging.Assert(
+  complete = tf.debugging.Assert(
     tf.equal(tf.size(key), KEY_WORDS), ['the system gave too few bytes']
   )
-  with tf.control_dependencies([whole]):
+  with tf.control_dependencies([complete]):
     return tf.ensure_shape(key, [KEY_WORDS])
 
 

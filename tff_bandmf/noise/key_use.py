@@ -93,13 +93,13 @@ class KeyUse:
     """
     with self._lines() as lines:
       self._check(lines)
-      own = (
+      own_line = (
         f'{self._tape_id} {self._coordinates.start} '
         f'{len(self._coordinates)} {self._directory}'
       )
-      if own not in lines:
+      if own_line not in lines:
         os.lseek(self._handle, 0, os.SEEK_END)
-        os.write(self._handle, os.fsencode(own) + b'\n')
+        os.write(self._handle, os.fsencode(own_line) + b'\n')
         os.fsync(self._handle)
 
   def close(self) -> None:

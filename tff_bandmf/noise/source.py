@@ -211,10 +211,10 @@ class StateSource(NoiseSource):
     # y than the theorem assumes. Such a round fails; a wrap-around of the sum
     # would be post-processing.
     # Guard: source_test.test_noise_beyond_32_bits_fails_the_round.
-    held = tf.debugging.Assert(
+    in_range = tf.debugging.Assert(
       tf.reduce_all(tf.abs(v) < 2.0**31), ['noise beyond 32 bits']
     )
-    with tf.control_dependencies([held]):
+    with tf.control_dependencies([in_range]):
       y = tf.cast(v, tf.int32)
     y = self_test.check(
       y,
@@ -377,7 +377,7 @@ def of(
     return NoNoise(dimension, placement.start_round)
   if isinstance(placement, placements.Tape):
     key = placement.key or key_lib.Key.from_entropy()
-    held = _hold(key)
+    fingerprint = _hold(key)
     try:
       return TapeSource(
         tape_lib.Tape(
@@ -393,11 +393,11 @@ def of(
           ),
           start_round=placement.start_round,
         ),
-        held,
+        fingerprint,
         placement.position,
       )
     except BaseException:
-      _held.discard(held)
+      _held.discard(fingerprint)
       raise
   if isinstance(placement, placements.Served):
     folders = placement.folders

@@ -290,7 +290,7 @@ def from_run(directory: pathlib.Path) -> Claim:
     planned.cohorts.schema,
     planned.z_stddev_per_clip * claim['l2_norm_clip'],
   )
-  whole = from_evidence(
+  run_claim = from_evidence(
     planned,
     observed,
     # PRIVACY: a round without the digest of the fixed files may have run with
@@ -311,8 +311,8 @@ def from_run(directory: pathlib.Path) -> Claim:
   # attacker knows. Without a sampling key nothing is amplified.
   # Guard: report_sampling_test.test_cohorts_that_no_key_drew_are_not_amplified.
   if run.sampling_key_id is None:
-    whole = dataclasses.replace(whole, amplified=None)
-  return whole
+    run_claim = dataclasses.replace(run_claim, amplified=None)
+  return run_claim
 
 
 def from_evidence(

@@ -288,10 +288,10 @@ def _warnings(sources: Sequence[source_lib.Source]) -> list[str]:
   """Returns the public warnings of all runs."""
   by_text: dict[str, list[str]] = {}
   for source in sources:
-    known = caveats.warnings(
+    warning_pairs = caveats.warnings(
       source.claim, source.run, source.completed, source.elsewhere
     )
-    texts = [text for _, text in known if text]
+    texts = [text for _, text in warning_pairs if text]
     for text in texts + source.warned_before:
       by_text.setdefault(text, []).append(source.run.title or source.name)
   return [

@@ -107,7 +107,9 @@ def from_source(source: source_lib.Source) -> Report:
   figures = {name: figure for name, figure in plots.items() if figure}
   code_sha256 = _files.code_digest()
   other_code = (run.code_sha256 or code_sha256) != code_sha256
-  known = caveats.warnings(claim, run, source.completed, source.elsewhere)
+  warning_pairs = caveats.warnings(
+    claim, run, source.completed, source.elsewhere
+  )
   together = composed([source], claim.delta) if source.before else None
   content = {
     'format': FORMAT,
@@ -115,7 +117,7 @@ def from_source(source: source_lib.Source) -> Report:
     **{name: getattr(run, name) for name in NAMED},
     'summary': _summary(numbers, source, together),
     'warnings': [
-      *(text for text, _ in known if text),
+      *(text for text, _ in warning_pairs if text),
       *([caveats.OTHER_CODE] if other_code else []),
       *source.warned_before,
     ],
@@ -208,11 +210,11 @@ def all_runs(
 ) -> list[tuple[str, claim_lib.Claim]]:
   """Returns names and claims of runs, then of predecessors, each once."""
   runs = [(source.name, source.claim) for source in sources]
-  known = {source.run.run_id for source in sources}
+  run_ids = {source.run.run_id for source in sources}
   for source in sources:
     for run_id, (name, claim) in source.before.items():
-      if run_id not in known:
-        known.add(run_id)
+      if run_id not in run_ids:
+        run_ids.add(run_id)
         runs.append((name, claim))
   return runs
 
@@ -323,11 +325,11 @@ def _check(
   claims = [('this run', [0], delta, alone)]
   if together:
     chance = any(claim.amplified for _, claim in runs)
-    every = list(range(len(runs)))
+    positions = list(range(len(runs)))
     claims.append(
       (
         'with the runs before it',
-        every,
+        positions,
         delta,
         together['epsilon'] if chance else None,
       )

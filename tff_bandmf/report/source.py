@@ -132,10 +132,10 @@ def _before(
   # Guard: after_test.test_predecessors_of_one_name_all_count.
   predecessors: dict[str, tuple[str, claim_lib.Claim]] = {}
   named = [(directory, each) for each in run.after or ()]
-  for here, each in named:
+  for folder, each in named:
     if each['run_id'] in (run.run_id, *predecessors):
       continue
-    path = pathlib.Path(os.path.normpath(here / each['run']))
+    path = pathlib.Path(os.path.normpath(folder / each['run']))
     other = run_json.RunRecord.read(path)
     # PRIVACY: another run in the folder of the predecessor may have a smaller
     # epsilon. The run ID in the folder must be the recorded one.
@@ -147,7 +147,7 @@ def _before(
       )
     name = os.path.relpath(path, directory)
     predecessors[each['run_id']] = name, claim_lib.from_run(path)
-    named += [(path, more) for more in other.after or ()]
+    named += [(path, earlier) for earlier in other.after or ()]
   return predecessors
 
 

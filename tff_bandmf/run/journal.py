@@ -365,9 +365,9 @@ class Journal:
     self._rows.write(row)
     self._write_private_metrics(t, numbers)
     if entry.without_effect:
-      every = entry.without_effect == entry.updates
+      all_zero = entry.without_effect == entry.updates
       self.append_statement(
-        'not_covered', run_json.ALL_ZERO if every else run_json.SOME_ZERO
+        'not_covered', run_json.ALL_ZERO if all_zero else run_json.SOME_ZERO
       )
     self._checkpoints.save(state, t + 1, self.ledger.head())
     self._states.add(state)

@@ -77,7 +77,8 @@ class NoiseAdder:
         of clients).
 
     Raises:
-      ValueError: the next state depends on a value that bypasses it.
+      ValueError: the next state depends on a value that bypasses the
+        aggregator.
     """
     from tff_bandmf import aggregator
 

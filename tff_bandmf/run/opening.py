@@ -55,8 +55,8 @@ class OpenFolder:
     ended: whether the run has ended.
     sampling_key: key of the draws; None if cohorts are enforced.
     journal: journal of the run.
-    noise_adder: noise of the run; if the run has ended, its key is a new random
-      key, which adds no noise to anything.
+    noise_adder: noise of the run; if the run has ended, it has a new random
+      key, which no round uses.
   """
 
   plan: plan_lib.Plan
@@ -146,12 +146,13 @@ def open_folder(
 def _check_ledger(
   directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
 ) -> None:
-  """Raises ValueError if the ledger lacks events that others have noted.
+  """Raises ValueError if the ledger lacks events that are noted elsewhere.
 
   Args:
     directory: folder of the run.
     ledger: ledger of the run, open.
-    head: an earlier head of its chain, in hexadecimal; None if none was noted.
+    head: an earlier head of the ledger's chain, in hexadecimal; None if the
+      user noted none.
   """
   folder.check_releases(directory, ledger.attempts)
   # PRIVACY: a ledger that was restored to an earlier moment looks right, and
@@ -238,8 +239,8 @@ def _predecessors(
     plan: plan of the run.
 
   Raises:
-    ValueError: a folder holds no run, is this run's, or its run has another
-      adjacency.
+    ValueError: a folder holds no run, or this run, or a run with another
+      adjacency or another number of clients per unit.
   """
   predecessors, claim = [], plan.guarantee.to_dict()
   for earlier in map(pathlib.Path, after):

@@ -346,14 +346,18 @@ class Run:
         data = [dataset(client, t) for client in open_round.cohort.tolist()]
         spent = self._plan.spent(t + 1)
         # PRIVACY: an epsilon that is rounded to the nearest number may be below
-        # the true one. It is rounded up.
+        # the true epsilon. The epsilon that is shown is rounded up.
         # Guard: run_test.test_learning_process_is_trained_by_the_run.
-        left = self._budget_left
+        budget_left = self._budget_left
         parts = [
           *(
             [] if spent is None else [f'epsilon {plan_text.rounded_up(spent)}']
           ),
-          *([] if left is None else [f'{left:.1%} of the budget left']),
+          *(
+            []
+            if budget_left is None
+            else [f'{budget_left:.1%} of the budget left']
+          ),
         ]
         bar.set_postfix_str(', '.join(parts))
         output = open_round.attempt(
@@ -389,7 +393,8 @@ class Run:
   def ledger_head(self) -> str:
     """Hash of all events in the ledger, 64 hexadecimal digits.
 
-    Note it outside of the folder and its backups; see `ledger_head` of `Run`.
+    Note this hash outside of the folder and its backups; see the argument
+    `ledger_head` of `Run`.
     """
     return self._journal.ledger.head()
 
@@ -462,8 +467,8 @@ class Run:
     for name, sentence in _UNNOISED_MANAGERS.items():
       if program.get(name) is not None:
         self._journal.append_statement('side_releases', sentence)
-    left = self.rounds(clients=clients, seed=seed, rounds=rounds)
-    source = train_model.RoundSource(process, left, dataset, self._journal)
+    remaining = self.rounds(clients=clients, seed=seed, rounds=rounds)
+    source = train_model.RoundSource(process, remaining, dataset, self._journal)
     asyncio.run(
       train_model.train_model(
         process, source, self._journal, self._last(rounds), **program

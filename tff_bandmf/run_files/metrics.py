@@ -161,18 +161,18 @@ def _read(
   if not path.exists():
     return '', {}, []
   try:
-    every = _files.read(path).decode().splitlines(keepends=True)
-    header, others = ''.join(every[:1]), every[1:]
-    rows = list(csv.DictReader(every, strict=True))
+    all_lines = _files.read(path).decode().splitlines(keepends=True)
+    header, row_lines = ''.join(all_lines[:1]), all_lines[1:]
+    rows = list(csv.DictReader(all_lines, strict=True))
     for row in rows:
       int(row['round']), int(row.get('clients') or 0)
       for name in ('accuracy', *RELEASED):
         float(row.get(name) or 0)
       if None in row or None in row.values():
         raise ValueError('a row of another length')
-    if len(rows) != len(others):
+    if len(rows) != len(row_lines):
       raise ValueError('a row of more than a line')
-    lines = {int(row['round']): line for row, line in zip(rows, others)}
+    lines = {int(row['round']): line for row, line in zip(rows, row_lines)}
     if len(lines) < len(rows):
       raise ValueError('a round twice')
   except (ValueError, TypeError, KeyError, csv.Error) as error:

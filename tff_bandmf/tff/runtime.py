@@ -214,13 +214,13 @@ class _Link:
       raise RuntimeError(f'{self._why}.')
 
   def _describe(self) -> str:
-    known = (
+    status = (
       'which answers, so it may just be busy'
       if answers(self._address)
       else 'which does not answer: it is stopped (kill -CONT lets it go on), '
       'or it hangs (kill ends it)'
     )
-    return f'{self._name}, {known}'
+    return f'{self._name}, {status}'
 
   def _give_up(self, why: str) -> None:
     self._why = why

@@ -65,15 +65,15 @@ class Workers:
     # Calls of TFF block, so each worker has a thread of its own.
     pool = concurrent.futures.ThreadPoolExecutor(len(remaining))
     try:
-      done = [
+      futures = [
         pool.submit(_run, context, computation, shared, share)
         for context, share in zip(remaining, shares)
         if share
       ]
       # Wait for all workers, so that none is still busy after an error.
-      concurrent.futures.wait(done)
+      concurrent.futures.wait(futures)
       results = [None] * len(members)
-      for i, share in enumerate(done):
+      for i, share in enumerate(futures):
         results[i :: len(remaining)] = share.result()
       return results
     finally:

@@ -200,24 +200,24 @@ class _Folder:
         sum of this run in this round fails too.
     """
     numbers, runs, owners = self._marks(now)
-    known = self._check(
+    exists = self._check(
       tf.size(numbers) > 0,
       'the tape is not there; was its factory closed, or is its folder not '
       'seen by the process that runs the round?',
     )
-    with tf.control_dependencies([known]):
+    with tf.control_dependencies([exists]):
       reached = tf.reduce_max(numbers)
     unused = self._check(
       reached <= self._round_index,
       'the noise of this round was already used and removed; resume with a '
       'tape that starts at the round of the state',
     )
-    here = tf.equal(numbers, self._round_index)
+    same_round = tf.equal(numbers, self._round_index)
     # PRIVACY: Two runs with one y would release two sums with the same noise,
     # even if the second run comes before a later round is read. A round that
     # has a mark of another run is refused.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
-    others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
+    others = same_round & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
     own = self._check(
       ~tf.reduce_any(others),
       'the noise of this round was used by another run; resume that one from '
@@ -225,7 +225,9 @@ class _Folder:
     )
     if owner is None:
       return [unused, own]
-    others = here & tf.equal(runs, self._run) & tf.not_equal(owners, owner)
+    others = (
+      same_round & tf.equal(runs, self._run) & tf.not_equal(owners, owner)
+    )
     one = self._check(
       ~tf.reduce_any(others),
       'this round has released another sum, and its noise serves no second '

@@ -186,8 +186,8 @@ def _check_together(
     )
   ends = itertools.accumulate((each.count for each in shards), initial=0)
   if [*(each.first for each in shards), dimension] != list(ends):
-    given = [f'{each.directory}: {each.first}+{each.count}' for each in shards]
+    texts = [f'{each.directory}: {each.first}+{each.count}' for each in shards]
     raise errors.value_error(
-      f'noise_server={given}: must be shards of {dimension} coordinates, each '
+      f'noise_server={texts}: must be shards of {dimension} coordinates, each '
       'once; give the folders of all shards'
     )
