@@ -2,16 +2,16 @@
 
 | symbol | name here        | meaning                                        |
 |--------|------------------|------------------------------------------------|
-| beta   | `momentum`       | of the server optimiser, 0 for plain SGD       |
-| eta_t  | `learning_rates` | of round t, relative to the peak               |
+| beta   | `momentum`       | momentum of the server's SGD, 0 for plain SGD  |
+| eta_t  | `learning_rates` | learning rate of round t, relative to the peak |
 | M      | `column`         | M[t, i] = beta^(t - i) for i <= t, Toeplitz    |
 | h      | `polynomial`     | first column of M^-1: h(x) = 1 - beta x        |
 | A      | `matrix`         | tri(n) diag(eta) M; row t gives the model      |
 |        |                  | after round t                                  |
 
 With momentum 0 and a constant learning rate, A = tri(n): prefix sums. A^-1 has
-2 bands, or 3 with momentum, whatever the learning rates. Errors and searches
-know M by h alone, a polynomial of any degree with h_0 = 1.
+2 bands, or 3 with momentum, for all learning rates. The computation of errors
+and the searches use only h of M, a polynomial of any degree with h_0 = 1.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ class Workload:
     cooldown: fraction of the rounds, in [0, 1 - warmup].
 
   Raises:
-    TypeError: a value that is not a number.
-    ValueError: a value out of range.
+    TypeError: a value is not a number.
+    ValueError: a value is out of range.
 
   >>> Workload(momentum=0.5).matrix(3)
   array([[1.  , 0.  , 0.  ],
@@ -170,11 +170,12 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
 
   Args:
     name: 'prefix' or 'momentum'.
-    **parameters: attributes of the workload, None where one is not given;
-      'momentum' requires its momentum.
+    **parameters: attributes of the workload; None counts as not given.
+      'momentum' requires the attribute momentum.
 
   Raises:
-    ValueError: unknown name, a parameter missing, or one that does not apply.
+    ValueError: the name is unknown, or a parameter is missing or does not
+      apply.
   """
   given = {key: value for key, value in parameters.items() if value is not None}
   if name == 'prefix':
@@ -197,11 +198,11 @@ def from_name(name: str, **parameters: Optional[float]) -> Workload:
 
 
 def from_dict(record: Mapping[str, _files.Json]) -> Workload:
-  """Returns the workload of what `to_dict` gave.
+  """Returns the workload of a JSON object that `to_dict` made.
 
   Raises:
-    TypeError: a key is missing or unknown, or a value is of another kind.
-    ValueError: a value that does not fit.
+    TypeError: a key is missing or unknown, or a value has another type.
+    ValueError: a value is out of range.
   """
   if list(record) != ['workload', *PARAMETERS]:
     raise errors.type_error(

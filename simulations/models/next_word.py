@@ -83,12 +83,11 @@ class Accuracy:
 def accuracies(num_ids: int) -> dict[str, Accuracy]:
   """Returns the accuracies of a model.
 
-  | accuracy                        | targets    | predictions                |
-  |---------------------------------|------------|----------------------------|
-  | `accuracy`                      | words      | words                      |
-  | `accuracy_of_tff`               | words      | words, unknown and the end |
-  | `accuracy_with_end_and_unknown` | all of the | words, unknown and the end |
-  |                                 | latter     |                            |
+  | accuracy                        | targets                    | predictions |
+  |---------------------------------|----------------------------|-------------|
+  | `accuracy`                      | words                      | words       |
+  | `accuracy_of_tff`               | words                      | all ids     |
+  | `accuracy_with_end_and_unknown` | words, unknown and the end | all ids     |
 
   `accuracy_of_tff` is `accuracy_without_out_of_vocab_or_end_of_sentence` of
   TFF's StackOverflow baseline, which publications quote. It increases if a

@@ -1,4 +1,4 @@
-"""Audits: how much of a claimed epsilon an attacker can show."""
+"""Audits: attacks that give lower bounds on the epsilon of a run."""
 
 from tff_bandmf.audit.auditing import Audit, audit
 from tff_bandmf.audit.pattern import Pattern, worst

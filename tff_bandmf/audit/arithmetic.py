@@ -1,4 +1,4 @@
-"""The attacks of `attacks` on the query, noise and lattice of a claim."""
+"""Runs the attacks of `attacks` on the query, noise and lattice of a claim."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from tff_bandmf.noise import placements
 from tff_bandmf.noise import source as source_lib
 
 _CLIENTS = 1000
-# Coordinates whose noise is compared with their z.
+# Coordinates of the noise that `attacks.inverse` examines.
 _COMPARED = 64
-# A round whose float32 sums are told apart by their last bits.
+# Claim of the round that `attacks.low_bits` examines.
 _EPSILON, _DELTA = 2.0, 1e-6
 
 
 def attack(guarantee: accounting.Guarantee) -> tuple[attacks.Attack, ...]:
-  """Returns what the attacks on the arithmetic of a run found.
+  """Returns the measurements of all attacks on the arithmetic of a run.
 
-  Sums of 1,000 records are on the lattice of the claim and its C gives the
-  noise that is compared with z; tail and last bits are of the generator and of
-  one round at (2, 1e-6), the same for every claim.
+  `summing` adds 1,000 records on the lattice of the claim, and `inverse`
+  examines the noise of its C. `tail` and `low_bits` examine the generator and
+  one round at (2, 1e-6), which are the same for every claim.
 
   Args:
     guarantee: the claim, with noise.
@@ -83,7 +83,7 @@ def _query(
 
 
 def _low_bits() -> attacks.Attack:
-  """Returns what last bits of the query's releases show."""
+  """Returns the measurement of `attacks.low_bits` on the query."""
   strategy = strategies.Identity(2 * attacks.LOW_BITS_TRIALS)
   noise_multiplier = accounting.gaussian_noise_multiplier(_EPSILON, _DELTA)
   dimension = attacks.LOW_BITS_DIMENSION
@@ -119,7 +119,7 @@ def _low_bits() -> attacks.Attack:
 
 
 def _inverse(strategy: strategies.Strategy, z_steps: float) -> attacks.Attack:
-  """Returns how far the stream's noise is from that of C."""
+  """Returns the measurement of `attacks.inverse` on the noise stream."""
   recursion = strategy.recursion()
   key = noise.Key.from_entropy()
   stream = noise.Stream(recursion, z_steps, _COMPARED, key)

@@ -1,16 +1,17 @@
-"""Attacks on the arithmetic of a run: the claim is of the numbers that leave.
+"""Attacks on the arithmetic of a run.
 
-Accountants speak of real numbers. Each attack here succeeds on a sound account
-whose sums, normals or coefficients are of float32, as tests show, and must fail
-on the lattice. An attack takes a function, so that tests can give another
+A claim is about released numbers, but accountants bound a mechanism in real
+numbers. Tests show that each attack here succeeds on float32 sums, normals or
+coefficients, even if the accounting in real numbers is right; it must fail on
+the lattice. Each attack takes a function, so that tests can attack another
 arithmetic.
 
-| attack       | what an arithmetic must not do                               |
+| attack       | failure of an arithmetic that it finds                       |
 |--------------|--------------------------------------------------------------|
-| `summing`    | let one client move a sum by more than its clip              |
-| `tail`       | end before the normal distribution does                      |
-| `low_bits`   | tell in the last bits of a release which sum is below it     |
-| `inverse`    | add the noise of another C                                   |
+| `summing`    | one client moves a sum by more than its clip                 |
+| `tail`       | the largest normals are smaller than they should be          |
+| `low_bits`   | the last bits of a release reveal the sum without noise      |
+| `inverse`    | the noise is that of another C                               |
 """
 
 from __future__ import annotations
@@ -27,21 +28,22 @@ from tff_bandmf.audit import bounds
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import key as key_lib
 
-# With which `tail` and `low_bits` succeed on a sound arithmetic; the other two
-# never do.
+# Probability with which `tail` or `low_bits` succeeds on a sound arithmetic;
+# the other two attacks never succeed on it.
 FALSE_ALARM = 1e-6
-# Where float32 normals end: (-2 ln 1e-7)^(1/2).
+# Largest normal of a float32 generator: (-2 ln 1e-7)^(1/2).
 TAIL = 5.678
-# About 15 of them are beyond TAIL; none are with probability 4e-7.
+# Number of draws: about 15 normals are beyond TAIL, and none with probability
+# 4e-7.
 TAIL_DRAWS = 2**30
-# One round that is told apart at (2, 1e-6) by its last bits.
+# Size of `low_bits` with which it succeeds on float32 at (2, 1e-6).
 LOW_BITS_DIMENSION = 20_000
 LOW_BITS_TRIALS = 200
-# Off by so much, in standard deviations of z, noise costs next to nothing.
+# Error of noise in standard deviations of z that costs nearly no privacy.
 _OFF = 2.0**-10
-# Clips of the victim of `summing`.
+# Contribution of the attacked client in `summing`, in clips.
 _VICTIM = 1 - 2.0**-10
-# Words looked at together.
+# Random words examined in one step.
 _WORDS = 1 << 16
 
 
@@ -53,9 +55,9 @@ class Attack:
     name: name of the attack.
     statistic: measured number.
     unit: unit of the statistic, in words.
-    least: least number of a sound arithmetic.
-    most: largest number of a sound arithmetic.
-    false_alarm: probability that a sound arithmetic gives something else.
+    least: least statistic of a sound arithmetic.
+    most: largest statistic of a sound arithmetic.
+    false_alarm: probability that a sound arithmetic exceeds these limits.
   """
 
   name: str
@@ -67,11 +69,11 @@ class Attack:
 
   @property
   def succeeded(self) -> bool:
-    """Whether no sound arithmetic, but for a false alarm, does this."""
+    """Whether the statistic is outside the limits of a sound arithmetic."""
     return not self.least <= self.statistic <= self.most
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the fields and `succeeded`, JSON values."""
+    """Returns the attributes and `succeeded` as JSON values."""
     return {**dataclasses.asdict(self), 'succeeded': self.succeeded}
 
   def __str__(self) -> str:
@@ -83,18 +85,19 @@ class Attack:
 
 
 def summing(add: Callable[[np.ndarray], float], clients: int = 1000) -> Attack:
-  """Returns how far one client moves the sum of a cohort that is made for it.
+  """Returns how far one client moves the sum of a worst-case cohort.
 
-  Equal records bring the running sum of float32 to a clip below a power of two,
-  where the victim lifts it to. The others are just over half a unit in the last
-  place there: with the victim each is rounded up to a whole unit, and without
-  to half of one. [Casacuberta et al., CCS 2022]
+  Equal records bring a running float32 sum to one clip below a power of two,
+  and the victim's record, one clip, brings it to that power. All later records
+  are slightly above half a unit in the last place. With the victim each is
+  rounded up to a whole unit, without the victim to half a unit.
+  [Casacuberta et al., CCS 2022]
 
   Args:
-    add: function from clipped values, [clients] float32 in clips, to the sum in
-      clips; it is given the whole cohort, and the cohort with a zero for the
-      victim.
-    clients: how many records there are, at least 2.
+    add: function from clipped values, [clients] float32 in clips, to their sum
+      in clips; it is called with the whole cohort, and with zero in place of
+      the victim's record.
+    clients: number of records, at least 2.
   """
   plans = [_Cohort.of(2.0**i, clients) for i in range(clients.bit_length())]
   best = max(plans, key=lambda plan: plan.gain)
@@ -110,9 +113,9 @@ class _Cohort:
 
   Attributes:
     power: power of two, in clips.
-    before: records of the same size, first.
-    size: size of each of them, in clips.
-    gain: clips that rounding adds to the victim's part.
+    before: number of equal records that come first.
+    size: size of each of these records, in clips.
+    gain: addition of rounding to the victim's contribution, in clips.
   """
 
   power: float
@@ -122,8 +125,8 @@ class _Cohort:
 
   @classmethod
   def of(cls, power: float, clients: int) -> _Cohort:
-    """Returns the best one of several for a power of two."""
-    # Below the power sums of multiples of half a unit are exact.
+    """Returns the cohort with the largest gain for a power of two."""
+    # Below the power of two, sums of multiples of half a unit are exact.
     half = power * 2.0**-24
     before = np.arange(1, 65) + int(power)
     size = np.ceil((power - _VICTIM) / before / half) * half
@@ -144,14 +147,15 @@ class _Cohort:
 def tail(
   beyond: Callable[[int, float], int], draws: int = TAIL_DRAWS
 ) -> Attack:
-  """Returns how many normals are where those of float32 end.
+  """Returns the number of normals beyond the largest normal of float32.
 
-  A whitened release beyond is impossible without the client, so its
-  probability is a delta that no account knows of.
+  If normals never exceed a limit, a whitened release beyond it is impossible
+  without the client. The probability of such a release with the client is then
+  a delta that the accounting misses.
 
   Args:
-    beyond: (draws, threshold) -> how many of them are larger in magnitude.
-    draws: how many are drawn.
+    beyond: function (draws, threshold) -> number of draws of larger magnitude.
+    draws: number of draws, >= 1.
   """
   rate = draws * 2 * float(scipy.special.ndtr(-TAIL))
   least = scipy.stats.poisson.ppf(FALSE_ALARM / 2, rate)
@@ -167,18 +171,18 @@ def tail(
 
 
 def beyond(key: key_lib.Key, draws: int, threshold: float) -> int:
-  """Returns how many normals of a key are larger in magnitude.
+  """Returns the number of normals of a key beyond a threshold in magnitude.
 
-  Words are cheap, and only the small ones can belong to such a normal; those
-  are made into normals.
+  Only small random words can give such normals, so only these words are turned
+  into normals.
 
   Args:
     key: key of the normals.
-    draws: how many are looked at.
-    threshold: from 1.
+    draws: number of normals.
+    threshold: least magnitude that counts, >= 1.
   """
   generator = generator_lib.Generator(key)
-  # Twice the magnitude of the threshold itself: every candidate is looked at.
+  # Twice the word of the threshold, so that no normal beyond it is missed.
   small = np.uint64(int(scipy.special.ndtr(-threshold) * 2.0**66))
   exceeding = 0
   for row in range(-(-draws // _WORDS)):
@@ -197,20 +201,21 @@ def low_bits(
   trials: int = LOW_BITS_TRIALS,
   dimension: int = LOW_BITS_DIMENSION,
 ) -> Attack:
-  """Returns the epsilon that last bits of one round's releases show.
+  """Returns a lower bound on epsilon from last bits of one round's releases.
 
-  The victim's record is v = 1 / sqrt(d) in every coordinate. Where a release x
-  is far below v, a float32 sum v + y = x has y near -v, so x is a multiple of
-  half a unit in the last place of v; y alone has more digits. The attacker
-  counts the coordinates that no v + y of floats can give.
+  The victim's record is v = 1 / sqrt(d) in every coordinate. If a release
+  x = v + y is much smaller than v, y is near -v, and so the float32 sum x is a
+  multiple of half a unit in the last place of v. Without the victim x = y has
+  more digits. The attacker counts the coordinates that no float32 sum v + y can
+  give.
 
   Args:
     release: function from a sum, [d] float32 in clips, to its release, in
       clips, each time with new noise.
-    epsilon: claimed, at `delta`.
+    epsilon: epsilon of the claim, >= 0.
     delta: delta of the claim, in (0, 1).
-    trials: number of trials of either kind, >= 1.
-    dimension: d.
+    trials: number of trials with the victim, and of trials without, >= 1.
+    dimension: d, number of coordinates.
   """
   victim = np.full(dimension, dimension**-0.5, np.float32)
   unit = 0.5 * float(np.spacing(victim[0]))
@@ -241,17 +246,17 @@ def inverse(
   z: np.ndarray,
   cells: Union[np.ndarray, float],
 ) -> Attack:
-  """Returns how far C y is from the z that y was made of.
+  """Returns the distance of C y from the z from which y was computed.
 
-  Noise of another C has another sensitivity, however near the entries of the
-  inverses are.
+  Noise of another C has another sensitivity, even if entries of both inverses
+  are nearly equal.
 
   Args:
     strategy: C.
     y: noise of all rounds, [n, d] float64 in standard deviations of z.
     z: the normals, [n, d] float64.
-    cells: width of a step of the lattice in units of z, [n]; what a release is
-      rounded to in its own round. 0 for noise that is not rounded.
+    cells: width of a lattice step in each round, in units of z, [n] float64; 0
+      for noise that is not rounded.
   """
   off = np.sqrt(np.mean((strategy.matrix() @ y - z) ** 2, 1))
   return Attack(

@@ -23,13 +23,13 @@ class Audit:
   """The result of trials with canaries for one claim.
 
   Attributes:
-    claimed_epsilon: at `delta`.
-    gaussian_bound: on epsilon, from below, that takes the noise to be Gaussian.
-    clopper_pearson_bound: the same without that assumption.
+    claimed_epsilon: epsilon of the claim at `delta`.
+    gaussian_bound: lower bound on epsilon that assumes Gaussian noise.
+    clopper_pearson_bound: lower bound on epsilon without that assumption.
     delta: delta of (epsilon, delta), in (0, 1).
-    confidence: with which both bounds hold.
-    trials_inside: trials with a canary that the bounds are from.
-    trials_outside: trials without.
+    confidence: probability that both bounds are below the true epsilon.
+    trials_inside: number of scored trials with a canary.
+    trials_outside: number of scored trials without a canary.
     pattern: rounds in which a canary takes part.
     attained_sensitivity: sensitivity that the pattern attains, in clipping
       norms.
@@ -56,7 +56,7 @@ class Audit:
     )
 
   def to_dict(self) -> _files.JsonObject:
-    """Returns the fields and `holds`, JSON values."""
+    """Returns the attributes and `holds` as JSON values."""
     return {
       **dataclasses.asdict(self),
       'pattern': list(self.pattern),
@@ -76,48 +76,50 @@ def audit(
 ) -> Audit:
   """Returns lower bounds on epsilon, from runs of TFF's aggregation process.
 
-  A trial is one coordinate of the update in one run. Either one client, with
-  the whole of its clipping norm along this coordinate, takes part in the rounds
-  of the worst pattern that the schema allows, or no client touches it: the two
-  data sets that zero-out adjacency compares. The attacker knows C, the pattern
-  and every other client, and sees all the rounds. It makes the noise white,
-  W = C R of the releases R, and scores a trial by
+  A trial is one coordinate of the update in one run. In one half of the trials
+  one client, a canary, takes part in the rounds of the worst pattern that the
+  schema allows, with its whole clipping norm along this coordinate. In the
+  other half no client contributes to the coordinate. These are the two data
+  sets that zero-out adjacency compares. The attacker knows C, the pattern and
+  every other client, and sees the releases R of all rounds. It makes the noise
+  white, W = C R, and scores a trial with its column w of W by
 
     s = m^T S^-1 w,  m = sum_{i in pi} s_i C[:, i],
 
-  the best test where the rows of W have covariance S. Half of the trials give S
-  and the threshold, so noise that is weak in any direction, because it repeats
-  for one, gives itself away; the other half are scored.
+  the best test if columns of W have covariance S. One half of the trials is
+  used to estimate S and the threshold, the other half is scored. So the attack
+  finds noise that is weak in one direction, such as noise that repeats.
 
-  The bounds rest on trials being independent. Canaries are clients of their
-  own, so each spends a clipping norm of its own, and no coordinate has two of
-  them. Left is that noise is independent between coordinates and runs. No
-  attacker here compares coordinates: noise that all of a run share lets all
-  scores agree, and is found, but noise that a few share is not, though it
-  cancels in their differences; and the bounds have less confidence than stated.
+  The bounds assume independent trials. Each canary is a client with its own
+  clipping norm, and no coordinate has two canaries, so trials are independent
+  if noise is independent between coordinates and runs. The attacker does not
+  compare coordinates. It finds noise that all coordinates of a run share,
+  because all scores are then equal. It does not find noise that a few
+  coordinates share, and then the bounds have less confidence than stated.
 
-  TFF's execution context has to be set; see `tff.runtime.local_runtime`.
+  The caller must set TFF's execution context, as `tff.runtime.local_runtime`
+  does.
 
   Args:
     guarantee: the claim.
     delta: delta of (epsilon, delta), in (0, 1).
-    canaries: clients of a run, each of them a trial, half of which give S; as
-      many coordinates are without.
-    runs: independent runs, each with noise of its own.
-    confidence: that both bounds are below the true epsilon.
+    canaries: number of canaries in a run, each in one trial; there are as many
+      trials without a canary.
+    runs: number of independent runs, each with its own noise.
+    confidence: probability that both bounds are below the true epsilon.
     make_factory: function that returns the aggregator, called with
       `clients_per_round`, `l2_norm_clip` and `largest_cohort` for each run,
-      which must have noise of its own. None makes the one that the claim is
-      for: `aggregator.dp_aggregator` with what `guarantee` says and a key from
+      which must have its own noise. None makes the aggregator of the claim:
+      `aggregator.dp_aggregator` with the values of `guarantee` and a key from
       the operating system.
     seed: seed of all randomness but the noise, >= 0; None draws one.
-    on_round: is called after every round.
+    on_round: function that is called after every round.
 
   Raises:
-    TypeError: a value of the wrong kind.
-    ValueError: a value out of range, or the claim is none.
+    TypeError: a value has the wrong type.
+    ValueError: a value is out of range, or `guarantee` claims nothing.
   """
-  # TensorFlow Federated takes seconds to import, and bounds do not need it.
+  # Imported here because TFF takes seconds to import and `Audit` needs none.
   from tff_bandmf import aggregator
   from tff_bandmf.audit import canaries as canaries_lib
 
@@ -160,11 +162,11 @@ def audit(
     )
     seen.append(whitened[:, :canaries])
     unseen.append(whitened[:, canaries:])
-  # [n, trials]; every other trial goes to one half.
+  # [n, trials]; trials alternate between the two halves.
   inside, outside = np.hstack(seen), np.hstack(unseen)
   weights = _filter(moved, inside[:, ::2], outside[:, ::2])
   inside, outside = weights @ inside, weights @ outside
-  # Each bound misses with half of what both may.
+  # Each of the two bounds may be too large with half of the probability.
   miss = (1 - confidence) / 2
   threshold = bounds.best_threshold(inside[::2], outside[::2], delta, miss)
   inside, outside = inside[1::2], outside[1::2]
@@ -184,12 +186,12 @@ def audit(
 def _filter(
   moved: np.ndarray, inside: np.ndarray, outside: np.ndarray
 ) -> np.ndarray:
-  """Returns S^-1 m, with S drawn towards a multiple of the identity.
+  """Returns S^-1 m, with S shrunk towards a multiple of the identity.
 
   Args:
     moved: m, [n] float64.
     inside: whitened trials with a canary, [n, trials] float64.
-    outside: the same without.
+    outside: whitened trials without a canary, [n, trials] float64.
 
   Returns:
     [n] float64.
@@ -199,7 +201,7 @@ def _filter(
   )
   rounds, trials = centered.shape
   covariance = centered @ centered.T / trials
-  # n trials say little about n x n covariances, and many say all.
+  # Weight of the identity: with few trials the estimate of S is poor.
   share = rounds / (rounds + trials)
   covariance *= 1 - share
   covariance[np.diag_indices(rounds)] += (

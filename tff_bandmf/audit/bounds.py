@@ -1,12 +1,12 @@
 """Lower bounds on epsilon from scores of trials with and without a client.
 
-Trials are independent. In each the client took part or did not; a score says
-which. Whatever an (epsilon, delta) mechanism releases, for every threshold
+Trials are independent. In each trial the client took part or did not, and an
+attacker computes a score from the release. For the rates of the test 'score
+above a threshold' every (epsilon, delta) mechanism has
 
   TPR <= e^epsilon FPR + delta,   TNR <= e^epsilon FNR + delta.
 
-Both bounds below take a score and a threshold as given: choose them with other
-trials.
+Both bounds are valid only if score and threshold were chosen with other trials.
 
 | argument  | of each bound                                                   |
 |-----------|-----------------------------------------------------------------|
@@ -26,7 +26,7 @@ import scipy.stats
 
 from tff_bandmf import accounting
 
-# Where this is, no noise is to be seen.
+# Largest bound of mu that is returned, reached if scores have no noise.
 _LARGEST_MU = 1e3
 
 
@@ -41,8 +41,9 @@ def clopper_pearson(
 
     max(log((TPR_low - delta) / FPR_high), log((TNR_low - delta) / FNR_high))
 
-  from exact binomial bounds of the four rates, each missed with probability
-  `miss` / 4. It takes some 100 e^epsilon trials to come near epsilon.
+  from exact binomial bounds of the four rates, each of which is wrong with
+  probability `miss` / 4. About 100 e^epsilon trials are needed for a bound near
+  epsilon.
 
   Args:
     threshold: threshold of the scores.
@@ -65,10 +66,10 @@ def clopper_pearson(
 def gaussian(
   inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
 ) -> float:
-  """Returns a lower bound on epsilon that assumes scores to be Gaussian.
+  """Returns a lower bound on epsilon that assumes Gaussian scores.
 
-  It is that of the Gaussian mechanism at `least_mu`: no test of a mu-GDP
-  mechanism has scores further apart. [GDP22, arXiv 1905.02383]
+  The bound is epsilon of the Gaussian mechanism at `least_mu`: no test of a
+  mu-GDP mechanism has scores further apart. [GDP22, arXiv 1905.02383]
 
   Returns:
     The bound, at least 0.
@@ -78,7 +79,7 @@ def gaussian(
 
 
 def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
-  """Returns how many standard deviations apart the means are at least.
+  """Returns a lower bound of the distance of means, in standard deviations.
 
   Scores with and without the client have the same variance. With its pooled
   estimate s^2 of f degrees of freedom, at `miss` / 2 each,
@@ -110,7 +111,7 @@ def least_mu(inside: np.ndarray, outside: np.ndarray, miss: float) -> float:
 def best_threshold(
   inside: np.ndarray, outside: np.ndarray, delta: float, miss: float
 ) -> float:
-  """Returns the threshold with the largest `clopper_pearson` of such trials."""
+  """Returns the threshold with the largest `clopper_pearson` bound."""
   candidates = np.quantile(
     np.concatenate([inside, outside]), np.linspace(0, 1, 203)[1:-1]
   )

@@ -10,7 +10,8 @@ import tensorflow_federated as tff
 from tff_bandmf import aggregator
 from tff_bandmf.audit import pattern as pattern_lib
 
-# Norm of what canaries send, in clipping norms: what is not clipped shows.
+# Norm of a canary's update, in clipping norms, so large that the audit shows a
+# missing clip.
 _SIZE = 16.0
 _CLIENTS_PER_ROUND = 10.0
 _CLIP = 0.5
@@ -28,25 +29,25 @@ def released(
   generator: np.random.Generator,
   on_round: Callable[[], object],
 ) -> np.ndarray:
-  """Returns what a run released, less what is known of it, in clipping norms.
+  """Returns the releases of a run, less a known client, in clipping norms.
 
-  Each canary takes part in the rounds of the pattern, with an update far above
-  the clipping norm along one coordinate, which no other client touches but one;
-  that one is known, takes part in every round, and is subtracted. So the first
-  columns of what is returned have the contributions of one client each, and the
-  others of none: nothing but that client and noise is in a column.
+  Each canary takes part in the rounds of the pattern with an update far above
+  the clipping norm, along one coordinate of its own. One more client takes part
+  in every round; its updates are known, and are subtracted from the releases.
+  So each of the first columns of the result is the contribution of one canary
+  plus noise, and every other column is noise.
 
   Args:
-    make_factory: function that returns the aggregator, by keywords
-      `clients_per_round`, `l2_norm_clip`, which may be taken for the first clip
-      of one that adapts, and `largest_cohort`.
+    make_factory: function that returns the aggregator, with the keywords
+      `clients_per_round`, `l2_norm_clip`, the first clip if it adapts, and
+      `largest_cohort`.
     rounds: n.
-    pattern: when canaries take part.
-    canaries: how many do.
+    pattern: rounds in which canaries take part, and their signs.
+    canaries: number of canaries.
     dimension: d, coordinates of an update.
     generator: generator of the canaries' coordinates and the known client's
       updates.
-    on_round: is called after every round.
+    on_round: function that is called after every round.
 
   Returns:
     [rounds, dimension] float64, coordinates of canaries first.
@@ -75,7 +76,7 @@ def released(
       state = output.state
       sums[t] = _CLIENTS_PER_ROUND * output.result.astype(np.float64) - known
       sums[t] /= clip
-      # A clip that adapts tells that of the next round.
+      # An adaptive clip is released with the round before.
       released = output.measurements.get('released', {})
       clip = np.float32(released.get('l2_norm_clip', clip))
       on_round()

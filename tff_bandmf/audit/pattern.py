@@ -1,4 +1,4 @@
-"""The participations of a canary: the worst that a schema allows, or nearly.
+"""Participation patterns of canaries, near the worst that a schema allows.
 
 | symbol | meaning                                                     |
 |--------|-------------------------------------------------------------|
@@ -6,9 +6,9 @@
 | pi     | rounds that a canary takes part in                          |
 | s      | signs of its contributions, all along one coordinate        |
 
-A canary of clipping norm 1 moves C times the sums by sum_{i in pi} s_i C[:, i],
-of squared norm s^T X[pi, pi] s, at most the squared sensitivity. A pattern that
-is not the worst makes an audit weaker, never wrong.
+A canary of clipping norm 1 moves C times the sums by sum_{i in pi} s_i C[:, i].
+The squared norm of this is s^T X[pi, pi] s, at most the squared sensitivity.
+With a pattern that is not the worst an audit is weaker, but its bounds hold.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tff_bandmf import participation as participation_lib
 
 @dataclasses.dataclass(frozen=True)
 class Pattern:
-  """When a canary takes part, and how.
+  """The rounds of a canary and the signs of its contributions.
 
   Attributes:
-    rounds: pi, [k] ascending.
-    signs: s, [k] of 1.0 and -1.0.
+    rounds: pi, [k] integers, ascending.
+    signs: s, [k] float64, each 1.0 or -1.0.
     sensitivity: (s^T X[pi, pi] s)^(1/2), in units of the clipping norm.
   """
 
@@ -40,8 +40,9 @@ def worst(
 ) -> Pattern:
   """Returns the worst pattern found among those that the schema allows.
 
-  All patterns with gaps of min_sep are looked at, and then, where the schema
-  allows other gaps, each participation moves to where it adds the most.
+  The search compares all patterns with gaps of min_sep. If the schema allows
+  other gaps, it then moves each participation to the round where it adds the
+  most.
 
   Args:
     matrix: C, [n, n] float64.
@@ -49,7 +50,7 @@ def worst(
   """
   rounds = len(matrix)
   gram = matrix.T @ matrix
-  # The typical pattern of a budget reaches it, or nearly.
+  # Patterns of the typical schema have nearly the largest cost of a budget.
   participation = participation.typical
   count = participation.participations(rounds)
   min_sep = participation.min_sep or 1
@@ -65,8 +66,8 @@ def worst(
   if not participation.evenly_spaced:
     _move_each(weights, chosen, min_sep)
   inner = gram[np.ix_(chosen, chosen)]
-  # Where both are equal, alternating signs win: noise that is the same in
-  # several rounds hides contributions of one sign.
+  # If both are equally heavy, alternating signs are taken: noise that repeats
+  # in several rounds hides contributions of one sign.
   alternating = (-1.0) ** np.arange(len(chosen))
   signs = max(
     (_signs(inner, start) for start in (alternating, alternating**2)),
@@ -76,7 +77,7 @@ def worst(
 
 
 def _move_each(weights: np.ndarray, chosen: np.ndarray, min_sep: int) -> None:
-  """Moves each of `chosen` in place to where the weight is largest."""
+  """Moves each round of `chosen`, in place, to the round of largest weight."""
   for a in range(len(chosen)):
     low = chosen[a - 1] + min_sep if a else 0
     high = chosen[a + 1] - min_sep if a + 1 < len(chosen) else len(weights) - 1

@@ -1,8 +1,8 @@
 """The search for good strategies.
 
-NumPy and SciPy are all that it takes, but for banded strategies that are not
-Toeplitz, and banded Toeplitz ones under a learning rate schedule: their search
-imports TensorFlow when it begins.
+Most searches need NumPy and SciPy only. The searches for banded strategies that
+are not Toeplitz, and for banded Toeplitz strategies under a learning rate
+schedule, import TensorFlow when they begin.
 """
 
 from tff_bandmf.optimize.families import optimize

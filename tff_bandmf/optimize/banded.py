@@ -13,17 +13,18 @@ The largest error is minimised by the method of multipliers on
 
   loss(C; w, p) = log (sum_t w_t e_t^p)^(1/p),   v_t = w_t e_t^(p-1) / sum
 
-after which v becomes w, and p grows to a moderate size only. At a minimum of
-loss(.; w, p), C minimises sum_t v_t e_t as well: the gradients are alike, and
-as e_t is convex in X, and X ranges over a convex set, there are no other
-stationary points. So then
+and after each minimisation v becomes w; p grows to a moderate size only. At a
+minimum of loss(.; w, p), C also minimises sum_t v_t e_t, because both have the
+same gradient, e_t is convex in X, and X ranges over a convex set. Therefore
 
   sum_t v_t e_t <= least possible max(e) <= max(e)
 
-and the search ends when the two sides meet. A Toeplitz C has the same loss but
-no such bound: there the two may not meet, and the search says so.
+and the search ends when the two sides are nearly equal. For a Toeplitz C this
+bound is not proved; if the two sides stay apart, the search reports that it has
+not converged.
 
-The optimum of [BandMF23, Sec 4 and App B], by the recursion of `covariance`.
+The optimum is that of [BandMF23, Sec 4 and App B], computed by the recursion of
+`covariance`.
 """
 
 from __future__ import annotations
@@ -42,17 +43,18 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import covariance, solver, toeplitz
 from tff_bandmf.strategies import base
 
-# An iteration that gains less is the last one: log loss.
+# Least decrease of the log loss by an iteration; below it the search ends.
 _TOLERANCE = 1e-10
-# Most evaluations spent on one set of weights.
+# Most evaluations with one set of weights.
 _STAGE_EVALUATIONS = 200
 _POWERS = (1.0, 4.0, 16.0, 64.0)
 _LAST_POWER = 256.0
-# A query of weight 0 would never matter again.
+# Least weight of a query, because a weight of 0 could never grow again.
 _LEAST_WEIGHT = 1e-2
-# Between the largest error and its lower bound, log loss.
+# Gap between the largest error and its lower bound, in log loss, at the end.
 _GAP = 1e-4
-# L-BFGS gains little from more, and with n = 10^6 each takes n b numbers twice.
+# Past gradients that L-BFGS stores; each takes 2 n b numbers, and more of them
+# hardly speed it up.
 _CORRECTIONS = 5
 
 # Parameters [n, b] or [b] -> columns of C, [n, b], and sens(C)^2.
@@ -70,18 +72,19 @@ def optimize_banded(
     sens^2 = k                                          equal column norms
     sens^2 = max_{r < b} sum_j |C[:, r + j b]|^2 = 1    otherwise
 
-  Both are exact, since with bands <= min_sep = b columns of one client do not
+  Both are exact for bands <= min_sep = b, where columns of one client do not
   overlap. [BandMF23, Sec 4; App B]
 
   Args:
     problem: error to minimise.
     bands: at most n, and at most min_sep.
-    equal_column_norms: whether all columns of C must have norm 1. If not,
-      only those of one client together have: a little better, for fixed epochs
-      only. With a single participation there is no difference.
+    equal_column_norms: whether all columns of C must have norm 1. If not, only
+      the columns of one client together must, which gives a slightly smaller
+      loss and is for fixed epochs only. With a single participation there is no
+      difference.
 
   Raises:
-    ValueError: a value out of range, or one that does not fit another.
+    ValueError: a value is out of range, or two values do not fit each other.
 
   >>> from tff_bandmf import participation
   >>> found = optimize_banded(solver.Problem(9, participation.Single()), 3)
@@ -92,7 +95,7 @@ def optimize_banded(
   base.check_few(base.count_bands(bands), rounds)
   k = schema.participations(rounds)
   solver.check_separated(bands, schema.min_sep)
-  # Columns of norm 1 together, and how many such sets of one client add up.
+  # Number of sets of columns with norm 1, and of such sets for one client.
   if equal_column_norms or k == 1:
     groups, sets = rounds, k
   else:
@@ -102,14 +105,15 @@ def optimize_banded(
   columns = np.where(inside, toeplitz_start, 0.0)
   columns /= np.linalg.norm(columns, axis=1, keepdims=True)
   if groups == rounds:
-    # Scale is free, and a step moves a column by the inverse square of its
-    # norm. Curvature grows with the rounds that a column has left.
+    # The scale of columns is free, and a step changes the direction of a column
+    # by the inverse square of its norm. The curvature by column j grows with
+    # n - j, so earlier columns get larger norms.
     columns *= np.sqrt(np.arange(rounds, 0, -1) / rounds)[:, None]
 
-  # The rows of Z where C = Z T, T being Toeplitz with the coefficients of the
-  # start: the second derivative of a sum of e in the direction D of C is close
-  # to that of |A C^-1 D C^-1|^2, which so loses its last factor. It takes half
-  # the steps.
+  # The parameters are the rows of Z in C = Z T, where T is Toeplitz with the
+  # coefficients of the start. The second derivative of a sum of e in direction
+  # D of C is close to |A C^-1 D C^-1|^2, and this choice removes the last
+  # factor, which halves the number of steps.
   times = scipy.linalg.toeplitz(
     toeplitz_start[0] * np.eye(1, bands)[0], toeplitz_start
   )
@@ -138,8 +142,8 @@ def unit_column_loss(rounds: int, bands: int) -> Loss:
 
   Args:
     rounds: n, of prefix sums.
-    bands: bands of C; the function takes [n * bands] columns of it by their
-      bands.
+    bands: bands of C; the function takes the columns of C by their bands,
+      [n * bands] float64.
   """
   return Loss(
     lambda columns: (_scaled(columns, rounds), tf.ones([], tf.float64)),
@@ -157,15 +161,15 @@ def optimize_banded_toeplitz_scheduled(
 
     loss = error * |c|^2
 
-  For workloads that are not Toeplitz, as those with a learning-rate schedule;
-  for the others `optimize_banded_toeplitz` does the same much faster.
+  This search is for workloads that are not Toeplitz, such as those with a
+  learning rate schedule; for others `optimize_banded_toeplitz` is much faster.
 
   Args:
     problem: error to minimise; its participation is replaced by a single one.
     bands: at most n.
 
   Raises:
-    ValueError: a value out of range.
+    ValueError: a value is out of range.
 
   >>> from tff_bandmf import participation
   >>> workload = workloads.Workload(cooldown=0.25)
@@ -198,10 +202,10 @@ def optimize_banded_toeplitz_scheduled(
 def _check_epochs(
   rounds: int, participation: participation_lib.Participation
 ) -> int:
-  """Returns min_sep if every client's columns are one residue modulo min_sep.
+  """Returns min_sep if a client's rounds are all rounds r modulo min_sep.
 
   Raises:
-    ValueError: they are not.
+    ValueError: the schema allows other patterns.
   """
   if not participation.evenly_spaced:
     raise errors.value_error(
@@ -220,7 +224,7 @@ def _check_epochs(
 
 
 def _toeplitz_start(problem: solver.Problem, bands: int) -> np.ndarray:
-  """Returns the best Toeplitz coefficients without schedule, [bands]."""
+  """Returns the best Toeplitz coefficients for a constant rate, [bands]."""
   easier = solver.Problem(
     problem.rounds, problem.participation, problem.workload.unscheduled
   )
@@ -234,7 +238,10 @@ def _inside(columns: tf.Tensor, rounds: int) -> tf.Tensor:
 
 
 def _scaled(columns: tf.Tensor, groups: int) -> tf.Tensor:
-  """Returns columns j, cut at n, with norm 1 of all with one j mod `groups`."""
+  """Returns columns cut at n and scaled.
+
+  All columns with the same index modulo `groups` together have norm 1.
+  """
   rounds = columns.shape[0]
   epochs = -(-rounds // groups)
   inside = _inside(columns, rounds)
@@ -255,7 +262,7 @@ def _columns(rows: tf.Tensor) -> tf.Tensor:
   """Returns columns[j, s] = rows[j + s, s], 0 where j + s >= n."""
   rounds, bands = rows.shape
   wide = tf.reshape(tf.pad(tf.transpose(rows), [[0, 0], [0, bands]]), [-1])
-  # A row that is longer by one begins one further to the right.
+  # Each row is longer by one, so the next row begins one entry further right.
   skewed = tf.reshape(tf.pad(wide, [[0, bands]]), [bands, rounds + bands + 1])
   return tf.transpose(skewed[:, :rounds])
 
@@ -269,13 +276,13 @@ def _rows(columns: np.ndarray) -> np.ndarray:
 
 
 class Loss:
-  """The loss above, as a function of the parameters.
+  """The loss of this module's docstring, as a function of the parameters.
 
   Attributes:
     log_weights: [n] float64, log w.
     power: p.
-    least: the least log max(e) so far.
-    best: the parameters there, if they are kept; none are before the first.
+    least: least log max(e) so far.
+    best: parameters with the least log max(e); None if they are not stored.
   """
 
   def __init__(
@@ -312,7 +319,7 @@ class Loss:
     """Returns the loss and its gradient at x, [parameters]."""
     parameters = x.reshape(self._shape)
     if parameters.ndim == 2 and np.min(parameters[:, 0]) <= 0:
-      # Past the pole of the loss where C is singular.
+      # C is singular or beyond: the loss is infinite there.
       return np.inf, np.zeros_like(x)
     loss, gradient, e = self._evaluate(parameters)
     if self._keep_best:
@@ -340,7 +347,7 @@ def _search(
   problem: solver.Problem,
   bounds: Optional[list[tuple[float, float]]],
 ) -> solver.Minimum:
-  """Returns the best parameters, flat, and the log loss there."""
+  """Returns the best parameters, as a flat array, and their log loss."""
   is_max, callback = problem.objective == solver.MAX, problem.callback
   loss = Loss(to_columns, start.shape, problem.rounds, problem.workload, is_max)
 
@@ -367,7 +374,7 @@ def _search_max(
   minimize: Callable[..., solver.Minimum],
   max_evaluations: int,
 ) -> solver.Minimum:
-  """Returns the parameters of least max(e), flat, and log max(e) there."""
+  """Returns the parameters of least max(e), as a flat array, and its log."""
   converged = interrupted = False
   evaluations = 0
   try:
@@ -382,7 +389,8 @@ def _search_max(
       evaluations += minimum.evaluations + 1
       weights = scipy.special.softmax(loss.log_weights + (power - 1) * log_e)
       lower_bound = np.log(weights @ np.exp(log_e))
-      # The bound holds at a minimum, so what this stage gained counts too.
+      # The bound holds only at a minimum, so the gain of this stage, too, must
+      # be small.
       converged = bool(
         loss.least - lower_bound + before - minimum.value <= _GAP
       )

@@ -1,14 +1,14 @@
-"""Optimal C^-1 of few bands, whose noise needs no memory of past rounds.
+"""Optimal Toeplitz C^-1 of few bands.
 
 | symbol | meaning                                     |
 |--------|---------------------------------------------|
 | r      | first column of C^-1, r_0 = 1, p terms      |
 | c      | first column of C, c(x) = 1 / r(x), n terms |
 
-`series` has the loss. c may rise at first, c_1 > c_0, where columns of one
-client do not overlap, which is why the sensitivity there asks nothing of c_t
-for t < b. [DPCGD26] and [BIFR26] have closed forms with few bands of C^-1; here
-all p - 1 coefficients are free.
+`series` computes the loss. The best c may increase at lags t < min_sep, where
+columns of one client do not overlap; the sensitivity in `series` is exact for
+such c, too. [DPCGD26] and [BIFR26] have closed forms with few bands of C^-1;
+here all p - 1 coefficients are free.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ def optimize_banded_inverse(
 ) -> solver.Optimized[strategies.BandedInverse]:
   """Returns the strategy of least loss found whose C^-1 has `bands` bands.
 
-    loss = error * sens^2, with a bound for sens where it is not known exactly
+    loss = error * sens^2, with an upper bound of sens if it is not exact
 
   Args:
     problem: error to minimise.
     bands: p, of C^-1, at most n.
 
   Raises:
-    ValueError: a value out of range, or a learning rate schedule for many
-      rounds.
+    ValueError: a value is out of range, or the workload has a learning rate
+      schedule and too many rounds.
 
   >>> from tff_bandmf import participation
   >>> problem = solver.Problem(2052, participation.MinSep(342, 6))
@@ -63,8 +63,8 @@ def optimize_banded_inverse(
     if (
       minimum.evaluations < problem.max_evaluations and not minimum.interrupted
     ):
-      # The majorant has kinks, at which the square root may stick where little
-      # separation makes independent noise the best.
+      # The search may stop at a kink of the majorant if it begins at the square
+      # root. With a small min_sep independent noise is a better start.
       other = loss.minimize(
         np.zeros(bands - 1), evaluations=minimum.evaluations
       )

@@ -18,14 +18,14 @@ and the same for C^-1 with the roles swapped. The parameters interlace:
   1 > theta_1 > theta_hat_1 > theta_2 > ... > theta_d > theta_hat_d
   theta_d > 0
 
-which is what omega > 0 says. So c is positive and falls from c_1 on, which
-makes the sensitivity exact, and no difference above is one of nearly equal
-numbers. theta_hat_d < 0 is of use with momentum. Two neighbours that coincide
-are a buffer that does nothing, wherever they are: d buffers are searched from
-the best of d - 1 with such a pair opened at several places, and more buffers
-are never worse. `series` has the loss. [BLT24] has BLTs, [UseBLTs24] their
-optimisation for many participations; the interlacing parameters and the starts
-are ours.
+which is equivalent to omega > 0. Then c is positive and decreases from c_1 on,
+so the sensitivity is exact, and differences of parameters are computed without
+cancellation. theta_hat_d < 0 reduces the loss with momentum. Two neighbouring
+decays that are equal cancel, and the buffer has no effect. So the search for d
+buffers starts from the best d - 1 buffers and one pair of nearly equal decays,
+tried at several places, and never gives a larger loss. `series` computes the
+loss. BLTs are from [BLT24], their optimisation for many participations from
+[UseBLTs24]; the interlacing parameters and the starts are from this project.
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ import numpy as np
 from tff_bandmf import _checks, strategies
 from tff_bandmf.optimize import series, solver
 
-# Gaps of l. The least keeps slow decays distinct in float64.
+# Bounds of the gaps of l, and the gap of a new pair of decays. The lower bound
+# keeps slow decays distinct in float64.
 _LEAST_GAP = 1e-3
 _LARGEST_GAP = 30.0
 _OPENED_GAP = 0.05
-# theta_d - theta_hat_d; both are in (-1, 1).
+# Bounds of theta_d - theta_hat_d; both numbers are in (-1, 1).
 _LEAST_LAST = 1e-6
 _LARGEST_LAST = 2.0
-# Decays exp(-n lambda_1) over the whole run up to this are told from 1.
+# Bounds of n lambda_1 from below, and of lambda_1 from above.
 _SLOWEST = 1e-6
 _FASTEST = 10.0
-# Relative gain by a buffer that is none.
+# Relative decrease of the loss that counts as 0.
 NO_GAIN = 1e-10
-# Places at which a buffer is opened.
+# Places at which a new buffer is tried.
 _STARTS = 8
 
 
 def _differences(rates: np.ndarray, others: np.ndarray) -> np.ndarray:
-  """Returns exp(-rates_i) - exp(-others_j), exact for near rates, [., .]."""
+  """Returns exp(-rates_i) - exp(-others_j), accurate for nearly equal rates."""
   gap = rates[:, None] - others
   nearer = np.exp(-np.minimum(rates[:, None], others))
   return np.sign(gap) * nearer * np.expm1(-np.abs(gap))
@@ -65,7 +66,7 @@ def _differences(rates: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Decays:
-  """C and C^-1 as x describes them.
+  """The decays and scales of C and C^-1 for parameters x.
 
   Attributes:
     rates: [d] float64, lambda.
@@ -94,14 +95,16 @@ class _Decays:
     by_other_scales: np.ndarray,
     by_others: np.ndarray,
   ) -> np.ndarray:
-    """Returns the gradient by x, [2 d]; that by theta_hat_d ends `by_others`.
+    """Returns the gradient by x, [2 d] float64.
+
+    The last entry of `by_others` is the gradient by theta_hat_d.
 
     d log omega_i = sum_j d(theta_i - theta_hat_j) / (theta_i - theta_hat_j)
       - sum_{j!=i} d(theta_i - theta_j) / (theta_i - theta_j)
     """
     by_logs = by_scales * self.scales
     by_other_logs = by_other_scales * self.other_scales
-    # Decays that are equal in float64 are 0, and do not change with x.
+    # Two decays are equal in float64 only if both are 0; their gradient is 0.
     by_between = np.divide(
       by_logs[:, None] + by_other_logs,
       self.between,
@@ -110,7 +113,7 @@ class _Decays:
     )
     by_among = by_logs[:, None] / self.among
     by_other_among = by_other_logs[:, None] / self.other_among
-    # The terms on the diagonals cancel.
+    # The diagonal terms of both sums cancel.
     by_theta = by_between.sum(1) - by_among.sum(1) + by_among.sum(0)
     by_other = (
       -by_between.sum(0) - by_other_among.sum(1) + by_other_among.sum(0)
@@ -156,12 +159,13 @@ def _decays(x: np.ndarray) -> _Decays:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Powers:
-  """Powers of d decays and their derivatives by what each is a function of.
+  """Powers of d decays and their derivatives.
 
   Attributes:
     values: [d, exponents] float64, theta^e.
-    slopes: [d, exponents] float64, the derivative of theta^e by lambda or, for
-      theta_hat_d, which may be 0 or negative and has no rate, by itself.
+    slopes: [d, exponents] float64, derivatives of theta^e by lambda. For
+      theta_hat_d, which may be 0 or negative and has no lambda, they are
+      derivatives by theta_hat_d.
   """
 
   values: np.ndarray
@@ -195,7 +199,14 @@ class _Series:
     rates: np.ndarray,
     last: Optional[float] = None,
   ):
-    """Takes n, [d] scales and the decays, `last` without a rate."""
+    """Makes the series.
+
+    Args:
+      rounds: n.
+      scales: [d] float64.
+      rates: lambda of the decays, [d], or [d - 1] with `last`.
+      last: the last decay if it has no lambda, else None.
+    """
     self._scales = scales
     self._rounds = rounds
     self._block = math.isqrt(rounds - 1) + 1
@@ -225,7 +236,7 @@ class _Series:
 def _columns(
   x: np.ndarray, rounds: int
 ) -> tuple[np.ndarray, np.ndarray, series.Pullback]:
-  """Returns c and r, [rounds] float64 each, and the way back of gradients."""
+  """Returns c and r, [rounds] float64 each, and their pullback of gradients."""
   decays = _decays(x)
   column = _Series(rounds, decays.scales, decays.rates)
   inverse = _Series(rounds, decays.other_scales, decays.others, decays.last)
@@ -247,14 +258,14 @@ def optimize_blt(
 
   Args:
     problem: error to minimise; `max_evaluations` holds for each search.
-    buffers: d, at most; as many copies of the model the noise needs. Fewer are
-      used where more do not help.
-    worth: relative gain below which one more buffer is not used, and ends the
-      search.
+    buffers: most buffers d, >= 1, each of which needs one model copy. Fewer are
+      used if more do not reduce the loss.
+    worth: least relative decrease of the loss for one more buffer; below it the
+      search ends.
 
   Raises:
-    ValueError: a value out of range, or a learning rate schedule for many
-      rounds.
+    ValueError: a value is out of range, or the workload has a learning rate
+      schedule and too many rounds.
 
   >>> from tff_bandmf import participation
   >>> problem = solver.Problem(2052, participation.MinSep(342, 6))
@@ -264,13 +275,14 @@ def optimize_blt(
   """
   _checks.count('buffers', buffers, 'give the number of buffers')
   rounds, is_toeplitz = problem.rounds, problem.workload.is_toeplitz
-  if rounds == 1:  # Whatever the buffers, C is 1.
+  if rounds == 1:  # C is 1 for all buffers.
     return problem.evaluated(strategies.Blt(1, np.zeros(1), np.zeros(1)))
 
   def loss(problem):
     return series.Objective(lambda x: _columns(x, rounds), problem, falls=True)
 
-  # The maximum is slow with learning rates; the best mean is near it.
+  # With learning rates the search for the least maximum is slow, so it starts
+  # from the strategy of the least mean, which is near.
   easier = attrs.evolve(problem, objective=solver.MEAN)
   best = _search(
     loss(problem if is_toeplitz else easier), rounds, buffers, worth
@@ -307,7 +319,7 @@ def _search(
           best, evaluations=evaluations, converged=False, interrupted=True
         )
     if best.value > before.value * (1 - worth):
-      # All that one more buffer could do was tried.
+      # One more buffer was tried at all places and did not help.
       best = before
       break
     x = best.x
@@ -345,7 +357,7 @@ def _bounds(rounds: int, buffers: int) -> list[tuple[float, float]]:
 
 
 def _strategy(rounds: int, x: np.ndarray) -> strategies.Blt:
-  """Returns the strategy, without buffers that do nothing."""
+  """Returns the strategy without buffers that have no effect."""
   decays = _decays(x)
   used = decays.scales > 0
   return strategies.Blt(

@@ -1,12 +1,13 @@
-"""Strategies that a search has found before, on the disk.
+"""A cache of the results of searches, on the disk.
 
-The result of a search is a function of its request and of the code. A strategy
-is kept in a file that is named after the digests of both and of the strategy; a
-file whose content is not that is as if it were not there. No claim rests on
-it: errors and sensitivity are computed of the strategy that was read.
+The result of a search is a function of its request and of the code. The name of
+a cached file contains the digests of request, code and strategy; a file with
+another content is ignored. No claim depends on the cache, because errors and
+sensitivity are computed from the strategy that was read.
 
-BANDMF_CACHE names the folder, which may be removed at any time, by default
-`$XDG_CACHE_HOME/tff_bandmf/strategies`. If it is empty, nothing is kept.
+The environment variable BANDMF_CACHE is the path of the folder, by default
+`$XDG_CACHE_HOME/tff_bandmf/strategies`. The folder may be removed at any time.
+An empty variable switches the cache off.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def found_before(
   request: request_lib.Request,
   search: Callable[[request_lib.Request], solver.Optimized],
 ) -> solver.Optimized:
-  """Returns what `search` gives, or gave before for the same request.
+  """Returns the result of `search`, from the cache if it is there.
 
   A stored result has no evaluations. A search that did not converge is not
   stored.
@@ -44,7 +45,7 @@ def found_before(
       return request.evaluated(strategy)
   optimized = search(request)
   if optimized.converged:
-    # A strategy that cannot be stored is searched for again.
+    # If the strategy cannot be stored, the next call searches again.
     with contextlib.suppress(OSError):
       folder.mkdir(parents=True, exist_ok=True)
       name = f'{key}-{optimized.strategy.digest()}.npz'
@@ -60,7 +61,7 @@ def _folder() -> Optional[pathlib.Path]:
 
 
 def _key(request: request_lib.Request) -> str:
-  """Returns the SHA-256 of all that a search is a function of."""
+  """Returns the SHA-256 of the request and of the code of the search."""
   content = [
     _files.code_digest(),
     request.family.name,
@@ -76,9 +77,9 @@ def _key(request: request_lib.Request) -> str:
 
 
 def _read(path: pathlib.Path) -> Optional[strategies.Strategy]:
-  """Returns the strategy that a file is named after; None if it is not there.
+  """Returns the strategy of a cached file, or None.
 
-  A damaged file, or one that nobody may read, is searched for again.
+  The result is None if the file is missing, damaged or unreadable.
   """
   try:
     strategy, _ = strategies.load(path)

@@ -6,7 +6,7 @@
 | y      | L^-1 z for iid unit z; e_t = var(y_t)                            |
 | M      | rounds in a block, at least m                                    |
 | T_k    | diagonal block of L, M x M and lower-triangular                  |
-| H_k    | the block left of it, M x M                                      |
+| H_k    | block of L to the left of T_k, M x M                             |
 | P_k    | covariance of block k of y                                       |
 | D_k    | diagonal matrix of d loss / d e                                  |
 | G_k    | d loss / d P_k, through all later blocks                         |
@@ -17,8 +17,9 @@ Since T_k y_k = z_k - H_k y_{k-1}, with N_k = T_k^-1 H_k and P_{-1} = 0,
   G_k = D_k + N_{k+1}^T G_{k+1} N_{k+1}
   dT_k = -2 T_k^-T G_k P_k,  dH_k = 2 T_k^-T G_k N_k P_{k-1}
 
-Only the two recursions are sequential, and all of it is matrix products:
-O(n M^2) time and O(n M) memory. [BandMF24, Alg 3] takes O(n^2 m).
+Only the two recursions are sequential, and all operations are matrix products.
+The time is O(n M^2) and the memory O(n M); [BandMF24, Alg 3] takes O(n^2 m)
+time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Callable, Union
 import tensorflow as tf
 
 _Tensors = Union[tf.Tensor, tuple[tf.Tensor, ...]]
-# Below this many rounds in a block the loop itself is what costs.
+# Least rounds in a block; with fewer, the overhead of the loop dominates.
 _SHORTEST_BLOCK = 16
 
 
@@ -37,7 +38,8 @@ def compiled(
   function: Callable[..., _Tensors], *shapes: Sequence[int]
 ) -> Callable[..., _Tensors]:
   """Returns a function of float64 tensors of these shapes, compiled by XLA."""
-  # A trace per problem is meant; called otherwise, TensorFlow warns of each.
+  # `tf.function` is called here for each problem, so that each has one trace;
+  # otherwise TensorFlow warns about retracing.
   return tf.function(
     function, jit_compile=True, autograph=False
   ).get_concrete_function(*(tf.TensorSpec(each, tf.float64) for each in shapes))
@@ -74,8 +76,8 @@ def per_query_errors(columns: tf.Tensor):
   """
   rounds, bands = columns.shape
   count, size = _blocks(rounds, max(bands - 1, _SHORTEST_BLOCK))
-  # Rows of the identity fill the last block. Every row is as wide as puts its
-  # diagonal one further to the right than the row before, once reshaped.
+  # Rows of the identity fill the last block. The width of rows is such that
+  # after reshaping each diagonal entry is one column right of the one before.
   padding = count * size - rounds
   width = 2 * size + 1
   rows = tf.concat(
@@ -108,7 +110,7 @@ def per_query_errors(columns: tf.Tensor):
     de = tf.reshape(tf.pad(de, [[0, padding]]), [count, size])
     later = tf.concat([step[1:], nothing], 0)
     adjoint, _ = _accumulate(tf.linalg.diag(de), later, forward=False)
-    # K^T = G T^-1, and all that follows transposed as `blocks` are.
+    # K^T = G T^-1; like `blocks`, all further matrices are transposed.
     k = tf.matmul(adjoint, inverse)
     d_diagonal = tf.matmul(covariance, k)
     d_left = tf.matmul(before[1:], k[1:], transpose_a=True)
@@ -122,7 +124,7 @@ def per_query_errors(columns: tf.Tensor):
 
 
 def _blocks(rounds: int, shortest: int) -> tuple[int, int]:
-  """Returns how many blocks, and their length, take the fewest operations."""
+  """Returns the number and length of blocks with the fewest operations."""
   most, fewer = -(-rounds // shortest), max(rounds // shortest, 1)
   return min(
     (most, shortest),
@@ -134,9 +136,7 @@ def _blocks(rounds: int, shortest: int) -> tuple[int, int]:
 def _accumulate(
   terms: tf.Tensor, steps: tf.Tensor, forward: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Returns every state of S_k = terms_k + steps_k S_{k-1} steps_k^T.
-
-  And every steps_k S_{k-1}.
+  """Returns all S_k = terms_k + steps_k S_{k-1} steps_k^T, and steps_k S_{k-1}.
 
   Args:
     terms: [count, M, M] float64.

@@ -1,8 +1,8 @@
-"""Any family by its name: built, swept or optimised.
+"""Finds the best strategy of a family, given by its name.
 
-A parameter that is not given is optimised or swept: bands over powers of two
-and min_sep where no optimiser has its own rule. Strategies are compared by the
-loss, error * sens^2.
+Parameters that are not given are chosen by the family's optimiser or by a sweep
+over their values. Bands are swept over powers of two and min_sep, unless the
+optimiser chooses them. Strategies are compared by the loss, error * sens^2.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ def optimize(
     participation: the schema whose sensitivity counts.
     workload: A.
     objective: `MEAN` or `MAX` over the per-query errors.
-    noise_copies: model copies that the noise may keep; None is any number.
-    callback: called with the loss reached, now and then.
-    **parameters: parameters of the family, None where they are to be chosen.
+    noise_copies: most model copies that the noise may need; None for no limit.
+    callback: function that is called with the loss reached during the search.
+    **parameters: parameters of the family; None to let the search choose.
 
   Raises:
-    ImportError: the family is searched for in TensorFlow, and there is none.
-    TypeError: a parameter of another kind.
-    ValueError: an unknown family, a parameter that the family does not take,
-      or one that it needs and that nothing else gives.
+    ImportError: the search needs TensorFlow, which is not installed.
+    TypeError: a parameter has another type.
+    ValueError: the family is unknown, does not take a parameter, or needs one
+      that is not given.
 
   >>> from tff_bandmf import participation
   >>> found = optimize('dp-cgd', 3900, participation.MinSep(390, 10))
@@ -55,7 +55,7 @@ def optimize(
   0.98
   """
   declared = families.get(family)
-  # Under a budget C is for the patterns that the budget is taken from.
+  # Under a budget, C is optimised for the schema that defines the budget.
   participation = participation.typical
   request = _Request(
     rounds,
@@ -67,7 +67,7 @@ def optimize(
     family=declared,
     parameters=declared.checked(parameters),
   )
-  # Before a search, which imports TensorFlow and may take minutes.
+  # Parameters are checked before a search, which may take minutes.
   for each in declared.parameters:
     if each.required:
       request.needed(each.name)
@@ -82,7 +82,7 @@ def optimize(
 
 
 def _search(request: _Request) -> solver.Optimized:
-  """Returns what the optimiser of a family finds; it may import TensorFlow."""
+  """Returns the result of the family's optimiser; may import TensorFlow."""
   family = request.family
   try:
     return pkgutil.resolve_name(family.optimizer)(request)
@@ -161,14 +161,14 @@ def _best_bands(
 
 
 def stamped(request: _Request) -> solver.Optimized:
-  """Returns blocks of the strategy that is best within one of them."""
+  """Returns the stamped strategy whose block is optimal for its rounds."""
   rounds = request.needed('block_rounds', request.participation.min_sep)
   parameters = {
     name: value
     for name, value in request.parameters.items()
     if request.family.parameter(name) is None
   }
-  # Within a block of min_sep rounds a client takes part once.
+  # A client takes part at most once within a block of min_sep rounds.
   optimized = optimize(
     request['block_family'],
     min(rounds, request.rounds),

@@ -19,7 +19,7 @@ class Request(solver.Problem):
   Attributes:
     family: name of the family of strategies.
     parameters: checked parameters of the family; the search chooses the others.
-    noise_copies: model copies that the noise may keep; None is any number.
+    noise_copies: most model copies that the noise may need; None for no limit.
   """
 
   family: strategies.Family = attrs.field(kw_only=True)
@@ -27,16 +27,16 @@ class Request(solver.Problem):
   noise_copies: Optional[int] = None
 
   def __getitem__(self, name: str) -> Any:
-    """Returns a parameter as given, or its default; None if it has none."""
+    """Returns the given value of a parameter, else its default or None."""
     parameter = self.family.parameter(name)
     default = None if parameter is None else parameter.default
     return self.parameters.get(name, default)
 
   def needed(self, name: str, *otherwise: Any) -> Any:
-    """Returns a parameter as given, or else what min_sep gives.
+    """Returns the given value of a parameter, else the first of `otherwise`.
 
     Raises:
-      ValueError: neither is there.
+      ValueError: the parameter is not given, and `otherwise` has no value.
     """
     for value in (self[name], *otherwise):
       if value is not None:
@@ -48,13 +48,13 @@ class Request(solver.Problem):
 
   @property
   def bands(self) -> int:
-    """Returns the bands asked for, or else min_sep.
+    """Returns the given number of bands, else min_sep.
 
-    With more, columns of one client overlap and its sensitivity grows; up to
-    there more bands never cost error.
+    Up to min_sep more bands never increase the error. With more than min_sep
+    bands, columns of one client overlap, and the sensitivity grows.
 
     Raises:
-      ValueError: neither is given, or bands exceed the rounds.
+      ValueError: neither is given, or the bands exceed the rounds.
     """
     if 'bands' in self.parameters:
       return base.check_few(self['bands'], self.rounds)
@@ -62,13 +62,13 @@ class Request(solver.Problem):
     return min(bands, self.most_bands())
 
   def most_bands(self) -> int:
-    """Returns the bands whose noise is remembered in the memory there is."""
+    """Returns the most bands whose noise fits in `noise_copies`."""
     if self.noise_copies is None:
       return self.rounds
     return min(self.rounds, self.noise_copies + 1)
 
   def normalized(self, strategy: strategies.Toeplitz) -> strategies.Strategy:
-    """Returns the strategy, its columns scaled if that is asked for."""
+    """Returns the strategy, its columns scaled if `column_normalize` is set."""
     if self['column_normalize']:
       return strategies.ColumnNormalized(strategy)
     return strategy

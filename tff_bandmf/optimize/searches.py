@@ -1,7 +1,8 @@
 """The searches that families name as their optimisers.
 
-TensorFlow is imported where C is banded and not Toeplitz, or where a learning
-rate schedule leaves no closed form; the other searches are NumPy and SciPy.
+TensorFlow is imported for a banded C that is not Toeplitz, and for a banded
+Toeplitz C under a learning rate schedule, for which there is no closed form.
+The other searches need NumPy and SciPy only.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 from tff_bandmf.optimize import toeplitz as toeplitz_lib
 
-# More bands or buffers must lower the loss by this much to be worth it.
+# Least relative decrease of the loss for more bands or buffers.
 _WORTH = 1e-3
 _MOST_BUFFERS = 10
 _MOST_INVERSE_BANDS = 64
@@ -55,7 +56,7 @@ def robust_toeplitz(request: _Request) -> solver.Optimized:
 
 
 def blt(request: _Request) -> solver.Optimized:
-  """Returns the best BLT, of more buffers while they help."""
+  """Returns the best BLT; buffers are added while the loss falls."""
   most = _MOST_BUFFERS
   if request.noise_copies is not None:
     most = min(most, request.noise_copies)
@@ -69,7 +70,7 @@ def blt(request: _Request) -> solver.Optimized:
 
 
 def banded_inverse(request: _Request) -> solver.Optimized:
-  """Returns the best Toeplitz C^-1, of more bands while they help."""
+  """Returns the best banded C^-1; bands are added while the loss falls."""
   given = 'bands' in request.parameters
   most = (
     request.bands if given else min(_MOST_INVERSE_BANDS, request.most_bands())
@@ -82,7 +83,7 @@ def banded_inverse(request: _Request) -> solver.Optimized:
 
 
 def dense(request: _Request) -> solver.Optimized:
-  """Returns the best C of all."""
+  """Returns the best lower-triangular C."""
   return dense_lib.optimize_dense(request, gap=request['gap'])
 
 
@@ -100,7 +101,7 @@ def _toeplitz(
 def _growing(
   sizes: Iterable[int], find: Callable[[int], solver.Optimized]
 ) -> solver.Optimized:
-  """Returns the first of growing strategies that the next hardly improves."""
+  """Returns the strategy of the first size that the next hardly improves."""
   sizes = iter(sizes)
   best = find(next(sizes))
   evaluations = best.evaluations

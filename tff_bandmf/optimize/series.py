@@ -9,23 +9,24 @@
 | v      | r / h(x)                                                          |
 | eta    | learning rates                                                    |
 | B      | A C^-1 with learning rates, B[t, i] = sum_{s<=t} eta_s v_{s-i}    |
-| Q      | of the mean error with learning rates, v^T Q v                    |
-| b, k   | least separation, participations                                  |
+| Q      | matrix of the mean error with learning rates, v^T Q v             |
+| b, k   | min_sep, and the most rounds of one client                        |
 | m      | m_t = |c_t| for t < b, else max_{s>=t} |c_s|                      |
 
   loss = error * sens^2
   error = sum_j a_j w_j^2, or v^T Q v or max_t (B B^T)[t, t] with learning rates
   sens = || sum_{j<k} shift(m, j b) ||, or || c || for one participation
 
-sens is exact where m = c, and a bound elsewhere, as |C| is at most the matrix
-of m. For if c >= 0 falls from b on, X = C^T C is largest at the leftmost
-pattern: X[i, j] = sum_{t<n-j} c_{t+j-i} c_t, and both j and j - i are least
-there. [BSR24, Thm 2] asks c to fall from 0 on.
+sens is exact if m = c. Otherwise it is an upper bound, because the entries of
+|C| are at most those of the Toeplitz matrix of m. Proof: if c >= 0 does not
+increase from b on, the leftmost pattern has the largest sum of X = C^T C, since
+X[i, j] = sum_{t<n-j} c_{t+j-i} c_t and the leftmost pattern has the least j and
+j - i. [BSR24, Thm 2] assumes that c does not increase from 0 on.
 
-Gradients are written out: y = x / c as power series is L(c)^-1 x, L(c) being
-the lower-triangular Toeplitz matrix of c. So where `by_y` is the gradient by y,
-that by x is u = L(c)^-T by_y, which is the same division backwards in time, and
-that by c_s is -sum_t u_t y_{t-s}.
+Gradients are computed by hand. The power series y = x / c is L(c)^-1 x, where
+L(c) is the lower-triangular Toeplitz matrix of c. If `by_y` is the gradient by
+y, the gradient by x is u = L(c)^-T by_y, the same division backwards in time,
+and the gradient by c_s is -sum_t u_t y_{t-s}.
 """
 
 from __future__ import annotations
@@ -42,20 +43,22 @@ from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import solver
 
-# Above, what is n x n does not fit.
+# Most rounds with learning rates, which need n x n matrices.
 _MOST_SCHEDULED_ROUNDS = 4096
-# Powers p of the norm that stands for the maximum over rounds: it exceeds it
-# by a factor of n^(1 / p) at most. One after the other, as large p are stiff.
+# Powers p of the norm that replaces the maximum over rounds; the norm exceeds
+# the maximum by a factor of at most n^(1 / p). They are used one after the
+# other, because a search with a large p alone converges slowly.
 _NORMS = (100.0, 1e4)
 # A decrease of the log loss below this counts as 0.
 _NO_GAIN = 1e-10
 
-# Takes the gradients by c and r, returns that by the parameters.
+# Function from the gradients by c and r to the gradient by the parameters.
 Pullback = Callable[[np.ndarray, np.ndarray], np.ndarray]
-# Takes [parameters]; returns c and r, [n], or fewer terms if the rest are 0.
+# Function from [parameters] to c, r and their `Pullback`; c and r are [n], or
+# shorter if further terms are 0.
 Build = Callable[[np.ndarray], tuple[np.ndarray, np.ndarray, Pullback]]
-# Takes r, [n], and the power that stands for a maximum; returns the error and
-# its gradient by r, [n].
+# Function from r, [n], and the power of the norm that replaces a maximum, to
+# the error and its gradient by r, [n].
 _Error = Callable[[np.ndarray, float], tuple[float, np.ndarray]]
 
 
@@ -72,7 +75,7 @@ def divide(series: np.ndarray, coefficients: np.ndarray) -> np.ndarray:
 def divide_back(
   by_quotient: np.ndarray, coefficients: np.ndarray
 ) -> np.ndarray:
-  """Returns the gradient by `series` from that by `divide`'s quotient."""
+  """Returns the gradient by `series`, given the gradient by the quotient."""
   return divide(by_quotient[::-1], coefficients)[::-1]
 
 
@@ -86,7 +89,7 @@ def reciprocal(coefficients: np.ndarray, terms: int) -> np.ndarray:
 def reciprocal_back(
   by_quotient: np.ndarray, quotient: np.ndarray, coefficients: np.ndarray
 ) -> np.ndarray:
-  """Returns the gradient by `coefficients` from that by their reciprocal.
+  """Returns the gradient by `coefficients`, given that by the reciprocal.
 
   Args:
     by_quotient: [terms] float64.
@@ -95,7 +98,7 @@ def reciprocal_back(
   """
   by_series = divide_back(by_quotient, coefficients)
   padded = np.concatenate([np.zeros(len(coefficients) - 1), quotient])
-  # Entry i of the correlation is that of lag b - 1 - i.
+  # Entry i of the correlation has lag b - 1 - i.
   return -np.correlate(padded, by_series, 'valid')[::-1]
 
 
@@ -105,13 +108,13 @@ def squared_sensitivity(
   participation: participation_lib.Participation,
   falls: bool = False,
 ) -> tuple[float, np.ndarray]:
-  """Returns sens^2 of the Toeplitz C with this first column, or a bound.
+  """Returns sens^2, or an upper bound, for a Toeplitz C, and its gradient.
 
   Args:
     column: [terms] float64, c; terms past the last are 0.
     rounds: n.
     participation: schema of one client.
-    falls: whether c is sure to be positive and to fall from c_1 on.
+    falls: whether c is known to be positive and to decrease from c_1 on.
 
   Returns:
     sens^2, and its gradient by c, [terms] float64.
@@ -122,7 +125,8 @@ def squared_sensitivity(
   min_sep = participation.separation(rounds)
   m = np.abs(column)
   largest = np.arange(len(m))
-  # PRIVACY: |c| alone understates a bound where gaps may be more than b.
+  # PRIVACY: If gaps may exceed b, the leftmost pattern of |c| may be lighter
+  # than another pattern. The non-increasing majorant of |c| is used instead.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
   if not (falls or participation.evenly_spaced):
     largest[min_sep:] = min_sep + _last_maxima(m[min_sep:])
@@ -163,15 +167,15 @@ class Objective:
     problem: solver.Problem,
     falls: bool = False,
   ):
-    """Takes what is minimised.
+    """Makes the objective.
 
     Args:
-      build: c and r of the parameters, and the way back of their gradients.
+      build: function from parameters to c, r and their pullback of gradients.
       problem: error to minimise.
-      falls: whether c is sure to be positive and to fall from c_1 on.
+      falls: whether c is known to be positive and to decrease from c_1 on.
 
     Raises:
-      ValueError: learning rates and too many rounds.
+      ValueError: the workload has learning rates and too many rounds.
     """
     rounds, workload = problem.rounds, problem.workload
     is_mean = problem.objective == solver.MEAN
@@ -209,7 +213,9 @@ class Objective:
   ) -> tuple[float, np.ndarray]:
     """Returns the log loss, infinite where it is NaN, and its gradient.
 
-    `norm` is the power that stands for a maximum with learning rates.
+    Args:
+      x: [parameters] float64.
+      norm: power p of the norm that replaces a maximum with learning rates.
     """
     problem = self._problem
     with np.errstate(all='ignore'):
@@ -234,12 +240,12 @@ class Objective:
     bounds: Optional[list] = None,
     evaluations: int = 0,
   ) -> solver.Minimum:
-    """Returns the best point that `minimize`, below, finds.
+    """Returns the best point that the function `minimize` finds.
 
     Args:
       start: [parameters] float64.
       bounds: (low, high) of each parameter, None for none.
-      evaluations: that were spent before; they are counted in what is returned.
+      evaluations: number of earlier evaluations to add to those of the result.
     """
     problem = self._problem
     for norm in self._norms:
@@ -265,8 +271,9 @@ def minimize(
 ) -> solver.Minimum:
   """Returns the best point of `solver.minimize` for a log loss.
 
-  L-BFGS-B also gives up at a kink, or where rounding hides what is left to
-  gain. It starts again from there, and has converged if that gains nothing.
+  L-BFGS-B also stops at a kink, or if rounding errors exceed further decreases.
+  So it is started again from its last point, and has converged if the second
+  search does not decrease the loss.
 
   Args:
     function: takes [parameters] float64, returns log loss and gradient.
@@ -305,7 +312,10 @@ def minimize(
 def _toeplitz_error(
   inverse: np.ndarray, weights: np.ndarray, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns sum_j a_j w_j^2; the errors do not decrease, so it is the max."""
+  """Returns sum_j a_j w_j^2, the mean or the max, and its gradient.
+
+  e_t does not decrease with t, so the max is the error of the last round.
+  """
   w = divide(inverse, steps)
   weighted = weights * w
   return float(w @ weighted), divide_back(2 * weighted, steps)
@@ -314,7 +324,7 @@ def _toeplitz_error(
 def _scheduled_mean(
   inverse: np.ndarray, form: np.ndarray, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns v^T Q v."""
+  """Returns v^T Q v and its gradient."""
   v = divide(inverse, steps)
   product = form @ v
   return float(v @ product), divide_back(2 * product, steps)
@@ -323,10 +333,10 @@ def _scheduled_mean(
 def _scheduled_max(
   inverse: np.ndarray, rates: np.ndarray, norm: float, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns (sum_t e_t^p)^(1 / p), e_t the squared norms of the rows of B."""
+  """Returns (sum_t e_t^p)^(1 / p) and its gradient; e_t = |row t of B|^2."""
   n = len(inverse)
   v = divide(inverse, steps)
-  # Row t is v reversed, from n - 1 - t on: v_t, .., v_0, 0, ...
+  # Row t is v reversed, from index n - 1 - t on: v_t, .., v_0, 0, ....
   reversed_v = np.concatenate([v[::-1], np.zeros(n - 1)])
   windows = np.lib.stride_tricks.sliding_window_view(reversed_v, n)[::-1]
   b = np.cumsum(rates[:, None] * windows, axis=0)
@@ -335,7 +345,7 @@ def _scheduled_max(
   by_e = np.exp((norm - 1) * log_e - (norm - 1) * log_error)
   b *= 2 * by_e[:, None]
   by_rows = np.cumsum(b[::-1], axis=0)[::-1] * rates[:, None]
-  # Entry l sums the diagonal [s, s - l]: the view takes it from row s.
+  # Entry l of the result is the sum of diagonal l, the entries [s, s - l].
   padded = np.zeros((n, 2 * n))
   padded[:, n:] = by_rows
   row, entry = padded.strides

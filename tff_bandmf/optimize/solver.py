@@ -1,4 +1,4 @@
-"""L-BFGS-B as every optimiser here uses it, and what they return."""
+"""L-BFGS-B for all searches of this package, and the types of their results."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class Optimized(Generic[StrategyT]):
   """An optimised strategy.
 
   Attributes:
-    strategy: the best one found.
-    loss: its error times its squared sensitivity, both computed again without
-      TensorFlow.
-    evaluations: losses computed, with or without gradient.
+    strategy: best strategy found.
+    loss: error times squared sensitivity of the strategy, both computed again
+      without TensorFlow.
+    evaluations: number of losses computed, with or without gradient.
     converged: False if the optimiser stopped for another reason, an interrupt
       for instance; the strategy is then the best so far.
   """
@@ -49,11 +49,11 @@ class Minimum:
 
   Attributes:
     x: [parameters] float64.
-    value: the function there.
+    value: value of the function at x.
     evaluations: number of evaluations of the function.
-    converged: whether the solver says so.
-    interrupted: whether Ctrl-C ended the search; a caller that would go on to
-      the next search stops instead.
+    converged: whether the solver converged.
+    interrupted: whether Ctrl-C ended the search; a caller with further searches
+      skips them.
   """
 
   x: np.ndarray
@@ -73,7 +73,8 @@ class Problem:
     workload: A.
     objective: `MEAN` or `MAX` over the per-query errors.
     max_evaluations: most evaluations of the loss and its gradient, >= 1.
-    callback: called with the loss reached, now and then; None for nothing.
+    callback: function that is called with the loss reached during the search;
+      None for no calls.
 
   Raises:
     TypeError: `rounds` is not an integer, or `participation` not a schema.
@@ -104,8 +105,10 @@ class Problem:
     strategy: StrategyT,
     minimum: Union[Optimized, Minimum, None] = None,
   ) -> Optimized[StrategyT]:
-    """Returns `strategy` with its loss, made from what a search has found."""
-    # PRIVACY: the sensitivity that is released, not the one C was made for.
+    """Returns `strategy` with its loss, and the counts of its search."""
+    # PRIVACY: A search may assume another sensitivity than the final C has, and
+    # its loss would then be too small. The sensitivity is computed from the
+    # final C.
     # Guard: optimize_dense_test.test_loss_counts_the_sensitivity.
     sens = sensitivity.sensitivity(strategy, self.participation).value
     return Optimized(
@@ -125,7 +128,7 @@ def minimize(
   tolerance: float = 1e-15,
   corrections: int = 20,
 ) -> Minimum:
-  """Returns the best point on the way of L-BFGS-B down `function`.
+  """Returns the best point that L-BFGS-B evaluates while minimising `function`.
 
   Ctrl-C ends the search and returns the best point so far, not converged.
 
@@ -136,10 +139,10 @@ def minimize(
     bounds: (low, high) of each parameter, None for none.
     max_evaluations: most evaluations of `function`, >= 1.
     callback: called after every iteration with the value reached.
-    tolerance: converged once an iteration gains less than this, relative to
-      the value, or absolutely where that is below 1.
-    corrections: past gradients that L-BFGS keeps; its memory is about
-      2 corrections + 5 times that of `start`.
+    tolerance: least decrease of the value by an iteration, relative if the
+      value is above 1, else absolute; below it the search has converged.
+    corrections: number of past gradients that L-BFGS stores; its memory is
+      about 2 corrections + 5 times that of `start`.
 
   Raises:
     ValueError: `function` is not finite at `start`.
@@ -154,7 +157,7 @@ def minimize(
     if value < best.value:
       best = Minimum(x.copy(), float(value), evaluations, False)
     if not np.isfinite(value):
-      # The line search interpolates and needs a wall of finite height.
+      # The line search interpolates, and so needs a finite value.
       return best.value + max(1.0, abs(best.value)), np.zeros_like(x)
     return value, np.asarray(gradient, np.float64)
 
@@ -193,11 +196,7 @@ def minimize(
 
 
 def check_separated(bands: int, min_sep: Optional[int]) -> int:
-  """Returns `bands`.
-
-  Raises:
-    ValueError: they exceed min_sep.
-  """
+  """Returns `bands`; raises ValueError if they exceed min_sep."""
   if min_sep is not None and bands > min_sep:
     raise errors.value_error(
       f'bands={bands}: must not exceed min_sep={min_sep}, or columns of one '

@@ -1,15 +1,15 @@
-"""The best of a family with one scalar, without TensorFlow.
+"""Search for the best strategy of a family with one scalar parameter.
 
 | symbol | meaning                                                     |
 |--------|-------------------------------------------------------------|
 | x      | the scalar, in [low, high]                                  |
-| u      | log (x - low) / (high - x), what is searched                |
+| u      | log (x - low) / (high - x), the variable of the search      |
 
   minimise error(x) * sens(x)^2
 
-The scalars of the field matter near the ends of their range (1 - lambda of
-DP-CGD and nu of LTI by orders of magnitude), hence u. A grid finds the valleys,
-the ends of the range included, and the bottom of each is then searched.
+The best x is often near an end of the range, where orders of magnitude of the
+distance matter (1 - lambda of DP-CGD, nu of LTI); u resolves them. A grid that
+includes the ends of the range finds local minima, and each is then refined.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tff_bandmf import errors, strategies
 from tff_bandmf.optimize import request as request_lib
 from tff_bandmf.optimize import solver
 
-# u of the grid: of x from a billionth of the range to a billionth less than it.
+# Grid of u. Its ends are x at a billionth of the range from low and from high.
 _GRID = np.linspace(-20.75, 20.75, 31)
-# In u; the loss is flat at the bottom, so its own precision is the square.
+# Precision in u; the loss is flat at a minimum, so its error is of the square.
 _PRECISION = 1e-5
 
 
@@ -62,7 +62,7 @@ def sweep(
     try:
       optimized = request.evaluated(build(float(x)))
     except ValueError as e:
-      # C^-1 may grow without bound at one x, and not at another.
+      # C^-1 may overflow at some x only.
       failure = failure or e
       return np.inf
     if not np.isfinite(optimized.loss):

@@ -5,7 +5,7 @@
 | c      | `c`       | coefficients, c_0 = 1, c_1 .. c_{b-1} in [0, 1]        |
 | q      | `q`       | c(x) h(x), h of the workload, q_0 .. q_m               |
 | w      |           | first column of A C^-1, w(x) = 1 / ((1 - x) q(x))      |
-| W      | `limit`   | of w, 1 / q(1)                                         |
+| W      | `limit`   | limit of w, 1 / q(1)                                   |
 | d      |           | w - W, d(x) = p(x) / q(x)                              |
 | p      | `p`       | p_j = 1 - W (q_0 + ... + q_j), j < m                   |
 | L1, L2 |           | lower-triangular Toeplitz; first columns q_0 .. q_{m-1} |
@@ -20,13 +20,13 @@
          = n (n + 1) W^2 / 2 + 2 W (n sum d_j - sum j d_j) + n sum d_j^2 - T
   max    = sum_{j<n} w_j^2 = n W^2 + 2 W sum d_j + sum d_j^2
 
-Where d vanishes before round n, its sums run to infinity and cost O(b^3)
-whatever n. K^-1 holds the autocovariances of 1 / q (Gohberg and Semencul), so
-sum d_j^2 = p^T s. T is half the derivative by rho at 1 of sum rho^2j d_j^2,
-where q_j and p_j become rho^j q_j and rho^j p_j. K is positive definite iff q
-has all roots outside the unit disc; the search stays there. Where d does not
-vanish, all terms are added up. [BandMF24, Sec 4] has the loss; the closed form
-is ours.
+If d vanishes before round n, the sums over d may run to infinity, and their
+closed form costs O(b^3) for every n. K^-1 is the matrix of autocovariances of
+1 / q (Gohberg and Semencul), so sum d_j^2 = p^T s. T is half the derivative by
+rho at 1 of sum rho^2j d_j^2, where q_j and p_j become rho^j q_j and rho^j p_j.
+K is positive definite iff q has all roots outside the unit disc, and the search
+stays in that set. If d does not vanish, all terms are added up. The loss is
+from [BandMF24, Sec 4], the closed form from this project.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ import scipy.linalg
 from tff_bandmf import errors, participation, strategies
 from tff_bandmf.optimize import series, solver
 
-# The closed form is tried for n of so many times b and 1 / h(1) at least.
+# The closed form is tried if n is at least this many times b, and this many
+# times 1 / h(1).
 _ROUNDS_PER_BAND = 64
 _ROUNDS_PER_DECAY = 20
-# Relative difference from the loss of the strategy itself.
+# Largest relative error of the closed form, compared with the exact loss.
 _EXACT = 1e-10
 
 # Takes c_1 .. c_{b-1}; returns the log loss and its gradient.
@@ -70,7 +71,8 @@ def _times(column: np.ndarray, x: np.ndarray) -> np.ndarray:
 def _hankel(s: np.ndarray, x: np.ndarray) -> np.ndarray:
   """Returns H x, [m], for H[i, j] = s_{i+j}, 0 past the end.
 
-  It is L^T s for L of first column x, so H is its derivative by that column.
+  H x = L^T s for the lower-triangular Toeplitz L with first column x, so H is
+  the derivative of L^T s by that column.
   """
   return np.correlate(np.concatenate([s, np.zeros(len(s) - 1)]), x, 'valid')
 
@@ -98,7 +100,7 @@ class _Settled:
     try:
       error, by_q = self._error(np.convolve(c, self._filter))
     except np.linalg.LinAlgError:
-      # K is not positive definite.
+      # K is not positive definite: q has a root in the unit disc.
       return np.inf, np.zeros_like(free)
     by_c = np.correlate(by_q, self._filter, 'valid') / error
     squared = c @ c
@@ -163,16 +165,17 @@ def optimize_banded_toeplitz(
     loss = error * sens^2, sens = |c| for a single participation
 
   With at most `min_sep` bands the same strategy is optimal under every
-  min-separation schema: all of them scale |c| alike up to columns that end at
-  round n.
+  min-separation schema: the sensitivity is a multiple of |c|, except for
+  columns that are cut at round n.
 
   Args:
-    problem: error to minimise, with a single participation in place of its own;
-      of constant learning rate.
+    problem: error to minimise; its participation is replaced by a single one,
+      and its workload must have a constant learning rate.
     bands: b, at most n.
 
   Raises:
-    ValueError: a value out of range, or a learning rate schedule.
+    ValueError: a value is out of range, or the workload has a learning rate
+      schedule.
 
   >>> problem = solver.Problem(1000, participation.Single())
   >>> found = optimize_banded_toeplitz(problem, bands=16)
@@ -200,7 +203,7 @@ def optimize_banded_toeplitz(
     start = np.concatenate([[1.0], minimum.x])
     strategy = strategies.BandedToeplitz(problem.rounds, start)
     value = problem.error(strategy) * float(start @ start)
-    # Otherwise d has not vanished, and all terms have to be added up.
+    # If the values differ, d does not vanish, and all terms must be added up.
     exact = bands == 1 or abs(minimum.value / value - 1) <= _EXACT
     if exact or minimum.interrupted or evaluations >= problem.max_evaluations:
       break

@@ -1,3 +1,3 @@
-"""Published figures, computed again."""
+"""Published numbers of the literature, computed again by this library."""
 
 from tff_bandmf.reproduction.tables import TABLES, Row, reproduce

@@ -13,9 +13,9 @@ from tff_bandmf import accounting, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
-# Small enough to see single entries.
+# Size of the drawn matrices, small enough to see single entries.
 _PICTURE_ROUNDS, _PICTURE_MIN_SEP = 64, 16
-# [BandMF23, Table 2] and [BandMF24, App H].
+# Setting of [BandMF23, Table 2] and [BandMF24, App H].
 _ROUNDS, _MIN_SEP, _DELTA = 2052, 342, 1e-6
 _EPSILONS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 _UNKNOWN = {'rounds': 2000, 'bands': 400, 'b0': 200, 'participations': 5}
@@ -25,7 +25,7 @@ def draw(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Draws all plots as PNG files and yields their paths.
 
   Args:
-    folder: made if it does not exist.
+    folder: folder of the files, created if it does not exist.
   """
   folder.mkdir(parents=True, exist_ok=True)
   pictures = _optimized(
@@ -74,7 +74,7 @@ def _optimized(rounds, min_sep, kinds) -> dict[str, strategies.Strategy]:
 
 
 def _matrices(optimized) -> matplotlib.figure.Figure:
-  """Returns heat maps of C, above, and C^-1, below."""
+  """Returns heat maps of C in the upper row and C^-1 in the lower row."""
   figure = matplotlib.figure.Figure(
     figsize=(2.4 * len(optimized), 5), layout='constrained'
   )
@@ -84,7 +84,7 @@ def _matrices(optimized) -> matplotlib.figure.Figure:
     for row, (label, values) in enumerate(
       (('C', matrix), ('C^-1', np.linalg.inv(matrix)))
     ):
-      # Most entries are small: the colours are those of the square root.
+      # Most entries are small, so colours show their square roots.
       image = np.sign(values) * np.sqrt(np.abs(values))
       axes[row, column].imshow(image, cmap='RdBu', vmin=-1, vmax=1)
       axes[row, column].set_title(f'{family}: {label}', fontsize=8)
@@ -114,7 +114,7 @@ def _per_query_error(optimized) -> matplotlib.figure.Figure:
 
 
 def _rmse_by_min_sep() -> matplotlib.figure.Figure:
-  """Returns what a wrong guess of min_sep costs. [BandMF24, App H]"""
+  """Returns a plot of the cost of a wrong min_sep. [BandMF24, App H]"""
   figure, axes = _axes('true min_sep', 'rmse, sigma = 1')
   rounds, k = _UNKNOWN['rounds'], _UNKNOWN['participations']
   planned = participation_lib.MinSep(_UNKNOWN['bands'], k)

@@ -1,7 +1,8 @@
 """Tables of the literature that need no training, row by row.
 
-`published.json` holds what was printed and where; here is how we compute it.
-Every table is a generator of rows, so that a slow one shows what it has.
+`published.json` has the printed numbers and their sources; this module computes
+them again. Every table is a generator of rows, so that finished rows of a slow
+table can be shown.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from tff_bandmf import _files, accounting, errors, optimize, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import sensitivity as sensitivity_lib
 
-# Bands of the largest C that is optimised for a table of many.
+# Most bands for which C is optimised in tables with many entries.
 _MOST_BANDS = 256
 
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """One published figure and ours.
+  """One published number and the one computed here.
 
   Attributes:
-    table: its name in `TABLES`.
-    row: which figure of the table.
+    table: name of the table in `TABLES`.
+    row: name of the number in the table.
     published: number in the publication, as printed.
-    ours: computed.
-    difference: ours - published, relative to it unless `absolute`.
-    tolerance: the largest absolute value of `difference` that passes.
-    absolute: whether `difference` is in the unit of the figure.
+    ours: number computed here.
+    difference: ours - published, divided by `published` unless `absolute`.
+    tolerance: largest absolute value of `difference` that passes.
+    absolute: whether `difference` is absolute, in the unit of the number.
   """
 
   table: str
@@ -52,7 +53,7 @@ class Row:
 
   @property
   def passed(self) -> bool:
-    # Not `<` of a NaN's negation: a NaN does not pass.
+    # A NaN compares as False, so it does not pass.
     return bool(abs(self.difference) <= self.tolerance)
 
 
@@ -60,7 +61,7 @@ def reproduce(names: Optional[Sequence[str]] = None) -> Iterator[Row]:
   """Returns the rows of the tables called `names`, or of all, one by one.
 
   Raises:
-    ValueError: a name that is not one of a table.
+    ValueError: no table has one of the names.
 
   >>> [row.passed for row in reproduce(['gboard_report'])]
   [True, True]
@@ -85,7 +86,7 @@ def _published() -> _files.JsonObject:
   return json.loads(text)
 
 
-# `reproduce` names the table.
+# A row without the name of its table, which `reproduce` fills in.
 _row = functools.partial(Row, '')
 
 
@@ -140,7 +141,7 @@ def _amplified_sigma(table) -> Iterator[Row]:
       ours / math.sqrt(k),
       table['tol'],
     )
-    # And back: what the printed noise gives.
+    # In the other direction: epsilon of the printed noise.
     yield _row(
       f'epsilon of sigma {published}, {bands} bands',
       epsilon,
@@ -188,8 +189,9 @@ def _banded_rmse(table) -> Iterator[Row]:
 
 def _optimal_bands(table) -> Iterator[Row]:
   rounds, schema = table['rounds'], participation_lib.Single()
-  # Where optimising C is slow, the optimum without bands stands for it: no
-  # banded C has less error, so if it is not chosen, they are not.
+  # If optimising a banded C is slow, the optimum over all C replaces it. No
+  # banded C has a smaller error, so if that optimum is not chosen, no C with so
+  # many bands is.
   dense = optimize.optimize(strategies.Dense.family, rounds, schema)
   rmse = {}
   for bands in (1 << i for i in range(rounds.bit_length())):
@@ -203,7 +205,7 @@ def _optimal_bands(table) -> Iterator[Row]:
     rmse[bands] = math.sqrt(optimized.loss)
   for epsilon, published in table['rows'].items():
     for epochs, bands in zip(table['epochs'], published):
-      # More bands leave a group smaller than a cohort.
+      # With more bands a group would have fewer clients than a cohort.
       total = {
         each: error * _cyclic_poisson_sigma(table, epochs, float(epsilon), each)
         for each, error in rmse.items()
@@ -289,7 +291,7 @@ def _gboard_report(table) -> Iterator[Row]:
 def _cyclic_poisson_sigma(
   table: Mapping[str, _files.Json], epochs: float, epsilon: float, bands: int
 ) -> float:
-  """Returns sigma where a client is expected in so many rounds."""
+  """Returns sigma for a client's expected number of rounds, `epochs`."""
   rounds = table['rounds']
   return accounting.poisson_noise_multiplier(
     epsilon, table['delta'], bands * epochs / rounds, -(-rounds // bands)
@@ -297,7 +299,7 @@ def _cyclic_poisson_sigma(
 
 
 def _label(row: Mapping[str, _files.Json]) -> str:
-  """Returns the family of a published row and what is said about it."""
+  """Returns the family and the remarks of a published row."""
   return ', '.join(
     [row['family']]
     + [
