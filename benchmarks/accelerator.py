@@ -1,17 +1,17 @@
 """Noise on accelerators with JAX: `python -m benchmarks.accelerator`.
 
-One JSON line a strategy and size. It needs what `pip install '.[jax]'` brings,
-JAX for the accelerator, and neither TensorFlow nor TFF. Each case is a process
-of its own, and so is its peak of memory.
+The output is one JSON line for each strategy and size. It needs the packages of
+`pip install '.[jax]'` and JAX for the accelerator, but neither TensorFlow nor
+TFF. Each case runs in its own process.
 
-  seconds         of a round's noise on the devices, not copied to the host
-  iid_seconds     of as many normals of the same generator
-  ratio           of these two
-  limit_seconds   that the memory takes to move `bytes`, the least that a round
-                  must: its past read, what changes written, y written
+  seconds         for the noise of one round on the devices, without copies
+  iid_seconds     for as many normals of the same generator
+  ratio           seconds over iid_seconds
+  limit_seconds   for memory to move `bytes`, the least that a round must move:
+                  the past is read, its changes and y are written
   times_limit     seconds over limit_seconds
   host_seconds    to copy a row of y to the host
-  peak_bytes      of the first device; of the process where devices are CPUs
+  peak_bytes      peak memory of the first device, or of the process on CPUs
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ STRATEGIES: dict[str, Callable[[], strategies.Strategy]] = {
   ),
   'inverse_4': lambda: strategies.BandedInverseSqrt(ROUNDS, 4),
 }
-# Goals of an accelerator; the last is for 10^8 parameters.
+# Goals for accelerators; the last one is for 10^8 parameters.
 _GOALS = {
   'bands_64': {'goal_ratio': 1.3},
   'bands_342': {'goal_ratio': 1.6},
@@ -62,8 +62,8 @@ def _banded(bands: int) -> strategies.Strategy:
 
 
 def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
-  """Returns what the noise of one strategy costs."""
-  # Not imported by whoever needs the strategies alone.
+  """Returns the measured cost of the noise of one strategy."""
+  # Imported here, so that `STRATEGIES` can be read without JAX.
   import jax
 
   from tff_bandmf.noise import jax_generator
@@ -119,7 +119,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
     host_seconds = time.perf_counter() - began
     stats = devices[0].memory_stats() or {}
     peak = stats.get('peak_bytes_in_use', memory.peak_bytes())
-  # The first ones compile.
+  # The first measurements include compilation.
   del seconds[0], iid_seconds[0]
   bandwidth = _bandwidth(devices[0], repetitions) * len(devices)
   goals = {} if devices[0].platform == 'cpu' else _GOALS.get(name, {})
@@ -141,7 +141,7 @@ def measure(name: str, parameters: int, repetitions: int) -> dict[str, Any]:
 
 
 def _bytes(output: noise.Stream) -> tuple[float, int]:
-  """Returns what a round must move at least, and what the past holds."""
+  """Returns the least bytes that a round moves, and the bytes of the past."""
   recursion, m = output.recursion, output.block_rounds
   rows, size = output._memory_rows, 4 if recursion.keeps == 'y' else 8
   changed = rows if recursion.keeps == 'buffers' else m
@@ -152,7 +152,7 @@ def _bytes(output: noise.Stream) -> tuple[float, int]:
 
 
 def _bandwidth(device: Any, repetitions: int) -> float:
-  """Returns the bytes a second that a copy reads and writes."""
+  """Returns the memory bandwidth of a copy, in bytes a second."""
   import jax
 
   with jax.default_device(device):
@@ -173,7 +173,7 @@ def cases(
   names: Iterable[str] = tuple(STRATEGIES),
   repetitions: int = _REPETITIONS,
 ) -> Iterator[dict[str, Any]]:
-  """Yields what noise costs on the devices of JAX, a strategy each."""
+  """Yields the cost of noise on the devices of JAX for each strategy."""
   for name in names:
     with concurrent.futures.ProcessPoolExecutor(
       1, multiprocessing.get_context('spawn')
@@ -182,7 +182,7 @@ def cases(
 
 
 def main() -> None:
-  """Prints a line a case."""
+  """Prints one line for each case."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )

@@ -1,9 +1,9 @@
 """Benchmarks: `python -m benchmarks.bench [NAME ...]`.
 
-One JSON line a case on standard output, and nothing else there: what was
-measured and, as `goal_NAME`, what NAME is to be at most. Seconds are
-wall clock where nothing is said. Compare the ratios of one run, not the seconds
-of two: the machine may be busy.
+Standard output has one JSON line for each case: the measurements and, as
+`goal_NAME`, the largest value that NAME should have. Seconds are wall-clock
+time unless the name says otherwise. The machine may be busy, so compare ratios
+of one run rather than seconds of two runs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from benchmarks import run as bench_run
 from benchmarks import training as bench_training
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# A stored optimisation would cost nothing.
+# Without a cache, because a cached optimisation takes no time.
 os.environ['BANDMF_CACHE'] = ''
 
 # The StackOverflow next-word LSTM of TFF's baselines: 670 units, embedding of
@@ -63,13 +63,13 @@ def _strategy(bands: int):
 def aggregation(
   bands: int = 342, clients: int = 4, repetitions: int = 24
 ) -> dict[str, Any]:
-  """Returns the cost of a round with a tape and of those that TFF has.
+  """Returns the cost of a round with a tape and with TFF's own aggregators.
 
-  They alternate, driven directly, on the same updates; each `ratio` is the
-  median, over the repetitions, of the tape's seconds over the others' in the
-  same one. The tape's noise is made meanwhile, on whatever core is free:
-  `charged_ratio` adds all of the producer's CPU time to the tape's rounds, as
-  if none ever were.
+  The aggregators alternate on the same updates. Each `ratio` is the median over
+  repetitions of the tape's seconds over the seconds of another aggregator in
+  the same repetition. The producer writes the tape's noise at the same time on
+  a free core; `charged_ratio` adds all of its CPU time to the tape's rounds, as
+  if no core were free.
   """
   import numpy as np
   import psutil
@@ -171,9 +171,9 @@ def aggregation(
 
 
 def _produce(bands: int, parameters: int) -> dict[str, float]:
-  """Returns what the producer takes a round when nobody makes it wait.
+  """Returns the producer's time for a round if it never waits for a reader.
 
-  Past the first window of rounds, over a whole block.
+  The time is measured after the first window of rounds, over a whole block.
   """
   from tff_bandmf import noise
   from tff_bandmf.noise.tape import writer as tape_lib
@@ -194,7 +194,7 @@ def _produce(bands: int, parameters: int) -> dict[str, float]:
           time.sleep(0.001)
         if t == warm:
           began, cpu_began = time.perf_counter(), time.process_time()
-        # As a reader does that takes no time.
+        # Like a reader that takes no time.
         path.with_suffix('.reached').touch()
       elapsed = time.perf_counter() - began
       cpu = time.process_time() - cpu_began
@@ -237,7 +237,7 @@ def main(names: tuple[str, ...]) -> None:
     if failed:
       raise click.ClickException(f'failed: {", ".join(failed)}')
     return
-  # Whatever a library prints goes to standard error.
+  # Output of libraries goes to standard error.
   output = os.fdopen(os.dup(sys.stdout.fileno()), 'w', buffering=1)
   os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
   (name,) = names

@@ -1,4 +1,4 @@
-"""Benchmarks of cohorts that chance draws."""
+"""Benchmarks of cohorts that are drawn at random."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _ROUNDS = 8
 
 
 def sampled() -> list[dict[str, Any]]:
-  """Returns what a cohort of 10^4 of 10^7 clients takes, for each kind.
+  """Returns the time to draw 10^4 of 10^7 clients, for each kind of cohorts.
 
-  `seconds` are of one round, the median; `begin` is what a program that is
-  begun again does once.
+  `seconds` is the median for one round; `begin` is the time that a restarted
+  program needs once.
   """
   from tff_bandmf import accounting
   from tff_bandmf.noise import generator, key
@@ -47,7 +47,7 @@ def sampled() -> list[dict[str, Any]]:
 
 
 def calibration() -> list[dict[str, Any]]:
-  """Returns what calibration by samples takes, at 2,048 rounds and 342."""
+  """Returns the time of calibration by samples, for 2,048 rounds."""
   from tff_bandmf import accounting, strategies
 
   strategy = strategies.BandedSqrt(2048, 342)

@@ -19,10 +19,10 @@ _CLIENTS = 342_477
 def client_ids(
   clients: int = _CLIENTS, sentences: int = 2, cohort: int = 100
 ) -> list[dict[str, Any]]:
-  """Returns what it takes to know all clients' ids, and to read a cohort.
+  """Returns the cost of reading all clients' ids, and of reading a cohort.
 
-  Measured for `load_clients` and for TFF's `SqlClientData`, each in a process
-  of its own: seconds, and the megabytes by which the process grows at most.
+  `load_clients` and TFF's `SqlClientData` are measured, each in its own
+  process: the seconds, and the largest growth of the process in megabytes.
   """
   from simulations.corpora import corpus_file
 

@@ -1,4 +1,4 @@
-"""How much memory a process had."""
+"""The peak memory of a process."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Union
 
 
 def peak_bytes(process: Union[int, str] = 'self') -> int:
-  """Returns the most bytes in memory that a process ever had, or since `reset`.
+  """Returns the peak memory of a process in bytes, since `reset` if called.
 
-  `ru_maxrss` would be that of the process that started it, if that had more.
+  `ru_maxrss` is not used, because it includes the peak of the parent process.
   """
   status = pathlib.Path(f'/proc/{process}/status').read_text()
   return 1024 * int(re.findall(r'VmHWM:\s+(\d+) kB', status)[0])

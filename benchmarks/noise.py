@@ -24,7 +24,7 @@ _MEASURED_ROUNDS = 128
 _CHUNK = 1 << 13
 _GENERATOR_REPETITIONS = 200
 
-# Most that a round may cost next to iid normals.
+# Largest cost of a round's noise, in units of the cost of iid normals.
 _GOALS = {
   'identity': 1.1,
   'bands_64': 1.7,
@@ -35,11 +35,12 @@ _GOALS = {
 
 
 def producer(parameters: int = 1_000_000) -> dict[str, Any]:
-  """Returns what a round's noise costs next to iid normals of its size.
+  """Returns the cost of a round's noise relative to as many iid normals.
 
-  The normals are of the same generator. On one core, in CPU seconds, past the
-  first window of rounds: `ratio` is the median over blocks of rounds, each next
-  to the normals of as many. `memory_bytes` is what a full window holds.
+  The normals come from the same generator. Times are CPU seconds on one core,
+  after the first window of rounds. `ratio` is the median over blocks of rounds,
+  each compared with the normals of as many rounds. `memory_bytes` is the size
+  of a full window.
   """
   result: dict[str, Any] = {'parameters': parameters}
   for name in _GOALS:
@@ -49,9 +50,9 @@ def producer(parameters: int = 1_000_000) -> dict[str, Any]:
 
 
 def _on_one_core(function: Callable[..., Any], *arguments: Any) -> Any:
-  # A process of its own: threads stay on the cores that they started on, and
-  # what others left in memory is not counted. Threads of a product that share
-  # one core would wait for one another busily.
+  # The function runs in its own process, because threads stay on the cores on
+  # which they started, and memory of earlier cases must not count. BLAS gets
+  # one thread: several on one core would wait for each other busily.
   with mock.patch.dict(os.environ, OPENBLAS_NUM_THREADS='1'):
     with concurrent.futures.ProcessPoolExecutor(
       1, multiprocessing.get_context('spawn'), _use_one_core
@@ -106,7 +107,7 @@ def _streamed(name: str, parameters: int) -> dict[str, Any]:
 
 
 def _generator() -> dict[str, Any]:
-  """Returns what normals cost next to the inverse of their CDF alone."""
+  """Returns the cost of normals relative to the inverse of their CDF alone."""
   generator = generator_lib.Generator(noise.Key.from_entropy())
   z = np.empty((1, _CHUNK))
   seconds, inverse_seconds = [], []

@@ -1,7 +1,7 @@
 """Benchmarks of the optimisers, for `benchmarks.bench`.
 
-Seconds are of CPU time of this process, all threads; the first calls compile,
-which is reported next to the rest.
+Seconds are CPU time of all threads of this process. The first calls include
+compilation, and are reported separately.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def losses() -> list[dict[str, Any]]:
 
 
 def optimisations() -> list[dict[str, Any]]:
-  """Returns what whole optimisations take and reach.
+  """Returns the time and the loss of whole optimisations.
 
-  Each runs twice in this process, so that `cpu_seconds` is without what is
-  compiled once a process; every optimisation still compiles its own loss.
+  Each runs twice in this process, so that `cpu_seconds` excludes functions that
+  are compiled once for the process. Every optimisation compiles its own loss.
   """
   from tff_bandmf import participation
 
@@ -82,7 +82,7 @@ def optimisations() -> list[dict[str, Any]]:
 
 
 def large_optimisations() -> list[dict[str, Any]]:
-  """Returns the same of optimisations that take longer, run once."""
+  """Returns the time and the loss of long optimisations, each run once."""
   from tff_bandmf import participation
   from tff_bandmf.optimize import searches  # noqa: F401  imports TensorFlow
 
@@ -94,9 +94,9 @@ def large_optimisations() -> list[dict[str, Any]]:
 
 
 def choices() -> list[dict[str, Any]]:
-  """Returns what it takes to compare all families that fit in memory.
+  """Returns the time to compare all families that fit in memory.
 
-  `seconds` are wall clock, and both kinds have what is compiled once a process.
+  `seconds` is wall-clock time; it and the CPU time include compilation.
   """
   from tff_bandmf import choosing, participation
 

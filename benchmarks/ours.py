@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-# A stored optimisation would cost nothing.
+# Without a cache, because a cached optimisation takes no time.
 os.environ['BANDMF_CACHE'] = ''
 
 import numpy as np
@@ -62,7 +62,7 @@ def _noise(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   for t in range(rounds):
     if t == _WARM:
       watch = clock.Clock()
-    # Both sides hand the row over as an array in memory.
+    # Both sides return the row as an array in memory.
     total += float(next(rows)[0])
   return watch.read(task['rounds'])
 

@@ -1,4 +1,4 @@
-"""Benchmarks of a run: what it adds to a round, and admission of clients."""
+"""Benchmarks of a run: its overhead in a round, and admission of clients."""
 
 from __future__ import annotations
 
@@ -38,11 +38,12 @@ def _syncs() -> Iterator[list[int]]:
 
 
 def overhead(rounds: int = 30) -> list[dict[str, Any]]:
-  """Returns what a run adds to `process.next` of its aggregator, with a tape.
+  """Returns the time that a run adds to `process.next` with its aggregator.
 
-  Both go through the same rounds, one of each in turn; `added` is the median
-  of the differences, `share` what it is of a round without. `syncs` are those
-  of files; a commit of the ledger, two a round, has one more.
+  Rounds with and without the run alternate. `added` is the median of their
+  differences, and `share` is `added` over the time of a round without the run.
+  `syncs` counts fsync calls of Python; each of the two commits of the ledger in
+  a round has one more.
   """
   import tensorflow_federated as tff
 
@@ -111,11 +112,11 @@ def overhead(rounds: int = 30) -> list[dict[str, Any]]:
 
 
 def large(parameters: int = 10**8, rounds: int = 5) -> list[dict[str, Any]]:
-  """Returns what rounds of a large model take through `Round.release`.
+  """Returns the time and memory of `Round.release` for a large model.
 
-  Without TFF, of two clients, in a process of its own a mechanism. The peak of
-  memory has the updates, which are of 4 bytes a parameter; `noise_bytes` is
-  what the noise keeps.
+  Rounds have two clients and do not use TFF; each mechanism has its own
+  process. The peak of memory includes the updates, 4 bytes for each parameter;
+  `noise_bytes` is the size of the past noise.
   """
   return [_in_a_process(_released, name, parameters, rounds) for name in _LARGE]
 
@@ -164,7 +165,7 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
       opened.release([update, update], like=like)
       seconds.append(time.perf_counter() - began)
       cpu.append(time.process_time() - used)
-      # The model would be the whole checkpoint.
+      # A small state: with the model in it, writing it would take most time.
       opened.finish(np.array(opened.index))
   return {
     'mechanism': name,
@@ -180,11 +181,12 @@ def _released(name: str, parameters: int, rounds: int) -> dict[str, Any]:
 def admission(
   clients: int = 10**7, cohort: int = 10**4, repetitions: int = 6
 ) -> Iterator[dict[str, Any]]:
-  """Yields what it takes to admit and record clients that came by themselves.
+  """Yields the time to admit and record clients that came by themselves.
 
-  The ledger, a SQLite file, has a round of every `cohort` of the clients.
-  `first_seconds` is what a program that is begun again takes for its first
-  round, opening the ledger included. By budget all rounds of a client count.
+  The ledger is a SQLite file in which every client has taken part, `cohort`
+  clients in each round. `first_seconds` is the time of the first round of a
+  restarted program, with opening the ledger. Admission by budget reads all
+  rounds of a client.
   """
   from tff_bandmf import participation, sensitivity, strategies
 

@@ -7,9 +7,9 @@ Python:
         git+https://github.com/google-deepmind/jax_privacy@8967688
     .venv/bin/python -m benchmarks.side_by_side --other .venv-jax/bin/python
 
-Each side runs in a process of its own, one after the other, and the order turns
-with every repetition. Matrices are compared by one computation in NumPy, dense
-and float64, for both.
+Each side runs in its own process, one after the other, and the order is
+reversed in every repetition. The matrices of both sides are evaluated by the
+same computation in NumPy, dense and float64.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MATRIX_ROUNDS, _MATRIX_BANDS = 256, 32
 
 
 def _cases(dimension: int) -> dict[str, dict[str, Any]]:
-  """Returns what a side is asked to do, by the name of the case."""
+  """Returns the task of each case, by the name of the case."""
   return {
     'optimize banded': {'task': 'optimize', 'rounds': 1024, 'bands': 32},
     **{
@@ -122,7 +122,7 @@ def _matrix() -> np.ndarray:
 def _run(
   python: str, side: str, folder: pathlib.Path, task: dict[str, Any]
 ) -> dict[str, Any]:
-  """Returns what one side answers, its matrix evaluated."""
+  """Returns the result of one side, with its matrix evaluated."""
   done = subprocess.run(
     [python, '-m', f'benchmarks.{_SIDES[side]}', json.dumps(task), str(folder)],
     check=True,
@@ -141,7 +141,7 @@ def _run(
 
 
 def _summary(runs: list[dict[str, Any]]) -> dict[str, Any]:
-  """Returns the medians of what repetitions answered."""
+  """Returns the medians of the results over repetitions."""
   return {
     name: (
       value

@@ -1,7 +1,7 @@
 """The side of jax_privacy, in an environment of its own; see `side_by_side`.
 
-Functions are compiled and warm when the clock starts; an optimisation is
-run once, as a user does, and its first run compiles.
+Functions are compiled before the clock starts, except in an optimisation, which
+a user runs once: its time includes compilation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WARM = 4
 
 def _optimize(task: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
   watch = clock.Clock()
-  # Its documentation leaves the number of steps at 100.
+  # The documentation of jax_privacy uses the default of 100 steps.
   coefficients = mf.banded.optimize(task['rounds'], bands=task['bands'])
   jax.block_until_ready(coefficients.params)
   measured = watch.read()

@@ -12,18 +12,18 @@ import numpy as np
 _BATCH = 8
 _CLIP = 0.5
 _ROUNDS = 64
-# It takes most of the time.
+# Few rounds of TFF's baseline, which takes most of the time.
 _BASELINE_ROUNDS = 2
 
 
 def training(clients: int = 100, repetitions: int = 5) -> list[dict[str, Any]]:
-  """Returns what rounds take, and where it goes.
+  """Returns the time of rounds, and of their parts.
 
-  The small model also trains as TFF would have it: `build_unweighted_fed_avg`,
-  the preprocessing of TFF's StackOverflow baseline, its Keras model at the same
-  sizes, `gaussian_fixed`; same clients, same worker, the two alternating.
-  `ratio` is that of the medians, `cpu_ratio` that of the CPU time, which tells
-  more on a busy machine.
+  The small model also trains with TFF's own parts: `build_unweighted_fed_avg`
+  and `gaussian_fixed`, with the preprocessing and the Keras model of TFF's
+  StackOverflow baseline at the same sizes. Both ways use the same clients and
+  the same worker, and alternate. `ratio` is the ratio of the median times, and
+  `cpu_ratio` the ratio of CPU times, which varies less on a busy machine.
   """
   from simulations import config as config_lib
   from simulations import models
@@ -137,7 +137,7 @@ class _Ours(_Timed):
     prepared = time.perf_counter()
     self._state = self._process.next(self._state, data).state
     done, cpu = time.perf_counter(), self._cpu() - cpu
-    # A round that nobody takes part in is what the server does.
+    # A round without clients measures the server's part.
     self._state = self._process.next(self._state, []).state
     server = time.perf_counter() - done
     self._note(

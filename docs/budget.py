@@ -4,8 +4,9 @@
     python docs/budget.py --arrivals=FILE     counts again; FILE is the
         chitchat_dataset/dataset.json of the package chitchat-dataset 0.9.0
 
-Simulated clients check in at random, with a mean gap each. Real ones are people
-who wrote a message on a day; a day is a round. Whoever is admitted takes part.
+Simulated clients check in at random, each with its own mean gap. Real clients
+are people; a person checks in on each day with a message, and a day is a round.
+Every admitted client takes part.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def _simulated() -> dict[str, list[float]]:
 
 
 def _real(path: str) -> dict[str, Any]:
-  """Returns what the rules make of people who wrote messages."""
+  """Returns the numbers of admissions of real people, by rule."""
   from tff_bandmf.cohorts import arrivals
 
   talks = json.loads(pathlib.Path(path).read_text()).values()

@@ -1,6 +1,6 @@
-"""Sphinx: pages in Markdown, notebooks that run while the site is built.
+"""Configuration of Sphinx: Markdown pages, and notebooks that run in the build.
 
-Nothing is fetched, neither here nor by who reads the pages.
+Neither the build nor the pages fetch anything from the network.
 """
 
 import os
@@ -17,7 +17,7 @@ import kernels  # noqa: E402
 
 import tff_bandmf  # noqa: E402
 
-# For the kernels of the notebooks, and for `bandmf` in them.
+# Paths for the kernels of the notebooks, and for `bandmf` in them.
 for name, folder in (
   ('PYTHONPATH', _ROOT),
   ('PATH', pathlib.Path(sys.executable).parent),
@@ -26,9 +26,9 @@ for name, folder in (
 os.environ.update(
   TF_CPP_MIN_LOG_LEVEL='3',
   COLUMNS='80',
-  # Kernels set it too late for a Matplotlib that is imported before the fork.
+  # Matplotlib is imported before the fork, so kernels would set this too late.
   MPLBACKEND='module://matplotlib_inline.backend_inline',
-  # As in pyproject.toml: what TFF imports is older than its dependencies.
+  # The same filter as in pyproject.toml, for old dependencies of TFF.
   PYTHONWARNINGS='ignore:pkg_resources is deprecated:UserWarning',
 )
 
@@ -57,15 +57,15 @@ myst_enable_extensions = ['deflist']
 nb_execution_mode = 'force'
 nb_execution_raise_on_error = True
 nb_execution_in_temp = True
-# Of a cell; only for one that hangs, the machine may be busy.
+# Seconds for one cell; generous, because the machine may be busy.
 nb_execution_timeout = 600
 nb_merge_streams = True
-# No scripts from elsewhere.
+# Pages load no scripts from other sites.
 nb_ipywidgets_js = {}
 
 autodoc_member_order = 'bysource'
 autodoc_typehints = 'none'
-# As they are written: a path would be that of who built the site.
+# Defaults are shown as written; evaluated, a path would be of this machine.
 autodoc_preserve_defaults = True
 autodoc_default_options = {
   'members': True,
@@ -77,7 +77,7 @@ napoleon_use_ivar = True
 
 
 def _relative(app, doctree):
-  """Names the files of a difference from the root of the repository."""
+  """Shows paths of compared files relative to the root of the repository."""
   for block in doctree.findall(docutils.nodes.literal_block):
     text = block.astext().replace(f'{_ROOT}/', '')
     if text != block.astext():

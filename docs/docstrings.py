@@ -1,8 +1,8 @@
-"""Docstrings of the code as reStructuredText.
+"""Converts docstrings of the code to reStructuredText.
 
-They are written to be read in the source: formulas and tables stand indented
-or between bars, and names between single backticks. Here formulas and tables
-become literal blocks, and what reStructuredText takes for markup is escaped.
+Docstrings are written for readers of the source: formulas are indented, tables
+have bars, and names are between single backticks. Here formulas and tables
+become literal blocks, and characters of reStructuredText's markup are escaped.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _paragraphs(lines: list[str]) -> list[list[str]]:
 
 
 def _text(paragraph: list[str]) -> list[str]:
-  """Returns a paragraph escaped; what is indented in it is a formula."""
+  """Returns a paragraph, escaped; its indented lines are formulas."""
   if any(line.startswith(' ') for line in paragraph) and not (
     paragraph[0].startswith(('* ', '- '))
   ):
@@ -81,7 +81,7 @@ def _text(paragraph: list[str]) -> list[str]:
 
 
 def _entries(paragraph: list[str]) -> list[str]:
-  """Returns lines of a section of Args or the like, escaped."""
+  """Returns the lines of a section such as Args, escaped."""
   entries = []
   for line in paragraph:
     # Napoleon escapes the stars of *args itself.
@@ -92,7 +92,7 @@ def _entries(paragraph: list[str]) -> list[str]:
 
 
 def _escaped(line: str) -> str:
-  """Returns a line with escapes outside of what is between backticks."""
+  """Returns a line, escaped except between backticks."""
   parts = _CODE.split(line)
   parts[::2] = [
     re.sub(r'[*|]|(?<=\w)_(?!\w)', r'\\\g<0>', part) for part in parts[::2]

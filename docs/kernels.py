@@ -1,7 +1,7 @@
-"""Kernels of the notebooks, forked from where their imports are done.
+"""Kernels of the notebooks, forked from the process of Sphinx.
 
-Each page has a process, a folder and a namespace of its own. TensorFlow
-Federated takes 10 s to import: Sphinx does it once, the kernels have it.
+Each page has its own process, folder and namespace. TensorFlow Federated takes
+10 s to import, so Sphinx imports it once, before the kernels are forked.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class _Kernel(multiprocessing.context.ForkProcess):
 
   def run(self) -> None:
     arguments, cwd, env = self._given
-    # Jupyter signals the group, in which is what the kernel starts.
+    # A process group of its own: Jupyter signals the kernel and its children.
     os.setsid()
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    # That of Sphinx runs, in another process.
+    # The event loop that was forked belongs to Sphinx, where it is running.
     asyncio.set_event_loop(asyncio.new_event_loop())
     kernelapp.launch_new_instance(argv=arguments, parent_handle=os.getppid())
 
@@ -50,7 +50,7 @@ class Forked(local_provisioner.LocalProvisioner):
   async def launch_kernel(self, cmd: list[str], **kwargs: Any):
     import tensorflow_federated  # noqa: F401
 
-    # Without the interpreter, -m and its module.
+    # The first three arguments are the interpreter, -m and its module.
     self.process = _Kernel(cmd[3:], kwargs['cwd'], kwargs['env'])
     self.process.start()
     self.pid = self.pgid = self.process.pid
@@ -59,7 +59,7 @@ class Forked(local_provisioner.LocalProvisioner):
 
 
 def use() -> None:
-  """Makes Jupyter start kernels so in this process."""
+  """Makes Jupyter start forked kernels in this process."""
   provisioners = factory.KernelProvisionerFactory.instance()
   provisioners.provisioners['forked'] = importlib.metadata.EntryPoint(
     'forked', f'{__name__}:Forked', provisioners.GROUP_NAME

@@ -1,4 +1,4 @@
-"""Draws the pictures of the pages: the factorization, the noise, a round.
+"""Draws the pictures of the pages: factorization, noise, and one round.
 
     python docs/pictures.py
 
@@ -50,7 +50,7 @@ def factorization() -> figure_lib.Figure:
   patterns = [(0, 4, 8), (1, 5, 9), (0, 5, 11), (3, 9)]
   drawing = figure_lib.Figure(figsize=(10, 5.4), layout='constrained')
   grid = drawing.add_gridspec(2, 3, height_ratios=(3.1, 1))
-  # No entry is negative here.
+  # The matrices have no negative entries.
   limit = max(matrix.max() for matrix in (a, b, c))
   titles = (
     'A: from updates to models\n(prefix sums)',
@@ -162,7 +162,7 @@ def _arrow(axes, start, end, text='', colour=_EDGE) -> None:
 
 
 def noise() -> figure_lib.Figure:
-  """Returns the way of the noise, from the key to the sum of a round."""
+  """Returns a diagram of the noise, from the key to the sum of a round."""
   drawing, axes = _canvas(960, 310)
   boxes = (
     ('key', ('256 secret bits,', 'one key a run'), _SECRET),
@@ -220,7 +220,7 @@ def noise() -> figure_lib.Figure:
 
 
 def sequence() -> figure_lib.Figure:
-  """Returns a round of `Run` as a sequence, from its cohort to its metrics."""
+  """Returns a sequence diagram of a round of `Run`, from cohort to metrics."""
   drawing, axes = _canvas(960, 620)
   names = ('program', 'Run', 'ledger', 'clients', 'aggregator', 'tape', 'files')
   xs = [70 + 137 * column for column in range(len(names))]

@@ -3,8 +3,8 @@
     python docs/stable_training.py
 
 Reads `reference/stable_training.json`, a list of runs with their settings and
-curves, and those without noise of `reference/evidence.json`; writes the figure
-beside them and the table into the page.
+curves, and the runs without noise in `reference/evidence.json`. Writes the
+figure beside these files and the table into the page.
 """
 
 from __future__ import annotations

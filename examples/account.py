@@ -32,7 +32,7 @@ def main():
       f'rmse {guarantee.z_stddev_per_clip * mean_error**0.5:.2f}'
     )
 
-  # The last one. The noise stays what it was, and clients came more often.
+  # The noise of the last strategy is kept, but clients came more often.
   was = participation.MinSep(250)
   largest = sensitivity.sensitivity(strategy, was).value
   seen = accounting.Guarantee(

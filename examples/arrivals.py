@@ -1,9 +1,9 @@
 """Clients that come by themselves, with a ledger in PostgreSQL.
 
-Nobody draws these cohorts. Who comes has a name, and is admitted if the plan
-lets it take part again; the ledger knows, also of millions. Everybody else goes
-home, and nothing of them is in a sum. The URL of the database is the first
-argument, such as postgresql+psycopg2://user@host/name; without it the ledger is
+Clients check in on their own. A client is admitted if the plan allows it to
+take part again, which the ledger looks up, even among millions of clients. The
+updates of other clients are in no sum. The first argument is the URL of the
+database, such as postgresql+psycopg2://user@host/name; without it the ledger is
 a file.
 """
 
@@ -19,7 +19,7 @@ TARGETS = 3 * INPUTS - 1
 
 
 def arrivals():
-  """Returns who comes to a round."""
+  """Returns the clients that check in to a round."""
   return [f'phone {i}' for i in np.random.permutation(PHONES)[:100]]
 
 

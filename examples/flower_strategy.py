@@ -1,10 +1,10 @@
 """Federated averaging in Flower with the guarantee of a run.
 
 `CorrelatedNoise` wraps a strategy as Flower's own wrappers for differential
-privacy do. The run draws who takes part, where those sample at random; it
-records them, clips and adds noise. A program that is killed is begun again as
-it is, and goes on. `make test-flower` runs it in an environment of its own. It
-prints
+privacy do. The run draws and records the clients of each round, which Flower's
+wrappers leave to random sampling; it also clips updates and adds noise. A
+program that is killed continues when it is started again. `make test-flower`
+runs this example in its own environment. It prints
 
   slope 3, intercept -1
   epsilon 20.0 after 4 rounds
@@ -20,14 +20,15 @@ import tff_bandmf
 
 
 class CorrelatedNoise(fl.server.strategy.Strategy):
-  """A strategy whose fit rounds are those of a run.
+  """A strategy whose fit rounds are the rounds of a run.
 
-  Updates weigh the same, and divide by the clients per round of the plan; those
-  of clients that fail are zero. What clients evaluate has no noise.
+  All updates have the same weight, and their sum is divided by the clients per
+  round of the plan. The update of a client that fails counts as zero. Metrics
+  that clients evaluate have no noise.
   """
 
   def __init__(self, strategy, run):
-    """Takes the strategy that is wrapped, which has initial parameters."""
+    """Wraps a strategy that has initial parameters."""
     self._strategy = strategy
     self._run = run
     self._weights = None
@@ -36,8 +37,9 @@ class CorrelatedNoise(fl.server.strategy.Strategy):
 
   def initialize_parameters(self, client_manager):
     first = self._strategy.initialize_parameters(client_manager)
-    # PRIVACY: Flower would take a client's own weights. Guard:
-    # flower_check.test_first_model_is_not_that_of_a_client.
+    # PRIVACY: Without initial parameters Flower starts from the weights of one
+    # client, without noise. Such a strategy is refused.
+    # Guard: flower_check.test_first_model_is_not_that_of_a_client.
     if first is None:
       raise ValueError('initial_parameters=None: give those of the model.')
     self._weights = self._run.restore(
@@ -49,8 +51,9 @@ class CorrelatedNoise(fl.server.strategy.Strategy):
     proxies = client_manager.all()
     if self._rounds is None:
       self._rounds = self._run.rounds(clients=sorted(proxies))
-    # PRIVACY: who takes part is drawn by the run, and recorded before. Guard:
-    # flower_check.test_cohorts_keep_the_separation.
+    # PRIVACY: Flower samples clients at random, more often than the plan
+    # allows. The run draws the cohort, and records it before the round.
+    # Guard: flower_check.test_cohorts_keep_the_separation.
     self._round = next(self._rounds)
     given = self._strategy.configure_fit(
       server_round, parameters, client_manager

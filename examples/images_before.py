@@ -1,4 +1,4 @@
-"""Small images, as TFF's tutorial on differential privacy trains on them.
+"""Training on small images, as in TFF's tutorial on differential privacy.
 
 Shows a program before it is ported: TFF's own DP aggregator, and cohorts that
 are drawn at random. `images_after.py` has correlated noise. It prints

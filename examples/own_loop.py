@@ -1,8 +1,8 @@
 """A federated averaging loop of one's own, with ledger, key and tape.
 
 Shows the parts without TFF's learning algorithms: clients train in NumPy, TFF
-runs the aggregation alone. The loop is ended in round 3, before its round is
-over, and goes on where it was: the same cohort meets the same noise. It prints
+runs the aggregation alone. The loop stops in the middle of round 3, and then
+goes on with the same cohort and the same noise. It prints
 
   stopped in round 3
   went on with round 3
@@ -47,7 +47,7 @@ def update_of(client, weights):
 
 
 def train(folder, stop=None):
-  """Trains from where `folder` is to round `stop`, of which nothing is kept."""
+  """Resumes the training in `folder`; interrupts it in round `stop`."""
   key = noise.Key.load_or_create(folder / 'noise.key')
   states = sorted(folder.glob('*.npz'))  # state and weights before a round
   start, weights = len(states), np.zeros(2)

@@ -35,7 +35,7 @@ def model():
 
 
 class Last(tff.program.ReleaseManager):
-  """Keeps what was released last."""
+  """Stores the last released value."""
 
   async def release(self, value, key):
     self.value = await tff.program.materialize_value(value)

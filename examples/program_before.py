@@ -32,7 +32,7 @@ def model():
 
 
 class Cohorts(tff.program.FederatedDataSourceIterator):
-  """Selects clients at random; a dataset cannot be copied, so none is kept."""
+  """Selects clients at random; has no state to store."""
 
   federated_type = tff.FederatedType(
     tff.SequenceType(tff.types.tensorflow_to_type(dataset(0).element_spec)),
@@ -59,7 +59,7 @@ class Clients(tff.program.FederatedDataSource):
 
 
 class Last(tff.program.ReleaseManager):
-  """Keeps what was released last."""
+  """Stores the last released value."""
 
   async def release(self, value, key):
     self.value = await tff.program.materialize_value(value)

@@ -1,7 +1,7 @@
 """Federated averaging in NumPy with the guarantee of a run, without TFF.
 
-A program that is killed is begun again as it is, and goes on. The folder of the
-run is the first argument. It prints
+A program that is killed continues when it is started again. The first argument
+is the folder of the run. It prints
 
   round 0 is done
   round 1 is done

@@ -53,8 +53,8 @@ def require_published_sha256(path: str, actual: str) -> None:
   """Raises ValueError if `PATH.sha256` exists and has another checksum.
 
   Args:
-    path: path of the file; beside it may lie the output of `sha256sum` for it.
-    actual: its SHA-256, in hexadecimal.
+    path: path of the file; `PATH.sha256` is the output of `sha256sum` for it.
+    actual: SHA-256 of the file, in hexadecimal.
   """
   published = path + '.sha256'
   if not os.path.exists(published):

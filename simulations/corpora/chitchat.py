@@ -2,14 +2,14 @@
 
     {conversation: {'messages': [[{'text', 'timestamp', 'sender'}, ...], ...]}}
 
-`sender` is the pseudonym of one person, and a client is one person: all that
-she wrote, in the order in which she wrote it. People are in one split each, so
-validation and test are other people, and not other sentences of the same ones.
-`cached_corpus` returns a SQLite file in the form of `corpus_file`.
+`sender` is the pseudonym of one person. A client is one person, with all of the
+person's messages in the order of time. Each person is in one split only, so no
+person of the train split is in validation or test. `cached_corpus` returns a
+SQLite file in the form of `corpus_file`.
 
-The words of a model come from the docstring corpus, which is public: a list
-counted on the people would tell what they wrote. It knows fewer of their words
-for that.
+The vocabulary of a model comes from the docstring corpus, which is public. A
+vocabulary counted on the chats would have more of their words, but would reveal
+what people wrote.
 """
 
 from __future__ import annotations
@@ -39,14 +39,15 @@ FILE = 'dataset.json'
 
 # Part of the file's name: raise it when the rules below change.
 VERSION = 1
-# A person of fewer words is left out, and so are words after the most. Both
-# are functions of one person's text, so one person moves no other one.
+# People with fewer words are left out, and so are a person's words after the
+# most. Both rules depend on one person's text only, so no person changes the
+# text of another.
 MIN_WORDS, MAX_WORDS = 20, 1600
 # People in the train, heldout and test split.
 FRACTIONS = (0.75, 0.05, 0.20)
 
 _SENTENCE_END = re.compile(r'(?<=[.!?])\s+|\n+')
-# As in the docstring corpus, whose words these are to meet.
+# The same words as in the docstring corpus, which gives the vocabulary.
 _WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)*")
 _SENDER = re.compile(r'[\w-]{1,100}', re.ASCII)
 
@@ -64,7 +65,7 @@ def sentences_of(message: str) -> Iterator[str]:
 
 
 def read_people(path: str) -> dict[str, list[str]]:
-  """Returns the sentences of each person, by her pseudonym.
+  """Returns the sentences of each person, by pseudonym.
 
   Args:
     path: path of the file of the package.
@@ -76,7 +77,7 @@ def read_people(path: str) -> dict[str, list[str]]:
     with open(path, encoding='utf-8') as file:
       messages = sorted(_messages(json.load(file)), key=lambda each: each[:2])
   except (AttributeError, KeyError, RecursionError, TypeError, ValueError):
-    # Without the cause, which may quote what somebody wrote.
+    # The cause is dropped, because it may quote a message.
     raise errors.value_error(
       f'dataset={path}: must be conversations of messages with text, timestamp '
       f'and sender; give the file of {PACKAGE} {PACKAGE_VERSION}'
@@ -136,7 +137,7 @@ def _dataset(data_dir: Optional[str]) -> str:
       f'{PACKAGE}={installed}: the corpus of people is in {PACKAGE} '
       f'{PACKAGE_VERSION}; pip install --no-deps {PACKAGE}=={PACKAGE_VERSION}'
     )
-  # The package is not imported: a file is all that is wanted of it.
+  # Only a file of the package is needed, so the package is not imported.
   return str(distribution.locate_file(f'chitchat_dataset/{FILE}'))
 
 

@@ -1,10 +1,10 @@
 """Clients' sentences as arrays of token ids, from a SQLite file of TFF's form.
 
 TFF tokenises strings in every round. Here a client is tokenised when it is
-first used, into its place in a file of all clients' ids next to the SQLite
-file, which later rounds and runs map into memory. So a run starts at once,
-takes the disk and the memory that its cohorts need, and processes that run at
-the same time share the file: two processes write the same bytes of a client.
+first used, and its ids are written to a file of all clients' ids next to the
+SQLite file. Later rounds and runs map this file into memory. So a run starts at
+once, and uses disk and memory only for its cohorts. Processes can share the
+file at the same time, because all write the same bytes for a client.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class TokenizedClients:
   def prepare(
     self, client_indices: Iterable[int], progress: bool = False
   ) -> None:
-    """Tokenises those of the clients that were not used before.
+    """Tokenises the clients that were not used before.
 
-    `client_arrays` and `arrays` do so by themselves; for many clients one call
-    here costs less.
+    `client_arrays` and `arrays` call this method; for many clients one call is
+    faster.
 
     Args:
       client_indices: positions in `client_ids`.
@@ -174,13 +174,12 @@ class TokenizedClients:
     """Returns all clients' inputs and targets, for evaluation.
 
     Args:
-      max_sentences: With more than these, as many rows at even distances are
-        taken.
+      max_sentences: most sentences, taken at even distances; None for all.
       progress: Whether to draw a progress bar on standard error.
 
     Returns:
-      x and y as `client_arrays` does, clients in order; they share 4 bytes a
-      word.
+      x and y as from `client_arrays`, for all clients in order. They share
+      memory, 4 bytes for each word.
     """
     num_sentences = len(self.ids)
     if max_sentences is None or num_sentences <= max_sentences:
@@ -218,8 +217,9 @@ def _map(path: str, num_rows: int, row_length: int, dtype: type) -> np.ndarray:
 def _tokenize_all(
   connection: sqlite3.Connection, clients: TokenizedClients, progress: bool
 ) -> None:
-  """Writes all the ids; reads the file once, in its order."""
-  # Clients need not lie together in the file, so each has its next free row.
+  """Tokenises all clients in one pass over the file."""
+  # Sentences of a client may be apart in the file, so the next free row of each
+  # client is stored.
   next_rows = dict(zip(clients.client_ids, clients.offsets[:-1].tolist()))
   last_rows = dict(zip(clients.client_ids, clients.offsets[1:].tolist()))
   for client_id, sentence in corpus_file.sentences(
@@ -249,8 +249,8 @@ def load_clients(
 ) -> TokenizedClients:
   """Returns the clients of a split, each tokenised when it is first used.
 
-  Where no index of the file leads to a client's examples, all of them are
-  tokenised now, in one pass.
+  If the file has no index by client, all clients are tokenised now, in one
+  pass.
 
   Args:
     path: A SQLite file of TFF's form.
@@ -292,7 +292,7 @@ def load_clients(
     cached = corpus_file.cache_path(path, cache_directory, name)
     if not os.path.exists(cached):
       with _files.replacing(cached) as temporary:
-        # A hole: takes room on the disk as it is filled.
+        # A sparse file: it takes disk space only as it is filled.
         os.truncate(temporary, shape[0] * shape[1] * np.dtype(dtype).itemsize)
         if not corpus_file.finds_clients(connection):
           _tokenize_all(connection, clients(str(temporary)), progress)

@@ -5,7 +5,7 @@
 
 Each example is a serialized `tf.train.Example` whose feature `tokens` is a
 sentence with single spaces between the words. TFF's StackOverflow file, the
-docstring corpus and what `simulations/import_data.py` makes are all so.
+docstring corpus and the files of `simulations/import_data.py` have this form.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Content:
     path: path of the file.
     size: size of the file, in bytes.
     mtime_ns: time of its last change, in nanoseconds.
-    digest: SHA-256 of its content: of the file, or where the file has a table
-      `corpus` with the checksum of its clients, of that.
+    digest: SHA-256 of the file; if it has a table `corpus` with the checksum of
+      its clients, SHA-256 of that checksum.
   """
 
   path: str
@@ -104,8 +104,8 @@ class Content:
     """Opens the file to read.
 
     Raises:
-      ValueError: the file was changed since; another with the same content may
-        be in its place.
+      ValueError: the file was changed after `of`. A file with the same content
+        may replace it.
     """
     stat = os.stat(self.path)
     if (stat.st_size, stat.st_mtime_ns) != (self.size, self.mtime_ns) and (
@@ -121,7 +121,7 @@ class Content:
 
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[sqlite3.Connection]:
-  """Opens the file to read, or raises one clear line."""
+  """Opens the file to read; raises an error with a one-line message."""
   if not os.path.isfile(path):
     raise FileNotFoundError(
       errors.invalid(
@@ -196,7 +196,7 @@ def client_sizes(
 
 
 def finds_clients(connection: sqlite3.Connection) -> bool:
-  """Returns whether an index leads to the examples of a client."""
+  """Returns whether the table of examples has an index by client."""
   for row in connection.execute('PRAGMA index_list(examples)').fetchall():
     columns = [
       name
@@ -264,13 +264,13 @@ def write(
 
   An example has the columns of StackOverflow; `creation_date`, `score`, `title`
   and `type` are constants. The file appears under its name when it is complete,
-  and replaces one that is there. Memory does not grow with the rows.
+  and replaces an existing file. Memory does not grow with the number of rows.
 
   Args:
     path: path of the file; its directory must exist.
     rows: (split name, client id, tags, sentence), written in this order.
-    checksum: called after the last row, gives what the table `corpus` holds;
-      TFF ignores it.
+    checksum: function that is called after the last row; its result is stored
+      in the table `corpus`, which TFF ignores.
   """
   with _files.replacing(path) as temporary:
     with contextlib.closing(sqlite3.connect(temporary)) as connection:

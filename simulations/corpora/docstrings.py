@@ -1,15 +1,16 @@
 """A federated text corpus from the docstrings of installed packages.
 
-Real English text, no download, the same on every machine: the sources of
-packages that every lock pins to one version are parsed, never imported. One
-client is one top-level class (with the docstrings of its methods) or function.
+The corpus is real English text that needs no download and is the same on every
+machine: every lock file pins the packages to one version. Their sources are
+parsed, never imported. One client is one top-level class, with the docstrings
+of its methods, or one top-level function.
 `cached_corpus` returns a SQLite file in the form of TFF's `SqlClientData` with
 the columns of TFF's StackOverflow data, so one reader serves both.
-`CHECKSUM` is over the logical content: split, client, sentences. Clients whose
-whole text repeats an earlier one (the generated copies in TensorFlow and
-TensorFlow Probability) are dropped. The corpus is formulaic all the same: 43%
-of the test sentences, such as 'a name for the operation optional', also stand
-in the train split, so accuracies on it are higher than on StackOverflow.
+`CHECKSUM` is over the logical content: split, client, sentences. Clients with
+the same text as an earlier client (generated copies in TensorFlow and
+TensorFlow Probability) are dropped. Sentences still repeat: 43% of the test
+sentences, such as 'a name for the operation optional', are also in the train
+split, so accuracies are higher than on StackOverflow.
 """
 
 import ast
@@ -63,7 +64,7 @@ CHECKSUM = 'bf6095cb430e2c8de525f413fd70e1fd48982af37e538a397c386ac213ed69af'
 _GENERATED_FILES = frozenset(
   ['__config__.py', '_version.py', 'build_info.py', 'version.py']
 )
-# `match` statements: no syntax of Python 3.9.
+# Files with `match` statements, which Python 3.9 cannot parse.
 _NEWER_SYNTAX_FILES = frozenset(
   [
     'jax/experimental/mosaic/gpu/fragmented_array.py',
@@ -157,10 +158,10 @@ def _source_files(package: str, version: str) -> Iterator[tuple[str, str]]:
 
 @contextlib.contextmanager
 def _garbage_collection_paused() -> Iterator[None]:
-  """Halves the time of parsing after TensorFlow is imported.
+  """Pauses garbage collection while sources are parsed, which halves the time.
 
-  Syntax trees have no cycles, but are many objects: each collection that they
-  trigger also visits all of TensorFlow's.
+  Syntax trees have no cycles but many objects, and so trigger collections, each
+  of which also visits all objects of TensorFlow.
   """
   was_enabled = gc.isenabled()
   gc.disable()
@@ -177,8 +178,8 @@ def read_clients(
   """Returns the clients of the installed packages.
 
   Args:
-    packages: Pairs of a distribution's name and the version it must have. The
-      first of the clients with the same text stays.
+    packages: Pairs of a distribution's name and its required version. If
+      several clients have the same text, only the first one is returned.
     progress: Whether to draw a progress bar on standard error.
 
   Raises:
@@ -211,7 +212,7 @@ def read_clients(
 
 
 def checksum(clients: Iterable[Client]) -> str:
-  """Returns the SHA-256 of split, id and sentences, whatever the order."""
+  """Returns the SHA-256 of split, id and sentences, sorted by id."""
   digest = hashlib.sha256()
   for client in sorted(clients, key=lambda c: c.client_id):
     row = [client.split_name, client.client_id, *client.sentences]

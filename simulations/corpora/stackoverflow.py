@@ -1,7 +1,7 @@
 """TFF's StackOverflow data: found, downloaded or decompressed once.
 
-Its splits are by user and by date: 'heldout' are users of their own, 'test' are
-later posts of, mostly, the users of 'train'.
+The users of 'heldout' are in no other split. 'test' has later posts, mostly by
+users who are also in 'train'.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ def find(data_dir: Optional[str] = None, progress: bool = True) -> str:
 def decompress(compressed: str, progress: bool = True) -> str:
   """Returns the path of the decompressed file, beside the `.lzma` file.
 
-  It appears there when it is complete. SHA-256 of both are compared with what
-  `.sha256` files beside them say, where there are some; that of the result is
-  remembered.
+  The decompressed file appears under its name when it is complete. If there are
+  `.sha256` files beside the two files, the checksums are compared. The checksum
+  of the decompressed file is cached.
 
   Args:
     compressed: path of the `.lzma` file.
@@ -128,7 +128,7 @@ def _download(path: str) -> None:
 def vocabulary(
   size: int, data_dir: Optional[str] = None
 ) -> vocabulary_lib.Vocabulary:
-  """Returns the field's vocabulary: the words that most users of 'train' use.
+  """Returns the usual vocabulary: the words that most users of 'train' use.
 
   Args:
     size: number of words.

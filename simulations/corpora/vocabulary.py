@@ -1,8 +1,8 @@
 """The words of a model, their ids, and where the words come from.
 
-Not private: words counted on the train split are the exact list of its most
-frequent ones. As in the field, no guarantee of a training run covers this
-choice; `data.vocabulary_file` takes a list that was made from other text.
+A vocabulary counted on the train split is not private: it is the exact list of
+the most frequent words there. As in the literature, no guarantee of a training
+run covers this choice; `data.vocabulary_file` takes a vocabulary of other text.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _WORDS_CACHED = 200_000
 class Vocabulary:
   """Words and their ids, in the order of TFF's StackOverflow task.
 
-  0 pads, 1 to V are the words, then come out-of-vocabulary, beginning and end
-  of sentence. A model has `num_ids` = V + 4 rows of embeddings and of logits.
+  Id 0 is padding, ids 1 to V are the words, and the last three ids are
+  out-of-vocabulary, beginning and end of sentence. A model has `num_ids` =
+  V + 4 rows of embeddings and of logits.
 
   Attributes:
     words: V distinct words; word `i` has id `i + 1`.

@@ -1,4 +1,4 @@
-"""Differences between finished runs, and how sure they are."""
+"""Differences between finished runs, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONFIDENCE = 0.95
 
 @dataclasses.dataclass(frozen=True)
 class Paired:
-  """The difference between two mechanisms, on the seeds of both.
+  """The difference between two mechanisms, over their common seeds.
 
   Attributes:
     seeds: number of seeds, >= 2.
@@ -33,14 +33,14 @@ class Paired:
 
   @property
   def shown(self) -> bool:
-    """Whether the interval lies on one side of zero."""
+    """Whether the confidence interval excludes zero."""
     return abs(self.mean) > self.half_width
 
 
 def paired(
   first: Mapping[int, float], second: Mapping[int, float]
 ) -> Optional[Paired]:
-  """Returns the difference; None with fewer than two seeds that both have.
+  """Returns the difference, or None with fewer than two common seeds.
 
   The interval assumes normal differences and a single comparison.
 
@@ -69,7 +69,7 @@ def paired(
 
 
 def least_difference(stdev: float, seeds: int) -> float:
-  """Returns the least mean difference that so many seeds show.
+  """Returns the least mean difference whose interval excludes zero.
 
   Args:
     stdev: standard deviation of the differences between two mechanisms on one
@@ -81,7 +81,7 @@ def least_difference(stdev: float, seeds: int) -> float:
 
 
 def pooled(stdevs: Sequence[float]) -> float:
-  """Returns the standard deviation that several of as many values share."""
+  """Returns the pooled standard deviation of samples of equal size."""
   return math.sqrt(np.mean(np.square(stdevs)))
 
 
@@ -99,7 +99,7 @@ class Curve:
 
   @property
   def stdev(self) -> float:
-    """Returns how far points lie from the curve."""
+    """Returns the standard deviation of points around the curve."""
     return math.sqrt(np.sum(self.residuals**2) / (len(self.residuals) - 3))
 
   def __call__(self, noise: np.ndarray) -> np.ndarray:
@@ -118,7 +118,7 @@ def curve(points: Sequence[tuple[float, float]]) -> Optional[Curve]:
 
 
 def drift(losses: Sequence[float]) -> float:
-  """Returns by which share the last tenth is above the least, on average.
+  """Returns the mean of the last tenth over the least loss, minus 1.
 
   >>> drift([3.0] * 8 + [2.0, 2.5])
   0.25

@@ -168,11 +168,11 @@ def run(
   Standard output and error go to its log.
 
   Args:
-    cell: to run.
+    cell: cell to run.
     sweep: directory of the sweep.
-    cores: that it takes.
-    alive: a pipe that nobody writes to; the process ends when it is closed, by
-      the end of whoever holds the other end.
+    cores: cores that the process uses.
+    alive: pipe without data; its other end is closed when the sweep's process
+      ends, and then this process ends, too.
   """
   if alive is not None:
     threading.Thread(target=_end_with, args=(alive,), daemon=True).start()
@@ -182,16 +182,17 @@ def run(
   with open(log, 'ab') as stream:
     os.dup2(stream.fileno(), sys.stdout.fileno())
     os.dup2(stream.fileno(), sys.stderr.fileno())
-  # As an exception, so that the noise on the tape does not stay behind.
+  # SIGTERM raises SystemExit, so that clean-up removes the noise on the tape.
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-  # The sweep tells the cells of a Ctrl-C.
+  # On Ctrl-C the sweep itself ends its cells.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   from simulations import training
   from tff_bandmf.tff import runtime
 
   directory = sweep / cell.name
-  # PRIVACY: two processes in one run directory could give one noise to two
-  # states. Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
+  # PRIVACY: Two processes in one run directory could add the same noise to two
+  # different sums. A lock admits one process.
+  # Guard: sweep_runs_test.test_killed_sweep_goes_on_where_it_was.
   with _files.locked(log.with_suffix('.lock')):
     config = cell.config()
     strategy = _cached_strategy(config, sweep / 'strategies')
@@ -222,7 +223,7 @@ def log_file(cell: Cell, sweep: pathlib.Path) -> pathlib.Path:
 def _cached_strategy(
   config: config_lib.Config, folder: pathlib.Path
 ) -> strategies.Strategy:
-  """Returns the strategy of an experiment, optimised once a sweep."""
+  """Returns the strategy of an experiment, optimised once for a sweep."""
   from simulations import training
 
   key = f'{version} {training.strategy_request(config)}'

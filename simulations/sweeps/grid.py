@@ -1,9 +1,9 @@
 """Experiments from files: a file with one, and grids, which hold many.
 
   --config=FILE        the experiment of a file
-  --config=FILE:ROW    that of a row of a grid, composed when it is loaded
+  --config=FILE:ROW    the experiment of one row of a grid
 
-`simulations/sweeps/grid_file.py` says what the keys of a grid are.
+`simulations/sweeps/grid_file.py` lists the keys of a grid.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _RATE = 'training.server_learning_rate'
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """An experiment without its seed, and without a learning rate that is tuned.
+  """An experiment whose seed, and perhaps learning rate, are still open.
 
   Attributes:
     name: name of its folder, unique in the grid.
@@ -84,8 +84,8 @@ class Rule:
 
     log(rate) = slope log(L) + constant
 
-  [BandMF23, App I], and no more than the rate of the row's tree. The constant
-  makes it so for the best candidate of one row.
+  [BandMF23, App I], and at most the rate in the row's tree. The constant is
+  fitted to the best candidate of one row.
 
   Attributes:
     slope: change of log(rate) by log(L), < 0.
@@ -104,7 +104,7 @@ class Rule:
 
     Args:
       constant: constant of the rule.
-      noise: L; 0 has the largest rate.
+      noise: L, >= 0; for 0 the result is `largest`.
       largest: upper limit of the rate.
     """
     if noise == 0:
@@ -120,7 +120,7 @@ class Grid:
   rows: tuple[Row, ...]
 
   def listing(self) -> str:
-    """Returns a line a row: name, the epsilon that it claims, family."""
+    """Returns a line (name, claimed epsilon, family) for each row."""
     width = max(len(row.name) for row in self.rows)
     privacies = [row.config().privacy for row in self.rows]
     return '\n'.join(
@@ -153,9 +153,9 @@ def load(
     only: patterns, one of which the name of a row has to match; all by default.
 
   Raises:
-    ValueError: no TOML, no such row, an unknown or missing key, or a value out
-      of range.
-    OSError: the file, or that of its base, cannot be read.
+    ValueError: the file is not TOML, has no such row, has an unknown or missing
+      key, or a value is out of range.
+    OSError: the file, or the file of its base, cannot be read.
   """
   path, _, name = source.rpartition(':')
   if not path or os.path.exists(source):
@@ -202,7 +202,7 @@ def load(
 
 
 def one(source: str, settings: tuple[str, ...] = ()) -> Row:
-  """Returns the only row of FILE, or that of FILE:ROW; see `load`."""
+  """Returns the only row of FILE, or the row of FILE:ROW; see `load`."""
   rows = load(source, settings).rows
   if len(rows) > 1:
     raise errors.value_error(
@@ -244,7 +244,7 @@ def _rule(
 
 
 def _with_rule(row: Row, rule: Optional[Rule]) -> Row:
-  """Returns the row, with the rule where that gives its rate."""
+  """Returns the row, with the rule if the rule gives its rate."""
   if rule is None or row.exponents or row.epsilon == math.inf:
     return row
   return dataclasses.replace(

@@ -1,4 +1,4 @@
-"""The plots of a sweep; None where there is nothing to draw."""
+"""The plots of a sweep; a function returns None if it has nothing to draw."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ Runs = Sequence[Mapping[str, Any]]
 def noise(runs: Runs) -> Optional[figure_lib.Figure]:
   """Returns a figure of test loss against L, the error that theory gives.
 
-  The left panel has the error of prefix sums, the right one of the models that
-  momentum and schedule make. A point is a run; the line is `analysis.curve`
-  through all of them, and the dashed one the mean without noise.
+  The left panel has the error of prefix sums, the right panel the error of the
+  models under momentum and schedule. Each point is a run. The solid line is
+  `analysis.curve` through all points, the dashed line the mean loss without
+  noise.
 
   Args:
     runs: result of `Summary.tests`.
@@ -71,7 +72,7 @@ def noise(runs: Runs) -> Optional[figure_lib.Figure]:
 
 
 def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
-  """Returns a figure of validation loss by round, a panel an epsilon.
+  """Returns a figure of validation loss by round, with a panel by epsilon.
 
   Lines are means over seeds, bands one standard deviation to each side. Runs
   without noise are in every panel.
@@ -117,7 +118,7 @@ def convergence(runs: Runs) -> Optional[figure_lib.Figure]:
 
 
 def _colors(runs: Runs) -> dict[str, Any]:
-  """Returns a colour a mechanism."""
+  """Returns the colour of each mechanism."""
   palettes = [matplotlib.colormaps[name] for name in ('tab20', 'Dark2')]
   palette = [each(i) for each in palettes for i in range(each.N)]
   names = _unique(run['mechanism'] for run in runs)

@@ -1,4 +1,4 @@
-"""The cells of a sweep: all of them, those that can run, their results."""
+"""The cells of a sweep: which can run now, and the results of the others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ended = Mapping[str, Optional[sweep_cell.Result]]
 def choose_rate(
   row: grid_lib.Row, ended: Ended
 ) -> tuple[Optional[int], list[sweep_cell.Cell]]:
-  """Returns the exponent taken, and the tuning cells of a row.
+  """Returns the chosen exponent, and the tuning cells of a row.
 
   The exponent is None while one of the cells has not ended, if all failed, and
   for a row without candidates.
@@ -48,14 +48,14 @@ def choose_rate(
 
 
 def _validation(result: Optional[sweep_cell.Result]) -> float:
-  """Returns the validation loss; infinity where there is none."""
+  """Returns the validation loss, or infinity for a failed cell."""
   if result is None or math.isnan(result.validation_loss):
     return math.inf
   return result.validation_loss
 
 
 def _constant(rule: grid_lib.Rule, ended: Ended) -> Optional[float]:
-  """Returns the constant of a rule; None while it is not fitted."""
+  """Returns the constant of a rule, or None before it is fitted."""
   exponent, _ = choose_rate(rule.row, ended)
   if exponent is None:
     return None
@@ -66,7 +66,7 @@ def _constant(rule: grid_lib.Rule, ended: Ended) -> Optional[float]:
 
 
 def test_cells(row: grid_lib.Row, ended: Ended) -> list[sweep_cell.Cell]:
-  """Returns the cells that test a row; none while its rate is not chosen."""
+  """Returns the cells that test a row, or [] before its rate is chosen."""
   exponent, tuning = choose_rate(row, ended)
   constant = None if row.rule is None else _constant(row.rule, ended)
   if (tuning and exponent is None) or (row.rule and constant is None):
@@ -116,7 +116,8 @@ def all_cells(
 ) -> list[tuple[sweep_cell.Cell, bool]]:
   """Returns all cells, and whether their learning rates are chosen.
 
-  First those that tune, then seed after seed, and each with least noise first.
+  Tuning cells come first, then the cells of one seed after another; within each
+  of these, cells with less noise come first.
   """
   cells = [
     (cell, True) for row in _tuned(grid) for cell in choose_rate(row, ended)[1]

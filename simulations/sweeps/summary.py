@@ -70,9 +70,9 @@ class Outcome:
 
   Attributes:
     cell: cell of the sweep.
-    result: None where it has not ended, or failed.
-    failed: whether it ended without a result.
-    taken: whether the rate of a search was chosen.
+    result: result of the cell; None if it has not ended, or failed.
+    failed: whether the cell ended without a result.
+    taken: whether this tuning cell has the chosen rate.
   """
 
   cell: sweep_cell.Cell
@@ -119,7 +119,7 @@ class Summary:
     return cls(*(tuple(content[name]) for name in _fields()))
 
   def json(self) -> str:
-    """Returns the summary as JSON, a run a line."""
+    """Returns the summary as JSON, one line for each run."""
     parts = []
     for name in _fields():
       lines = [
@@ -135,7 +135,7 @@ class Summary:
 
   @property
   def rows(self) -> list[dict[str, Any]]:
-    """Returns an element a mechanism and epsilon: means over seeds.
+    """Returns the means over seeds for each mechanism and epsilon.
 
     Accuracies are in percent; a standard deviation is None for one seed.
     """
@@ -148,7 +148,7 @@ class Summary:
   def pairs(self) -> list[dict[str, Any]]:
     """Returns the differences of mechanisms with several seeds.
 
-    They are in the order of their losses, each with the next one.
+    Mechanisms are sorted by loss, and each is compared with the next one.
     """
     comparisons = []
     rows = [
@@ -183,10 +183,11 @@ class Summary:
     return comparisons
 
   def against(self, mechanism: str) -> dict[Any, analysis.Paired]:
-    """Returns (mechanism, epsilon) to how its loss differs from another's.
+    """Returns the difference in loss from one mechanism, by (name, epsilon).
 
     Args:
-      mechanism: the other; at the same epsilon, or without noise.
+      mechanism: mechanism to compare with, at the same epsilon or without
+        noise.
     """
     rows = self.rows
     comparisons = {}
@@ -214,15 +215,15 @@ class Summary:
   @property
   def notes(self) -> list[str]:
     """Returns the notes for readers of the rows."""
-    # PRIVACY: a reader could take a simulated epsilon for the guarantee of a
-    # run. A note says that it is none.
+    # PRIVACY: A reader could take a simulated epsilon for the guarantee of a
+    # run. A note says that the run does not have it.
     # Guard: sweep_runs_test.test_row_that_claims_more_says_so.
     more = any(
       (row['claimed_epsilon'] or 0) > _infinite(row['epsilon'])
       for row in self.rows
     )
-    # PRIVACY: a reader could take an epsilon without a claim for a guarantee. A
-    # note says so.
+    # PRIVACY: A reader could take an epsilon without a claim for a guarantee. A
+    # note says that nothing is claimed.
     # Guard: sweep_runs_test.test_row_that_claims_nothing_says_so.
     nothing = any(
       row['epsilon'] and row['claimed_epsilon'] is None for row in self.rows
@@ -265,7 +266,7 @@ class Summary:
     self.draw(directory, '')
 
   def draw(self, directory: pathlib.Path, prefix: str) -> None:
-    """Writes the plots `noise.png` and `convergence.png`, where they show any.
+    """Writes `noise.png` and `convergence.png`, if there are runs to show.
 
     Args:
       directory: folder of the plots.
@@ -292,7 +293,7 @@ def _infinite(epsilon: Optional[float]) -> float:
 def _run(
   cell: sweep_cell.Cell, result: sweep_cell.Result, taken: bool
 ) -> dict[str, Any]:
-  """Returns the JSON object of a run; a search has no test."""
+  """Returns the JSON object of a run; tuning runs have no test."""
   config = cell.config()
   step = -(-len(result.validation) // _CURVE_POINTS)
   search = cell.seed == sweep_cell.TUNING_SEED
@@ -313,7 +314,7 @@ def _run(
     'test_loss': None if search else _finite(result.test_loss),
     'test_accuracy': None if search else result.test_accuracy,
     'minutes': None if result.seconds is None else result.seconds / 60,
-    # The last run is used.
+    # Every `step`-th point, counted from the end to include the last one.
     'curve': [
       [done, _finite(round(loss, 4))]
       for done, loss, _ in result.validation[::-1][::step][::-1]
@@ -322,7 +323,7 @@ def _run(
 
 
 def _finite(loss: float) -> Optional[float]:
-  """Returns a loss; None for that of a model that diverged."""
+  """Returns a loss, or None if the model diverged."""
   return loss if math.isfinite(loss) else None
 
 
