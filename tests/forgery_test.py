@@ -255,6 +255,20 @@ def forged(folder, tmp_path, monkeypatch):
 
   opened, whole = run_ledger.open_ledger, (folder / _LEDGER).read_bytes()
   with opened(folder) as ledger:
+    observed, kept = ledger.observed, {}
+
+    def observed_once(strategy, costs):
+      # No kind of cohorts here has costs.
+      assert costs is None
+      key = strategy.digest()
+      if key not in kept:
+        kept[key] = observed(strategy)
+      return kept[key]
+
+    monkeypatch.setattr(ledger, 'observed', observed_once)
+    for name in ('all_attempts', 'bound', 'has_head'):
+      once = functools.lru_cache(maxsize=None)(getattr(ledger, name))
+      monkeypatch.setattr(ledger, name, once)
     monkeypatch.setattr(
       run_ledger,
       'open_ledger',
