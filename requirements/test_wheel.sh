@@ -32,8 +32,8 @@ fi
 cd tests
 if (($# == 0)); then
   set -- accounting audit cli noise optimize participation_test.py \
-    choosing_test.py workloads_test.py cohorts ledger plan run_files report \
-    reproduction sensitivity strategies wheel_check.py
+    choosing_test.py workloads_test.py cohorts ledger plan query run_files \
+    report reproduction sensitivity strategies core_run_test.py wheel_check.py
 fi
 unset PYTHONPATH
 PATH=$venv/bin:$PATH pytest -q -p no:cacheprovider --quick "$@"

@@ -116,8 +116,9 @@ def build(
     workers: workers that train the groups; None trains them in TFF's context.
 
   Returns:
-    A process that takes the result of `group_datasets`. Its metrics
-    `client_work` are the counts of `query.Clipping.describe`, without noise.
+    A process that takes what `group_datasets` gives and measures as
+    `client_work` what `query.GraphClipping.describe` counts: numbers without
+    noise.
   """
   weights = tff.learning.models.ModelWeights(tuple(model.weights), ())
   weights_type = tff.types.to_type(

@@ -25,8 +25,8 @@ _ROOMS = {
   'accounting': 'noise multipliers, zCDP, epsilon; kinds of cohorts; slack',
   'choosing': 'families ranked by error at a budget and a memory',
   'reproduction': 'published tables, computed again',
-  'noise': 'rows of C^-1 Z from a key, on the lattice (needs TensorFlow)',
-  'query': 'clipping and noising: a `tfp` query (needs TensorFlow Privacy)',
+  'noise': 'rows of C^-1 Z from a key, on the lattice; in NumPy or a graph',
+  'query': 'clipping and noising, in NumPy or as a `tfp` query',
   'aggregator': 'a `tff.aggregators` factory (needs TensorFlow Federated)',
   'cohorts': 'who may take part in a round now',
   'plan': 'what a run will do, and what it will guarantee',
@@ -223,13 +223,25 @@ def test_jax_is_imported_by_its_backend_only(path):
 
 @pytest.mark.parametrize('package', _WITHOUT_TENSORFLOW)
 def test_tensorflow_is_not_imported_with_the_module(package):
-  """Follows the imports of a package, module by module."""
   todo = [
     path
     for path in _FILES
     if path.parts[0] == 'tff_bandmf' and _package(path) == package
   ]
   assert todo
+  _follow(todo)
+
+
+@pytest.mark.parametrize(
+  'module',
+  ['run/run', 'query/noisy_mean', 'cohorts/__init__', 'audit/auditing'],
+)
+def test_tensorflow_is_not_imported_with_a_release_in_numpy(module):
+  _follow([pathlib.Path(f'tff_bandmf/{module}.py')])
+
+
+def _follow(todo):
+  """Follows what files import when they are imported, module by module."""
   seen = set()
   while todo:
     path = todo.pop()

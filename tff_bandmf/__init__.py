@@ -15,8 +15,8 @@ from those before it:
   accounting     noise multipliers, zCDP, epsilon; kinds of cohorts; slack
   choosing       families ranked by error at a budget and a memory
   reproduction   published tables, computed again
-  noise          rows of C^-1 Z from a key, on the lattice (needs TensorFlow)
-  query          clipping and noising: a `tfp` query (needs TensorFlow Privacy)
+  noise          rows of C^-1 Z from a key, on the lattice; in NumPy or a graph
+  query          clipping and noising, in NumPy or as a `tfp` query
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
   cohorts        who may take part in a round now
   plan           what a run will do, and what it will guarantee

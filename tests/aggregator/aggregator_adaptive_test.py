@@ -1,6 +1,7 @@
 """Tests of TFF's aggregation process with a clip that follows a quantile."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -125,7 +126,7 @@ def test_audit_follows_the_clip(runtime):
     )
 
   seen = canaries.released(
-    make,
+    functools.partial(canaries.in_tff, make),
     4,
     pattern.Pattern(np.array([0, 2]), np.array([1.0, -1.0]), 1.0),
     20,

@@ -137,7 +137,7 @@ def test_crafted_records_have_at_most_the_norm_of_their_clip():
   longer = 0
   for _ in range(300):
     record, bits = _crafted(random)
-    clip = query.Clipping.of(
+    clip = query.GraphClipping.of(
       2.0**bits, tf.TensorSpec(record.shape, tf.float64), bits
     )
     clipped = clip.clip(tf.constant(record)).numpy()

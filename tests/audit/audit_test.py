@@ -207,7 +207,7 @@ def test_bound_is_below_the_claim_for_every_family(runtime, name):
 
 def _without_self_test(monkeypatch):
   """The noise does not test itself, so that the audit has to find it."""
-  monkeypatch.setattr(self_test, 'check', lambda y, **_: y)
+  monkeypatch.setattr(self_test, 'graph_check', lambda y, **_: y)
 
 
 def _sabotage(spec, name, monkeypatch):
@@ -255,7 +255,7 @@ def test_sabotaged_noise_is_caught(runtime, monkeypatch, strategy, name):
 def test_update_that_is_not_clipped_is_caught(runtime, monkeypatch):
   spec = accounting.Guarantee(_BANDED, _SCHEMA, _SHARP)
   monkeypatch.setattr(
-    query.Clipping,
+    query.GraphClipping,
     'clip',
     lambda clipping, record: tf.nest.map_structure(
       lambda leaf: tf.cast(leaf / clipping.step, tf.int32), record

@@ -15,7 +15,6 @@ import tapes
 
 from tff_bandmf import noise
 from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import reader as tape_reader
 from tff_bandmf.noise.tape import served as served_tape
 
 _LOCKS = ('lock', 'reader')
@@ -128,14 +127,14 @@ def test_noise_under_names_that_were_replaced_is_refused(server, view):
 
 
 def test_sum_of_a_round_that_is_over_elsewhere_is_refused(
-  server, view, monkeypatch
+  server, view, each_reader, monkeypatch
 ):
   here, elsewhere = _open(server.directory), _open(view.path)
-  mark = tape_reader._Folder.mark
+  mark = each_reader._Folder.mark
 
   def mark_late(self, owner):
     # This round has its noise; then the other host goes two rounds on.
-    monkeypatch.undo()
+    monkeypatch.setattr(each_reader._Folder, 'mark', mark)
     tapes.release(here, 0)
     tapes.release(here, 1)
     tapes.wait_until(lambda: server.reached == 1)
@@ -143,7 +142,7 @@ def test_sum_of_a_round_that_is_over_elsewhere_is_refused(
     view.look()
     return marked
 
-  monkeypatch.setattr(tape_reader._Folder, 'mark', mark_late)
+  monkeypatch.setattr(each_reader._Folder, 'mark', mark_late)
   with tapes.refused('already used'):
     tapes.release(elsewhere, 0, np.ones(tapes.DIMENSION))
   here.close()

@@ -20,12 +20,23 @@ def _noise(dimension, sigma, seed=0):
 
 
 def _check(y, z_steps=_Z_STEPS, row_norm=_ROW_NORM):
-  return self_test.check(
-    tf.constant(y, tf.int32),
-    z_steps=z_steps,
-    row_norms=np.full(_ROUNDS, row_norm),
-    round_index=tf.constant(7, tf.int64),
-  ).numpy()
+  noise_of = {'z_steps': z_steps, 'row_norms': np.full(_ROUNDS, row_norm)}
+  y = np.asarray(y, np.int32)
+  refusal = None
+  try:
+    self_test.check([y[:1], y[1:]], **noise_of, round_index=7)
+  except ValueError as error:
+    refusal = error
+  try:
+    checked = self_test.graph_check(
+      tf.constant(y), **noise_of, round_index=tf.constant(7, tf.int64)
+    )
+  except tf.errors.InvalidArgumentError:
+    # In NumPy too.
+    assert 'deviation is not that' in str(refusal)
+    raise
+  assert refusal is None
+  return checked.numpy()
 
 
 def _refused():

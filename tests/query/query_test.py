@@ -35,7 +35,7 @@ def _specs(*dtypes):
 
 
 def _clipping(specs, l2_norm_clip=1.0, clip_bits=_BITS, **zeroing):
-  return query_lib.Clipping.of(l2_norm_clip, specs, clip_bits, **zeroing)
+  return query_lib.GraphClipping.of(l2_norm_clip, specs, clip_bits, **zeroing)
 
 
 def _query(specs, l2_norm_clip=1.0, noise_per_clip=1.0, divisor=1.0, **kwargs):
@@ -191,7 +191,7 @@ def test_bounds_of_layers_add_up_to_at_most_the_clip(clips, clip_bits):
     clipping = _clipping(specs, clips, clip_bits)
   except ValueError:
     hypothesis.reject()
-  bounds = clipping._squared_bounds
+  bounds = clipping.squared_bounds
   assert 4**clip_bits - len(clips) <= sum(bounds) <= 4**clip_bits
   steps = np.array(clips) / clipping.step
   # Each is rounded down to an integer.

@@ -277,30 +277,70 @@ def test_round_of_clients_that_came_is_burnt_after_a_crash(tmp_path, runtime):
 
 
 def test_position_of_another_run_is_refused(tmp_path):
-  import tensorflow as tf
-
   mine, other = (position.Position(tmp_path, run) for run in (1, 2))
   other.open(3, 1, 5)
-  with pytest.raises(tf.errors.InvalidArgumentError, match='no round of this'):
-    mine.round_index(tf.constant(0, tf.int64))
+  with pytest.raises(ValueError, match='no round of this run is open'):
+    mine.check(3, 0)
   mine.open(3, 1, 5)
-  assert mine.round_index(tf.constant(0, tf.int64)).numpy() == 3
-  assert mine.round_index(tf.constant(-1, tf.int64)).numpy() == -1
+  mine.check(3, 5)
+  with pytest.raises(ValueError, match='more updates than the round has'):
+    mine.check(3, 6)
+  for t in 2, 4, -1:
+    with pytest.raises(ValueError, match='no round of this run is open'):
+      mine.check(t, 0)
+  mine.close()
+  for t in 3, -1:
+    with pytest.raises(ValueError, match='no round of this run is open'):
+      mine.check(t, 0)
+
+
+def test_position_of_another_run_is_refused_in_a_graph(tmp_path):
+  import tensorflow as tf
+
+  from tff_bandmf.noise import graph_position
+
+  mine, other = (position.Position(tmp_path, run) for run in (1, 2))
+  graph = graph_position.GraphPosition(mine)
+  other.open(3, 1, 5)
+  with pytest.raises(tf.errors.InvalidArgumentError, match='no round of this'):
+    graph.round_index(tf.constant(0, tf.int64))
+  mine.open(3, 1, 5)
+  assert graph.round_index(tf.constant(0, tf.int64)).numpy() == 3
+  assert graph.round_index(tf.constant(-1, tf.int64)).numpy() == -1
 
 
 def test_second_sum_of_a_round_is_refused(tmp_path):
-  import tensorflow as tf
-
   mine = position.Position(pathlib.Path(tmp_path), 1)
-  now = tf.constant(3, tf.int64)
-  mine.open(3, 1, 5)
-  counts = tf.constant([4, 1])
-  released = tf.constant([1, 2], tf.int32)
+  released = np.array([1, 2], np.int32)
   for attempt in 1, 2:
     mine.open(3, attempt, 5)
-    np.testing.assert_array_equal(mine.mark(released, counts, now), released)
+    mine.mark(released, (4, 1), 3)
+  with pytest.raises(ValueError, match='another sum'):
+    mine.mark(released + np.int32(1), (4, 1), 3)
+  _has_met_two_sums(mine)
+
+
+def test_second_sum_of_a_round_is_refused_in_a_graph(tmp_path):
+  """The marks are those of NumPy, and either sees the other's."""
+  import tensorflow as tf
+
+  from tff_bandmf.noise import graph_position
+
+  mine = position.Position(pathlib.Path(tmp_path), 1)
+  graph = graph_position.GraphPosition(mine)
+  now = tf.constant(3, tf.int64)
+  counts = tf.constant([4, 1])
+  released = tf.constant([1, 2], tf.int32)
+  mine.open(3, 1, 5)
+  mine.mark(released.numpy(), (4, 1), 3)
+  mine.open(3, 2, 5)
+  np.testing.assert_array_equal(graph.mark(released, counts, now), released)
   with pytest.raises(tf.errors.InvalidArgumentError, match='another sum'):
-    mine.mark(released + 1, counts, now)
+    graph.mark(released + 1, counts, now)
+  _has_met_two_sums(mine)
+
+
+def _has_met_two_sums(mine):
   # Two attempts with one sum, and the second one with another.
   assert sorted(attempt for attempt, _ in mine.released(3)) == [1, 2, 2]
   assert len({sum_ for _, sum_ in mine.released(3)}) == 2

@@ -1,7 +1,6 @@
 """Tests of runs: noise, updates, clients, plans and the loop."""
 
 import re
-import sys
 
 import databases
 import numpy as np
@@ -290,18 +289,6 @@ def test_refusal_is_one_line(opened):
   with pytest.raises(ValueError, match='has released another sum') as refused:
     opened.release([], np.zeros(3))
   assert '\n' not in str(refused.value)
-
-
-def test_release_names_what_is_not_installed(opened, monkeypatch):
-  for name in list(sys.modules):
-    if name.startswith('tff_bandmf.query'):
-      monkeypatch.delitem(sys.modules, name)
-  monkeypatch.delattr('tff_bandmf.query')
-  monkeypatch.setitem(sys.modules, 'tensorflow_privacy', None)
-  with pytest.raises(
-    ImportError, match=r"=not installed: .*release.*'.\[tff\]'"
-  ):
-    opened.release([np.ones(3)], np.zeros(3))
 
 
 def test_other_plan_is_refused(whole):

@@ -135,7 +135,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   def create_for_sums(
     self, value_type: tff.Type
   ) -> tuple[
-    query_lib.Clipping, tff.Computation, tff.templates.AggregationProcess
+    query_lib.GraphClipping, tff.Computation, tff.templates.AggregationProcess
   ]:
     """Returns the clipping, its scales, and a process for sums over clients.
 
@@ -173,7 +173,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
   def _create(
     self, value_type: tff.Type, sums: bool
   ) -> tuple[
-    query_lib.Clipping, tff.Computation, tff.templates.AggregationProcess
+    query_lib.GraphClipping, tff.Computation, tff.templates.AggregationProcess
   ]:
     specs = tff.types.structure_from_tensor_type_tree(
       lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), value_type

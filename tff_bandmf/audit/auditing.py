@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Callable, Optional
+import importlib.util
+from typing import Callable, Optional
 
 import numpy as np
 import scipy.linalg
 
 from tff_bandmf import _checks, _files, accounting, errors
 from tff_bandmf.audit import bounds, pattern
-
-if TYPE_CHECKING:
-  from tff_bandmf.audit import canaries as canaries_lib
+from tff_bandmf.audit import canaries as canaries_lib
 
 _FEWEST_CANARIES = 20
 
@@ -64,6 +63,11 @@ class Audit:
     }
 
 
+def has_tff() -> bool:
+  """Returns whether TensorFlow Federated is installed."""
+  return importlib.util.find_spec('tensorflow_federated') is not None
+
+
 def audit(
   guarantee: accounting.Guarantee,
   delta: float,
@@ -74,7 +78,7 @@ def audit(
   seed: Optional[int] = None,
   on_round: Optional[Callable[[], object]] = None,
 ) -> Audit:
-  """Returns lower bounds on epsilon, from runs of TFF's aggregation process.
+  """Returns lower bounds on epsilon, from runs of the aggregation.
 
   A trial is one coordinate of the update in one run. In one half of the trials
   one client, a canary, takes part in the rounds of the worst pattern that the
@@ -97,8 +101,9 @@ def audit(
   because all scores are then equal. It does not find noise that a few
   coordinates share, and then the bounds have less confidence than stated.
 
-  The caller must set TFF's execution context, as `tff.runtime.local_runtime`
-  does.
+  Where TensorFlow Federated is installed its aggregation process is run, and
+  its execution context has to be set; see `tff.runtime.local_runtime`. Else
+  `query.NoisyMean` is run, the aggregation of `Round.release`.
 
   Args:
     guarantee: the claim.
@@ -109,9 +114,9 @@ def audit(
     confidence: probability that both bounds are below the true epsilon.
     make_factory: function that returns the aggregator, called with
       `clients_per_round`, `l2_norm_clip` and `largest_cohort` for each run,
-      which must have its own noise. None makes the aggregator of the claim:
-      `aggregator.dp_aggregator` with the values of `guarantee` and a key from
-      the operating system.
+      which must have noise of its own. None makes the one that the claim is
+      for: `aggregator.dp_aggregator` or `query.NoisyMean` with what `guarantee`
+      says and a key from the operating system.
     seed: seed of all randomness but the noise, >= 0; None draws one.
     on_round: function that is called after every round.
 
@@ -119,10 +124,6 @@ def audit(
     TypeError: a value has the wrong type.
     ValueError: a value is out of range, or `guarantee` claims nothing.
   """
-  # Imported here because TFF takes seconds to import and `Audit` needs none.
-  from tff_bandmf import aggregator
-  from tff_bandmf.audit import canaries as canaries_lib
-
   _checks.count('runs', runs, 'give 1 or more')
   if _checks.count('canaries', canaries, 'give 1000 or so') < _FEWEST_CANARIES:
     raise errors.value_error(
@@ -138,13 +139,19 @@ def audit(
       'noise_multiplier=0: guarantees nothing to audit; add noise'
     )
   claimed = guarantee.epsilon(delta)
-  if make_factory is None:
+  open_run = functools.partial(canaries_lib.in_numpy, guarantee)
+  if make_factory is None and has_tff():
+    # TensorFlow Federated takes seconds to import, and bounds do not need it.
+    from tff_bandmf import aggregator
+
     make_factory = functools.partial(
       aggregator.dp_aggregator,
       guarantee.noise_multiplier,
       strategy=guarantee.strategy,
       participation=guarantee.cohorts.schema,
     )
+  if make_factory is not None:
+    open_run = functools.partial(canaries_lib.in_tff, make_factory)
   matrix = guarantee.strategy.matrix()
   worst = pattern.worst(matrix, guarantee.cohorts.schema)
   moved = matrix[:, worst.rounds] @ worst.signs
@@ -152,7 +159,7 @@ def audit(
   seen, unseen = [], []
   for _ in range(runs):
     whitened = matrix @ canaries_lib.released(
-      make_factory,
+      open_run,
       guarantee.strategy.rounds,
       worst,
       canaries,

@@ -1,14 +1,20 @@
-"""Runs of the aggregator itself with canary clients (needs TFF)."""
+"""Runs of an aggregation with canary clients, in TFF or in NumPy."""
 
 from __future__ import annotations
 
-from typing import Callable
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Callable
 
 import numpy as np
-import tensorflow_federated as tff
 
-from tff_bandmf import aggregator
+from tff_bandmf import accounting, query
 from tff_bandmf.audit import pattern as pattern_lib
+from tff_bandmf.noise import placements
+
+if TYPE_CHECKING:
+  from tff_bandmf import aggregator
 
 # Norm of a canary's update, in clipping norms, so large that the audit shows a
 # missing clip.
@@ -17,11 +23,66 @@ _CLIENTS_PER_ROUND = 10.0
 _CLIP = 0.5
 
 # (clients_per_round, l2_norm_clip, largest_cohort) -> factory.
-MakeFactory = Callable[..., aggregator.CorrelatedNoiseFactory]
+MakeFactory = Callable[..., 'aggregator.CorrelatedNoiseFactory']
+# (round, updates) -> (mean, the clip of the next round, in case it adapts).
+Next = Callable[[int, Sequence[np.ndarray]], tuple[np.ndarray, float]]
+# (dimension, most clients of a round) -> one run.
+OpenRun = Callable[[int, int], contextlib.AbstractContextManager[Next]]
+
+
+@contextlib.contextmanager
+def in_tff(
+  make_factory: MakeFactory, dimension: int, largest_cohort: int
+) -> Iterator[Next]:
+  """Yields the rounds of a run of TFF's aggregation process.
+
+  Args:
+    make_factory: function that returns the aggregator, by keywords
+      `clients_per_round`, `l2_norm_clip`, which may be taken for the first clip
+      of one that adapts, and `largest_cohort`.
+    dimension: d, coordinates of an update.
+    largest_cohort: most clients of a round.
+  """
+  import tensorflow_federated as tff
+
+  with make_factory(
+    clients_per_round=_CLIENTS_PER_ROUND,
+    l2_norm_clip=_CLIP,
+    largest_cohort=largest_cohort,
+  ) as factory:
+    process = factory.create(tff.TensorType(np.float32, [dimension]))
+    state = process.initialize()
+
+    def next_round(t, updates):
+      del t
+      nonlocal state
+      output = process.next(state, list(updates))
+      state = output.state
+      released = output.measurements.get('released', {})
+      return output.result, released.get('l2_norm_clip', _CLIP)
+
+    yield next_round
+
+
+@contextlib.contextmanager
+def in_numpy(
+  guarantee: accounting.Guarantee, dimension: int, largest_cohort: int
+) -> Iterator[Next]:
+  """Yields the rounds of a run of `query.NoisyMean`; see `in_tff`."""
+  mean = query.NoisyMean(
+    guarantee,
+    np.zeros(dimension, np.float32),
+    (_CLIP, None, math.inf),
+    _CLIENTS_PER_ROUND,
+    largest_cohort=largest_cohort,
+    placement=placements.Tape(),
+  )
+  with contextlib.closing(mean):
+    yield lambda t, updates: (mean.release(t, updates).mean, _CLIP)
 
 
 def released(
-  make_factory: MakeFactory,
+  open_run: OpenRun,
   rounds: int,
   pattern: pattern_lib.Pattern,
   canaries: int,
@@ -38,9 +99,7 @@ def released(
   plus noise, and every other column is noise.
 
   Args:
-    make_factory: function that returns the aggregator, with the keywords
-      `clients_per_round`, `l2_norm_clip`, the first clip if it adapts, and
-      `largest_cohort`.
+    open_run: `in_tff` or `in_numpy`, with what it aggregates.
     rounds: n.
     pattern: rounds in which canaries take part, and their signs.
     canaries: number of canaries.
@@ -60,25 +119,17 @@ def released(
   signs = dict(zip(pattern.rounds.tolist(), pattern.signs.tolist()))
   clip = np.float32(_CLIP)
   sums = np.zeros((rounds, dimension))
-  with make_factory(
-    clients_per_round=_CLIENTS_PER_ROUND,
-    l2_norm_clip=_CLIP,
-    largest_cohort=canaries + 1,
-  ) as factory:
-    process = factory.create(tff.TensorType(np.float32, [dimension]))
-    state = process.initialize()
+  with open_run(dimension, canaries + 1) as next_round:
     for t in range(rounds):
       known = generator.normal(size=dimension)
       known *= 0.5 * clip / np.linalg.norm(known)
       known = known.astype(np.float32)
       sent = [clip * each for each in updates[signs[t]]] if t in signs else []
-      output = process.next(state, [known, *sent])
-      state = output.state
-      sums[t] = _CLIENTS_PER_ROUND * output.result.astype(np.float64) - known
+      mean, next_clip = next_round(t, [known, *sent])
+      sums[t] = _CLIENTS_PER_ROUND * mean.astype(np.float64) - known
       sums[t] /= clip
-      # An adaptive clip is released with the round before.
-      released = output.measurements.get('released', {})
-      clip = np.float32(released.get('l2_norm_clip', clip))
+      # A clip that adapts tells that of the next round.
+      clip = np.float32(next_clip)
       on_round()
   return sums[:, places]
 

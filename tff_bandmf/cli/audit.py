@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 import warnings
@@ -50,12 +51,13 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
   """Shows lower bounds on epsilon from runs of the aggregator with canaries.
 
   FILE is a strategy file or a .npy file of the matrix C. Canary clients take
-  part in TFF's aggregation process as often as the schema allows, or not at
-  all, and an attacker who sees every release and knows everybody else tells
-  which. gaussian_bound assumes Gaussian noise, clopper_pearson_bound does not.
-  A bound above the claimed epsilon shows that the claim is wrong: the exit
-  status is 1. For a true claim this happens with probability at most 1 -
-  confidence. A bound below the claimed epsilon proves nothing.
+  part as often as the schema allows, or not at all, and an attacker who sees
+  every release and knows everybody else tells which. The aggregation is TFF's
+  or, where TFF is not installed, that of round.release in NumPy: 'aggregation'
+  says which. gaussian_bound assumes Gaussian noise, clopper_pearson_bound does
+  not. A bound above the claimed epsilon shows that the claim is wrong: the exit
+  status is 1. A claim that is true gets it with probability 1 - confidence at
+  most. Bounds below it prove nothing.
 
   Four attacks on the arithmetic follow: a cohort made to move a float sum
   by more than a clip, the tail of the normals, the last bits of a release, the
@@ -82,9 +84,15 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
     warnings.simplefilter('ignore')
     from tff_bandmf import audit as audit_lib
     from tff_bandmf.audit import arithmetic
-    from tff_bandmf.tff import runtime
+
+    in_tff = audit_lib.has_tff()
+    context: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if in_tff:
+      from tff_bandmf.tff import runtime
+
+      context = runtime.local_runtime()
   rounds = trials['runs'] * strategy.rounds
-  with runtime.local_runtime(), output.progress('rounds', rounds) as step:
+  with context, output.progress('rounds', rounds) as step:
     audited = audit_lib.audit(
       guarantee, delta, **trials, on_round=functools.partial(step, '')
     )
@@ -99,6 +107,7 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
       'epsilon': audited.claimed_epsilon,
       'canaries': trials['canaries'],
       'runs': trials['runs'],
+      'aggregation': 'tensorflow_federated' if in_tff else 'numpy',
       **audited.to_dict(),
       'arithmetic': [
         each.to_dict() if as_json else str(each) for each in attacks

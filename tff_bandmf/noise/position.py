@@ -17,12 +17,22 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable
 
-import tensorflow as tf
+import numpy as np
 
-from tff_bandmf import _files
-from tff_bandmf.noise.tape import reader
+from tff_bandmf import _files, errors
+from tff_bandmf.noise import fingerprint as fingerprints
 
 _CLOSED = -1
+# Why a release is refused.
+NOT_OPEN = 'no round of this run is open; ask the run for one first'
+MORE_UPDATES = (
+  'more updates than the round has clients; give one of each client of '
+  'round.cohort, at most; clients:'
+)
+OTHER_SUM = (
+  'this round has released another sum, and its noise serves no second one; '
+  'begin the program again, and the round is burnt'
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +61,8 @@ class Position:
     call, and one program at a time holds the lock of the run's folder.
     Statement: an aggregation that begins between this call and the next `open`
     or `close` adds the noise of round `round_index` and of no other round, to
-    at most `clients` updates. Source: `round_index`, `check_updates` and `mark`
-    read the file that this call writes.
+    at most `clients` updates. Source: `check` and `mark`, here and in
+    `graph_position`, read the file that this call writes.
 
     Args:
       round_index: round to open, >= 0.
@@ -62,8 +72,8 @@ class Position:
       before: (attempt, fingerprint) of each sum that earlier attempts released
         in this round, in the form that `released` returns.
     """
-    if not self._marks.is_dir():
-      self._marks.mkdir(mode=0o700)
+    if not self.marks.is_dir():
+      self.marks.mkdir(mode=0o700)
       _files.sync(self.directory)
     # PRIVACY: A power cut can lose the mark of a sum that was released, and a
     # second sum would then get the same noise. Sums that the ledger knows are
@@ -72,12 +82,12 @@ class Position:
     # run_replay_test.test_sum_that_only_the_ledger_knows_keeps_others_out.
     for other, fingerprint in before:
       name = f'{round_index:08d}-{other}-{fingerprint.decode()}'
-      (self._marks / name).touch()
+      (self.marks / name).touch()
     self._write(round_index, attempt, clients)
 
   def sync(self) -> None:
     """Writes the marks through to the disk before it returns."""
-    _files.sync(self._marks)
+    _files.sync(self.marks)
 
   def close(self) -> None:
     """Closes the round: until the next `open`, every aggregation fails."""
@@ -86,7 +96,7 @@ class Position:
   def released(self, round_index: int) -> set[tuple[int, bytes]]:
     """Returns (attempt, fingerprint) of each sum that a round released."""
     names = [
-      path.name.split('-') for path in self._marks.glob(f'{round_index:08d}-*')
+      path.name.split('-') for path in self.marks.glob(f'{round_index:08d}-*')
     ]
     return {
       (int(attempt), f'{high}-{low}'.encode())
@@ -99,7 +109,7 @@ class Position:
     An attempt whose mark was lost is missing.
     """
     counts = {}
-    for path in sorted(self._marks.glob(f'{round_index:08d}-*')):
+    for path in sorted(self.marks.glob(f'{round_index:08d}-*')):
       content = path.read_text().split()
       if content:
         updates, zero = map(int, content)
@@ -108,122 +118,89 @@ class Position:
 
   def forget(self, below: int) -> None:
     """Removes the marks of all rounds below `below`."""
-    for path in self._marks.glob('*-*'):
+    for path in self.marks.glob('*-*'):
       if int(path.name.split('-')[0]) < below:
         path.unlink()
 
-  def round_index(self, stated: tf.Tensor) -> tf.Tensor:
-    """Returns the open round, scalar int64, in a graph.
-
-    Args:
-      stated: scalar int64, the round that TFF's state counts. A value below 0,
-        of a run that has not begun, is returned as it is.
-    """
-    return tf.cond(
-      stated >= 0, lambda: self._numbers(stated)[1], lambda: stated
-    )
-
-  def check_updates(self, updates: tf.Tensor, now: tf.Tensor) -> tf.Operation:
-    """Returns a check that a sum has at most one update a recorded client.
+  def check(self, round_index: int, updates: int) -> None:
+    """Raises unless a round is open that has a client for each update.
 
     **Formal guarantee.**
-    Assumption: `updates` is the number of updates that the query added up.
-    Statement: a sum with more updates than the recorded cohort has clients
-    fails its round before the release. The check counts updates; it cannot tell
-    which client sent one.
+    Assumption: `updates` is the number of updates that were added up.
+    Statement: a sum of another round, or with more updates than the recorded
+    cohort has clients, is refused before the release. The check counts updates;
+    it cannot tell which client sent one.
 
     Args:
-      updates: scalar integer, number of updates in the sum.
-      now: t, scalar int64.
+      round_index: t, >= 0.
+      updates: number of updates in the sum, >= 0.
+
+    Raises:
+      ValueError: another round or none is open, or the updates are too many.
     """
-    clients = self._numbers(now)[3]
+    run, open_round, _, clients = self._numbers()
+    # PRIVACY: A release outside of its round would have clients that nobody has
+    # recorded. It fails unless this round of this run is open.
+    # Guard: run_replay_test.test_position_of_another_run_is_refused.
+    if run != self.run or open_round == _CLOSED or open_round != round_index:
+      raise errors.value_error(f'round={round_index}: {NOT_OPEN}')
     # PRIVACY: An update beyond the recorded cohort comes from a client whose
     # participation the ledger lacks, so epsilon would not count it. The round
     # fails before its release.
-    # Guard: run_test.test_more_updates_than_clients_are_refused_with_tff.
-    return tf.debugging.Assert(
-      tf.cast(updates, tf.int64) <= clients,
-      [
-        'the sum has more updates than the round has clients: give one of '
-        'each client of round.cohort, at most; updates, clients:',
-        updates,
-        clients,
-      ],
-    )
+    # Guard: run_replay_test.test_position_of_another_run_is_refused.
+    if updates > clients:
+      raise errors.value_error(f'updates={updates}: {MORE_UPDATES} {clients}')
 
   def mark(
-    self, released: tf.Tensor, counts: tf.Tensor, now: tf.Tensor
-  ) -> tf.Tensor:
-    """Returns the release, after it is marked as the only sum of its round.
+    self, released: np.ndarray, counts: tuple[int, int], round_index: int
+  ) -> None:
+    """Marks a release as the only one of its round.
 
     **Formal guarantee.**
     Assumption: all attempts of the run share this folder, a new file is seen by
     every later listing, and `open` has marked the sums that the ledger knows.
-    Statement: among two different sums with the noise of one round, at most one
-      is
-    returned, in this process or another, except where their 64-bit fingerprints
-    agree. Source: each call writes its mark before it lists the marks, so of
-    two concurrent calls at least one sees the mark of the other and fails.
+    Statement: among two different sums with the noise of one round, `mark`
+    returns for at most one, in this process or another, except where their
+    64-bit fingerprints agree. Source: each call writes its mark before it lists
+    the marks, so of two concurrent calls at least one sees the mark of the
+    other and fails.
 
     Args:
       released: [dimension] int32, S_t + y_t, in lattice steps.
-      counts: [2] integers: the number of updates in S_t, and the number of
-        all-zero updates among them.
-      now: t, scalar int64.
+      counts: the number of updates in S_t, and the number of all-zero updates
+        among them.
+      round_index: t, >= 0.
+
+    Raises:
+      ValueError: the round released another sum before.
     """
-    high, low = tf.unstack(reader.fingerprint(released))
-    owner = tf.strings.join(
-      [reader.digits(high, 10), reader.digits(low, 10)], '-'
-    )
-    attempt = tf.strings.as_string(self._numbers(now)[2])
-    round_name = reader.digits(now, 8)
-    name = tf.strings.join([round_name, attempt, owner], '-')
-    path = reader.path(self._marks, name, now)
+    high, low = fingerprints.fingerprint(released)
+    owner = f'{high:010d}-{low:010d}'
+    attempt = self._numbers()[2]
     # PRIVACY: The difference of two sums with one y has no noise. A sum is
     # marked before it leaves, and the round fails if another sum has a mark, of
     # this process or of an earlier one.
     # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
-    content = tf.strings.reduce_join(
-      tf.strings.as_string(counts), separator=' '
-    )
-    with tf.control_dependencies([tf.io.write_file(path, content)]):
-      others = tf.strings.join([tf.identity(round_name), '-*'])
-      marks = tf.io.matching_files(reader.path(self._marks, others, now))
-    owners = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
-    same = tf.debugging.Assert(
-      tf.reduce_all(tf.equal(owners, owner)),
-      [
-        'this round released another sum before, and its noise serves no '
-        'second one: begin the program again, and the round is burnt; round:',
-        now,
-      ],
-    )
-    with tf.control_dependencies([same]):
-      return tf.identity(released)
+    mark = self.marks / f'{round_index:08d}-{attempt}-{owner}'
+    mark.write_text('{} {}'.format(*counts))
+    if {sum_ for _, sum_ in self.released(round_index)} != {owner.encode()}:
+      raise errors.value_error(f'round={round_index}: {OTHER_SUM}')
+
+  def _numbers(self) -> tuple[int, ...]:
+    """Returns the run, round, attempt and clients of the file."""
+    return tuple(map(int, self._file.read_text().split()))
 
   @property
-  def _marks(self) -> pathlib.Path:
+  def _file(self) -> pathlib.Path:
+    return self.directory / 'position'
+
+  @property
+  def marks(self) -> pathlib.Path:
+    """Folder of the marks."""
     return self.directory / 'released'
 
   def _write(self, round_index: int, attempt: int, clients: int) -> None:
     content = f'{self.run} {round_index} {attempt} {clients}'.encode()
     # Without a sync a power cut can restore an older position. A program that
     # is started again calls `close` before anything reads the file.
-    _files.write(
-      self.directory / 'position', content, mode=0o600, durable=False
-    )
-
-  def _numbers(self, now: tf.Tensor) -> tf.Tensor:
-    content = tf.io.read_file(reader.path(self.directory, 'position', now))
-    numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
-    numbers = tf.ensure_shape(numbers, [4])
-    # PRIVACY: An aggregation outside of a round would release updates of
-    # unrecorded clients. It fails unless a round of this run is open.
-    # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
-    is_open = tf.debugging.Assert(
-      tf.equal(numbers[0], self.run) & (numbers[1] > _CLOSED),
-      ['no round of this run is open: ask the run for one first; position:',
-       numbers[1]],
-    )  # fmt: skip
-    with tf.control_dependencies([is_open]):
-      return tf.identity(numbers)
+    _files.write(self._file, content, mode=0o600, durable=False)

@@ -8,20 +8,39 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.optimize
-import tensorflow as tf
+
+from tff_bandmf import errors
+
+if TYPE_CHECKING:
+  import tensorflow as tf
 
 # Probability that a sound run fails the test in some round; part of
 # slack_delta.
 FALSE_ALARM = 1e-24
+# Coordinates whose squares are added up at once.
+_PIECE = 1 << 13
+_UNSOUND = (
+  'noise: its sample deviation is not that of the strategy, so the round is '
+  'not released; were strategy, noise or files changed? Start anew with a new '
+  'key'
+)
+# A number or a scalar tensor.
+_Number = Any
 
 
 def check(
-  y: tf.Tensor, *, z_steps: float, row_norms: np.ndarray, round_index: tf.Tensor
-) -> tf.Tensor:
-  """Returns y, if its sample deviation fits the noise of its round.
+  parts: Sequence[np.ndarray],
+  *,
+  z_steps: float,
+  row_norms: np.ndarray,
+  round_index: int,
+) -> None:
+  """Raises if the sample deviation of y does not fit the noise of its round.
 
   With sigma = z_steps * row_norms[t] and d coordinates, |y|^2 / sigma^2 is
   chi-square of d degrees of freedom, apart from rounding. The rounding of this
@@ -29,37 +48,81 @@ def check(
   C^-1, moves it by less than row_norms[t].
 
   Args:
-    y: [d] int32, in lattice steps; d is static.
+    parts: the coordinates of y, vectors of int32, in lattice steps.
     z_steps: standard deviation of z in lattice steps, > 0.
     row_norms: [n] float64, |row t of C^-1|_2; `FALSE_ALARM` is spread over the
       n rounds.
+    round_index: t, in [0, n).
+
+  Raises:
+    ValueError: the deviation is out of `interval`.
+  """
+  dimension = sum(map(len, parts))
+  squares = 0.0
+  for part in parts:
+    for start in range(0, len(part), _PIECE):
+      piece = part[start : start + _PIECE].astype(np.float64)
+      squares += float(piece @ piece)
+  # PRIVACY: Noise of another deviation has another epsilon, so its round fails.
+  # The measured deviation would reveal the sum, so the message leaves it out.
+  # Guard: self_test_test.test_noise_of_another_deviation_is_refused.
+  if not _is_sound(
+    math.sqrt(squares / dimension),
+    z_steps,
+    float(row_norms[round_index]),
+    interval(dimension, len(row_norms)),
+  ):
+    raise errors.value_error(_UNSOUND)
+
+
+def graph_check(
+  y: tf.Tensor, *, z_steps: float, row_norms: np.ndarray, round_index: tf.Tensor
+) -> tf.Tensor:
+  """Returns y, if it passes `check`, in TensorFlow's graph.
+
+  Args:
+    y: [d] int32, in lattice steps; d is static.
+    z_steps: standard deviation of z in lattice steps, > 0.
+    row_norms: [n] float64, see `check`.
     round_index: t, scalar int64.
 
   Raises:
     tf.errors.InvalidArgumentError: when the graph runs, if the deviation is out
     of `interval`.
   """
+  import tensorflow as tf
+
   d = y.shape.num_elements()
-  low, high = interval(d, len(row_norms))
   with tf.control_dependencies([y]):
     row_norm = tf.gather(tf.constant(row_norms, tf.float64), round_index)
   rms = tf.sqrt(2.0 * tf.nn.l2_loss(tf.cast(y, tf.float64)) / d)
-  sigma = z_steps * row_norm
-  rounding = row_norm + 0.5
-  # PRIVACY: Noise of another deviation has another epsilon, so its round fails.
-  # The measured deviation would reveal the sum, so the message leaves it out.
-  # Guard: self_test_test.test_noise_of_another_deviation_is_refused.
   sound = tf.debugging.Assert(
-    (rms >= math.sqrt(low) * sigma - rounding)
-    & (rms <= math.sqrt(high) * sigma + rounding),
-    [
-      'noise: its sample deviation is not that of the strategy, so the round '
-      'is not released; were strategy, noise or files changed? Start anew '
-      'with a new key'
-    ],
+    _is_sound(rms, z_steps, row_norm, interval(d, len(row_norms))), [_UNSOUND]
   )
   with tf.control_dependencies([sound]):
     return tf.identity(y)
+
+
+def _is_sound(
+  rms: _Number,
+  z_steps: float,
+  row_norm: _Number,
+  bounds: tuple[float, float],
+) -> _Number:
+  """Returns whether a sample deviation fits, for numbers or for tensors.
+
+  Args:
+    rms: sample deviation of y in lattice steps.
+    z_steps: standard deviation of z in lattice steps, > 0.
+    row_norm: |row t of C^-1|_2.
+    bounds: the result of `interval`.
+  """
+  low, high = bounds
+  sigma = z_steps * row_norm
+  rounding = row_norm + 0.5
+  return (rms >= math.sqrt(low) * sigma - rounding) & (
+    rms <= math.sqrt(high) * sigma + rounding
+  )
 
 
 @functools.cache

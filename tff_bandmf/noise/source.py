@@ -9,33 +9,24 @@ from __future__ import annotations
 import abc
 import collections
 import dataclasses
-import os
-import threading
 from typing import Any, ClassVar, Optional
 
 import tensorflow as tf
 
 from tff_bandmf import errors
-from tff_bandmf.noise import graph_generator, placements, self_test
-from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import position as position_lib
-from tff_bandmf.noise.producer import stream
-from tff_bandmf.noise.tape import folder as tape_folder
-from tff_bandmf.noise.tape import reader as tape_reader
-from tff_bandmf.noise.tape import served as served_tape
-from tff_bandmf.noise.tape import writer as tape_lib
+from tff_bandmf.noise import (
+  graph_generator,
+  graph_position,
+  placements,
+  self_test,
+)
+from tff_bandmf.noise.tape import graph_reader, opened
 from tff_bandmf.strategies import recursion as recursion_lib
 
 # With more than 1.9 GB of state TFF's local runtime fails or retries for ever.
 _MAX_STATE_BYTES = 1_800_000_000
-# Seconds that a round waits for its file before it fails.
-_TAPE_TIMEOUT_SECONDS = 600.0
 # Run ID of a state that `begin` did not create.
 _NOBODY = 0
-
-# Fingerprints of the keys whose noise is on a tape of this process.
-_held: set[Optional[int]] = set()
-_holding = threading.Lock()
 
 # State of a noise source: nested structure of tensors.
 State = Any
@@ -95,9 +86,9 @@ class NoiseSource(abc.ABC):
     docs/reference/arithmetic.md, Theorems 1 and 2, where alpha and beta are
     defined; its last section lists what is measured and not proved.
 
-    `TapeSource` enforces one sum for each round (see `tape.reader.release`).
-    `StateSource` releases from any state, so its caller has to enforce one sum.
-    `NoNoise` guarantees nothing.
+    `TapeSource` enforces one sum for each round; see
+    `tape.graph_reader.release`. With `StateSource` the caller has to, since it
+    releases from any state that it gets. `NoNoise` guarantees nothing.
 
     Args:
       state: state of the round, from `begin` or from the release before.
@@ -216,7 +207,7 @@ class StateSource(NoiseSource):
     )
     with tf.control_dependencies([in_range]):
       y = tf.cast(v, tf.int32)
-    y = self_test.check(
+    y = self_test.graph_check(
       y,
       z_steps=self.z_steps,
       row_norms=recursion.row_norms,
@@ -249,26 +240,21 @@ class TapeSource(NoiseSource):
 
   placement: ClassVar[str] = 'tape'
 
-  def __init__(
-    self,
-    tape: tape_folder.ReadableTape,
-    held: Optional[int] = None,
-    position: Optional[position_lib.Position] = None,
-  ):
+  def __init__(self, tape: opened.OpenTape):
     """Initializes the source; `close` closes the tape too.
 
     Args:
       tape: the tape from which rounds read y_t.
-      held: fingerprint of the tape's key, returned by `_hold`; None if a server
-        has the key.
-      position: reports the open round, whatever the state says; None takes the
-        round of the state.
     """
-    self.dimension = tape.dimension
-    self.start_round = tape.start_round
-    self._tape = tape
-    self._held = held
-    self._position = position
+    self._opened = tape
+    self._tape = tape.tape
+    self.dimension = tape.tape.dimension
+    self.start_round = tape.tape.start_round
+    self._position = (
+      None
+      if tape.position is None
+      else graph_position.GraphPosition(tape.position)
+    )
 
   def initial_state(self):
     return collections.OrderedDict(
@@ -293,13 +279,13 @@ class TapeSource(NoiseSource):
       checked = self._position.check_updates(counts[0], round_index)
       with tf.control_dependencies([checked]):
         total = tf.identity(total)
-    released = tape_reader.release(
+    released = graph_reader.release(
       self._tape,
       total,
       tape_id=state['tape_id'],
       round_index=round_index,
       run=state['run'],
-      timeout_seconds=_TAPE_TIMEOUT_SECONDS,
+      timeout_seconds=opened.TIMEOUT_SECONDS,
     )
     if self._position is not None:
       released = self._position.mark(released, counts, round_index)
@@ -307,44 +293,13 @@ class TapeSource(NoiseSource):
 
   def metrics(self, state, round_index):
     metrics = super().metrics(state, round_index)
-    metrics['rounds_ahead'] = tape_reader.rounds_ahead(
+    metrics['rounds_ahead'] = graph_reader.rounds_ahead(
       self._tape.shards, round_index
     )
     return metrics
 
   def close(self) -> None:
-    self._tape.close()
-    _held.discard(self._held)
-    # After a second `close`, another source may hold this key: do not release
-    # it twice.
-    self._held = None
-
-
-def _hold(key: key_lib.Key) -> int:
-  """Reserves a key for one tape of this process; returns its fingerprint.
-
-  **Formal guarantee.**
-  Assumption: every tape that this process makes comes from `of`. Statement: at
-  any time at most one open tape of this process has the noise of the key. Two
-  processes can hold the same key; `key_use.KeyUse` and the lock of a run's
-  folder keep them apart.
-
-  Raises:
-    ValueError: a tape that is still open has this key.
-  """
-  name = key.identify(b'held')
-  with _holding:
-    # PRIVACY: Two runs with one key have the same noise, so the difference of
-    # their releases has no noise. A key that an open tape of this process has
-    # is refused.
-    # Guard: aggregator_runs_test.test_second_factory_with_a_key_is_refused.
-    if name in _held:
-      raise errors.value_error(
-        'key=Key(<secret>): serves another aggregator; close that one first, '
-        'and go on from its state; a new run takes a new key'
-      )
-    _held.add(name)
-  return name
+    self._opened.close()
 
 
 def _memory_type(recursion: recursion_lib.Recursion) -> tf.DType:
@@ -375,44 +330,8 @@ def of(
   """
   if not z_steps:
     return NoNoise(dimension, placement.start_round)
-  if isinstance(placement, placements.Tape):
-    key = placement.key or key_lib.Key.from_entropy()
-    fingerprint = _hold(key)
-    try:
-      return TapeSource(
-        tape_lib.Tape(
-          placement.directory,
-          stream.Stream(
-            recursion,
-            z_steps,
-            dimension,
-            key,
-            placement.max_memory_bytes,
-            devices=placement.devices,
-            backend=placement.backend,
-          ),
-          start_round=placement.start_round,
-        ),
-        fingerprint,
-        placement.position,
-      )
-    except BaseException:
-      _held.discard(fingerprint)
-      raise
-  if isinstance(placement, placements.Served):
-    folders = placement.folders
-    if isinstance(folders, (str, os.PathLike)):
-      folders = [folders]
-    return TapeSource(
-      served_tape.ServedTape(
-        folders,
-        recursion,
-        z_steps,
-        dimension,
-        placement.start_round,
-        placement.notice_seconds,
-      )
-    )
+  if isinstance(placement, (placements.Tape, placements.Served)):
+    return TapeSource(opened.OpenTape(placement, recursion, z_steps, dimension))
   if not isinstance(placement, placements.InState):
     raise errors.type_error(
       f'noise={type(placement).__name__}: has no source; use a placement of '

@@ -1,25 +1,42 @@
-"""Clipping and noise as a TFF query: what one round adds up and releases.
+"""Clipping and noise: what one round adds up and releases.
 
 | name                   | purpose                                          |
 |------------------------|--------------------------------------------------|
 | `Clipping`             | bounds one client's update, on an integer lattice |
-| `CorrelatedNoiseQuery` | sums clipped updates and adds the noise of round t |
+| `NoisyMean`            | clips, sums and adds the noise of round t, in NumPy |
+| `GraphClipping`        | `Clipping` in TensorFlow, with the same bits     |
+| `CorrelatedNoiseQuery` | `NoisyMean` as a TFF query, with the same bits   |
 | `check_bounds`         | validates clipping and zeroing norms             |
 | `record_dimension`     | counts the coordinates of an update              |
+
+`GraphClipping` and `CorrelatedNoiseQuery` need TensorFlow Privacy, and are
+imported when they are first used.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from tff_bandmf import errors as _errors
+from tff_bandmf.query.bounds import check_bounds, record_dimension
+from tff_bandmf.query.clipping import Clipping
+from tff_bandmf.query.noisy_mean import NoisyMean
 
-try:
-  import tensorflow_privacy as _  # noqa: F401
-except ImportError as _error:
-  raise _errors.needs_tensorflow_privacy(
-    'what clips and adds noise, round.release too,'
-  ) from _error
+if TYPE_CHECKING:
+  from tff_bandmf.query.correlated_noise import (
+    RELEASE_NAME,
+    CorrelatedNoiseQuery,
+  )
+  from tff_bandmf.query.graph_clipping import GraphClipping
 
-from tff_bandmf.query.clipping import (
-  Clipping,
-  check_bounds,
-  record_dimension,
-)
-from tff_bandmf.query.correlated_noise import RELEASE_NAME, CorrelatedNoiseQuery
+_IN_A_GRAPH = ('CorrelatedNoiseQuery', 'GraphClipping', 'RELEASE_NAME')
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _IN_A_GRAPH:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  try:
+    from tff_bandmf.query import correlated_noise, graph_clipping
+  except ModuleNotFoundError as error:
+    raise _errors.needs_tensorflow_privacy(f'query.{name}') from error
+  return getattr(
+    graph_clipping if name == 'GraphClipping' else correlated_noise, name
+  )

@@ -10,13 +10,12 @@ TFF's `DifferentiallyPrivateFactory` calls it: `preprocess_record` at clients,
 | x_i    | `record`              | update of one client                       |
 | y_t    |                       | noise of round t, correlated across rounds |
 | C, Z   |                       | the strategy, and standard normals         |
-| h      | `Clipping.step`       | unit of the integers                       |
+| h      | `Bounds.step`       | unit of the integers                       |
 """
 
 from __future__ import annotations
 
 import collections
-import functools
 from typing import NamedTuple, Optional
 
 import dp_accounting
@@ -26,12 +25,11 @@ import tensorflow_privacy as tfp
 from tff_bandmf import accounting, clips, errors, noise
 from tff_bandmf.noise import placements
 from tff_bandmf.noise import source as source_lib
-from tff_bandmf.query import clipping
+from tff_bandmf.query import bounds as bounds_lib
+from tff_bandmf.query import graph_clipping
 
 # Round index of a state on which `begin` was not called.
 NOT_BEGUN = -1
-# An adaptive clip stays within this factor of its first value, so it is finite.
-_MOST_SCALE = 2.0**64
 # Name scope of the operations that release a round, in TensorFlow's graph.
 RELEASE_NAME = 'tff_bandmf_release'
 
@@ -51,7 +49,7 @@ class QueryState(NamedTuple):
 
   round: tf.Tensor
   noise: source_lib.State
-  clip: clipping.Tensors = ()
+  clip: graph_clipping.Tensors = ()
 
 
 class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
@@ -84,10 +82,10 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   def __init__(
     self,
-    clip: clipping.Clipping,
+    clip: graph_clipping.GraphClipping,
     lattice: noise.Lattice,
     clients_per_round: float,
-    record_specs: clipping.Tensors,
+    record_specs: graph_clipping.Tensors,
     rounds: int,
     source: source_lib.NoiseSource,
     sums: bool = False,
@@ -121,7 +119,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     self._sizes = [
       spec.shape.num_elements() for spec in tf.nest.flatten(record_specs)
     ]
-    dimension = clipping.record_dimension(record_specs)
+    dimension = bounds_lib.record_dimension(record_specs)
     dimension += clips.indicators(clip.adaptive)
     if dimension != source.dimension:
       raise errors.value_error(
@@ -133,7 +131,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   def of(
     cls,
     guarantee: accounting.Guarantee,
-    record_specs: clipping.Tensors,
+    record_specs: graph_clipping.Tensors,
     bounds: tuple[clips.Clip, Optional[float], float],
     clients_per_round: float,
     *,
@@ -148,7 +146,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       guarantee: guarantee of the run, for a clip of 1.
       record_specs: the argument of this name of `__init__`.
       bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order, in this order;
-        see `Clipping.of`.
+        see `Bounds.of`.
       clients_per_round: the argument of this name of `__init__`.
       largest_cohort: largest number of clients of any round, >= 1.
       noise_from: place where the noise is made.
@@ -160,7 +158,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       ValueError: the sizes of records, cohort and noise are incompatible.
     """
     l2_norm_clip, zeroing_norm, order = bounds
-    dimension = clipping.record_dimension(record_specs)
+    dimension = bounds_lib.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
     # PRIVACY: every coordinate costs some epsilon and delta for arithmetic, so
     # a model larger than the claim's would break the claim. It is refused.
@@ -177,7 +175,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       secure_sum=secure_sum,
     )
     return cls(
-      clipping.Clipping.of(
+      graph_clipping.GraphClipping.of(
         l2_norm_clip, record_specs, lattice.clip_bits, zeroing_norm, order
       ),
       lattice,
@@ -211,7 +209,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   def initial_clip(
     self, l2_norm_clip: Optional[float] = None
-  ) -> clipping.Tensors:
+  ) -> graph_clipping.Tensors:
     """Returns the clip part of a state; empty for a constant clip.
 
     Args:
@@ -221,14 +219,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     if self.clip.adaptive is None:
       return ()
     return collections.OrderedDict(
-      l2_norm_clip=tf.constant(l2_norm_clip or self._first, tf.float64),
+      l2_norm_clip=tf.constant(l2_norm_clip or self.clip.initial, tf.float64),
       fraction=tf.constant(0.5, tf.float64),
     )
-
-  @functools.cached_property
-  def _first(self) -> float:
-    """The adaptive clip of the first round, without its indicator."""
-    return clips.norm(self.clip.clips[:-1])
 
   def begin(self, global_state: QueryState) -> QueryState:
     """Returns the state of a new run, from an initial one."""
@@ -240,18 +233,20 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   def derive_sample_params(
     self, global_state: QueryState
-  ) -> tuple[clipping.Tensors, ...]:
+  ) -> tuple[graph_clipping.Tensors, ...]:
     """Returns the arguments of `Clipping.clip` after the record, as a tuple.
 
     The tuple has the scale of the round if the clip adapts, else no element.
     """
     if self.clip.adaptive is None:
       return ()
-    return (global_state.clip['l2_norm_clip'] / self._first,)
+    return (self.clip.scale(global_state.clip['l2_norm_clip'], tf.maximum),)
 
   def preprocess_record(
-    self, params: tuple[clipping.Tensors, ...], record: clipping.Tensors
-  ) -> tuple[clipping.Tensors, tf.Tensor, tf.Tensor]:
+    self,
+    params: tuple[graph_clipping.Tensors, ...],
+    record: graph_clipping.Tensors,
+  ) -> tuple[graph_clipping.Tensors, tf.Tensor, tf.Tensor]:
     """Returns the clipped record, its clients, and how many of them are zero.
 
     Returns:
@@ -307,16 +302,16 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
 
   def initial_sample_state(
-    self, template: clipping.Tensors = None
-  ) -> tuple[clipping.Tensors, tf.Tensor, tf.Tensor]:
+    self, template: graph_clipping.Tensors = None
+  ) -> tuple[graph_clipping.Tensors, tf.Tensor, tf.Tensor]:
     """Returns the empty sum: zeros in the types in which records are summed."""
     del template
     zero = tf.zeros([], tf.int64 if self._sums else tf.int32)
     return self.clip.zeros(self.record_specs), zero, zero
 
   def get_noised_result(
-    self, sample_state: clipping.Tensors, global_state: QueryState
-  ) -> tuple[clipping.Tensors, QueryState, dp_accounting.DpEvent]:
+    self, sample_state: graph_clipping.Tensors, global_state: QueryState
+  ) -> tuple[graph_clipping.Tensors, QueryState, dp_accounting.DpEvent]:
     """Returns (mean with noise in the record's types, next state, event).
 
     **Formal guarantee.** Assumptions: every client contributes at most one
@@ -423,8 +418,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       return released, QueryState(t + 1, noise_state, clip)
 
   def _adapted(
-    self, clip: clipping.Tensors, released: tf.Tensor, t: tf.Tensor
-  ) -> clipping.Tensors:
+    self, clip: graph_clipping.Tensors, released: tf.Tensor, t: tf.Tensor
+  ) -> graph_clipping.Tensors:
     """Returns the next clip, given the noised indicator sum of round t.
 
     Args:
@@ -435,22 +430,19 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     adaptive = self.clip.adaptive
     if adaptive is None:
       return clip
-    most = 2.0 * self.clip.indicator_steps * self._clients_per_round
-    fraction = 0.5 + tf.cast(released, tf.float64) / most
-    # PRIVACY: an infinite or NaN clip would turn records into integers that no
-    # norm bounds. The clip stays within a finite factor of its first value.
-    # Guard: adaptive_clip_test.test_scale_stays_finite.
+    steps = tf.cast(released, tf.float64)
     last = clip['l2_norm_clip']
-    moved = tf.clip_by_value(
-      last * tf.exp(adaptive.rate * (adaptive.quantile - fraction)),
-      self._first / _MOST_SCALE,
-      self._first * _MOST_SCALE,
+    moved = self.clip.next_clip(
+      last, steps, self._clients_per_round, tf.clip_by_value
     )
     if adaptive.until is not None:
       moved = tf.where(t < adaptive.until, moved, last)
-    return collections.OrderedDict(l2_norm_clip=moved, fraction=fraction)
+    return collections.OrderedDict(
+      l2_norm_clip=moved,
+      fraction=self.clip.fraction(steps, self._clients_per_round),
+    )
 
-  def derive_metrics(self, global_state: QueryState) -> clipping.Tensors:
+  def derive_metrics(self, global_state: QueryState) -> graph_clipping.Tensors:
     """Returns metrics that depend on no record, so they cost no privacy."""
     return collections.OrderedDict(
       round=global_state.round,

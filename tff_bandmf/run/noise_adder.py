@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Callable, Optional, TypeVar, Union
 
-import numpy as np
-import tree
-
-from tff_bandmf import errors
+from tff_bandmf import errors, query
 from tff_bandmf.ledger import chain
 from tff_bandmf.noise import placements
 from tff_bandmf.plan import plan as plan_lib
 
 if TYPE_CHECKING:
-  import tensorflow as tf
   import tensorflow_federated as tff
 
-  from tff_bandmf import query
   from tff_bandmf.aggregator import factory
-  from tff_bandmf.query import correlated_noise
 
 _Update = TypeVar('_Update')
 
@@ -38,10 +32,9 @@ class NoiseAdder:
     self._plan = plan
     self._tape = tape
     self._factory: Optional[factory.CorrelatedNoiseFactory] = None
-    self._query: Optional[query.CorrelatedNoiseQuery] = None
-    self._state: Optional[correlated_noise.QueryState] = None
+    self._mean: Optional[query.NoisyMean] = None
     # The round of the last `release`, and the clip values that it released.
-    self._released: tuple[int, dict[str, tf.Tensor]] = -1, {}
+    self._released: tuple[int, dict[str, float]] = -1, {}
     self._process_was_checked = False
 
   @property
@@ -112,62 +105,27 @@ class NoiseAdder:
       l2_norm_clip: clip that the previous round released; None if the clip is
         constant, or in the first round.
     """
-    query, state = self._query_and_state(like)
-    import tensorflow as tf
+    mean = self._mean_of(like)
+    release = mean.release(t, _at_most(clients, updates), l2_norm_clip)
+    self._released = t, release.released
+    return release.mean
 
-    state = state._replace(
-      round=tf.constant(t, tf.int64), clip=query.initial_clip(l2_norm_clip)
-    )
-    params = query.derive_sample_params(state)
-    total = query.initial_sample_state()
-    for i, update in enumerate(updates):
-      # PRIVACY: if there are more updates than recorded clients, one update is
-      # from an unrecorded client. The release is refused.
-      # Guard: run_test.test_more_updates_than_clients_are_refused.
-      if i >= clients:
-        raise errors.value_error(
-          f'updates={i + 1} or more: are more than the {clients} clients of '
-          'the round; give at most one update of each client of round.cohort'
-        )
-      record = _in_float64(update, query.record_specs)
-      total = query.accumulate_record(params, total, record)
-    try:
-      mean, after, _ = query.get_noised_result(total, state)
-    except tf.errors.InvalidArgumentError as error:
-      refused = errors.refusal(error)
-      if refused is None:
-        raise
-      raise refused from error
-    self._released = t, dict(after.clip)
-    return tree.map_structure(lambda leaf: leaf.numpy(), mean)
-
-  def _query_and_state(
-    self, like: object
-  ) -> tuple[query.CorrelatedNoiseQuery, correlated_noise.QueryState]:
-    """Returns the query for updates that look like `like`, and its state."""
-    if self._query is None or self._state is None:
-      # This import is first, since its error says in one line which package
-      # has to be installed.
-      from tff_bandmf import query  # isort: skip
-      import tensorflow as tf
-
+  def _mean_of(self, like: object) -> query.NoisyMean:
+    """Returns the mean for updates that look like `like`."""
+    if self._mean is None:
       plan = self._plan
       # PRIVACY: noise for another clip or multiplier than the plan's would void
-      # the claim. The query takes both from the plan.
+      # the claim. The mean takes both from the plan.
       # Guard: run_test.test_release_is_that_of_the_aggregator.
-      self._query = query.CorrelatedNoiseQuery.of(
+      self._mean = query.NoisyMean(
         plan.guarantee,
-        tree.map_structure(
-          lambda leaf: tf.TensorSpec(np.shape(leaf), np.asarray(leaf).dtype),
-          like,
-        ),
+        like,
         (plan.l2_norm_clip, plan.zeroing_norm, math.inf),
         plan.clients_per_round,
         largest_cohort=plan.most_clients,
-        noise_from=self._tape(),
+        placement=self._tape(),
       )
-      self._state = self._query.begin(self._query.initial_global_state())
-    return self._query, self._state
+    return self._mean
 
   def released(self, t: int) -> dict[str, float]:
     """Returns the clip values that `release` of round t gave beside the mean.
@@ -176,22 +134,20 @@ class NoiseAdder:
     constant or the round released through the aggregator.
     """
     last, values = self._released
-    if last != t:
-      return {}
-    return {name: float(value) for name, value in values.items()}
+    return values if last == t else {}
 
   @property
   def warning(self) -> Optional[str]:
     """`Plan.warning` for the size of the model, if the plan has no size."""
-    query = self._query
-    if query is None and self._factory is not None:
-      query = self._factory.query
-    if query is None or self._plan.dimension is not None:
+    if self._plan.dimension is not None:
       return None
-    from tff_bandmf.query import clipping
-
-    dimension = clipping.record_dimension(query.record_specs)
-    return self._plan.warning(dimension)
+    if self._mean is not None:
+      specs = self._mean.like
+    elif self._factory is not None and self._factory.query is not None:
+      specs = self._factory.query.record_specs
+    else:
+      return None
+    return self._plan.warning(query.record_dimension(specs))
 
   def flag(self, t: int) -> Optional[str]:
     """Returns the flag of `chain.FLAGS` for the source of the updates.
@@ -218,42 +174,25 @@ class NoiseAdder:
 
   def close(self) -> None:
     """Ends the noise producers, and removes their files."""
-    for source in self._factory, self._query:
+    for source in self._factory, self._mean:
       if source is not None:
         source.close()
 
   def _source(
     self,
-  ) -> Optional[
-    Union[query.CorrelatedNoiseQuery, factory.CorrelatedNoiseFactory]
-  ]:
-    return self._query or self._factory
+  ) -> Optional[Union[query.NoisyMean, factory.CorrelatedNoiseFactory]]:
+    return self._mean or self._factory
 
 
-def _in_float64(update: object, specs: object) -> object:
-  """Returns an update in float64.
-
-  Args:
-    update: arrays, in the structure of `specs`.
-    specs: structure of `tf.TensorSpec`.
-
-  Raises:
-    ValueError: the structure or a shape differs from `specs`.
-  """
-
-  def converted(spec: tf.TensorSpec, leaf: np.typing.ArrayLike) -> np.ndarray:
-    leaf = np.asarray(leaf, np.float64)
-    # PRIVACY: a sum would broadcast a smaller array, so that its client would
-    # count more often than the clip allows. Another shape is refused.
-    # Guard: run_test.test_update_of_another_shape_is_refused.
-    if leaf.shape != tuple(spec.shape):
-      raise ValueError(f'{leaf.shape} is not {spec.shape}')
-    return leaf
-
-  try:
-    return tree.map_structure(converted, specs, update)
-  except (TypeError, ValueError) as error:
-    raise errors.value_error(
-      f'update={type(update).__name__}: has other shapes than `like`; give '
-      'float arrays in its structure'
-    ) from error
+def _at_most(clients: int, updates: Iterable[_Update]) -> Iterator[_Update]:
+  """Yields updates, if they are no more than the clients of the round."""
+  for i, update in enumerate(updates):
+    # PRIVACY: if there are more updates than recorded clients, one update is
+    # from an unrecorded client. The release is refused.
+    # Guard: run_test.test_more_updates_than_clients_are_refused.
+    if i >= clients:
+      raise errors.value_error(
+        f'updates={i + 1} or more: are more than the {clients} clients of '
+        'the round; give at most one update of each client of round.cohort'
+      )
+    yield update

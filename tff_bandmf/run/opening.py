@@ -15,6 +15,7 @@ from tff_bandmf import clips, errors, participation, report
 from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.noise import placements
+from tff_bandmf.noise import position as position_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
 from tff_bandmf.run import journal as journal_lib
@@ -78,11 +79,6 @@ def open_folder(
   options: RunOptions,
 ) -> Iterator[OpenFolder]:
   """Yields the folder of a new run or of one that goes on; see `Run`."""
-  try:
-    from tff_bandmf.noise import position as position_lib
-  except ModuleNotFoundError as error:
-    raise errors.needs_tensorflow_privacy('a run') from error
-
   with folder.locked(directory):
     plan = _load_or_save_plan(directory, plan)
     if ledger is not None:

@@ -133,7 +133,6 @@ class Round(journal_lib.Entry):
         structure, its shapes and its float dtypes.
 
     Raises:
-      ImportError: TensorFlow Privacy is not installed.
       ValueError: the round is not open, or released another sum before; an
         update has another structure or shape than `like`; or there are more
         updates than clients.

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 MAGIC = 0x7466665F6D66
 VERSION = 3
 HEADER_WORDS = 6
+# Why a file is refused.
+SIZE = 'the file has the wrong size, or is of another release'
+DAMAGED = 'the file is damaged, or of another release'
+OTHER = 'the file is of another tape, shard or round'
 # Most coordinates of a file: TensorFlow unpacks less than 2^31 bytes.
 LARGEST_COUNT = 2**29 - 16
 
@@ -105,6 +109,40 @@ def contents(
   return pieces
 
 
+def unpack(
+  content: bytes, tape_id: int, round_index: int, first: int, count: int
+) -> np.ndarray:
+  """Returns y of a file, [count] int32, in lattice steps.
+
+  Args:
+    content: all bytes of the file.
+    tape_id: 63 bits, ID of the noise.
+    round_index: t, >= 0.
+    first: first coordinate of the shard, >= 0.
+    count: number of coordinates of the shard, > 0.
+
+  Raises:
+    ValueError: the file is damaged, or is of another tape, shard or round. The
+      message is one of `SIZE`, `DAMAGED` and `OTHER`.
+  """
+  if len(content) != size(count):
+    raise ValueError(SIZE)
+  places, values = frame(count)
+  # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound, so
+  # damage to the frame could pass. The frame is compared first, byte by byte.
+  # Guard: tape_release_test.test_damaged_file_is_refused.
+  if not np.array_equal(np.frombuffer(content, np.uint8)[places], values):
+    raise ValueError(DAMAGED)
+  try:
+    packed = zlib.decompress(content, 31, _packed_size(count))
+  except zlib.error:
+    raise ValueError(DAMAGED) from None
+  expected = np.array(header(tape_id, round_index, first, count), '<i8')
+  if packed[: expected.nbytes] != expected.tobytes():
+    raise ValueError(OTHER)
+  return np.frombuffer(packed, '<i4', offset=expected.nbytes)
+
+
 def is_whole(path: pathlib.Path, tape_id: int, first: int, count: int) -> bool:
   """Returns whether a file is complete and belongs to this shard.
 
@@ -114,15 +152,11 @@ def is_whole(path: pathlib.Path, tape_id: int, first: int, count: int) -> bool:
     first: first coordinate of the shard, >= 0.
     count: number of coordinates of the shard, > 0.
   """
-  content = path.read_bytes()
   try:
-    packed = zlib.decompress(content, wbits=31)
-  except zlib.error:
+    unpack(path.read_bytes(), tape_id, int(path.stem), first, count)
+  except ValueError:
     return False
-  y = np.frombuffer(packed[8 * HEADER_WORDS : len(packed) // 4 * 4], '<i4')
-  return len(y) == count and content == b''.join(
-    contents(tape_id, int(path.stem), first, y)
-  )
+  return True
 
 
 def _packed_size(count: int) -> int:

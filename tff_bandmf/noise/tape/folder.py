@@ -58,6 +58,28 @@ _FILE = re.compile(
 )
 # Files that stay when a server ends.
 _KEPT = re.compile(r'lock|tape\.json|.*\.reached')
+# Why a round is refused.
+BEHIND = (
+  'the producer ended or fell behind; is its process alive, and is there room '
+  'on its disk?'
+)
+NOT_THERE = (
+  'the tape is not there; was its factory closed, or is its folder not seen by '
+  'the process that runs the round?'
+)
+REMOVED = (
+  'the noise of this round was already used and removed; resume with a tape '
+  'that starts at the round of the state'
+)
+OTHER_RUN = (
+  'the noise of this round was used by another run; resume that one from its '
+  'own state, or start with a new key'
+)
+OTHER_SUM = (
+  'this round has released another sum, and its noise serves no second one; '
+  'run it again with the same cohort and model, or go on with the round after '
+  'it'
+)
 # Characters that `tf.io.matching_files` does not take literally.
 _GLOB = frozenset('*?[]\\')
 

@@ -1,305 +1,165 @@
-"""The part of a round's graph that adds y_t from a tape, in any process."""
+"""Adds y_t from a tape to the sum of round t, in NumPy.
+
+`graph_reader` does the same in TensorFlow's graph; both keep the same marks.
+"""
 
 from __future__ import annotations
 
 import math
 import pathlib
-from collections.abc import Sequence
-from typing import Optional
+import re
+import time
+from typing import NamedTuple, Optional
 
-import tensorflow as tf
+import numpy as np
 
-from tff_bandmf.noise import self_test
+from tff_bandmf import errors
+from tff_bandmf.noise import fingerprint, self_test
 from tff_bandmf.noise.tape import file as tape_file
 from tff_bandmf.noise.tape import folder as tape_folder
+
+_MARK = re.compile(r'(\d+)(?:-((\d+)-\d+-\d+))?\.reached')
 
 
 def release(
   tape: tape_folder.ReadableTape,
-  total: tf.Tensor,
+  total: np.ndarray,
   *,
-  tape_id: tf.Tensor,
-  round_index: tf.Tensor,
-  run: tf.Tensor,
+  round_index: int,
+  run: int,
   timeout_seconds: float,
-) -> tf.Tensor:
-  """Returns S_t + y_t, in a graph of any process; y itself never leaves.
+) -> None:
+  """Adds y_t to the sum of a round in place.
 
-  The graph waits for the producers if they are behind. Every failed check fails
-  the round, so noise is never silently zero, stale, damaged or used twice.
+  The call waits for the producers if they are behind. Every failed check fails
+  the round, so noise is never silently zero, stale, damaged or used twice. A
+  sum whose round failed is not to be used.
 
-  **Formal guarantee.**
-  Assumption: readers share the folders; a reader that makes a name in a folder
-  sees all names made there before, on other hosts too; nobody but the tape's
-  user writes there. Statement: of two different sums S_t with one y_t, of one
-  run or of two, at most one is returned, except where the 64-bit fingerprints
-  of the releases agree. A call that begins after round t was returned cannot
-  return an earlier round. Source: each call lists the marks, writes its own,
-  and lists them again; of two concurrent calls at least one sees the mark of
-  the other and fails.
+  **Formal guarantee.** That of `graph_reader.release`: of two different sums
+  with one y_t at most one is released, except where the 64-bit fingerprints of
+  the releases agree. Assumptions and source are those stated there.
 
   Args:
     tape: the tape that has y_t.
-    total: [coordinates of all shards] int32, S_t, in lattice steps.
-    tape_id: scalar int64, ID of the noise that the state belongs to.
-    round_index: scalar int64, t.
-    run: scalar int64, >= 0, ID of the run; after this call no other run can
-      read the round.
+    total: [coordinates of all shards] int32, S_t, in lattice steps;
+      overwritten with S_t + y_t.
+    round_index: t, >= 0.
+    run: ID of the run, >= 0; after this call no other run can read the round.
     timeout_seconds: seconds to wait for the producers, > 0; only time asleep
       counts.
 
   Raises:
-    tf.errors.InvalidArgumentError: when the graph runs, if a check fails.
+    ValueError: a check fails.
   """
-  folders = [_Folder(shard, tape_id, round_index, run) for shard in tape.shards]
-  y = tf.concat([folder.y(timeout_seconds) for folder in folders], 0)
-  y = self_test.check(
-    y,
+  folders = [
+    _Folder(shard.directory, round_index, str(run)) for shard in tape.shards
+  ]
+  parts = [
+    folder.y(tape.tape_id, shard, timeout_seconds)
+    for folder, shard in zip(folders, tape.shards)
+  ]
+  self_test.check(
+    parts,
     z_steps=tape.z_steps,
     row_norms=tape.recursion.row_norms,
     round_index=round_index,
   )
-  released = total + y
+  ends = np.cumsum([len(part) for part in parts])
+  for piece, part in zip(np.split(total, ends[:-1]), parts):
+    piece += part
   # PRIVACY: The difference of two sums with one y has no noise. A sum is marked
   # before it leaves, and leaves only if no other sum has a mark. If two sums
   # are marked at once, at least one reader sees both marks, on two hosts too,
   # because a host that makes a name in a folder sees the names already there.
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
-  high, low = tf.unstack(fingerprint(released))
-  owner = tf.strings.join(
-    [tf.strings.as_string(run), digits(high, 10), digits(low, 10)], '-'
-  )
-  checks = [each for folder in folders for each in folder.unused(high, owner)]
-  with tf.control_dependencies(checks):
-    marked = [folder.mark(owner) for folder in folders]
-  with tf.control_dependencies(marked):
-    checks = [each for folder in folders for each in folder.unused(low, owner)]
-  with tf.control_dependencies(checks):
-    return tf.identity(released)
+  high, low = fingerprint.fingerprint(total)
+  owner = f'{run}-{high:010d}-{low:010d}'
+  for folder in folders:
+    folder.check_unused(owner)
+  for folder in folders:
+    folder.mark(owner)
+  for folder in folders:
+    folder.check_unused(owner)
 
 
-def fingerprint(released: tf.Tensor) -> tf.Tensor:
-  """Returns a 64-bit fingerprint of a release, [2] int64 of 32 bits each."""
-  hashed = tf.fingerprint(released[tf.newaxis])
-  return tf.cast(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.uint32), tf.int64)
+class _Mark(NamedTuple):
+  """A mark; owner and run are None if it names no run."""
 
-
-def rounds_ahead(
-  shards: Sequence[tape_folder.Shard], round_index: tf.Tensor
-) -> tf.Tensor:
-  """Returns how many rounds from `round_index` on are ready, scalar int32."""
-  ready = []
-  for shard in shards:
-    files = tf.io.matching_files(path(shard.directory, '*.noise', round_index))
-    numbers = tf.strings.regex_replace(files, r'.*/(\d+)\.noise', r'\1')
-    later = tf.strings.to_number(numbers, tf.int64) >= round_index
-    ready.append(tf.math.count_nonzero(later, dtype=tf.int32))
-  return tf.reduce_min(ready)
+  round: int
+  owner: Optional[str]
+  run: Optional[str]
 
 
 class _Folder:
-  """One folder of a tape, in the graph of one round."""
+  """One folder of a tape, seen by one round."""
 
-  def __init__(
-    self,
-    shard: tape_folder.Shard,
-    tape_id: tf.Tensor,
-    round_index: tf.Tensor,
-    run: tf.Tensor,
-  ):
-    self._shard = shard
-    self._tape_id = tape_id
-    self._round_index = round_index
-    self._run = tf.strings.as_string(run)
-    self._name = digits(round_index, 8)
+  def __init__(self, directory: pathlib.Path, round_index: int, run: str):
+    self._directory = directory
+    self._round = round_index
+    self._run = run
 
-  def y(self, timeout_seconds: float) -> tf.Tensor:
+  def y(
+    self, tape_id: int, shard: tape_folder.Shard, timeout_seconds: float
+  ) -> np.ndarray:
     """Returns y of the round, [count] int32, once its file is complete.
 
     Args:
+      tape_id: ID of the noise.
+      shard: the shard of this folder.
       timeout_seconds: seconds to wait for the file, > 0.
     """
-    name = tf.strings.join([self._name, '.noise'])
-    most = math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)
-
+    self.check_unused()
+    path = tape_folder.noise_path(self._directory, self._round)
     # Count polls and not clock time, since somebody may set the clock.
-    def behind(polls):
-      return (polls < most) & ~(
-        self._exists(name, polls) | self._exists('failed', polls)
+    for _ in range(math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)):
+      if path.exists() or (self._directory / 'failed').exists():
+        break
+      time.sleep(tape_folder.POLL_SECONDS)
+    try:
+      return tape_file.unpack(
+        path.read_bytes(), tape_id, self._round, shard.first, shard.count
       )
+    except FileNotFoundError:
+      raise self._refused(tape_folder.BEHIND) from None
+    except ValueError as error:
+      raise self._refused(str(error)) from None
 
-    with tf.control_dependencies(self.unused(self._round_index)):
-      start = tf.constant(0, tf.int64) * self._round_index
-    polls = tf.while_loop(behind, lambda polls: [_sleep(polls) + 1], [start])
-    with tf.control_dependencies(polls):
-      exists = self._check(
-        self._exists(name, polls[0]),
-        'the producer ended or fell behind; is its process alive, and is '
-        'there room on its disk?',
-      )
-    with tf.control_dependencies([exists]):
-      contents = tf.io.read_file(self._path(name, self._round_index))
-    return self._unpacked(contents)
-
-  def _unpacked(self, contents: tf.Tensor) -> tf.Tensor:
-    """Returns y from a file, if it is whole and belongs to this round."""
-    count = self._shard.count
-    size = tape_file.size(count)
-    # tf.equal, because TFF traces into a graph where == compares object
-    # identity.
-    sized = self._check(
-      tf.equal(tf.strings.length(contents), size),
-      'the file has the wrong size, or is of another release',
-    )
-    with tf.control_dependencies([sized]):
-      unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
-    places, values = tape_file.frame(count)
-    # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound,
-    # so damage to the frame could pass. The frame is compared first, byte by
-    # byte.
-    # Guard: tape_release_test.test_damaged_file_is_refused.
-    framed = self._check(
-      tf.reduce_all(tf.equal(tf.gather(unpacked, places), values)),
-      'the file is damaged, or of another release',
-    )
-    with tf.control_dependencies([framed]):
-      # The name tells the cause, because an error of zlib shows it and does not
-      # tell the cause otherwise.
-      packed = tf.io.decode_compressed(
-        contents, 'GZIP', name='noise_tape_the_file_is_damaged'
-      )
-    words = 2 * tape_file.HEADER_WORDS
-    header, y = tf.split(
-      tf.ensure_shape(tf.io.decode_raw(packed, tf.int32), [words + count]),
-      [words, count],
-    )
-    expected = tape_file.header(
-      self._tape_id, self._round_index, self._shard.first, count
-    )
-    genuine = self._check(
-      tf.reduce_all(
-        tf.equal(
-          tf.bitcast(tf.reshape(header, [-1, 2]), tf.int64),
-          tf.stack([tf.cast(word, tf.int64) for word in expected]),
-        )
-      ),
-      'the file is of another tape, shard or round',
-    )
-    with tf.control_dependencies([genuine]):
-      return tf.identity(y)
-
-  def unused(
-    self, now: tf.Tensor, owner: Optional[tf.Tensor] = None
-  ) -> list[tf.Operation]:
-    """Returns checks that this run may still release the round.
+  def check_unused(self, owner: Optional[str] = None) -> None:
+    """Raises ValueError unless this run may still release the round.
 
     Args:
-      now: a tensor that is known only when the folder is to be listed.
-      owner: run ID and fingerprint of a sum, scalar string; if given, another
-        sum of this run in this round fails too.
+      owner: run ID and fingerprint of a sum; if given, another sum of this run
+        in this round fails too.
     """
-    numbers, runs, owners = self._marks(now)
-    exists = self._check(
-      tf.size(numbers) > 0,
-      'the tape is not there; was its factory closed, or is its folder not '
-      'seen by the process that runs the round?',
-    )
-    with tf.control_dependencies([exists]):
-      reached = tf.reduce_max(numbers)
-    unused = self._check(
-      reached <= self._round_index,
-      'the noise of this round was already used and removed; resume with a '
-      'tape that starts at the round of the state',
-    )
-    same_round = tf.equal(numbers, self._round_index)
+    marks = self._marks()
+    if not marks:
+      raise self._refused(tape_folder.NOT_THERE)
+    if max(mark.round for mark in marks) > self._round:
+      raise self._refused(tape_folder.REMOVED)
+    here = [mark for mark in marks if mark.round == self._round and mark.run]
     # PRIVACY: Two runs with one y would release two sums with the same noise,
     # even if the second run comes before a later round is read. A round that
     # has a mark of another run is refused.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
-    others = same_round & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
-    own = self._check(
-      ~tf.reduce_any(others),
-      'the noise of this round was used by another run; resume that one from '
-      'its own state, or start with a new key',
-    )
-    if owner is None:
-      return [unused, own]
-    others = (
-      same_round & tf.equal(runs, self._run) & tf.not_equal(owners, owner)
-    )
-    one = self._check(
-      ~tf.reduce_any(others),
-      'this round has released another sum, and its noise serves no second '
-      'one; run it again with the same cohort and model, or go on with the '
-      'round after it',
-    )
-    return [unused, own, one]
+    if any(mark.run != self._run for mark in here):
+      raise self._refused(tape_folder.OTHER_RUN)
+    if owner is not None and any(mark.owner != owner for mark in here):
+      raise self._refused(tape_folder.OTHER_SUM)
 
-  def mark(self, owner: tf.Tensor) -> tf.Operation:
+  def mark(self, owner: str) -> None:
     """Writes the mark of a sum; the rounds before this one are then over."""
-    name = tf.strings.join([self._name, '-', owner, '.reached'])
-    return tf.io.write_file(self._path(name, self._round_index), '')
+    name = f'{self._round:08d}-{owner}.reached'
+    (self._directory / name).touch(mode=0o600)
 
-  def _marks(self, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Returns (rounds, runs, owners) of the marks; '' if a mark has no run."""
-    paths = tf.io.matching_files(self._path('*.reached', now))
-    numbers, runs, owners = (
-      tf.strings.regex_replace(
-        paths, r'.*/(\d+)(?:-((\d+)-\d+-\d+))?\.reached', part
-      )
-      for part in (r'\1', r'\3', r'\2')
-    )
-    return tf.strings.to_number(numbers, tf.int64), runs, owners
+  def _marks(self) -> list[_Mark]:
+    try:
+      names = [path.name for path in self._directory.iterdir()]
+    except FileNotFoundError:
+      return []
+    matches = filter(None, map(_MARK.fullmatch, names))
+    return [_Mark(int(each[1]), each[2], each[3]) for each in matches]
 
-  def _path(self, file_name, now: tf.Tensor) -> tf.Tensor:
-    return path(self._shard.directory, file_name, now)
-
-  def _exists(self, file_name, now: tf.Tensor) -> tf.Tensor:
-    return tf.size(tf.io.matching_files(self._path(file_name, now))) > 0
-
-  def _check(self, condition: tf.Tensor, message: str) -> tf.Operation:
-    name = tf.strings.join([self._name, '.noise'])
-    return tf.debugging.Assert(
-      condition,
-      [
-        f'noise tape: {message}; round, path:',
-        self._round_index,
-        self._path(name, self._round_index),
-      ],
-    )
-
-
-def path(directory: pathlib.Path, file_name, now: tf.Tensor) -> tf.Tensor:
-  """Returns the path of a file, as a tensor that depends on `now`.
-
-  TensorFlow takes file operations for pure functions. Without the dependency it
-  would run an operation with constant arguments once, when it optimises the
-  graph or before a loop.
-
-  Args:
-    directory: folder of the file.
-    file_name: string or scalar string tensor, name or pattern.
-    now: a tensor that is known only when the operation is to run.
-  """
-  nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
-  return tf.strings.join([str(directory), '/', nothing, file_name])
-
-
-def digits(number: tf.Tensor, width: int) -> tf.Tensor:
-  """Returns a number as text, with zeros in front up to `width` digits."""
-  return tf.strings.as_string(number, width=width, fill='0')
-
-
-def _sleep(value: tf.Tensor) -> tf.Tensor:
-  """Returns `value`, scalar int64, after `POLL_SECONDS`."""
-  dataset = tf.data.Dataset.from_tensors(value)
-  variant = tf.raw_ops.SleepDataset(
-    input_dataset=tf.data.experimental.to_variant(dataset),
-    sleep_microseconds=int(tape_folder.POLL_SECONDS * 1e6),
-    output_types=[tf.int64],
-    output_shapes=[[]],
-  )
-  return tf.data.experimental.from_variant(
-    variant, tf.TensorSpec([], tf.int64)
-  ).reduce(value, lambda _, x: x)
+  def _refused(self, message: str) -> ValueError:
+    path = tape_folder.noise_path(self._directory, self._round)
+    return errors.value_error(f'noise={path}: {message}')

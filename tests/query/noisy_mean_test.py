@@ -1,0 +1,318 @@
+"""Tests of the noisy mean in NumPy, and of its clipping."""
+
+import contextlib
+import math
+
+import numpy as np
+import pytest
+
+import tff_bandmf
+from tff_bandmf import (
+  accounting,
+  clips,
+  noise,
+  participation,
+  query,
+  strategies,
+)
+from tff_bandmf.noise import placements, position
+from tff_bandmf.query import summation
+
+_KEY = noise.Key.from_seed(3)
+_ROUNDS = 4
+_LIKE = {
+  'a': np.zeros((3, 5), np.float32),
+  'b': [np.zeros(9000, np.float64), np.zeros(0, np.float32)],
+  'c': np.zeros((), np.float16),
+}
+_LAYERS = {'a': 0.3, 'b': 0.7, 'c': 0.1}
+_STRATEGIES = {
+  'identity': lambda: strategies.Identity(_ROUNDS),
+  'banded': lambda: strategies.BandedToeplitz(_ROUNDS, [1.0, 0.5]),
+  'blt': lambda: strategies.Blt(_ROUNDS, np.full(2, 0.1), np.array([0.9, 0.4])),
+  'inverse': lambda: strategies.BandedInverseSqrt(_ROUNDS, 2),
+  'tree': lambda: strategies.OnlineTree(_ROUNDS),
+  'dense': lambda: strategies.Dense(
+    np.tril(np.random.default_rng(0).uniform(0.1, 1, (_ROUNDS, _ROUNDS)))
+    + np.eye(_ROUNDS)
+  ),
+}
+
+
+def _updates(t, like=_LIKE):
+  """Updates of all sizes, and some that are no numbers."""
+  random = np.random.default_rng(t)
+
+  def update(size, change=None):
+    made = [
+      np.asarray(size * random.normal(size=each.shape), each.dtype)
+      for each in (like['a'], *like['b'], like['c'])
+    ]
+    if change is not None:
+      made[1][random.integers(9000)] = change
+    return {'a': made[0], 'b': made[1:3], 'c': made[3]}
+
+  with np.errstate(over='ignore'):
+    return [
+      update(1e-3),
+      update(1e-2),
+      update(1.0),
+      update(40.0),
+      update(1e300),
+      update(0.0),
+      update(1.0, math.nan),
+      update(1.0, -math.inf),
+      update(1.0, 1e200),
+      update(1.0, 1e150),
+      update(1e-320),
+    ]
+
+
+def _mean(
+  strategy=_STRATEGIES['banded'],
+  clip=1.0,
+  placement=None,
+  like=_LIKE,
+  noise_multiplier=0.4,
+  zeroing=None,
+  **guarantee,
+):
+  return contextlib.closing(
+    query.NoisyMean(
+      accounting.Guarantee(
+        strategy(), participation.MinSep(2), noise_multiplier, **guarantee
+      ),
+      like,
+      (clip, zeroing, math.inf),
+      7.0,
+      largest_cohort=12,
+      placement=placement or placements.Tape(key=_KEY),
+    )
+  )
+
+
+def _clip(kind):
+  if kind == 'adaptive':
+    return tff_bandmf.AdaptiveClip(0.5, rate=0.9, until=3)
+  return {
+    'one': 1.0,
+    'layers': _LAYERS,
+    'adaptive layers': tff_bandmf.AdaptiveClip(_LAYERS, rate=3.0),
+  }[kind]
+
+
+@pytest.mark.parametrize('zeroing', [None, 30.0])
+@pytest.mark.parametrize(
+  'name, kind',
+  [
+    *((name, 'one') for name in _STRATEGIES),
+    ('banded', 'layers'),
+    ('blt', 'adaptive'),
+    ('banded', 'adaptive layers'),
+  ],
+)
+@pytest.mark.slow
+def test_bits_are_those_of_tensorflow(name, kind, zeroing, tmp_path):
+  """Means, clips and marks of each round, in a graph with its optimiser."""
+  if zeroing is not None and name != 'banded':
+    pytest.skip('zeroing does not depend on the noise')
+  import tensorflow as tf
+
+  clip, strategy = _clip(kind), _STRATEGIES[name]
+  found = []
+  (tmp_path / 'numpy').mkdir()
+  where = position.Position(tmp_path / 'numpy', 1)
+  tape = placements.Tape(tmp_path / 'tape', key=_KEY, position=where)
+  with _mean(strategy, clip, tape, zeroing=zeroing) as mean:
+    released = {}
+    for t in range(_ROUNDS):
+      where.open(t, 1, 11)
+      done = mean.release(t, _updates(t), released.get('l2_norm_clip'))
+      released = done.released
+      found.append((done, where.released(t), where.updates(t)))
+
+  (tmp_path / 'graph').mkdir()
+  where = position.Position(tmp_path / 'graph', 1)
+  tape = placements.Tape(tmp_path / 'tape', key=_KEY, position=where)
+  adding = query.CorrelatedNoiseQuery.of(
+    accounting.Guarantee(strategy(), participation.MinSep(2), 0.4),
+    tf.nest.map_structure(
+      lambda leaf: tf.TensorSpec(leaf.shape, leaf.dtype), _LIKE
+    ),
+    (clip, zeroing, math.inf),
+    7.0,
+    largest_cohort=12,
+    noise_from=tape,
+  )
+
+  @tf.function(autograph=False)
+  def add(state, total, update):
+    return adding.accumulate_record(
+      adding.derive_sample_params(state), total, update
+    )
+
+  release = tf.function(
+    lambda total, state: adding.get_noised_result(total, state)[:2],
+    autograph=False,
+  )
+  with contextlib.closing(adding):
+    state = adding.begin(adding.initial_global_state())
+    for t in range(_ROUNDS):
+      where.open(t, 1, 11)
+      total = adding.initial_sample_state()
+      for update in _updates(t):
+        total = add(state, total, update)
+      result, state = release(total, state)
+      done, marks, counts = found[t]
+      for mine, theirs in zip(
+        tf.nest.flatten(done.mean), tf.nest.flatten(result)
+      ):
+        assert mine.dtype == theirs.dtype.as_numpy_dtype
+        assert mine.tobytes() == theirs.numpy().tobytes()
+      assert done.released == {
+        key: float(value) for key, value in dict(state.clip).items()
+      }
+      assert where.released(t) == marks and len(marks) == 1
+      assert where.updates(t) == counts and counts[1][0] == 11
+
+
+@pytest.mark.parametrize('size', [0, 1, 2, 9, 8192, 8193, 16_385, 100_003])
+def test_sum_of_squares_has_one_order(size):
+  """That of folding in two, which this does at once."""
+  x = np.random.default_rng(size).normal(size=size).astype(np.float32)
+  rows, width = summation.rows_of(size)
+  squares = np.zeros(rows * width)
+  squares[:size] = x.astype(np.float64) ** 2
+  while len(squares) > width:
+    squares = squares[: len(squares) // 2] + squares[len(squares) // 2 :]
+  assert summation.of_squares(x) == summation.total(squares)
+  assert rows * width - size < max(8 * rows, size)
+  assert summation.of_squares(x) == pytest.approx(
+    math.fsum(float(each) ** 2 for each in x), rel=1e-14
+  )
+
+
+def _squares(steps):
+  return sum(int(each) ** 2 for each in steps)
+
+
+@pytest.mark.parametrize('kind', ['one', 'layers', 'adaptive layers'])
+@pytest.mark.parametrize('scale', [1.0, 1e-7, 3e5])
+@pytest.mark.parametrize('bits', [14, 20, 26])
+def test_norm_is_at_most_the_clip(kind, scale, bits):
+  clip = _clip(kind)
+  if scale != 1.0 and not isinstance(clip, clips.AdaptiveClip):
+    clip = clips.AdaptiveClip(clip)
+  limits = query.Clipping.of(clip, _LIKE, bits)
+  ends = np.cumsum([15, 9000, 0, 1])
+  full = 0
+  for update in _updates(0):
+    steps = limits.clip(update, scale)
+    parts = np.split(steps, ends)
+    norms = [_squares(part) for part in parts]
+    assert sum(norms) <= 4**bits
+    full += sum(norms) > 4**bits * 0.99
+    if len(limits.clips) > 2:
+      for norm, bound in zip(
+        [norms[0], norms[1] + norms[2], norms[3]], limits.squared_bounds
+      ):
+        assert norm <= bound
+  # Enough of them are longer.
+  assert full >= 2 or scale > 1
+
+
+def test_norm_is_compared_exactly():
+  """4^26 + 1 differs from 4^26 in float64, and not in float32."""
+  like = np.zeros(17, np.float64)
+  limits = query.Clipping.of(1.0, like, 26)
+  record = np.zeros(17)
+  record[0], record[1] = 1.0, 2.0**-26
+  with pytest.MonkeyPatch.context() as patch:
+    # It is neither too long nor to be scaled, as a wrong norm would have it.
+    patch.setattr(summation, 'of_squares', lambda leaf: 0.0)
+    assert not limits.clip(record).any()
+    assert _squares(limits.clip(np.eye(17)[0])) == 4**26
+    # Cut towards zero it fits.
+    record[1] = 0.75 * 2.0**-26
+    assert _squares(limits.clip(record)) == 4**26
+    # A record of any length is zero, whatever its norm was taken for.
+    for large in (1.001, 3.0, 1e9, 1e300):
+      assert not limits.clip(large * np.eye(17)[0]).any()
+
+
+@pytest.mark.parametrize('kind', ['one', 'adaptive'])
+def test_record_that_becomes_zero_says_nothing(kind):
+  limits = query.Clipping.of(
+    _clip(kind), _LIKE, 20, zeroing_norm=9.0, zeroing_norm_order=2
+  )
+  for update in _updates(1)[3:5] + _updates(1)[6:9]:
+    assert not limits.clip(update).any()
+  nothing = limits.clip(_updates(1)[5])
+  assert nothing.any() == (kind == 'adaptive')
+  for wrong in (math.nan, math.inf, 0.0, -1.0):
+    assert _squares(limits.clip(_updates(1)[2], wrong)) <= 4**20
+
+
+def test_round_of_more_than_the_largest_cohort_fails():
+  with _mean() as mean:
+    mean.release(0, [_updates(0)[2]] * 12)
+    with pytest.raises(ValueError, match='updates=13 or more'):
+      mean.release(1, [_updates(0)[2]] * 13)
+
+
+def test_round_past_the_last_raises():
+  with _mean(noise_multiplier=0.0) as mean:
+    for t in (_ROUNDS, -1):
+      with pytest.raises(ValueError, match=f'round={t}: the strategy supports'):
+        mean.release(t, [])
+
+
+def test_model_larger_than_the_claim_is_refused():
+  _mean(dimension=9016).thing.close()
+  for clip, dimension in (1.0, 9015), (_clip('adaptive'), 9016):
+    with pytest.raises(ValueError, match='dimension'):
+      _mean(clip=clip, dimension=dimension)
+
+
+def test_leaf_that_is_no_float_is_refused_by_name():
+  for wrong in (np.int32, np.complex64, np.longdouble):
+    with pytest.raises(TypeError, match=r'update\[a\].dtype='):
+      _mean(like={'a': np.zeros(3, wrong), 'b': np.zeros(3)})
+  with pytest.raises(ValueError, match='holds no coordinate'):
+    _mean(like=[np.zeros((3, 0))])
+
+
+def test_updates_may_be_of_any_real_numbers():
+  like = np.zeros(3, np.float32)
+  with _mean(like=like, noise_multiplier=0.0, clip=9.0) as mean:
+    for update in [1, 2, 3], np.array([1, 2, 3], np.int8), (1.0, 2, True):
+      np.testing.assert_allclose(
+        7 * mean.release(0, [np.asarray(update)]).mean,
+        np.asarray(update, float),
+        atol=1e-3,
+      )
+
+
+def test_second_sum_of_a_round_is_refused_and_its_noise_is_not_used():
+  with _mean() as mean:
+    first = mean.release(2, _updates(0)).mean
+    again = mean.release(2, _updates(0)[::-1]).mean
+    np.testing.assert_array_equal(first['b'][0], again['b'][0])
+    with pytest.raises(ValueError, match='released another sum'):
+      mean.release(2, _updates(1))
+    with pytest.raises(ValueError, match='already used'):
+      mean.release(1, _updates(1))
+
+
+def test_norm_of_what_was_written_is_measured(monkeypatch):
+  """Memory that holds other integers than were meant is no longer record."""
+  limits = query.Clipping.of(1.0, np.zeros(8), 20)
+  copyto = np.copyto
+
+  def damaged(out, values, **kwargs):
+    copyto(out, values, **kwargs)
+    if out.dtype == np.int32:
+      out[3] = 2**21
+
+  monkeypatch.setattr(np, 'copyto', damaged)
+  assert not limits.clip(np.full(8, 0.1)).any()

@@ -1,0 +1,108 @@
+"""`position` in a round's graph, which reads and marks in any process."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tff_bandmf.noise import position as position_lib
+from tff_bandmf.noise.tape import graph_reader
+
+
+@dataclasses.dataclass(frozen=True)
+class GraphPosition:
+  """A `Position` as operations of TensorFlow.
+
+  Attributes:
+    position: position of the run.
+  """
+
+  position: position_lib.Position
+
+  def round_index(self, stated: tf.Tensor) -> tf.Tensor:
+    """Returns the open round, scalar int64, in a graph.
+
+    Args:
+      stated: scalar int64, the round that TFF's state counts. A value below 0,
+        of a run that has not begun, is returned as it is.
+    """
+    return tf.cond(
+      stated >= 0, lambda: self._numbers(stated)[1], lambda: stated
+    )
+
+  def check_updates(self, updates: tf.Tensor, now: tf.Tensor) -> tf.Operation:
+    """Returns a check that a sum has at most one update a recorded client.
+
+    **Formal guarantee.** That of `position.Position.check`.
+
+    Args:
+      updates: scalar integer, number of updates in the sum.
+      now: t, scalar int64.
+    """
+    clients = self._numbers(now)[3]
+    # PRIVACY: An update beyond the recorded cohort comes from a client whose
+    # participation the ledger lacks, so epsilon would not count it. The round
+    # fails before its release.
+    # Guard: run_test.test_more_updates_than_clients_are_refused_with_tff.
+    return tf.debugging.Assert(
+      tf.cast(updates, tf.int64) <= clients,
+      ['updates=', updates, position_lib.MORE_UPDATES, clients],
+    )
+
+  def mark(
+    self, released: tf.Tensor, counts: tf.Tensor, now: tf.Tensor
+  ) -> tf.Tensor:
+    """Returns the release, after it is marked as the only sum of its round.
+
+    **Formal guarantee.** That of `position.Position.mark`.
+
+    Args:
+      released: [dimension] int32, S_t + y_t, in lattice steps.
+      counts: [2] integers: the number of updates in S_t, and the number of
+        all-zero updates among them.
+      now: t, scalar int64.
+    """
+    high, low = tf.unstack(graph_reader.fingerprint(released))
+    owner = tf.strings.join(
+      [graph_reader.digits(high, 10), graph_reader.digits(low, 10)], '-'
+    )
+    attempt = tf.strings.as_string(self._numbers(now)[2])
+    round_name = graph_reader.digits(now, 8)
+    name = tf.strings.join([round_name, attempt, owner], '-')
+    path = graph_reader.path(self.position.marks, name, now)
+    # PRIVACY: The difference of two sums with one y has no noise. A sum is
+    # marked before it leaves, and the round fails if another sum has a mark, of
+    # this process or of an earlier one.
+    # Guard: run_replay_test.test_second_sum_of_a_round_is_refused.
+    content = tf.strings.reduce_join(
+      tf.strings.as_string(counts), separator=' '
+    )
+    with tf.control_dependencies([tf.io.write_file(path, content)]):
+      others = tf.strings.join([tf.identity(round_name), '-*'])
+      marks = tf.io.matching_files(
+        graph_reader.path(self.position.marks, others, now)
+      )
+    owners = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
+    same = tf.debugging.Assert(
+      tf.reduce_all(tf.equal(owners, owner)),
+      ['round=', now, position_lib.OTHER_SUM],
+    )
+    with tf.control_dependencies([same]):
+      return tf.identity(released)
+
+  def _numbers(self, now: tf.Tensor) -> tf.Tensor:
+    content = tf.io.read_file(
+      graph_reader.path(self.position.directory, 'position', now)
+    )
+    numbers = tf.strings.to_number(tf.strings.split(content), tf.int64)
+    numbers = tf.ensure_shape(numbers, [4])
+    # PRIVACY: An aggregation outside of a round would release updates of
+    # unrecorded clients. It fails unless a round of this run is open.
+    # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
+    is_open = tf.debugging.Assert(
+      tf.equal(numbers[0], self.position.run) & (numbers[1] >= 0),
+      [position_lib.NOT_OPEN],
+    )
+    with tf.control_dependencies([is_open]):
+      return tf.identity(numbers)

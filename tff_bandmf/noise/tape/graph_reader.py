@@ -1,0 +1,297 @@
+"""`tape.reader` as a part of a round's graph, which any process runs."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections.abc import Sequence
+from typing import Optional
+
+import tensorflow as tf
+
+from tff_bandmf.noise import fingerprint as fingerprints
+from tff_bandmf.noise import self_test
+from tff_bandmf.noise.tape import file as tape_file
+from tff_bandmf.noise.tape import folder as tape_folder
+
+
+def release(
+  tape: tape_folder.ReadableTape,
+  total: tf.Tensor,
+  *,
+  tape_id: tf.Tensor,
+  round_index: tf.Tensor,
+  run: tf.Tensor,
+  timeout_seconds: float,
+) -> tf.Tensor:
+  """Returns S_t + y_t, in a graph of any process; y itself never leaves.
+
+  The graph waits for the producers if they are behind. Every failed check fails
+  the round, so noise is never silently zero, stale, damaged or used twice.
+
+  **Formal guarantee.**
+  Assumption: readers share the folders; a reader that makes a name in a folder
+  sees all names made there before, on other hosts too; nobody but the tape's
+  user writes there. Statement: of two different sums S_t with one y_t, of one
+  run or of two, at most one is returned, except where the 64-bit fingerprints
+  of the releases agree. A call that begins after round t was returned cannot
+  return an earlier round. Source: each call lists the marks, writes its own,
+  and lists them again; of two concurrent calls at least one sees the mark of
+  the other and fails.
+
+  Args:
+    tape: the tape that has y_t.
+    total: [coordinates of all shards] int32, S_t, in lattice steps.
+    tape_id: scalar int64, ID of the noise that the state belongs to.
+    round_index: scalar int64, t.
+    run: scalar int64, >= 0, ID of the run; after this call no other run can
+      read the round.
+    timeout_seconds: seconds to wait for the producers, > 0; only time asleep
+      counts.
+
+  Raises:
+    tf.errors.InvalidArgumentError: when the graph runs, if a check fails.
+  """
+  folders = [_Folder(shard, tape_id, round_index, run) for shard in tape.shards]
+  y = tf.concat([folder.y(timeout_seconds) for folder in folders], 0)
+  y = self_test.graph_check(
+    y,
+    z_steps=tape.z_steps,
+    row_norms=tape.recursion.row_norms,
+    round_index=round_index,
+  )
+  released = total + y
+  # PRIVACY: The difference of two sums with one y has no noise. A sum is marked
+  # before it leaves, and leaves only if no other sum has a mark. If two sums
+  # are marked at once, at least one reader sees both marks, on two hosts too,
+  # because a host that makes a name in a folder sees the names already there.
+  # Guards: tape_release_test.test_round_releases_one_sum,
+  # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
+  high, low = tf.unstack(fingerprint(released))
+  owner = tf.strings.join(
+    [tf.strings.as_string(run), digits(high, 10), digits(low, 10)], '-'
+  )
+  checks = [each for folder in folders for each in folder.unused(high, owner)]
+  with tf.control_dependencies(checks):
+    marked = [folder.mark(owner) for folder in folders]
+  with tf.control_dependencies(marked):
+    checks = [each for folder in folders for each in folder.unused(low, owner)]
+  with tf.control_dependencies(checks):
+    return tf.identity(released)
+
+
+def fingerprint(released: tf.Tensor) -> tf.Tensor:
+  """Returns a 64-bit fingerprint of a release, [2] int64 of 32 bits each.
+
+  The bits are those of `noise.fingerprint.fingerprint`.
+
+  Args:
+    released: [dimension] int32, of static shape.
+  """
+  words = released
+  while True:
+    rows = -(-words.shape[0] // fingerprints.ROW)
+    lacking = rows * fingerprints.ROW - words.shape[0]
+    if lacking:
+      words = tf.pad(words, [[0, lacking]])
+    hashed = tf.fingerprint(tf.reshape(words, [rows, fingerprints.ROW]))
+    if rows == 1:
+      low, high = tf.unstack(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.uint32))
+      return tf.cast(tf.stack([high, low]), tf.int64)
+    words = tf.bitcast(tf.reshape(hashed, [2 * rows, 4]), tf.int32)
+
+
+def rounds_ahead(
+  shards: Sequence[tape_folder.Shard], round_index: tf.Tensor
+) -> tf.Tensor:
+  """Returns how many rounds from `round_index` on are ready, scalar int32."""
+  ready = []
+  for shard in shards:
+    files = tf.io.matching_files(path(shard.directory, '*.noise', round_index))
+    numbers = tf.strings.regex_replace(files, r'.*/(\d+)\.noise', r'\1')
+    later = tf.strings.to_number(numbers, tf.int64) >= round_index
+    ready.append(tf.math.count_nonzero(later, dtype=tf.int32))
+  return tf.reduce_min(ready)
+
+
+class _Folder:
+  """One folder of a tape, in the graph of one round."""
+
+  def __init__(
+    self,
+    shard: tape_folder.Shard,
+    tape_id: tf.Tensor,
+    round_index: tf.Tensor,
+    run: tf.Tensor,
+  ):
+    self._shard = shard
+    self._tape_id = tape_id
+    self._round_index = round_index
+    self._run = tf.strings.as_string(run)
+    self._name = digits(round_index, 8)
+
+  def y(self, timeout_seconds: float) -> tf.Tensor:
+    """Returns y of the round, [count] int32, once its file is complete.
+
+    Args:
+      timeout_seconds: seconds to wait for the file, > 0.
+    """
+    name = tf.strings.join([self._name, '.noise'])
+    most = math.ceil(timeout_seconds / tape_folder.POLL_SECONDS)
+
+    # Count polls and not clock time, since somebody may set the clock.
+    def behind(polls):
+      return (polls < most) & ~(
+        self._exists(name, polls) | self._exists('failed', polls)
+      )
+
+    with tf.control_dependencies(self.unused(self._round_index)):
+      start = tf.constant(0, tf.int64) * self._round_index
+    polls = tf.while_loop(behind, lambda polls: [_sleep(polls) + 1], [start])
+    with tf.control_dependencies(polls):
+      exists = self._check(self._exists(name, polls[0]), tape_folder.BEHIND)
+    with tf.control_dependencies([exists]):
+      contents = tf.io.read_file(self._path(name, self._round_index))
+    return self._unpacked(contents)
+
+  def _unpacked(self, contents: tf.Tensor) -> tf.Tensor:
+    """Returns y from a file, if it is whole and belongs to this round."""
+    count = self._shard.count
+    size = tape_file.size(count)
+    # tf.equal, because TFF traces into a graph where == compares object
+    # identity.
+    sized = self._check(
+      tf.equal(tf.strings.length(contents), size), tape_file.SIZE
+    )
+    with tf.control_dependencies([sized]):
+      unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
+    places, values = tape_file.frame(count)
+    # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound,
+    # so damage to the frame could pass. The frame is compared first, byte by
+    # byte.
+    # Guard: tape_release_test.test_damaged_file_is_refused.
+    framed = self._check(
+      tf.reduce_all(tf.equal(tf.gather(unpacked, places), values)),
+      tape_file.DAMAGED,
+    )
+    with tf.control_dependencies([framed]):
+      # The name tells the cause, because an error of zlib shows it and does not
+      # tell the cause otherwise.
+      packed = tf.io.decode_compressed(
+        contents, 'GZIP', name='noise_tape_the_file_is_damaged'
+      )
+    words = 2 * tape_file.HEADER_WORDS
+    header, y = tf.split(
+      tf.ensure_shape(tf.io.decode_raw(packed, tf.int32), [words + count]),
+      [words, count],
+    )
+    expected = tape_file.header(
+      self._tape_id, self._round_index, self._shard.first, count
+    )
+    genuine = self._check(
+      tf.reduce_all(
+        tf.equal(
+          tf.bitcast(tf.reshape(header, [-1, 2]), tf.int64),
+          tf.stack([tf.cast(word, tf.int64) for word in expected]),
+        )
+      ),
+      tape_file.OTHER,
+    )
+    with tf.control_dependencies([genuine]):
+      return tf.identity(y)
+
+  def unused(
+    self, now: tf.Tensor, owner: Optional[tf.Tensor] = None
+  ) -> list[tf.Operation]:
+    """Returns checks that this run may still release the round.
+
+    Args:
+      now: a tensor that is known only when the folder is to be listed.
+      owner: run ID and fingerprint of a sum, scalar string; if given, another
+        sum of this run in this round fails too.
+    """
+    numbers, runs, owners = self._marks(now)
+    known = self._check(tf.size(numbers) > 0, tape_folder.NOT_THERE)
+    with tf.control_dependencies([known]):
+      reached = tf.reduce_max(numbers)
+    unused = self._check(reached <= self._round_index, tape_folder.REMOVED)
+    here = tf.equal(numbers, self._round_index)
+    # PRIVACY: Two runs with one y would release two sums with the same noise,
+    # even if the second run comes before a later round is read. A round that
+    # has a mark of another run is refused.
+    # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
+    others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
+    own = self._check(~tf.reduce_any(others), tape_folder.OTHER_RUN)
+    if owner is None:
+      return [unused, own]
+    others = here & tf.equal(runs, self._run) & tf.not_equal(owners, owner)
+    one = self._check(~tf.reduce_any(others), tape_folder.OTHER_SUM)
+    return [unused, own, one]
+
+  def mark(self, owner: tf.Tensor) -> tf.Operation:
+    """Writes the mark of a sum; the rounds before this one are then over."""
+    name = tf.strings.join([self._name, '-', owner, '.reached'])
+    return tf.io.write_file(self._path(name, self._round_index), '')
+
+  def _marks(self, now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns (rounds, runs, owners) of the marks; '' if a mark has no run."""
+    paths = tf.io.matching_files(self._path('*.reached', now))
+    numbers, runs, owners = (
+      tf.strings.regex_replace(
+        paths, r'.*/(\d+)(?:-((\d+)-\d+-\d+))?\.reached', part
+      )
+      for part in (r'\1', r'\3', r'\2')
+    )
+    return tf.strings.to_number(numbers, tf.int64), runs, owners
+
+  def _path(self, file_name, now: tf.Tensor) -> tf.Tensor:
+    return path(self._shard.directory, file_name, now)
+
+  def _exists(self, file_name, now: tf.Tensor) -> tf.Tensor:
+    return tf.size(tf.io.matching_files(self._path(file_name, now))) > 0
+
+  def _check(self, condition: tf.Tensor, message: str) -> tf.Operation:
+    name = tf.strings.join([self._name, '.noise'])
+    return tf.debugging.Assert(
+      condition,
+      [
+        f'noise tape: {message}; round, path:',
+        self._round_index,
+        self._path(name, self._round_index),
+      ],
+    )
+
+
+def path(directory: pathlib.Path, file_name, now: tf.Tensor) -> tf.Tensor:
+  """Returns the path of a file, as a tensor that depends on `now`.
+
+  TensorFlow takes file operations for pure functions. Without the dependency it
+  would run an operation with constant arguments once, when it optimises the
+  graph or before a loop.
+
+  Args:
+    directory: folder of the file.
+    file_name: string or scalar string tensor, name or pattern.
+    now: a tensor that is known only when the operation is to run.
+  """
+  nothing = tf.strings.substr(tf.strings.as_string(now), 0, 0)
+  return tf.strings.join([str(directory), '/', nothing, file_name])
+
+
+def digits(number: tf.Tensor, width: int) -> tf.Tensor:
+  """Returns a number as text, with zeros in front up to `width` digits."""
+  return tf.strings.as_string(number, width=width, fill='0')
+
+
+def _sleep(value: tf.Tensor) -> tf.Tensor:
+  """Returns `value`, scalar int64, after `POLL_SECONDS`."""
+  dataset = tf.data.Dataset.from_tensors(value)
+  variant = tf.raw_ops.SleepDataset(
+    input_dataset=tf.data.experimental.to_variant(dataset),
+    sleep_microseconds=int(tape_folder.POLL_SECONDS * 1e6),
+    output_types=[tf.int64],
+    output_shapes=[[]],
+  )
+  return tf.data.experimental.from_variant(
+    variant, tf.TensorSpec([], tf.int64)
+  ).reduce(value, lambda _, x: x)

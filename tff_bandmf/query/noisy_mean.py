@@ -1,0 +1,269 @@
+"""The noisy mean of a round in NumPy: clip, sum, add y_t, divide.
+
+`correlated_noise` does the same in TensorFlow's graph, with the same bits: both
+clip to the same integers, add the same y_t, and scale and round alike.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional, Union
+
+import numpy as np
+import tree
+
+from tff_bandmf import accounting, clips, errors
+from tff_bandmf.noise import lattice as lattice_lib
+from tff_bandmf.noise import placements
+from tff_bandmf.noise.tape import opened, reader
+from tff_bandmf.query import bounds as bounds_lib
+from tff_bandmf.query import clipping
+
+# Coordinates that are scaled at once, few enough to stay in cache.
+_PIECE = 1 << 13
+
+
+class Release(NamedTuple):
+  """The release of one round.
+
+  Attributes:
+    mean: the mean with noise, in the structure, shapes and dtypes of `like`.
+    released: for an adaptive clip, `l2_norm_clip` of the next round and
+      `fraction`, the share of updates below the clip, with noise; else empty.
+  """
+
+  mean: Any
+  released: dict[str, float]
+
+
+class NoisyMean:
+  """Releases (sum_i clip(x_i) + y_t) / clients_per_round in round t.
+
+  See `correlated_noise.CorrelatedNoiseQuery`, which has the formulas.
+
+  Attributes:
+    clip: clipping of one record, on `lattice`.
+    lattice: range of sums and noise, integers in steps.
+    like: example of an update, whose structure, shapes and dtypes all rounds
+      have; its values are 0.
+  """
+
+  def __init__(
+    self,
+    guarantee: accounting.Guarantee,
+    like: object,
+    bounds: tuple[clips.Clip, Optional[float], float],
+    clients_per_round: float,
+    *,
+    largest_cohort: int,
+    placement: Union[placements.Tape, placements.Served],
+  ):
+    """Makes the lattice and opens the tape; `close` it when the run ends.
+
+    Args:
+      guarantee: guarantee of the run, for a clip of 1.
+      like: example of an update: nested structure of float arrays.
+      bounds: l2_norm_clip, zeroing_norm and zeroing_norm_order, in this order;
+        see `Bounds.of`.
+      clients_per_round: divisor of the mean, > 0.
+      largest_cohort: largest number of clients of any round, >= 1.
+      placement: place where the noise is made.
+
+    Raises:
+      TypeError: a leaf of `like` is not a float.
+      ValueError: the sizes of records, cohort and noise are incompatible.
+    """
+    l2_norm_clip, zeroing_norm, order = bounds
+    # Arrays that take no memory.
+    self.like = tree.map_structure(
+      lambda leaf: np.broadcast_to(
+        np.zeros((), np.asarray(leaf).dtype), np.shape(leaf)
+      ),
+      like,
+    )
+    dimension = bounds_lib.record_dimension(self.like)
+    dimension += clips.indicators(l2_norm_clip)
+    # PRIVACY: every coordinate costs some epsilon and delta for arithmetic, so
+    # a model larger than the claim's would break the claim. It is refused.
+    # Guard: noisy_mean_test.test_model_larger_than_the_claim_is_refused.
+    if guarantee.noise_multiplier:
+      guarantee.cost.check_dimension(dimension)
+    recursion = guarantee.strategy.recursion()
+    self.lattice = lattice_lib.Lattice.of(
+      recursion,
+      guarantee.z_stddev_per_clip,
+      largest_cohort=largest_cohort,
+      dimension=dimension,
+    )
+    self.clip = clipping.Clipping.of(
+      l2_norm_clip, self.like, self.lattice.clip_bits, zeroing_norm, order
+    )
+    self._clients_per_round = clients_per_round
+    self._rounds = guarantee.strategy.rounds
+    self._dimension = dimension
+    # The ID of this run on a tape; public.
+    self._run = secrets.randbits(63) | 1
+    self._opened = (
+      opened.OpenTape(placement, recursion, self.lattice.z_steps, dimension)
+      if self.lattice.z_steps
+      else None
+    )
+
+  def close(self) -> None:
+    """Stops the background process that makes noise, if there is one."""
+    if self._opened is not None:
+      self._opened.close()
+
+  @property
+  def z_stddev(self) -> float:
+    """Standard deviation of z, in the unit of the first round's sum."""
+    return self.lattice.z_steps * self.clip.step
+
+  def release(
+    self,
+    t: int,
+    updates: Iterable[object],
+    l2_norm_clip: Optional[float] = None,
+  ) -> Release:
+    """Returns the mean of updates with the noise of a round.
+
+    **Formal guarantee.** That of
+    `correlated_noise.CorrelatedNoiseQuery.get_noised_result`.
+
+    Args:
+      t: index of the round, in [0, n).
+      updates: updates of the clients, one a client, in the structure and shapes
+        of `like`. One update at a time is in memory.
+      l2_norm_clip: adaptive clip of this round, > 0; None for a constant clip,
+        or in the first round.
+
+    Raises:
+      ValueError: an update has another structure or shape than `like`; the
+        round is past the last, not open, or has more clients than
+        `largest_cohort`; or the noise is damaged or was used for another sum.
+    """
+    last, scale = self.clip.initial, 1.0
+    if self.clip.adaptive is not None:
+      last = l2_norm_clip or last
+      scale = self.clip.scale(last)
+    total, counts = self._summed(updates, scale)
+    # PRIVACY: C has no row for a round past the last one, and noise of an
+    # earlier round would cancel between the two. Such a round fails.
+    # Guard: noisy_mean_test.test_round_past_the_last_raises.
+    if not 0 <= t < self._rounds:
+      raise errors.value_error(
+        f'round={t}: the strategy supports {self._rounds} rounds and all are '
+        'done; optimise one for more rounds and account for both runs'
+      )
+    self._add_noise(t, total, counts)
+    released = {}
+    if self.clip.adaptive is not None:
+      # PRIVACY: a clip computed from updates without noise would leak them. The
+      # next clip is a function of the released indicator alone.
+      # Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
+      steps = float(total[-1])
+      until = self.clip.adaptive.until
+      released = {
+        'l2_norm_clip': float(
+          self.clip.next_clip(last, steps, self._clients_per_round)
+          if until is None or t < until
+          else last
+        ),
+        'fraction': self.clip.fraction(steps, self._clients_per_round),
+      }
+    unit = self.clip.step / self._clients_per_round * scale
+    return Release(self._mean(total, unit), released)
+
+  def _summed(
+    self, updates: Iterable[object], scale: float
+  ) -> tuple[np.ndarray, tuple[int, int]]:
+    """Returns the sum of clipped updates, and counts of updates.
+
+    Returns:
+      [dimension] int32, in steps; the number of updates, and how many of them
+      became zero.
+    """
+    total = np.zeros(self._dimension, np.int32)
+    record = np.empty(self._dimension, np.int32)
+    coordinates = record[: sum(map(np.size, tree.flatten(self.like)))]
+    count = without_effect = 0
+    for update in updates:
+      count += 1
+      # PRIVACY: a sum over too many clients could wrap around in int32, and the
+      # release would show it. The size is checked before the release.
+      # Guard: noisy_mean_test.test_round_of_more_than_the_largest_cohort_fails.
+      if count > self.lattice.largest_cohort:
+        raise errors.value_error(
+          f'updates={count} or more: a round has room for '
+          f'{self.lattice.largest_cohort}; give the plan a larger '
+          'largest_cohort, or admit fewer clients'
+        )
+      self.clip.clip(self._checked(update), scale, out=record)
+      total += record
+      without_effect += not coordinates.any()
+    return total, (count, without_effect)
+
+  def _checked(self, update: object) -> object:
+    """Returns an update as arrays, if it has the structure of `like`.
+
+    Raises:
+      ValueError: the structure or a shape differs.
+    """
+
+    def converted(example: np.ndarray, leaf: np.typing.ArrayLike) -> np.ndarray:
+      leaf = np.asarray(leaf)
+      # PRIVACY: a sum would broadcast a smaller array, so that its client would
+      # count more often than the clip allows. Another shape is refused.
+      # Guard: run_test.test_update_of_another_shape_is_refused.
+      if leaf.shape != example.shape:
+        raise ValueError(f'{leaf.shape} is not {example.shape}')
+      return leaf if clipping.is_real(leaf) else leaf.astype(np.float64)
+
+    try:
+      return tree.map_structure(converted, self.like, update)
+    except (TypeError, ValueError) as error:
+      raise errors.value_error(
+        f'update={type(update).__name__}: has other shapes than `like`; give '
+        'float arrays in its structure'
+      ) from error
+
+  def _add_noise(
+    self, t: int, total: np.ndarray, counts: tuple[int, int]
+  ) -> None:
+    """Adds y_t to a sum in place, and marks the result as the round's own."""
+    if self._opened is None:
+      return
+    position = self._opened.position
+    if position is not None:
+      position.check(t, counts[0])
+    reader.release(
+      self._opened.tape,
+      total,
+      round_index=t,
+      run=self._run,
+      timeout_seconds=opened.TIMEOUT_SECONDS,
+    )
+    if position is not None:
+      position.mark(total, counts, t)
+
+  def _mean(self, released: np.ndarray, unit: float) -> object:
+    """Returns a release in the types of `like`.
+
+    Args:
+      released: [dimension] int32, in steps.
+      unit: float64, a step over the divisor of the mean.
+    """
+    leaves, start = [], 0
+    for example in tree.flatten(self.like):
+      leaf = np.empty(example.size, example.dtype)
+      for first in range(0, example.size, _PIECE):
+        piece = leaf[first : first + _PIECE]
+        exact = released[start + first :][: len(piece)].astype(np.float64)
+        exact *= unit
+        with np.errstate(over='ignore'):
+          # TensorFlow rounds float64 to 16 bits by way of float32.
+          piece[:] = exact.astype(np.float32) if leaf.itemsize < 4 else exact
+      leaves.append(leaf.reshape(example.shape))
+      start += example.size
+    return tree.unflatten_as(self.like, leaves)
