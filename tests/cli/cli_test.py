@@ -507,6 +507,7 @@ def test_version_is_printed(run):
   )
 
 
+@pytest.mark.slow
 def test_module_runs_as_the_command():
   result = subprocess.run(
     [sys.executable, '-m', 'tff_bandmf', '--version'],

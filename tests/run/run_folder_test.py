@@ -185,6 +185,7 @@ def test_report_of_an_open_run_has_the_head_of_its_ledger(tmp_path):
     assert heads[1] in (tmp_path / 'two' / text).read_text()
 
 
+@pytest.mark.slow
 def test_run_that_was_not_closed_is_named_in_its_own_process(tmp_path):
   first = run.Run(tmp_path, _plan())
   with pytest.raises(ValueError, match='is open in this process.*close()'):

@@ -355,6 +355,7 @@ def _command(tmp_path, directory, environment=(), limit=None):
   return done.returncode, done.stderr
 
 
+@pytest.mark.slow
 def test_too_few_files_are_told_before_anything_is_written(tmp_path):
   status, error = _command(tmp_path, tmp_path / 'run', limit=24)
   assert status == 2
@@ -364,6 +365,7 @@ def test_too_few_files_are_told_before_anything_is_written(tmp_path):
   assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_folder_that_the_locale_cannot_write_is_told(tmp_path):
   status, error = _command(
     tmp_path,
