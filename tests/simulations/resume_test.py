@@ -2,11 +2,9 @@
 
 import dataclasses
 import json
-import pathlib
-import subprocess
-import sys
 
 import doctored
+import processes
 import pytest
 
 from simulations import (
@@ -23,27 +21,18 @@ from tff_bandmf.run_files import folder, run_json
 
 pytestmark = pytest.mark.slow
 
-_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+def _kill(folder):
+  processes.to_files(folder)
+  kill_test.main(['--kills=2', '--rounds=6', f'--out={folder}'])
 
 
 def test_killed_runs_end_as_undisturbed_ones(tmp_path):
   # More of them: python -m simulations.kill_test --kills=50
-  done = subprocess.run(
-    [
-      sys.executable,
-      '-m',
-      'simulations.kill_test',
-      '--kills=2',
-      '--rounds=9',
-      f'--out={tmp_path}',
-    ],
-    cwd=_ROOT,
-    capture_output=True,
-    text=True,
-    timeout=900,
-  )
-  assert done.returncode == 0, done.stderr
-  result = json.loads(done.stdout)
+  process = processes.start(_kill, tmp_path, daemon=True)
+  process.join(900)
+  assert process.exitcode == 0, (tmp_path / 'err').read_text()
+  result = json.loads((tmp_path / 'out').read_text())
   assert result['failed'] == {}
   assert result['kills'] >= 1
 
