@@ -246,7 +246,7 @@ def test_sabotaged_noise_is_caught(runtime, monkeypatch, strategy, name):
   """At 99.9% confidence, so one of 1000 honest runs would look like these."""
   spec = accounting.Guarantee(strategy, _SCHEMA, _SHARP)
   found = _audit(
-    spec, _sabotage(spec, name, monkeypatch), 1200 if name == 'scale' else 400
+    spec, _sabotage(spec, name, monkeypatch), 1200 if name == 'scale' else 200
   )
   assert not found.holds
   assert found.gaussian_bound > found.claimed_epsilon
