@@ -16,8 +16,6 @@ import re
 import sys
 from typing import Optional
 
-import tqdm
-
 # A longer message is cut in the middle; in characters.
 _LONGEST = 800
 # TensorFlow prints a failed assertion of a graph as '[part] [part]', and a
@@ -57,6 +55,8 @@ def type_error(message: str) -> TypeError:
 
 def notice(line: str) -> None:
   """Writes a line to standard error, above any progress bars."""
+  import tqdm  # A command that only shows its help does not wait for it.
+
   # A closed pipe must not end the waiting thread.
   with contextlib.suppress(OSError, ValueError):
     tqdm.tqdm.write(line, file=sys.stderr)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import attrs
-import dp_accounting
 
 from tff_bandmf import _checks, _files, errors, strategies
 from tff_bandmf import participation as participation_lib
@@ -14,6 +13,9 @@ from tff_bandmf import sensitivity as sensitivity_lib
 from tff_bandmf.accounting.arithmetic import slack as slack_lib
 from tff_bandmf.accounting.kinds import kinds, logged_cohorts
 from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
+
+if TYPE_CHECKING:
+  import dp_accounting
 
 _SAMPLES = monte_carlo.Samples()
 # Relative change that float64 may cause in a claim that is computed again.
@@ -258,6 +260,8 @@ class Guarantee:
     `UnsupportedDpEvent`, which every accountant refuses.
     """
     if not self.noise_multiplier:
+      import dp_accounting
+
       return dp_accounting.NonPrivateDpEvent()
     return self.accountant.dp_event(self.exact_noise)
 

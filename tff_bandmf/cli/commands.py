@@ -1,44 +1,86 @@
-"""The commands of `bandmf`; each returns its exit status."""
+"""The commands of `bandmf`; each is imported when it is used."""
 
 from __future__ import annotations
+
+import importlib
+from typing import Optional
 
 import click
 
 import tff_bandmf
-from tff_bandmf.cli import (
-  audit,
-  choose,
-  compose,
-  noise_server,
-  observe,
-  plan,
-  privacy,
-  report,
-  reproduce,
-  strategy,
-  verify,
-)
+
+# Module in this package, and first sentence of the help, of each command.
+COMMANDS = {
+  'account': ('privacy', 'Shows rho and epsilon of a run with this noise.'),
+  'audit': (
+    'audit',
+    'Shows lower bounds on epsilon from runs of the aggregator with canaries.',
+  ),
+  'calibrate': (
+    'privacy',
+    'Shows the least noise that meets (epsilon, delta) for a whole run.',
+  ),
+  'choose': (
+    'choose',
+    'Ranks the families that fit in memory by their error at epsilon.',
+  ),
+  'compose': (
+    'compose',
+    'Shows what several runs on the same clients guarantee together.',
+  ),
+  'evaluate': (
+    'strategy',
+    'Shows the errors and the sensitivity of a strategy.',
+  ),
+  'noise-server': (
+    'noise_server',
+    'Writes the noise of a run to files, ahead of the rounds that read them.',
+  ),
+  'observe': (
+    'observe',
+    'Shows the sensitivity and the epsilon of the rounds in a log.',
+  ),
+  'optimize': ('strategy', 'Optimises (or builds) a strategy.'),
+  'plan': (
+    'plan',
+    'Plans a run: mechanism, noise, guarantee, and what they cost.',
+  ),
+  'report': (
+    'report',
+    'Writes the privacy report of a run into its directory.',
+  ),
+  'reproduce': (
+    'reproduce',
+    'Computes published figures again, row by row; NAMES chooses tables.',
+  ),
+  'verify': (
+    'verify',
+    'Checks what a run claims, or what the figures of a public.json say.',
+  ),
+}
 
 
-@click.group(no_args_is_help=False)
+class _Commands(click.Group):
+  """A group that imports the module of a command when it is used."""
+
+  def list_commands(self, ctx):
+    return list(COMMANDS)
+
+  def get_command(self, ctx, cmd_name) -> Optional[click.Command]:
+    if cmd_name not in COMMANDS:
+      return None
+    module, _ = COMMANDS[cmd_name]
+    return getattr(
+      importlib.import_module(f'tff_bandmf.cli.{module}'),
+      cmd_name.replace('-', '_'),
+    )
+
+  def format_commands(self, ctx, formatter):
+    with formatter.section('Commands'):
+      formatter.write_dl([(name, line) for name, (_, line) in COMMANDS.items()])
+
+
+@click.group(cls=_Commands, no_args_is_help=False)
 @click.version_option(tff_bandmf.__version__, prog_name='bandmf')
 def bandmf():
   """Correlated-noise differential privacy: strategies and their privacy."""
-
-
-for _command in (
-  plan.plan,
-  strategy.optimize,
-  strategy.evaluate,
-  privacy.account,
-  privacy.calibrate,
-  audit.audit,
-  observe.observe,
-  compose.compose,
-  report.report,
-  verify.verify,
-  choose.choose,
-  reproduce.reproduce,
-  noise_server.noise_server,
-):
-  bandmf.add_command(_command)

@@ -10,10 +10,8 @@ import numpy as np
 
 from tff_bandmf import errors, participation, sensitivity, strategies
 from tff_bandmf.cli import options, output
-from tff_bandmf.cohorts import arrivals as arrivals_lib
 from tff_bandmf.plan import mechanism as mechanism_lib
 from tff_bandmf.plan import plan as plan_lib
-from tff_bandmf.report import participation_log
 
 
 @click.command()
@@ -151,6 +149,9 @@ def plan(
 
 def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
   """Returns the counts of a log of check-ins under two rules, by rule name."""
+  from tff_bandmf.cohorts import arrivals as arrivals_lib
+  from tff_bandmf.report import participation_log
+
   schema = plan.schema
   kinds = (participation.MinSep, participation.Budget)
   if not plan.cohorts.is_enforced or not isinstance(schema, kinds):

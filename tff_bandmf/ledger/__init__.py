@@ -1,5 +1,18 @@
 """A ledger of the clients of each round, durable before the round runs."""
 
+from typing import TYPE_CHECKING, Any
+
 from tff_bandmf.ledger.chain import Attempt
-from tff_bandmf.ledger.ledger import Ledger
 from tff_bandmf.ledger.observed import Observed
+
+if TYPE_CHECKING:
+  from tff_bandmf.ledger.ledger import Ledger
+
+
+def __getattr__(name: str) -> Any:
+  # Only who opens a ledger waits for SQLAlchemy.
+  if name != 'Ledger':
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  from tff_bandmf.ledger import ledger
+
+  return ledger.Ledger

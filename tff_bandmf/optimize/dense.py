@@ -54,7 +54,7 @@ from typing import Optional
 
 import attrs
 import numpy as np
-import scipy.signal
+import scipy
 
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import strategies

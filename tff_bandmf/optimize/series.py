@@ -36,7 +36,7 @@ import functools
 from typing import Callable, Optional
 
 import numpy as np
-import scipy.signal
+import scipy
 import scipy.special
 
 from tff_bandmf import errors

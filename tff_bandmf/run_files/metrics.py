@@ -7,11 +7,13 @@ import hashlib
 import io
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from tff_bandmf import _files, errors
-from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.run_files import run_json
+
+if TYPE_CHECKING:
+  from tff_bandmf import ledger as ledger_lib
 
 # Columns of the values that a round of an adaptive clip releases, with noise,
 # beside the model.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pathlib
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from tff_bandmf import _files
-from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.run_files import run_json
+
+if TYPE_CHECKING:
+  from tff_bandmf.ledger import ledger as ledger_lib
 
 
 def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
@@ -21,6 +23,8 @@ def set_location(directory: pathlib.Path, url: Union[str, os.PathLike]) -> None:
   Raises:
     ValueError: the run has begun, and the ledger there is of another run.
   """
+  from tff_bandmf.ledger import ledger as ledger_lib
+
   location = os.fspath(url)
   if '://' not in location:
     location = os.path.abspath(location)
@@ -51,6 +55,9 @@ def open_ledger(
   Raises:
     ValueError: there is no ledger, or it is damaged; see `Ledger`.
   """
+  # A report of a log, which has no ledger, does not wait for SQLAlchemy.
+  from tff_bandmf.ledger import ledger as ledger_lib
+
   path = directory / run_json.LEDGER_URL
   return ledger_lib.Ledger(
     path.read_text() if path.exists() else directory / run_json.LEDGER_FILE,

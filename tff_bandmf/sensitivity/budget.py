@@ -29,7 +29,7 @@ from typing import Optional
 
 import attrs
 import numpy as np
-import scipy.signal
+import scipy
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib

@@ -19,7 +19,7 @@ import functools
 from collections.abc import Iterator
 
 import numpy as np
-import scipy.signal
+import scipy
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib

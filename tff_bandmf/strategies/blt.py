@@ -7,7 +7,7 @@ from typing import ClassVar, Optional
 
 import attrs
 import numpy as np
-import scipy.signal
+import scipy
 
 from tff_bandmf import _checks, errors
 from tff_bandmf.strategies import base, families, toeplitz

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 import numpy as np
-import scipy.signal
+import scipy  # scipy.signal is imported when it is first used.
 
 from tff_bandmf import errors, workloads
 from tff_bandmf.strategies import base

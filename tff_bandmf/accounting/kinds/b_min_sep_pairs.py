@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import scipy.signal
+import scipy
 import scipy.sparse
 
 

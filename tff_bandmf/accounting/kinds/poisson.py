@@ -21,15 +21,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Optional
-
-import dp_accounting
-from dp_accounting.pld import privacy_loss_distribution
+from typing import TYPE_CHECKING, Optional
 
 from tff_bandmf import _checks, errors, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import samplers
 from tff_bandmf.accounting.methods import accountants, gaussian
+
+if TYPE_CHECKING:
+  from dp_accounting.pld import privacy_loss_distribution
 
 # Largest epsilon that the discretization of losses should add.
 _ACCURACY = 1e-4
@@ -99,6 +99,8 @@ class Poisson(accountants.Exact):
     )
 
   def dp_event(self, noise_multiplier):
+    import dp_accounting
+
     return dp_accounting.SelfComposedDpEvent(
       dp_accounting.PoissonSampledDpEvent(
         self.sampling_prob, dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -320,6 +322,8 @@ def _losses(
   It has both directions of the dominating pair; its delta is the larger of the
   two.
   """
+  from dp_accounting.pld import privacy_loss_distribution
+
   # The losses of one round span at most 10 standard deviations. All parts share
   # one grid.
   interval = max(

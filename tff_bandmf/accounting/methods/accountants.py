@@ -12,9 +12,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import ClassVar, Optional
-
-import dp_accounting
+from typing import TYPE_CHECKING, ClassVar, Optional
 
 from tff_bandmf import errors, strategies
 from tff_bandmf import participation as participation_lib
@@ -26,6 +24,9 @@ from tff_bandmf.accounting.methods import (
   monte_carlo,
   search,
 )
+
+if TYPE_CHECKING:
+  import dp_accounting
 
 _SMALLEST_DELTA = 1e-300
 # Most searches for the least noise; each draws samples of its own.
@@ -112,6 +113,8 @@ class Accountant(abc.ABC):
 
     It is an `UnsupportedDpEvent` if dp-accounting has no event for the run.
     """
+    import dp_accounting
+
     return dp_accounting.UnsupportedDpEvent()
 
   def more_noise(self, cost: slack_lib.Cost) -> float:
@@ -222,6 +225,8 @@ class Gaussian(Exact):
     return gaussian.zcdp_rho(noise_multiplier)
 
   def dp_event(self, noise_multiplier):
+    import dp_accounting
+
     return dp_accounting.GaussianDpEvent(noise_multiplier)
 
 
