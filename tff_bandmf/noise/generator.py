@@ -52,7 +52,7 @@ WORDS, EXTENSIONS = 0, 1
 _MOST = 2**63
 _ONE, _SIGN_BIT = np.uint64(1), np.uint64(63)
 # Coordinates made at once, few enough to stay in cache.
-_PIECE = 1 << 13
+_PIECE = 1 << 14
 
 
 class Generator:
