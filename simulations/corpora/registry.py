@@ -31,7 +31,7 @@ class Corpus:
       where it is missing.
     vocabulary: function from the path, the number of words and `data.data_dir`
       to the vocabulary.
-    vocabulary_source: how the words were chosen, in the words of the report.
+    vocabulary_source: text of the report on how the words were chosen.
     takes_data_dir: whether `data.data_dir` may be given.
   """
 

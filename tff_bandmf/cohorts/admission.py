@@ -11,14 +11,14 @@ the rule allows.
 | l      | `last_round`  | last round of a client before t, if any        |
 | c      | `count`       | number of rounds of a client before t          |
 | b      |               | `min_sep` of the participation schema          |
-| k      |               | most participations of a client                |
+| k      |               | largest allowed number of rounds of a client   |
 
 A client may take part in round t if c < k and, unless c = 0,
 
   min-sep      t - l >= b
   fixed-epoch  t - l is a multiple of b; if k < ceil(n / b), t - l = b
-  budget       t - l >= `apart`; in place of c < k: the rounds of the client
-               and t together cost at most the budget, see `Costs`
+  budget       t - l >= `apart`; and, in place of c < k, the rounds of the
+               client and round t together cost at most the budget, see `Costs`
 
 With fixed epochs a client may skip an epoch if k >= ceil(n / b): its rounds are
 then a subset of a pattern with one round in every epoch, whose sensitivity is

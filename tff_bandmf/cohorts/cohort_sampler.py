@@ -8,9 +8,9 @@
 | b      |               | `min_sep` of the participation schema         |
 
 A cohort is drawn uniformly among the clients that the rule of `admission` lets
-into the round and that are available. For fixed epochs only clients with an
-index of t mod b, modulo b, are drawn: any two rounds of a client are a multiple
-of b apart.
+into the round and that are available. For fixed epochs only clients i with i =
+t (mod b) are drawn, so that the distance of any two rounds of a client is a
+multiple of b.
 
 `CohortSampler` refuses parameters with which some round cannot be filled,
 before any round has cost privacy. If counting cannot decide this (see
@@ -32,7 +32,8 @@ from tff_bandmf.cohorts import history as history_lib
 # Populations up to this size are searched client by client.
 _LARGE = 2**17
 _MAX_BATCH = 2**18
-# After draws of this share of the population a full search is faster.
+# If more draws than this share of the population are needed, it is faster to
+# check every client.
 _DRAWN_SHARE = 1 / 32
 
 
@@ -41,7 +42,7 @@ class CohortError(ValueError):
 
 
 class Availability(Protocol):
-  """Which clients of a population can be reached in a round.
+  """Tells which clients of a population can be reached in a round.
 
   Both methods take the index of a round and [m] int64 indices of clients, and
   return [m] bool.
@@ -93,7 +94,8 @@ class CohortSampler:
     participation_lib.check(self.participation)
     choice, rule = self.clients, f'clients={self.clients}'
     if self.participation.evenly_spaced:
-      # A round draws from one residue class; this is the smallest one's size.
+      # A round draws from the clients of one class modulo b; `choice` is the
+      # size of the smallest class.
       choice = self.clients // self.participation.separation(self.rounds)
       rule += f' // min_sep={self.participation.min_sep}'
     if self.cohort_size > choice:
@@ -256,11 +258,11 @@ class CohortSampler:
     round_index: int,
     history: Union[history_lib.History, history_lib.Patterns],
   ) -> Optional[np.ndarray]:
-    """Returns the first distinct eligible clients of a sequence of draws.
+    """Returns the first distinct clients that may take part among draws.
 
     The cohort is uniform, because every draw is uniform over all candidates. If
-    many clients are eligible, few draws are enough. Returns None if too few
-    eligible clients were drawn.
+    many clients may take part, few draws are enough. The result is None if the
+    draws had too few such clients.
     """
     candidates = self._candidates(round_index)
     fitting = np.empty(0, np.int64)

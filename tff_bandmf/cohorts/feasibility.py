@@ -6,22 +6,24 @@
 | m        | `cohort_size` | clients in each round                         |
 | n        | `rounds`      | rounds of the run                             |
 | b        |               | `min_sep` of the participation schema         |
-| k        |               | most participations of a client               |
+| k        |               | largest allowed number of rounds of a client  |
 | N_r, n_r |               | clients, and rounds, with index = r (mod b)   |
 
-**Necessary**, unless epochs are fixed: n m participations need
-n m <= N k, and any min(b, n) consecutive rounds have different clients, so
-min(b, n) m <= N.
+**Necessary**, unless epochs are fixed: n m <= N k, because the rounds have n m
+participations and N clients may have N k; and min(b, n) m <= N, because any
+min(b, n) consecutive rounds have different clients.
 
-**Uniform.** In round t the clients of the last r = min(t, b - 1) cohorts, r m
-different ones, come too soon. At most (t - r) m / k other clients took part k
-times, in the t - r rounds before these. All remaining clients may take part. So
-every round is filled, whatever was drawn before, if
+**Sufficient for min-sep.** The clients of the last r = min(t, b - 1) cohorts,
+which are r m different clients, may not take part in round t. At most (t - r) m
+/ k other clients took part k times, in the t - r rounds before these cohorts.
+All remaining clients may take part. So every round is filled, whatever was
+drawn before, if
 
     min(b, n) m + floor(max(n - b, 0) m / k) <= N
 
-since both terms grow with t. If k = ceil(n / b), no client comes too often: the
-second term is dropped, and the condition is also necessary.
+since both terms grow with t. If k = ceil(n / b), a client that keeps to b never
+takes part more than k times: the second term is dropped, and the condition is
+also necessary.
 
 **Budget.** A client that never took part may take part, so n m <= N is enough.
 Otherwise the sampler draws the cohorts of all rounds once, to find out.

@@ -105,7 +105,7 @@ class Identifiers:
       clients: indices or strings, see `names`.
 
     Raises:
-      TypeError: a client is neither, or there are both.
+      TypeError: a client is neither an index nor a string, or there are both.
       ValueError: an index is negative, or has more than 63 bits.
     """
     clients = names(clients)

@@ -2,8 +2,8 @@
 
 A round that was started counts, whether or not it gives a result. An attempt at
 a round is 'started', then 'finished', 'failed' (the round may be replayed) or
-'abandoned' (it may not: the round is burnt). Clients are stored as keyed
-hashes. All events are in a chain of hashes, see `chain`; opening a ledger
+'abandoned' (the round is burnt: it may not be replayed). Clients are stored as
+keyed hashes. All events are in a chain of hashes, see `chain`; opening a ledger
 computes the chain again.
 
   with Ledger('ledger.sqlite') as ledger:
@@ -147,7 +147,7 @@ class Ledger:
     return self._read(tables.row).head.hex()
 
   def has_head(self, head: str) -> bool:
-    """Returns whether the chain has, or began with, a head."""
+    """Returns whether a head is the first or a later head of the chain."""
     return self._read(tables.has_head, bytes.fromhex(head))
 
   def last_round(self) -> int:
@@ -161,8 +161,8 @@ class Ledger:
   def next_round(self) -> int:
     """Returns the round with which a run goes on.
 
-    It is the last started round if that has not ended or its attempts failed:
-    replay or abandon it. Otherwise it is the round after.
+    If every attempt at the last started round is open or failed, the result is
+    this round, to be replayed or abandoned. Otherwise it is the next index.
     """
     with database.transaction(self._reader) as connection:
       last = tables.last_round(connection)
@@ -413,9 +413,9 @@ class Ledger:
           'clients as the run began to: all by index, or all by string'
         )
       last = tables.last_round(connection)
-      # PRIVACY: after an edit of the plan or the strategy between two rounds,
-      # the noise covers neither version. Each round must have the digest of the
-      # round before, so all rounds have one digest. Guard:
+      # PRIVACY: if the plan or the strategy is edited between two rounds, the
+      # noise proves the claim of neither version. Each round must have the
+      # digest of the round before, so all rounds have one digest. Guard:
       # ledger_test.test_round_cannot_start_with_another_digest_than_the_last.
       if enforced is not None and any(
         attempt.enforced not in (None, enforced)
@@ -436,8 +436,9 @@ class Ledger:
             'on above it'
           )
         tables.add_round(connection, round_index, hashes, highest)
-      # PRIVACY: the difference of two sums with one noise has no noise. A
-      # second cohort for a round, which would give a second sum, is refused.
+      # PRIVACY: if two sums get the same noise, the difference of the two
+      # releases has no noise. A second cohort for a round, which would give a
+      # second sum, is refused.
       # Guard: ledger_test.test_round_cannot_start_with_another_cohort.
       elif recorded != digest:
         raise errors.value_error(
@@ -491,8 +492,9 @@ class Ledger:
       ValueError: no attempt is open; another result was recorded; `z_stddev`
         is negative or not finite; or the aggregator counts another round.
     """
-    # PRIVACY: if the aggregator was in another round, the sum of this cohort
-    # got the noise of that round. The result of the round is refused. Guard:
+    # PRIVACY: if the aggregator counts another round, the sum of this cohort
+    # got the noise of that other round, which the other round's sum gets too.
+    # The result of the round is refused. Guard:
     # ledger_test.test_round_of_another_number_than_the_aggregators_is_refused.
     if rounds_done is not None and int(rounds_done) != round_index + 1:
       raise errors.value_error(
@@ -537,8 +539,8 @@ class Ledger:
       attempts = tables.attempts(connection, event.round)
       if not attempts or attempts[-1].outcome != chain.STARTED:
         raise _not_started(event.round)
-      # PRIVACY: the difference of two sums with one noise has no noise. A
-      # second, different result of a round is refused.
+      # PRIVACY: if two sums get the same noise, the difference of the two
+      # releases has no noise. A second, different result of a round is refused.
       # Guard: ledger_test.test_round_cannot_finish_with_two_results.
       if event.kind == chain.FINISHED and any(
         attempt.result not in (None, event.digest) for attempt in attempts

@@ -144,8 +144,9 @@ def from_attempts(
       default=None,
     ),
     cohort_sizes=sizes,
-    # PRIVACY: one finished attempt without a test of its noise may have
-    # released a sum with too little. Every attempt of a round counts.
+    # PRIVACY: a finished attempt without a test of its noise may have released
+    # a sum with too little noise. One such attempt marks its round as
+    # unchecked.
     # Guard: ledger_test.test_noise_that_was_checked_in_one_round_is_unchecked.
     unmeasured=rounds(
       lambda _, done: any(attempt.z_stddev is None for attempt in done)
@@ -178,7 +179,7 @@ def from_attempts(
     # Guard: ledger_test.test_verdict_is_of_all_rounds_or_none.
     drawn=False if False in verdicts else (verdicts or [None])[-1],
     # PRIVACY: a failed or burnt attempt may have released a sum of a part of
-    # the cohort. The flag counts in every attempt.
+    # the cohort, which voids amplification. The flag counts in every attempt.
     # Guard: report_sampling_test.test_cut_cohort_of_a_burnt_round_counts.
     incomplete=tuple(
       t

@@ -113,7 +113,8 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
   """
   query = sa.select(*map(_raw, _LEDGER.c))
   # PRIVACY: another process could abandon a round between the read and the
-  # write, and the round would start again. The row is read after locking.
+  # write. The abandoned round would start again, and add its noise to another
+  # sum. The row is read after locking.
   # Guard: ledger_races_test.test_abandoned_round_is_not_started_meanwhile.
   if lock:
     query = query.with_for_update()
@@ -139,7 +140,7 @@ def row(connection: sa.engine.Connection, lock: bool = False) -> Row:
 
 
 def has_head(connection: sa.engine.Connection, head: bytes) -> bool:
-  """Returns whether the chain has, or began with, a head."""
+  """Returns whether a head is the first or a later head of the chain."""
   ledger = row(connection)
   # The key of the identifiers is set when the first round starts.
   firsts = [

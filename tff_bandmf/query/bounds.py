@@ -7,6 +7,8 @@
 | d_g     | `dimensions` | coordinates of group g                             |
 | r_g     | `radii`      | norm to which x_g is scaled down before rounding   |
 | h       | `step`       | unit of the integers                               |
+| S_t     |              | adaptive clip of round t, see `clips`              |
+| beta    |              | weight of the indicator of an adaptive clip        |
 """
 
 from __future__ import annotations

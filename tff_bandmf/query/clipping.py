@@ -91,8 +91,9 @@ class Clipping(bounds.Bounds):
       else:
         out[:] = 0
     if self.adaptive is not None:
-      # PRIVACY: an indicator of a record that was zeroed would tell that its
-      # client took part. It is 0, so that record and indicator equal no record.
+      # PRIVACY: if the indicator of a zeroed record were not 0, it would tell
+      # that the client took part. The indicator is 0, so the sum is the same as
+      # without the client.
       # Guard: noisy_mean_test.test_record_that_becomes_zero_says_nothing.
       sign = -1 if np.any(scales < 1.0) else 1
       out[-1] = self.indicator_steps * sign * is_kept

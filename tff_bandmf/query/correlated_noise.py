@@ -55,7 +55,9 @@ class QueryState(NamedTuple):
 class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
   """Releases (sum_i clip(x_i) + y_t) / clients_per_round in round t.
 
-    y_t = round_h(z_stddev * (C^-1 Z)[t]), the rounded y entering the recursion
+    y_t = round_h(z_stddev * (C^-1 Z)[t])
+
+  The recursion for y_t uses the rounded values y_0 .. y_{t-1}.
 
   Records, sums and noise are int32 multiples of the step h. So sums are exact
   in any order, and the release is one integer addition; its result is scaled in
@@ -160,8 +162,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     l2_norm_clip, zeroing_norm, order = bounds
     dimension = bounds_lib.record_dimension(record_specs)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: every coordinate costs some epsilon and delta for arithmetic, so
-    # a model larger than the claim's would break the claim. It is refused.
+    # PRIVACY: the claim adds some epsilon and delta for the rounding of every
+    # coordinate. For a model with more coordinates than the claim counts,
+    # epsilon would be too small. Such a model is refused.
     # Guard:
     # aggregator_options_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
@@ -337,8 +340,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     """
     leaves, clients, without_effect = sample_state
     t = self._source.round_index(global_state.round)
-    # PRIVACY: C has no row for a round past the last one, and noise of an
-    # earlier round would cancel between the two. Such a round fails.
+    # PRIVACY: C has no row for a round past the last one. If the noise of an
+    # earlier round were used again, it would cancel in the difference of the
+    # two releases. Such a round fails.
     # Guard: aggregator_test.test_round_past_the_last_raises.
     in_range = tf.debugging.Assert(
       t < self._rounds,
@@ -350,8 +354,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         t,
       ],
     )
-    # PRIVACY: a sum over too many clients could wrap around in int32, and the
-    # release would show it. The size is checked before the release.
+    # PRIVACY: a sum over too many clients could overflow int32, which the
+    # guarantee does not cover. The number of clients is checked before the
+    # release.
     # Guard: query_test.test_round_of_more_than_the_largest_cohort_fails.
     most = self.lattice.largest_cohort
     in_size = tf.debugging.Assert(
@@ -370,7 +375,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
       )
 
     # PRIVACY: a state on which `begin` was not called belongs to no run, so
-    # that other runs could have its noise. It releases zeros, not the sum.
+    # that another run could add the same noise to another sum. The release of
+    # such a state is zeros, not the sum.
     # Guard: query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(
       t >= 0,
@@ -401,9 +407,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     t: tf.Tensor,
     global_state: QueryState,
   ) -> tuple[tf.Tensor, QueryState]:
-    # PRIVACY: any other operation that releases clients' values would bypass
-    # the noise. By this name, `aggregator.check_process` recognises the one
-    # operation that may.
+    # PRIVACY: an operation that releases clients' values without this noise
+    # breaks the guarantee. By this name, `aggregator.check_process` recognises
+    # the one operation that adds the noise.
     # Guard:
     # check_process_test.test_unweighted_fed_avg_releases_its_metrics_alone.
     with tf.name_scope(RELEASE_NAME):

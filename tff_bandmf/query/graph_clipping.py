@@ -65,8 +65,9 @@ class GraphClipping(bounds.Bounds):
     )
     if self.adaptive is None:
       return clipped
-    # PRIVACY: the indicator of a zeroed record would tell that its client took
-    # part. The indicator is 0 too, so that such a client adds nothing.
+    # PRIVACY: if the indicator of a zeroed record were not 0, it would tell
+    # that the client took part. The indicator is 0, so the sum is the same as
+    # without the client.
     # Guard: adaptive_clip_test.test_record_that_becomes_zero_says_nothing.
     sign = tf.where(tf.reduce_any(scales < 1.0), -1, 1)
     sign *= tf.cast(finite & ~above, tf.int32)

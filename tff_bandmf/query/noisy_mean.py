@@ -84,8 +84,9 @@ class NoisyMean:
     )
     dimension = bounds_lib.record_dimension(self.like)
     dimension += clips.indicators(l2_norm_clip)
-    # PRIVACY: every coordinate costs some epsilon and delta for arithmetic, so
-    # a model larger than the claim's would break the claim. It is refused.
+    # PRIVACY: the claim adds some epsilon and delta for the rounding of every
+    # coordinate. For a model with more coordinates than the claim counts,
+    # epsilon would be too small. Such a model is refused.
     # Guard: noisy_mean_test.test_model_larger_than_the_claim_is_refused.
     if guarantee.noise_multiplier:
       guarantee.cost.check_dimension(dimension)
@@ -128,8 +129,8 @@ class NoisyMean:
   ) -> Release:
     """Returns the mean of updates with the noise of a round.
 
-    **Formal guarantee.** That of
-    `correlated_noise.CorrelatedNoiseQuery.get_noised_result`.
+        **Formal guarantee.** The guarantee of
+    `correlated_noise.CorrelatedNoiseQuery.get_noised_result` holds here too.
 
     Args:
       t: index of the round, in [0, n).
@@ -148,8 +149,9 @@ class NoisyMean:
       last = l2_norm_clip or last
       scale = self.clip.scale(last)
     total, counts = self._summed(updates, scale)
-    # PRIVACY: C has no row for a round past the last one, and noise of an
-    # earlier round would cancel between the two. Such a round fails.
+    # PRIVACY: C has no row for a round past the last one. If the noise of an
+    # earlier round were used again, it would cancel in the difference of the
+    # two releases. Such a round fails.
     # Guard: noisy_mean_test.test_round_past_the_last_raises.
     if not 0 <= t < self._rounds:
       raise errors.value_error(
@@ -190,8 +192,9 @@ class NoisyMean:
     count = without_effect = 0
     for update in updates:
       count += 1
-      # PRIVACY: a sum over too many clients could wrap around in int32, and the
-      # release would show it. The size is checked before the release.
+      # PRIVACY: a sum over too many clients could overflow int32, which the
+      # guarantee does not cover. The number of clients is checked before the
+      # release.
       # Guard: noisy_mean_test.test_round_of_more_than_the_largest_cohort_fails.
       if count > self.lattice.largest_cohort:
         raise errors.value_error(
@@ -231,7 +234,7 @@ class NoisyMean:
   def _add_noise(
     self, t: int, total: np.ndarray, counts: tuple[int, int]
   ) -> None:
-    """Adds y_t to a sum in place, and marks the result as the round's own."""
+    """Adds y_t to a sum in place, and records which sum the round released."""
     if self._opened is None:
       return
     position = self._opened.position

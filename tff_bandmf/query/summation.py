@@ -12,16 +12,16 @@ from typing import Any
 
 import numpy as np
 
-# Entries of a row at most, few enough to stay in cache.
+# Largest number of entries of a row, small enough to stay in cache.
 _ROW = 1 << 13
 
 
 def rows_of(size: int) -> tuple[int, int]:
   """Returns (rows, width) in which `fold` adds up a vector of this size.
 
-  The number of rows is a power of two, and rows of more than one have a
-  multiple of eight entries, as TensorFlow slices them without a copy. The
-  vector is padded with zeros.
+  The number of rows is a power of two. If there are several rows, the number of
+  entries of a row is a multiple of eight, because TensorFlow slices such rows
+  without a copy. The vector is padded with zeros.
 
   >>> rows_of(10), rows_of(20_000)
   ((1, 16), (4, 5000))
@@ -66,8 +66,9 @@ def total(x: np.ndarray) -> float:
 def of_squares(leaf: np.ndarray) -> float:
   """Returns |leaf|^2, with the bits of `fold` over all rows.
 
-  Row r is added to row r + rows / 2 first, so rows are read in the order that
-  needs one sum a level at a time, and no array of squares.
+  Row r is first added to row r + rows / 2, and so on with half as many rows.
+  The rows are read in such an order that one partial sum for each halving is
+  enough, without an array of all squares.
 
   Args:
     leaf: [size] real numbers.

@@ -96,8 +96,8 @@ def population(clients: Clients) -> np.ndarray:
     )
   names = np.asarray(identifiers.names(ids))
   # PRIVACY: a program may list its clients in another order when it is started
-  # again, and would then replay a round with another cohort. Sorted IDs give
-  # the same cohorts in every order.
+  # again, and would then replay a round with another cohort and add the same
+  # noise to another sum. Sorted IDs give the same cohorts in every order.
   # Guard: run_test.test_clients_in_another_order_are_drawn_as_before.
   ordered = np.unique(names)
   if len(ordered) < len(names):
@@ -171,7 +171,7 @@ class Cohorts:
     self._journal, self._source, self._ids = journal, source, ids
     self._rounds, self._prepare = rounds, prepare
     self._thread = concurrent.futures.ThreadPoolExecutor(1)
-    # The rounds of each client below round `_next`.
+    # For each client, its rounds below round `_next`.
     self._history = cohorts.empty_history(0, schema)
     self._next = -1
     self._cohort: Optional[_Cohort] = None
@@ -194,9 +194,10 @@ class Cohorts:
     return self._cohort.ids, self._cohort.data
 
   def _draw(self, t: int) -> _Cohort:
-    # PRIVACY: `started` did not record a round that an earlier process burnt or
-    # whose clients came by themselves, so its clients would be drawn again too
-    # early. After such a round, the history is read from the ledger. Guards:
+    # PRIVACY: the history in memory lacks the rounds that an earlier process
+    # burnt and the rounds of clients that came by themselves. The clients of
+    # these rounds would be drawn again earlier than the schema allows. After
+    # such a round, the history is read from the ledger. Guards:
     # run_rounds_test.test_burnt_rounds_are_remembered and
     # test_rounds_of_every_way_are_remembered.
     if t != self._next:

@@ -57,12 +57,13 @@ _Entry = TypeVar('_Entry', bound=Entry)
 
 
 class Journal:
-  """The ledger, position, checkpoints, metrics and statements of a run.
+  """Writes the ledger, checkpoints, metrics and statements of a run.
 
-  PRIVACY: if two different sums get the same noise, the releases show the
-  difference of the sums without noise. An interrupted round is replayed with
-  the cohort in the ledger, and burnt if its sum differs from a sum released
-  before. Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
+  PRIVACY: if the same noise is added to two different sums, the difference of
+  the two releases has no noise. An interrupted round is replayed with the
+  cohort that the ledger has for the round. If the sum of the replay differs
+  from the sum that the interrupted attempt released, the round is burnt.
+  Guards: run_replay_test.test_round_whose_replay_differs_is_burnt and
   run_replay_test.test_killed_run_ends_as_an_undisturbed_one.
 
   Attributes:
@@ -116,9 +117,10 @@ class Journal:
 
   def check_folder(self) -> None:
     """Raises ValueError if the lock of the folder was released."""
-    # PRIVACY: a loop or a round that outlives its run would go on without the
-    # lock, beside another process that has the same keys. After `close`, no
-    # round begins or ends, and nothing is written.
+    # PRIVACY: after `close`, another process may lock the folder and use its
+    # noise key. If a loop of this process went on as well, the two processes
+    # could add the same noise to different sums. After `close`, no round begins
+    # or ends, and nothing is written.
     # Guard: run_rounds_test.test_run_that_was_closed_does_nothing.
     if self.closed:
       raise errors.value_error(
@@ -153,16 +155,16 @@ class Journal:
     before: int,
     schema: participation.Participation,
   ) -> Union[cohorts.History, cohorts.Patterns]:
-    """Returns the rounds of each client of the population below a round.
+    """Returns the rounds below `before` in which each client took part.
 
     Args:
       ids: [N] indices or IDs of the population.
-      before: index of a round.
-      schema: schema whose rule the history is for.
+      before: index of a round; this round and later ones are left out. schema:
+      participation schema that the run enforces.
 
     Raises:
-      ValueError: a client that took part is missing from the population, and
-        the run does not state that it left.
+      ValueError: more clients that took part are missing from the population
+        than the statement `clients_left` of the run allows.
     """
     history: Union[cohorts.History, cohorts.Patterns] = (
       self.ledger.patterns(ids, before)
@@ -171,10 +173,10 @@ class Journal:
     )
     clients = self.ledger.clients(before)
     missing = clients - int(np.count_nonzero(history.count))
-    # PRIVACY: a program whose IDs change with every start, such as salted
-    # hashes, would draw the same people as new clients, and no rule would
-    # hold. All clients that took part must be among the IDs, or the run states
-    # how many left.
+    # PRIVACY: if the IDs of clients change with every start of the program, as
+    # salted hashes do, the same people look like new clients and are drawn more
+    # often than the schema allows. So at most `clients_left` of the clients
+    # that took part may be missing from the IDs.
     # Guard: run_rounds_test.test_other_names_are_refused.
     if missing > (self._record.clients_left or 0):
       raise errors.value_error(
@@ -202,17 +204,19 @@ class Journal:
     The clip is read with all its digits from `metrics.csv`; the ledger has
     digests of the rows, which show if a row was changed.
 
-    PRIVACY: a replay with another clip would add the same noise to another sum.
-    A replay therefore uses the clip that the first attempt used.
+    PRIVACY: a replay with another clip would have another sum with the same
+    noise, and the difference of the two releases would have no noise. A replay
+    therefore uses the clip that the first attempt used.
     Guard: run_clip_test.test_adaptive_clip_goes_on_after_a_kill.
     """
     if not self._released:
       return None
     clips = metrics.clips(self._rows.rows())
     done, clip = clips[-1] if clips else (0, None)
-    # PRIVACY: if rows with released clips are lost, the run would go on with an
-    # older clip than its report says. The run is refused if a round after the
-    # last row with a clip was not burnt.
+    # PRIVACY: if rows with released clips are lost, the next round would use an
+    # older clip, and the report would state clips that the run did not use. A
+    # burnt round releases no clip. If any other round after the last row with a
+    # clip has none, its row was lost, and this method raises.
     # Guard: run_clip_test.test_adaptive_clip_without_its_metrics_is_refused.
     if not all(map(self.is_burnt, range(done, self.next))):
       raise errors.value_error(
@@ -250,9 +254,9 @@ class Journal:
   def check_open(self, entry: Entry) -> None:
     """Raises ValueError unless this round is the open one."""
     self.check_folder()
-    # PRIVACY: an update that arrives after the end of its round belongs to a
-    # client that later rounds do not record. A round that is over releases
-    # nothing.
+    # PRIVACY: an update that is released after the end of its round would be a
+    # participation in a later round that the ledger does not count. A round
+    # that has ended releases nothing.
     # Guard: run_test.test_round_that_is_over_releases_nothing.
     if entry is not self.open_round:
       raise errors.value_error(
@@ -261,7 +265,7 @@ class Journal:
 
   @contextlib.contextmanager
   def attempting(self, entry: Entry) -> Iterator[None]:
-    """Burns the round if the `with` block would release a different sum."""
+    """Burns the round if this attempt's sum differs from a released one."""
     self.check_open(entry)
     try:
       yield
@@ -275,7 +279,7 @@ class Journal:
       self.burn(entry.index)
 
   def sync(self) -> None:
-    """Waits until the mark of the released sum is on the disk."""
+    """Waits until the file that names the released sum is on the disk."""
     self._position.sync()
 
   def finish(
@@ -292,25 +296,25 @@ class Journal:
     Args:
       entry: the round, which is open.
       state: state of the learning process after the round.
-      z_stddev: standard deviation of the noise that was added, clip included;
-        0 without noise.
-      cells: public cells of the row in `metrics.csv`. The values of an adaptive
-        clip may be in `measured` instead.
-      measured: measurements of the process, in any structure; those without
-        noise stay in `private/`.
+      z_stddev: standard deviation of the added noise, in the unit of the sum,
+        >= 0; 0 without noise.
+      cells: public values of the round's row in `metrics.csv`, by column. The
+        values of an adaptive clip may be in `measured` instead.
+      measured: measurements of the process, in any structure. Measurements
+        without noise are written to `private/` alone.
       flag: flag of `chain.FLAGS` for the source of the updates; None if their
         source was not checked.
 
     Raises:
-      ValueError: the round released nothing, or would have released two sums;
-        or the state is from before the round.
+      ValueError: the round released nothing; or two attempts at the round had
+        different sums; or the state is from before the round.
     """
     t = entry.index
     self.check_open(entry)
     attempt = len(self.ledger.attempts(t))
     result = dict(self._position.released(t)).get(attempt)
-    # PRIVACY: a state after a round without a release may have updates without
-    # noise in it. Such a round is not finished.
+    # PRIVACY: if a round released nothing through the noise, the state after
+    # the round may contain updates without noise. Such a round is not finished.
     # Guard: run_test.test_round_past_the_aggregator_is_not_finished.
     if z_stddev and result is None:
       raise errors.value_error(
@@ -318,8 +322,9 @@ class Journal:
         'make the process with model_aggregator=run.aggregator, and run it '
         'once in each round'
       )
-    # PRIVACY: if a round tried to release two sums, its state may follow from
-    # the one that was refused. Such a round is not finished.
+    # PRIVACY: if two attempts at a round had different sums, the state may
+    # follow from the second sum, which has the same noise as the first. Such a
+    # round is not finished.
     # Guard: run_replay_test.test_round_that_met_two_sums_is_not_finished.
     if self.is_burnt(t):
       raise errors.value_error(
@@ -348,8 +353,9 @@ class Journal:
     )
     row = {'round': t, 'clients': clients, **released, **cells}
     # PRIVACY: a crash between the writes to `metrics.csv` and to the ledger
-    # could leave a public row of a round that the ledger lacks. The ledger is
-    # written first.
+    # could leave a public row of a round whose end the ledger lacks, so that
+    # the claim would not count what the row publishes. The ledger is written
+    # first.
     # Guard: folder_test.test_metrics_of_a_run_that_goes_on_are_checked.
     self.ledger.finish_round(
       t,
@@ -388,8 +394,8 @@ class Journal:
     _files.write_json(
       folder / f'{t:08d}.json', values, mode=0o600, durable=False
     )
-    # PRIVACY: the guarantee does not cover numbers without noise. The report
-    # lists their names.
+    # PRIVACY: the guarantee does not cover numbers without noise, which the
+    # program may show. The report lists the names of these numbers.
     # Guard: run_report_test.test_metrics_stay_private_and_are_named.
     names = sorted(name for name in numbers if not name.startswith(_DATA_FREE))
     if names:
@@ -424,9 +430,11 @@ class Journal:
     """Returns whether a round is burnt, so that it may not run again."""
     attempts = self.ledger.attempts(t)
     abandoned = any(attempt.outcome == 'abandoned' for attempt in attempts)
-    # PRIVACY: two sums with the same noise show their difference. A round is
-    # burnt if the marks of the noise source and the ledger together have two
-    # different sums of it. Guards:
+    # PRIVACY: if two different sums get the same noise, the difference of the
+    # two releases has no noise. The noise source writes a file for each sum
+    # that it releases, and the ledger has the sum of each attempt. If these
+    # files and the ledger together have two different sums of a round, the
+    # round is burnt. Guards:
     # run_replay_test.test_round_whose_replay_differs_is_burnt and
     # run_replay_test.test_mark_of_another_sum_than_the_ledgers_burns_a_round.
     released = {sum_ for _, sum_ in self._position.released(t)}
@@ -438,9 +446,10 @@ class Journal:
   ) -> list[str]:
     """Returns [INCOMPLETE] if a sum has fewer updates than clients, else [].
 
-    PRIVACY: a program that leaves clients out of a cohort releases a sum of
-    another cohort than the one drawn by chance. The ledger records that a sum
-    had too few updates; the number of updates stays in `private/`. Guards:
+    PRIVACY: amplification holds only for cohorts drawn by chance. A program
+    that leaves clients out of a drawn cohort makes the amplified epsilon too
+    small. The ledger records that a sum had too few updates. The number of
+    updates stays in `private/`. Guards:
     report_sampling_test.test_cut_cohort_has_no_amplified_claim and
     test_cut_cohort_of_a_burnt_round_counts.
     """

@@ -154,9 +154,9 @@ class NoiseAdder:
 
     The result is None if an unchecked process made the release.
     """
-    # PRIVACY: a process may use a mean of raw updates that bypasses the
-    # aggregator. The flag of each round in the ledger says whether the process
-    # was checked.
+    # PRIVACY: a learning process may release a mean of updates that bypasses
+    # the aggregator and its noise. The flag of each round in the ledger says
+    # whether the process was checked for such values.
     # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.
     if self._released[0] == t:
       return chain.DIRECT
@@ -185,10 +185,11 @@ class NoiseAdder:
 
 
 def _at_most(clients: int, updates: Iterable[_Update]) -> Iterator[_Update]:
-  """Yields updates, if they are no more than the clients of the round."""
+  """Yields updates; raises ValueError if they are more than the clients."""
   for i, update in enumerate(updates):
-    # PRIVACY: if there are more updates than recorded clients, one update is
-    # from an unrecorded client. The release is refused.
+    # PRIVACY: if there are more updates than clients in the ledger's cohort,
+    # the claim does not count the client of some update. The release is
+    # refused.
     # Guard: run_test.test_more_updates_than_clients_are_refused.
     if i >= clients:
       raise errors.value_error(

@@ -142,7 +142,7 @@ def open_folder(
 def _check_ledger(
   directory: pathlib.Path, ledger: ledger_lib.Ledger, head: Optional[str]
 ) -> None:
-  """Raises ValueError if the ledger lacks events that are noted elsewhere.
+  """Raises ValueError if the ledger lacks a head that the user noted.
 
   Args:
     directory: folder of the run.
@@ -151,9 +151,10 @@ def _check_ledger(
       user noted none.
   """
   folder.check_releases(directory, ledger.attempts)
-  # PRIVACY: a ledger that was restored to an earlier moment looks right, and
-  # its later rounds would run again with other sums. The head that was noted
-  # outside of the folder must be in the ledger's chain.
+  # PRIVACY: a ledger that was restored to an earlier moment passes every other
+  # check, and its later rounds would run again, with the same noise and other
+  # sums. The head that the user noted outside of the folder must be in the
+  # ledger's chain.
   # Guard:
   # run_folder_test.test_folder_that_was_restored_lacks_the_head_that_was_noted.
   if head is not None and not (

@@ -142,9 +142,9 @@ class Round(journal_lib.Entry):
     mean = self._noise_adder.release(
       self.index, len(self.cohort), updates, like, clip
     )
-    # PRIVACY: after a power cut before `finish`, the restarted round could
-    # release a second sum after somebody has seen this mean. The mark of this
-    # sum is on the disk before the mean is returned.
+    # PRIVACY: after a power cut before `finish`, the restarted round could add
+    # the same noise to a second sum, although somebody has seen this mean. The
+    # file that names this sum is on the disk before the mean is returned.
     # Guard: run_replay_test.test_mark_is_on_the_disk_before_the_mean.
     self._journal.sync()
     return mean

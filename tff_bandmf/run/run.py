@@ -228,8 +228,9 @@ class Run:
         )
         cohorts.started()
         self._budget_left = cohorts.budget_left
-        # PRIVACY: a sum of more clients than the lattice was made for could
-        # wrap around. The round is burnt and releases nothing.
+        # PRIVACY: a sum of more clients than the lattice has room for could
+        # overflow int32, which the guarantee does not cover. The round is burnt
+        # and releases nothing.
         # Guard:
         # run_sampling_test.test_cohort_that_is_too_large_burns_its_round.
         if len(cohort) > plan.most_clients:
@@ -261,12 +262,14 @@ class Run:
       ValueError: the run is over, or its cohorts are sampled.
     """
     plan, journal = self._plan, self._journal
-    # PRIVACY: clients that came need not be in the population that an earlier
-    # loop stated, so its size may be too small. The statement is removed.
+    # PRIVACY: clients that came by themselves need not be in the population
+    # that an earlier loop stated, and the report would state too small a
+    # population. The statement is removed.
     # Guard: run_rounds_test.test_clients_that_no_list_had_can_be_reported.
     self.note(population=None, highest_client=None)
-    # PRIVACY: amplification needs clients that the run drew by chance; clients
-    # that came by themselves were not drawn. Such plans are refused.
+    # PRIVACY: clients that came by themselves were not drawn by chance, so an
+    # amplified epsilon would be too small. A plan with sampled cohorts is
+    # refused.
     # Guard: run_sampling_test.test_clients_that_come_by_themselves_are_refused.
     if plan.sampled is not None:
       raise errors.value_error(
@@ -275,8 +278,9 @@ class Run:
         'MinSep'
       )
     while journal.ledger.attempts(journal.next):
-      # PRIVACY: an interrupted round may have released a sum, and without its
-      # clients a replay would release another sum. The round is burnt.
+      # PRIVACY: an interrupted round may have released a sum. Its clients do
+      # not come again, so a replay would add the same noise to another sum. The
+      # round is burnt.
       # Guard:
       # run_replay_test.test_round_of_clients_that_came_is_burnt_after_a_crash.
       journal.burn(journal.next)

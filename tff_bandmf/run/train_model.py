@@ -167,7 +167,7 @@ class _Process:
     if self._journal.is_burnt(open_round.index):
       return self.next(state, None)
     # PRIVACY: if a crash came after a release and before its ledger entry, the
-    # restarted round could release a second, different sum. The round is
+    # restarted round could add the same noise to a different sum. The round is
     # durable before any manager gets its output.
     # Guard: train_model_test.test_round_is_durable_before_it_is_released.
     open_round.finish(output.state, output.metrics)
