@@ -1,6 +1,7 @@
 """Tests of participation logs of training that ran elsewhere."""
 
 import csv
+import functools
 import pathlib
 
 import numpy as np
@@ -152,18 +153,20 @@ _TEXT = 'device,round,client\n' + ''.join(
 )
 
 
+@functools.cache
+def _shown(path, content):
+  """Returns the sensitivity that a log with this content shows."""
+  path.write_bytes(content)
+  log = participation_log.ParticipationLog(path)
+  strategy = strategies.BandedSqrt(40, 6)
+  return sensitivity.of_clients(log.parts(), strategy).sensitivity.value
+
+
 def _claims_less(path, content):
   """Returns whether a changed `_TEXT` is taken, and shows less than it does."""
-  strategy = strategies.BandedSqrt(40, 6)
-
-  def shown(content):
-    path.write_bytes(content)
-    log = participation_log.ParticipationLog(path)
-    return sensitivity.of_clients(log.parts(), strategy).sensitivity.value
-
-  true = shown(_TEXT.encode())
+  true = _shown(path, _TEXT.encode())
   try:
-    return shown(content) < true
+    return _shown(path, content) < true
   except ValueError as error:
     assert '\n' not in str(error)
     return False
