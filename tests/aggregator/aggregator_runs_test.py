@@ -12,12 +12,18 @@ from tff_bandmf import aggregator, noise
 from tff_bandmf.noise.producer import stream
 
 
-@pytest.mark.parametrize('placement', small.PLACEMENTS)
-@pytest.mark.parametrize('split', [1, 4])
-def test_run_split_in_two_equals_one_run(runtime, placement, split):
-  with small.factory_of(placement) as factory:
+@pytest.fixture(scope='module', params=small.PLACEMENTS)
+def whole(request, runtime):
+  """A placement, and the results of an undisturbed run with it."""
+  with small.factory_of(request.param) as factory:
     process = factory.create(small.TYPE)
-    whole, _ = small.run(process, small.start(process), 0, small.ROUNDS)
+    results, _ = small.run(process, small.start(process), 0, small.ROUNDS)
+  return request.param, results
+
+
+@pytest.mark.parametrize('split', [1, 4])
+def test_run_split_in_two_equals_one_run(whole, split):
+  placement, expected = whole
   with small.factory_of(placement) as factory:
     process = factory.create(small.TYPE)
     first, saved = small.run(process, small.start(process), 0, split)
@@ -28,7 +34,7 @@ def test_run_split_in_two_equals_one_run(runtime, placement, split):
     fresh = process.initialize()
     tf.nest.assert_same_structure(fresh, saved)
     second, _ = small.run(process, saved, split, small.ROUNDS)
-  assert np.array_equal(np.concatenate([first, second]), whole)
+  assert np.array_equal(np.concatenate([first, second]), expected)
 
 
 def test_finished_run_can_be_opened_again(runtime):
