@@ -160,7 +160,11 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
 
 
 def readme(summary: summary_lib.Summary) -> str:
-  """Returns the part of README.md: a table and a picture; '' without runs."""
+  """Returns the part of README.md on people; '' without runs.
+
+  Args:
+    summary: runs of `PEOPLE`.
+  """
   rows = {
     name: [row for row in summary.rows if row['mechanism'] == name]
     for name in dict.fromkeys(
@@ -192,18 +196,19 @@ def readme(summary: summary_lib.Summary) -> str:
     'github',
     disable_numparse=True,
   )
-  said = textwrap.fill(
-    'Test loss in nats a word after 1,032 rounds on real text, means over '
-    'seeds, with 95 % intervals of the differences on the same seeds. Epsilon '
-    'holds for a cohort ten times larger, which these runs simulate: '
-    '[comparison](docs/reference/comparison.md).',
+  caption = textwrap.fill(
+    'Test loss in nats a word of a next-word model that learnt public text, and '
+    'then the chats of 837 people; means over seeds, with 95 % intervals of the '
+    'differences on the same seeds. (epsilon, 1e-5) holds for each of these people: '
+    '[people](docs/reference/people.md). Attacks on these models stay below their '
+    'bounds: [attacks](docs/reference/attacks.md).',
     88,
   )
   return (
     '## What it gains\n\n'
     '![Test loss against the predicted error]'
-    '(docs/reference/comparison_noise.png)\n\n'
-    f'{table}\n\n{said}\n'
+    '(docs/reference/people_noise.png)\n\n'
+    f'{table}\n\n{caption}\n'
   )
 
 

@@ -6,15 +6,16 @@
         --results | python docs/generate.py comparison
     python -m simulations.sweep --config=configs/people.toml --out=DIR \
         --results | python docs/generate.py people
+    python -m simulations.attacks RUN_DIR ... | python docs/generate.py attacks
     python -m simulations.sweep --config=configs/amplified.toml --out=DIR \
         --results | python docs/generate.py amplified
 
 Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
 which is committed: what the site shows was computed by the code of that commit
 or of an earlier one, on the machine that the page names. The comparison is made
-of one object, which stays beside it as `evidence.json`; it has plots, and a
-part of README.md. The page of people is made of `people.json`, and the table in
-`docs/guide/amplified.md` of `amplified.json`.
+of one object, which stays beside it as `evidence.json`. The page of people is
+made of `people.json`; it has a part of README.md. The page of attacks is made of
+`attacks.jsonl`, and the table in `docs/guide/amplified.md` of `amplified.json`.
 """
 
 from __future__ import annotations
@@ -94,18 +95,29 @@ def benchmarks(cases: list[dict[str, Any]]) -> str:
 
 
 def write_comparison(text: str) -> None:
-  """Writes the page, its plots, what it is made of and README's part."""
-  comparison, summary = _write_study('COMPARISON', text)
-  _put(
-    _FOLDER.parent.parent / 'README.md',
-    'comparison',
-    comparison.readme(summary),
-  )
+  """Writes the page of the comparison, its plots and what it is made of."""
+  _write_study('COMPARISON', text)
 
 
 def write_people(text: str) -> None:
-  """Writes the page of people, its plots and what it is made of."""
-  _write_study('PEOPLE', text)
+  """Writes the page, its plots, what it is made of and README's part."""
+  comparison, summary = _write_study('PEOPLE', text)
+  _put(
+    _FOLDER.parent.parent / 'README.md', 'people', comparison.readme(summary)
+  )
+
+
+def write_attacks(text: str) -> None:
+  """Writes the page of attacks, its plot and what it is made of."""
+  sys.path.insert(0, str(_FOLDER.parent))
+  import attacks
+
+  lines = [json.loads(line) for line in text.splitlines()]
+  (_FOLDER / 'attacks.jsonl').write_text(text)
+  (_FOLDER / 'attacks.md').write_text(attacks.page(lines))
+  attacks.figure(lines).savefig(
+    _FOLDER / 'attacks.png', dpi=90, metadata={'Software': ''}
+  )
 
 
 def _write_study(name: str, text: str) -> tuple[Any, Any]:
@@ -164,6 +176,7 @@ def _put(path: pathlib.Path, name: str, text: str) -> None:
 _SWEEPS = {
   'comparison': write_comparison,
   'people': write_people,
+  'attacks': write_attacks,
   'amplified': write_amplified,
 }
 _PAGES = {'reproduction': reproduction, 'benchmarks': benchmarks}

@@ -1,20 +1,21 @@
 """Attacks on people: who was trained on, and what they wrote.
 
-  python -m simulations.attacks --config=F[:ROW] --output_dir=D [--planted=20]
+  python -m simulations.attacks RUN_DIR ... [--planted=20 --out=DIR]
 
-Trains the run of the configuration in D, or takes the one that ended there, and
-attacks its last model as anybody could who has it and the public one it started
-from. One JSON line comes out.
+Attacks the last model of each ended run, as anybody could who has it and the
+public model that the run started from. Prints a JSON line a run.
 
 * Membership: the score of a person is her gain, the loss a word of her
   sentences before minus after. Members are the people of the train split, and
   others those of the two other splits. The attack calls a member everybody with
   a larger gain than all but a share alpha of the others.
-* Exposure [Carlini19]: before training, a sentence of random words takes the
-  place of some sentences of each of `planted` people. Among R sentences of the
+* Exposure [Carlini19], with --planted: the run is trained again in DIR, after a
+  sentence of random words took the place of some sentences of each of so many
+  people. Among R sentences of the
   same kind, of which nobody wrote the others, a planted one has rank r by how
   much its loss fell, and exposure log2(R) - log2(r): 1.4 on average for a model
-  that never saw it, and at most log2(R).
+  that never saw it, and at most log2(R). The attack calls planted whatever
+  fell more than all but a share alpha of the sentences that nobody wrote.
 
 A test of one person that calls a bystander a member with probability alpha
 finds a member with probability at most Phi(Phi^-1(alpha) + mu), mu = 1 /
@@ -40,7 +41,7 @@ from scipy import stats
 
 from simulations import run_stackoverflow
 from simulations.corpora import client_data
-from simulations.sweeps import grid
+from tff_bandmf import errors
 
 ALPHAS = (0.01, 0.05)
 _CONFIDENCE = 0.95
@@ -131,7 +132,9 @@ def row_losses(model: Any, weights: Any, rows: np.ndarray) -> np.ndarray:
   """
   import tensorflow as tf
 
-  @tf.function(autograph=False, reduce_retracing=True)
+  spec = tf.TensorSpec([None, rows.shape[1] - 1], tf.int32)
+
+  @tf.function(input_signature=[spec, spec], autograph=False)
   def batch_losses(x, y):
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(
       y, model.logits(weights, x)
@@ -224,20 +227,33 @@ def plant(
   )
 
 
-def exposures(
-  model: Any, before: Any, after: Any, planted: Planted
-) -> np.ndarray:
-  """Returns the exposure of each planted sentence, [m] bits."""
+def falls(model: Any, before: Any, after: Any, rows: np.ndarray) -> np.ndarray:
+  """Returns by how much the loss of each sentence fell, [sentences] nats."""
+  return (
+    row_losses(model, before, rows)[:, 0] - row_losses(model, after, rows)[:, 0]
+  )
 
-  def fell(rows):
-    return (
-      row_losses(model, before, rows)[:, 0]
-      - row_losses(model, after, rows)[:, 0]
-    )
 
-  others = np.sort(fell(planted.references))
-  above = len(others) - np.searchsorted(others, fell(planted.rows))
-  return math.log2(len(others) + 1) - np.log2(above + 1)
+def exposures(scores: np.ndarray, references: np.ndarray) -> np.ndarray:
+  """Returns the exposure of each planted sentence, [m] bits.
+
+    log2(R) - log2(rank among R - 1 references and itself)
+
+  Args:
+    scores: [m] by how much the loss of each planted sentence fell.
+    references: [R - 1] the same of sentences that no client has.
+  """
+  above = len(references) - np.searchsorted(np.sort(references), scores)
+  return math.log2(len(references) + 1) - np.log2(above + 1)
+
+
+def area(members: np.ndarray, others: np.ndarray) -> float:
+  """Returns the probability that a member's score exceeds another's.
+
+  Ties count half, so that scores that say nothing have 0.5.
+  """
+  statistic = stats.mannwhitneyu(members, others).statistic
+  return float(statistic / (len(members) * len(others)))
 
 
 def attack(
@@ -276,56 +292,95 @@ def attack(
     'noise_multiplier': noise_multiplier,
     'members': len(members),
     'others': len(others),
+    'area': area(members, others),
     'membership': membership(members, others, noise_multiplier),
   }
   if planted is not None:
-    bits = exposures(model, before, after, planted)
+    scores, references = (
+      falls(model, before, after, rows)
+      for rows in (planted.rows, planted.references)
+    )
+    bits = exposures(scores, references)
     result['exposure'] = {
       'planted': len(bits),
       'most_bits': math.log2(_REFERENCES + 1),
       'mean_bits': float(np.mean(bits)),
       'largest_bits': float(np.max(bits)),
+      'rates': membership(scores, references, noise_multiplier),
     }
   return result
 
 
 @click.command(help=__doc__.split('\n')[0])
-@run_stackoverflow.experiment_options
+@click.argument(
+  'runs',
+  nargs=-1,
+  required=True,
+  metavar='RUN_DIR...',
+  type=click.Path(path_type=pathlib.Path),
+)
 @click.option(
   '--planted',
   type=click.IntRange(min=0),
   default=0,
   show_default=True,
-  help='People with a planted sentence.',
+  help='People with a planted sentence; the runs are trained again.',
+)
+@click.option(
+  '--out',
+  metavar='DIR',
+  type=click.Path(path_type=pathlib.Path),
+  help='Where the runs with planted sentences go, or are.',
 )
 @run_stackoverflow.one_line_errors
 def main(
-  config_path: str,
-  settings: tuple[str, ...],
-  show: Optional[str],
-  output_dir: str,
-  planted: int,
+  runs: tuple[pathlib.Path, ...], planted: int, out: Optional[pathlib.Path]
 ) -> None:
-  del show  # `simulations.run_stackoverflow` lists and prints.
-  run_stackoverflow.check_system(output_dir)
-  from simulations import pretraining, training
+  if planted and out is None:
+    raise errors.value_error(
+      f'planted={planted}: trains the runs again; say where with --out'
+    )
+  refuted = False
+  for directory in runs:
+    result = _attack_run(directory.resolve(), planted, out)
+    click.echo(json.dumps(result))
+    refuted |= any(each['refuted'] for each in result['membership'])
+  sys.exit(int(refuted))
+
+
+def _attack_run(
+  directory: pathlib.Path, planted: int, out: Optional[pathlib.Path]
+) -> dict[str, Any]:
+  """Returns the line of a run."""
+  from simulations import config_keys, pretraining, training
   from tff_bandmf import report
+  from tff_bandmf.run_files import run_json
   from tff_bandmf.tff import runtime
 
-  config = grid.one(config_path, settings).config()
-  directory = pathlib.Path(output_dir)
+  if not (directory / run_json.RESULT_FILE).exists():
+    raise errors.value_error(
+      f'run={directory}: holds no run that has ended; end it with --resume'
+    )
+  record = run_json.RunRecord.read(directory)
+  config = config_keys.from_tree(record.config)
   corpus = training.load_corpus(config.data)
+  name = '/'.join(directory.parts[-2:])
   planted_text = None
   if planted:
     planted_text = plant(corpus.train, planted, config.training.seed)
     corpus = dataclasses.replace(corpus, train=planted_text.clients)
-  with runtime.local_runtime():
-    training.run(config, corpus, directory, resume=True)
-  report.write(directory)
+    assert out is not None  # `main` checks it.
+    directory = out / name
+    run_stackoverflow.check_system(str(directory))
+    with runtime.local_runtime():
+      training.run(config, corpus, directory, resume=True)
+    report.write(directory)
   start = pretraining.start(config, corpus.train.vocabulary)
-  result = attack(corpus, directory, start, planted_text)
-  click.echo(json.dumps(result))
-  sys.exit(int(any(each['refuted'] for each in result['membership'])))
+  return {
+    'run': name,
+    'seed': config.training.seed,
+    **attack(corpus, directory, start, planted_text),
+  }
 
 
 if __name__ == '__main__':

@@ -258,27 +258,28 @@ def _runs(seeds):
       }
 
 
-def test_comparison_claims_what_its_runs_show(tmp_path):
+@pytest.mark.parametrize(
+  'study, data', [('comparison', 'evidence'), ('people', 'people')]
+)
+def test_study_claims_what_its_runs_show(tmp_path, study, data):
   docs = tmp_path / 'docs'
   (docs / 'reference').mkdir(parents=True)
   readme = tmp_path / 'README.md'
-  readme.write_text(
-    'a\n<!-- comparison -->\noutdated\n<!-- end of comparison -->\nb\n'
-  )
+  readme.write_text('a\n<!-- people -->\noutdated\n<!-- end of people -->\nb\n')
   for name in ('generate.py', 'comparison.py'):
     (docs / name).write_text((_DOCS / name).read_text())
   given = json.dumps(
     {'runs': list(_runs((1, 2, 3))), 'missing': ['x'], 'failed': []}
   )
   subprocess.run(
-    [sys.executable, str(docs / 'generate.py'), 'comparison'],
+    [sys.executable, str(docs / 'generate.py'), study],
     input=given,
     text=True,
     check=True,
     env={**os.environ, 'PYTHONPATH': str(_ROOT)},
   )
   reference = docs / 'reference'
-  page = (reference / 'comparison.md').read_text()
+  page = (reference / f'{study}.md').read_text()
   assert '**12 of 13 runs have ended**, 1 are missing' in page
   assert '| banded      |         8 |       3 | -0.200 ± 0.000 |' in page
   assert 'Not shown: the order of banded and tree at epsilon 8.' in page
@@ -286,17 +287,19 @@ def test_comparison_claims_what_its_runs_show(tmp_path):
   first, _ = re.findall(r'!\[[^]]*\]\((.*?)\)', page)
   for plot in re.findall(r'!\[[^]]*\]\((.*?)\)', page):
     assert (reference / plot).exists()
-  assert first == 'comparison_noise.png'
+  assert first == f'{study}_noise.png'
   assert page.index(first) < page.index('## What was expected')
-  text = readme.read_text()
-  assert text.startswith('a\n<!-- comparison -->\n## What it gains\n')
-  assert (
-    text.endswith('<!-- end of comparison -->\nb\n') and 'outdated' not in text
-  )
-  assert '| `banded`' in text and '-0.200 ± 0.000' in text
   # Once more, from what stays beside the page.
-  kept = (reference / 'evidence.json').read_text()
-  assert json.loads(kept) == json.loads(given)
+  assert json.loads((reference / f'{data}.json').read_text()) == json.loads(
+    given
+  )
+  text = readme.read_text()
+  if study == 'comparison':
+    assert 'outdated' in text
+    return
+  assert text.startswith('a\n<!-- people -->\n## What it gains\n')
+  assert text.endswith('<!-- end of people -->\nb\n') and 'outdated' not in text
+  assert '| `banded`' in text and '-0.200 ± 0.000' in text
 
 
 def _program(name):
@@ -332,25 +335,6 @@ def test_comparison_shows_what_c_for_momentum_changes():
   ]
 
 
-def test_page_of_people_is_made_of_its_own_sweep():
-  comparison = _program('comparison')
-  runs = tuple(
-    {**run, 'stands_for': None, 'claimed_epsilon': run['epsilon']}
-    for run in _runs((1, 2))
-  )
-  page = comparison.page(
-    comparison.summary_lib.Summary(runs, (), ()), comparison.PEOPLE
-  )
-  assert page.startswith('# People\n')
-  assert '| banded      |         8 |       2 | -0.200 ± 0.000 |' in page
-  assert '--config=configs/people.toml' in page and 'evidence' not in page
-  assert 'stands for: it guarantees nothing' not in page
-  assert re.findall(r'!\[[^]]*\]\((.*?)\)', page) == [
-    'people_noise.png',
-    'people_convergence.png',
-  ]
-
-
 @pytest.mark.parametrize('name', ['COMPARISON', 'PEOPLE'])
 def test_comparison_without_runs_says_so(name):
   comparison = _program('comparison')
@@ -360,13 +344,63 @@ def test_comparison_without_runs_says_so(name):
   assert comparison.readme(summary) == ''
 
 
-def test_comparison_is_made_of_the_runs_beside_it():
-  kept = _DOCS / 'reference' / 'evidence.json'
+@pytest.mark.parametrize('name', ['COMPARISON', 'PEOPLE'])
+def test_study_is_made_of_the_runs_beside_it(name):
   comparison = _program('comparison')
-  summary = comparison.summary_lib.Summary.read(kept.read_text())
-  page = (_DOCS / 'reference' / 'comparison.md').read_text()
-  assert page == comparison.page(summary)
-  assert comparison.readme(summary) in (_ROOT / 'README.md').read_text()
+  study = getattr(comparison, name)
+  data = (_DOCS / 'reference' / f'{study.data}.json').read_text()
+  summary = comparison.summary_lib.Summary.read(data)
+  page = (_DOCS / 'reference' / f'{study.name}.md').read_text()
+  assert page == comparison.page(summary, study)
+  part = comparison.readme(summary)
+  assert (part in (_ROOT / 'README.md').read_text()) == (name == 'PEOPLE')
+
+
+def test_page_of_attacks_is_made_of_the_lines_beside_it():
+  reference = _DOCS / 'reference'
+  lines = [
+    json.loads(line)
+    for line in (reference / 'attacks.jsonl').read_text().splitlines()
+  ]
+  page = (reference / 'attacks.md').read_text()
+  assert page == _program('attacks').page(lines)
+
+
+def test_page_of_attacks_says_what_is_not_shown():
+  attacks = _program('attacks')
+
+  def line(noise, rate, low, high, bound):
+    rates = [
+      {
+        'alpha': 0.05,
+        'false_positive_rate': 0.05,
+        'true_positive_rate': rate,
+        'low': low,
+        'high': high,
+        'bound': bound,
+        'refuted': low > bound,
+        'above_chance': low > 0.08,
+      }
+    ]
+    return {
+      'run': f'{"banded" if noise else "none"}/seed1',
+      'seed': 1,
+      'noise_multiplier': noise,
+      'members': 800,
+      'others': 300,
+      'area': 0.5,
+      'membership': rates,
+    }
+
+  silent = line(0.0, 0.06, 0.04, 0.07, 1.0)
+  page = attacks.page([line(0.6, 0.06, 0.04, 0.07, 0.5), silent])
+  assert 'With noise, 1 of 1 intervals lie below their bounds; 0 refute' in page
+  assert 'Without noise, 0 of 1 rates are shown to be above chance.' in page
+  least = float(re.search(r'four times in five, (.*?) % at 5 %', page).group(1))
+  # More than chance, and what 800 members can show.
+  assert 8 < least < 15
+  page = attacks.page([line(0.6, 0.6, 0.55, 0.65, 0.5), silent])
+  assert '0 of 1 intervals lie below their bounds; 1 refute' in page
 
 
 @pytest.mark.parametrize('name', _MODULES)

@@ -125,10 +125,26 @@ def test_planted_sentences_are_in_the_text_of_their_people(splits, learnt):
 def test_planted_sentences_are_exposed_without_noise(learnt):
   model, weights, planted = learnt
   most = math.log2(4096)
-  bits = attacks.exposures(model, model.weights, weights, planted)
-  assert np.mean(bits) > 0.6 * most
+
+  def exposures(after):
+    return attacks.exposures(
+      *(
+        attacks.falls(model, model.weights, after, rows)
+        for rows in (planted.rows, planted.references)
+      )
+    )
+
+  assert np.mean(exposures(weights)) > 0.6 * most
   # A model that never saw one: all ranks are alike.
-  fresh = attacks.exposures(
-    model, model.weights, [w + 0.01 * np.sin(w) for w in model.weights], planted
+  fresh = [w + 0.01 * np.sin(w) for w in model.weights]
+  assert np.mean(exposures(fresh)) < most / 2
+
+
+def test_exposure_and_area_of_known_ranks():
+  references = np.arange(7.0)
+  bits = attacks.exposures(np.array([9.0, 5.5, -1.0]), references)
+  assert bits.tolist() == [3.0, 2.0, 0.0]
+  assert attacks.area(np.array([9.0, 5.5, -1.0]), references) == pytest.approx(
+    13 / 21
   )
-  assert np.mean(fresh) < most / 2
+  assert attacks.area(np.zeros(3), np.zeros(4)) == 0.5

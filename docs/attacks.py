@@ -1,0 +1,226 @@
+"""The page on what attacks on people find, from lines of `simulations.attacks`.
+
+    python -m simulations.attacks RUN_DIR ... | python docs/generate.py attacks
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tabulate
+from matplotlib import figure as figure_lib
+from scipy import stats
+
+Lines = Sequence[Mapping[str, Any]]
+
+_INTRODUCTION = """\
+# Attacks on people
+
+An attacker has the last model of a run and the public model that it started from. She
+asks two things: who was trained on, and what they wrote. The runs are those of the
+[page of people](people), each attacked alone; `simulations/attacks.py` says how.
+
+A guarantee bounds every attack, also those that nobody has thought of: an attacker who
+calls a bystander a member with probability alpha finds a member with probability at most
+Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack that stays below proves nothing; one
+that does not would refute the guarantee.
+"""
+_COMMANDS = """\
+## How it was made
+
+    python -m simulations.attacks runs/people_grid/*/seed[1-9] > attacks.jsonl
+    python -m simulations.attacks runs/people_grid/{none,identity_epsilon8,banded_epsilon8}/seed1 \\
+        --planted=100 --out=runs/people_planted >> attacks.jsonl
+    python docs/generate.py attacks < attacks.jsonl
+"""
+_POWER = 0.8
+
+
+def page(lines: Lines) -> str:
+  """Returns the page.
+
+  Args:
+    lines: objects that `simulations.attacks` printed, one a run.
+  """
+  plain = [line for line in lines if 'exposure' not in line]
+  planted = [line for line in lines if 'exposure' in line]
+  parts = [
+    _INTRODUCTION.strip(),
+    '![True positive rates of both attacks, and their bounds](attacks.png)',
+    'A point is a run with the 95 % interval of what the attack finds; a red line is '
+    'the bound of its guarantee, the dashed line is chance.',
+    '## Who was trained on',
+    'The score of a person is her gain: by how much the training lowered the loss a '
+    'word of her own text. Means over seeds; the upper end is the largest of all seeds.',
+    _table(plain, lambda line: line['membership'], _area, 'area'),
+    *_sentences(plain, lambda line: line['membership'], 'members'),
+  ]
+  if planted:
+    parts += [
+      '## What they wrote',
+      f'{planted[0]["exposure"]["planted"]} people wrote a sentence of eight random '
+      'words, which took the place of up to four of their own. The attack calls '
+      'planted whatever fell more in loss than all but a share alpha of 4,095 such '
+      'sentences that nobody wrote. Exposure is at most '
+      f'{planted[0]["exposure"]["most_bits"]:.0f} bits, and 1.4 on average for a '
+      'model that never saw the sentence.',
+      _table(
+        planted,
+        lambda line: line['exposure']['rates'],
+        lambda line: line['exposure']['mean_bits'],
+        'exposure, bits',
+      ),
+      *_sentences(
+        planted, lambda line: line['exposure']['rates'], 'planted sentences'
+      ),
+    ]
+  return '\n\n'.join([*parts, _COMMANDS.strip()]) + '\n'
+
+
+def _area(line: Mapping[str, Any]) -> float:
+  return line['area']
+
+
+def _groups(lines: Lines) -> dict[str, list[Mapping[str, Any]]]:
+  """Returns the runs of each row of the grid, without noise first."""
+  groups: dict[str, list[Mapping[str, Any]]] = {}
+  for line in sorted(
+    lines, key=lambda line: (line['noise_multiplier'], line['run'])
+  ):
+    groups.setdefault(line['run'].split('/')[0], []).append(line)
+  return groups
+
+
+def _table(lines: Lines, rates: Any, measure: Any, head: str) -> str:
+  """Returns the true positive rates of each row, in percent."""
+  alphas = [each['alpha'] for each in rates(lines[0])] if lines else []
+  rows = []
+  for name, runs in _groups(lines).items():
+    row = [f'`{name}`', len(runs), f'{statistics.fmean(map(measure, runs)):.3f}']
+    for i, _ in enumerate(alphas):
+      of_alpha = [rates(run)[i] for run in runs]
+      mean = statistics.fmean(each['true_positive_rate'] for each in of_alpha)
+      upper = max(each['high'] for each in of_alpha)
+      row += [
+        f'{100 * mean:.1f}',
+        f'{100 * upper:.1f}',
+        f'{100 * of_alpha[0]["bound"]:.1f}',
+      ]
+    rows.append(row)
+  heads = ['row', 'seeds', head]
+  for alpha in alphas:
+    heads += [f'found at {100 * alpha:g} %', 'upper end', 'bound']
+  return tabulate.tabulate(rows, heads, 'github', disable_numparse=True)
+
+
+def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
+  """Returns sentences on what is shown, and on what is not."""
+  private = [line for line in lines if line['noise_multiplier'] > 0]
+  silent = [line for line in lines if line['noise_multiplier'] == 0]
+  sentences = []
+  if private:
+    over = sum(
+      each['high'] >= each['bound'] for line in private for each in rates(line)
+    )
+    total = sum(len(rates(line)) for line in private)
+    refuted = sum(each['refuted'] for line in private for each in rates(line))
+    sentences.append(
+      f'With noise, {total - over} of {total} intervals lie below their bounds; '
+      f'{refuted} refute one.'
+    )
+  if silent:
+    above = sum(
+      each['above_chance'] for line in silent for each in rates(line)
+    )
+    total = sum(len(rates(line)) for line in silent)
+    text = (
+      f'Without noise, {above} of {total} rates are shown to be above chance.'
+    )
+    if above < total:
+      text += ' The test would have shown, four times in five, ' + ', '.join(
+        f'{100 * _detectable(line, rate):.1f} % at {100 * rate["alpha"]:g} %'
+        for line in silent[:1]
+        for rate in rates(line)
+      )
+      text += f' of {those}.'
+    sentences.append(text)
+  return sentences
+
+
+def _detectable(line: Mapping[str, Any], rate: Mapping[str, Any]) -> float:
+  """Returns the least true positive rate that is shown in 80 % of cases.
+
+  A rate is shown if the lower end of its interval exceeds the upper end of that
+  of the false positive rate.
+  """
+  from simulations import attacks
+
+  exposure = line.get('exposure')
+  members = exposure['planted'] if exposure else line['members']
+  others = 2 ** round(exposure['most_bits']) - 1 if exposure else line['others']
+  false = round(rate['false_positive_rate'] * others)
+  _, most = attacks.interval(false, others)
+  least = next(
+    (
+      count
+      for count in range(members + 1)
+      if attacks.interval(count, members)[0] > most
+    ),
+    members,
+  )
+  return next(
+    (
+      percent / 1000
+      for percent in range(1, 1001)
+      if stats.binom.sf(least - 1, members, percent / 1000) >= _POWER
+    ),
+    1.0,
+  )
+
+
+def figure(lines: Lines) -> figure_lib.Figure:
+  """Returns the plot: a panel an attack and alpha, a row of points a row."""
+  kinds = [
+    ('who was trained on', [x for x in lines if 'exposure' not in x], False),
+    ('what they wrote', [x for x in lines if 'exposure' in x], True),
+  ]
+  kinds = [kind for kind in kinds if kind[1]]
+  drawing = figure_lib.Figure(
+    figsize=(11, 3.6 * len(kinds)), layout='constrained'
+  )
+  panels = drawing.subplots(len(kinds), 2, squeeze=False)
+  for row, (title, runs, exposed) in zip(panels, kinds):
+    groups = _groups(runs)
+    for i, panel in enumerate(row):
+      for y, (name, group) in enumerate(groups.items()):
+        for j, run in enumerate(group):
+          rates = run['exposure']['rates'] if exposed else run['membership']
+          rate = rates[i]
+          height = y + 0.12 * (j - (len(group) - 1) / 2)
+          found = rate['true_positive_rate']
+          panel.errorbar(
+            found,
+            height,
+            xerr=[[found - rate['low']], [rate['high'] - found]],
+            color='C0',
+            marker='o',
+            markersize=3,
+            linewidth=1,
+          )
+        if rate['bound'] < 1:
+          panel.plot([rate['bound']] * 2, [y - 0.4, y + 0.4], color='C3')
+      panel.axvline(rate['alpha'], color='gray', linestyle='--', zorder=0)
+      panel.set_xscale('log')
+      panel.set_xlim(0.001, 1)
+      panel.set_yticks(range(len(groups)), list(groups))
+      panel.invert_yaxis()
+      panel.set_title(
+        f'{title}, {100 * rate["alpha"]:g} % of bystanders accused',
+        fontsize='medium',
+      )
+      panel.set_xlabel('share found')
+      panel.grid(alpha=0.3, axis='x')
+      panel.spines[['top', 'right']].set_visible(False)
+  return drawing
