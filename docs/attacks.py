@@ -1,6 +1,6 @@
 """The page on what attacks on people find, from lines of `simulations.attacks`.
 
-    python -m simulations.attacks RUN_DIR ... | python docs/generate.py attacks
+python -m simulations.attacks RUN_DIR ... | python docs/generate.py attacks
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ Lines = Sequence[Mapping[str, Any]]
 _INTRODUCTION = """\
 # Attacks on people
 
-An attacker has the last model of a run and the public model that it started from. She
-asks two things: who was trained on, and what they wrote. The runs are those of the
-[page of people](people), each attacked alone; `simulations/attacks.py` says how.
+An attacker has the last model of a run and the public model that it started
+from. She asks two things: who was trained on, and what they wrote. The runs are
+those of the [page of people](people), each attacked alone;
+`simulations/attacks.py` says how.
 
-A guarantee bounds every attack, also those that nobody has thought of: an attacker who
-calls a bystander a member with probability alpha finds a member with probability at most
-Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack that stays below proves nothing; one
-that does not would refute the guarantee.
+A guarantee bounds every attack, also those that nobody has thought of: an
+attacker who calls a bystander a member with probability alpha finds a member
+with probability at most Phi(Phi^-1(alpha) + 1 / noise multiplier). An attack
+that stays below proves nothing; one that does not would refute the guarantee.
 """
 _COMMANDS = """\
 ## How it was made
 
     python -m simulations.attacks runs/people_grid/*/seed[1-9] > attacks.jsonl
-    python -m simulations.attacks runs/people_grid/{none,identity_epsilon8,banded_epsilon8}/seed1 \\
-        --planted=100 --out=runs/people_planted >> attacks.jsonl
+    cd runs/people_grid
+    python -m simulations.attacks none/seed1 identity_epsilon8/seed1 \\
+        banded_epsilon8/seed1 --planted=100 --out=../people_planted
     python docs/generate.py attacks < attacks.jsonl
+
+The lines of the second command follow those of the first in `attacks.jsonl`.
 """
 _POWER = 0.8
 
@@ -49,23 +53,24 @@ def page(lines: Lines) -> str:
   parts = [
     _INTRODUCTION.strip(),
     '![True positive rates of both attacks, and their bounds](attacks.png)',
-    'A point is a run with the 95 % interval of what the attack finds; a red line is '
-    'the bound of its guarantee, the dashed line is chance.',
+    'A point is a run with the 95 % interval of what the attack finds; a red '
+    'line is the bound of its guarantee, the dashed line is chance.',
     '## Who was trained on',
-    'The score of a person is her gain: by how much the training lowered the loss a '
-    'word of her own text. Means over seeds; the upper end is the largest of all seeds.',
+    'The score of a person is her gain: by how much the training lowered the '
+    'loss a word of her own text. Rates are in percent, means over seeds; the '
+    'upper end is the largest of all seeds.',
     _table(plain, lambda line: line['membership'], _area, 'area'),
     *_sentences(plain, lambda line: line['membership'], 'members'),
   ]
   if planted:
     parts += [
       '## What they wrote',
-      f'{planted[0]["exposure"]["planted"]} people wrote a sentence of eight random '
-      'words, which took the place of up to four of their own. The attack calls '
-      'planted whatever fell more in loss than all but a share alpha of 4,095 such '
-      'sentences that nobody wrote. Exposure is at most '
-      f'{planted[0]["exposure"]["most_bits"]:.0f} bits, and 1.4 on average for a '
-      'model that never saw the sentence.',
+      f'{planted[0]["exposure"]["planted"]} people wrote a sentence of eight '
+      'random words, which took the place of up to four of their own. The '
+      'attack calls planted whatever fell more in loss than all but a share '
+      'alpha of 4,095 such sentences that nobody wrote. Exposure is at most '
+      f'{planted[0]["exposure"]["most_bits"]:.0f} bits, and 1.4 on average for '
+      'a model that never saw the sentence.',
       _table(
         planted,
         lambda line: line['exposure']['rates'],
@@ -98,7 +103,11 @@ def _table(lines: Lines, rates: Any, measure: Any, head: str) -> str:
   alphas = [each['alpha'] for each in rates(lines[0])] if lines else []
   rows = []
   for name, runs in _groups(lines).items():
-    row = [f'`{name}`', len(runs), f'{statistics.fmean(map(measure, runs)):.3f}']
+    row = [
+      f'`{name}`',
+      len(runs),
+      f'{statistics.fmean(map(measure, runs)):.3f}',
+    ]
     for i, _ in enumerate(alphas):
       of_alpha = [rates(run)[i] for run in runs]
       mean = statistics.fmean(each['true_positive_rate'] for each in of_alpha)
@@ -127,13 +136,11 @@ def _sentences(lines: Lines, rates: Any, those: str) -> list[str]:
     total = sum(len(rates(line)) for line in private)
     refuted = sum(each['refuted'] for line in private for each in rates(line))
     sentences.append(
-      f'With noise, {total - over} of {total} intervals lie below their bounds; '
-      f'{refuted} refute one.'
+      f'With noise, {total - over} of {total} intervals lie below their '
+      f'bounds; {refuted} refute one.'
     )
   if silent:
-    above = sum(
-      each['above_chance'] for line in silent for each in rates(line)
-    )
+    above = sum(each['above_chance'] for line in silent for each in rates(line))
     total = sum(len(rates(line)) for line in silent)
     text = (
       f'Without noise, {above} of {total} rates are shown to be above chance.'
@@ -194,7 +201,7 @@ def figure(lines: Lines) -> figure_lib.Figure:
   for row, (title, runs, exposed) in zip(panels, kinds):
     groups = _groups(runs)
     for i, panel in enumerate(row):
-      for y, (name, group) in enumerate(groups.items()):
+      for y, group in enumerate(groups.values()):
         for j, run in enumerate(group):
           rates = run['exposure']['rates'] if exposed else run['membership']
           rate = rates[i]

@@ -197,11 +197,11 @@ def readme(summary: summary_lib.Summary) -> str:
     disable_numparse=True,
   )
   caption = textwrap.fill(
-    'Test loss in nats a word of a next-word model that learnt public text, and '
-    'then the chats of 837 people; means over seeds, with 95 % intervals of the '
-    'differences on the same seeds. (epsilon, 1e-5) holds for each of these people: '
-    '[people](docs/reference/people.md). Attacks on these models stay below their '
-    'bounds: [attacks](docs/reference/attacks.md).',
+    'Test loss in nats a word of a next-word model that learnt public text, '
+    'and then the chats of 837 people; means over seeds, with 95 % intervals '
+    'of the differences on the same seeds. (epsilon, 1e-5) holds for each of '
+    'these people: [people](docs/reference/people.md). Attacks on these models '
+    'stay below their bounds: [attacks](docs/reference/attacks.md).',
     88,
   )
   return (

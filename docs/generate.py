@@ -14,8 +14,9 @@ Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
 which is committed: what the site shows was computed by the code of that commit
 or of an earlier one, on the machine that the page names. The comparison is made
 of one object, which stays beside it as `evidence.json`. The page of people is
-made of `people.json`; it has a part of README.md. The page of attacks is made of
-`attacks.jsonl`, and the table in `docs/guide/amplified.md` of `amplified.json`.
+made of `people.json`, and has a part of README.md. The page of attacks is made
+of `attacks.jsonl`, and the table in `docs/guide/amplified.md` of
+`amplified.json`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from tff_bandmf import (
   query,
   strategies,
 )
-from tff_bandmf.noise import placements, position
+from tff_bandmf.noise import placements
 from tff_bandmf.query import summation
 
 _KEY = noise.Key.from_seed(3)
@@ -121,7 +121,7 @@ def test_bits_are_those_of_tensorflow(name, kind, zeroing, tmp_path):
   clip, strategy = _clip(kind), _STRATEGIES[name]
   found = []
   (tmp_path / 'numpy').mkdir()
-  where = position.Position(tmp_path / 'numpy', 1)
+  where = released_sums.Position(tmp_path / 'numpy', 1)
   tape = placements.Tape(tmp_path / 'tape', key=_KEY, position=where)
   with _mean(strategy, clip, tape, zeroing=zeroing) as mean:
     released = {}
@@ -132,7 +132,7 @@ def test_bits_are_those_of_tensorflow(name, kind, zeroing, tmp_path):
       found.append((done, where.released(t), where.updates(t)))
 
   (tmp_path / 'graph').mkdir()
-  where = position.Position(tmp_path / 'graph', 1)
+  where = released_sums.Position(tmp_path / 'graph', 1)
   tape = placements.Tape(tmp_path / 'tape', key=_KEY, position=where)
   adding = query.CorrelatedNoiseQuery.of(
     accounting.Guarantee(strategy(), participation.MinSep(2), 0.4),

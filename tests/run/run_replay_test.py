@@ -16,7 +16,7 @@ from tff_bandmf import ledger as ledger_lib
 from tff_bandmf import (
   run,
 )
-from tff_bandmf.noise import position
+from tff_bandmf.noise import released_sums
 from tff_bandmf.run_files import checkpoints, metrics, run_json
 
 
@@ -157,7 +157,7 @@ def test_full_disk_in_finish_is_what_is_told(tmp_path):
   'owner, name, error',
   [
     (checkpoints.Checkpoints, 'save', OSError),
-    (position.Position, 'forget', KeyboardInterrupt),
+    (released_sums.Position, 'forget', KeyboardInterrupt),
   ],
 )
 def test_round_that_ends_half_way_leaves_a_run_that_goes_on(
@@ -277,7 +277,7 @@ def test_round_of_clients_that_came_is_burnt_after_a_crash(tmp_path, runtime):
 
 
 def test_position_of_another_run_is_refused(tmp_path):
-  mine, other = (position.Position(tmp_path, run) for run in (1, 2))
+  mine, other = (released_sums.Position(tmp_path, run) for run in (1, 2))
   other.open(3, 1, 5)
   with pytest.raises(ValueError, match='no round of this run is open'):
     mine.check(3, 0)
@@ -297,10 +297,10 @@ def test_position_of_another_run_is_refused(tmp_path):
 def test_position_of_another_run_is_refused_in_a_graph(tmp_path):
   import tensorflow as tf
 
-  from tff_bandmf.noise import graph_position
+  from tff_bandmf.noise import graph_released_sums
 
-  mine, other = (position.Position(tmp_path, run) for run in (1, 2))
-  graph = graph_position.GraphPosition(mine)
+  mine, other = (released_sums.Position(tmp_path, run) for run in (1, 2))
+  graph = graph_released_sums.GraphPosition(mine)
   other.open(3, 1, 5)
   with pytest.raises(tf.errors.InvalidArgumentError, match='no round of this'):
     graph.round_index(tf.constant(0, tf.int64))
@@ -310,7 +310,7 @@ def test_position_of_another_run_is_refused_in_a_graph(tmp_path):
 
 
 def test_second_sum_of_a_round_is_refused(tmp_path):
-  mine = position.Position(pathlib.Path(tmp_path), 1)
+  mine = released_sums.Position(pathlib.Path(tmp_path), 1)
   released = np.array([1, 2], np.int32)
   for attempt in 1, 2:
     mine.open(3, attempt, 5)
@@ -324,10 +324,10 @@ def test_second_sum_of_a_round_is_refused_in_a_graph(tmp_path):
   """The marks are those of NumPy, and either sees the other's."""
   import tensorflow as tf
 
-  from tff_bandmf.noise import graph_position
+  from tff_bandmf.noise import graph_released_sums
 
-  mine = position.Position(pathlib.Path(tmp_path), 1)
-  graph = graph_position.GraphPosition(mine)
+  mine = released_sums.Position(pathlib.Path(tmp_path), 1)
+  graph = graph_released_sums.GraphPosition(mine)
   now = tf.constant(3, tf.int64)
   counts = tf.constant([4, 1])
   released = tf.constant([1, 2], tf.int32)

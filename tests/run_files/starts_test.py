@@ -17,7 +17,7 @@ from tff_bandmf import accounting, participation, run, strategies
 from tff_bandmf.ledger import database
 
 # Else each process that is started here would import TensorFlow again.
-from tff_bandmf.noise import position  # noqa: F401
+from tff_bandmf.noise import released_sums  # noqa: F401
 from tff_bandmf.run_files import run_json
 
 _ROUNDS = 4

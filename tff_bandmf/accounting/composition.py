@@ -174,7 +174,8 @@ def compose(
       units of privacy differ.
 
   >>> from tff_bandmf import participation, strategies
-  >>> one = guarantee.calibrate(
+  >>> from tff_bandmf.accounting import calibration
+  >>> one = calibration.calibrate(
   ...     strategies.BandedSqrt(8, 2), participation.MinSep(4),
   ...     epsilon=1.0, delta=1e-6)
   >>> round(compose([one, one]).epsilon(1e-6), 2)

@@ -1,4 +1,4 @@
-"""The privacy guarantee of a run, and calibration of its noise."""
+"""The privacy guarantee of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tff_bandmf.accounting.methods import accountants, gaussian, monte_carlo
 if TYPE_CHECKING:
   import dp_accounting
 
-_SAMPLES = monte_carlo.Samples()
+SAMPLES = monte_carlo.Samples()
 # Relative change that float64 may cause in a claim that is computed again.
 _SAME = 1e-12
 
@@ -58,7 +58,7 @@ class Guarantee:
   noise_multiplier: float = attrs.field()
   dimension: Optional[int] = attrs.field(default=None, kw_only=True)
   max_slack: float = attrs.field(default=slack_lib.MAX_SLACK, kw_only=True)
-  samples: monte_carlo.Samples = attrs.field(default=_SAMPLES, kw_only=True)
+  samples: monte_carlo.Samples = attrs.field(default=SAMPLES, kw_only=True)
   clients_per_unit: int = attrs.field(
     default=1,
     kw_only=True,
@@ -183,6 +183,20 @@ class Guarantee:
       )
     self._claims[delta] = confirmed
 
+  def with_noise(
+    self, noise_multiplier: float, claim: monte_carlo.Bound, delta: float
+  ) -> Guarantee:
+    """Returns the guarantee of other noise, with the claim computed for it.
+
+    Args:
+      noise_multiplier: the attribute of the result.
+      claim: claim of the result, from its accountant.
+      delta: delta of that claim.
+    """
+    guarantee = attrs.evolve(self, noise_multiplier=noise_multiplier)
+    guarantee._claims[delta] = claim
+    return guarantee
+
   def under(self, cohorts: participation_lib.Cohorts) -> Guarantee:
     """Returns the guarantee of the same noise for other cohorts.
 
@@ -285,62 +299,3 @@ class Guarantee:
       'clients_per_unit': self.clients_per_unit,
       'adjacency': self.cohorts.adjacency,
     }
-
-
-def calibrate(
-  strategy: strategies.Strategy,
-  cohorts: participation_lib.Cohorts,
-  *,
-  epsilon: float,
-  delta: float,
-  dimension: Optional[int] = None,
-  max_slack: float = slack_lib.MAX_SLACK,
-  samples: monte_carlo.Samples = _SAMPLES,
-  clients_per_unit: int = 1,
-) -> Guarantee:
-  """Returns the guarantee with the least noise that meets (epsilon, delta).
-
-  If the claim needs random samples, the noise is only nearly the least.
-
-  **Formal guarantee.** Assumptions: the run meets the conditions of `Guarantee`
-  and of docs/reference/arithmetic.md. Statement: `claim(delta).epsilon` of the
-  result is at most `epsilon`, and the released bits of the run are
-  (epsilon, delta)-DP for one unit of privacy. For a sampled claim this holds
-  except with probability `samples.failure_probability` over the samples, and
-  `claim(delta)` is the bound that the search confirmed. Source: the theorems of
-  docs/reference/arithmetic.md for the released bits, the modules of
-  `accounting.kinds` and `accounting.methods` for real numbers.
-
-  Args:
-    strategy: C.
-    cohorts: participation schema that is enforced, or kind of sampling.
-    epsilon: target epsilon of the whole run, > 0 and above the cost of
-      arithmetic.
-    delta: target delta of the whole run, in [1e-50, 1) and above the cost of
-      arithmetic.
-    dimension: the attribute of `Guarantee`.
-    max_slack: the attribute of `Guarantee`.
-    samples: the attribute of `Guarantee`; more samples need less noise.
-    clients_per_unit: the attribute of `Guarantee`.
-
-  Raises:
-    ValueError: a value is out of range, no guarantee is proved for the strategy
-      and such cohorts, or the slack exceeds `max_slack`.
-  """
-  gaussian.check_epsilon(epsilon)
-  gaussian.check_delta(delta)
-  guarantee = Guarantee(
-    strategy,
-    cohorts,
-    1.0,
-    dimension=dimension,
-    max_slack=max_slack,
-    samples=samples,
-    clients_per_unit=clients_per_unit,
-  )
-  noise_multiplier, claim = guarantee.accountant.calibrate(
-    guarantee.cost, epsilon, delta, samples
-  )
-  guarantee = attrs.evolve(guarantee, noise_multiplier=noise_multiplier)
-  guarantee._claims[delta] = claim
-  return guarantee

@@ -14,7 +14,7 @@ from tff_bandmf import _checks, errors
 from tff_bandmf.noise import key as key_lib
 
 if TYPE_CHECKING:
-  from tff_bandmf.noise import position as position_lib
+  from tff_bandmf.noise import released_sums
 
 
 class Placement:
@@ -79,7 +79,7 @@ class Tape(Placement):
   max_memory_bytes: Optional[int] = None
   backend: str = 'numpy'
   devices: Sequence[str] = ()
-  position: Optional[position_lib.Position] = None
+  position: Optional[released_sums.Position] = None
 
   def __post_init__(self):
     _check_start(self.start_round)

@@ -16,7 +16,6 @@ import tensorflow as tf
 from tff_bandmf import errors
 from tff_bandmf.noise import (
   graph_generator,
-  graph_position,
   placements,
   self_test,
 )
@@ -95,8 +94,8 @@ class NoiseSource(abc.ABC):
       round_index: t, scalar int64.
       total: [dimension] int32, S_t, the sum of the records in lattice steps.
       counts: [2] integers: the number of updates in the total, and the number
-        of all-zero updates among them. Only a source with a `position.Position`
-        reads it.
+        of all-zero updates among them. Only a source that has a
+        `released_sums.Position` reads it.
     """
 
   def metrics(
@@ -253,7 +252,7 @@ class TapeSource(NoiseSource):
     self._position = (
       None
       if tape.position is None
-      else graph_position.GraphPosition(tape.position)
+      else graph_released_sums.GraphPosition(tape.position)
     )
 
   def initial_state(self):

@@ -25,8 +25,8 @@ from tff_bandmf import cohorts, errors, participation
 from tff_bandmf.ledger import identifiers
 from tff_bandmf.noise import key as key_lib
 from tff_bandmf.plan import plan as plan_lib
+from tff_bandmf.run import drawn_cohorts
 from tff_bandmf.run import journal as journal_lib
-from tff_bandmf.run import sampling
 
 # Number of clients whose rounds are in memory at a time.
 _AT_A_TIME = 2**18
@@ -128,7 +128,7 @@ def cohort_source(
     ValueError: the population cannot fill every round.
   """
   if key is not None and plan.sampled is not None:
-    return sampling.SampledCohorts(plan.sampled, key, ids)
+    return drawn_cohorts.SampledCohorts(plan.sampled, key, ids)
   plan.check_population(len(ids))
   return cohorts.CohortSampler(
     len(ids), plan.clients_per_round, rounds, plan.schema, seed

@@ -24,7 +24,7 @@ from tff_bandmf.ledger import chain
 from tff_bandmf.run_files import checkpoints, metrics, run_json
 
 if TYPE_CHECKING:
-  from tff_bandmf.noise import position as position_lib
+  from tff_bandmf.noise import released_sums
 
 _State = TypeVar('_State')
 
@@ -78,7 +78,7 @@ class Journal:
     directory: pathlib.Path,
     record: run_json.RunRecord,
     ledger: ledger_lib.Ledger,
-    position: position_lib.Position,
+    position: released_sums.Position,
     columns: Sequence[str],
   ):
     """Initializes the journal at the latest checkpoint in the folder.

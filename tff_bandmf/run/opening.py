@@ -14,8 +14,7 @@ import attrs
 from tff_bandmf import clips, errors, participation, report
 from tff_bandmf.ledger import ledger as ledger_lib
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import placements
-from tff_bandmf.noise import position as position_lib
+from tff_bandmf.noise import placements, released_sums
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_json
 from tff_bandmf.run import journal as journal_lib
@@ -107,7 +106,7 @@ def open_folder(
         directory, record, plan.strategy, plan.schema, keys, moved
       )
     run_id, _ = record.bound()
-    position = position_lib.Position(directory / run_json.PRIVATE, run_id)
+    position = released_sums.Position(directory / run_json.PRIVATE, run_id)
     if not ended:
       # PRIVACY: a killed program leaves its round open, and the noise of that
       # round could be added to updates of unrecorded clients. The round is

@@ -21,7 +21,7 @@ from tff_bandmf.ledger import identifiers
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.plan import plan_text
 from tff_bandmf.run import clients as clients_lib
-from tff_bandmf.run import opening, sampling
+from tff_bandmf.run import drawn_cohorts, opening
 from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run_files import run_json
 
@@ -209,7 +209,7 @@ class Run:
     source = clients_lib.cohort_source(
       plan, self._sampling_key, ids, seed, last
     )
-    if isinstance(source, sampling.SampledCohorts):
+    if isinstance(source, drawn_cohorts.SampledCohorts):
       source.check_last(journal.ledger, journal.next)
       self._as_drawn = functools.partial(
         source.as_drawn, journal.ledger, plan.rounds

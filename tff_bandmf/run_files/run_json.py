@@ -54,7 +54,7 @@ LEDGER_URL = 'private/ledger.url'
 SAMPLING_KEY = 'private/sampling.key'
 PLACE = 'private/place.json'
 CHECKPOINTS = 'private/checkpoints'
-# Marks of the sums that rounds released, written by `noise.position`.
+# Marks of the sums that rounds released, written by `noise.released_sums`.
 RELEASED = 'private/released'
 
 LEDGER_HEAD = 'ledger_head'

@@ -8,8 +8,7 @@ from typing import Optional, Union
 
 from tff_bandmf import errors
 from tff_bandmf.noise import key as key_lib
-from tff_bandmf.noise import placements
-from tff_bandmf.noise import position as position_lib
+from tff_bandmf.noise import placements, released_sums
 from tff_bandmf.noise.producer import stream
 from tff_bandmf.noise.tape import folder as tape_folder
 from tff_bandmf.noise.tape import served as served_tape
@@ -54,7 +53,7 @@ class OpenTape:
         does not fit this run or has another reader.
       OSError: there is no room for the folder of a tape.
     """
-    self.position: Optional[position_lib.Position] = None
+    self.position: Optional[released_sums.Position] = None
     self._held: Optional[int] = None
     if isinstance(placement, placements.Served):
       folders = placement.folders

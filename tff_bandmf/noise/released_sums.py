@@ -1,4 +1,4 @@
-"""The open round of a run, in files that a program writes and a round reads.
+"""The open round of a run and the sums that it released, in files.
 
   position                      'run round attempt clients'; 'run -1 0 0'
                                 between rounds
@@ -62,7 +62,7 @@ class Position:
     Statement: an aggregation that begins between this call and the next `open`
     or `close` adds the noise of round `round_index` and of no other round, to
     at most `clients` updates. Source: `check` and `mark`, here and in
-    `graph_position`, read the file that this call writes.
+    `graph_released_sums`, read the file that this call writes.
 
     Args:
       round_index: round to open, >= 0.

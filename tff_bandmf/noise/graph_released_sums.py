@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from tff_bandmf.noise import position as position_lib
+from tff_bandmf.noise import released_sums
 from tff_bandmf.noise.tape import graph_reader
 
 
@@ -18,7 +18,7 @@ class GraphPosition:
     position: position of the run.
   """
 
-  position: position_lib.Position
+  position: released_sums.Position
 
   def round_index(self, stated: tf.Tensor) -> tf.Tensor:
     """Returns the open round, scalar int64, in a graph.
@@ -34,7 +34,7 @@ class GraphPosition:
   def check_updates(self, updates: tf.Tensor, now: tf.Tensor) -> tf.Operation:
     """Returns a check that a sum has at most one update a recorded client.
 
-    **Formal guarantee.** That of `position.Position.check`.
+    **Formal guarantee.** That of `released_sums.Position.check`.
 
     Args:
       updates: scalar integer, number of updates in the sum.
@@ -47,7 +47,7 @@ class GraphPosition:
     # Guard: run_test.test_more_updates_than_clients_are_refused_with_tff.
     return tf.debugging.Assert(
       tf.cast(updates, tf.int64) <= clients,
-      ['updates=', updates, position_lib.MORE_UPDATES, clients],
+      ['updates=', updates, released_sums.MORE_UPDATES, clients],
     )
 
   def mark(
@@ -55,7 +55,7 @@ class GraphPosition:
   ) -> tf.Tensor:
     """Returns the release, after it is marked as the only sum of its round.
 
-    **Formal guarantee.** That of `position.Position.mark`.
+    **Formal guarantee.** That of `released_sums.Position.mark`.
 
     Args:
       released: [dimension] int32, S_t + y_t, in lattice steps.
@@ -86,7 +86,7 @@ class GraphPosition:
     owners = tf.strings.regex_replace(marks, r'.*/\d+-\d+-(\d+-\d+)', r'\1')
     same = tf.debugging.Assert(
       tf.reduce_all(tf.equal(owners, owner)),
-      ['round=', now, position_lib.OTHER_SUM],
+      ['round=', now, released_sums.OTHER_SUM],
     )
     with tf.control_dependencies([same]):
       return tf.identity(released)
@@ -102,7 +102,7 @@ class GraphPosition:
     # Guard: run_test.test_aggregator_outside_of_a_round_releases_nothing.
     is_open = tf.debugging.Assert(
       tf.equal(numbers[0], self.position.run) & (numbers[1] >= 0),
-      [position_lib.NOT_OPEN],
+      [released_sums.NOT_OPEN],
     )
     with tf.control_dependencies([is_open]):
       return tf.identity(numbers)

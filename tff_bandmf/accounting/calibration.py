@@ -1,0 +1,68 @@
+"""Calibration: the least noise that gives a privacy guarantee."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+from tff_bandmf import participation as participation_lib
+from tff_bandmf import strategies
+from tff_bandmf.accounting import guarantee as guarantee_lib
+from tff_bandmf.accounting.arithmetic import slack as slack_lib
+from tff_bandmf.accounting.methods import gaussian, monte_carlo
+
+
+def calibrate(
+  strategy: strategies.Strategy,
+  cohorts: participation_lib.Cohorts,
+  *,
+  epsilon: float,
+  delta: float,
+  dimension: Optional[int] = None,
+  max_slack: float = slack_lib.MAX_SLACK,
+  samples: monte_carlo.Samples = guarantee_lib.SAMPLES,
+  clients_per_unit: int = 1,
+) -> guarantee_lib.Guarantee:
+  """Returns the guarantee with the least noise that meets (epsilon, delta).
+
+  If the claim needs random samples, the noise is only nearly the least.
+
+  **Formal guarantee.** Assumptions: the run meets the conditions of `Guarantee`
+  and of docs/reference/arithmetic.md. Statement: `claim(delta).epsilon` of the
+  result is at most `epsilon`, and the released bits of the run are
+  (epsilon, delta)-DP for one unit of privacy. For a sampled claim this holds
+  except with probability `samples.failure_probability` over the samples, and
+  `claim(delta)` is the bound that the search confirmed. Source: the theorems of
+  docs/reference/arithmetic.md for the released bits, the modules of
+  `accounting.kinds` and `accounting.methods` for real numbers.
+
+  Args:
+    strategy: C.
+    cohorts: participation schema that is enforced, or kind of sampling.
+    epsilon: target epsilon of the whole run, > 0 and above the cost of
+      arithmetic.
+    delta: target delta of the whole run, in [1e-50, 1) and above the cost of
+      arithmetic.
+    dimension: the attribute of `Guarantee`.
+    max_slack: the attribute of `Guarantee`.
+    samples: the attribute of `Guarantee`; more samples need less noise.
+    clients_per_unit: the attribute of `Guarantee`.
+
+  Raises:
+    ValueError: a value is out of range, no guarantee is proved for the strategy
+      and such cohorts, or the slack exceeds `max_slack`.
+  """
+  gaussian.check_epsilon(epsilon)
+  gaussian.check_delta(delta)
+  guarantee = guarantee_lib.Guarantee(
+    strategy,
+    cohorts,
+    1.0,
+    dimension=dimension,
+    max_slack=max_slack,
+    samples=samples,
+    clients_per_unit=clients_per_unit,
+  )
+  noise_multiplier, claim = guarantee.accountant.calibrate(
+    guarantee.cost, epsilon, delta, samples
+  )
+  return guarantee.with_noise(noise_multiplier, claim, delta)
