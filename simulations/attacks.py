@@ -1,26 +1,33 @@
-"""Attacks on people: who was trained on, and what they wrote.
+"""Attacks on people: finds who was trained on, and what they wrote.
 
   python -m simulations.attacks RUN_DIR ... [--planted=20 --out=DIR]
 
-Attacks the last model of each ended run, as anybody could who has it and the
-public model that the run started from. Prints a JSON line a run.
+Attacks each ended run with the two models that anybody may have: the last model
+of the run, and the public model from which its training started. Prints one
+JSON line for each run.
 
-* Membership: the score of a person is her gain, the loss a word of her
-  sentences before minus after. Members are the people of the train split, and
-  others those of the two other splits. The attack calls a member everybody with
-  a larger gain than all but a share alpha of the others.
-* Exposure [Carlini19], with --planted: the run is trained again in DIR, after a
-  sentence of random words took the place of some sentences of each of so many
-  people. Among R sentences of the
-  same kind, of which nobody wrote the others, a planted one has rank r by how
-  much its loss fell, and exposure log2(R) - log2(r): 1.4 on average for a model
-  that never saw it, and at most log2(R). The attack calls planted whatever
-  fell more than all but a share alpha of the sentences that nobody wrote.
+* Membership: the score of a person is her gain: the mean loss a word of her
+  sentences before the training, minus that after the training. The people of
+  the train split are the members, and the people of the two other splits are
+  the non-members (`others`). The attack calls a person a member if her gain
+  exceeds a threshold, which a share of at most alpha of the non-members exceed.
+* Exposure [Carlini19], with --planted: a sentence of random words takes the
+  place of some sentences of each of so many people, and the run is trained
+  again in DIR. A planted sentence is compared with R - 1 references: sentences
+  of random words that nobody wrote. Its rank r among the R is by how much the
+  training lowered its loss, largest first; its exposure is log2(R) - log2(r)
+  bits. A model that never saw the sentence gives log2(e) = 1.4 bits on average.
+  The attack calls a sentence planted if its loss fell by more than a threshold,
+  which a share of at most alpha of the references exceed.
 
-A test of one person that calls a bystander a member with probability alpha
-finds a member with probability at most Phi(Phi^-1(alpha) + mu), mu = 1 /
-noise_multiplier. An attack that stays below proves nothing, and one that does
-not refutes the guarantee.
+If the guarantee of a run holds, a test that calls a non-member a member with
+probability alpha calls a member a member with probability at most
+
+    Phi(Phi^-1(alpha) + mu),   mu = 1 / noise_multiplier
+
+because the run is a Gaussian mechanism with this mu; Phi is the standard normal
+distribution function. An attack below this bound does not show that the
+guarantee holds. An attack above it refutes the guarantee.
 
 [Carlini19] is Carlini, Liu, Erlingsson, Kos, Song, "The Secret Sharer", USENIX
 Security 2019.
@@ -84,7 +91,7 @@ def interval(successes: int, trials: int) -> tuple[float, float]:
 def membership(
   members: np.ndarray, others: np.ndarray, noise_multiplier: float
 ) -> list[dict[str, Any]]:
-  """Returns the attack by threshold at each of `ALPHAS`.
+  """Returns what the threshold attack achieves at each alpha of `ALPHAS`.
 
   Args:
     members: [m] scores of members; a larger score is likelier of a member.
@@ -92,14 +99,15 @@ def membership(
     noise_multiplier: noise multiplier of the run, >= 0; 0 without noise.
 
   Returns:
-    The false and the true positive rate with their intervals, the `bound` at
-    the rate alpha, and whether the bound is `refuted`: the true positive rate
-    exceeds, at the lower end of its interval, the bound at the upper end of
-    that of the false positive rate.
+    For each alpha: the `false_positive_rate`; the `true_positive_rate` with the
+    ends `low` and `high` of its interval; the `bound` at alpha; whether the
+    attack `refuted` the bound; and whether it is `above_chance`. Let m be the
+    upper end of the interval of the false positive rate. The bound is refuted
+    if low > bound(m), and the attack is above chance if low > m.
   """
   rates = []
   for alpha in ALPHAS:
-    # With no more than alpha of the others above it.
+    # A share of at most alpha of the others have a score above the threshold.
     threshold = np.sort(others)[::-1][math.floor(alpha * len(others))]
     false, true = (int(np.sum(each > threshold)) for each in (others, members))
     low, high = interval(true, len(members))
@@ -120,7 +128,7 @@ def membership(
 
 
 def row_losses(model: Any, weights: Any, rows: np.ndarray) -> np.ndarray:
-  """Returns the losses of sentences, the sum over their words, and the words.
+  """Returns, for each sentence, the loss of its words and their number.
 
   Args:
     model: network, a `models.Model`.
@@ -280,7 +288,7 @@ def attack(
   ]
   members = gains(model, before, after, corpus.train)
   if planted is not None:
-    # They did not write it all by themselves.
+    # A part of the text of people with a planted sentence is not their own.
     members = np.delete(members, planted.people)
   others = np.concatenate(
     [
@@ -351,7 +359,7 @@ def main(
 def _attack_run(
   directory: pathlib.Path, planted: int, out: Optional[pathlib.Path]
 ) -> dict[str, Any]:
-  """Returns the line of a run."""
+  """Returns the content of the JSON line of a run."""
   from simulations import config_keys, pretraining, training
   from tff_bandmf import report
   from tff_bandmf.run_files import run_json

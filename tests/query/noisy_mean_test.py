@@ -15,7 +15,7 @@ from tff_bandmf import (
   query,
   strategies,
 )
-from tff_bandmf.noise import placements
+from tff_bandmf.noise import placements, released_sums
 from tff_bandmf.query import summation
 
 _KEY = noise.Key.from_seed(3)

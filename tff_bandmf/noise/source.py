@@ -16,6 +16,7 @@ import tensorflow as tf
 from tff_bandmf import errors
 from tff_bandmf.noise import (
   graph_generator,
+  graph_released_sums,
   placements,
   self_test,
 )
