@@ -1,6 +1,6 @@
 # `make` alone lists the targets. Each one that needs the environment builds it.
 
-.PHONY: help env demo people test quick browser fuzz races mutants kills docs bench seeds lint dist test-wheel test-flower clean
+.PHONY: help env demo people test quick browser fuzz races mutants kills docs bench seeds lint dist test-wheel test-names test-flower clean
 
 PYTHON_OF_ENV := .venv/bin/python
 export TF_CPP_MIN_LOG_LEVEL ?= 3
@@ -70,6 +70,9 @@ lint: env  ## checks format, style and types
 
 test-wheel: dist  ## tests the core from the wheel, on any Python (PYTHON=...)
 	requirements/test_wheel.sh
+
+test-names: dist  ## tests TFF's names without TFF (PYTHON=python3.12)
+	WITH=federated-language requirements/test_wheel.sh tff/names_test.py
 
 test-flower: env  ## tests the example for Flower in an environment of its own
 	requirements/test_flower.sh

@@ -15,11 +15,11 @@ from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from simulations import models
 from simulations.corpora import client_data
 from tff_bandmf import aggregator
+from tff_bandmf.tff import names as tff
 from tff_bandmf.tff import workers as workers_lib
 
 

@@ -17,7 +17,6 @@ from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 import tqdm
 
 from simulations import config as config_lib
@@ -26,6 +25,7 @@ from simulations.corpora import client_data, registry
 from simulations.corpora import vocabulary as vocabulary_lib
 from tff_bandmf import _files, errors
 from tff_bandmf.run_files import checkpoints, run_json
+from tff_bandmf.tff import names as tff
 
 _VERSION = 1  # Raise it when the training below changes.
 _BATCH = 128

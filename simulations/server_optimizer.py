@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 import tff_bandmf
 from simulations import config as config_lib
 from tff_bandmf import errors
+from tff_bandmf.tff import names as tff
 
 
 def learning_rate(training: config_lib.Training, t: tf.Tensor) -> tf.Tensor:

@@ -12,7 +12,6 @@ import time
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow_federated as tff
 import tqdm
 
 import tff_bandmf
@@ -39,6 +38,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf import run as run_lib
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.run_files import folder, run_json
+from tff_bandmf.tff import names as tff
 from tff_bandmf.tff import workers as workers_lib
 
 

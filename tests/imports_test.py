@@ -27,12 +27,12 @@ _ROOMS = {
   'reproduction': 'published tables, computed again',
   'noise': 'rows of C^-1 Z from a key, on the lattice; in NumPy or a graph',
   'query': 'clipping and noising, in NumPy or as a `tfp` query',
+  'tff': 'the names, the runtime and the workers of TFF',
   'aggregator': 'a `tff.aggregators` factory (needs TensorFlow Federated)',
   'cohorts': 'who may take part in a round now',
   'plan': 'what a run will do, and what it will guarantee',
   'ledger': 'who took part in which round',
   'run_files': 'the folder of a run on disk',
-  'tff': 'the runtime, the workers and the program loop of TFF',
   'audit': 'what an attack can show of a claimed epsilon',
   'report': 'what may be said of a run, and of a log',
   'run': 'the loop, from a plan to its report',
@@ -201,14 +201,15 @@ def test_imports_go_one_way(path):
 def test_tensorflow_federated_is_imported_where_it_is_needed(path):
   if path.parts[0] == 'simulations':
     return
-  if _package(path) == 'aggregator' or path.parts[1:] in (
+  imported = _imports_at_run_time(path)
+  assert not _of(imported, ['tensorflow_federated', 'federated_language'])
+  if _package(path) != 'aggregator' and path.parts[1:] not in (
     ('tff', 'runtime.py'),
     ('tff', 'workers.py'),
     ('audit', 'canaries.py'),
     ('run', 'train_model.py'),
   ):
-    return
-  assert not _of(_imports_at_run_time(path), ['tensorflow_federated'])
+    assert 'tff_bandmf.tff.names' not in imported
 
 
 @pytest.mark.parametrize('path', _FILES, ids=str)
@@ -250,6 +251,8 @@ def _follow(todo):
     seen.add(path)
     imports = _imports_at_module_level(path)
     assert not _of(imports, _TENSORFLOW), path
+    # This one imports TFF by its name.
+    assert 'tff_bandmf.tff.names' not in imports, path
     for name in imports:
       parts = name.split('.')
       # Each package on the way runs its __init__.

@@ -17,12 +17,12 @@ from those before it:
   reproduction   published tables, computed again
   noise          rows of C^-1 Z from a key, on the lattice; in NumPy or a graph
   query          clipping and noising, in NumPy or as a `tfp` query
+  tff            the names, the runtime and the workers of TFF
   aggregator     a `tff.aggregators` factory (needs TensorFlow Federated)
   cohorts        who may take part in a round now
   plan           what a run will do, and what it will guarantee
   ledger         who took part in which round
   run_files      the folder of a run on disk
-  tff            the runtime, the workers and the program loop of TFF
   audit          what an attack can show of a claimed epsilon
   report         what may be said of a run, and of a log
   run            the loop, from a plan to its report

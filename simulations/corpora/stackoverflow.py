@@ -105,7 +105,7 @@ def _damaged(path: str, rule: str) -> ValueError:
 
 def _download(path: str) -> None:
   """Downloads the file with TFF, to appear at `path` when it is complete."""
-  import tensorflow_federated as tff
+  from tff_bandmf.tff import names as tff
 
   directory = os.path.dirname(path)
   os.makedirs(directory, exist_ok=True)
@@ -144,7 +144,7 @@ def vocabulary(
     path = os.path.join(folder, WORD_COUNTS_FILE)
     if os.path.exists(path):
       return vocabulary_lib.read(path, size)
-  import tensorflow_federated as tff
+  from tff_bandmf.tff import names as tff
 
   try:
     tff.simulation.datasets.stackoverflow.load_word_counts(directory)

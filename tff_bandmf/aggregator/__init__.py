@@ -8,13 +8,6 @@
 | `skip_round`             | state after a round that is not released         |
 """
 
-from tff_bandmf import errors as _errors
-
-try:
-  import tensorflow_federated as _  # noqa: F401
-except ImportError as _error:
-  raise _errors.needs_tff(__name__) from _error
-
 from tff_bandmf.aggregator.check_process import check_process
 from tff_bandmf.aggregator.factory import (
   CorrelatedNoiseFactory,

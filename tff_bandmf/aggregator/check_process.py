@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Union
 
-import tensorflow_federated as tff
-
 from tff_bandmf import errors
 from tff_bandmf import query as query_lib
+from tff_bandmf.tff import names as tff
 
 # Whether a value depends on the data of clients: one flag for the whole value,
 # a tuple of taints for its elements, or a function from taint to taint.
@@ -116,7 +115,9 @@ class _Following:
     self.releases = 0
 
   def value(
-    self, block: tff.framework.BuildingBlock, names: dict[str, _Taint]
+    self,
+    block: tff.framework.ComputationBuildingBlock,
+    names: dict[str, _Taint],
   ) -> _Taint:
     """Returns the taint of a block.
 
@@ -216,5 +217,5 @@ def _elements(value_type: tff.StructType) -> list[tuple[str, tff.Type]]:
   """Returns (name, type) of each element; its index if it has no name."""
   return [
     (str(i) if name is None else name, each)
-    for i, (name, each) in enumerate(tff.structure.iter_elements(value_type))
+    for i, (name, each) in enumerate(tff.elements(value_type))
   ]

@@ -16,12 +16,12 @@ from typing import Optional
 
 import numpy as np
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_bandmf import _checks, accounting, clips, errors, noise, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf import query as query_lib
 from tff_bandmf.noise import placements
+from tff_bandmf.tff import names as tff
 
 
 @dataclasses.dataclass(frozen=True)

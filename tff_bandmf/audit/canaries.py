@@ -43,7 +43,7 @@ def in_tff(
     dimension: d, coordinates of an update.
     largest_cohort: most clients of a round.
   """
-  import tensorflow_federated as tff
+  from tff_bandmf.tff import names as tff
 
   with make_factory(
     clients_per_round=_CLIENTS_PER_ROUND,

@@ -12,9 +12,8 @@ from tff_bandmf.noise import placements
 from tff_bandmf.plan import plan as plan_lib
 
 if TYPE_CHECKING:
-  import tensorflow_federated as tff
-
   from tff_bandmf.aggregator import factory
+  from tff_bandmf.tff import names as tff
 
 _Update = TypeVar('_Update')
 

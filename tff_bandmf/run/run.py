@@ -26,9 +26,8 @@ from tff_bandmf.run import rounds as rounds_lib
 from tff_bandmf.run_files import run_json
 
 if TYPE_CHECKING:
-  import tensorflow_federated as tff
-
   from tff_bandmf.aggregator import factory
+  from tff_bandmf.tff import names as tff
 
 _State = TypeVar('_State')
 _Process = TypeVar('_Process')

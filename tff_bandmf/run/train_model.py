@@ -24,14 +24,9 @@ import datetime
 from collections.abc import Iterator
 from typing import Any, Callable, Optional, Union
 
-from tff_bandmf import errors
 from tff_bandmf.run import journal as journal_lib
 from tff_bandmf.run import rounds as rounds_lib
-
-try:
-  import tensorflow_federated as tff
-except ImportError as error:
-  raise errors.needs_tff(__name__) from error
+from tff_bandmf.tff import names as tff
 
 
 async def train_model(

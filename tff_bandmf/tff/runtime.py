@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import pathlib
 import signal
 import socket
 import subprocess
@@ -21,13 +20,13 @@ from collections.abc import Iterator
 from typing import Callable, Optional, Union
 
 from tff_bandmf import errors
+from tff_bandmf.tff import names as tff
 from tff_bandmf.tff import timeouts
 
 try:
   # TFF installs grpc and portpicker.
   import grpc
   import portpicker
-  import tensorflow_federated as tff
 except ImportError as error:
   raise errors.needs_tff(__name__) from error
 
@@ -72,7 +71,7 @@ def worker(
     RuntimeError: the worker did not start.
   """
   concurrency = concurrency or os.cpu_count() or 1
-  binary = pathlib.Path(tff.__file__).parent / 'data' / 'worker_binary'
+  binary = tff.folder() / 'data' / 'worker_binary'
   port = portpicker.pick_unused_port()
   with contextlib.ExitStack() as stack:
     output = stack.enter_context(open(log or os.devnull, 'ab'))

@@ -13,12 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tff_bandmf import errors
+from tff_bandmf.tff import names as tff
 from tff_bandmf.tff import runtime, timeouts
-
-try:
-  import tensorflow_federated as tff
-except ImportError as error:
-  raise errors.needs_tff(__name__) from error
 
 
 class Workers:

@@ -1,0 +1,102 @@
+"""TFF's names, each from the package that has it: use it in place of `tff`.
+
+  from tff_bandmf.tff import names as tff
+
+TFF 0.87 has all of them. After 0.87, computations, types, placements and the
+base classes of programs are in `federated_language`, where a few have other
+names; aggregators, templates, learning and the local runtime stay in TFF. No
+other module of this library imports either package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pathlib
+import types as types_lib
+from collections.abc import Iterable
+from typing import Any, Optional
+
+from tff_bandmf import errors
+
+# Names of 0.87 that have another name after it.
+_RENAMED = {
+  'types.structure_from_tensor_type_tree': (
+    'tensorflow.structure_from_tensor_type_tree'
+  ),
+  'types.to_type': 'to_type',
+}
+
+
+def _imported() -> tuple[types_lib.ModuleType, ...]:
+  """Returns the packages that have the names, TFF first.
+
+  Raises:
+    ImportError: neither is installed.
+  """
+  packages = []
+  for name in ('tensorflow_federated', 'federated_language'):
+    try:
+      packages.append(importlib.import_module(name))
+    except ImportError as error:
+      reason = error
+    if packages and hasattr(packages[0], 'federated_computation'):
+      break
+  if not packages:
+    raise errors.needs_tff(__name__) from reason
+  return tuple(packages)
+
+
+_PACKAGES = _imported()
+_HAS_TFF = _PACKAGES[0].__name__ == 'tensorflow_federated'
+_IS_OLD = _HAS_TFF and len(_PACKAGES) == 1
+
+
+class _Names:
+  """The names under a path, of packages that share it."""
+
+  def __init__(self, path: str, places: tuple[Any, ...]):
+    self._path = path
+    self._places = places
+
+  def __getattr__(self, name: str) -> Any:
+    path = f'{self._path}{name}'
+    if path in _RENAMED and not _IS_OLD:
+      value: Any = _ROOT
+      for part in _RENAMED[path].split('.'):
+        value = getattr(value, part)
+      return value
+    places = tuple(
+      getattr(each, name) for each in self._places if hasattr(each, name)
+    )
+    if not places and not _HAS_TFF:
+      raise errors.needs_tff(f'tff.{path}')
+    if not places:
+      raise AttributeError(f'TFF has no name tff.{path}')
+    if _IS_OLD or not isinstance(places[0], types_lib.ModuleType):
+      return places[0]
+    return _Names(f'{path}.', places)
+
+
+_ROOT = _Names('', _PACKAGES)
+
+
+def __getattr__(name: str) -> Any:
+  # Python looks for such names itself.
+  if name.startswith('__'):
+    raise AttributeError(name)
+  return getattr(_ROOT, name)
+
+
+def folder() -> pathlib.Path:
+  """Returns the folder of the installed TFF."""
+  path = _PACKAGES[0].__file__
+  if not _HAS_TFF or path is None:
+    raise errors.needs_tff('a worker')
+  return pathlib.Path(path).parent
+
+
+def elements(value_type: Any) -> Iterable[tuple[Optional[str], Any]]:
+  """Returns the (name, type) pairs of a `StructType`; None if unnamed."""
+  if _IS_OLD:
+    return _PACKAGES[0].structure.iter_elements(value_type)
+  return value_type.items()
