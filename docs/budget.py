@@ -3,6 +3,7 @@
     python docs/budget.py                     from reference/budget.json
     python docs/budget.py --arrivals=FILE     counts again; FILE is the
         chitchat_dataset/dataset.json of the package chitchat-dataset 0.9.0
+    python docs/budget.py --runs=DIR ...      reads runs of configs/budget.toml
 
 Simulated clients check in at random, each with its own mean gap. Real clients
 are people; a person checks in on each day with a message, and a day is a round.
@@ -95,16 +96,34 @@ def _real(path: str) -> dict[str, Any]:
   }
 
 
+def _run(directory: str) -> dict[str, Any]:
+  """Returns what the report of a run says, for a row of the page."""
+  report = json.loads(pathlib.Path(directory, 'report.json').read_text())
+  (row,) = (each for each in report['runs'] if each['name'] == report['family'])
+  return {
+    'participation': report['participation'],
+    'planned': report['planned']['rounds'],
+    'rounds': report['observed']['rounds_finished'],
+    'epsilon': report['epsilon'],
+    'clients': report['observed']['clients'],
+    'test_accuracy': row['test_accuracy'],
+    'test_loss': row['test_loss'],
+  }
+
+
 def main() -> None:
   sys.path.insert(0, str(_FOLDER.parent.parent))
   parser = argparse.ArgumentParser()
   parser.add_argument('--arrivals')
-  path = parser.parse_args().arrivals
+  parser.add_argument('--runs', nargs='+')
+  given = parser.parse_args()
   file = _FOLDER / 'budget.json'
-  if path:
-    counts = {'simulated': _simulated(), 'real': _real(path)}
-    file.write_text(json.dumps(counts, indent=1) + '\n')
   counts = json.loads(file.read_text())
+  if given.arrivals:
+    counts.update(simulated=_simulated(), real=_real(given.arrivals))
+  if given.runs:
+    counts['runs'] = [_run(directory) for directory in given.runs]
+  file.write_text(json.dumps(counts, indent=1) + '\n')
   from matplotlib import figure
 
   drawing = figure.Figure(figsize=(8, 4), layout='constrained')
@@ -148,9 +167,38 @@ def main() -> None:
     ],
     'pipe',
   )
+  runs = tabulate.tabulate(
+    [
+      [
+        run['participation'],
+        run['planned'],
+        run['rounds'],
+        f'{run["epsilon"]:.2f}',
+        run['clients'],
+        f'{100 * run["test_accuracy"]:.2f} %',
+        f'{run["test_loss"]:.3f}',
+      ]
+      for run in counts['runs']
+    ],
+    [
+      'rule',
+      'planned rounds',
+      'rounds',
+      'epsilon',
+      'clients that took part',
+      'test accuracy',
+      'test loss',
+    ],
+    'pipe',
+    disable_numparse=True,
+  )
   page = _FOLDER / 'budget.md'
   text = page.read_text()
-  for name, table in (('simulated', simulated), ('real', real)):
+  for name, table in (
+    ('simulated', simulated),
+    ('real', real),
+    ('runs', runs),
+  ):
     begin, end = f'<!-- {name} -->\n', f'<!-- end of {name} -->\n'
     before, rest = text.split(begin)
     text = f'{before}{begin}\n{table}\n\n{end}{rest.split(end)[1]}'

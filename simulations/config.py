@@ -39,11 +39,10 @@ class Data:
     vocabulary_file: file with one word a line, most frequent first; None to
       take the most frequent words of the corpus.
     vocabulary_size: number of words, >= 1, without special ids.
-    max_sentences_per_client: largest number of sentences of a client, >= 1;
-      further sentences are left out.
-    sequence_length: largest number of words of a sentence, >= 1; further words
-      are cut.
-    unit: text of the report on what a client is.
+    max_sentences_per_client: most sentences of a client, >= 1; further ones are
+      left out.
+    sequence_length: most words of a sentence, >= 1; further ones are cut.
+    unit: meaning of a client, in the words of the report.
   """
 
   corpus: str = 'docstrings'
@@ -177,15 +176,15 @@ class Privacy:
       learning rates.
     objective: 'mean' or 'max', the error over the rounds that a search
       minimises.
-    min_sep: b, smallest distance of two rounds of one client, >= 1; enforced.
-    max_participations: k, largest number of rounds of a client, >= 1; enforced.
-      None allows as many rounds as min_sep does.
+    min_sep: b, least r2 - r1 of two rounds of one client, >= 1; enforced.
+    max_participations: k, most rounds of a client, >= 1; enforced; None leaves
+      it to min_sep.
     participation: 'min-sep'; or 'budget', where the rounds of a client cost at
       most as much as max_participations rounds that are min_sep apart.
-    apart: smallest distance of two rounds of one client for 'budget', in [1,
-      min_sep]; None is 1.
+    apart: least r2 - r1 of two rounds of one client for 'budget', in
+      [1, min_sep]; None is 1.
     horizon: largest number of rounds of a run by 'budget', >= rounds; None
-      takes the number of rounds of the strategy.
+      leaves it to the strategy.
     epsilon: target epsilon of the whole run, > 0.
     delta: delta of the guarantee, in (0, 1).
     l2_norm_clip: largest L2 norm of an update, > 0; for an adaptive clip, its
@@ -194,19 +193,18 @@ class Privacy:
       an adaptive clip approaches round by round; None for a constant clip.
     clip_rate: largest change of the logarithm of the clip in a round; None for
       0.2.
-    clip_fraction_weight: weight of the indicator from which the fraction of
-      `clip_quantile` is estimated; None for the weight that makes noise grow by
-      1 %.
+    clip_fraction_weight: weight of the indicator from which that fraction is
+      estimated; None for the weight that makes noise grow by 1 %.
     clip_until: round from which on the clip is constant; None to let it adapt
       to the end.
-    zeroing_norm: largest absolute coordinate of an update, > 0; an update with
-      a larger coordinate counts as zero. None sets no bound.
+    zeroing_norm: largest absolute coordinate of an update; an update with a
+      larger one counts as zero; None for no such bound.
     simulated_clients_per_round: cohort size of a larger run that this run
       simulates, or None. The guarantee is calibrated for the larger run, and
       the noise of the sum is multiplied by clients_per_round over this number,
       so the guarantee does not hold for this run; its files say so.
-    max_memory_bytes: largest number of bytes of memory for the past noise of a
-      tape; a larger past is kept in a file.
+    max_memory_bytes: most bytes of memory for the past noise of a tape; past
+      noise beyond that is in a file.
     amplification: how the run draws cohorts in secret, 'cyclic-poisson',
       'balls-in-bins' with min_sep bins, or 'b-min-sep'; None for cohorts that
       are enforced.

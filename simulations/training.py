@@ -17,6 +17,7 @@ import tqdm
 import tff_bandmf
 from simulations import config as config_lib
 from simulations import (
+  config_keys,
   description,
   evaluation,
   fed_avg,
@@ -158,7 +159,8 @@ def run(
   """Trains and tests; returns the result, which is also in the directory.
 
   A resumed run goes on from its last checkpoint, and replays the rounds after
-  it with the same cohorts and the same noise; see `tff_bandmf.Run`.
+  it with the same cohorts and the same noise; see `tff_bandmf.Run`. A run by
+  budget may be resumed with more `training.rounds`.
 
   Args:
     config: the experiment, without its comparisons.
@@ -183,8 +185,14 @@ def run(
     print(config.shortened, file=sys.stderr)
   if not resume:
     folder.refuse_existing(directory)
+  begun, stored = config, None
   if (directory / run_json.PLAN_FILE).exists():
-    strategy = plan_lib.Plan.load(directory / run_json.PLAN_FILE).strategy
+    stored = plan_lib.Plan.load(directory / run_json.PLAN_FILE)
+    strategy = stored.planned_strategy
+    if stored.rounds < training.rounds <= stored.strategy.rounds:
+      # By budget the run goes on; its files keep what it began with.
+      strategy = stored.strategy.of_rounds(training.rounds)
+      begun = config_keys.changed(config, {'training.rounds': stored.rounds})
   start = pretraining.start(config, corpus.train.vocabulary)
   planned = plan(
     config, strategy or find_strategy(config), corpus.train.num_clients
@@ -195,7 +203,7 @@ def run(
     **run_options,
     after=start.after,
     options=run_lib.RunOptions(
-      description.describe(config, corpus, start),
+      description.describe(begun, corpus, start),
       metrics.COLUMNS,
       config.privacy.max_memory_bytes,
     ),
@@ -207,7 +215,7 @@ def run(
       start.model,
       config.data.sequence_length,
       tff.learning.optimizers.build_sgdm(training.client_learning_rate),
-      server_optimizer.build(training, planned),
+      server_optimizer.build(training, stored or planned),
       started.aggregator,
       training.batch_size,
       workers,

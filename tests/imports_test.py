@@ -9,13 +9,13 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Each package imports only from packages before it. The table of
-# architecture.md and the docstring of tff_bandmf show these lines:
+# Each room imports only from those before it. The table of architecture.md and
+# the docstring of tff_bandmf show these lines:
 #   python tests/imports_test.py  writes both.
-_PACKAGES = {
+_ROOMS = {
   'errors': 'how a refusal is worded: name=value, the rule, the remedy',
-  '_checks': 'checks of arguments that many packages use',
-  '_files': 'writing of files that a crash leaves whole, and of secrets',
+  '_checks': 'checks of values that many rooms take',
+  '_files': 'files that survive a crash, and secrets in files',
   'workloads': 'the matrix A: prefix sums, momentum, learning rates',
   'participation': 'schemas: who may take part, how often, how far apart',
   'clips': 'the norm that updates are clipped to, fixed or adaptive',
@@ -36,11 +36,11 @@ _PACKAGES = {
   'audit': 'what an attack can show of a claimed epsilon',
   'report': 'what may be said of a run, and of a log',
   'run': 'the loop, from a plan to its report',
-  'verify': 'a check of a report by code that imports no other package',
+  'verify': 'whether a report is right, by code that imports no other room',
   'cli': 'the `bandmf` command',
   '__main__': 'the same command, as `python -m tff_bandmf`',
 }
-_ORDER = list(_PACKAGES)
+_ORDER = list(_ROOMS)
 
 _WITHOUT_TENSORFLOW = [
   'errors',
@@ -138,44 +138,42 @@ def _of(imports, tops):
 
 
 def _table():
-  """Returns the rows of packages in docs/architecture.md."""
+  """Returns the rows of rooms in docs/architecture.md."""
   paths = {
     name: f'tff_bandmf/{name}'
     + ('.py' if (_ROOT / 'tff_bandmf' / f'{name}.py').exists() else '')
     for name in _ORDER
   }
   return ''.join(
-    f'| `{paths[name]}` | {text} |\n' for name, text in _PACKAGES.items()
+    f'| `{paths[name]}` | {text} |\n' for name, text in _ROOMS.items()
   )
 
 
 def _list():
-  """Returns the lines of packages in the docstring of tff_bandmf."""
+  """Returns the lines of rooms in the docstring of tff_bandmf."""
   width = max(map(len, _ORDER)) + 1
-  return ''.join(
-    f'  {name:{width}} {text}\n' for name, text in _PACKAGES.items()
-  )
+  return ''.join(f'  {name:{width}} {text}\n' for name, text in _ROOMS.items())
 
 
 _PAGES = (
   (
     _ROOT / 'docs' / 'architecture.md',
-    r'(\| folder \| contents \|\n\|---\|---\|\n)((?:\| `tff_bandmf/.*\n)+)',
+    r'(\| folder \| room for \|\n\|---\|---\|\n)((?:\| `tff_bandmf/.*\n)+)',
     _table,
   ),
   (
     _ROOT / 'tff_bandmf' / '__init__.py',
-    r'(from packages before it:\n\n)((?:  .*\n)+)',
+    r'(from those before it:\n\n)((?:  .*\n)+)',
     _list,
   ),
 )
 
 
 @pytest.mark.parametrize(
-  'path, pattern, lines', _PAGES, ids=['page', 'package']
+  'path, pattern, rooms', _PAGES, ids=['page', 'package']
 )
-def test_packages_are_listed_as_they_are_ordered(path, pattern, lines):
-  assert re.search(pattern, path.read_text())[2] == lines()
+def test_rooms_are_listed_as_they_are_ordered(path, pattern, rooms):
+  assert re.search(pattern, path.read_text())[2] == rooms()
 
 
 def test_every_package_has_its_place():
@@ -188,7 +186,7 @@ def test_every_package_has_its_place():
 @pytest.mark.parametrize('path', _FILES, ids=str)
 def test_imports_go_one_way(path):
   package = _package(path)
-  # tff_bandmf/__init__.py imports a public name when the name is first used.
+  # The face of the library is imported name by name, when one is used.
   imports = _imports(path) if package else _imports_at_module_level(path)
   if path.parts[0] == 'simulations':
     return
@@ -308,7 +306,7 @@ def test_checks_see_what_they_forbid(tmp_path):
 
 
 if __name__ == '__main__':
-  for path, pattern, lines in _PAGES:
+  for path, pattern, rooms in _PAGES:
     text = path.read_text()
     there = re.search(pattern, text)
-    path.write_text(text[: there.start(2)] + lines() + text[there.end(2) :])
+    path.write_text(text[: there.start(2)] + rooms() + text[there.end(2) :])

@@ -1,11 +1,11 @@
 """Matrix-factorization noise for differential privacy in federated learning.
 
-The packages are listed in the order of imports. Each package imports only
-from packages before it:
+The packages, in the order in which data flows through them; each imports only
+from those before it:
 
   errors         how a refusal is worded: name=value, the rule, the remedy
-  _checks        checks of arguments that many packages use
-  _files         writing of files that a crash leaves whole, and of secrets
+  _checks        checks of values that many rooms take
+  _files         files that survive a crash, and secrets in files
   workloads      the matrix A: prefix sums, momentum, learning rates
   participation  schemas: who may take part, how often, how far apart
   clips          the norm that updates are clipped to, fixed or adaptive
@@ -26,12 +26,12 @@ from packages before it:
   audit          what an attack can show of a claimed epsilon
   report         what may be said of a run, and of a log
   run            the loop, from a plan to its report
-  verify         a check of a report by code that imports no other package
+  verify         whether a report is right, by code that imports no other room
   cli            the `bandmf` command
   __main__       the same command, as `python -m tff_bandmf`
 
-`import tff_bandmf` imports none of these packages. A public name, such as
-`tff_bandmf.Plan`, imports its package when the name is first used.
+Importing this package imports none of them; the names of its face come from
+them when they are first used.
 """
 
 import importlib

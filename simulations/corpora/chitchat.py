@@ -39,9 +39,9 @@ FILE = 'dataset.json'
 
 # Part of the file's name: raise it when the rules below change.
 VERSION = 1
-# # A person with fewer than MIN_WORDS words is left out, and a person's words #
-# after the first MAX_WORDS are left out. Both rules depend on one person's text
-# # only, so no person changes the text of another.
+# People with fewer words are left out, and so are a person's words after the
+# most. Both rules depend on one person's text only, so no person changes the
+# text of another.
 MIN_WORDS, MAX_WORDS = 20, 1600
 # People in the train, heldout and test split.
 FRACTIONS = (0.75, 0.05, 0.20)
@@ -149,9 +149,9 @@ def cached_corpus(
   """Returns the path of the corpus, built if it is not there.
 
   Args:
-    data_dir: folder of `dataset.json`; None takes the folder of the package.
-    directory: folder of the corpus, which is made if missing; None takes the
-      cache of the user.
+    data_dir: folder of `dataset.json`; None for that of the package.
+    directory: where the corpus is or will be; None for the cache of the user.
+      Made if missing.
     progress: whether to draw a progress bar on standard error.
 
   Raises:

@@ -144,7 +144,7 @@ class TokenizedClients:
     Args:
       client_index: position in `client_ids`.
       seed: The order of the sentences is a function of (seed, round_index,
-        client_index), non-negative integers; None keeps the order of the file.
+        client_index), non-negative integers; None keeps that of the file.
       round_index: The training round.
 
     Returns:
@@ -152,7 +152,7 @@ class TokenizedClients:
       follows x, and 0 where there is none.
 
     Raises:
-      ValueError: There is no such client, or the reasons of `prepare`.
+      ValueError: There is no such client, or as for `prepare`.
     """
     if not 0 <= client_index < self.num_clients:
       raise errors.value_error(
@@ -174,8 +174,7 @@ class TokenizedClients:
     """Returns all clients' inputs and targets, for evaluation.
 
     Args:
-      max_sentences: largest number of sentences, taken at even distances; None
-        takes all.
+      max_sentences: most sentences, taken at even distances; None for all.
       progress: Whether to draw a progress bar on standard error.
 
     Returns:
@@ -257,11 +256,9 @@ def load_clients(
     path: A SQLite file of TFF's form.
     split_name: 'train', 'heldout' (for validation) or 'test'.
     vocabulary: vocabulary of the train split, for every `split_name`.
-    sequence_length: Largest number of words of a sentence; further words are
-      cut.
-    max_sentences_per_client: Largest number of sentences of a client; further
-      sentences are left out.
-    cache_directory: Folder for the file of ids; see `corpus_file.cache_path`.
+    sequence_length: Words after this many are cut.
+    max_sentences_per_client: A client's further sentences are left out.
+    cache_directory: For the file of ids; None as for `corpus_file.cache_path`.
     progress: Whether to draw a progress bar on standard error.
 
   Raises:

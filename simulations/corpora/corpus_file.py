@@ -60,8 +60,8 @@ class Content:
 
     Args:
       path: path of the file.
-      cache_directory: folder for the checksum of a file without a table
-        `corpus`; see `cache_path`.
+      cache_directory: for the checksum of a file without a table `corpus`;
+        None as for `cache_path`.
       progress: whether to draw a progress bar on standard error.
 
     Raises:
@@ -153,9 +153,8 @@ def cache_path(path: str, cache_directory: Optional[str], name: str) -> str:
 
   Args:
     path: path of the SQLite file.
-    cache_directory: folder of the file, which is made if missing; None takes
-      the folder of `path` or, if that folder cannot be written, the cache of
-      the user.
+    cache_directory: made if missing; None for the directory of `path` or, where
+      that cannot be written, the cache of the user.
     name: name of the cached file, unique among the files made from `path`.
   """
   directory = cache_directory or os.path.dirname(path) or '.'

@@ -3,14 +3,14 @@
 The corpus is real English text that needs no download and is the same on every
 machine: every lock file pins the packages to one version. Their sources are
 parsed, never imported. One client is one top-level class, with the docstrings
-of its methods, or one top-level function. `cached_corpus` returns a SQLite file
-in the form of TFF's `SqlClientData` with the columns of TFF's StackOverflow
-data, so one reader serves both. `CHECKSUM` is the SHA-256 of the split, the
-client and the sentences of all clients. Clients with the same text as an
-earlier client (generated copies in TensorFlow and TensorFlow Probability) are
-dropped. Sentences still repeat: 43% of the test sentences, such as 'a name for
-the operation optional', are also in the train split, so accuracies are higher
-than on StackOverflow.
+of its methods, or one top-level function.
+`cached_corpus` returns a SQLite file in the form of TFF's `SqlClientData` with
+the columns of TFF's StackOverflow data, so one reader serves both.
+`CHECKSUM` is over the logical content: split, client, sentences. Clients with
+the same text as an earlier client (generated copies in TensorFlow and
+TensorFlow Probability) are dropped. Sentences still repeat: 43% of the test
+sentences, such as 'a name for the operation optional', are also in the train
+split, so accuracies are higher than on StackOverflow.
 """
 
 import ast
@@ -83,9 +83,9 @@ class Client:
   Attributes:
     client_id: `'path/in/site-packages.py:name'`, unique.
     package: Name of its distribution.
-    sentences: At least two distinct sentences in the order of the source. Each
-      has 3 to 20 lower-case words (ASCII letters, digits, inner apostrophes)
-      with single spaces between them.
+    sentences: At least two distinct ones, each 3 to 20 lower-case words (ASCII
+      letters, digits, inner apostrophes) with single spaces between them, in
+      the order of the source.
   """
 
   client_id: str
@@ -268,10 +268,9 @@ def cached_corpus(
   """Returns the path of the corpus, built if it is not there.
 
   Args:
-    directory: Folder of `docstrings-<VERSION>.sqlite`, which is made if
-      missing; None takes the cache of the user.
-    packages: The argument of `read_clients`. Another value needs another
-      directory.
+    directory: Where `docstrings-<VERSION>.sqlite` is or will be; None for
+      the cache of the user. Made if missing.
+    packages: See `read_clients`. Another choice needs another directory.
     expected_checksum: result of `checksum` for `packages`.
     progress: Whether to draw progress bars on standard error while building.
 

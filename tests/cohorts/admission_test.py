@@ -146,8 +146,10 @@ def test_separation_beyond_every_round_lets_in_once():
   assert found.admitted.tolist() == [False, True]
 
 
-def test_past_is_that_of_every_round_before(tmp_path):
+@pytest.mark.parametrize('entries', [2**19, 7])
+def test_past_is_that_of_every_round_before(tmp_path, monkeypatch, entries):
   """Forwards, backwards, and where another process writes."""
+  monkeypatch.setattr(history_lib, '_RANGE', entries)
   generator = np.random.default_rng(0)
   clients = [f'client {i}' for i in range(60)]
   expected = history_lib.History.empty(60)

@@ -39,7 +39,7 @@ def test_devices_decide_as_the_server_does():
     assert len(rule['costs']) <= strategy.bands
     admitted = 0
     for t in (1, 7, 15, 29):
-      past = cohorts_lib.Patterns(12_500)
+      past = cohorts_lib.Patterns.empty(12_500)
       came = rng.random((12_500, t)) < rng.random((12_500, 1)) / 2
       for s in range(t):
         there = np.flatnonzero(came[:, s])

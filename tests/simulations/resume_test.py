@@ -153,6 +153,32 @@ def test_run_that_was_left_goes_on_where_it_was(small, ended, tmp_path):
   assert training.run(*small, tmp_path / 'run', resume=True) == result
 
 
+def test_run_by_budget_goes_on_to_more_rounds(small, tmp_path):
+  config, corpus = small
+  config = config_keys.changed(config, {'privacy.participation': 'budget'})
+  directory = tmp_path / 'run'
+  assert training.run(config, corpus, directory, stop_after=3) is None
+  for rounds in (5, 6):
+    longer = config_keys.changed(config, {'training.rounds': rounds})
+    stop_after = 1 if rounds == 5 else None
+    result = training.run(
+      longer, corpus, directory, resume=True, stop_after=stop_after
+    )
+  content = report.write(directory)
+  assert result is not None and content['completed']
+  assert content['observed']['rounds_finished'] == 6
+  assert content['planned']['rounds'] == 4 and not content['violated']
+  assert content['epsilon'] == content['planned']['epsilon']
+  more = config_keys.changed(config, {'training.rounds': 7})
+  with pytest.raises(ValueError, match='rounds=7: come after the end'):
+    training.run(more, corpus, directory, resume=True)
+  other = config_keys.changed(
+    config, {'training.rounds': 7, 'privacy.epsilon': 9.0}
+  )
+  with pytest.raises(ValueError, match='rounds=7|epsilon=9.0'):
+    training.run(other, corpus, directory, resume=True)
+
+
 def test_key_of_another_run_is_refused(small, run_copy, tmp_path):
   (run_copy / report.RESULT_FILE).unlink()
   key_path = run_copy / 'private' / 'noise.key'

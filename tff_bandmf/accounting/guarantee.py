@@ -110,19 +110,14 @@ class Guarantee:
     """rho of zero-concentrated DP; None if no rho is proved."""
     if not self.noise_multiplier:
       return None
-    # PRIVACY: The noise is made with entries of C rounded to finite precision,
-    # and its C can have a larger sensitivity, so that rho would be too small.
-    # rho is computed from `exact_noise`, which covers the rounding.
+    # PRIVACY: Cut weights can raise the sensitivity, so that rho of the uncut C
+    # is too small. rho is computed from `exact_noise`, which covers them.
     # Guard: slack_test.test_rho_is_that_of_the_cut_weights.
     return self.accountant.rho(self.exact_noise)
 
   @property
   def exact_noise(self) -> float:
-    """The noise multiplier relative to the sensitivity of the rounded C.
-
-    The noise is made with weights C[t, s] / C[t, t] rounded to finite precision
-    ("cut" in docs/reference/arithmetic.md), which belong to a rounded C.
-    """
+    """The noise multiplier relative to the sensitivity of the cut weights."""
     return self.noise_multiplier / self.accountant.more_noise(self.cost)
 
   @functools.cached_property
@@ -142,9 +137,9 @@ class Guarantee:
     return {}
 
   def claim(self, delta: float) -> monte_carlo.Bound:
-    """Returns the bound with the least epsilon at `delta`.
+    """Returns the least epsilon at `delta`, with its parts.
 
-    The bound is about the released bits: it includes the cost of the
+    The claim is about the released bits: it includes the cost of the
     arithmetic.
 
     Raises:
@@ -159,7 +154,7 @@ class Guarantee:
     return self._claims[delta]
 
   def claim_at(self, epsilon: float) -> monte_carlo.Bound:
-    """Returns the bound with the least delta at `epsilon`.
+    """Returns the least delta at `epsilon`, with its parts.
 
     Raises:
       ValueError: for the reasons of `claim`.
@@ -169,10 +164,9 @@ class Guarantee:
     )
 
   def confirm(self, bound: monte_carlo.Bound, delta: float) -> None:
-    """Computes an earlier claim again, and keeps it as the claim at `delta`.
+    """Computes an earlier claim at `delta` again and uses it if it holds.
 
-    For a claim from random samples, the seed of `bound` is used again, so the
-    same bound is expected.
+    A sampled bound is sampled again with its seed, which gives the same bound.
 
     Raises:
       ValueError: the epsilon or the delta computed now is larger.
@@ -258,10 +252,9 @@ class Guarantee:
     """
     logged = self.under(logged_cohorts.Logged(observed))
     schema = self.cohorts.schema
-    # PRIVACY: An epsilon planned for evenly spaced rounds can be too small for
-    # a log of uneven rounds, and the statistics of a log do not show whether
-    # its rounds are even. The planned guarantee is returned only if its schema
-    # does not assume even spacing.
+    # PRIVACY: A claim planned for evenly spaced rounds may not hold for a log,
+    # whose statistics do not show even spacing. The planned guarantee is
+    # returned only for schemas that do not assume it.
     # Guard: guarantee_test.test_log_of_uneven_epochs_is_not_what_was_planned.
     if (
       self.cohorts.is_enforced

@@ -50,9 +50,8 @@ def check_process(
   """Returns the names of values that a round releases without noise.
 
   An example is 'metrics.client_work.train.loss', which TFF's federated
-  averaging measures. Such values depend on the data of clients, and the
-  guarantee does not cover them: keep these values secret, or name them where
-  the guarantee is stated.
+  averaging measures. Such values depend on what clients hold and are outside
+  the guarantee: keep them secret, or name them where the guarantee is stated.
 
   The check follows clients' values through `process.next`, through every TFF
   operation and every TensorFlow graph. If one input of a graph depends on
@@ -184,8 +183,8 @@ def _intrinsic(uri: str, argument: _Taint) -> _Taint:
 def _any(value: _Taint) -> bool:
   if isinstance(value, tuple):
     return any(map(_any, value))
-  # # The taint of a function is the taint of its result, because the function
-  # may close over a client's value.
+  # The taint of a function is that of its result: it may close over a client's
+  # value.
   return _any(value(False)) if callable(value) else value
 
 

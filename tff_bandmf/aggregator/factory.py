@@ -144,9 +144,9 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     the clients of a group, int32, and their number, int32. Sums are exact, so
     the grouping does not change the result, which has `value_type`.
 
-    PRIVACY: if only the sum of a group were clipped, one client could move the
-    sum by more than the clip of one update. The program must apply the returned
-    clipping to each update before it adds the updates.
+    PRIVACY: one client could move a sum that is clipped only as a whole by more
+    than its clip. The program must apply the returned clipping to each update
+    before it adds the updates.
     Guards: fed_avg_test.test_client_moves_the_sum_by_its_clip,
     aggregator_test.test_sums_of_groups_are_those_of_their_clients.
 
@@ -180,7 +180,7 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     )
     self._refuse_release_of_key()
     # PRIVACY: two processes of one factory would have the same key and noise,
-    # and the noise would cancel in the difference of their releases. A second
+    # and the noise cancels in the difference of their releases. A second
     # process is refused.
     # Guard: aggregator_runs_test.test_second_process_of_a_factory_is_refused.
     if self._query is not None:
@@ -208,10 +208,8 @@ class CorrelatedNoiseFactory(tff.aggregators.UnweightedAggregationFactory):
     return query.clip, *_process(query, record_type, self._sums)
 
   def _refuse_release_of_key(self) -> None:
-    # PRIVACY: TFF's program loops, such as `train_model`, release the whole
-    # state. With the placement `InState` the state has the key, and everybody
-    # who has the key can subtract the noise. In such programs this placement is
-    # refused.
+    # PRIVACY: programs such as `train_model` release the whole state, which has
+    # the key if the placement is `InState`. Programs refuse this placement.
     # Guard: train_model_test.test_noise_in_the_state_is_refused_in_a_program.
     if self.noise.key_in_state and isinstance(
       tff.framework.get_context_stack().current, tff.program.FederatedContext
@@ -231,9 +229,9 @@ def skip_round(
   Use it for a round that must not run because its noise was added to another
   sum before. A tape goes on with the noise of the next round.
 
-  PRIVACY: a round that ran without clients would release the noise y_t alone.
-  Somebody could subtract y_t from an earlier release that has it, and get the
-  sum without noise. A skipped round releases nothing.
+  PRIVACY: a round that ran without clients would release y_t alone, and y_t
+  uncovers the sum to which it was added before. A skipped round releases
+  nothing.
   Guard: aggregator_runs_test.test_skipped_round_releases_nothing.
 
   Args:
@@ -356,12 +354,11 @@ def dp_aggregator(
 
   * `noise_multiplier` is relative to clip times the sensitivity of C over the
     run, as accountants take it. TFF's is relative to the clip, for one round:
-    with `strategies.Identity` and k rounds of a client, TFF's noise multiplier
-    is sqrt(k) times the noise multiplier here. * The clip is constant unless it
-    is an `AdaptiveClip`. TFF's adapts by default; `AdaptiveClip(0.1)` does so
-    here, under the guarantee of the run. * The zeroing norm is a constant.
-    TFF's starts at 21 and follows the updates, from which it is estimated
-    without noise.
+    with `strategies.Identity`, TFF's is ours times sqrt(k).
+  * The clip is constant unless it is an `AdaptiveClip`. TFF's adapts by
+    default; `AdaptiveClip(0.1)` does so here, under the guarantee of the run.
+  * The zeroing norm is a constant. TFF's starts at 21 and follows the updates,
+    from which it is estimated without noise.
 
   **Formal guarantee.** Assumptions: the program enforces `participation`, with
   at most one update a client and round; no round is released for two cohorts;

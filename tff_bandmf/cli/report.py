@@ -133,9 +133,10 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
     report_lib.of_log(plan, log, notes)
   ]
   folder = pathlib.Path(out or (run_dirs[0] if len(run_dirs) == 1 else '.'))
+  broken = report_lib.BROKEN * any(source.claim.violated for source in sources)
   if public:
     published = report_lib.publish(sources, notes if run_dirs else None)
-    line = f'epsilon {published.content["epsilon"]}'
+    line = f'{broken}epsilon {published.content["epsilon"]}'
     others = {}
     if kinds['registry']:
       entry = report_lib.record(published.content, sources[-1].run.data)
@@ -154,7 +155,7 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   else:
     click.echo(line)
     click.echo(str(folder / name))
-  if any(source.claim.violated for source in sources):
+  if broken:
     return output.did_not_hold(
       'violated=True: clients took part more often, or closer together, than '
       'was planned; the report claims what holds for the run as it was'

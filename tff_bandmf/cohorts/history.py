@@ -9,8 +9,9 @@ rounds: each participation points to the client's previous participation.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Optional, Union
 
 import numpy as np
@@ -24,8 +25,10 @@ _NEVER = -(2**30)
 MAX_ROUNDS = 2**30
 # Largest count that 16 bits hold.
 _MOST = 2**16 - 1
-# Participations that are sorted at once; each takes 60 bytes during the sort.
+# Participations that are indexed at once; each takes 50 bytes meanwhile.
 _BLOCK = 2**24
+# Identifiers that are sorted, or looked up, at once.
+_RANGE = 2**19
 # Largest number of entries in a chain, which int32 can index.
 _MOST_ENTRIES = 2**31 - 1
 
@@ -154,11 +157,16 @@ class Patterns:
     count: [clients] uint16, number of rounds of each client.
   """
 
-  def __init__(self, clients: int):
-    """Takes a number of clients that never took part."""
-    self.count = np.zeros(clients, np.uint16)
-    self._last = np.full(clients, -1, np.int32)
-    self._chain = _Chain()
+  def __init__(self, count: np.ndarray, last: np.ndarray, chain: _Chain):
+    """Takes the count of each client, its last entry or -1, and the chain."""
+    self.count, self._last, self._chain = count, last, chain
+
+  @classmethod
+  def empty(cls, clients: int) -> Patterns:
+    """Returns the patterns of a number of clients that never took part."""
+    return cls(
+      np.zeros(clients, np.uint16), np.full(clients, -1, np.int32), _Chain()
+    )
 
   def of(self, clients: np.ndarray) -> History:
     """Returns what `History.of` returns, with all rounds of the clients."""
@@ -183,7 +191,7 @@ def empty(
 ) -> Union[History, Patterns]:
   """Returns the history of clients that never took part, for a schema."""
   if isinstance(participation, participation_lib.Budget):
-    return Patterns(clients)
+    return Patterns.empty(clients)
   return History.empty(clients)
 
 
@@ -240,42 +248,47 @@ class Seen:
   def _add(self, rounds: list[tuple[int, np.ndarray]]) -> None:
     indices, cohorts = zip(*rounds)
     sizes = [len(cohort) for cohort in cohorts]
+    starts = np.cumsum([0, *sizes])
+    # The round of each participation, in order of the rounds.
+    round_of = np.repeat(np.array(indices, np.int32), sizes)
+    before = np.empty(len(round_of) if self.whole else 0, np.int32)
+    parts = []
+    for slices in _ranges(cohorts):
+      order, clients, ends = _grouped(cohorts, slices)
+      lengths = [part.stop - part.start for part in slices]
+      shifts = starts[:-1] + [part.start for part in slices]
+      shifts -= np.cumsum([0, *lengths])[:-1]
+      place = (np.arange(len(order)) + np.repeat(shifts, lengths))[order]
+      last = round_of[place[ends]]
+      if self.whole:
+        before[place[1:]] = self._chain.size + place[:-1]
+        first = np.append(0, ends + 1)[:-1]
+        before[place[first]] = self._last(clients).last_round
+        last = (self._chain.size + place[ends]).astype(np.int32)
+      count = _counted(np.diff(ends, prepend=-1))
+      parts.append((clients, History(last, count)))
     if self.whole:
-      last = self._entries(indices, sizes, np.concatenate(cohorts))
-    else:
-      last = np.repeat(np.array(indices, np.int32), sizes)
-    once = np.ones(len(last), np.uint16)
-    self._parts.append(_combined(cohorts, History(last, once)))
+      self._chain.add(indices, sizes, before)
+    self._parts.append(_joined(parts))
     while len(self._parts) > 1 and len(self._parts[-2][0]) < 2 * len(
       self._parts[-1][0]
     ):
       self._combine(2)
     self.next = indices[-1] + 1
 
-  def _entries(
-    self, rounds: Sequence[int], sizes: Sequence[int], clients: np.ndarray
-  ) -> np.ndarray:
-    """Returns the entries of new participations, added to the chain."""
-    before = self._last(clients).last_round
-    entries = self._chain.size + np.arange(len(clients), dtype=np.int32)
-    order = np.argsort(clients, kind='stable')
-    repeated = clients[order[1:]] == clients[order[:-1]]
-    before[order[1:][repeated]] = entries[order[:-1][repeated]]
-    self._chain.add(rounds, sizes, before)
-    return entries
-
   def _combine(self, last: int) -> None:
     """Merges the last `last` parts into one."""
-    identifiers, parts = zip(*self._parts[-last:])
-    self._parts[-last:] = [
-      _combined(
-        identifiers,
-        History(
-          np.concatenate([each.last_round for each in parts]),
-          np.concatenate([each.count for each in parts]),
-        ),
-      )
-    ]
+    known, histories = zip(*self._parts[-last:])
+    parts = []
+    for slices in _ranges(known):
+      order, clients, ends = _grouped(known, slices)
+      within = [each.part(part) for each, part in zip(histories, slices)]
+      last_round = np.concatenate([each.last_round for each in within])
+      count = np.concatenate([each.count for each in within])[order]
+      total = np.cumsum(count, dtype=np.int64)[ends]
+      count = _counted(np.diff(total, prepend=0))
+      parts.append((clients, History(last_round[order[ends]], count)))
+    self._parts[-last:] = [_joined(parts)]
 
   def clients(self) -> int:
     """Returns the number of distinct clients that took part."""
@@ -290,39 +303,78 @@ class Seen:
       return past
     return self._chain.history(past.last_round, past.count)
 
+  def patterns(self, clients: np.ndarray) -> Patterns:
+    """Returns all rounds of [m] different int64 identifiers, in their order."""
+    past = self._last(clients)
+    return Patterns(past.count, past.last_round, copy.deepcopy(self._chain))
+
   def _last(self, clients: np.ndarray) -> History:
     """Returns the last round, or entry, and the count of each client."""
     past = History.empty(len(clients))
     if self.whole:
       past.last_round[:] = -1
-    for identifiers, history in self._parts:
-      place = np.searchsorted(identifiers, clients)
-      known_here = place < len(identifiers)
-      known_here[known_here] = (
-        identifiers[place[known_here]] == clients[known_here]
-      )
-      past.add(np.flatnonzero(known_here), history.of(place[known_here]))
+    # Neighbours in this order lie next to each other in the parts too.
+    order = np.argsort(clients)
+    for start in range(0, len(order), _RANGE):
+      asked = order[start : start + _RANGE]
+      for known, history in self._parts:
+        place = np.searchsorted(known, clients[asked])
+        known_here = place < len(known)
+        known_here[known_here] = (
+          known[place[known_here]] == clients[asked[known_here]]
+        )
+        past.add(asked[known_here], history.part(place[known_here]))
     return past
 
 
-def _combined(
-  clients: Sequence[np.ndarray], history: History
-) -> tuple[np.ndarray, History]:
-  """Returns the distinct clients, ascending, and the history of each.
+def _ranges(known: Sequence[np.ndarray]) -> Iterator[list[slice]]:
+  """Yields the slices of arrays that hold one range of identifiers each.
+
+  The ranges are ascending. Identifiers are hashes, so that ranges of one length
+  hold about as many; the arrays of one range fit in a cache.
 
   Args:
-    clients: arrays of identifiers; later arrays are of later rounds.
-    history: history of all entries of `clients`, concatenated.
+    known: arrays of identifiers, each ascending.
   """
-  all_clients = np.concatenate(clients)
-  order = np.argsort(all_clients, kind='stable')
-  all_clients = all_clients[order]
-  changes = np.flatnonzero(all_clients[1:] != all_clients[:-1])
-  first = np.append(np.zeros(min(len(order), 1), np.int64), changes + 1)
-  last = np.append(first[1:], len(order))[: len(first)] - 1
-  count = np.add.reduceat(history.count[order], first, dtype=np.int64)
-  return all_clients[first], History(
-    history.last_round[order[last]], _counted(count)
+  ranges = max(1, -(-sum(map(len, known)) // _RANGE))
+  edges = np.linspace(-(2.0**63), 2.0**63, ranges + 1)[1:-1].astype(np.int64)
+  cuts = [
+    [0, *np.searchsorted(each, edges).tolist(), len(each)] for each in known
+  ]
+  for i in range(ranges):
+    yield [slice(cut[i], cut[i + 1]) for cut in cuts]
+
+
+def _grouped(
+  known: Sequence[np.ndarray], slices: Sequence[slice]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+  """Sorts entries by their identifiers.
+
+  Args:
+    known: arrays of identifiers; later arrays are of later rounds.
+    slices: the entries of each array.
+
+  Returns:
+    The stable order that sorts the entries; the distinct clients, ascending;
+    the place of the last entry of each client in that order.
+  """
+  together = np.concatenate([each[part] for each, part in zip(known, slices)])
+  order = np.argsort(together, kind='stable')
+  together = together[order]
+  ends = np.flatnonzero(together[1:] != together[:-1])
+  if len(order):
+    ends = np.append(ends, len(order) - 1)
+  return order, together[ends], ends
+
+
+def _joined(
+  parts: Sequence[tuple[np.ndarray, History]],
+) -> tuple[np.ndarray, History]:
+  """Returns the union of parts, which hold ascending ranges of clients."""
+  clients, histories = zip(*parts)
+  return np.concatenate(clients), History(
+    np.concatenate([each.last_round for each in histories]),
+    np.concatenate([each.count for each in histories]),
   )
 
 

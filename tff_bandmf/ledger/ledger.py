@@ -272,9 +272,7 @@ class Ledger:
       before: index of a round.
       whole: whether the result has all rounds of a client, as a budget needs.
     """
-    if whole and not self._seen.whole:
-      self._seen = history_lib.Seen(whole=True)
-    return self._seen_before(before).of(self._hash().hashes(clients))
+    return self._seen_before(before, whole).of(self._hash().hashes(clients))
 
   def patterns(
     self,
@@ -288,20 +286,17 @@ class Ledger:
       before: index of a round.
     """
     hashes = self._hash().hashes(population)
-    order = np.argsort(hashes)
-    patterns = history_lib.Patterns(len(hashes))
-    for round_index, cohort in self._cohorts(operator.index(before)):
-      place = np.searchsorted(hashes, cohort, sorter=order)
-      place = order[np.minimum(place, len(order) - 1)]
-      patterns.record(round_index, place[hashes[place] == cohort])
-    return patterns
+    return self._seen_before(before, whole=True).patterns(hashes)
 
   def clients(self, before: int) -> int:
     """Returns the number of different clients in the rounds below `before`."""
     return self._seen_before(before).clients()
 
-  def _seen_before(self, before: int) -> history_lib.Seen:
+  def _seen_before(self, before: int, whole: bool = False) -> history_lib.Seen:
+    """Returns the rounds below `before`; all of each client if `whole`."""
     before = operator.index(before)
+    if whole and not self._seen.whole:
+      self._seen = history_lib.Seen(whole=True)
     # PRIVACY: clients of a round that the index lacks could take part again too
     # early. The index always has exactly the rounds below `before`, and is
     # built anew if it has more.

@@ -1,14 +1,13 @@
 """A 64-bit fingerprint of a release: a tree of FarmHash64, in NumPy.
 
-Each row of 16 int32 is replaced by the FarmHash64 of its 64 bytes, as two
-int32. The results are arranged in rows of 16 again and hashed again, until one
-row is left. The last row of a level is filled up with zeros.
-`tape.graph_reader.fingerprint` has the same bits: its `tf.fingerprint` is
-FarmHash64 [github.com/google/farmhash, farmhashna].
+Each row of 16 int32 gives the FarmHash64 of its 64 bytes, as two int32; the
+rows of those give theirs, until one row is left. The last row of a level is
+filled up with zeros. `tape.graph_reader.fingerprint` has the same bits: its
+`tf.fingerprint` is FarmHash64 [github.com/google/farmhash, farmhashna].
 
-The rows of a tree can be hashed in any order and many at once. Two releases of
-one size agree by chance with a probability of at most 2^-64 a level; a person
-who chooses the releases can make two that agree.
+A tree, because rows can be hashed in any order and many at once. Two releases
+of one size agree by chance with a probability of at most 2^-64 a level; nobody
+is kept from making two that agree.
 """
 
 from __future__ import annotations

@@ -38,9 +38,8 @@ _Words = Any
 # Number of words in a block of ChaCha20; pieces of coordinates begin at its
 # multiples.
 GROUP = 8
-# PRIVACY: Below this k the spacing of u is large against u. The tail of z would
-# not be normal, and delta would be too small. A second word makes the spacing
-# finer.
+# PRIVACY: Below this k the spacing of u is large against u, so the tail would
+# differ from the normal one. A second word makes it finer.
 # Guard: generator_test.test_tail_has_words_of_its_own.
 EXTENDED_BELOW = 2**39
 
@@ -91,9 +90,9 @@ class Generator:
         f'start={start}: must be a multiple of {GROUP}, and row={row} at least '
         '0; cut coordinates into pieces of the stream'
       )
-    # PRIVACY: Two z from one word would be equal up to sign, and the noise of
-    # two coordinates would cancel. Row, coordinates and stream have bits of
-    # their own in the nonce, so no two share a block.
+    # PRIVACY: Two z from one word would be equal up to sign, and their noise
+    # would cancel. Row, coordinates and stream have bits of their own in the
+    # nonce, so no two share a block.
     # Guard: generator_test.test_rows_and_coordinates_never_share_words.
     block = (start // GROUP) | row << 64 | stream << 127
     cipher = ciphers.Cipher(

@@ -135,9 +135,9 @@ def words(key: Array, rows: Array, groups: Array, streams: Array) -> jax.Array:
   shape = (len(rows), len(groups))
   group_low, group_high = _halves(groups[None, :])
   row_low, row_high = _halves(rows[:, None])
-  # PRIVACY: Two z from one word would be equal up to sign, and the noise of two
-  # coordinates would cancel. Row, coordinates and stream have bits of their own
-  # in the nonce, so no two share a block.
+  # PRIVACY: Two z from one word would be equal up to sign, and their noise
+  # would cancel. Row, coordinates and stream have bits of their own in the
+  # nonce, so no two share a block.
   # Guard: jax_generator_test.test_words_are_those_of_numpy_to_the_bit.
   row_high |= streams[:, None].astype(np.uint32) << 31
   nonce = group_low, group_high, row_low, row_high
@@ -182,9 +182,9 @@ def normals(
   word = words(key, rows, groups, jnp.full(len(rows), generator_lib.WORDS))
   u = (_magnitude(word) + 0.5) * 2.0**-64
   z = _signed(word, inverse(u, jnp, (_CENTRE, _MIDDLE))).reshape(shape)
-  # PRIVACY: Normals from one word end at 9.2 deviations, and their tail is too
-  # coarse before that, so that delta would be too small. A second word extends
-  # small words.
+  # PRIVACY: A tail from one word ends at 9.2 deviations and is too coarse
+  # before that, so rare releases would tell neighbours apart. A second word
+  # extends small words.
   # Guard: jax_generator_test.test_small_words_are_extended.
   rare = (word >> 1 < generator_lib.EXTENDED_BELOW).any(-1)
 

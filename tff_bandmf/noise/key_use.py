@@ -17,16 +17,15 @@ from collections.abc import Iterator
 
 from tff_bandmf import errors
 
-# Byte past all coordinates; a process locks this byte to read or write the
-# lines.
+# Position past all coordinates; a process locks it to read or write the lines.
 _LINES = 2**62
 
 
 class KeyUse:
   """The right of one process to make some coordinates from a key.
 
-  PRIVACY: Two tapes of one key have the same noise, which cancels in the
-  difference of two releases. The record refuses a second process, another noise
+  PRIVACY: Two tapes of one key have the same noise, so the difference of two
+  releases with it has none. The record refuses a second process, another noise
   and another folder for the same coordinates. Guards:
   noise_server_test.test_second_server_of_a_key_is_refused,
   noise_server_test.test_key_of_another_folder_is_refused.
@@ -36,9 +35,9 @@ class KeyUse:
   host or on a file system whose locks all hosts respect, and nobody removes or
   edits the record. Statement: at any time at most one process makes a
   coordinate from the key, and all processes, one after another, make it for one
-  tape ID (one C, size and deviation) and in one folder, whose marks then refuse
-  a second sum for a round. Source: the process holds a lock of the byte of each
-  coordinate, and compares every line of the record.
+  tape ID (one C, size and deviation) and in one folder, whose marks then keep
+  rounds apart. Source: the process holds a lock of the byte of each coordinate,
+  and compares every line of the record.
   """
 
   def __init__(

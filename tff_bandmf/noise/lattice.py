@@ -4,10 +4,8 @@
 |---------|------------------|------------------------------------------------|
 | h       | step             | the clipping norm is 2^k steps                 |
 | k       | `clip_bits`      | bits of the clipping norm in steps             |
-| B       | `largest_cohort` | largest number of clients of a round           |
-| s       |                  | standard deviation of z                        |
+| B       | `largest_cohort` | most clients whose records are added up        |
 | s / h   | `z_steps`        | standard deviation of z, in steps              |
-| rho_y   |                  | upper bound of the norms of the rows of C^-1   |
 
 All sums are of 32-bit integers, so they are exact in any order, if nothing
 leaves the range:

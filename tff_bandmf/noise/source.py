@@ -87,9 +87,8 @@ class NoiseSource(abc.ABC):
     defined; its last section lists what is measured and not proved.
 
     `TapeSource` enforces one sum for each round; see
-    `tape.graph_reader.release`. With `StateSource` the caller has to enforce
-    one sum for each round, since `StateSource` releases from any state that it
-    gets. `NoNoise` guarantees nothing.
+    `tape.graph_reader.release`. With `StateSource` the caller has to, since it
+    releases from any state that it gets. `NoNoise` guarantees nothing.
 
     Args:
       state: state of the round, from `begin` or from the release before.
@@ -215,9 +214,8 @@ class StateSource(NoiseSource):
       round_index=round_index,
     )
     new_state = collections.OrderedDict(key=state['key'])
-    # PRIVACY: If the memory had another y than the one added to the sum, later
-    # noise would not be correlated by C, and the claim is about C. The memory
-    # takes the rounded y that was added.
+    # PRIVACY: If the memory held another y than the sum, the noise would be
+    # that of another C. The memory takes the rounded y that was added.
     # Guard: source_test.test_rounds_are_those_of_the_recursion.
     if recursion.memory and recursion.keeps == recursion_lib.BUFFERS:
       gain = tf.gather(table.gain, phase)

@@ -30,8 +30,7 @@ from typing import Callable, Union
 import tensorflow as tf
 
 _Tensors = Union[tf.Tensor, tuple[tf.Tensor, ...]]
-# Smallest number of rounds in a block. With shorter blocks, the overhead of the
-# loop would take most of the time.
+# Least rounds in a block; with fewer, the overhead of the loop dominates.
 _SHORTEST_BLOCK = 16
 
 
@@ -77,9 +76,8 @@ def per_query_errors(columns: tf.Tensor):
   """
   rounds, bands = columns.shape
   count, size = _blocks(rounds, max(bands - 1, _SHORTEST_BLOCK))
-  # Rows of the identity matrix fill the last block. Rows of `width` entries are
-  # laid out one after the other and read again as rows of `width` - 1 entries.
-  # So row j moves right by j, and L[j + s, j] is in row j and column j + s.
+  # Rows of the identity fill the last block. The width of rows is such that
+  # after reshaping each diagonal entry is one column right of the one before.
   padding = count * size - rounds
   width = 2 * size + 1
   rows = tf.concat(
@@ -112,8 +110,7 @@ def per_query_errors(columns: tf.Tensor):
     de = tf.reshape(tf.pad(de, [[0, padding]]), [count, size])
     later = tf.concat([step[1:], nothing], 0)
     adjoint, _ = _accumulate(tf.linalg.diag(de), later, forward=False)
-    # `k` is (T_k^-T G_k)^T. Like `blocks`, `d_diagonal` and `d_left` have the
-    # transposes of dT_k and dH_k, without the factors -2 and 2.
+    # K^T = G T^-1; like `blocks`, all further matrices are transposed.
     k = tf.matmul(adjoint, inverse)
     d_diagonal = tf.matmul(covariance, k)
     d_left = tf.matmul(before[1:], k[1:], transpose_a=True)
@@ -144,9 +141,8 @@ def _accumulate(
   Args:
     terms: [count, M, M] float64.
     steps: [count, M, M] float64.
-    forward: True for these formulas. False for the recursion from the last
-      block to the first: S_k = terms_k + steps_k^T S_{k+1} steps_k, and the
-      products steps_k^T S_{k+1}.
+    forward: if False, S_k = terms_k + steps_k^T S_{k+1} steps_k instead, and
+      steps_k^T S_{k+1}.
   """
   count, size, _ = terms.shape
 

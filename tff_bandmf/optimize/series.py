@@ -3,31 +3,25 @@
 | symbol | meaning                                                           |
 |--------|-------------------------------------------------------------------|
 | c, r   | first columns of C and C^-1; as power series r = 1 / c            |
-| h      | polynomial of the workload, `Workload.polynomial`                 |
-| a      | first column of A; as a power series a = 1 / ((1 - x) h(x))       |
+| a      | first column of A, 1 / ((1 - x) h(x)), h of the workload          |
 | w      | first column of A C^-1, w = a r                                   |
-| g_j    | weight of w_j^2 in the error: (n - j) / n (mean) or 1 (max)       |
+| a_j    | weight of w_j^2 in the error: (n - j) / n (mean) or 1 (max)       |
 | v      | r / h(x)                                                          |
 | eta    | learning rates                                                    |
 | B      | A C^-1 with learning rates, B[t, i] = sum_{s<=t} eta_s v_{s-i}    |
 | Q      | matrix of the mean error with learning rates, v^T Q v             |
-| b, k   | min_sep, and the largest number of rounds of one client           |
-| m      | m_t = |c_t| for t < b, else max_{s>=t} |c_s|;                     |
-|        | under fixed epochs, m_t = |c_t| for all t                         |
+| b, k   | min_sep, and the most rounds of one client                        |
+| m      | m_t = |c_t| for t < b, else max_{s>=t} |c_s|                      |
 
   loss = error * sens^2
-  error = sum_j g_j w_j^2, or v^T Q v or max_t (B B^T)[t, t] with learning rates
+  error = sum_j a_j w_j^2, or v^T Q v or max_t (B B^T)[t, t] with learning rates
   sens = || sum_{j<k} shift(m, j b) ||, or || c || for one participation
 
-sens is exact if m = c. Otherwise sens is an upper bound, because no entry of
-|C| is larger than the same entry of the Toeplitz matrix of m.
-
-Proof that sens is exact if m = c: the squared sensitivity of a pattern of
-rounds is the sum of X[i, j] over its pairs, with X = C^T C >= 0. For i <= j,
-X[i, j] = sum_{t<n-j} c_{t+j-i} c_t does not increase with j, nor with j - i if
-j - i >= b. Rounds 0, b, ..., (k - 1) b have the least j and the least j - i of
-all patterns, so this pattern has the largest sum. [BSR24, Thm 2] needs more: c
-does not increase from index 0 on.
+sens is exact if m = c. Otherwise it is an upper bound, because the entries of
+|C| are at most those of the Toeplitz matrix of m. Proof: if c >= 0 does not
+increase from b on, the leftmost pattern has the largest sum of X = C^T C, since
+X[i, j] = sum_{t<n-j} c_{t+j-i} c_t and the leftmost pattern has the least j and
+j - i. [BSR24, Thm 2] assumes that c does not increase from 0 on.
 
 Gradients are computed by hand. The power series y = x / c is L(c)^-1 x, where
 L(c) is the lower-triangular Toeplitz matrix of c. If `by_y` is the gradient by
@@ -49,8 +43,7 @@ from tff_bandmf import errors
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.optimize import solver
 
-# Largest number of rounds of workloads with learning rates, which need n x n
-# matrices.
+# Most rounds with learning rates, which need n x n matrices.
 _MOST_SCHEDULED_ROUNDS = 4096
 # Powers p of the norm that replaces the maximum over rounds; the norm exceeds
 # the maximum by a factor of at most n^(1 / p). They are used one after the
@@ -132,10 +125,8 @@ def squared_sensitivity(
   min_sep = participation.separation(rounds)
   m = np.abs(column)
   largest = np.arange(len(m))
-  # PRIVACY: If gaps may exceed b, rounds 0, b, 2 b, ... may give a smaller sum
-  # than another pattern, and the sensitivity would be too small. From index b
-  # on, |c| is replaced by its least non-increasing majorant, for which these
-  # rounds give the largest sum.
+  # PRIVACY: If gaps may exceed b, the leftmost pattern of |c| may be lighter
+  # than another pattern. The non-increasing majorant of |c| is used instead.
   # Guard: optimize_series_test.test_sensitivity_is_never_below_brute_force.
   if not (falls or participation.evenly_spaced):
     largest[min_sep:] = min_sep + _last_maxima(m[min_sep:])
@@ -157,7 +148,7 @@ def squared_sensitivity(
 
 
 def _last_maxima(m: np.ndarray) -> np.ndarray:
-  """Returns for each t the last index of the maximum of m_t, m_{t+1}, ...."""
+  """Returns for every t the last s >= t with m_s = max_{s>=t} m_s, [terms]."""
   backwards = m[::-1]
   positions = np.arange(len(m))
   record = np.concatenate(
@@ -224,8 +215,7 @@ class Objective:
 
     Args:
       x: [parameters] float64.
-      norm: power p of the norm that replaces the maximum over rounds if the
-        workload has learning rates; None for the largest p of a search.
+      norm: power p of the norm that replaces a maximum with learning rates.
     """
     problem = self._problem
     with np.errstate(all='ignore'):
@@ -322,10 +312,9 @@ def minimize(
 def _toeplitz_error(
   inverse: np.ndarray, weights: np.ndarray, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns the error sum_j g_j w_j^2 and its gradient by r.
+  """Returns sum_j a_j w_j^2, the mean or the max, and its gradient.
 
-  The error of a round does not decrease from round to round, so the max error
-  is the error of the last round, for which g_j = 1.
+  e_t does not decrease with t, so the max is the error of the last round.
   """
   w = divide(inverse, steps)
   weighted = weights * w
@@ -335,7 +324,7 @@ def _toeplitz_error(
 def _scheduled_mean(
   inverse: np.ndarray, form: np.ndarray, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns the mean error v^T Q v and its gradient by r."""
+  """Returns v^T Q v and its gradient."""
   v = divide(inverse, steps)
   product = form @ v
   return float(v @ product), divide_back(2 * product, steps)
@@ -344,7 +333,7 @@ def _scheduled_mean(
 def _scheduled_max(
   inverse: np.ndarray, rates: np.ndarray, norm: float, steps: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """Returns (sum_t e_t^p)^(1 / p), e_t = |row t of B|^2; and its gradient."""
+  """Returns (sum_t e_t^p)^(1 / p) and its gradient; e_t = |row t of B|^2."""
   n = len(inverse)
   v = divide(inverse, steps)
   # Row t is v reversed, from index n - 1 - t on: v_t, .., v_0, 0, ....
@@ -369,12 +358,12 @@ def _scheduled_max(
 def _mean_form(rates: np.ndarray) -> np.ndarray:
   """Returns Q, [n, n] float64, for learning rates eta.
 
-  n Q[i, i - l] = sum_{s>=i} eta_s eta_{s-l} (n - s)
+  n Q[a, a - l] = sum_{s>=a} eta_s eta_{s-l} (n - s)
   """
   n = len(rates)
   form = np.zeros((n, n))
   left = rates * np.arange(n, 0, -1) / n
   for lag in range(n):
-    i = np.arange(lag, n)
-    form[i, i - lag] = np.cumsum((left[lag:] * rates[: n - lag])[::-1])[::-1]
+    a = np.arange(lag, n)
+    form[a, a - lag] = np.cumsum((left[lag:] * rates[: n - lag])[::-1])[::-1]
   return np.tril(form) + np.tril(form, -1).T

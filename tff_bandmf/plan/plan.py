@@ -110,8 +110,7 @@ class Plan(request_lib.Request):
     if self.stands_for is None:
       return planned
     # PRIVACY: a simulation has fewer clients than the larger run, and its noise
-    # is smaller by the same ratio, so that the epsilon of the larger run would
-    # be too small for it. This guarantee is for the smaller noise.
+    # is smaller by the same ratio. This guarantee is for the smaller noise.
     # Guard: plan_test.test_plan_that_simulates_claims_what_its_own_noise_gives.
     share = self.clients_per_round / self.stands_for
     return attrs.evolve(
@@ -180,9 +179,8 @@ class Plan(request_lib.Request):
     The numerator is the expected norm of the noise in the sum of released
     means, in its worst round; A makes prefix sums. The denominator is the norm
     of the sum without noise if all updates have one direction and the norm of
-    the clip. If the ratio is above 1, the noise is larger than any model that
-    the releases can hold. Real updates have many directions and need a ratio
-    far below 1.
+    the clip. Above 1 no optimiser gets a model out of the releases. Real
+    updates have many directions and need a ratio far below 1.
 
     Args:
       dimension: number of coordinates of the model; None returns None.
@@ -255,8 +253,8 @@ class Plan(request_lib.Request):
     Args:
       clients_per_round: cohort sizes to compare; empty takes the plan's.
       epsilon: epsilons to compare; empty takes the plan's.
-      population: number of clients to draw from; the result says which cohorts
-        it cannot fill. None leaves this out.
+      population: number of clients to draw from, by which the result marks
+        cohorts that cannot be filled; None marks none.
 
     Raises:
       ValueError: the plan has no delta, or a value is out of range.
@@ -312,8 +310,8 @@ class Plan(request_lib.Request):
   def device_rule(self) -> _files.JsonObject:
     """Returns what a device needs to decide whether it takes part.
 
-    The result is the JSON object of `Budget.device_rule`. The object names no
-    client and may be public.
+    The JSON object is that of `Budget.device_rule`. It names no client and may
+    be public.
 
     Raises:
       ValueError: cohorts are not by `Budget`, or C is not Toeplitz.

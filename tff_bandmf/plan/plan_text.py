@@ -12,7 +12,7 @@ from tff_bandmf.plan import request as request_lib
 def cohorts(
   request: request_lib.Request, cohorts: participation.Cohorts
 ) -> str:
-  """Returns the kind of cohorts, and the largest number of rounds of a client.
+  """Returns the kind of cohorts, and the most rounds of one client.
 
   Args:
     request: the request of the plan.

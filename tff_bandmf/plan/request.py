@@ -17,8 +17,8 @@ from tff_bandmf import (
 )
 from tff_bandmf.plan import mechanism as mechanism_lib
 
-# Largest epsilon and delta of a claim: a larger value protects nobody and is
-# refused. A plan without a claim has noise_multiplier=0.
+# A claim with more than these protects nobody and is refused. A plan without a
+# claim has noise_multiplier=0.
 _MOST_EPSILON = 100.0
 _MOST_DELTA = 1e-2
 
@@ -150,8 +150,8 @@ class Request:
           'it out'
         )
     # PRIVACY: the larger run draws each client with a larger probability than
-    # the plan accounts for, so that the amplified epsilon would be too small.
-    # `stands_for` with sampled cohorts is refused.
+    # the plan accounts for, so that its claim would be too small. `stands_for`
+    # with sampled cohorts is refused.
     # Guard: plan_test.test_values_that_do_not_go_together_are_refused.
     if self.stands_for is not None and not self.cohorts.is_enforced:
       raise errors.value_error(

@@ -46,9 +46,8 @@ class Result:
   left_out: Mapping[str, str] = attrs.Factory(dict)
 
   def __attrs_post_init__(self):
-    # PRIVACY: an edited file could hold cohort sizes that a new plan refuses,
-    # because its epsilon would be too small for them. A result from a file
-    # passes the same check as a result of a search.
+    # PRIVACY: an edited file could hold cohort sizes that a new plan refuses.
+    # A result from a file passes the same check as a result of a search.
     # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
     self._check_sizes(accounting.sampled(self.guarantee.cohorts))
 
@@ -65,9 +64,8 @@ class Result:
         f'clients_per_round={round(expected)}'
       )
     least = cohorts.largest_cohort(request.rounds)
-    # PRIVACY: a round with more clients than largest_cohort is burnt, and
-    # everybody sees that the round released nothing, which tells about the
-    # secret cohort. A small largest_cohort would burn rounds more often than
+    # PRIVACY: a round with more clients than largest_cohort is burnt, which an
+    # observer sees. A smaller largest_cohort would burn rounds more often than
     # delta accounts for, so it is refused.
     # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
     if request.largest_cohort is not None and request.largest_cohort < least:

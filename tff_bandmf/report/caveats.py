@@ -67,6 +67,14 @@ def warnings(
   planned, rounds = claim.planned.cohorts.schema, claim.planned_rounds
   population = run.population or seen.clients
   nothing = not claim.held.noise_multiplier
+  broken = '' if nothing else statement.BROKEN
+  started = f'{seen.rounds} of {statement.count(rounds, "round")} ' + (
+    'was' if seen.rounds == 1 else 'were'
+  )
+  if seen.rounds > rounds:
+    started = (
+      f'{seen.rounds} rounds, {seen.rounds - rounds} past the plan, were'
+    )
   # PRIVACY: exact counts of clients have no noise, and would tell the public
   # about participation. The texts for the public leave counts out.
   # Guard: public_test.test_counts_of_clients_are_not_published.
@@ -75,6 +83,22 @@ def warnings(
     # deployment. The first warning says that the run is a simulation.
     # Guard: report_pages_test.test_simulated_run_leads_with_it.
     (run.simulated is not None, _SIMULATED, _SIMULATED),
+    (
+      claim.violated,
+      broken
+      + 'The participation schema was not kept. '
+      + (
+        f'Planned: '
+        f'{_participation(planned.min_sep, planned.participations(rounds))}. '
+        f'Observed: {_participation(seen.min_sep, seen.max_participations)}.'
+        if claim.budget is None
+        else _over_budget(claim.budget, seen)
+      )
+      + ' The claim below is for what was observed.',
+      broken
+      + 'Clients took part more often, or closer together, than was planned. '
+      'The claim below is for what they did.',
+    ),
     (elsewhere, _ELSEWHERE, _ELSEWHERE),
     (
       not seen.finished,
@@ -88,20 +112,6 @@ def warnings(
     (run_json.ALL_ZERO in run.not_covered, _NOISE_ALONE, ''),
     # The public report has this warning here, the report of a run further down.
     (nothing, '', _NO_NOISE),
-    (
-      claim.violated,
-      'The participation schema was not kept. '
-      + (
-        f'Planned: '
-        f'{_participation(planned.min_sep, planned.participations(rounds))}. '
-        f'Observed: {_participation(seen.min_sep, seen.max_participations)}.'
-        if claim.budget is None
-        else _over_budget(claim.budget, seen)
-      )
-      + ' The claim is for what was observed.',
-      'Clients took part more often, or closer together, than was planned. The '
-      'claim is for what they did.',
-    ),
     (
       claim.cohorts is not None and bool(seen.incomplete),
       _CUT,
@@ -125,9 +135,7 @@ def warnings(
     (nothing, _NO_NOISE, ''),
     (
       not completed,
-      f'This run has not ended: {seen.rounds} of '
-      f'{statement.count(rounds, "round")} '
-      f'{"was" if seen.rounds == 1 else "were"} started. The claim is for what '
+      f'This run has not ended: {started} started. The claim is for what '
       'they released'
       f'{", and grows with those that follow" * claim.may_grow}.',
       'Training has not ended. The claim is for the rounds so far.',

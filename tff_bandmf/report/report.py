@@ -371,6 +371,10 @@ def _summary(
       f'{leads}This run added too little noise for a claim: nothing is '
       'proved about its arithmetic.'
     )
+  # PRIVACY: a reader may quote the summary alone, and take its epsilon for the
+  # planned one. It begins with the sentence that the planned claim fails.
+  # Guard: run_budget_test.test_report_refuses_the_planned_claim.
+  leads += statement.BROKEN * source.claim.violated
   leads += statement.UNCHECKED * source.claim.process_unknown
   rounds = statement.count(numbers['observed']['rounds'], 'round')
   clients = statement.count(numbers['clients_per_round'], 'client')

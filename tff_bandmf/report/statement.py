@@ -67,6 +67,9 @@ _COVERED_CLIP = (
 # The beginning of a claim if nobody checked the process of the run.
 UNCHECKED = 'Not checked: what the process lets past the aggregator. '
 
+# It stands before all else if clients did not keep to the planned schema.
+BROKEN = 'The planned claim does NOT hold. '
+
 GENERATOR = 'chacha20'
 _GENERATOR = {
   'algorithm': 'ChaCha20, a block for 8 numbers of a round; cryptographic',
@@ -234,6 +237,7 @@ def formal(
   if guarantee['epsilon'] is None:
     return 'None. Nothing is proved about the arithmetic of so little noise.'
   leads = '' if run.simulated is None else 'SIMULATED: '
+  leads += BROKEN * claim.violated
   # PRIVACY: a reader may quote the statement without the warnings of its
   # report. If the process was not checked, the statement itself begins so.
   # Guard: run_report_test.test_process_that_nobody_checked_leads_the_report.

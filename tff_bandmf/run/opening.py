@@ -26,6 +26,7 @@ MORE_ROUNDS = (
   'for more, make a new plan and run it in another folder, from the last '
   'state; `bandmf compose` says what both cost together'
 )
+_FEWER_ROUNDS = 'and give the loop rounds= to stop early'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,8 @@ class OpenFolder:
 
   Attributes:
     plan: plan in the folder.
+    rounds: rounds of the run unless a loop is given others; more than those of
+      `plan` if the run was opened with a plan that goes on.
     ended: whether the run has ended.
     sampling_key: key of the draws; None if cohorts are enforced.
     journal: journal of the run.
@@ -60,6 +63,7 @@ class OpenFolder:
   """
 
   plan: plan_lib.Plan
+  rounds: int
   ended: bool
   sampling_key: Optional[key_lib.Key]
   journal: journal_lib.Journal
@@ -79,7 +83,7 @@ def open_folder(
 ) -> Iterator[OpenFolder]:
   """Yields the folder of a new run or of one that goes on; see `Run`."""
   with folder.locked(directory):
-    plan = _load_or_save_plan(directory, plan)
+    rounds, plan = plan.rounds, _load_or_save_plan(directory, plan)
     if ledger is not None:
       run_ledger.set_location(directory, ledger)
     ended = (directory / run_json.RESULT_FILE).exists()
@@ -135,7 +139,7 @@ def open_folder(
           max_memory_bytes=options.max_memory_bytes,
         ),
       )
-      yield OpenFolder(plan, ended, keys.sampling, journal, noise_adder)
+      yield OpenFolder(plan, rounds, ended, keys.sampling, journal, noise_adder)
 
 
 def _check_ledger(
@@ -268,6 +272,9 @@ def _load_or_save_plan(
 ) -> plan_lib.Plan:
   """Returns the plan in the folder, after saving `plan` if there is none.
 
+  A plan by `Budget` may have more rounds than the one in the folder, if nothing
+  else differs: its run goes on with the noise and the claim in the folder.
+
   Raises:
     ValueError: the plan in the folder differs from `plan`.
   """
@@ -279,11 +286,40 @@ def _load_or_save_plan(
     plan_json.to_document(stored),
     plan_json.to_document(plan),
   )
+  by_budget = isinstance(stored.cohorts, participation.Budget)
+  if by_budget and stored.rounds < plan.rounds:
+    _check_more_rounds(directory, stored, plan.rounds)
+    stored_request['rounds'] = plan.rounds
+    longer = {'digest': stored.strategy.of_rounds(plan.rounds).digest()}
+    if request['mechanism'] == longer:
+      request['mechanism'] = {'digest': stored.planned_strategy.digest()}
+  # PRIVACY: the noise of the run covers the request that it was made for. A
+  # request that differs in any value but the rounds of a budget is refused.
+  # Guard: run_budget_test.test_plan_that_differs_in_more_is_refused.
   for name, value in request.items():
     if stored_request[name] != value:
-      other = MORE_ROUNDS if name == 'rounds' else 'or choose another folder'
+      other = 'or choose another folder'
+      if name == 'rounds':
+        other = MORE_ROUNDS if value > stored.rounds else _FEWER_ROUNDS
       raise errors.value_error(
         f'{name}={value}: is not what the run was planned with, '
         f'{stored_request[name]}; go back to that, {other}'
       )
   return stored
+
+
+def _check_more_rounds(
+  directory: pathlib.Path, stored: plan_lib.Plan, rounds: int
+) -> None:
+  """Raises ValueError if the run of a budget cannot go on to these rounds."""
+  horizon = stored.strategy.rounds
+  if rounds > horizon:
+    raise errors.value_error(
+      f'rounds={rounds}: exceeds {horizon}, the horizon of the noise of this '
+      f'run; go on to that, {MORE_ROUNDS}'
+    )
+  if (directory / run_json.RESULT_FILE).exists():
+    raise errors.value_error(
+      f'rounds={rounds}: come after the end of the run, which was planned with '
+      f'{stored.rounds} and has ended; go back to that, {MORE_ROUNDS}'
+    )

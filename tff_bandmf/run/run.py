@@ -59,7 +59,10 @@ class Run:
 
     Args:
       directory: folder of the run.
-      plan: plan of the run. A folder that exists keeps its own strategy.
+      plan: plan of the run. A folder that exists keeps its own strategy. By
+        `Budget` the plan may have more rounds than the one in the folder, up to
+        its horizon, if nothing else differs: the run goes on to these, with the
+        noise and the claim in the folder.
       ledger: location of the ledger outside of the folder: the path of a SQLite
         file, or a URL postgresql+psycopg2://... The key of its identifiers and
         the URL, which may have a password, are stored in `private/`.
@@ -73,8 +76,8 @@ class Run:
       options: statements and metrics that a program adds to the run.
 
     Raises:
-      ValueError: the folder is in use, is a copy, or holds another run; or the
-        ledger never had `ledger_head`.
+      ValueError: the folder is in use, is a copy, or holds another run or one
+        that has ended and should go on; or the ledger never had `ledger_head`.
     """
     self.directory = pathlib.Path(directory)
     self._keep_key = keep_key
@@ -94,6 +97,7 @@ class Run:
       )
     )
     self._plan = opened.plan
+    self._rounds = opened.rounds
     self._ended = opened.ended
     self._sampling_key = opened.sampling_key
     self._journal = opened.journal
@@ -404,7 +408,7 @@ class Run:
   @property
   def rounds_left(self) -> int:
     """Number of rounds left, including one that a crash interrupted."""
-    return max(self._plan.rounds - self._journal.next, 0)
+    return max(self._rounds - self._journal.next, 0)
 
   def _last(self, rounds: Optional[int]) -> int:
     """Returns the number of rounds of the whole run for an argument `rounds`.
@@ -414,7 +418,7 @@ class Run:
     """
     plan = self._plan
     if rounds is None:
-      return plan.rounds
+      return self._rounds
     # PRIVACY: the claim covers no round past the last one of the noise, where a
     # client could take part once more. A larger number of rounds is refused.
     # Guard: run_budget_test.test_rounds_past_the_horizon_are_refused.

@@ -124,8 +124,7 @@ def _in_use(directory: pathlib.Path) -> ValueError:
 def refuse_existing(directory: pathlib.Path) -> None:
   """Raises ValueError if the folder holds a run, or remains of one."""
   # PRIVACY: a sampling key that was left from an earlier run would draw the
-  # same cohorts for the next run, whose epsilon assumes an independent draw. A
-  # folder with a used key is refused.
+  # same cohorts for the next run. A folder with a used key is refused.
   # Guard: starts_test.test_key_of_draws_that_outlived_its_run_is_refused.
   for name in (
     run_json.RUN_FILE,
@@ -154,9 +153,8 @@ def keys(directory: pathlib.Path, draws: bool) -> Keys:
   names = [run_json.NOISE_KEY, *[run_json.SAMPLING_KEY] * draws]
   if not (directory / run_json.RUN_FILE).exists():
     refuse_existing(directory)
-    # PRIVACY: if a folder whose first start failed is copied, both copies would
-    # begin with the same keys, and add the same noise to different sums. Only
-    # the folder in which the keys were drawn goes on with them.
+    # PRIVACY: two copies of a folder whose start failed would both begin with
+    # its keys. Only the folder in which the keys were drawn goes on with them.
     # Guard: starts_test.test_start_that_ended_anywhere_gives_no_copy_its_keys.
     if _read_place(directory) != _place(directory, begun=False) or not all(
       _path(directory, name).exists() for name in names
@@ -261,10 +259,9 @@ def check_releases(
   """
   for path in (directory / run_json.RELEASED).glob('*-*-*-*'):
     t, attempt = map(int, path.name.split('-')[:2])
-    # PRIVACY: SQLite drops the end of a damaged write-ahead log silently. The
-    # ledger then lacks the last round, which could start again with another
-    # cohort and the same noise. Every release left a file that names its
-    # attempt, and the ledger must have this attempt.
+    # PRIVACY: SQLite drops the end of a damaged write-ahead log silently, and
+    # the round could start again with another cohort. Every release left a
+    # mark, so the ledger must have its attempt.
     # Guard: run_folder_test.test_ledger_that_lost_its_last_commits_is_refused.
     if attempt > len(attempts(t)):
       raise errors.value_error(
@@ -291,9 +288,8 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
   """Raises ValueError if the folder is a copy and `moved` is False."""
   for name in _KEYS:
     path = _path(directory, name)
-    # PRIVACY: a copy made of hard links shares the files of the original, so
-    # both could use the same key for different sums. A key with two names is
-    # refused.
+    # PRIVACY: a copy made of hard links shares the files of the original, and
+    # could go on with them beside it. A key with two names is refused.
     # Guard: starts_test.test_copy_made_of_hard_links_is_refused.
     if path.exists() and (links := path.stat().st_nlink) > 1:
       raise errors.value_error(
@@ -301,9 +297,8 @@ def _check_place(directory: pathlib.Path, begun: bool, moved: bool) -> None:
         'made with cp -al; remove the copy; copy the folder of a run without '
         'links'
       )
-  # PRIVACY: a folder and its copy would each go on with the same key, and add
-  # the same noise to different sums. Only the folder in which the key was drawn
-  # goes on, or a folder that is opened with `moved`. Guards:
+  # PRIVACY: a folder and its copy would each go on with the same key. Only the
+  # folder in which the key was drawn goes on, or a folder with `moved`. Guards:
   # folder_test.test_copy_is_refused_until_it_is_said_to_move and
   # test_key_in_another_place_is_refused.
   if not moved and _read_place(directory) != _place(directory, begun):

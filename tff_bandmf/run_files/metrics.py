@@ -58,9 +58,8 @@ class Metrics:
     _, lines, _ = _read(directory)
     for t, line in lines.items():
       attempts = ledger.attempts(t)
-      # PRIVACY: a round that the ledger lacks would run again with another sum
-      # and the same noise. A row of such a round shows that the ledger was
-      # rolled back, and is refused.
+      # PRIVACY: a round that the ledger lacks would run again with another
+      # sum. A row of such a round shows that the ledger was rolled back.
       # Guard: folder_test.test_ledger_that_was_rolled_back_is_refused.
       if not attempts:
         raise errors.value_error(
@@ -89,8 +88,7 @@ class Metrics:
     """Writes the row of a round that ended; the ledger has its digest."""
     t = int(row['round'])
     if self._round == t:
-      # The round is burnt now, and has a row from before, when it was finished:
-      # the new row replaces this row.
+      # The round is burnt after its row as a finished round was written.
       self._lines.pop()
     self._round = t
     self._lines.append(self._line(row))

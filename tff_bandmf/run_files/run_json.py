@@ -285,9 +285,9 @@ class RunRecord:
     content = json.dumps(fixed, sort_keys=True).encode()
     return attrs.evolve(
       self,
-      # PRIVACY: an edited record could claim a smaller epsilon than the run
-      # has. The run ID depends on all fixed values and on the key, so nobody
-      # without the key can compute the ID of an edited record.
+      # PRIVACY: an edited record could claim less epsilon than the run has. The
+      # run ID depends on all fixed values and on the key, so nobody without
+      # the key can compute the ID of an edited record.
       # Guard: folder_test.test_edited_copy_is_refused.
       run_id=f'{key.identify(content):016x}',
       noise_key_id=f'{key.identify(b""):016x}',

@@ -1,17 +1,12 @@
 """Sensitivity of tree aggregation.
 
-| symbol | meaning                                                           |
-|--------|-------------------------------------------------------------------|
-| n      | number of rounds, the leaves of the tree                          |
-| C      | C[node, i] = 1 if leaf i is below the node, else 0                |
-| X      | C^T C; X[i, j] is the number of nodes above both leaf i and j     |
-| b, k   | min_sep, and the largest number of participations of one client   |
-| pi     | pattern: the rounds in which one client takes part                |
+A participation of a client in round i adds one to every node above i. So, with
+a maximum over the patterns pi of a client's rounds,
 
-  sens^2 = max_pi sum_nodes (number of rounds of pi below the node)^2
+  sens^2 = max_pi sum_nodes (rounds of pi below the node)^2,
 
-The tree has only complete nodes: a node with fewer leaves below it than its
-level prescribes, because the rounds end, is left out.
+and X[i, j] >= 0 is the number of nodes above both i and j. Nodes above a round
+>= n do not exist.
 """
 
 from __future__ import annotations
@@ -25,15 +20,15 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.sensitivity import patterns, result
 from tff_bandmf.strategies import tree
 
-# Largest number of entries of X that is computed; it takes some seconds.
+# Most entries of X that are computed, in some seconds.
 _QUICK_LAGS = 10**9
-# Limits of the join of two tables, each of which takes about a second: entries
-# of the joined table before equal keys are merged, and pairs of keys.
+# Up to this many entries of a table, joined with another, take a second; and up
+# to this many pairs of its keys.
 _QUICK_TABLE = 10**8
 _QUICK_PAIRS = 20_000
 
-# Maps (number of rounds of a client, sum of squared counts) to the least end
-# for each beginning. `_heaviest` defines beginnings and ends.
+# Maps (rounds of a client, sum of squared counts) to the end for each
+# beginning; see `_heaviest`.
 _Table = dict[tuple[int, int], np.ndarray]
 
 
@@ -42,11 +37,10 @@ def sensitivity(
 ) -> result.Sensitivity:
   """Returns the sensitivity of a tree whose noisy nodes are released.
 
-  The result is exact unless n and k are large. Then it is an upper bound. A
-  client has at most q = min(k, ceil(size / b)) rounds below a node of `size`
-  leaves, and at most k rounds below all nodes of a level together. A level
-  contributes most if as many nodes as possible have q rounds and one more node
-  has the rest: q^2 for each of these nodes, plus the square of the rest.
+  The result is exact unless n and k are large. Then it is an upper bound: a
+  node above s rounds has at most q = min(k, ceil(s / b)) rounds of a client and
+  a level of the tree at most k, so a level contributes at most q^2 for each
+  full node, plus the square of the remaining rounds.
   """
   rounds, sizes = strategy.rounds, strategy.sizes
   k = participation.participations(rounds)
@@ -97,13 +91,11 @@ def _heaviest(
 ) -> Optional[float]:
   """Returns the largest sum of squared counts, or None if it takes too long.
 
-  The waiting time of a client before a round is the number of rounds, 0 to
-  b - 1, until the client may take part. The beginning of a node is the waiting
-  time before the first round below the node. The end of a node is the waiting
-  time after the last round below the node. The key of a table is a number of
-  rounds of the client below a node and a sum of squared counts, over the node
-  and the nodes below it. The value of the key has the least possible end for
-  each beginning. The number b stands for "no pattern has this key".
+  A client may take part again only after a waiting time of 0 to b - 1 rounds.
+  Its waiting time where a node begins is called the beginning, and where the
+  node ends the end. A table maps each number of rounds of the client below a
+  node, with each sum of squared counts, to the least end for each beginning;
+  the value b means impossible.
   """
   beginning = np.arange(min_sep + 1)
   never = np.full_like(beginning, min_sep)
@@ -156,11 +148,7 @@ def _joined(first: _Table, second: _Table, k: int) -> Optional[_Table]:
 
 
 def _undominated(table: _Table, never: int) -> _Table:
-  """Returns a table without the keys that cannot give the largest sum.
-
-  No pattern has the key, or another key has no more rounds, no smaller sum and
-  no later end for any beginning.
-  """
+  """Returns a table without impossible entries and dominated entries."""
   remaining: _Table = {}
   for key, end in sorted(
     table.items(), key=lambda item: item[0][::-1], reverse=True
@@ -176,12 +164,11 @@ def _undominated(table: _Table, never: int) -> _Table:
 def _levels_squared(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> float:
-  """Returns an upper bound of sens^2: the sum of a bound for each level."""
+  """Returns the sum over levels of a bound of the sum of squared counts."""
   squared = 0
   for size in sizes:
-    # PRIVACY: size / min_sep rounded down would not count all rounds that a
-    # client can have below a node (of 4 rounds, two are 3 apart), and the
-    # sensitivity would be too small. The quotient is rounded up.
+    # PRIVACY: The floor of size / min_sep would miss a round: 4 rounds contain
+    # two that are 3 apart. The quotient is rounded up.
     # Guard: families_test.test_sensitivity_is_safe_where_rounds_are_many.
     full = min(k, -(-size // min_sep))
     nodes, rest = divmod(min(k, full * (rounds // size)), full)
@@ -192,12 +179,12 @@ def _levels_squared(
 def _lags(
   rounds: int, sizes: list[int], min_sep: int, k: int
 ) -> Iterator[np.ndarray]:
-  """Yields X[i, i + e b], [n], for e = 0, 1, ... until all entries are 0."""
+  """Yields X[i, i + e b] for e = 0, 1, ... while two rounds share a node."""
   for lag in range(0, min(k * min_sep, sizes[-1]), min_sep):
     common = np.zeros(rounds)
     for size in sizes:
       if size > lag:
-        # Counts the node above round i if round i + lag is below it, too.
+        # Rounds i of complete nodes that contain round i + lag, too.
         nodes = common[: rounds // size * size].reshape(-1, size)
         nodes[:, : size - lag] += 1
     yield common

@@ -20,9 +20,8 @@ class ColumnNormalized(base.Strategy):
   The columns of C end at row n - 1, so the last columns have smaller norms, and
   their rounds need less noise: (C D^-1)^-1 z = D (C^-1 z) scales the noise of
   each round by one number. C D^-1 is not Toeplitz, so theorems about the
-  sensitivity of Toeplitz matrices do not apply to it. For DP-CGD, with
-  C_ij = lambda^(i-j), a theorem about the scaled columns is in
-  `sensitivity.toeplitz`.
+  sensitivity of Toeplitz matrices do not apply to it. For DP-CGD with scaled
+  columns there is a separate theorem.
 
   Attributes:
     toeplitz: C.

@@ -3,8 +3,7 @@
   with local_runtime():
     state = process.initialize()
 
-TFF's default worker process goes on after its program has ended, and keeps the
-pipes of the program open.
+TFF's default worker survives its program and keeps its pipes open.
 """
 
 from __future__ import annotations
@@ -161,8 +160,7 @@ def check_program() -> None:
 class _Link:
   """The connection of a context to its worker.
 
-  A worker that exceeds the time limit is given up: the link sends it no more
-  computations.
+  A worker that exceeds the time limit is given up: it gets no more computation.
   """
 
   def __init__(
@@ -197,7 +195,7 @@ class _Link:
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
-    """Gives up the worker if a `with` block exceeds the time limit."""
+    """Gives the worker up if a `with` block exceeds the time limit."""
     self._check()
     try:
       with self._wait_policy.waiting(self._describe, self._give_up):

@@ -1,8 +1,7 @@
 """Time limits for results of a worker.
 
-A worker that was stopped, or whose machine swaps, sends no result and closes no
-connection. Without a limit, a program would wait for the result for ever,
-without a message.
+A process that was stopped, or a machine that swaps, sends nothing and closes
+nothing: a program would wait for it for ever, without a message.
 
   WaitPolicy(limit_seconds=600)   # a line after a minute, an error after ten
 """
@@ -80,6 +79,5 @@ class WaitPolicy:
       )
 
 
-# A policy without a limit, which writes a line to standard error after a
-# minute.
+# Without a limit; writes a line to standard error after a minute.
 WAIT_FOREVER = WaitPolicy()

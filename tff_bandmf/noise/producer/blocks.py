@@ -24,8 +24,8 @@ _TOGETHER = 16
 # Columns of a window that are converted to float64 at once, few enough to stay
 # in cache.
 _PIECE = 512
-# PRIVACY: A larger y would wrap around in 32 bits, so that the noise would not
-# be C^-1 Z, as the claim assumes. A block with a larger value fails.
+# PRIVACY: A larger y would wrap around in 32 bits, so that C y would not be z.
+# A block with a larger value fails.
 # Guard: stream_test.test_noise_out_of_range_is_refused.
 _LARGEST = 2.0**31 - 1
 
@@ -151,9 +151,8 @@ class WindowBlock(Block):
       output[:] = np.rint(z, out=y)
       return
     mean = self._mean_of_past(ring, work)
-    # PRIVACY: If later rounds followed from another y than the one added to the
-    # sum, later noise would not be correlated by C, and the claim is about C.
-    # Later rounds follow from the rounded y.
+    # PRIVACY: If later rounds followed from another y than the sum got, the
+    # noise would be that of another C. Later rounds follow from the rounded y.
     # Guard: stream_test.test_noise_is_that_of_the_recursion.
     fed = y if self.feeds_y else work.array('fed', z.shape)
     for start in range(0, self.rounds, _TOGETHER):

@@ -39,9 +39,9 @@ class Chunks:
       rows: number of rows of every array, >= 0.
       sizes: number of coordinates of each array, > 0.
       dtype: type of the arrays' elements.
-      max_memory_bytes: largest number of bytes of all arrays in memory; larger
-        arrays go to a file in the folder for temporary files (TMPDIR). None
-        keeps all arrays in memory.
+      max_memory_bytes: most bytes of all arrays in memory; larger ones go to a
+        file in the folder for temporary files (TMPDIR). None keeps them in
+        memory.
 
     Raises:
       OSError: the disk has no room for the file.

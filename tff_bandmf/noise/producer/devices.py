@@ -120,9 +120,9 @@ def _window(
         for s in range(start, r):
           mean[r] += near[r, s] * fed[s]
         y.append(tf.round(z[r] + mean[r]))
-        # PRIVACY: If later rounds followed from another y than the one added to
-        # the sum, later noise would not be correlated by C, and the claim is
-        # about C. Later rounds follow from the rounded y.
+        # PRIVACY: If later rounds followed from another y than the sum got, the
+        # noise would be that of another C. Later rounds follow from the rounded
+        # y.
         # Guard: devices_test.test_devices_make_the_noise_of_the_host.
         fed.append(y[r] if feeds_y else (y[r] - mean[r]) / scale[r])
     return tf.stack(y), tf.stack(fed)

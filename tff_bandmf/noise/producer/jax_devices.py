@@ -22,7 +22,7 @@ _TOGETHER = 8
 # Bytes that a chunk may take: the cache of a CPU, or the memory of another
 # device.
 _CPU_BYTES, _BYTES = 2**22, 2**31
-# Largest number of rows that one expression adds up.
+# Most rows that one expression adds up.
 _UNROLLED = 16
 
 
@@ -142,8 +142,8 @@ class Devices(makers.Maker):
     return np.asarray(_pick(rows, r))[: self._layout.count(i)]
 
 
-# PRIVACY: JAX may keep compiled programs on disk, with their constants, where
-# others could read a key. The key is an argument, so no program holds it.
+# PRIVACY: JAX may keep compiled programs on disk, with their constants. The key
+# is an argument, so no program holds it.
 # Guard: jax_devices_test.test_key_is_in_no_program.
 @functools.partial(jax.jit, static_argnums=4)
 def _draw(key, first_row, first_group, noise_scale, count):
@@ -194,9 +194,9 @@ def _window(memory, z, far, near, scale, row):
       for s in range(r):
         m += weights[r, s] * fed[s]
       y.append(jnp.rint(noise[r] + m))
-      # PRIVACY: If later rounds followed from another y than the one added to
-      # the sum, later noise would not be correlated by C, and the claim is
-      # about C. Later rounds follow from the rounded y.
+      # PRIVACY: If later rounds followed from another y than the sum got, the
+      # noise would be that of another C. Later rounds follow from the rounded
+      # y.
       # Guard: jax_devices_test.test_devices_make_the_noise_of_the_host.
       fed.append(y[r] if feeds_y else (y[r] - m) / scales[r])
     return tuple(

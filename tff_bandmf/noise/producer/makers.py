@@ -25,7 +25,7 @@ class Layout:
     keeps: content of the memory S: `recursion.PAST_Y`, `PAST_U` or `BUFFERS`.
     memory_rows: number of rows of S, >= 0; the ring of a window has a multiple
       of `block_rounds`.
-    block_rounds: largest number of rounds of a block, > 0.
+    block_rounds: most rounds of a block, > 0.
     coordinates: the coordinates of y to be made.
     chunk: number of coordinates made at once, > 0.
   """
@@ -113,8 +113,7 @@ class Host(Maker):
     Args:
       layout: sizes of the memory and of the chunks.
       generator: the normals of the key.
-      max_memory_bytes: largest number of bytes of past noise in memory, see
-        `chunks.Chunks`.
+      max_memory_bytes: most bytes of past noise in memory, see `chunks.Chunks`.
     """
     super().__init__(layout, generator)
     self._work = blocks.Workspace()

@@ -31,9 +31,7 @@ NUMPY, TENSORFLOW, JAX = BACKENDS = ('numpy', 'tensorflow', 'jax')
 class Stream:
   """The rows of y from round 0 to n - 1, of all coordinates or of a shard.
 
-    y_t = round(z_steps * (C^-1 Z)[t])
-
-  The recursion for y_t uses the rounded values y_0 .. y_{t-1}.
+    y_t = round(z_steps * (C^-1 Z)[t]), the rounded y of the past fed back
 
   Windows of past y have exact sums, so their y is the same to the bit for every
   choice of blocks, chunks and devices. The other recursions add float64
@@ -69,9 +67,9 @@ class Stream:
       z_steps: standard deviation of z in lattice steps, > 0.
       dimension: d, number of coordinates of y_t, > 0.
       key: the secret key of z.
-      max_memory_bytes: largest number of bytes of past noise in memory, > 0; a
-        larger past goes to disk, see `chunks.Chunks`. A few rows of y stay in
-        memory in any case. The limit has no effect if devices hold the past.
+      max_memory_bytes: most bytes of past noise in memory, > 0; a larger past
+        goes to disk, see `chunks.Chunks`. A few rows of y stay in memory in any
+        case. The limit has no effect if devices hold the past.
       coordinates: the coordinates of y to be made, a range that `shard`
         returns; None makes all.
       devices: names of the backend's devices, all of one kind. They hold the

@@ -33,8 +33,7 @@ HEADER_WORDS = 6
 SIZE = 'the file has the wrong size, or is of another release'
 DAMAGED = 'the file is damaged, or of another release'
 OTHER = 'the file is of another tape, shard or round'
-# Largest number of coordinates of a file: TensorFlow unpacks less than 2^31
-# bytes.
+# Most coordinates of a file: TensorFlow unpacks less than 2^31 bytes.
 LARGEST_COUNT = 2**29 - 16
 
 # Header of a gzip file, with neither name nor time nor system.
@@ -129,9 +128,8 @@ def unpack(
   if len(content) != size(count):
     raise ValueError(SIZE)
   places, values = frame(count)
-  # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound.
-  # With a damaged frame, other bytes than the noise could be added to the sum.
-  # The frame is compared first, byte by byte.
+  # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound, so
+  # damage to the frame could pass. The frame is compared first, byte by byte.
   # Guard: tape_release_test.test_damaged_file_is_refused.
   if not np.array_equal(np.frombuffer(content, np.uint8)[places], values):
     raise ValueError(DAMAGED)

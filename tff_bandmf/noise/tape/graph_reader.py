@@ -61,11 +61,10 @@ def release(
     round_index=round_index,
   )
   released = total + y
-  # PRIVACY: If two sums get the same y, the difference of the two releases has
-  # no noise. A mark of the sum is written before the sum is released, and the
-  # sum is released only if no other sum has a mark. If two sums are marked at
-  # once, at least one reader sees both marks, on two hosts too, because a host
-  # that makes a name in a folder sees the names already there.
+  # PRIVACY: The difference of two sums with one y has no noise. A sum is marked
+  # before it leaves, and leaves only if no other sum has a mark. If two sums
+  # are marked at once, at least one reader sees both marks, on two hosts too,
+  # because a host that makes a name in a folder sees the names already there.
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = tf.unstack(fingerprint(released))
@@ -167,17 +166,17 @@ class _Folder:
     with tf.control_dependencies([sized]):
       unpacked = tf.ensure_shape(tf.io.decode_raw(contents, tf.uint8), [size])
     places, values = tape_file.frame(count)
-    # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound.
-    # With a damaged frame, other bytes than the noise could be added to the
-    # sum. The frame is compared first, byte by byte.
+    # PRIVACY: zlib compares the CRC only of a file whose gzip frame is sound,
+    # so damage to the frame could pass. The frame is compared first, byte by
+    # byte.
     # Guard: tape_release_test.test_damaged_file_is_refused.
     framed = self._check(
       tf.reduce_all(tf.equal(tf.gather(unpacked, places), values)),
       tape_file.DAMAGED,
     )
     with tf.control_dependencies([framed]):
-      # An error of zlib shows the name of the operation and not the cause, so
-      # the name tells the cause.
+      # The name tells the cause, because an error of zlib shows it and does not
+      # tell the cause otherwise.
       packed = tf.io.decode_compressed(
         contents, 'GZIP', name='noise_tape_the_file_is_damaged'
       )

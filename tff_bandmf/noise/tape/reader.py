@@ -35,9 +35,9 @@ def release(
   the round, so noise is never silently zero, stale, damaged or used twice. A
   sum whose round failed is not to be used.
 
-  **Formal guarantee.** At most one of two different sums with one y_t is
-  released, except where the 64-bit fingerprints of the releases agree.
-  `graph_reader.release` states the assumptions and the source.
+  **Formal guarantee.** That of `graph_reader.release`: of two different sums
+  with one y_t at most one is released, except where the 64-bit fingerprints of
+  the releases agree. Assumptions and source are those stated there.
 
   Args:
     tape: the tape that has y_t.
@@ -67,11 +67,10 @@ def release(
   ends = np.cumsum([len(part) for part in parts])
   for piece, part in zip(np.split(total, ends[:-1]), parts):
     piece += part
-  # PRIVACY: If two sums get the same y, the difference of the two releases has
-  # no noise. A mark of the sum is written before the sum is released, and the
-  # sum is released only if no other sum has a mark. If two sums are marked at
-  # once, at least one reader sees both marks, on two hosts too, because a host
-  # that makes a name in a folder sees the names already there.
+  # PRIVACY: The difference of two sums with one y has no noise. A sum is marked
+  # before it leaves, and leaves only if no other sum has a mark. If two sums
+  # are marked at once, at least one reader sees both marks, on two hosts too,
+  # because a host that makes a name in a folder sees the names already there.
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = fingerprint.fingerprint(total)

@@ -175,10 +175,8 @@ def _check_together(
   dimension: int,
 ) -> None:
   """Raises ValueError if the folders are not the shards of one tape."""
-  # PRIVACY: The guarantee is about one key; shards of two keys mix the noise of
-  # two runs. Shards from two kinds of device could not be made again by one
-  # kind, so that a resumed run could add other noise. Both mixtures are
-  # refused.
+  # PRIVACY: Shards of two keys mix the noise of two runs, and shards of two
+  # kinds of device could not be made again together. Both are refused.
   # Guard: served_tape_test.test_shards_of_two_tapes_are_refused.
   if len({(each.tape_id, each.device) for each in descriptions}) > 1:
     raise errors.value_error(

@@ -71,8 +71,8 @@ class Tape(tape_folder.ReadableTape):
       noise_stream: rows of y, of all coordinates or of one shard.
       start_round: first round to write, in [0, n]. Earlier rounds are computed
         and not written.
-      ahead_bytes: largest number of bytes of unread files, > 0; two rounds are
-        always allowed.
+      ahead_bytes: most bytes of unread files, > 0; two rounds are always
+        allowed.
       resume: whether to go on with the tape that an ended process left in
         `directory`. It then starts at the highest mark or at `start_round`,
         whichever is later, leaves the marks there for the next process, and
@@ -145,10 +145,9 @@ class Tape(tape_folder.ReadableTape):
     self._stop.set()
     self._thread.join()
     if self.directory.is_dir() and self._resume:
-      # PRIVACY: Without the highest mark, a server that is started again would
-      # use the same key from round 0 on, perhaps for another run, and two sums
-      # would get the same noise. The description and the highest mark stay in
-      # the folder.
+      # PRIVACY: Without its mark a stopped server would start the same key from
+      # round 0, perhaps for another run, and two sums would have one noise. The
+      # description and the highest mark stay in the folder.
       # Guard: noise_server_test.test_server_that_was_stopped_continues.
       self._remove_read_rounds()
       tape_folder.wipe(self.directory, keep=True)
@@ -195,8 +194,8 @@ class Tape(tape_folder.ReadableTape):
       tape_folder.wipe(directory)
       self.description.write(directory)
     reached = max(tape_folder.marks(directory), default=0)
-    # PRIVACY: A start below the highest mark would give used noise to a second
-    # sum. Such a start is refused.
+    # PRIVACY: A start below the mark would give used noise to a second sum.
+    # Such a start is refused.
     # Guard: tape_test.test_start_below_a_released_round_is_refused.
     if start_round < reached and not self._resume:
       raise errors.value_error(
@@ -205,9 +204,8 @@ class Tape(tape_folder.ReadableTape):
         'a new key'
       )
     start = max(start_round, reached)
-    # PRIVACY: A killed server leaves files of rounds below the highest mark. A
-    # person who reads them can subtract the used noise from releases. These
-    # files are overwritten and removed.
+    # PRIVACY: A killed server leaves files of rounds below the mark, whose
+    # noise was used. They are overwritten and removed.
     # Guard:
     # noise_server_test.test_killed_server_continues_from_the_highest_mark.
     shard = self.shards[0]
