@@ -130,6 +130,44 @@ def test_unknown_json_is_refused(record, message):
     accounting.from_dict(record)
 
 
+def test_record_without_a_start_is_cold():
+  """Runs from before there was a warm start have files without one."""
+  cold = {
+    'amplification': 'b-min-sep',
+    'min_sep': 3,
+    'sampling_prob': 0.25,
+    'population': 9,
+    'adjacency': 'zero-out',
+  }
+  warm = {**cold, 'start': 'warm'}
+  for read in (accounting.from_dict, accounting.of_claim):
+    assert read(cold).start == 'cold' != read(warm).start
+    assert read(cold) == read({**cold, 'start': 'cold'}) != read(warm)
+    # Files of old runs go on as they are.
+    assert read(cold).to_dict() == cold
+    assert read(warm).to_dict() == warm
+  assert accounting.BMinSep(3, 0.25).start == 'warm'
+  with pytest.raises(ValueError, match='start=hot: .*warm'):
+    accounting.BMinSep(3, 0.25, start='hot')
+
+
+def test_probability_follows_from_the_clients_a_round():
+  cohorts = accounting.BMinSep(4, population=1000).for_cohort_size(100)
+  assert cohorts.expected_cohort(50) == pytest.approx(100)
+  assert cohorts.sampling_prob == pytest.approx(0.1 / 0.7)
+  assert cohorts.for_cohort_size(7) == cohorts
+  for wrong, message in (
+    (accounting.BMinSep(4, population=400), 'clients_per_round=100: .*below'),
+    (accounting.BMinSep(4), 'sampling_prob=None: .*needs'),
+    (
+      accounting.BMinSep(4, population=1000, start='cold'),
+      'sampling_prob=None: .*warm',
+    ),
+  ):
+    with pytest.raises(ValueError, match=message):
+      wrong.for_cohort_size(100)
+
+
 def test_kinds_are_told_apart_by_what_they_say():
   """No `isinstance` on a kind of cohorts outside their own modules."""
   package = pathlib.Path(tff_bandmf.__file__).parent

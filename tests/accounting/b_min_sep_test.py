@@ -13,19 +13,28 @@ from tff_bandmf.accounting.methods import importance
 _SAMPLES = 40_000
 
 
-def _patterns(rounds, min_sep, sampling_prob):
+def _patterns(rounds, min_sep, sampling_prob, start='cold'):
   """Returns all sets of rounds, [patterns, n] of 0 and 1, and their odds."""
+  firsts = [1.0]
+  if start == 'warm':
+    wait = sampling_prob / (1 + (min_sep - 1) * sampling_prob)
+    firsts = [1 - (min_sep - 1) * wait] + [wait] * (min_sep - 1)
   patterns, odds = [], []
   for pattern in itertools.product([0.0, 1.0], repeat=rounds):
     taken = [i for i in range(rounds) if pattern[i]]
     if any(b - a < min_sep for a, b in zip(taken, taken[1:])):
       continue
-    prob, i = 1.0, 0
-    while i < rounds:
-      prob *= sampling_prob if pattern[i] else 1 - sampling_prob
-      i += min_sep if pattern[i] else 1
+    total = 0.0
+    for first, prob in enumerate(firsts):
+      i = first
+      if any(t < first for t in taken):
+        continue
+      while i < rounds:
+        prob *= sampling_prob if pattern[i] else 1 - sampling_prob
+        i += min_sep if pattern[i] else 1
+      total += prob
     patterns.append(pattern)
-    odds.append(prob)
+    odds.append(total)
   assert sum(odds) == pytest.approx(1)
   return np.array(patterns), np.array(odds)
 
@@ -59,11 +68,16 @@ def _strategy(rounds=7):
 
 
 def _spec(
-  noise_multiplier=1.0, min_sep=3, sampling_prob=0.3, rounds=7, samples=None
+  noise_multiplier=1.0,
+  min_sep=3,
+  sampling_prob=0.3,
+  rounds=7,
+  samples=None,
+  start='warm',
 ):
   return accounting.Guarantee(
     _strategy(rounds),
-    accounting.BMinSep(min_sep, sampling_prob),
+    accounting.BMinSep(min_sep, sampling_prob, start=start),
     noise_multiplier,
     samples=samples or _samples(0),
   )
@@ -86,10 +100,13 @@ def test_ratios_that_all_but_vanish_are_done_again(vanishing):
   assert mixture._log_mean(gains)[0] == pytest.approx(exact, abs=1e-9)
 
 
-def test_recursions_are_the_sums_over_patterns():
-  spec = _spec(0.7)
+@pytest.mark.parametrize('start', ['warm', 'cold'])
+# 9 rounds: some clients never become eligible.
+@pytest.mark.parametrize('min_sep', [2, 3, 7, 9])
+def test_recursions_are_the_sums_over_patterns(min_sep, start):
+  spec = _spec(0.7, min_sep, start=start)
   mixture = spec.accountant.mixture(0.7)
-  patterns, odds = _patterns(7, 3, 0.3)
+  patterns, odds = _patterns(7, min_sep, 0.3, start)
   means = patterns @ spec.strategy.matrix().T / spec.z_stddev_per_clip
   squares = (means**2).sum(1)
   assert mixture.mean_square == pytest.approx(odds @ squares)
@@ -105,7 +122,7 @@ def test_recursions_are_the_sums_over_patterns():
   per_round = mixture._losses(y)
   for gamma in (1.0, 2.2):
     np.testing.assert_allclose(
-      mixture._log_ratios(gamma * per_round)[0],
+      mixture._log_mean_of(mixture._log_ratios(gamma * per_round)),
       np.log(odds @ np.exp(gamma * losses)),
       rtol=1e-12,
     )
@@ -116,24 +133,49 @@ def test_recursions_are_the_sums_over_patterns():
     )
 
 
+def test_warm_rounds_have_one_probability():
+  """In particular it is that of the rounds of the patterns."""
+  for rounds, min_sep, prob in ((7, 3, 0.3), (50, 9, 0.7), (4, 9, 0.2)):
+    wait = b_min_sep.wait_prob(min_sep, prob)
+    assert (wait * 2**64).is_integer()
+    rates = b_min_sep.participation(
+      rounds, min_sep, prob, b_min_sep.starts(rounds, min_sep, wait)
+    )
+    np.testing.assert_allclose(rates, prob / (1 + (min_sep - 1) * prob))
+    if rounds < 9:
+      patterns, odds = _patterns(rounds, min_sep, prob, 'warm')
+      np.testing.assert_allclose(odds @ patterns, rates)
+  # A warm start with no wait, or with a wait that words cannot give.
+  assert b_min_sep.wait_prob(1, 0.3) == 0
+  assert b_min_sep.wait_prob(3, 2.0**-64) == 2.0**-64
+  assert b_min_sep.starts(9, 3, 0.0).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize('start', ['warm', 'cold'])
 @pytest.mark.parametrize('sampling_prob', [0.3, 1 - 1e-15])
 @pytest.mark.parametrize('gain', [900.0, 0.0, -900.0])
-def test_recursions_hold_out_of_the_range_of_float64(gain, sampling_prob):
-  mixture = _spec(0.7, sampling_prob=sampling_prob).accountant.mixture(0.7)
+def test_recursions_hold_out_of_the_range_of_float64(
+  gain, sampling_prob, start
+):
+  mixture = _spec(
+    0.7, sampling_prob=sampling_prob, start=start
+  ).accountant.mixture(0.7)
   gains = gain * np.linspace(0.5, 1.0, 7)[:, None]
   np.testing.assert_allclose(
     mixture._log_mean(gains),
-    mixture._log_ratios(gains)[0],
+    mixture._log_mean_of(mixture._log_ratios(gains)),
     rtol=1e-12,
     atol=1e-12,
   )
 
 
-def test_rounds_are_drawn_with_the_tilted_odds():
+@pytest.mark.parametrize('start', ['warm', 'cold'])
+@pytest.mark.parametrize('min_sep', [3, 9])
+def test_rounds_are_drawn_with_the_tilted_odds(min_sep, start):
   """Chi-squared over all patterns; one false alarm in a million."""
-  mixture = _spec(0.7).accountant.mixture(0.7)
+  mixture = _spec(0.7, min_sep, start=start).accountant.mixture(0.7)
   gains = np.linspace(-0.5, 1.0, 7)
-  patterns, odds = _patterns(7, 3, 0.3)
+  patterns, odds = _patterns(7, min_sep, 0.3, start)
   tilted = odds * np.exp(patterns @ gains)
   tilted /= tilted.sum()
   taken = mixture._draw_rounds(
@@ -152,9 +194,14 @@ def test_rounds_are_drawn_with_the_tilted_odds():
   ('noise_multiplier', 'epsilon'), [(0.5, 3.0), (1.0, 0.5), (2.0, 0.1)]
 )
 @pytest.mark.parametrize('sampling_prob', [0.1, 0.6])
-def test_bound_covers_the_true_delta(noise_multiplier, epsilon, sampling_prob):
-  spec = _spec(noise_multiplier, 2, sampling_prob, 3, _samples(2))
-  patterns, odds = _patterns(3, 2, sampling_prob)
+@pytest.mark.parametrize('start', ['warm', 'cold'])
+def test_bound_covers_the_true_delta(
+  noise_multiplier, epsilon, sampling_prob, start
+):
+  spec = _spec(
+    noise_multiplier, 2, sampling_prob, 3, _samples(2), start=start
+  )
+  patterns, odds = _patterns(3, 2, sampling_prob, start)
   means = patterns @ spec.strategy.matrix().T
   exact = _exact_delta(means, odds, spec.z_stddev_per_clip, epsilon)
   found = spec.claim_at(epsilon)
@@ -184,11 +231,12 @@ def test_sensitivity_is_that_without_amplification():
   assert spec.delta(1.0) <= accounting.gaussian_delta(2.0, 1.0)
 
 
-def test_calibrated_noise_meets_the_true_delta():
-  patterns, odds = _patterns(3, 2, 0.2)
+@pytest.mark.parametrize('start', ['warm', 'cold'])
+def test_calibrated_noise_meets_the_true_delta(start):
+  patterns, odds = _patterns(3, 2, 0.2, start)
   spec = accounting.calibrate(
     _strategy(3),
-    accounting.BMinSep(2, 0.2),
+    accounting.BMinSep(2, 0.2, start=start),
     epsilon=1.0,
     delta=1e-2,
     samples=_samples(5),

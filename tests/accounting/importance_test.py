@@ -14,35 +14,42 @@ _STDDEV = 1.4
 _EPSILON = 1.2
 
 
-def _patterns(rounds, min_sep, prob):
+def _patterns(rounds, min_sep, prob, firsts):
   """Returns the rounds that one client may take, and how likely they are."""
   patterns, odds = [], []
   for pattern in itertools.product([0, 1], repeat=rounds):
-    likely, free = 1.0, 0
-    for t, taken in enumerate(pattern):
-      if t < free:
-        likely *= not taken
-      else:
-        likely *= prob if taken else 1 - prob
-        free = t + min_sep if taken else free
-    if likely:
+    total = 0.0
+    for free, likely in enumerate(firsts):
+      for t, taken in enumerate(pattern):
+        if t < free:
+          likely *= not taken
+        else:
+          likely *= prob if taken else 1 - prob
+          free = t + min_sep if taken else free
+      total += likely
+    if total:
       patterns.append(pattern)
-      odds.append(likely)
+      odds.append(total)
   assert sum(odds) == pytest.approx(1)
   return np.array(patterns, float), np.array(odds)
 
 
-def _b_min_sep(rounds, min_sep, bands, prob=0.3):
+def _b_min_sep(rounds, min_sep, bands, prob=0.3, warm=True):
   """Returns a mixture, and [patterns, n] means over s with their odds."""
   coefficients = np.array([1.0, 0.7, 0.4])[:bands]
   strategy = strategies.BandedToeplitz(rounds, coefficients)
-  patterns, odds = _patterns(rounds, min_sep, prob)
+  wait = prob / (1 + (min_sep - 1) * prob) if min_sep > 1 else 0.0
+  firsts = [1 - (min_sep - 1) * wait] + [wait] * (min_sep - 1)
+  patterns, odds = _patterns(
+    rounds, min_sep, prob, firsts if warm else [1.0]
+  )
   return (
     b_min_sep.BMinSepMixture(
       columns.Columns.of_rows(strategy.band_rows(0, rounds)),
       _STDDEV,
       min_sep,
       prob,
+      wait if warm else None,
     ),
     patterns @ strategy.matrix().T / _STDDEV,
     odds,
@@ -78,8 +85,13 @@ _TILTS = [
   ('rounds', 'min_sep', 'bands'),
   [(6, 1, 1), (6, 2, 2), (6, 3, 3), (7, 4, 2), (3, 7, 3), (1, 1, 1)],
 )
-def test_normalizer_is_the_mean_over_all_rounds(rounds, min_sep, bands, tilt):
-  mixture, means, odds, _ = _b_min_sep(rounds, min_sep, min(bands, rounds))
+@pytest.mark.parametrize('warm', [True, False])
+def test_normalizer_is_the_mean_over_all_rounds(
+  rounds, min_sep, bands, tilt, warm
+):
+  mixture, means, odds, _ = _b_min_sep(
+    rounds, min_sep, min(bands, rounds), warm=warm
+  )
   assert mixture.log_normalizer(tilt) == pytest.approx(
     math.log(_tilted_odds(means, odds, tilt).sum()), rel=1e-12
   )
@@ -93,11 +105,12 @@ def test_normalizer_is_the_mean_over_all_bins(tilt):
   )
 
 
-@pytest.mark.parametrize(('min_sep', 'bands'), [(1, 1), (2, 2), (3, 2)])
-def test_pairs_of_rounds_are_drawn_with_the_tilted_odds(min_sep, bands):
+@pytest.mark.parametrize(('min_sep', 'bands'), [(1, 1), (2, 2), (3, 2), (7, 2)])
+@pytest.mark.parametrize('warm', [True, False])
+def test_pairs_of_rounds_are_drawn_with_the_tilted_odds(min_sep, bands, warm):
   """Chi-squared over what two copies add up to; one false alarm in 10^6."""
   count, tilt = 40_000, importance.Tilt(2, 1.5)
-  mixture, means, odds, patterns = _b_min_sep(5, min_sep, bands)
+  mixture, means, odds, patterns = _b_min_sep(5, min_sep, bands, warm=warm)
   drawn = mixture._pairs(tilt.factor).draw(np.random.default_rng(1), count)
   code = 3.0 ** np.arange(5)
   sums = ((patterns[:, None] + patterns) @ code).ravel()
@@ -159,9 +172,10 @@ def test_two_copies_bound_what_chance_hides():
   assert importance.removes(mixture, 4.0)[0].bound < bounds[1] / 10
 
 
-def test_pairs_beyond_the_range_of_float64_are_not_used():
+@pytest.mark.parametrize('wait', [None, 0.0, 0.3])
+def test_pairs_beyond_the_range_of_float64_are_not_used(wait):
   mixture = b_min_sep.BMinSepMixture(
-    columns.Columns.of_rows(np.ones((3000, 1))), 0.05, 1, 0.5
+    columns.Columns.of_rows(np.ones((3000, 1))), 0.05, 2, 0.5, wait
   )
   assert mixture.log_normalizer(importance.Tilt(2, 1.0)) == math.inf
 

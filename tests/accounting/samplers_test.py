@@ -24,7 +24,8 @@ _CLIENTS, _ROUNDS = 6000, 60
 _CYCLIC = accounting.CyclicPoisson(0.1, 3, population=_CLIENTS)
 _BINS = accounting.BallsInBins(12, population=_CLIENTS)
 _MIN_SEP = accounting.BMinSep(4, 0.1, population=_CLIENTS)
-_KINDS = [_CYCLIC, _BINS, _MIN_SEP]
+_COLD = accounting.BMinSep(4, 0.1, population=_CLIENTS, start='cold')
+_KINDS = [_CYCLIC, _BINS, _MIN_SEP, _COLD]
 
 
 def _words(seed=0):
@@ -111,21 +112,26 @@ def _of_balls_in_bins(taken, cohorts):
 
 def _of_b_min_sep(taken, cohorts):
   b, p = cohorts.min_sep, cohorts.sampling_prob
-  gaps = collections.Counter()
+  gaps, before_end = collections.Counter(), len(taken) - _LONGEST
   firsts = collections.Counter()
   for client in range(_CLIENTS):
     mine = np.flatnonzero(taken[:, client])
     firsts[mine[0] if len(mine) else len(taken)] += 1
-    # Those that begin early enough to be seen whole, but for a few.
+    # A gap whose end is not seen is one of the longest.
     gaps.update(
       (after - before)
-      for before, after in zip(mine, mine[1:])
-      if before < len(taken) - _LONGEST
+      for before, after in zip(mine, [*mine[1:], 2 * len(taken)])
+      if before < before_end
     )
   found = {'gaps of b and more': float(min(gaps) >= b)}
   found['gaps'], _ = _geometric(gaps, b, p)
-  found['start'], _ = _geometric(firsts, 0, p)
-  rates = b_min_sep.participation(len(taken), b, p)
+  if cohorts.start == 'cold':
+    found['start'], _ = _geometric(firsts, 0, p)
+    law = np.ones(1)
+  else:
+    found['start'], _ = _stationary_start(firsts, b, p)
+    law = b_min_sep.starts(len(taken), b, b_min_sep.wait_prob(b, p))
+  rates = b_min_sep.participation(len(taken), b, p, law)
   sizes = taken.sum(1)
   spread = ((sizes - _CLIENTS * rates) ** 2 / (_CLIENTS * rates * (1 - rates)))[
     :b
@@ -134,8 +140,25 @@ def _of_b_min_sep(taken, cohorts):
   return found
 
 
-# A gap beyond has a probability of 0.04; it is one cell.
+# Gaps that are so long are in one cell.
 _LONGEST = 30
+
+
+def _stationary_start(firsts, b, p):
+  """Returns p-values of first rounds that follow an endless past.
+
+  The wait until a renewal, from a random time on, is t or longer with
+  probability proportional to the sum of P(gap > t).
+  """
+  most = 30
+  survival = [1.0] * b + [(1 - p) ** i for i in range(1, most)]
+  odds = np.array(survival[:most]) / (b - 1 + 1 / p)
+  cells = np.array([firsts[i] for i in range(most)], float)
+  rest = sum(n for i, n in firsts.items() if i >= most)
+  return _chi_squared(
+    np.append(cells, rest),
+    np.append(odds, 1 - odds.sum()) * (cells.sum() + rest),
+  )
 
 
 def _geometric(seen, first, p):
@@ -190,8 +213,8 @@ class _Balanced(samplers.BallsInBins):
     return found
 
 
-class _Stationary(samplers.BMinSep):
-  """Begins as if it had gone on for ever."""
+class _EvenlySpread(samplers.BMinSep):
+  """Begins with as many clients that wait for one round as for another."""
 
   def _begin(self):
     super()._begin()
@@ -220,10 +243,13 @@ def _wrong():
       'the same in every epoch',
     ),
     (_BINS, _Balanced(words, _CLIENTS, 12), 'sizes vary too little'),
-    (_MIN_SEP, samplers.BMinSep(words, _CLIENTS, 3, 0.1), 'gaps of b and more'),
-    (_MIN_SEP, samplers.BMinSep(words, _CLIENTS, 5, 0.1), 'gaps'),
-    (_MIN_SEP, samplers.BMinSep(words, _CLIENTS, 4, 0.08), 'gaps'),
-    (_MIN_SEP, _Stationary(words, _CLIENTS, 4, 0.1), 'start'),
+    (_COLD, samplers.BMinSep(words, _CLIENTS, 3, 0.1), 'gaps of b and more'),
+    (_COLD, samplers.BMinSep(words, _CLIENTS, 5, 0.1), 'gaps'),
+    (_COLD, samplers.BMinSep(words, _CLIENTS, 4, 0.08), 'gaps'),
+    (_COLD, _MIN_SEP.sampler(words), 'start'),
+    (_COLD, _EvenlySpread(words, _CLIENTS, 4, 0.1), 'start'),
+    (_MIN_SEP, _COLD.sampler(words), 'start'),
+    (_MIN_SEP, _EvenlySpread(words, _CLIENTS, 4, 0.1, 0.0), 'start'),
   ]
 
 
@@ -280,6 +306,51 @@ def test_bins_are_equally_likely_to_the_last_word():
   assert [drawn.cohort(t).tolist() for t in range(3)] == [[3], [0], [1, 2]]
 
 
+def test_first_rounds_are_dealt_to_the_last_word():
+  """As many words as the probability says, for each round a client waits."""
+  each = 3 * 2**61
+  table = [
+    [0, each - 1, each, 2 * each - 1, 2 * each, 2**64 - 1],
+    # Whoever may take part does: words of the rounds.
+    *[[0] * 6] * 9,
+  ]
+  drawn = samplers.BMinSep(_fixed(table), 6, 3, 0.5, each / 2**64)
+  cohorts = [drawn.cohort(t).tolist() for t in range(3)]
+  assert cohorts == [[4, 5], [0, 1], [2, 3]]
+  # A wait of 0 and one round apart: nobody waits, and round t has row t + 1.
+  for drawn in (
+    samplers.BMinSep(_fixed(table), 6, 3, 0.5, 0.0),
+    samplers.BMinSep(_fixed(table), 6, 1, 0.5, 0.0),
+  ):
+    assert drawn.cohort(0).tolist() == list(range(6))
+  # All of the words.
+  all_wait = samplers.BMinSep(_fixed(table), 6, 3, 0.5, 0.5)
+  assert [len(all_wait.cohort(t)) for t in range(3)] == [0, 3, 3]
+
+
+def test_pattern_of_a_warm_client_has_its_probability():
+  """All words of 3 bits of one client: the law of its rounds, exactly."""
+  p, b, rounds, wait = 0.25, 3, 3, 0.125
+  law = collections.Counter()
+  for first, prob in enumerate([1 - 2 * wait, wait, wait]):
+    for wants in itertools.product([False, True], repeat=rounds):
+      likely, free, taken = prob, first, []
+      for t, joins in enumerate(wants):
+        likely *= p if joins else 1 - p
+        if joins and t >= free:
+          taken, free = [*taken, t], t + b
+      law[tuple(taken)] += likely
+  found = collections.Counter()
+  eighths = [i << 61 for i in range(8)]
+  for words in itertools.product(eighths, repeat=1 + rounds):
+    sampler = samplers.BMinSep(
+      _fixed([[word] for word in words]), 1, b, p, wait
+    )
+    taken = tuple(t for t in range(rounds) if len(sampler.cohort(t)))
+    found[taken] += 8.0 ** -(1 + rounds)
+  assert found == law
+
+
 def _sets(sampler, rounds):
   """Returns the rounds of every client."""
   cohorts = [sampler.cohort(t).tolist() for t in range(rounds)]
@@ -303,7 +374,7 @@ def test_two_clients_take_part_as_all_words_say():
         free = t + b if wants else free
     alone[tuple(t for t in range(rounds) if pattern[t])] += prob
   found = collections.Counter()
-  cohorts = accounting.BMinSep(b, p, population=2)
+  cohorts = accounting.BMinSep(b, p, population=2, start='cold')
   quarters = [i << 62 for i in range(4)]
   for words in itertools.product(quarters, repeat=2 * rounds):
     table = [words[2 * t : 2 * t + 2] for t in range(rounds)]
@@ -352,7 +423,8 @@ def test_largest_cohort_is_exceeded_as_seldom_as_stated():
   for cohorts, clients, prob in (
     (_CYCLIC, _CLIENTS // 3, 0.1),
     (_BINS, _CLIENTS, 1 / 12),
-    (_MIN_SEP, _CLIENTS, 0.1),
+    (_COLD, _CLIENTS, 0.1),
+    (_MIN_SEP, _CLIENTS, 1 / 13),
   ):
     most = cohorts.largest_cohort(_ROUNDS)
     beyond = _ROUNDS * scipy.stats.binom(clients, prob).sf(most)
@@ -366,6 +438,7 @@ def test_largest_cohort_is_exceeded_as_seldom_as_stated():
   ('cohorts', 'message'),
   [
     (accounting.BMinSep(2, 0.5), 'population=None: .*b-min-sep'),
+    (accounting.BMinSep(2, population=9), 'sampling_prob=None: .*b-min-sep'),
     (accounting.CyclicPoisson(0.5, population=9), 'groups=None: .*bands'),
     (
       accounting.CyclicPoisson(groups=3, population=9),

@@ -48,16 +48,19 @@ def _odds(cohorts, rounds):
       ]
   else:
     p, b = cohorts.sampling_prob, cohorts.min_sep
+    wait = p / (1 + (b - 1) * p) if cohorts.start == 'warm' else 0.0
     found = []
     for pattern in everything:
-      prob, free = 1.0, 0
-      for t, taken in enumerate(pattern):
-        if t < free:
-          prob *= not taken
-        else:
-          prob *= p if taken else 1 - p
-          free = t + b if taken else free
-      found.append((pattern, prob))
+      total = 0.0
+      for free, prob in enumerate([1 - (b - 1) * wait] + [wait] * (b - 1)):
+        for t, taken in enumerate(pattern):
+          if t < free:
+            prob *= not taken
+          else:
+            prob *= p if taken else 1 - p
+            free = t + b if taken else free
+        total += prob
+      found.append((pattern, total))
     yield found
 
 
@@ -104,6 +107,11 @@ _CASES = [
     1.06,
   ),
   (accounting.BMinSep(2, 0.3), strategies.BandedToeplitz(3, [1.0, 0.6]), 1.06),
+  (
+    accounting.BMinSep(2, 0.3, start='cold'),
+    strategies.BandedToeplitz(3, [1.0, 0.6]),
+    1.06,
+  ),
 ]
 
 

@@ -213,7 +213,8 @@ def test_sampled_cohorts_are_planned():
 _SAMPLED = [
   tff_bandmf.CyclicPoisson(population=500),
   tff_bandmf.BallsInBins(12, population=120),
-  tff_bandmf.BMinSep(12, 0.05, population=319),
+  tff_bandmf.BMinSep(12, population=319),
+  tff_bandmf.BMinSep(12, 0.05, population=319, start='cold'),
 ]
 
 

@@ -7,22 +7,49 @@
 | p      | `sampling_prob` | probability of an eligible client in a round    |
 | c_i    |                 | column i of C                                   |
 | s      | `z_stddev`      | standard deviation of z over clip               |
+| F      | `starts`        | first round in which a client is eligible       |
 | S      |                 | random set of the rounds of a client            |
 
-Every client is eligible in round 0. An eligible client takes part with
-probability p, independently of everything else, and is then not eligible in
-the next b - 1 rounds.
+From round F on, an eligible client takes part with probability p, independently
+of everything else, and is then not eligible in the next b - 1 rounds. A cold
+start has F = 0. A warm one is that of a run which has gone on for ever: a
+client's rounds renew it every b - 1 + 1 / p rounds on average, so that it takes
+part in any one round with probability w, and
 
-For C >= 0 with at most b bands and gradients that adapt to what was released,
-the run is dominated by P = E_S N(C 1_S, s^2) against Q = N(0, s^2)
-[BMinSep26]. Columns of a client's rounds share no row, so the likelihood ratio
-is a product over S, and its mean over S is a recursion: L_n = 1 and
+  w = p / (1 + (b - 1) p),  P(F = r) = w for r = 1, ..., b - 1,
+  P(F = 0) = 1 - (b - 1) w = w / p.
+
+`wait_prob` rounds w down to a multiple of 2^-64. Whether less of w is safer
+depends on C and y, so nothing is rounded to a safe side: the sampler and the
+accountant have the same w, and this page is exact for every law of F.
+
+**Formal guarantee.** Assumptions: C >= 0 is lower-triangular with at most b
+bands, S is independent of all data, and round t adds a vector g_t, |g_t| <= 1,
+that may depend on what was released before. Statement: the run is dominated by
+P = E_S N(C 1_S, s^2) against Q = N(0, s^2), which equal g_t reach: for convex f,
+no choice of g has a larger E_Q f(dP/dQ). Both directions of delta are such.
+Source: [BMinSep26]; for every law of S from Kahane's inequality [Kahane85].
+With the means a_t(S) = sum_(i in S) C_ti g_i, z under Q, in units of s, the
+ratio is E_S prod_t e^(<a_t(S), z_t> - |a_t(S)|^2 / 2). Let K_t(S, S') be the
+sum of (C 1_S)_i (C 1_S')_i over i >= t, X_t Gaussian with covariance K_t, and
+v_S the probability of S times the factors before round t. Then by induction
+from the last round, given the past,
+
+  E f(ratio) <= E f(sum_S v_S e^(X_t(S) - K_t(S, S) / 2))
+
+as <a_t(S), z_t> + X_(t+1)(S) has the covariance <a_t(S), a_t(S')> + K_(t+1),
+which is nowhere above K_t, since C >= 0 and <g_i, g_k> <= 1; and a Gaussian
+with more covariance has the larger mean of such an f.
+
+Columns of a client's rounds share no row, so the likelihood ratio is a product
+over S, and its mean over S, given F = i, is a recursion: L_i = 1 past the last
+round and
 
   L_i = (1 - p) L_{i+1} + p e^(l_i) L_{i+b},
   l_i = (2 <c_i, y> - |c_i|^2) / (2 s^2),
 
-with L_i = 1 past the last round; dP/dQ is L_0. Importance sampling with one
-copy of S (`importance`) uses the same recursion with a l_i, or with
+and dP/dQ is sum_r P(F = r) L_r. Importance sampling with one copy of S
+(`importance`) uses the same recursion with a l_i, or with
 a (a - 1) |c_i|^2 / (2 s^2), in place of l_i. `b_min_sep_pairs` has the
 recursion for two copies.
 """
@@ -30,27 +57,71 @@ recursion for two copies.
 from __future__ import annotations
 
 import math
+from typing import Optional
 
 import numpy as np
 import scipy.sparse
+import scipy.special
 
 from tff_bandmf.accounting.kinds import b_min_sep_pairs, columns
 from tff_bandmf.accounting.methods import importance
 
+_WORDS = 2**64
 # Largest rounds * min_sep for which the tables of pairs fit in memory.
 _MOST_OF_PAIRS = 2**23
 # Below this value float64 may lose digits.
 _SMALLEST_RATIO = 1e-290
 
 
-def participation(
-  rounds: int, min_sep: int, sampling_prob: float
+def wait_prob(min_sep: int, sampling_prob: float) -> float:
+  """Returns w, rounded down to a multiple of 2^-64; 0 for b = 1."""
+  if min_sep == 1:
+    return 0.0
+  wait = sampling_prob / (1 + (min_sep - 1) * sampling_prob)
+  return min(int(wait * _WORDS), _WORDS // (min_sep - 1)) / _WORDS
+
+
+def starts(
+  rounds: int, min_sep: int, wait: Optional[float] = None
 ) -> np.ndarray:
-  """Returns the probability of a client in each round, [n] float64."""
-  eligible = np.ones(rounds)
+  """Returns the law of F.
+
+  Args:
+    rounds: n.
+    min_sep: b.
+    wait: w, a multiple of 2^-64; None for a cold start.
+
+  Returns:
+    [min(b, n + 1)] float64, P(F = r); [1] for a cold start. Entry n, where
+    there is one, is for all F >= n.
+  """
+  if wait is None:
+    return np.ones(1)
+  law = np.full(min(min_sep, rounds + 1), wait)
+  # In integers: a rounded sum would not be the words that are left.
+  each = int(wait * _WORDS)
+  law[0] = (_WORDS - (min_sep - 1) * each) / _WORDS
+  if min_sep > rounds:
+    law[rounds] = (min_sep - rounds) * each / _WORDS
+  return law
+
+
+def participation(
+  rounds: int, min_sep: int, sampling_prob: float, first: np.ndarray
+) -> np.ndarray:
+  """Returns the probability of a client in each round, [n] float64.
+
+  Args:
+    rounds: n.
+    min_sep: b.
+    sampling_prob: p.
+    first: the law of F, as `starts` returns it.
+  """
+  eligible = np.zeros(rounds)
+  eligible[: len(first)] = first[:rounds]
   for i in range(1, rounds):
     back = eligible[i - min_sep] if i >= min_sep else 0.0
-    eligible[i] = eligible[i - 1] * (1 - sampling_prob) + back * sampling_prob
+    eligible[i] += eligible[i - 1] * (1 - sampling_prob) + back * sampling_prob
   return sampling_prob * eligible
 
 
@@ -63,20 +134,24 @@ class BMinSepMixture(importance.Mixture):
     z_stddev: float,
     min_sep: int,
     sampling_prob: float,
+    wait: Optional[float] = None,
   ):
     self._columns, self._stddev = strategy, z_stddev
     # In units of s, z is standard normal.
     self._squares = strategy.squares / z_stddev**2
-    # A min_sep above n acts like n: one round at most.
-    self._b = min(min_sep, len(self._squares))
+    rounds = len(self._squares)
+    self._starts = starts(rounds, min_sep, wait)
+    # A min_sep above n acts like n: one round at most. The tables of a warm
+    # start have a place for clients that never become eligible.
+    self._b = min(min_sep, rounds + (wait is not None))
     self._prob = sampling_prob
     self._log_in = np.log(sampling_prob)
     self._log_out = np.log1p(-sampling_prob)
-    rates = participation(len(self._squares), self._b, sampling_prob)
+    rates = participation(rounds, self._b, sampling_prob, self._starts)
     self._mean = strategy.matrix @ rates / z_stddev
     self.mean_square = float(rates @ self._squares)
     self.square_mean = float(self._mean @ self._mean)
-    self.entries = 4 * len(self._squares)
+    self.entries = 4 * rounds
 
   def _log_ratios(self, log_gains: np.ndarray) -> np.ndarray:
     """Returns ln L_i for gains e^(log_gains) of the rounds.
@@ -96,8 +171,16 @@ class BMinSepMixture(importance.Mixture):
       )
     return logs
 
+  def _log_mean_of(self, logs: np.ndarray) -> np.ndarray:
+    """Returns the logarithm of the mean of L_F, for the ln L_i, [...]."""
+    logs = logs[: len(self._starts)]
+    with np.errstate(divide='ignore'):
+      log_starts = np.log(self._starts)
+    log_starts = log_starts.reshape(-1, *[1] * (logs.ndim - 1))
+    return scipy.special.logsumexp(logs + log_starts, axis=0)
+
   def _log_mean(self, log_gains: np.ndarray) -> np.ndarray:
-    """Returns ln L_0 for gains e^(log_gains) of the rounds, [count] float64.
+    """Returns ln dP/dQ for gains e^(log_gains) of the rounds, [count] float64.
 
     The recursion runs on L itself, which is faster than on its logarithm.
     Entries that leave the range of float64 are computed again in logarithms.
@@ -116,15 +199,14 @@ class BMinSepMixture(importance.Mixture):
         for i in range(stop - 1, start - 1, -1):
           np.multiply(ratios[i + 1], stay, out=ratios[i])
           ratios[i] += terms[i]
-      logs = np.log(ratios[0])
+      logs = np.log(self._starts @ ratios[: len(self._starts)])
     # PRIVACY: an L near the least number of float64 has few bits, even if it
-    # grows again, and terms of unlikely rounds vanish: delta would be wrong.
-    # Such entries are computed again in logarithms.
+    # grows again, and delta would be wrong. Such entries are computed again in
+    # logarithms. In all others a term that vanishes is below the rounding.
     # Guard: b_min_sep_test.test_ratios_that_all_but_vanish_are_done_again.
     lost = ~np.isfinite(logs) | (ratios.min(0) < _SMALLEST_RATIO)
-    lost |= self._b * self._log_out < -300
     if lost.any():
-      logs[lost] = self._log_ratios(log_gains[:, lost])[0]
+      logs[lost] = self._log_mean_of(self._log_ratios(log_gains[:, lost]))
     return logs
 
   def _draw_rounds(self, rng, count, log_gains):
@@ -144,6 +226,11 @@ class BMinSepMixture(importance.Mixture):
     out = np.where(prob < 0.5, np.log1p(-np.minimum(prob, 0.5)), out)
     survived = np.concatenate([[0.0], np.cumsum(-np.minimum(out, 0.0))])
     who, when = np.arange(count), np.zeros(count, np.int64)
+    if len(self._starts) > 1:
+      first = self._starts * np.exp(
+        logs[: len(self._starts)] - self._log_mean_of(logs)
+      )
+      when = rng.choice(len(first), size=count, p=first / first.sum())
     pairs = []
     while len(who):
       until = survived[when] + rng.standard_exponential(len(who))
@@ -165,7 +252,11 @@ class BMinSepMixture(importance.Mixture):
 
   def _pairs(self, factor: float) -> b_min_sep_pairs.Pairs:
     return b_min_sep_pairs.Pairs(
-      self._columns.gram / self._stddev**2, self._b, self._prob, factor
+      self._columns.gram / self._stddev**2,
+      self._b,
+      self._prob,
+      factor,
+      self._starts,
     )
 
   def _log_tilts(self, tilt: importance.Tilt) -> np.ndarray:
@@ -174,7 +265,7 @@ class BMinSepMixture(importance.Mixture):
 
   def log_normalizer(self, tilt):
     if tilt.copies == 1:
-      return float(self._log_ratios(self._log_tilts(tilt))[0])
+      return float(self._log_mean_of(self._log_ratios(self._log_tilts(tilt))))
     if len(self._squares) * self._b > _MOST_OF_PAIRS:
       return math.inf
     return self._pairs(tilt.factor).log_normalizer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Optional
 
 import attrs
 import numpy as np
@@ -23,17 +23,26 @@ from tff_bandmf.accounting.methods import accountants
 _SAMPLES = 100_000
 
 
+# Values of `start`.
+WARM, COLD = 'warm', 'cold'
+
+
 @attrs.frozen
 class BMinSep(sampled_cohorts.Sampled):
   """Draws each client without a round in the last b - 1 with probability p.
 
-  Every client is eligible in round 0, so that the first cohorts are the
-  largest. The proof needs C >= 0 with at most b bands; see `b_min_sep`.
+  With a warm start each client waits a random time before round 0, so that all
+  cohorts have the same expected size, population * p / (1 + (b - 1) p). With a
+  cold start every client is eligible in round 0: the first cohorts are by far
+  the largest, and the same claim needs more noise. The proof needs C >= 0 with
+  at most b bands; see `b_min_sep`.
 
   Attributes:
     min_sep: b, least distance of two rounds of a client, integer >= 1.
     sampling_prob: p, probability that an eligible client takes part in a round,
-      in (0, 1).
+      in (0, 1); None derives it from the population and the expected clients a
+      round, for a warm start.
+    start: 'warm', or 'cold', the start of runs that are recorded without one.
     population: the attribute of `Sampled`.
     adjacency: the attribute of `Sampled`.
   """
@@ -43,20 +52,37 @@ class BMinSep(sampled_cohorts.Sampled):
     'min_sep': 'min_sep',
     'sampling_prob': 'sampling_prob',
   }
+  follows: ClassVar[frozenset[str]] = frozenset({'sampling_prob'})
+  # PRIVACY: a record that names no start is of a run whose clients could all
+  # take part in round 0. As a warm one it would claim too small an epsilon.
+  # Guard: accounting_cohorts_test.test_record_without_a_start_is_cold.
+  before: ClassVar[Mapping[str, str]] = {'start': COLD}
   min_sep: int = attrs.field(
     converter=lambda value: _checks.count(
       'min_sep', value, 'at least the bands of C'
     )
   )
-  sampling_prob: float = attrs.field(
-    converter=lambda value: samplers.check_prob(
-      'sampling_prob', value, 'that of an eligible client'
-    )
+  sampling_prob: Optional[float] = attrs.field(
+    default=None,
+    converter=attrs.converters.optional(
+      lambda value: samplers.check_prob(
+        'sampling_prob', value, 'that of an eligible client'
+      )
+    ),
   )
+  start: str = attrs.field(default=WARM, kw_only=True)
+
+  @start.validator
+  def _check_start(self, attribute, value):
+    if value not in (WARM, COLD):
+      raise errors.value_error(
+        f'start={value}: is not known; use {WARM}, or {COLD} for a run that '
+        'started so'
+      )
 
   @sampling_prob.validator
   def _check_sampling_prob(self, attribute, value):
-    if value >= 1:
+    if value is not None and value >= 1:
       raise errors.value_error(
         f'sampling_prob={value}: must be below 1; who takes part for sure is '
         'not sampled'
@@ -68,19 +94,72 @@ class BMinSep(sampled_cohorts.Sampled):
 
   @property
   def rule(self) -> str:
-    return (
+    rule = (
       f'each client that took part in none of the last {self.min_sep - 1} '
-      f'rounds takes part with probability {self.sampling_prob!r}'
+      f'rounds takes part with probability {self._known_prob()!r}'
     )
+    if not self._wait:
+      return rule
+    return (
+      f'{rule}; its first chance is each of the rounds 1 to {self.min_sep - 1} '
+      f'with probability {self._wait!r}, and else round 0'
+    )
+
+  def for_cohort_size(self, clients_per_round: float) -> BMinSep:
+    """Returns the cohorts with p set, for B clients a round on average.
+
+      p = q / (1 - (b - 1) q),  q = B / m
+
+    Raises:
+      ValueError: p is not given and the population is unknown, so small that
+        clients would have to take part more often than every b rounds, or the
+        start is cold.
+    """
+    if self.sampling_prob is not None:
+      return self
+    if self.start == COLD or self.population is None:
+      self._known_prob()
+    rate = clients_per_round / self.known_population()
+    if rate * self.min_sep >= 1:
+      raise errors.value_error(
+        f'clients_per_round={clients_per_round}: must be below population / '
+        f'min_sep={self.known_population() / self.min_sep:g}, the most clients '
+        'a round whose rounds are so far apart; use smaller cohorts'
+      )
+    return attrs.evolve(
+      self, sampling_prob=rate / (1 - (self.min_sep - 1) * rate)
+    )
+
+  def _known_prob(self) -> float:
+    if self.sampling_prob is None:
+      raise errors.value_error(
+        'sampling_prob=None: b-min-sep needs sampling_prob; give it or, for a '
+        'warm start, population and clients_per_round'
+      )
+    return self.sampling_prob
+
+  @property
+  def _wait(self) -> Optional[float]:
+    """The probability of each round 1, ..., b - 1 to be a client's first."""
+    if self.start == COLD:
+      return None
+    return b_min_sep.wait_prob(self.min_sep, self._known_prob())
 
   def sampler(self, words: samplers.Words) -> samplers.Sampler:
     return samplers.BMinSep(
-      words, self.known_population(), self.min_sep, self.sampling_prob
+      words,
+      self.known_population(),
+      self.min_sep,
+      self._known_prob(),
+      self._wait,
     )
 
   def _drawn(self, rounds: int) -> tuple[int, np.ndarray]:
     return self.known_population(), b_min_sep.participation(
-      rounds, self.min_sep, self.sampling_prob
+      rounds,
+      self.min_sep,
+      self._known_prob(),
+      b_min_sep.starts(rounds, self.min_sep, self._wait),
     )
 
   def accountant(self, strategy: strategies.Strategy) -> accountants.Accountant:
@@ -94,6 +173,7 @@ class BMinSep(sampled_cohorts.Sampled):
       b_min_sep.BMinSepMixture,
       columns.Columns.of_rows(rows),
       min_sep=self.min_sep,
-      sampling_prob=self.sampling_prob,
+      sampling_prob=self._known_prob(),
+      wait=self._wait,
     )
     return accountants.Sampled(strategy, self.schema, mixture_of, _SAMPLES)

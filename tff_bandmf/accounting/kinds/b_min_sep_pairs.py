@@ -20,7 +20,12 @@ k = i + b - u, w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
   E_i = (1 - p)^2 E_(i + 1) + 2 p (1 - p) w_i F_(i, b - 1)
         + p^2 w_i^2 g_ii F_(i, 0)
 
-and every E and F is 1 past the last round. The normalizer is A = E_0.
+and every E and F is 1 past the last round. If both copies are eligible from
+round 0 on, the normalizer is A = E_0. Where they wait, until r and k, the later
+one seems to have taken part b rounds before, in a round whose column is 0: with
+rounds before round 0 whose g and w are 1, and starts of probability P(r),
+
+  A = sum over r and k of P(r) P(k) F_(max(r, k) - b, |r - k|)
 """
 
 from __future__ import annotations
@@ -40,16 +45,26 @@ class Pairs:
     min_sep: b, integer, at least the bands and at most n.
     sampling_prob: p, in (0, 1).
     factor: a, float >= 1.
+    starts: [.] float64, P(r), for r < b; all copies start in round 0 if there
+      is one entry.
 
   Attributes:
     log_normalizer: ln A; infinity if A leaves the range of float64.
   """
 
   def __init__(
-    self, gram: np.ndarray, min_sep: int, sampling_prob: float, factor: float
+    self,
+    gram: np.ndarray,
+    min_sep: int,
+    sampling_prob: float,
+    factor: float,
+    starts: np.ndarray,
   ):
-    rounds, bands = gram.shape
     b, p = min_sep, sampling_prob
+    # Rounds before round 0.
+    self._before = b if len(starts) > 1 else 0
+    gram = np.concatenate([np.zeros((self._before, gram.shape[1])), gram])
+    rounds, bands = gram.shape
     both, one = np.ones(rounds + b), np.ones((rounds + b, b))
     # one[i + d, d] for d = 1, 2, ... is diagonals[i * b :: b + 1].
     diagonals = one.reshape(-1)[b + 1 :]
@@ -72,7 +87,13 @@ class Pairs:
         single[i] = 2 * p * (1 - p) * weights[i] * one[i, -1]
         twice[i] = (p * weights[i]) ** 2 * gains[i, 0] * one[i, 0]
         both[i] = (1 - p) ** 2 * both[i + 1] + single[i] + twice[i]
-      self.log_normalizer = math.log(both[0])
+      r = np.arange(len(starts))
+      later, ahead = np.maximum.outer(r, r), np.abs(np.subtract.outer(r, r))
+      self._tilted = np.outer(starts, starts)
+      # Without rounds before round 0, both copies are eligible there.
+      self._tilted *= one[later, ahead] if self._before else both[0]
+      total = self._tilted.sum()
+      self.log_normalizer = math.log(total) if total < math.inf else math.inf
       self._twice = twice / (single + twice)
       # Logarithms, up to constants, of two survival probabilities: of both
       # copies, eligible from round 0 on, up to round i; and of the other copy,
@@ -90,6 +111,11 @@ class Pairs:
     who = np.arange(count)
     # State (-b, 0) makes both copies eligible from round 0 on.
     at, age = np.full(count, -b), np.zeros(count, np.int64)
+    if self._before:
+      odds = self._tilted.ravel() / self._tilted.sum()
+      drawn = rng.choice(len(odds), size=count, p=odds)
+      first, second = np.unravel_index(drawn, self._tilted.shape)
+      at, age = np.maximum(first, second), np.abs(first - second)
     pairs = []
     while len(who):
       until = self._left[at, age] - rng.standard_exponential(len(who))
@@ -108,7 +134,7 @@ class Pairs:
     indices = np.concatenate(pairs, axis=1)
     return scipy.sparse.csr_matrix(
       (np.ones(indices.shape[1]), indices), shape=(rounds, count)
-    )
+    )[self._before :]
 
   def _first(self, at, age, until):
     """Returns the least u <= age with left[at, u] >= until, by halving."""

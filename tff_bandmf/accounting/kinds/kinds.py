@@ -104,7 +104,7 @@ def from_dict(
     raise errors.value_error(
       f'{name}={fields[name]}: {kind.name} does not take it; leave it out'
     )
-  return kind(**fields)
+  return kind(**{**kind.before, **fields})
 
 
 def of_claim(
@@ -122,9 +122,12 @@ def of_claim(
   # needed.
   return kind(
     **{
-      name: record[name]
-      for name in attrs.fields_dict(kind)
-      if name in record and name != 'clients_per_round'
+      **kind.before,
+      **{
+        name: record[name]
+        for name in attrs.fields_dict(kind)
+        if name in record and name != 'clients_per_round'
+      },
     }
   )
 

@@ -25,6 +25,7 @@ class Sampled(participation_lib.Cohorts):
   Attributes:
     flags: maps each command-line flag that the kind needs to its attribute.
     follows: names of flags that a plan derives from the population.
+    before: maps each attribute that earlier records lack to its value there.
     population: number of clients to draw from, >= 1; None if it is unknown.
     adjacency: `zero-out` or `add-remove`; with `add-remove` the population is
       public.
@@ -32,6 +33,7 @@ class Sampled(participation_lib.Cohorts):
 
   flags: ClassVar[Mapping[str, str]]
   follows: ClassVar[frozenset[str]] = frozenset()
+  before: ClassVar[Mapping[str, str]] = {}
   population: Optional[int] = attrs.field(
     default=None,
     kw_only=True,
@@ -115,4 +117,9 @@ class Sampled(participation_lib.Cohorts):
 
   def to_dict(self) -> _files.JsonObject:
     """Returns the cohorts as a JSON object, which `kinds.from_dict` reads."""
-    return {'amplification': self.name, **attrs.asdict(self)}
+    record = {'amplification': self.name, **attrs.asdict(self)}
+    # The record of a run from before an attribute stays what it was.
+    for name, value in self.before.items():
+      if record[name] == value:
+        del record[name]
+    return record

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import abc
 import math
-from typing import Callable
+from typing import Callable, Optional
 
 import numpy as np
 
@@ -148,28 +148,60 @@ class BallsInBins(Sampler):
 class BMinSep(Sampler):
   """Draws each client without a round in the last b - 1 with probability p.
 
-  Every client may take part in round 0, as `b_min_sep` assumes. The cohort of a
-  round depends on the rounds before, which are drawn again if a run resumes.
+  The first round in which a client is eligible is r with probability
+  `wait_prob` each for r = 1, ..., b - 1, and else 0; without a `wait_prob` it
+  is 0 for all clients. The cohort of a round depends on the rounds before,
+  which are drawn again if a run resumes.
   """
 
   def __init__(
-    self, words: Words, population: int, min_sep: int, sampling_prob: float
+    self,
+    words: Words,
+    population: int,
+    min_sep: int,
+    sampling_prob: float,
+    wait_prob: Optional[float] = None,
   ):
+    """Initializes the sampler.
+
+    Args:
+      words: the argument of `Sampler`.
+      population: m, number of clients.
+      min_sep: b, least distance of two rounds of a client, integer >= 1.
+      sampling_prob: p, in (0, 1), a multiple of 2^-64.
+      wait_prob: a multiple of 2^-64, at most 1 / (b - 1); None if all clients
+        are eligible in round 0.
+    """
     super().__init__(words, population)
     self._min_sep, self._prob = min_sep, sampling_prob
+    self._wait_prob = wait_prob
     self._begin()
 
   def _begin(self) -> None:
     self._last, self._cohort = -1, np.empty(0, np.int64)
     # The first round that a client may take part in.
     self._from = np.zeros(self._population, np.int64)
+    if not self._wait_prob:
+      return
+    # PRIVACY: a client that waits with another probability than the accountant
+    # assumes has rounds of another law. Exactly w words give each of the rounds
+    # 1 to b - 1, and all others round 0.
+    # Guard: samplers_test.test_first_rounds_are_dealt_to_the_last_word.
+    each = int(self._wait_prob * _WORDS)
+    most = np.uint64((self._min_sep - 1) * each - 1)
+    for start in range(0, self._population, _PIECE):
+      part = slice(start, min(start + _PIECE, self._population))
+      words = self._words(0, start, part.stop - start)
+      self._from[part] = np.where(words <= most, words // np.uint64(each) + 1, 0)
 
   def cohort(self, round_index: int) -> np.ndarray:
     if round_index < self._last:
       self._begin()
     while self._last < round_index:
       self._last += 1
-      drawn = self._drawn(self._last, self._population, self._prob)
+      # Row 0 drew the first rounds, where clients wait.
+      row = self._last + (self._wait_prob is not None)
+      drawn = self._drawn(row, self._population, self._prob)
       # PRIVACY: rounds of a client less than b apart share rows of C, which the
       # proof excludes. A client is not drawn again before b rounds have passed.
       # Guard:
