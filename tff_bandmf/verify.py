@@ -292,10 +292,14 @@ def poisson_profile(sigma, q, count, delta):
 def estimated_delta(claim, c, gap, count=4000):
   """Returns an estimate of delta, no bound, from patterns drawn by the rule."""
   rng, n, z = np.random.default_rng(0), len(c), claim['z_stddev_per_clip']
-  drawn = np.arange(n) % gap == rng.integers(gap, size=(count, 1))
-  for t in range(n if claim['amplification'] == 'b-min-sep' else 0):
-    free = ~drawn[:, max(t - gap + 1, 0) : t].any(1)
-    drawn[:, t] = free & (rng.random(count) < claim['sampling_prob'])
+  drawn, p = np.arange(n) % gap == rng.integers(gap, size=(count, 1)), 1.0
+  if claim['amplification'] == 'b-min-sep':
+    drawn[:], p = False, claim['sampling_prob']
+  waits = (gap - 1) * p * (claim.get('start') == 'warm')
+  wait = (rng.random(count) * (1 + waits) - 1) / p  # Free from then on.
+  for t in range(n if p < 1 else 0):
+    free = (wait <= t) & ~drawn[:, max(t - gap + 1, 0) : t].any(1)
+    drawn[:, t] = free & (rng.random(count) < p)
   means = drawn @ c.T
   y = means + z * rng.standard_normal((count, n))
   ratio = np.exp((y @ means.T - (means**2).sum(1) / 2) / z**2).mean(1)

@@ -198,9 +198,7 @@ def test_rounds_are_drawn_with_the_tilted_odds(min_sep, start):
 def test_bound_covers_the_true_delta(
   noise_multiplier, epsilon, sampling_prob, start
 ):
-  spec = _spec(
-    noise_multiplier, 2, sampling_prob, 3, _samples(2), start=start
-  )
+  spec = _spec(noise_multiplier, 2, sampling_prob, 3, _samples(2), start=start)
   patterns, odds = _patterns(3, 2, sampling_prob, start)
   means = patterns @ spec.strategy.matrix().T
   exact = _exact_delta(means, odds, spec.z_stddev_per_clip, epsilon)

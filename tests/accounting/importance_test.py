@@ -40,9 +40,7 @@ def _b_min_sep(rounds, min_sep, bands, prob=0.3, warm=True):
   strategy = strategies.BandedToeplitz(rounds, coefficients)
   wait = prob / (1 + (min_sep - 1) * prob) if min_sep > 1 else 0.0
   firsts = [1 - (min_sep - 1) * wait] + [wait] * (min_sep - 1)
-  patterns, odds = _patterns(
-    rounds, min_sep, prob, firsts if warm else [1.0]
-  )
+  patterns, odds = _patterns(rounds, min_sep, prob, firsts if warm else [1.0])
   return (
     b_min_sep.BMinSepMixture(
       columns.Columns.of_rows(strategy.band_rows(0, rounds)),

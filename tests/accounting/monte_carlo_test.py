@@ -112,7 +112,10 @@ def test_attempts_share_the_failure_probability(monkeypatch, beta):
   monkeypatch.setattr(monte_carlo, 'delta_bound', never_confirmed)
   mixture = balls_in_bins.BallsInBinsMixture(_GRAM, 1.0)
   found = search.least(
-    lambda epsilon: (mixture, epsilon), 50.0, 0.01, 1000, beta, seed=3
+    lambda epsilon: (mixture, epsilon),
+    50.0,
+    0.01,
+    search.Options(1000, beta, seed=3),
   )
   assert found is None
   assert len(shares) == monte_carlo.ATTEMPTS > 1
@@ -141,11 +144,11 @@ def test_searches_share_the_failure_probability(monkeypatch, tries):
   monkeypatch.setattr(
     guarantee.accountant,
     '_least_noise',
-    lambda epsilon, delta, options: never_enough(
+    lambda epsilon, delta, options, near: never_enough(
       lambda noise: (guarantee.accountant.mixture(noise), epsilon),
       10.0,
       delta,
-      *options,
+      options,
     ),
   )
   with pytest.raises(ValueError, match='samples=2000: are too few'):

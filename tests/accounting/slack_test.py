@@ -384,6 +384,18 @@ def test_amplified_epsilon_includes_the_arithmetic():
   assert at.total == pytest.approx(found.total, rel=0.1)
 
 
+def test_calibration_is_not_refused_for_the_slack_of_less_noise(monkeypatch):
+  """Balls in 342 bins need 0.65; a quarter of that has too large a slack."""
+  monkeypatch.setattr(
+    type(_SAMPLED.recursion()), 'cut_norm', property(lambda self: 2e-4)
+  )
+  spec = _calibrate_sampled()
+  assert 0.003 < spec.claim(1e-3).slack_epsilon < accounting.MAX_SLACK
+  moved = spec.accountant.moved(spec.cost, spec.noise_multiplier / 4)
+  with pytest.raises(ValueError, match='slack_epsilon=.*max_slack=0.01'):
+    spec.cost.slack(2.0, 1e-3, moved)
+
+
 def test_calibrated_noise_covers_its_own_slack(monkeypatch):
   monkeypatch.setattr(
     type(_SAMPLED.recursion()), 'cut_norm', property(lambda self: 1e-4)

@@ -30,6 +30,47 @@ def test_plan_is_printed_and_written(run, run_json, tmp_path):
   assert status == 0 and printed.startswith('60 rounds of 10 clients, min-sep')
 
 
+@pytest.mark.parametrize(
+  ('flags', 'message'),
+  [
+    ('--amplification balls-in-bins --population 240', 'clients_per_round=20'),
+    (
+      '--amplification b-min-sep --population 120',
+      'clients_per_round=10: must be below',
+    ),
+    (
+      '--amplification b-min-sep --population 120 --sampling-prob 0.3',
+      'use clients_per_round=8',
+    ),
+    (
+      '--amplification balls-in-bins --population 120 --largest-cohort 11',
+      'largest_cohort=11: ',
+    ),
+    (
+      '--amplification balls-in-bins --population 120 --arrivals log.csv',
+      'arrivals=log.csv: is compared',
+    ),
+  ],
+)
+def test_sizes_are_checked_before_the_search(run, monkeypatch, flags, message):
+  def search(*args, **kwargs):
+    raise AssertionError('a search')
+
+  monkeypatch.setattr(choosing, 'choose', search)
+  status, _, error = run(*_FLAGS, *flags.split())
+  assert status == 2 and message in error
+
+
+def test_probability_of_a_client_follows_from_the_plan(run_json):
+  """5 of 120 clients a round, and a client 12 rounds apart."""
+  flags = '--amplification b-min-sep --population 120 --mechanism identity'
+  record = run_json(*_FLAGS, '--clients-per-round', 5, *flags.split())
+  rate = 5 / 120
+  assert record['sampling_prob'] == pytest.approx(rate / (1 - 11 * rate))
+  assert record['start'] == 'warm'
+  assert record['epsilon'] <= 4 < record['epsilon_unamplified']
+
+
 def test_clip_that_adapts_is_planned(run_json, tmp_path):
   out = tmp_path / 'plan.json'
   flags = '--mechanism identity --clip-quantile 0.8 --clip-until 20'.split()

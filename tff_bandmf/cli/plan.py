@@ -116,6 +116,8 @@ def plan(
     mechanism=mechanism,
     **fields,
   )
+  if arrivals is not None:
+    _check_rule(planned, arrivals)
   with output.progress('searching the mechanism') as step:
     planned.search(step)
   if population is not None:
@@ -147,18 +149,22 @@ def plan(
   return output.DONE
 
 
+def _check_rule(plan: plan_lib.Plan, log: str) -> None:
+  """Raises ValueError if cohorts are not admitted by min_sep or by budget."""
+  kinds = (participation.MinSep, participation.Budget)
+  if not isinstance(plan.cohorts, kinds):
+    raise errors.value_error(
+      f'arrivals={log}: is compared where clients are admitted by '
+      'min_sep or by budget; give --min-sep without --amplification'
+    )
+
+
 def _compared(plan: plan_lib.Plan, log: str) -> dict[str, dict[str, Any]]:
   """Returns the counts of a log of check-ins under two rules, by rule name."""
   from tff_bandmf.cohorts import arrivals as arrivals_lib
   from tff_bandmf.report import participation_log
 
   schema = plan.schema
-  kinds = (participation.MinSep, participation.Budget)
-  if not plan.cohorts.is_enforced or not isinstance(schema, kinds):
-    raise errors.value_error(
-      f'arrivals={log}: is compared where clients are admitted by '
-      'min_sep or by budget; give --min-sep without --amplification'
-    )
   arrivals = participation_log.ParticipationLog(log)
   if arrivals.rounds > plan.rounds:
     raise errors.value_error(

@@ -49,30 +49,7 @@ class Result:
     # PRIVACY: an edited file could hold cohort sizes that a new plan refuses.
     # A result from a file passes the same check as a result of a search.
     # Guard: plan_test.test_loaded_plan_is_checked_as_a_new_one.
-    self._check_sizes(accounting.sampled(self.guarantee.cohorts))
-
-  def _check_sizes(self, cohorts: Optional[accounting.Sampled]) -> None:
-    """Raises ValueError if sampled cohorts will not have the planned sizes."""
-    request = self.request
-    if cohorts is None or cohorts.population is None:
-      return
-    expected = cohorts.expected_cohort(request.rounds)
-    if abs(expected - request.clients_per_round) > 1:
-      raise errors.value_error(
-        f'clients_per_round={request.clients_per_round}: is what the mean '
-        f'divides by, and cohorts have {expected:g} clients on average; use '
-        f'clients_per_round={round(expected)}'
-      )
-    least = cohorts.largest_cohort(request.rounds)
-    # PRIVACY: a round with more clients than largest_cohort is burnt, which an
-    # observer sees. A smaller largest_cohort would burn rounds more often than
-    # delta accounts for, so it is refused.
-    # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
-    if request.largest_cohort is not None and request.largest_cohort < least:
-      raise errors.value_error(
-        f'largest_cohort={request.largest_cohort}: must be at least {least}, '
-        'which sampled cohorts seldom exceed; leave it out'
-      )
+    _check_sizes(self.request, self.guarantee.cohorts)
 
   @property
   def planned_strategy(self) -> strategies.Strategy:
@@ -104,6 +81,10 @@ def search(
       that was searched or the loss that was reached.
   """
   cohorts = request.cohorts.for_cohort_size(request.clients_per_round)
+  bands = cohorts.candidate_bands(request.rounds)
+  if bands is None or len(bands) == 1:
+    # Before minutes of search, whose C does not change what is refused here.
+    _check_sizes(request, cohorts.for_bands(bands[0]) if bands else cohorts)
   families = _compared(request, cohorts)
   if families == ():
     return Result(
@@ -138,6 +119,32 @@ def search(
     ),
     ranking.left_out,
   )
+
+
+def _check_sizes(
+  request: request_lib.Request, cohorts: participation.Cohorts
+) -> None:
+  """Raises ValueError if sampled cohorts will not have the planned sizes."""
+  sampled = accounting.sampled(cohorts)
+  if sampled is None or sampled.population is None:
+    return
+  expected = sampled.expected_cohort(request.rounds)
+  if abs(expected - request.clients_per_round) > 1:
+    raise errors.value_error(
+      f'clients_per_round={request.clients_per_round}: is what the mean '
+      f'divides by, and cohorts have {expected:g} clients on average; use '
+      f'clients_per_round={round(expected)}'
+    )
+  least = sampled.largest_cohort(request.rounds)
+  # PRIVACY: a round with more clients than largest_cohort is burnt, which an
+  # observer sees. A smaller largest_cohort would burn rounds more often than
+  # delta accounts for, so it is refused.
+  # Guard: plan_test.test_largest_cohort_that_sampling_exceeds_is_refused.
+  if request.largest_cohort is not None and request.largest_cohort < least:
+    raise errors.value_error(
+      f'largest_cohort={request.largest_cohort}: must be at least {least}, '
+      'which sampled cohorts seldom exceed; leave it out'
+    )
 
 
 def _compared(

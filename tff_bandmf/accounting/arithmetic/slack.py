@@ -169,8 +169,8 @@ def _slack(
       errors.invalid(
         f'slack_epsilon={cost.epsilon:.4g}: the arithmetic of the noise adds '
         f'it to epsilon, and {cost.delta / delta:.2g} of delta is lost; more '
-        f'than {largest:g} must be asked for; use a coarser lattice, fewer '
-        'rounds or coordinates'
+        f'than max_slack={largest:g} must be asked for; use more noise, fewer '
+        'rounds or coordinates, or a larger max_slack'
       )
     )
   return cost

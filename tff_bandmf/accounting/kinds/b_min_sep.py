@@ -26,8 +26,8 @@ accountant have the same w, and this page is exact for every law of F.
 **Formal guarantee.** Assumptions: C >= 0 is lower-triangular with at most b
 bands, S is independent of all data, and round t adds a vector g_t, |g_t| <= 1,
 that may depend on what was released before. Statement: the run is dominated by
-P = E_S N(C 1_S, s^2) against Q = N(0, s^2), which equal g_t reach: for convex f,
-no choice of g has a larger E_Q f(dP/dQ). Both directions of delta are such.
+P = E_S N(C 1_S, s^2) against Q = N(0, s^2), which equal g_t reach: for convex
+f, no choice of g has a larger E_Q f(dP/dQ). Both directions of delta are such.
 Source: [BMinSep26]; for every law of S from Kahane's inequality [Kahane85].
 With the means a_t(S) = sum_(i in S) C_ti g_i, z under Q, in units of s, the
 ratio is E_S prod_t e^(<a_t(S), z_t> - |a_t(S)|^2 / 2). Let K_t(S, S') be the

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _SMALLEST_DELTA = 1e-300
 # Most searches for the least noise; each draws samples of its own.
 _SEARCHES = 4
+# The slack of a search is for this part of the noise that pilots find.
+_BELOW_GUESS = 0.9
 
 
 class Accountant(abc.ABC):
@@ -289,7 +291,9 @@ class Sampled(Accountant):
 
   def claim(self, cost, noise_multiplier, delta, samples):
     exact = cost.least_delta(delta)
-    options = *samples.completed(self._default_samples, exact), samples.tries
+    options = search.Options(
+      *samples.completed(self._default_samples, exact), tries=samples.tries
+    )
     start = gaussian.gaussian_epsilon(noise_multiplier, exact)
     bound = _unamplified(noise_multiplier, start)
     if start > 0:
@@ -298,7 +302,7 @@ class Sampled(Accountant):
         lambda epsilon: (mixture, epsilon),
         start,
         exact,
-        *options,
+        options,
       )
       bound = bound if amplified is None else amplified[1]
     # PRIVACY: A bound for the run in real numbers understates epsilon of the
@@ -326,17 +330,22 @@ class Sampled(Accountant):
     )
 
   def calibrate(self, cost, epsilon, delta, samples):
-    # Cut weights cost more with less noise, and the noise is not known yet: the
-    # slack is computed for `least_noise`, a guess from below.
-    least_noise = gaussian.gaussian_noise_multiplier(epsilon, delta) / 4
     count, failure, seed = samples.completed(self._default_samples, delta)
-    tries = samples.tries * _SEARCHES
+    options = search.Options(count, failure, seed, samples.tries * _SEARCHES)
+    start = gaussian.gaussian_noise_multiplier(epsilon, delta)
+    near = search.guess(
+      lambda noise: (self.mixture(noise), epsilon), start, delta, options
+    )
+    # Cut weights cost more with less noise, and the noise is not known yet: the
+    # slack is computed for `least_noise`, somewhat below what pilots find.
+    least_noise = _BELOW_GUESS * (near or start)
     for search_index in range(_SEARCHES):
       slack = cost.slack(epsilon, delta, self.moved(cost, least_noise))
       noise, bound = self._least_noise(
         slack_lib.less(epsilon, slack),
         slack.exact_delta,
-        (count, failure, seed + search_index, tries),
+        dataclasses.replace(options, seed=seed + search_index),
+        near,
       )
       # PRIVACY: Noise below `least_noise` has a larger slack than was added. It
       # is not returned; the search starts again from a lower guess.
@@ -375,20 +384,34 @@ class Sampled(Accountant):
     )
 
   def _least_noise(
-    self, epsilon: float, delta: float, options: tuple[int, float, int, int]
+    self,
+    epsilon: float,
+    delta: float,
+    options: search.Options,
+    near: Optional[float],
   ) -> tuple[float, monte_carlo.Bound]:
     """Returns nearly the least noise multiplier in real numbers, and a bound.
 
     Args:
       epsilon: target epsilon of the run in real numbers.
       delta: target delta of the run in real numbers.
-      options: (N, failure probability, seed, tries).
+      options: how the bounds are sampled.
+      near: a noise multiplier near the least; None if pilots found none below
+        that without amplification, which is returned.
     """
     start = gaussian.gaussian_noise_multiplier(epsilon, delta)
-    least = search.least(
-      lambda noise: (self.mixture(noise), epsilon), start, delta, *options
+    least = (
+      None
+      if near is None
+      else search.least(
+        lambda noise: (self.mixture(noise), epsilon),
+        start,
+        delta,
+        options,
+        near,
+      )
     )
-    return (start, _unamplified(start, epsilon)) if least is None else least
+    return least or (start, _unamplified(start, epsilon))
 
 
 def check_bands(strategy: strategies.Strategy, name: str, value: int) -> None:

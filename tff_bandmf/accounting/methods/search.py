@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Callable, Optional
+from collections.abc import Callable
+from typing import Optional
 
 import numpy as np
 import scipy.optimize
@@ -15,14 +16,82 @@ from tff_bandmf.accounting.methods import importance, monte_carlo
 _FEW, _MANY = 1_000, 5_000
 
 
+# Maps x to (mixture, epsilon); delta decreases in x.
+Problem = Callable[[float], tuple[importance.Mixture, float]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+  """How the bounds of a search are sampled.
+
+  Attributes:
+    samples: N of the bound, for each direction.
+    failure_probability: beta, of all attempts of all tries together.
+    seed: seed of all samples, >= 0.
+    tries: number of searches from which the caller chooses one to claim.
+  """
+
+  samples: int
+  failure_probability: float
+  seed: int
+  tries: int = 1
+
+  def seeds(self) -> list[int]:
+    """Returns the seed of the pilots, then one for each attempt."""
+    words = np.random.SeedSequence(self.seed).generate_state(
+      1 + monte_carlo.ATTEMPTS, np.uint64
+    )
+    return [int(word) for word in words]
+
+
+def _log_excess(
+  problem: Problem, delta: float, options: Options
+) -> Callable[..., float]:
+  """Returns what maps (ln x, pilots) to ln of the delta to expect / `delta`."""
+  seed = options.seeds()[0]
+  failure = options.failure_probability
+  log_term = math.log(2 * options.tries * monte_carlo.ATTEMPTS / failure)
+
+  def log_excess(log_x, pilots=_FEW):
+    plans = monte_carlo.plans(
+      *problem(math.exp(log_x)),
+      options.samples,
+      log_term,
+      np.random.default_rng(seed),
+      pilots,
+    )
+    upper = max(mean + margin for _, mean, margin in plans)
+    return math.log((upper + failure) / delta)
+
+  return log_excess
+
+
+def guess(
+  problem: Problem, start: float, delta: float, options: Options
+) -> Optional[float]:
+  """Returns an x near the least by a few pilot samples, which prove nothing.
+
+  The result is None if they find no x below `start`. The arguments are those of
+  `least`.
+  """
+  log_excess = _log_excess(problem, delta, options)
+  high, step = math.log(start), 0.25
+  if log_excess(high) >= 0:
+    return None
+  low = high - step
+  while log_excess(low) < 0 and low > high - 20:
+    low, high = low - step, low
+  if log_excess(low) > 0:
+    high = scipy.optimize.brentq(log_excess, low, high, xtol=1e-2)
+  return math.exp(high)
+
+
 def least(
-  problem: Callable[[float], tuple[importance.Mixture, float]],
+  problem: Problem,
   start: float,
   delta: float,
-  samples: int,
-  failure_probability: float,
-  seed: int,
-  tries: int = 1,
+  options: Options,
+  near: Optional[float] = None,
 ) -> Optional[tuple[float, monte_carlo.Bound]]:
   """Returns nearly the least x whose `Bound.total` is at most `delta`.
 
@@ -34,55 +103,34 @@ def least(
     problem: maps x to (mixture, epsilon); delta decreases in x.
     start: an x that is known to be large enough, > 0.
     delta: largest total allowed.
-    samples: N of the bound, for each direction.
-    failure_probability: beta, of all attempts of all tries together.
-    seed: seed of all samples, >= 0.
-    tries: number of searches from which the caller chooses one to claim.
+    options: how bounds are sampled.
+    near: an x near the least; None finds one by `guess`.
 
   Returns:
     x and its bound, or None if no x below `start` was confirmed.
   """
-  pilot_seed, *attempts = (
-    int(word)
-    for word in np.random.SeedSequence(seed).generate_state(
-      1 + monte_carlo.ATTEMPTS, np.uint64
-    )
-  )
-  tries *= monte_carlo.ATTEMPTS
-  log_term = math.log(2 * tries / failure_probability)
-
-  def log_excess(log_x, pilots=_FEW):
-    plans = monte_carlo.plans(
-      *problem(math.exp(log_x)),
-      samples,
-      log_term,
-      np.random.default_rng(pilot_seed),
-      pilots,
-    )
-    upper = max(mean + margin for _, mean, margin in plans)
-    return math.log((upper + failure_probability) / delta)
-
-  high, step = math.log(start), 0.25
-  if log_excess(high) >= 0:
-    return None
-  low = high - step
-  while log_excess(low) < 0 and low > high - 20:
-    low, high = low - step, low
-  log_x = high
-  if log_excess(low) > 0:
-    log_x = scipy.optimize.brentq(log_excess, low, high, xtol=1e-2)
+  if near is None:
+    near = guess(problem, start, delta, options)
+    if near is None:
+      return None
+  log_excess, log_x = _log_excess(problem, delta, options), math.log(near)
   # Refine x with more pilot samples, the same ones at each step.
-  many = max(_MANY, samples // 100)
+  many = max(_MANY, options.samples // 100)
   excess = log_excess(log_x, many)
   slope = min(-1.0, (log_excess(log_x + 0.03, many) - excess) / 0.03)
   log_x += max(-0.1, min(0.1, -excess / slope))
   log_x += max(-0.1, min(0.1, -log_excess(log_x, many) / slope)) + 3e-3
-  for attempt in attempts:
+  for attempt in options.seeds()[1:]:
     if log_x >= math.log(start):
       return None
     mixture, epsilon = problem(math.exp(log_x))
     bound = attempted(
-      mixture, epsilon, samples, failure_probability, attempt, tries
+      mixture,
+      epsilon,
+      options.samples,
+      options.failure_probability,
+      attempt,
+      options.tries * monte_carlo.ATTEMPTS,
     )
     if bound.total <= delta:
       return math.exp(log_x), bound
