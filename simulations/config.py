@@ -209,7 +209,7 @@ class Privacy:
       'balls-in-bins' with min_sep bins, or 'b-min-sep'; None for cohorts that
       are enforced.
     sampling_prob: probability, for 'b-min-sep', that a client takes part when
-      it may.
+      it may; None derives it from the clients of a round.
   """
 
   family: str

@@ -30,7 +30,6 @@ KINDS = {*'started enforced finished failed abandoned row drawn ended'.split(),
 NOTES = '''unit_of_privacy data not_covered side_releases population process
   clients_left tuning model_selection pre_training key_after owner contact date
   model intended_use region sector highest_client title'''.split()  # May vary.
-
 def require(condition, line):
   if not condition:
     raise AssertionError(line)
@@ -41,7 +40,6 @@ def same(name, value, other, where):
 def at_least(name, value, bound, close=CLOSE):
   require(value is None or value >= bound * (1 - close),
           f'{name}={value}: is below {bound}, which was found here')
-
 # 1. The matrix C, by its definition.
 def power(exponent, count):
   """Returns the first coefficients of (1 - x)^-exponent."""
@@ -292,12 +290,10 @@ def poisson_profile(sigma, q, count, delta):
 def estimated_delta(claim, c, gap, count=4000):
   """Returns an estimate of delta, no bound, from patterns drawn by the rule."""
   rng, n, z = np.random.default_rng(0), len(c), claim['z_stddev_per_clip']
-  drawn, p = np.arange(n) % gap == rng.integers(gap, size=(count, 1)), 1.0
-  if claim['amplification'] == 'b-min-sep':
-    drawn[:], p = False, claim['sampling_prob']
-  waits = (gap - 1) * p * (claim.get('start') == 'warm')
-  wait = (rng.random(count) * (1 + waits) - 1) / p  # Free from then on.
-  for t in range(n if p < 1 else 0):
+  drawn = np.arange(n) % gap == rng.integers(gap, size=(count, 1))
+  p, warm = claim.get('sampling_prob', 1), claim.get('start') == 'warm'
+  wait = (rng.random(count) * (1 + warm * (gap - 1) * p) - 1) / p
+  for t in range(n if claim['amplification'] == 'b-min-sep' else 0):
     free = (wait <= t) & ~drawn[:, max(t - gap + 1, 0) : t].any(1)
     drawn[:, t] = free & (rng.random(count) < p)
   means = drawn @ c.T
