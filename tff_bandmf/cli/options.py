@@ -159,8 +159,8 @@ sampling_prob = click.option(
   '--sampling-prob',
   type=NUMBER,
   help='Probability of a client in a round of its group, bands * cohort / '
-  'population, for cyclic-poisson; of an eligible client for b-min-sep. Both follow from --population of a '
-  'plan.',
+  'population, for cyclic-poisson; of an eligible client for b-min-sep. Where '
+  'a plan has --population, both follow from the clients a round.',
 )
 strategy_file = click.argument('file', type=click.Path())
 as_json = click.option(
