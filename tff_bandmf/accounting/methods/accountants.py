@@ -291,9 +291,8 @@ class Sampled(Accountant):
 
   def claim(self, cost, noise_multiplier, delta, samples):
     exact = cost.least_delta(delta)
-    options = search.Options(
-      *samples.completed(self._default_samples, exact), tries=samples.tries
-    )
+    count, failure, seed = samples.completed(self._default_samples, exact)
+    options = search.Options(count, failure, seed, samples.tries)
     start = gaussian.gaussian_epsilon(noise_multiplier, exact)
     bound = _unamplified(noise_multiplier, start)
     if start > 0:
