@@ -4,11 +4,12 @@
 |--------|--------------------------------------------------------------------|
 | A      | workload, [n, n]                                                   |
 | X      | C^T C                                                              |
-| w      | weights of the errors, sum 1: 1 / n (mean), or searched for (max)  |
+| e_t    | error of round t, the squared L2 norm of row t of A C^-1           |
+| w_t    | weight of e_t, with sum 1: 1 / n (mean), or searched for (max)     |
 | W      | A^T diag(w) A                                                      |
 | M      | dual variables of the sensitivity, [n, n], positive definite       |
 | m, d   | diag(M), diag(X)                                                   |
-| v      | what m is made of: one weight a pattern, V in total                |
+| v, V   | weights that m is made of; largest m . d that the schema allows    |
 | T      | tr (W^1/2 M W^1/2)^1/2                                             |
 
 For any X of sensitivity at most 1, and any M with tr(M X) <= V for all such X,
@@ -24,8 +25,9 @@ the weights w of the max error, and the gap of an exactly feasible C are ours.
 For one participation M is diagonal, and the fixed point of [SingleEpoch22] is
 m = diag((diag(m)^1/2 W diag(m)^1/2)^1/2).
 
-Optimality. X_ij = 0 is kept between rounds i, j of one client
-(columns that do not overlap), so sens^2 is the heaviest pattern of d, exactly.
+Optimality. The search keeps X_ij = 0 for any two rounds i, j of one client:
+columns i and j of C are orthogonal. So sens^2 is exactly the largest sum of d
+over the rounds of a pattern.
 
 - One participation: the optimum of all strategies.
 - Fixed epochs, every client in every epoch: the optimum of all strategies. M is
@@ -33,9 +35,10 @@ Optimality. X_ij = 0 is kept between rounds i, j of one client
   v times a matrix of scalar products of unit vectors, which are contributions
   a client can make. So tr(M X) <= V for all X: overlap cannot help.
 - Fixed epochs with fewer participations than epochs: the optimum of strategies
-  whose columns of one client do not overlap.
-- Min-separation: the same, which means at most min_sep bands. If
-  max_participations binds before min_sep does, column norms are equal, too.
+  whose columns for the rounds of one client are orthogonal.
+- Min-separation: the optimum of strategies with at most min_sep bands. If
+  max_participations allows fewer rounds than min_sep does, the optimum of those
+  strategies whose columns also have equal norms.
 
 Two cases are hard, and the result may say that it has not converged: the max
 error of many participations or of momentum, where weights w of rounds that
@@ -64,21 +67,21 @@ from tff_bandmf.strategies import base
 # Relative distance of a loss from its lower bound that counts as converged.
 GAP = strategies.PARAMETERS['gap'].default
 
-# The same, for an optimum that is only where the next search starts.
+# Gap of an optimum that is only the start of the next search.
 _START_GAP = 1e-3
 # Evaluations of the dual between two primal solutions.
 _CHECK_EVERY = 10
 # T goes on linearly below this fraction of the smallest eigenvalue at the
 # start, so that a step out of the cone has a finite value and a way back.
 _FLOOR = 1e-8
-# Relative, where only a guess is at stake.
+# Least ratio of eigenvalues of W in the first guess of M.
 _SMALLEST_EIGENVALUE = 1e-14
-# Parts of the off-diagonal of X tried until X is positive definite.
+# Factors of the off-diagonal of X, tried until X is positive definite.
 _KEPT = (1.0, 1 - 1e-6, 1 - 1e-4, 0.99, 0.9, 0.5)
 
 
 class _ProvenError(Exception):
-  """Ends the search: the loss is as near its lower bound as it need be."""
+  """Ends the search: the loss is within the gap of its lower bound."""
 
 
 class _Dual:
@@ -89,11 +92,11 @@ class _Dual:
   Attributes:
     start: [parameters] float64, start of the search.
     bounds: (low, high) of each parameter.
-    evaluations: so far.
-    strategy: the best so far.
+    evaluations: number of evaluations so far.
+    strategy: strategy of the smallest loss so far.
     loss: loss of `strategy`.
-    lower_bound: on every loss, the greatest so far.
-    parameters: last evaluated.
+    lower_bound: largest lower bound so far on the loss of any strategy.
+    parameters: [parameters] float64, the point evaluated last.
   """
 
   def __init__(
@@ -176,7 +179,7 @@ class _Dual:
       along -= roots[:, 0] * (roots[:, 0] @ along)
       total_slope = np.concatenate([total_slope, np.zeros(len(lengths))])
       trace_slope = np.concatenate([trace_slope, along / norm])
-    # Not where M is indefinite: T is not the trace then.
+    # If M is indefinite, T is not defined and gives no lower bound.
     if values[0] > 0:
       self.lower_bound = max(
         self.lower_bound, np.sum(np.sqrt(values)) ** 2 / total
@@ -250,7 +253,8 @@ def optimize_dense(
 
     loss = error * sens^2 >= T^2 / V for every M
 
-  The head of this file says among which strategies it is best. Each evaluation
+  "Optimality" in the docstring of this module says among which strategies the
+  result is best. Each evaluation
   is O(n^3), and memory a few n x n matrices; under min-separation it is about
   40 (n - min_sep)^2 / 2 numbers more.
 
@@ -259,7 +263,8 @@ def optimize_dense(
       callback gets the best loss so far of the search at hand: min-separation
       starts from the optimum for fixed epochs, and the max error from that for
       the mean.
-    gap: at which the search ends, relative, at least 0.
+    gap: relative distance of the loss from its lower bound at which the search
+      ends, at least 0.
 
   Returns:
     The strategy; `converged` if no strategy of the class has a loss smaller by
@@ -311,7 +316,8 @@ def optimize_dense(
     guess = search(_Dual(start, _START_GAP)).multipliers()
   dual = search(_Dual(of_mean, gap, guess))
   if problem.objective == solver.MAX:
-    # From the optimum of the mean: no worse than that, and well on the way.
+    # The search starts from the optimum for the mean error, so its result is at
+    # least as good.
     mean, dual = dual, _Dual(problem, gap, guess)
     dual.start[: len(mean.start)] = mean.parameters
     dual.offer(mean.strategy)

@@ -2,9 +2,10 @@
 
 | symbol | meaning                                                           |
 |--------|-------------------------------------------------------------------|
-| b, k   | min_sep, and the most participations                              |
-| M      | dual variables, [n, n] symmetric; M_ij of rounds i != j that are  |
-|        | no pair, of different clients, is 0                               |
+| b, k   | min_sep, and the largest number of participations of one client   |
+| pair   | rounds i < j in which one client can take part                    |
+| M      | dual variables, [n, n] symmetric; M_ij = 0 if i, j differ and do  |
+|        | not form a pair                                                   |
 | m, d   | diag(M), diag(C^T C)                                              |
 | v      | weights >= 0 that m is made of: of patterns, or of a flow of them |
 | V      | the largest m . d over the d that the schema allows               |
@@ -24,12 +25,12 @@ from tff_bandmf import participation as participation_lib
 # Weight of idle patterns relative to that of participating ones: at first, and
 # in the scale of its parameters, where this was found to suit.
 _IDLE_SCALE = 3.0
-# Least d_i by which the feasible one replaces a d_i.
+# Smallest ratio of a feasible d_i to the d_i that it replaces.
 _SMALLEST_CHANGE = 1e-3
 # Below this ratio of eigenvalues, the smallest of a product are rounding.
 _ACCURATE = 1e-11
 
-# Takes [n, columns], returns A @ it.
+# Function from a matrix of [n, columns] to the product of A and the matrix.
 Summed = Callable[[np.ndarray], np.ndarray]
 
 
@@ -55,9 +56,9 @@ class Diagonal:
 
 
 def equal_diagonal(guess: np.ndarray, count: int) -> Diagonal:
-  """Returns d_i = 1 / k, for which V = sum of m / k.
+  """Returns the model with d_i = 1 / k, for which V = sum of m / k.
 
-  `guess` is m without pairs, [n] positive float64, as for what follows.
+  `guess` is the first m, [n] positive float64.
   """
   n = len(guess)
   return Diagonal(
@@ -72,9 +73,10 @@ def equal_diagonal(guess: np.ndarray, count: int) -> Diagonal:
 def fixed_epoch_diagonal(
   guess: np.ndarray, min_sep: int, count: int
 ) -> Diagonal:
-  """Returns sum of d over a pattern <= 1; m_i = sum of v over those with i.
+  """Returns the model with a sum of d over each pattern of at most 1.
 
-  A pattern is k rounds i, i + b, ..., or all of them where they are fewer.
+  m_i is the sum of v over the patterns that contain round i. A pattern is the k
+  rounds i, i + b, ..., or all such rounds if there are fewer than k.
   """
   n = len(guess)
   first = np.arange(n)
@@ -98,7 +100,7 @@ def fixed_epoch_diagonal(
 
 
 def min_sep_diagonal(guess: np.ndarray, min_sep: int) -> Diagonal:
-  """Returns sum of d over rounds at least b apart, however many, <= 1.
+  """Returns the model with a sum of d over rounds at least b apart <= 1.
 
   With F_i the heaviest pattern from round i on, d_i = F_i - F_{i+b} for an F
   that is 1 over the first b < n rounds and does not increase. Patterns are a
@@ -232,7 +234,7 @@ class FactoredMultipliers:
 class DirectMultipliers:
   """M by v and its entries, scaled to even the curvature of T at the start.
 
-  For pairs that are the pattern of no factor.
+  This class is for pairs for which L L^T is not 0 exactly where L is 0.
 
   Attributes:
     start: parameters for M as guessed.
@@ -265,7 +267,10 @@ class DirectMultipliers:
   def decomposed(
     self, parameters: np.ndarray, roots: np.ndarray, summed: Summed
   ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns as `FactoredMultipliers.decomposed`; M may be indefinite."""
+    """Returns eigenvalues and eigenvectors of B M B^T; M may be indefinite.
+
+    `FactoredMultipliers.decomposed` describes arguments and result.
+    """
     multipliers = self.matrix(parameters)
     values, vectors = np.linalg.eigh(
       roots * summed(summed(multipliers).T) * roots.T
@@ -274,7 +279,8 @@ class DirectMultipliers:
       try:
         return _of_squared(roots * summed(np.linalg.cholesky(multipliers)))
       except np.linalg.LinAlgError:
-        # Indefinite, though rounding may hide it: no bound may rest on it.
+        # M is indefinite, even if rounding errors made all values positive. A
+        # value of at most 0 tells the caller to take no lower bound from M.
         values[0] = min(values[0], 0.0)
     return values, vectors
 
@@ -308,8 +314,8 @@ class DirectMultipliers:
 def _of_squared(half: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
   """Returns eigenvalues, increasing, and eigenvectors of H H^T, H = `half`.
 
-  The smallest are accurate, where those of the product would be rounding. It
-  takes several times as long.
+  The smallest eigenvalues are accurate; computed from the product H H^T, they
+  would be rounding errors. This takes several times as long as `eigh`.
   """
   vectors, values, _ = np.linalg.svd(half)
   return values[::-1] ** 2, vectors[:, ::-1]
