@@ -46,7 +46,7 @@ def test_report_claims_the_composition(tmp_path, run_json):
   assert 'goes on' not in str(written['warnings'])
   said = str(written['assumptions'])
   assert 'not chosen by what the runs before it released' in said
-  assert 'not decided by what was released' not in said
+  assert 'did not depend on what was released' not in said
   assert written['summary'].startswith('With the 2 runs before it')
   for name in ('report.md', 'report.html'):
     text = (tmp_path / 'third' / name).read_text()

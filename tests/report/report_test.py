@@ -324,7 +324,7 @@ def test_stopped_run_claims_the_rounds_it_started(tmp_path):
   )
   assert written['planned']['epsilon'] > written['epsilon']
   assert 'what 3 rounds of this run release' in written['formal_statement']
-  assert 'not decided by what was released' in str(written['assumptions'])
+  assert 'did not depend on what was released' in str(written['assumptions'])
   # With the fourth round a client may have come twice.
   make_run(tmp_path / 'more', KEPT[:4], ended=False)
   more = report.write(tmp_path / 'more')
