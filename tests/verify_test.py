@@ -3,6 +3,7 @@
 import functools
 import hashlib
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -441,14 +442,15 @@ def test_client_that_came_too_soon_or_too_often_is_found(pattern):
 
 
 def test_client_above_the_budget_is_found(runs, tmp_path):
+  """The files agree on a budget of one round, and clients took two."""
   shutil.copytree(runs / 'budget', tmp_path / 'run')
-  path = tmp_path / 'run' / 'run.json'
-  limit = json.loads(path.read_text())['claim']['sensitivity']
-  noise = json.loads(path.read_text())['claim']['noise_multiplier']
-  less = {'sensitivity': limit / 2, 'noise_multiplier': 2 * noise}
-  _edit(path, **{f'claim__{name}': value for name, value in less.items()})
-  plan = tmp_path / 'run' / 'plan.json'
-  _edit(plan, noise_multiplier=2 * noise)
+  path, plan = tmp_path / 'run' / 'run.json', tmp_path / 'run' / 'plan.json'
+  claim = json.loads(path.read_text())['claim']
+  noise = claim['noise_multiplier'] * math.sqrt(2)
+  limit = claim['sensitivity'] / math.sqrt(2)
+  _edit(path, claim__max_participations=1, claim__noise_multiplier=noise)
+  _edit(path, claim__sensitivity=limit)
+  _edit(plan, request__cohorts__max_participations=1, noise_multiplier=noise)
   _rechained(tmp_path / 'run')
   with pytest.raises(AssertionError, match='budget'):
     verify_lib.verify(tmp_path / 'run')
@@ -483,6 +485,9 @@ def test_public_report_holds(names, runs, tmp_path):
     {'runs__0__epsilon': 1.0},
     {'runs__0__rho': 1.0},
     {'runs__1__noise_multiplier': 0.2},
+    {'attack__true_positive_rate': 0.02},
+    {'runs__0__epsilon': None},
+    {'delta': 1e-12},
   ],
   ids=str,
 )
@@ -496,6 +501,24 @@ def test_public_report_that_was_edited_does_not_hold(changes, runs, tmp_path):
       place = place[int(parent) if parent.isdigit() else parent]
     place[last] = value
   _write_signed(path, content)
+  with pytest.raises(AssertionError):
+    verify_lib.verify(path)
+
+
+@pytest.mark.parametrize(
+  'name, changes',
+  [
+    ('poisson', {'delta': 1e-12}),
+    # It names the first run, whose figures are not among its own.
+    ('after', {'epsilon': 8.0, 'together__epsilon': 8.0}),
+  ],
+)
+def test_public_report_of_one_run_that_was_edited(
+  name, changes, runs, tmp_path
+):
+  path = _public(runs, tmp_path, name)
+  verify_lib.verify(path)
+  _edit(path, **changes)
   with pytest.raises(AssertionError):
     verify_lib.verify(path)
 
@@ -617,7 +640,13 @@ def test_file_is_one_and_short():
 
 def _rechained(folder, kinds=None):
   """Writes the chain of a folder again, for the files that it has now."""
-  (folder / 'report.json').unlink(missing_ok=True)
+  report = folder / 'report.json'
+  if report.exists():
+    digests = {
+      name: verify_lib.sha((folder / name).read_bytes()).hex()
+      for name in json.loads(report.read_text())['files_sha256']
+    }
+    _edit(report, files_sha256=digests)
   run = json.loads((folder / 'run.json').read_text())
   fixed = {name: run[name] for name in {*run} - {*verify_lib.NOTES}}
   files = [
@@ -644,16 +673,22 @@ def _rechained(folder, kinds=None):
   result = json.loads((folder / 'result.json').read_text())
   result['ledger_head'] = head.hex()
   (folder / 'result.json').write_text(json.dumps(result))
+  if report.exists():
+    digests['result.json'] = verify_lib.sha(
+      (folder / 'result.json').read_bytes()
+    ).hex()
+    _edit(report, files_sha256=digests, ledger_head=head.hex())
 
 
+@pytest.mark.parametrize('name', ['first', 'poisson', 'bins', 'budget'])
 def test_chain_that_was_written_again_is_the_attack_that_is_meant(
-  runs, tmp_path
+  name, runs, tmp_path
 ):
   """With nothing edited it holds, so what follows is refused for its field."""
-  shutil.copytree(runs / 'first', tmp_path / 'run')
+  shutil.copytree(runs / name, tmp_path / 'run')
   _rechained(tmp_path / 'run')
-  epsilon = verify_lib.verify(tmp_path / 'run')['epsilon']
-  assert epsilon == pytest.approx(8, rel=1e-5)
+  found = verify_lib.verify(tmp_path / 'run')
+  assert found == verify_lib.verify(runs / name)
 
 
 @pytest.mark.parametrize(
@@ -680,6 +715,9 @@ def test_chain_that_was_written_again_is_the_attack_that_is_meant(
     {'noise_multiplier': 9.0, 'z_stddev_per_clip': 1e999},
     {'noise_multiplier': 9.0},
     {'sensitivity': 1e-3, 'z_stddev_per_clip': 1e-3},
+    {'min_sep': None},
+    {'participation': 'single', 'min_sep': None},
+    {'bins': 12},
   ],
   ids=str,
 )
@@ -687,6 +725,7 @@ def test_attacker_with_every_hash_gets_no_smaller_epsilon(
   changes, runs, tmp_path
 ):
   shutil.copytree(runs / 'first', tmp_path / 'run')
+  (tmp_path / 'run' / 'report.json').unlink()
   _edit(
     tmp_path / 'run' / 'run.json',
     **{f'claim__{name}': value for name, value in changes.items()},
@@ -698,6 +737,152 @@ def test_attacker_with_every_hash_gets_no_smaller_epsilon(
     assert '\n' not in str(error)
   else:
     assert found['epsilon'] >= 7.99 and 0 < found['delta'] <= 1e-3
+
+
+def _scaled(claim, factor, *names):
+  """Returns values of a claim times a factor, by the names for `_edit`."""
+  return {f'claim__{name}': claim[name] * factor for name in names}
+
+
+_NOISE = ('noise_multiplier', 'z_stddev_per_clip')
+# Name of the run; what is edited of a claim c, by file; what is wrong then.
+_CONSISTENT = {
+  'a smaller clip, and so more noise, in run.json': (
+    'first',
+    lambda c: {
+      'run.json': {**_scaled(c, 10, *_NOISE), **_scaled(c, 0.1, _CLIP)}
+    },
+    'plan.json has',
+  ),
+  'the same, and the noise in plan.json': (
+    'first',
+    lambda c: {
+      'run.json': {**_scaled(c, 10, *_NOISE), **_scaled(c, 0.1, _CLIP)},
+      'plan.json': {'noise_multiplier': 10 * c['noise_multiplier']},
+    },
+    'l2_norm_clip',
+  ),
+  'a budget below what was typical': (
+    'budget',
+    lambda c: {
+      'run.json': {
+        **_scaled(c, 0.5, 'sensitivity'),
+        **_scaled(c, 2, 'noise_multiplier'),
+      },
+      'plan.json': {'noise_multiplier': 2 * c['noise_multiplier']},
+    },
+    'sensitivity',
+  ),
+  'a smaller sampling probability': (
+    'poisson',
+    lambda c: {
+      'run.json': {**_scaled(c, 0.1, 'sampling_prob')},
+      'report.json': {'epsilon': 0.4},
+    },
+    'sampling_prob',
+  ),
+  'sampling of everybody': (
+    'poisson',
+    lambda c: {
+      'run.json': {'claim__sampling_prob': 1.0},
+      'report.json': {'epsilon': 0.4},
+    },
+    'epsilon',
+  ),
+  'more bands than groups': (
+    'poisson',
+    lambda c: {
+      'strategy.json': {'parameters__bands': 8},
+      'plan.json': {'strategy__parameters__bands': 8},
+    },
+    'groups',
+  ),
+  'an amplified epsilon of bins': (
+    'bins',
+    lambda c: {'report.json': {'epsilon': 0.4}},
+    'epsilon',
+  ),
+  'the same, and the bound that it rests on': (
+    'bins',
+    lambda c: {
+      'run.json': {'claim__bound__epsilon': 0.4},
+      'report.json': {'epsilon': 0.4},
+    },
+    'bound',
+  ),
+  'an amplified epsilon of b-min-sep': (
+    'b-min-sep',
+    lambda c: {
+      'run.json': {'claim__bound__epsilon': 0.4},
+      'report.json': {'epsilon': 0.4},
+    },
+    'bound',
+  ),
+  'a smaller rho in the report': (
+    'first',
+    lambda c: {'report.json': {'rho': 0.01}},
+    'rho',
+  ),
+  'an attacker who finds less': (
+    'first',
+    lambda c: {'report.json': {'attack__true_positive_rate': 0.02}},
+    'true_positive_rate',
+  ),
+  'no runs before': (
+    'after',
+    lambda c: {'report.json': {'together': None, 'check': None}},
+    'together',
+  ),
+}
+_CLIP = 'l2_norm_clip'
+
+
+@pytest.mark.parametrize('name', _CONSISTENT)
+def test_files_that_contradict_each_other_do_not_hold(name, runs, tmp_path):
+  """The attacker computes every hash again, that of the report too."""
+  run, edits, wrong = _CONSISTENT[name]
+  folder = tmp_path / run
+  for each in {run, 'first'}:
+    shutil.copytree(runs / each, tmp_path / each)
+  claim = json.loads((folder / 'run.json').read_text())['claim']
+  for file, changes in edits(claim).items():
+    _edit(folder / file, **changes)
+  if name.startswith('more bands'):
+    c = verify_lib.matrix(json.loads((folder / 'strategy.json').read_text()))
+    most = np.linalg.norm(c, axis=0).max()
+    noise = claim['z_stddev_per_clip'] / most
+    _edit(folder / 'plan.json', noise_multiplier=noise)
+    _edit(folder / 'run.json', claim__bands=8, claim__sensitivity=most)
+    _edit(folder / 'run.json', claim__noise_multiplier=noise)
+    (folder / 'report.json').unlink()
+  _rechained(folder)
+  with pytest.raises(AssertionError, match=wrong):
+    verify_lib.verify(folder)
+  if {*edits(claim)} != {'report.json'}:
+    with pytest.raises(ValueError):
+      report.of_run(folder)
+
+
+@pytest.mark.parametrize('name', ['first', 'poisson'])
+def test_run_that_ended_has_all_its_rounds(name, runs, tmp_path):
+  """Fewer rounds have a smaller epsilon: 6.1 for 8 of a run of six."""
+  folder = tmp_path / 'run'
+  shutil.copytree(runs / name, folder)
+  (folder / 'report.json').unlink()
+  for statement in (
+    "delete from bandmf_events where round >= 4 and kind <> 'ended'",
+    'delete from bandmf_rounds where round >= 4',
+    "update bandmf_events set round = 3 where kind = 'ended'",
+    'update bandmf_events set place = (select count(*) - 1 from bandmf_events) '
+    "where kind = 'ended'",
+    'update bandmf_ledger set events = (select count(*) from bandmf_events)',
+  ):
+    _sql(folder / 'ledger.sqlite', statement)
+  lines = (folder / 'metrics.csv').read_text().splitlines(keepends=True)
+  (folder / 'metrics.csv').write_text(''.join(lines[:5]))
+  _rechained(folder)
+  with pytest.raises(AssertionError, match='rounds=4: it ended'):
+    verify_lib.verify(folder)
 
 
 @pytest.mark.parametrize(
@@ -720,6 +905,7 @@ def test_cut_cohorts_are_not_amplified(runs, tmp_path):
   """Rounds in which fewer updates than clients arrived say so in the chain."""
   shutil.copytree(runs / 'poisson', tmp_path / 'run')
   report_of_run = (tmp_path / 'run' / 'report.json').read_text()
+  (tmp_path / 'run' / 'report.json').unlink()
   _rechained(tmp_path / 'run', {'direct': ('incomplete', None)})
   assert 'with_chance' not in verify_lib.verify(tmp_path / 'run')
   content = json.loads(report_of_run)

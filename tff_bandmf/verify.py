@@ -3,12 +3,11 @@
     python verify.py RUN_DIR        every step, then VERIFIED and an epsilon
     python verify.py public.json    whether the figures of a report fit together
 
-It needs Python 3.9 or later and NumPy. Read it from the top: a run releases
-C^-1 (C G + Z). Row t of G is the sum of the clipped updates of round t, C is
-lower-triangular, Z are independent normals of deviation z. One unit of privacy
-moves C G by at most the sensitivity of C. So the run is one Gaussian mechanism,
-with mu = sensitivity / z. All numbers are in units of the clip. Exit status 1:
-the last line tells what does not hold; 2: there is nothing that can be checked.
+It needs Python 3.9 or later and NumPy. A run releases C^-1 (C G + Z): row t of
+G is the sum of the clipped updates of round t, C is lower-triangular, Z are
+independent normals of deviation z. One unit of privacy moves C G by at most the
+sensitivity of C; over z that is mu of one Gaussian mechanism. The clip is 1.
+Exit status 1: the last line says what does not hold; 2: nothing can be checked.
 
 Not checked, as no file shows it:
 * the key of the noise was random, secret, and used for this run alone;
@@ -23,13 +22,11 @@ import itertools, pathlib, sqlite3, sys, types  # noqa: E401
 import numpy as np
 FILES = ('run.json', 'plan.json', 'strategy.json')
 MOST_ROUNDS = 4096  # C is kept entry by entry.
-SAME, CLOSE = 1e-9, 1e-5  # Tolerances: number computed twice, bound on grids.
-U = 2.0**-53  # Relative rounding of float64.
-KINDS = {*'started enforced finished failed abandoned row drawn ended'.split(),
-         'not drawn', 'incomplete', 'examined', 'direct'}  # Events.
+SAME, CLOSE, U = 1e-9, 1e-5, 2.0**-53  # A number twice; two grids; float64.
 NOTES = '''unit_of_privacy data not_covered side_releases population process
   clients_left tuning model_selection pre_training key_after owner contact date
   model intended_use region sector highest_client title'''.split()  # May vary.
+OPEN = 'horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta'
 def require(condition, line):
   if not condition:
     raise AssertionError(line)
@@ -41,15 +38,13 @@ def at_least(name, value, bound, close=CLOSE):
   require(value is None or value >= bound * (1 - close),
           f'{name}={value}: is below {bound}, which was found here')
 # 1. The matrix C, by its definition.
-def power(exponent, count):
-  """Returns the first coefficients of (1 - x)^-exponent."""
+def power(exponent, count):  # The first coefficients of (1 - x)^-exponent.
   steps = np.arange(1.0, count)
   return np.cumprod(np.r_[1.0, (steps - 1 + exponent) / steps])
 # First column of Toeplitz C, or of C^-1 for the last four; p: its parameters.
 COLUMNS = {
   'identity': lambda p, n: [1.0],
   'banded-toeplitz': lambda p, n: p['coefficients'],
-  'robust-toeplitz': lambda p, n: p['coefficients'],
   'banded-sqrt': lambda p, n: power(0.5, p['bands']),
   'banded-fractional': lambda p, n: power(p['alpha'], p['bands']),
   'inverse-plus-constant': lambda p, n: (
@@ -64,15 +59,13 @@ COLUMNS = {
   'banded-inverse-fractional': lambda p, n: power(
     -p['alpha'], p['inverse_bands']),
 }
-def tree(arity, n):
-  """Returns C; C^T C has the complete nodes that two rounds have in common."""
+def tree(arity, n):  # C^T C has the complete nodes that two rounds share.
   gram, t = 0, np.arange(n)
   for size in [arity**j for j in range(n.bit_length()) if arity**j <= n]:
     node = np.where(t < n - n % size, t // size, -1 - t)
     gram = gram + (node[:, None] == node) * (node >= 0)
   return np.linalg.cholesky(gram[::-1, ::-1])[::-1, ::-1].T  # L L^T turned.
-def online_tree(n):
-  """Returns C of the noise that prefix sums have by Honaker's estimates."""
+def online_tree(n):  # C of the noise that Honaker's prefix sums have.
   fresh, nodes, prefix = iter(np.eye(2 * n)), [], []
   for t in range(n):
     v, node = 1.0, next(fresh)
@@ -84,10 +77,9 @@ def online_tree(n):
   noise = np.diff(prefix, axis=0, prepend=0)
   return np.linalg.inv(np.linalg.cholesky(noise @ noise.T))
 def matrix(strategy):
-  """Returns C, [n, n], from the content of strategy.json. A Toeplitz C is cut
-  after MOST_ROUNDS rounds: its first rounds are the same for every n."""
-  family, n = strategy['family'], strategy['rounds']
-  p = {**strategy['parameters'], **strategy.get('arrays', {})}
+  """Returns C, [n, n]; a Toeplitz C of more than MOST_ROUNDS is cut there."""
+  family, n = strategy['family'].replace('robust', 'banded'), strategy['rounds']
+  p = {**strategy.get('arrays', {}), **strategy['parameters']}
   if family in COLUMNS and not p.get('column_normalize'):
     n = min(n, MOST_ROUNDS)
   if type(n) is not int or not 1 <= n <= MOST_ROUNDS:
@@ -127,9 +119,8 @@ def largest_sum(value, gap, most):
     largest = np.maximum(largest, top[..., -1])
   return largest
 def heaviest(arity, n, gap, most):
-  """Returns the largest sum over nodes of a tree of the squared count of a
-  client's rounds there. table[m, a, b]: m rounds in a node; the client waits a
-  rounds at its beginning, and b at its end, before it may take part again."""
+  """Returns the largest sum over nodes of squared counts of a client's rounds.
+  table[m, a, b]: of m rounds in a node, with a and b to wait at its ends."""
   def joined(left, right):
     table = np.full((len(left) + len(right) - 1, gap, gap), -np.inf)
     for m, b in itertools.product(range(len(left)), range(gap)):
@@ -143,9 +134,8 @@ def heaviest(arity, n, gap, most):
     for _ in range(n % arity):
       forest = joined(node, forest)
     n //= arity
-    if n:
-      node = functools.reduce(joined, [node] * arity)
-      node = node + np.arange(len(node))[:, None, None] ** 2.0
+    node = functools.reduce(joined, [node] * arity) if n else node
+    node = node + np.arange(len(node))[:, None, None] ** 2.0
   return forest[:, 0].max()
 def sensitivity(c, gap, most, fixed=False, arity=None):
   """Returns bounds (lower, upper), equal if exact. With X = C^T C, rounds P
@@ -153,12 +143,10 @@ def sensitivity(c, gap, most, fixed=False, arity=None):
   A j-th round at t costs at most X[t, t] + 2 sum_{i<=j} max |X[s, t]| over
   s <= t - i gap: a dynamic programme finds the maximum. Rounds `gap` apart give
   the lower bound. An online tree, arity -2, releases sums of a tree's nodes."""
-  n, signed, epochs = len(c), c.T @ c, []
-  x = np.abs(signed)
-  for t in range(gap if most * gap >= n else n):
-    rounds = np.ix_(*[np.arange(t, n, gap)[:most]] * 2)
-    epochs.append((signed[rounds].sum(), x[rounds].sum()))
-  lower, upper = np.max(epochs, axis=0)
+  n, signed, x = len(c), c.T @ c, np.abs(c.T @ c)
+  epochs = [np.ix_(*[np.arange(t, n, gap)[:most]] * 2)
+            for t in range(gap if most * gap >= n else n)]
+  lower, upper = (max(y[each].sum() for each in epochs) for y in (signed, x))
   if not fixed:
     t, nearest = np.arange(n), np.maximum.accumulate(x, axis=0)
     s = t - gap * np.arange(most)[:, None]
@@ -176,24 +164,20 @@ def sensitivity(c, gap, most, fixed=False, arity=None):
 # 3. Epsilon of a Gaussian mechanism, rounded up.
 def tail(x):
   return math.erfc(x / math.sqrt(2)) / 2  # P[Z > x], to a relative 1e-12.
-def gaussian_delta(epsilon, mu):
-  """Returns an upper bound of delta: the last term covers the rounding."""
+def gaussian_delta(epsilon, mu):  # The last term covers rounding.
   first = tail(epsilon / mu - mu / 2)
   second = math.exp(epsilon) * tail(epsilon / mu + mu / 2)
   return first - second + 1e-12 * (first + second)
-def smallest(holds, low=0.0, high=0.01):
-  """Returns the least x from which `holds`, rounded up; inf if above 700."""
+def smallest(holds, low=0.0, high=0.01):  # Where it begins, from above; or inf.
   while not holds(high):
     low, high = high, 1.1 * high
     if high > 700:
       return math.inf
   while high - low > 1e-10 * high:
-    middle = (low + high) / 2
-    low, high = (low, middle) if holds(middle) else (middle, high)
+    low, high = (low, mid) if holds(mid := (low + high) / 2) else (mid, high)
   return high
 # 4. The price of integers and finite words: docs/reference/arithmetic.md.
-def mechanism(c, sens, k, claim):
-  """Returns mu and the inputs of Theorem 2; `sens`: of one client, k rounds."""
+def mechanism(c, sens, k, claim):  # `sens`: of one client of k rounds.
   n, back, units = len(c), np.abs(np.linalg.inv(c)), claim['clients_per_unit']
   c, bands, diagonal = np.abs(c), bands_of(c), np.diag(c)
   # Deviations of y, which bound those of m, in deviations of c z.
@@ -209,8 +193,7 @@ def mechanism(c, sens, k, claim):
     few=int((math.log(n) + 24 * math.log(10)) / 0.15), d=claim['dimension'],
     rho=rho, f=math.sqrt(n) * rho * diagonal.max() / diagonal.min(),
     shift=2.0**-44 * rho)  # A few dozen roundings of 14 deviations.
-def alpha_of(run, cells, m, part):
-  """Returns alpha of Theorem 2 for N cells, mean |m| / rho, beta' (`part`)."""
+def alpha_of(run, cells, m, part):  # Theorem 2; m: mean |m| / rho.
   width, words = 2.0**-17, 2.0**-128
   def bad(x):  # It subtracts more than e.
     return 2 * (tail(x - U * (100 + 24 * run.rho) - run.shift) + words)
@@ -234,9 +217,7 @@ def alpha_of(run, cells, m, part):
     growth = (1 + order) * (order / 2 * moment + bad(last))
     return (cells * growth + math.log(1 / (3 * part))) / order
   return min(map(alpha, 2.0 ** np.arange(0, 30, 0.1)))
-def guarantee(runs, delta, profile=None):
-  """Returns epsilon at delta of runs on the same clients together: mu^2 adds,
-  unless `profile` has the delta of real numbers; alphas and betas add."""
+def guarantee(runs, delta, profile=None):  # Epsilon of runs together.
   mu = math.sqrt(sum(run.mu**2 for run in runs)) * (1 + 1e-12)
   profile = profile or (lambda epsilon: gaussian_delta(epsilon, mu))
   epsilon, alpha = smallest(lambda e: profile(e) <= delta), 0.0
@@ -251,11 +232,10 @@ def guarantee(runs, delta, profile=None):
                                     * (1 + np.exp(alpha + e)) <= delta))
 # 5. Cohorts that chance draws.
 def poisson_profile(sigma, q, count, delta):
-  """Returns epsilon -> at least delta of `count` rounds, each of which a client
-  joins with probability q and moves by 1; noise has deviation sigma. Outcomes
-  between two losses of a grid become outcomes of either, with the same masses:
-  merging them is post-processing. Transforms add losses; masses are tilted by
-  exp(order loss), so that rounding, 1e-14 a round, is small against delta."""
+  """Returns epsilon -> at least delta of `count` rounds, which a client joins
+  with probability q and moves by 1. Outcomes between two losses of a grid move
+  to either, which is post-processing. Masses are tilted by exp(order loss), so
+  that rounding, 1e-14 a round, is small against delta."""
   step = math.sqrt(1e-3 * q / sigma / math.sqrt(count))
   far = smallest(lambda a: count * tail(a) <= 1e-6 * delta)
   top = math.log1p(q * math.expm1((sigma * far + 0.5) / sigma**2))
@@ -287,8 +267,7 @@ def poisson_profile(sigma, q, count, delta):
       deltas.append(scale * (gain + 1e-14 * (count + 100)) + rest)  # FFTs err.
     return max(deltas) + 2 * count * tail(far)
   return profile
-def estimated_delta(claim, c, gap, count=4000):
-  """Returns an estimate of delta, no bound, from patterns drawn by the rule."""
+def estimated_delta(claim, c, gap, count=4000):  # No bound.
   rng, n, z = np.random.default_rng(0), len(c), claim['z_stddev_per_clip']
   drawn = np.arange(n) % gap == rng.integers(gap, size=(count, 1))
   p, warm = claim.get('sampling_prob', 1), claim.get('start') == 'warm'
@@ -296,8 +275,7 @@ def estimated_delta(claim, c, gap, count=4000):
   for t in range(n if claim['amplification'] == 'b-min-sep' else 0):
     free = (wait <= t) & ~drawn[:, max(t - gap + 1, 0) : t].any(1)
     drawn[:, t] = free & (rng.random(count) < p)
-  means = drawn @ c.T
-  y = means + z * rng.standard_normal((count, n))
+  y = (means := drawn @ c.T) + z * rng.standard_normal((count, n))
   ratio = np.exp((y @ means.T - (means**2).sum(1) / 2) / z**2).mean(1)
   return np.maximum(1 - math.exp(claim['bound']['epsilon']) / ratio, 0).mean()
 # 6. The ledger.
@@ -305,8 +283,7 @@ def sha(content):
   if not isinstance(content, bytes):
     content = json.dumps(content, sort_keys=True).encode()
   return hashlib.sha256(content).digest()
-def read_ledger(path, ids):
-  """Returns events by round, cohorts, and the head of a chain that is whole."""
+def read_ledger(path, ids):  # Events by round, cohorts, head of a chain.
   database = sqlite3.connect(path.resolve().as_uri() + '?mode=ro', uri=True)
   about, rows, stored = (sorted(database.execute(f'select * from bandmf_{x}'))
                          for x in ('ledger', 'events', 'rounds'))
@@ -325,12 +302,11 @@ def read_ledger(path, ids):
   require(good, 'ledger: lacks a round')
   cohorts = [np.frombuffer(cohort, '<i8') for *_, cohort in stored]
   for t, highest, cohort in stored:
-    digest = sha(b'%d\n' % highest + cohort)
-    good = {each[1] for each in events[t] if each[0] == 'started'} == {digest}
-    require(good, f'ledger: the cohort of round {t} was changed')
+    digests = {each[1] for each in events[t] if each[0] == 'started'}
+    require(digests == {sha(b'%d\n' % highest + cohort)},
+            f'ledger: the cohort of round {t} was changed')
   return events, cohorts, head.hex()
-def check_cohorts(cohorts, c, kind, gap, most):
-  """Returns the largest cost of a client's rounds; all must keep the rule."""
+def check_cohorts(cohorts, c, kind, gap, most):  # The largest cost of a client.
   rounds, costs, x = collections.defaultdict(list), [0.0], np.abs(c.T @ c)
   by = gap if kind in ('fixed-epoch', 'cyclic-poisson', 'balls-in-bins') else 1
   for t, cohort in enumerate(cohorts):
@@ -351,36 +327,36 @@ def read_json(path, *names):
   if report:
     same(path.name, content.pop('content_sha256'), sha(content).hex(), 'it has')
   return content
-def check_ledger(folder, run, say):
-  """Returns cohorts and kinds of events; each round is what run.json says."""
+def check_ledger(folder, run, say):  # Each round is what run.json says.
   claim = run['claim']
   ids = [int(run[name], 16) for name in ('run_id', 'noise_key_id')]
   events, cohorts, head = read_ledger(folder / 'ledger.sqlite', ids)
-  if (folder / 'result.json').exists():
+  if ended := (folder / 'result.json').exists():
     result = json.loads((folder / 'result.json').read_bytes())
     same('ledger_head', result.pop('ledger_head'), head, 'the ledger ends with')
     require(events[max(events)][-1][:2] == ('ended', sha(result)),
             'result.json: its results are not those of the ledger')
+    require('budget' in claim.values() or len(events) == claim['rounds'],
+            f'rounds={len(events)}: it ended before the last of them')
   first, *lines = (folder / 'metrics.csv').read_text().splitlines(True)
   rows = {int(x.split(',')[0]): sha((first + x).encode()) for x in lines}
   require({*rows} <= {*events}, 'ledger: lacks a round of metrics.csv')
-  fixed = {name: run[name] for name in {*run} - {*NOTES}}
-  files = [sha((folder / name).read_bytes()).hex() for name in FILES[1:]]
+  fixed = [{name: run[name] for name in {*run} - {*NOTES}}] + [
+    sha((folder / name).read_bytes()).hex() for name in FILES[1:]]
   least = claim['z_stddev_per_clip'] * claim['l2_norm_clip'] * (1 - 1e-6)
   for t, each in events.items():
     digests = collections.defaultdict(list)
     for kind, digest, z, tested in each:
       digests[kind].append(digest)
-      good = kind != 'finished' or tested and z >= least
+      good = z is None and kind != 'finished' or tested and z >= least
       require(good, f'round {t}: noise {z} was not tested, or is below {least}')
-      require(kind in KINDS, f'round {t}: kind={kind} of an event')
-    held = [sha([fixed, *files])] * len(digests['started'])
-    require(digests['enforced'] == held,
+    require(digests['enforced'] == [sha(fixed)] * len(digests['started']),
             f'round {t}: began with another run.json, plan.json, strategy.json')
     require(len(set(digests['finished'])) < 2, f'round {t}: was released twice')
     good = digests['row'][-1:] in ([], [rows.get(t, sha(b''))])
     require(good, f'metrics.csv: row {t} differs')
-  say(f'{folder}: {len(events)} rounds held to it; the chain ends with {head}')
+  say(f'{folder}: {len(events)} rounds held to it; the chain ends with {head}' +
+      '; nobody recorded the end: its key may exist' * (not ended))
   return cohorts, {event[0] for each in events.values() for event in each}
 def verify_run(folder, say, known):
   """Returns what holds of a run; `known` gets its and earlier mechanisms."""
@@ -395,9 +371,18 @@ def verify_run(folder, say, known):
   arity = -2 if strategy['family'] == 'online-tree' else arity
   for key in ('family', 'rounds', 'parameters', 'arrays'):
     same(key, strategy[key], plan['strategy'][key], 'plan.json has')
-  asked = {**plan, **plan['request'], **plan['request']['cohorts']}
-  for key in {*asked} & {*claim} - {'bound', 'l2_norm_clip'}:
-    same(key, claim[key], asked[key] or claim[key], 'plan.json has')
+  request, planned = plan['request'], plan['request']['cohorts']
+  clip, size = request['l2_norm_clip'], request['dimension']
+  few = request['clients_per_round']  # They stand for many in a simulation.
+  adapts = isinstance(clip, dict)  # An indicator is one coordinate more.
+  norm = math.hypot(1, clip['fraction_weight'] / 2) if adapts else 1.0
+  norm *= float(np.linalg.norm(clip['initial'] if adapts else clip))
+  noise = plan['noise_multiplier'] * few / (request['stands_for'] or few)
+  asked = {**planned, **request, 'noise_multiplier': noise,
+           'l2_norm_clip': norm, 'dimension': size and size + adapts}
+  for key in sorted({*asked} & {*claim} | {*planned}):
+    value = asked[key] if asked[key] or key not in OPEN else claim.get(key)
+    same(key, claim.get(key), value, 'plan.json has')
   z = claim['noise_multiplier'] * claim['sensitivity']
   same('z_stddev_per_clip', claim['z_stddev_per_clip'], z, 'its factors make')
   cohorts, kinds = check_ledger(folder, run, say)
@@ -406,47 +391,56 @@ def verify_run(folder, say, known):
   n, own, upper = len(cohorts), {'delta': delta}, math.inf
   if not 0 < n <= len(whole):
     raise ValueError(f'rounds={n}: 1 to {len(whole)} can be checked')
-  gaps = map(claim.get, ('apart', 'groups', 'bins', 'min_sep'))
-  gap = next(filter(None, gaps), strategy['rounds'])
+  gaps = filter(planned.__contains__, ('apart', 'groups', 'bins', 'min_sep'))
+  gap = next(filter(None, map(claim.get, gaps)), strategy['rounds'])
   units, size = claim['clients_per_unit'], claim['dimension'] or 1
   good = type(units) is type(size) is int and min(units, size) > 0 < delta < 1
   require(good, f'clients_per_unit={units}, dimension={size}, delta={delta}')
   each = claim['sensitivity'] / units
   for name, c in (('planned', whole), ('epsilon', whole[:n, :n])):
-    fit, lower, above = -(-len(c) // gap), each, each  # Any budget is sound.
-    most = claim['participations'] if kind == 'budget' else min(
-      claim.get('max_participations') or fit, fit)
-    if kind != 'budget':
-      lower, above = sensitivity(c, gap, most, kind == 'fixed-epoch',
-                                 arity if c is whole else None)
+    far = planned.get('min_sep') or gap
+    fit = -(-len(c) // far)
+    most = min(claim.get('max_participations') or fit, fit)
+    lower, above = sensitivity(c, far, most, kind == 'fixed-epoch',
+                               arity if c is whole else None)
+    if kind == 'budget':  # Any is sound; this one allows what was typical.
+      above, most = each, claim['participations']
     upper = min(upper, above)  # Fewer rows are no longer.
     this = mechanism(c, upper, most, claim)
     own[name] = guarantee([this], delta)
     say(f'  {name}: gap {gap}, k {most}, sensitivity {lower} to {upper}')
-    at_least('sensitivity', each, lower * (kind != 'cyclic-poisson'), SAME)
+    at_least('sensitivity', each, lower * (kind != 'cyclic-poisson'),
+             CLOSE if kind == 'budget' else SAME)
   cost = check_cohorts(cohorts, c, kind, gap, most)
   at_least('budget', each if kind == 'budget' else None, cost, SAME)
   own['observed'] = guarantee([mechanism(c, cost, most, claim)], delta)
   drawn = run.get('sampling_key_id') and not kinds & {'incomplete', 'not drawn'}
+  require(kind != 'cyclic-poisson' or bands_of(c) <= gap, 'groups: too few')
   good = not amplified or chance and drawn and report['amplification'] == kind
   require(good, 'report.json: cohorts were cut, or chance did not draw them')
-  if kind == 'cyclic-poisson' and drawn and claim['sampling_prob'] < 1:
-    sigma = claim['z_stddev_per_clip'] / np.linalg.norm(c, axis=0).max()
-    profile = poisson_profile(sigma, claim['sampling_prob'], fit, delta)
+  if kind == 'cyclic-poisson' and drawn:
+    q, norm = claim['sampling_prob'], np.linalg.norm(c, axis=0).max()
+    at_least('sampling_prob', q, planned['sampling_prob'] or (
+      gap * claim['clients_per_round'] / claim['population']), SAME)
+    profile = q < 1 and poisson_profile(z / norm, q, fit, delta)
     own['with_chance'] = guarantee([this], delta, profile)
     at_least('epsilon', report.get('epsilon'), own['with_chance'], 0.01)
   elif chance and drawn:
-    own['delta_with_chance_estimated'] = estimated_delta(claim, c, gap)
+    at_least('epsilon', report.get('epsilon'), claim['bound']['epsilon'])
+    guess = own['delta_with_chance_estimated'] = estimated_delta(claim, c, gap)
+    require(guess < delta + 0.01, f'bound: its delta is {guess}, about')
   together = known[run['run_id']] = {run['run_id']: this}
   for other in run.get('after') or ():
     path, identity = folder / other['run'], other['run_id']
-    if identity not in known:
-      verify_run(path, say, known)
+    _ = identity in known or verify_run(path, say, known)
     require(identity in known, f'after={identity}: {path} is another run')
     together.update(known[identity])
   own['together'] = guarantee(list(together.values()), own['delta'])
   for key in ('planned', 'observed', 'together'):
     at_least(key, (report.get(key) or {}).get('epsilon'), own[key])
+  if report.get('epsilon'):
+    verify_report(folder / 'report.json', say, None)
+    require(report['together'] or len(together) < 2, 'together: is left out')
   at_least('epsilon', report.get('epsilon'), own['epsilon'] * (not amplified))
   if n == strategy['rounds'] and not chance and kind != 'fixed-epoch':
     for key in ({*claim} & {*report}) - {'adaptive_clip'}:
@@ -456,26 +450,32 @@ def verify_run(folder, say, known):
 def verify_report(path, say, _):
   """Returns what a report claims, if its figures prove no more than that."""
   report = read_json(path, 'tff_bandmf.public_report', 'tff_bandmf.report')
-  public, total = 'once_in' in report, 0.0
-  runs = report['runs'] if public else [report]
-  def digit(value):  # One unit of the last of three digits: the rounding.
-    return 10.0 ** (math.floor(math.log10(value)) - 2) * public
+  public, total, sure = 'once_in' in report, 0.0, 0.0
+  runs, rough = (report['runs'], 0.01) if public else ([report], CLOSE)
   def proved(rho, delta):
     return smallest(lambda e: gaussian_delta(e, math.sqrt(2 * rho)) <= delta)
   for run in runs:
     rho, noise, epsilon = run['rho'], run['noise_multiplier'], run['epsilon']
-    require(rho and noise, 'rho: without noise nothing is guaranteed')
+    require(rho and noise and epsilon, 'epsilon: nothing is guaranteed')
     if run['amplification'] == 'none':
-      at_least('rho', rho, 0.5 / (noise + digit(noise)) ** 2)
+      at_least('rho', rho, 0.5 / noise**2, 2 * rough)
     else:
       epsilon = {**run, **(run.get('sampling') or {})}['epsilon_unamplified']
-    at_least('epsilon', epsilon, proved(rho - digit(rho), run['delta']))
-    total += rho - digit(rho)
-  if all(run['amplification'] == 'none' for run in runs):
-    epsilon = (report['together'] or report)['epsilon']
-    at_least('together', epsilon, proved(total, report['delta']))
-    at_least('epsilon', report['epsilon'], epsilon if public else 0)
-  return {'epsilon': epsilon, 'delta': report['delta']}
+    at_least('epsilon', epsilon, proved(rho * (1 - rough), run['delta']))
+    at_least('delta', report['delta'], run['delta'], SAME)
+    total, sure = total + rho * (1 - rough), sure + epsilon
+  exact = (report['check'] or {'runs': ()})['runs']  # Runs before it too.
+  total = max(total, (1 - SAME) * sum(
+    0.5 * (run['more_noise'] / run['noise_multiplier']) ** 2 for run in exact))
+  delta, mu = report['delta'], math.sqrt(2 * total)
+  if any(run['amplification'] != 'none' for run in runs):
+    return {'epsilon': sure, 'delta': min(1, delta * len(runs))}
+  epsilon = (report['together'] or report)['epsilon']
+  at_least('together', epsilon, proved(total, delta))
+  at_least('epsilon', report['epsilon'], epsilon if public else 0)
+  for key, x in ('true_positive_rate', 2.32635 - mu), ('right_guess', -mu / 2):
+    at_least(key, report['attack'][key], tail(x))  # 2.32635 leaves 1 %.
+  return {'epsilon': epsilon, 'delta': delta}
 def verify(path, say=lambda line: None):
   """Returns what holds; raises AssertionError for what does not."""
   path = pathlib.Path(path)
@@ -485,8 +485,8 @@ def verify(path, say=lambda line: None):
   except AssertionError:
     raise
   except Exception as error:  # A damaged file can raise any exception.
-    line = f'path={path}: cannot be checked, {type(error).__name__} {error}'
-    line += '; no ledger but SQLite is read' * isinstance(error, sqlite3.Error)
+    line = f'path={path}: cannot be checked, {type(error).__name__} {error}' + (
+      '; no ledger but SQLite is read' * isinstance(error, sqlite3.Error))
     raise ValueError(' '.join(line.split())[:300]) from error
 def verdict(result):
   unseen = __doc__[__doc__.index('Not checked'):]

@@ -1,11 +1,19 @@
 """Tests of reports of training that ran elsewhere: a plan and a log."""
 
 import json
+import math
 
 import pytest
+import yaml
 
 import tff_bandmf
-from tff_bandmf import accounting, participation, report, strategies
+from tff_bandmf import (
+  accounting,
+  participation,
+  report,
+  strategies,
+  verify,
+)
 
 pytest.importorskip('pyarrow')
 
@@ -137,7 +145,7 @@ def test_cohort_that_the_plan_has_no_room_for_is_refused(
   'arguments, message',
   [
     ((), 'plan=None: a report is of a run'),
-    (('--plan', 'p'), 'log=None: a report is of a run'),
+    (('--log', 'l'), 'plan=None: a report is of a run'),
     (('run', '--log', 'l'), 'log=l: is for training that ran elsewhere'),
     (('--plan', 'p', '--log', 'l', '--note', 'x'), 'note=x: is NAME=TEXT'),
   ],
@@ -151,3 +159,90 @@ def test_what_a_report_is_of_must_be_said(run, arguments, message):
 def test_unknown_note_is_refused(run, write):
   status, _, error = run('report', *write(), '--note', 'claim=none')
   assert status == 2 and 'claim=none: is not a statement' in error
+
+
+def test_plan_alone_is_reported_as_what_it_states(run_json, write, tmp_path):
+  plan, out = write()[:2], tmp_path / 'out'
+  found = run_json('report', *plan, '--out', out)
+  assert found['stated'] and found['elsewhere'] and not found['violated']
+  assert found['epsilon'] == found['planned']['epsilon'] <= 4
+  assert 'nothing of it was read' in found['warnings'][0]
+  observed = found['observed']
+  # Nobody counted clients, and no round of any is known.
+  for name in ('clients', 'min_cohort', 'max_cohort', 'participations'):
+    assert observed[name] is None
+  assert observed['epsilon'] is None and observed['rounds'] == 20
+  checks = {row['assumption']: row['checked'] for row in found['assumptions']}
+  assert sum(value == 'not checked here' for value in checks.values()) >= 8
+  assert not any('log' in value for value in checks.values())
+  assert found['side_releases'] == [] and set(found['files_sha256']) == {'plan'}
+  for end in ('md', 'html'):
+    text = (out / f'report.{end}').read_text()
+    assert 'Nothing was read that shows what clients did' in text
+    assert 'python verify.py report.json' in text and 'RUN_DIR' not in text
+    assert 'nobody took part' not in text and 'kept secret' not in text
+  schema = report.json_schema()
+  assert set(found) == set(schema['required'])
+  assert verify.verify(out / 'report.json')['epsilon'] == found['epsilon']
+
+
+def test_record_does_not_vouch_for_other_arithmetic(run_json, write, tmp_path):
+  flags = *write()[:2], '--public', '--registry', '--out', tmp_path
+  for note in (
+    *('title=Words', 'owner=A team', 'date=2026-11-23', 'model=LSTM'),
+    *('intended_use=suggests', 'region=Spain', 'sector=Technology'),
+  ):
+    flags += '--note', note
+  public = run_json('report', *flags)
+  assert public['told'] == [] and public['runs'][0]['observed_epsilon'] is None
+  record = yaml.safe_load((tmp_path / 'registry.yaml').read_text())
+  text = record['deployment']['implementation']['justification']
+  assert 'was not checked' in text and 'proved bound' not in text
+
+
+@pytest.mark.parametrize(
+  'strategy, between, most, deviation, rho, epsilon',
+  [
+    # Tree aggregation, 2022. The published epsilon goes by Renyi divergences.
+    (strategies.OnlineTree(2000), 313, 6, 7.0, '0.81', '8.90'),
+    # C has 400 bands and a published squared sensitivity of 3 / 5.
+    (
+      strategies.ColumnNormalized(strategies.BandedSqrt(2000, 400)),
+      *(484, 3, 1.411 * math.sqrt(5), '0.150684', '3.424007'),
+    ),
+  ],
+)
+def test_published_deployments_come_out_as_published(
+  tmp_path, strategy, between, most, deviation, rho, epsilon
+):
+  schema = participation.MinSep(between + 1, most)
+  guarantee = accounting.Guarantee(strategy, schema, 1.0)
+  noise = deviation / guarantee.sensitivity.value
+  tff_bandmf.Plan(
+    rounds=2000,
+    clients_per_round=6500,
+    cohorts=schema,
+    noise_multiplier=noise,
+    delta=1e-10,
+    l2_norm_clip=1.0,
+    mechanism=strategy,
+  ).save(tmp_path / 'plan.json')
+  claim = report.of_plan(tmp_path / 'plan.json').claim
+  digits = len(rho) - 2
+  assert f'{accounting.zcdp_rho(noise):.{digits}f}' == rho
+  real = accounting.gaussian_epsilon(noise, 1e-10)
+  claimed = claim.claimed.epsilon(1e-10)
+  assert real < claimed < real + 0.0015
+  if rho == '0.81':
+    converted = min(
+      rho_of_real * order
+      + (
+        math.log(1e10) + (order - 1) * math.log1p(-1 / order) - math.log(order)
+      )
+      / (order - 1)
+      for rho_of_real in [accounting.zcdp_rho(noise)]
+      for order in [*(1 + i / 10 for i in range(1, 100)), *range(12, 64)]
+    )
+    assert real < converted and f'{converted:.2f}' == epsilon
+  else:
+    assert f'{real:.6f}' == epsilon

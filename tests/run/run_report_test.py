@@ -13,6 +13,7 @@ from tff_bandmf import (
   participation,
   report,
   run,
+  verify,
 )
 from tff_bandmf.run_files import run_json
 
@@ -38,6 +39,28 @@ def _release(directory, plan, after=()):
     with mine.round(cohort=['a']) as opened:
       opened.finish(opened.release([], np.zeros(3)))
     return mine.report()
+
+
+def test_whole_run_that_nobody_ended_says_what_that_means(tmp_path):
+  """It said '4 of 4 rounds were started' of a run that 'has not ended'."""
+  with run.Run(tmp_path / 'run', small_run.small_plan()) as mine:
+    for opened in mine.rounds(clients=8):
+      opened.finish(opened.release([np.zeros(3)] * 2, np.zeros(3)))
+    found = mine.report().content
+    (warning,) = [text for text in found['warnings'] if 'planned' in text]
+    assert 'nobody recorded the end' in warning
+    assert 'has not ended' not in warning and not found['completed']
+    assert 'key of its noise may still exist' in warning
+    public = report.publish([report.of_run(mine.directory)]).content['warnings']
+    assert [text for text in public if 'nobody recorded the end' in text]
+    lines = []
+    verify.verify(mine.directory, lines.append)
+    assert [line for line in lines if 'nobody recorded the end' in line]
+    mine.record(test_loss=1.0)
+    assert 'nobody recorded' not in str(mine.report().content['warnings'])
+    lines.clear()
+    verify.verify(mine.directory, lines.append)
+  assert lines and not [line for line in lines if 'nobody recorded' in line]
 
 
 def test_run_claims_what_it_and_those_before_it_guarantee(tmp_path):

@@ -64,7 +64,8 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
 @click.option(
   '--log',
   type=click.Path(),
-  help='Who took part in it: CSV or Parquet with the columns round and client.',
+  help='Who took part in it: CSV or Parquet with the columns round and client; '
+  'without it who took part is as planned.',
 )
 @click.option(
   '--note',
@@ -103,9 +104,10 @@ def _notes(ctx, param, values: tuple[str, ...]) -> dict[str, str]:
 def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
   """Writes the privacy report of a run into its directory.
 
-  With --plan and --log, that of training that ran elsewhere. Exit status 1:
-  clients took part more often, or closer together, than was planned; the report
-  claims what holds for the run as it was.
+  With --plan, that of training that ran elsewhere: of the rounds in its --log,
+  or of what its plan states, such as published numbers. Exit status 1: clients
+  took part more often, or closer together, than was planned; the report claims
+  what holds for the run as it was.
   """
   # Imported here, since matplotlib is slow to import.
   from tff_bandmf import report as report_lib
@@ -130,7 +132,7 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
       click.echo(numbers['summary'])
     return output.DONE
   sources = [report_lib.of_run(run) for run in run_dirs] or [
-    report_lib.of_log(plan, log, notes)
+    report_lib.of_plan(plan, log, notes)
   ]
   folder = pathlib.Path(out or (run_dirs[0] if len(run_dirs) == 1 else '.'))
   broken = report_lib.BROKEN * any(source.claim.violated for source in sources)
@@ -166,19 +168,18 @@ def report(run_dirs, what_if, plan, log, notes, out, as_json, **kinds):
 def _check(
   run_dirs: tuple[str, ...], elsewhere: dict[str, object], public: bool
 ) -> None:
-  """Raises ValueError unless the arguments name a run, or a plan and a log."""
+  """Raises ValueError unless the arguments name a run, or a plan."""
   if len(run_dirs) > 1 and not public:
     raise errors.value_error(
       f'run_dir={run_dirs[1]}: is one too many: only a public report is of '
       'several runs; give --public'
     )
   if not run_dirs:
-    for name in ('plan', 'log'):
-      if elsewhere[name] is None:
-        raise errors.value_error(
-          f'{name}=None: a report is of a run, or of a plan and a log; give '
-          'RUN_DIR, or --plan FILE --log FILE'
-        )
+    if elsewhere['plan'] is None:
+      raise errors.value_error(
+        'plan=None: a report is of a run, or of a plan, with a log where there '
+        'is one; give RUN_DIR, or --plan FILE [--log FILE]'
+      )
     return
   for name, value in elsewhere.items():
     if value is not None and not (public and name == 'note'):

@@ -22,7 +22,7 @@ from tff_bandmf.report.report import (
   what_if,
   write,
 )
-from tff_bandmf.report.source import Source, of_log, of_run
+from tff_bandmf.report.source import Source, of_plan, of_run
 from tff_bandmf.report.statement import BROKEN
 from tff_bandmf.report.transparency import versions
 from tff_bandmf.run_files.run_json import (

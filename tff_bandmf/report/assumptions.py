@@ -25,7 +25,7 @@ def rows(
   Args:
     claim: claim of the run.
     run: content of `run.json`.
-    elsewhere: whether training ran elsewhere, so that only a log is known.
+    elsewhere: whether training ran elsewhere, so that a log is known at most.
   """
   enforced = (run.enforced or {}).get('by', statement.NOT_STATED)
   signed = (
@@ -40,7 +40,11 @@ def rows(
     'in each round; compared with the claim here'
   )
   trainer = 'whoever trained' if elsewhere else 'the training program'
-  record = 'log' if elsewhere else 'ledger'
+  record = (
+    _UNCHECKED
+    if claim.stated
+    else f'the {"log" if elsewhere else "ledger"}, read for this report'
+  )
   clipped = f'its L2 norm is clipped to {claim.l2_norm_clip}'
   if run.claim.get('adaptive_clip'):
     clipped = (
@@ -55,18 +59,7 @@ def rows(
       signed,
     ),
     *_participants(claim, enforced, record),
-    (
-      'The log has every participation, and a client has one name in it.',
-      'whoever kept the log',
-      _UNCHECKED,
-    )
-    if elsewhere
-    else (
-      'The ledger has every cohort that was used: it is written before its '
-      'round.',
-      trainer,
-      f'compared with {run_json.METRICS_FILE} and {run_json.RESULT_FILE} here',
-    ),
+    *_recorded(claim, elsewhere, trainer),
     (
       'No round was released for two cohorts.',
       trainer if elsewhere else 'the ledger refuses a second cohort',
@@ -156,6 +149,30 @@ def _process(
   )
 
 
+def _recorded(
+  claim: claim_lib.Claim, elsewhere: bool, trainer: str
+) -> list[tuple[str, str, str]]:
+  """Returns the assumption about the log or ledger; none without either."""
+  if claim.stated:
+    return []
+  if elsewhere:
+    return [
+      (
+        'The log has every participation, and a client has one name in it.',
+        'whoever kept the log',
+        _UNCHECKED,
+      )
+    ]
+  return [
+    (
+      'The ledger has every cohort that was used: it is written before its '
+      'round.',
+      trainer,
+      f'compared with {run_json.METRICS_FILE} and {run_json.RESULT_FILE} here',
+    )
+  ]
+
+
 def _participants(
   claim: claim_lib.Claim, enforced: str, record: str
 ) -> list[tuple[str, str, str]]:
@@ -165,7 +182,7 @@ def _participants(
       (
         'Clients take part as often, and as far apart, as the statement says.',
         enforced,
-        f'the {record}, read for this report',
+        record,
       )
     ]
   return [

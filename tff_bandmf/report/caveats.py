@@ -17,6 +17,21 @@ _ELSEWHERE = (
   'rounds in the log and for noise that was made as the plan and this library '
   'make it.'
 )
+_STATED = (
+  'Training ran elsewhere, and nothing of it was read for this report, no '
+  'ledger and no log: C, the noise and who took part are as the plan states '
+  'them. The claim is what follows from these numbers, for noise that was made '
+  'as this library makes it.'
+)
+_NOBODY_ENDED = (
+  'All planned rounds are over, and nobody recorded the end of the run: the '
+  'key of its noise may still exist, and no result pins the head of its '
+  'ledger. The claim is for all these rounds. run.record ends a run.'
+)
+_NOBODY_ENDED_PUBLIC = (
+  'All planned rounds are over, and nobody recorded the end of the training: '
+  'the key of its noise may still exist. The claim is for all these rounds.'
+)
 UNENDED_BEFORE = (
   'A run before it has not started all its rounds: epsilon of all together is '
   'for the rounds so far, and grows if that run goes on.'
@@ -60,8 +75,8 @@ def warnings(
   Args:
     claim: claim of the run.
     run: content of `run.json`.
-    completed: whether the run has ended.
-    elsewhere: whether training ran elsewhere, so that only a log is known.
+    completed: whether the end of the run was recorded.
+    elsewhere: whether training ran elsewhere, so that a log is known at most.
   """
   seen = claim.observed
   planned, rounds = claim.planned.cohorts.schema, claim.planned_rounds
@@ -75,6 +90,8 @@ def warnings(
     started = (
       f'{seen.rounds} rounds, {seen.rounds - rounds} past the plan, were'
     )
+  away = _STATED if claim.stated else _ELSEWHERE
+  over = seen.rounds >= rounds and not seen.open
   # PRIVACY: exact counts of clients have no noise, and would tell the public
   # about participation. The texts for the public leave counts out.
   # Guard: public_test.test_counts_of_clients_are_not_published.
@@ -99,7 +116,7 @@ def warnings(
       + 'Clients took part more often, or closer together, than was planned. '
       'The claim below is for what they did.',
     ),
-    (elsewhere, _ELSEWHERE, _ELSEWHERE),
+    (elsewhere, away, away),
     (
       not seen.finished,
       '' if elsewhere else _NOTHING_RELEASED,
@@ -134,12 +151,13 @@ def warnings(
     ),
     (nothing, _NO_NOISE, ''),
     (
-      not completed,
+      not completed and not over,
       f'This run has not ended: {started} started. The claim is for what '
       'they released'
       f'{", and grows with those that follow" * claim.may_grow}.',
       'Training has not ended. The claim is for the rounds so far.',
     ),
+    (not completed and over, _NOBODY_ENDED, _NOBODY_ENDED_PUBLIC),
     (
       seen.burnt > 0,
       f'{seen.burnt} of {statement.count(seen.rounds, "round")} '

@@ -115,6 +115,11 @@ class Claim:
     return self.amplified or (self.held if self.violated else self.planned)
 
   @property
+  def stated(self) -> bool:
+    """Whether a plan alone says who took part: no ledger shows it, no log."""
+    return self.observed.head is None and not self.observed.clients
+
+  @property
   def amplification(self) -> str:
     """The kind of sampled cohorts that amplifies the claim, or 'none'."""
     if self.amplified is None or self.cohorts is None:
@@ -192,12 +197,13 @@ class Claim:
         'rounds_burnt': observed.burnt,
         **self._counts(),
       },
+      'stated': self.stated,
       'violated': self.violated,
       'process_checked': self.observed.examined,
     }
 
   def _counts(self) -> _files.JsonObject:
-    """Returns the observed counts of clients; None for amplified claims."""
+    """Returns the observed counts of clients; None where they are not told."""
     observed, seen = self.observed, self.seen
     counts = {
       'clients': observed.clients,
@@ -209,7 +215,7 @@ class Claim:
       'sensitivity_method': seen and seen.sensitivity.method,
       **figures(seen, self.delta),
     }
-    if self.amplified is None:
+    if self.amplified is None and not self.stated:
       return counts
     # PRIVACY: amplification assumes that cohorts are secret, and counts of
     # drawn clients would tell about the cohorts. The report leaves them out.
@@ -278,6 +284,7 @@ def from_run(directory: pathlib.Path) -> Claim:
   for name in ('l2_norm_clip', 'clients_per_round'):
     _checks.positive(name, claim[name], f'restore {run_json.RUN_FILE}')
   strategy = _strategy(directory)
+  evidence.check_plan(directory, run, strategy)
   planned, sampled = _planned(strategy, claim), None
   cohorts = accounting.sampled(planned.cohorts)
   if cohorts is not None:

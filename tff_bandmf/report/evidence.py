@@ -1,4 +1,4 @@
-"""Checks that a ledger is the complete ledger of a run, round by round.
+"""Checks that the files of a run agree: its plan, and its ledger by round.
 
 | part of the ledger             | compared with                               |
 |--------------------------------|---------------------------------------------|
@@ -19,10 +19,11 @@ all of them consistently, such as the operator of the training.
 
 from __future__ import annotations
 
+import math
 import pathlib
 from collections.abc import Mapping, Sequence
 
-from tff_bandmf import errors, participation, strategies
+from tff_bandmf import _files, clips, errors, participation, strategies
 from tff_bandmf import ledger as ledger_lib
 from tff_bandmf.run_files import (
   checkpoints,
@@ -37,6 +38,68 @@ _Attempts = Mapping[int, Sequence[ledger_lib.Attempt]]
 # Relative tolerance of the measured standard deviation, which is float32.
 _TOLERANCE = 1e-6
 _REMEDY = 'nothing can be claimed for such a run'
+# Values that a plan may leave open, and the run then fixes.
+_OPEN = ('horizon', 'sampling_prob', 'groups', 'clients_per_round', 'delta')
+
+
+def check_plan(
+  directory: pathlib.Path,
+  run: run_json.RunRecord,
+  strategy: strategies.Strategy,
+) -> None:
+  """Raises ValueError unless a run claims what the plan in its folder promises.
+
+  Args:
+    directory: folder of the run; without a plan nothing is checked.
+    run: content of `run.json`.
+    strategy: C.
+
+  Raises:
+    ValueError: the plan is damaged, or has another strategy, cohorts, clip or
+      noise.
+  """
+  path = directory / run_json.PLAN_FILE
+  if not path.exists():
+    return
+  content = _files.read_json(path)
+  try:
+    request, cohorts = content['request'], content['request']['cohorts']
+    clip = clips.from_json(request['l2_norm_clip'])
+    planned = {
+      **cohorts,
+      **request,
+      **clips.claim(clip),
+      'noise_multiplier': float(content['noise_multiplier']),
+    }
+    if planned['stands_for']:
+      # A simulation has the noise of a larger cohort's mean.
+      planned['noise_multiplier'] *= (
+        planned['clients_per_round'] / planned['stands_for']
+      )
+    if planned['dimension'] is not None:
+      planned['dimension'] += clips.indicators(clip)
+    same = strategies.from_document(content['strategy'], path).digest()
+  except (ArithmeticError, AttributeError, KeyError, TypeError) as error:
+    raise errors.value_error(f'plan={path}: is damaged; {_REMEDY}') from error
+  _require(
+    same == strategy.digest(),
+    f'strategy={path}: is another one than that of {run_json.STRATEGY_FILE}',
+  )
+  # PRIVACY: a forger who computes every hash again could divide the clip in
+  # run.json by ten and multiply the noise multiplier: a tenth of mu is claimed.
+  # Both files must say the same.
+  # Guard: verify_test.test_files_that_contradict_each_other_do_not_hold.
+  for name in sorted(planned.keys() & run.claim.keys() | cohorts.keys()):
+    value, claimed = planned[name], run.claim.get(name)
+    if value is None and name in _OPEN:
+      continue
+    _require(
+      math.isclose(value, claimed, rel_tol=1e-9)
+      if isinstance(value, float) and isinstance(claimed, float)
+      else value == claimed,
+      f'{name}={claimed}: {run_json.RUN_FILE} has it, and '
+      f'{run_json.PLAN_FILE} {value}',
+    )
 
 
 def verified_ledger(

@@ -152,7 +152,7 @@ def publish(
     'told': [
       *(
         [_DISCLOSURE]
-        if any(not each.claim.amplified for each in sources)
+        if any(row['observed_epsilon'] is not None for row in rows)
         else []
       ),
       *(['Accuracy on validation clients.'] if figures['accuracy'] else []),

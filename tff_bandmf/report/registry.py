@@ -66,6 +66,17 @@ FIELDS: Mapping[str, tuple[int, Optional[str]]] = {
   'deployment.administrative.sources': (1, None),
   'deployment.administrative.notes': (1, None),
 }
+_ARITHMETIC = (
+  'Floating point: records, sums and noise are 32-bit integers on one lattice, '
+  'the words of the noise are those of ChaCha20, and epsilon and delta include '
+  'a proved bound on what this arithmetic costs. Timing: noise is made on the '
+  'server, whose timing is not part of the claim.'
+)
+_ARITHMETIC_ELSEWHERE = (
+  'Floating point: training ran elsewhere, and how its noise was computed was '
+  'not checked; epsilon and delta hold for noise on the integer lattice of '
+  'tff_bandmf. Timing: not checked.'
+)
 # A longer text becomes a folded block, since the registry wants no quotes.
 _LINE = 60
 
@@ -202,7 +213,7 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
     'dp_variant.variant_name': 'Approximate DP',
     'dp_variant.data_domain': _stated(data),
     'dp_variant.unprotected_quantities': '; '.join(
-      [*content['not_covered'], *content['told']]
+      text.rstrip('.') for text in (*content['not_covered'], *content['told'])
     )
     or 'None is named.',
     'privacy_loss.privacy_unit': content['unit'],
@@ -235,12 +246,12 @@ def _values(content: Mapping[str, Any], data: str) -> dict[str, Any]:
       tuned if all(map(_stated, accesses.values())) else None
     ),
     'implementation.mechanisms': '; '.join(map(_mechanism, content['runs'])),
-    'implementation.justification': (
-      'Floating point: records, sums and noise are 32-bit integers on one '
-      'lattice, the words of the noise are those of ChaCha20, and epsilon and '
-      'delta include a proved bound on what this arithmetic costs. Timing: '
-      'noise is made on the server, whose timing is not part of the claim.'
-    ),
+    # PRIVACY: a record that says how floating point was dealt with, of training
+    # whose arithmetic nobody saw, would claim protection that may be missing.
+    # Guard: elsewhere_test.test_record_does_not_vouch_for_other_arithmetic.
+    'implementation.justification': _ARITHMETIC_ELSEWHERE
+    if any(row['elsewhere'] for row in content['runs'])
+    else _ARITHMETIC,
     'administrative.sources': f'SHA-256 of {digests}.',
     'administrative.notes': (
       'A program wrote this record from the privacy report of the training '

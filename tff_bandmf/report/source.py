@@ -1,12 +1,14 @@
-"""Reads the input of a report: the folder of a run, or a plan and a log."""
+"""Reads the input of a report: the folder of a run; or a plan, and a log."""
 
 from __future__ import annotations
 
 import dataclasses
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Optional, Union
+
+import numpy as np
 
 from tff_bandmf import _files, accounting, errors, sensitivity
 from tff_bandmf.ledger import observed as observed_lib
@@ -27,14 +29,15 @@ Path = Union[str, os.PathLike]
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-  """The content of a run's folder, or of a plan and a log, for a report.
+  """The content of a run's folder, or of a plan and its log, for a report.
 
   Attributes:
-    name: name of the run's folder, or of the log.
+    name: name of the run's folder, of the log, or of a plan without one.
     run: content of `run.json`.
     claim: claim of the run.
-    completed: whether the run has ended.
-    elsewhere: whether training ran elsewhere, so that only a log is known.
+    completed: whether the end of the run was recorded; for training elsewhere
+      whether all its rounds are in the claim.
+    elsewhere: whether training ran elsewhere, so that a log is known at most.
     side_releases: releases without noise: objects with `where` and `what`.
     files_sha256: maps the name of a file to its SHA-256.
     before: earlier runs on the same clients: run ID to (name, claim).
@@ -151,9 +154,9 @@ def _before(
   return predecessors
 
 
-def of_log(
+def of_plan(
   plan_file: Path,
-  log_file: Path,
+  log_file: Optional[Path] = None,
   notes: Optional[Mapping[str, _files.Json]] = None,
 ) -> Source:
   """Returns the content of a plan and of a log of training elsewhere.
@@ -161,7 +164,8 @@ def of_log(
   Args:
     plan_file: file that `Plan.save` wrote, with the noise that was added and
       the planned participation.
-    log_file: participation log, CSV or Parquet; see `participation_log`.
+    log_file: participation log, CSV or Parquet; see `participation_log`. None
+      if all that is known is what the plan states, such as published numbers.
     notes: statements, by the names that `Run.note` takes.
 
   Raises:
@@ -183,17 +187,27 @@ def of_log(
       'delta=None: epsilon is at a delta, and the plan states none; plan with '
       'epsilon and delta'
     )
-  log = participation_log.ParticipationLog(log_file)
-  log.check_sizes(plan.most_clients)
-  observed = sensitivity.of_clients(
-    log.parts(), plan.strategy, plan.schema.costs
-  )
-  if not observed.clients:
+  files = {'plan': plan_file}
+  tells: list[tuple[str, str]] = []
+  parts: Iterable[tuple[np.ndarray, np.ndarray]] = ()
+  if log_file is None:
+    # All rounds count, and who took part in them is not known.
+    sizes = dict.fromkeys(range(plan.rounds), 0)
+  else:
+    log = participation_log.ParticipationLog(log_file)
+    log.check_sizes(plan.most_clients)
+    parts, sizes = log.parts(), log.cohort_sizes()
+    files['log'] = log_file
+    tells = [
+      ('the log', 'who took part in which round; do not publish it'),
+      ('this report', side_releases.COUNTS),
+    ]
+  observed = sensitivity.of_clients(parts, plan.strategy, plan.schema.costs)
+  if not observed.clients and log_file is not None:
     raise errors.value_error(
       f'log={log_file}: shows no participation; give a whole log'
     )
   run = run_json.RunRecord.from_plan(plan).with_statements(notes or {})
-  sizes = log.cohort_sizes()
   claim = claim_lib.from_evidence(
     plan.guarantee,
     observed_lib.from_log(sizes, observed),
@@ -203,7 +217,7 @@ def of_log(
     planned_rounds=plan.rounds,
   )
   return Source(
-    pathlib.Path(log_file).stem,
+    pathlib.Path(log_file or plan_file).stem,
     run,
     claim,
     claim.rounds >= plan.rounds,
@@ -211,13 +225,9 @@ def of_log(
     [
       {'where': where, 'what': what}
       for where, what in (
-        ('the log', 'who took part in which round; do not publish it'),
-        ('this report', side_releases.COUNTS),
+        *tells,
         *(('stated', item) for item in run.side_releases),
       )
     ],
-    {
-      name: _files.sha256(pathlib.Path(path))
-      for name, path in (('plan', plan_file), ('log', log_file))
-    },
+    {name: _files.sha256(pathlib.Path(path)) for name, path in files.items()},
   )
