@@ -19,8 +19,7 @@ MOMENTUM = 'momentum'
 SGD = 'sgd'
 _PARTICIPATIONS = (participation_lib.MinSep.name, participation_lib.Budget.name)
 ADAM = 'adam'
-DENOISED_ADAM = 'denoised-adam'
-SERVER_OPTIMIZERS = (SGD, ADAM, DENOISED_ADAM, 'yogi')
+SERVER_OPTIMIZERS = (SGD, ADAM, 'yogi')
 ARCHITECTURES = ('lstm', 'transformer')
 PUBLIC = 'public'
 
@@ -107,8 +106,7 @@ class Training:
     batch_size: sentences of one SGD step of a client, >= 1; every client does
       one epoch.
     client_learning_rate: learning rate of a client's SGD, > 0.
-    server_optimizer: 'sgd', 'adam', 'yogi', or 'denoised-adam', which subtracts
-      the known noise variance from its second moment.
+    server_optimizer: 'sgd', 'adam' or 'yogi'.
     server_learning_rate: learning rate of the server's optimiser, > 0.
     server_momentum: momentum of the server's SGD, in [0, 1); beta_1 of an
       adaptive optimiser.

@@ -215,7 +215,7 @@ def run(
       start.model,
       config.data.sequence_length,
       tff.learning.optimizers.build_sgdm(training.client_learning_rate),
-      server_optimizer.build(training, stored or planned),
+      server_optimizer.build(training),
       started.aggregator,
       training.batch_size,
       workers,
