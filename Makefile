@@ -36,7 +36,7 @@ quick: env  ## runs the tests that need no TFF and take no seconds, in a minute
 browser: env  ## installs Debian's Chromium if there is none; opens reports in it
 	@command -v chromium >/dev/null || \
 	  { apt-get update -q && apt-get install -y -q --no-install-recommends chromium; }
-	$(PYTHON_OF_ENV) -m pytest -q -rs tests/report/check_test.py
+	$(PYTHON_OF_ENV) -m pytest -q -rs tests/report/browser_check_test.py
 
 fuzz: env  ## feeds 10,000 damaged files to what reads files
 	BANDMF_FRESH_CASES=1 BANDMF_FUZZ_CASES=10000 \

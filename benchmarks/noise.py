@@ -16,7 +16,7 @@ import scipy.special
 
 from benchmarks import accelerator
 from tff_bandmf import noise
-from tff_bandmf.audit import attacks
+from tff_bandmf.audit import arithmetic_attacks
 from tff_bandmf.noise import generator as generator_lib
 
 _MEASURED_ROUNDS = 128
@@ -141,5 +141,5 @@ def tail() -> dict[str, Any]:
     )
 
   began = time.process_time()
-  attack = attacks.tail(beyond)
+  attack = arithmetic_attacks.tail(beyond)
   return {**attack.to_dict(), 'cpu_seconds': time.process_time() - began}

@@ -55,8 +55,8 @@ def test_audit_needs_no_tensorflow(tmp_path):
     *('audit', 'strategy.json', '--noise-multiplier', 1, '--delta', 1e-5),
     *('--canaries', 200, '--confidence', 0.999, '--json'),
     before="""
-from tff_bandmf.audit import attacks
-attacks.beyond = lambda key, draws, threshold: 15
+from tff_bandmf.audit import arithmetic_attacks
+arithmetic_attacks.beyond = lambda key, draws, threshold: 15
 """,
   )
   assert said.returncode == 0, said.stderr

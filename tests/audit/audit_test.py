@@ -24,7 +24,7 @@ from tff_bandmf import (
   query,
   strategies,
 )
-from tff_bandmf.audit import attacks, bounds, pattern
+from tff_bandmf.audit import arithmetic_attacks, bounds, pattern
 from tff_bandmf.noise import generator, placements, self_test
 
 _ROUNDS = 12
@@ -354,7 +354,9 @@ def test_command_says_whether_the_claim_holds(tmp_path, run, monkeypatch):
     'dp_aggregator',
     lambda noise_multiplier, **kwargs: make(noise_multiplier / 10, **kwargs),
   )
-  monkeypatch.setattr(attacks, 'beyond', lambda key, draws, threshold: 15)
+  monkeypatch.setattr(
+    arithmetic_attacks, 'beyond', lambda key, draws, threshold: 15
+  )
   status, out, _ = run(*arguments, '--epsilon', 4.0)
   assert status == 1 and not json.loads(out)['holds']
 
@@ -362,7 +364,9 @@ def test_command_says_whether_the_claim_holds(tmp_path, run, monkeypatch):
 def test_command_fails_where_an_attack_succeeds(tmp_path, run, monkeypatch):
   path = tmp_path / 'strategy.npz'
   strategies.save(_BANDED, path)
-  monkeypatch.setattr(attacks, 'beyond', lambda key, draws, threshold: 0)
+  monkeypatch.setattr(
+    arithmetic_attacks, 'beyond', lambda key, draws, threshold: 0
+  )
   status, out, _ = run(
     'audit',
     path,

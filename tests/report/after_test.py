@@ -45,7 +45,7 @@ def test_report_claims_the_composition(tmp_path, run_json):
   ] == [([0], written['epsilon']), ([0, 1, 2], written['together']['epsilon'])]
   assert 'goes on' not in str(written['warnings'])
   said = str(written['assumptions'])
-  assert 'not chosen by what the runs before it released' in said
+  assert 'did not depend on what the runs before it released' in said
   assert 'did not depend on what was released' not in said
   assert written['summary'].startswith('With the 2 runs before it')
   for name in ('report.md', 'report.html'):

@@ -83,7 +83,7 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
     # Packages that TensorFlow Federated imports print warnings.
     warnings.simplefilter('ignore')
     from tff_bandmf import audit as audit_lib
-    from tff_bandmf.audit import arithmetic
+    from tff_bandmf.audit import run_attacks
 
     in_tff = audit_lib.has_tff()
     context: contextlib.AbstractContextManager = contextlib.nullcontext()
@@ -96,7 +96,7 @@ def audit(file, who, epsilon, noise_multiplier, delta, as_json, **trials):
     audited = audit_lib.audit(
       guarantee, delta, **trials, on_round=functools.partial(step, '')
     )
-  attacks = arithmetic.attack(guarantee)
+  attacks = run_attacks.attack(guarantee)
   output.show(
     {
       **guarantee.to_dict(),

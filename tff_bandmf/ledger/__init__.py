@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from tff_bandmf.ledger.chain import Attempt
-from tff_bandmf.ledger.observed import Observed
+from tff_bandmf.ledger.counts import Observed
 
 if TYPE_CHECKING:
   from tff_bandmf.ledger.ledger import Ledger

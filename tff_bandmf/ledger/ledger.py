@@ -30,8 +30,7 @@ import sqlalchemy as sa
 from tff_bandmf import errors, sensitivity, strategies
 from tff_bandmf import participation as participation_lib
 from tff_bandmf.cohorts import history as history_lib
-from tff_bandmf.ledger import chain, database, identifiers, tables
-from tff_bandmf.ledger import observed as observed_lib
+from tff_bandmf.ledger import chain, counts, database, identifiers, tables
 
 _Result = TypeVar('_Result')
 # Indices in a population, or IDs.
@@ -310,7 +309,7 @@ class Ledger:
     self,
     strategy: Optional[strategies.Strategy] = None,
     costs: Optional[participation_lib.Costs] = None,
-  ) -> observed_lib.Observed:
+  ) -> counts.Observed:
     """Returns the counts of the ledger, from its rows alone.
 
     Args:
@@ -333,7 +332,7 @@ class Ledger:
       last_client = tables.last_client(connection)
       head = tables.row(connection).head.hex()
     return dataclasses.replace(
-      observed_lib.from_attempts(sizes, attempts, log, last_client), head=head
+      counts.from_attempts(sizes, attempts, log, last_client), head=head
     )
 
   def bind(self, *, run: int, noise_key: int) -> None:

@@ -2,12 +2,13 @@
 
 Each row of 16 int32 gives the FarmHash64 of its 64 bytes, as two int32; the
 rows of those give theirs, until one row is left. The last row of a level is
-filled up with zeros. `tape.graph_reader.fingerprint` has the same bits: its
+filled up with zeros, so the number of coordinates is added to the root, bit by
+bit modulo 2. `tape.graph_reader.fingerprint` has the same bits: its
 `tf.fingerprint` is FarmHash64 [github.com/google/farmhash, farmhashna].
 
 A tree, because rows can be hashed in any order and many at once. Two releases
-of one size agree by chance with a probability of at most 2^-64 a level; nobody
-is kept from making two that agree.
+agree by chance with a probability of at most 2^-64 a level. The fingerprint has
+no key: somebody who wants two releases to agree can make such a pair.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ def fingerprint(released: np.ndarray) -> tuple[int, int]:
       piece = np.pad(piece, (0, -len(piece) % ROW))
       hashes[start : start + _PIECE] = _hashed(piece.view('<u8').reshape(-1, 8))
     if rows == 1:
-      return int(hashes[0] >> np.uint64(32)), int(hashes[0]) % 2**32
+      root = int(hashes[0]) ^ len(released)
+      return root >> 32, root % 2**32
     words = hashes.view(np.int32)
 
 

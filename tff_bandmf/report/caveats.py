@@ -157,7 +157,11 @@ def warnings(
       f'{", and grows with those that follow" * claim.may_grow}.',
       'Training has not ended. The claim is for the rounds so far.',
     ),
-    (not completed and over, _NOBODY_ENDED, _NOBODY_ENDED_PUBLIC),
+    (
+      not completed and over,
+      f'{started} started. ' * (seen.rounds > rounds) + _NOBODY_ENDED,
+      _NOBODY_ENDED_PUBLIC,
+    ),
     (
       seen.burnt > 0,
       f'{seen.burnt} of {statement.count(seen.rounds, "round")} '

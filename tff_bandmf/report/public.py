@@ -18,8 +18,8 @@ from typing import ClassVar, Optional
 from tff_bandmf import _files, errors
 from tff_bandmf.report import (
   assumptions,
+  browser_check,
   caveats,
-  check,
   pages,
   plot,
   statement,
@@ -272,7 +272,7 @@ def _recomputed(
     claims.append((name, [i], claim.delta, amplified))
   names += [pathlib.PurePath(name).name for name, _ in runs[len(sources) :]]
   held = [claim.held for _, claim in runs]
-  return check.numbers(list(zip(names, held)), claims, three)
+  return browser_check.numbers(list(zip(names, held)), claims, three)
 
 
 def _factor(epsilon: Optional[float]) -> Optional[str]:

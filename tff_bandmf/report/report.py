@@ -18,8 +18,8 @@ import numpy as np
 from tff_bandmf import _files, accounting, clips
 from tff_bandmf.report import (
   assumptions,
+  browser_check,
   caveats,
-  check,
   pages,
   plot,
   statement,
@@ -131,7 +131,8 @@ def from_source(source: source_lib.Source) -> Report:
     'epsilons': [
       {'delta': delta, 'epsilon': claim.claimed.proved_epsilon(delta)}
       for delta in sorted(
-        {claim.delta, *(() if claim.amplified else check.DELTAS)}, reverse=True
+        {claim.delta, *(() if claim.amplified else browser_check.DELTAS)},
+        reverse=True,
       )
     ],
     'epsilon_curve': curve,
@@ -282,7 +283,11 @@ def epsilon_curve(
   # The curve ends at the smallest of these deltas that has a proved epsilon.
   ends = (
     (guarantee.proved_epsilon(each), each)
-    for each in (min(delta, _SMALLEST_DELTA), *reversed(check.DELTAS), delta)
+    for each in (
+      min(delta, _SMALLEST_DELTA),
+      *reversed(browser_check.DELTAS),
+      delta,
+    )
   )
   largest, least = next(
     (end for end in ends if end[0] is not None), (None, delta)
@@ -334,7 +339,7 @@ def _check(
         together['epsilon'] if chance else None,
       )
     )
-  return check.numbers(
+  return browser_check.numbers(
     [(name, claim.held) for name, claim in runs[: None if together else 1]],
     claims,
   )

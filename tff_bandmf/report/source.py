@@ -11,7 +11,7 @@ from typing import Optional, Union
 import numpy as np
 
 from tff_bandmf import _files, accounting, errors, sensitivity
-from tff_bandmf.ledger import observed as observed_lib
+from tff_bandmf.ledger import counts
 from tff_bandmf.plan import plan as plan_lib
 from tff_bandmf.report import (
   caveats,
@@ -210,7 +210,7 @@ def of_plan(
   run = run_json.RunRecord.from_plan(plan).with_statements(notes or {})
   claim = claim_lib.from_evidence(
     plan.guarantee,
-    observed_lib.from_log(sizes, observed),
+    counts.from_log(sizes, observed),
     delta=plan.delta,
     l2_norm_clip=plan.clip,
     clients_per_round=plan.clients_per_round,

@@ -97,6 +97,9 @@ def fingerprint(released: tf.Tensor) -> tf.Tensor:
     hashed = tf.fingerprint(tf.reshape(words, [rows, fingerprints.ROW]))
     if rows == 1:
       low, high = tf.unstack(tf.bitcast(tf.reshape(hashed, [2, 4]), tf.uint32))
+      low = tf.bitwise.bitwise_xor(
+        low, tf.constant(released.shape[0], tf.uint32)
+      )
       return tf.cast(tf.stack([high, low]), tf.int64)
     words = tf.bitcast(tf.reshape(hashed, [2 * rows, 4]), tf.int32)
 

@@ -2,7 +2,7 @@
 
 The float32 arithmetic is what it was before sums and noise were integers, and
 here alone. A key drawn at random would raise false alarms at
-`attacks.FALSE_ALARM`; keys are fixed.
+`arithmetic_attacks.FALSE_ALARM`; keys are fixed.
 """
 
 import functools
@@ -16,7 +16,7 @@ import scipy.stats
 import tensorflow as tf
 
 from tff_bandmf import accounting, noise, participation, query, strategies
-from tff_bandmf.audit import arithmetic, attacks
+from tff_bandmf.audit import arithmetic_attacks, run_attacks
 from tff_bandmf.noise import generator
 
 _EPSILON, _DELTA = 2.0, 1e-6
@@ -63,7 +63,7 @@ def _lattice():
     strategies.Identity(1).recursion(),
     _NOISE_MULTIPLIER,
     largest_cohort=1,
-    dimension=attacks.LOW_BITS_DIMENSION,
+    dimension=arithmetic_attacks.LOW_BITS_DIMENSION,
   )
 
 
@@ -94,15 +94,17 @@ def _integer_release(seeds, sums):
 )
 def test_client_moves_float32_sums_by_more_than_its_clip(clients, expected):
   """The attack needs no luck: its power is 1."""
-  found = attacks.summing(_float32_sum, clients)
+  found = arithmetic_attacks.summing(_float32_sum, clients)
   assert found.succeeded
   assert found.statistic == pytest.approx(expected, abs=0.01)
   # Records are clipped, and another order of the same numbers is not moved.
   records = []
-  attacks.summing(lambda values: records.append(values) or 0.0, clients)
+  arithmetic_attacks.summing(
+    lambda values: records.append(values) or 0.0, clients
+  )
   assert all(0 <= each.min() and each.max() <= 1 for each in records)
   assert np.sum(records[0] != records[1]) == 1
-  assert not attacks.summing(
+  assert not arithmetic_attacks.summing(
     lambda values: float(np.sum(values, dtype=np.float64)), clients
   ).succeeded
 
@@ -111,8 +113,8 @@ def test_client_moves_float32_sums_by_more_than_its_clip(clients, expected):
 def test_client_moves_integer_sums_by_at_most_its_clip(clients):
   """The query's own records and sums; whatever the order, they are exact."""
   lattice = noise.Lattice(20, clients, 0.0)
-  found = attacks.summing(
-    functools.partial(arithmetic.summed, lattice), clients
+  found = arithmetic_attacks.summing(
+    functools.partial(run_attacks.summed, lattice), clients
   )
   assert not found.succeeded
   assert 0.999 < found.statistic <= 1
@@ -162,8 +164,10 @@ def test_float32_normals_end():
   """None of any number of draws is beyond: the power is 1."""
   (end,) = _float32_normals(_LastWords(), 1)
   z = _float32_normals(np.random.default_rng(0), 1 << 22)
-  assert 5 < np.abs(z).max() <= end < attacks.TAIL
-  found = attacks.tail(lambda draws, threshold: draws * int(end > threshold))
+  assert 5 < np.abs(z).max() <= end < arithmetic_attacks.TAIL
+  found = arithmetic_attacks.tail(
+    lambda draws, threshold: draws * int(end > threshold)
+  )
   assert found.succeeded and found.statistic == 0
   assert found.false_alarm <= 1e-6
 
@@ -172,7 +176,9 @@ def test_float32_normals_end():
 def test_tail_of_the_generator_is_that_of_normals():
   """2^30 draws, of which those with small words are made."""
   key = noise.Key.from_seed(3)
-  found = attacks.tail(functools.partial(attacks.beyond, key))
+  found = arithmetic_attacks.tail(
+    functools.partial(arithmetic_attacks.beyond, key)
+  )
   assert not found.succeeded
   assert 1 <= found.statistic <= 40
 
@@ -186,7 +192,7 @@ def test_normals_beyond_are_counted(threshold):
     for row in range(4)
   ]
   expected = sum(int(np.sum(np.abs(row) > threshold)) for row in rows)
-  assert attacks.beyond(key, draws, threshold) == expected > 0
+  assert arithmetic_attacks.beyond(key, draws, threshold) == expected > 0
 
 
 # Last bits of a release.
@@ -197,7 +203,7 @@ def test_last_bits_of_float32_releases_tell_sums_apart():
   probability e^-12: the power is above 0.99 for 400 releases together.
   """
   random = np.random.default_rng(1)
-  found = attacks.low_bits(
+  found = arithmetic_attacks.low_bits(
     functools.partial(_float32_release, random), _EPSILON, _DELTA
   )
   assert found.succeeded and found.statistic > _EPSILON
@@ -206,7 +212,7 @@ def test_last_bits_of_float32_releases_tell_sums_apart():
 
 @pytest.mark.slow
 def test_last_bits_of_integer_releases_tell_nothing():
-  found = attacks.low_bits(
+  found = arithmetic_attacks.low_bits(
     functools.partial(_integer_release, itertools.count()), _EPSILON, _DELTA
   )
   assert not found.succeeded and found.statistic == 0
@@ -216,16 +222,16 @@ def test_last_bits_of_integer_releases_tell_nothing():
 @pytest.mark.parametrize('with_victim', [False, True])
 def test_last_bits_of_integers_are_uniform(bits, with_victim):
   """Chi-square; fails for one random key in a million."""
-  d = attacks.LOW_BITS_DIMENSION
+  d = arithmetic_attacks.LOW_BITS_DIMENSION
   sums = np.full(d, float(with_victim) * d**-0.5)
   recursion = strategies.Identity(50).recursion()
   y = _streamed(recursion, _lattice().z_steps, d, seed=5)
   last = (_steps(sums) + y) % 2**bits
   counts = np.bincount(last.ravel(), minlength=2**bits)
-  assert scipy.stats.chisquare(counts).pvalue > attacks.FALSE_ALARM
+  assert scipy.stats.chisquare(counts).pvalue > arithmetic_attacks.FALSE_ALARM
   # Every other number alone would be told apart.
   even = np.bincount(last.ravel() & ~1, minlength=2**bits)
-  assert scipy.stats.chisquare(even).pvalue < attacks.FALSE_ALARM
+  assert scipy.stats.chisquare(even).pvalue < arithmetic_attacks.FALSE_ALARM
 
 
 # The noise of another C.
@@ -239,11 +245,13 @@ def _attacked(strategy, float32=False, dimension=32, z_steps=2.0**16):
   key = noise.Key.from_seed(6)
   z = generator.Generator(key).rows(0, strategy.rounds, 0, dimension)
   if float32:
-    return attacks.inverse(strategy, _float32_inverse(strategy, z), z, 0.0)
+    return arithmetic_attacks.inverse(
+      strategy, _float32_inverse(strategy, z), z, 0.0
+    )
   recursion = strategy.recursion()
   y = _streamed(recursion, z_steps, dimension, seed=6) / z_steps
   scales = recursion.scales[recursion.phase(np.arange(strategy.rounds))]
-  return attacks.inverse(strategy, y, z, 1 / (z_steps * scales))
+  return arithmetic_attacks.inverse(strategy, y, z, 1 / (z_steps * scales))
 
 
 @pytest.mark.parametrize('power', [3, 4])
@@ -304,7 +312,7 @@ _SPEC = accounting.Guarantee(
 
 @pytest.mark.slow
 def test_attacks_of_an_audit_fail():
-  found = arithmetic.attack(_SPEC)
+  found = run_attacks.attack(_SPEC)
   assert [each.name for each in found] == [
     'summing', 'tail', 'low_bits', 'inverse'
   ]  # fmt: skip
@@ -323,6 +331,6 @@ def test_attack_of_an_audit_that_succeeds_is_told(monkeypatch):
     'words',
     lambda *args: words(*args) | np.uint64(2**38),
   )
-  found = {each.name: each for each in arithmetic.attack(_SPEC)}
+  found = {each.name: each for each in run_attacks.attack(_SPEC)}
   assert found['tail'].succeeded and ' succeeds: 0 of ' in str(found['tail'])
   assert not found['summing'].succeeded

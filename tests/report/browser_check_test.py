@@ -20,13 +20,13 @@ import pytest
 import report_test
 
 from tff_bandmf import accounting, participation, report, strategies
-from tff_bandmf.report import check as check_lib
+from tff_bandmf.report import browser_check as check_lib
 
 mini_racer = pytest.importorskip(
   'py_mini_racer', reason='mini-racer is not installed; `make env` installs it'
 )
 pytestmark = pytest.mark.slow
-_SCRIPT = pathlib.Path(check_lib.__file__).with_name('check.js')
+_SCRIPT = pathlib.Path(check_lib.__file__).with_name('browser_check.js')
 
 _DELTAS = (1e-3, 1e-6, 1e-10)
 _SCHEMAS = {

@@ -1,4 +1,4 @@
-"""The numbers from which a reader's browser recomputes a claim (`check.js`).
+"""The numbers from which a reader's browser recomputes a claim.
 
 The numbers are those of the claim without amplification, because all runs then
 compose to one Gaussian release. For sampled cohorts, this claim is for the
@@ -26,7 +26,7 @@ def numbers(
   claims: Sequence[tuple[str, Sequence[int], float, Optional[float]]],
   rounded: Optional[Callable[[Optional[float]], Optional[float]]] = None,
 ) -> Optional[_files.JsonObject]:
-  """Returns the JSON object that `check.js` reads; None without a claim.
+  """Returns what `browser_check.js` reads, JSON; None without a claim.
 
   Args:
     runs: pairs of a run's name and its guarantee without amplification.

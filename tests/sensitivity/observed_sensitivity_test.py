@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tff_bandmf import accounting, participation, sensitivity, strategies
-from tff_bandmf.sensitivity import participations
+from tff_bandmf.sensitivity import observed_sensitivity
 
 _ROUNDS = 24
 
@@ -74,7 +74,7 @@ def test_observed_is_brute_force(name, whole, patterns):
   gram = np.abs(_gram(strategy))
   squares = [gram[np.ix_(each, each)].sum() for each in patterns]
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(participations, '_WHOLE_GRAM', _ROUNDS if whole else 1)
+    patch.setattr(observed_sensitivity, '_WHOLE_GRAM', _ROUNDS if whole else 1)
     found = _observed(patterns, strategy)
   cut = found.max_participations * strategy.recursion().cut_norm
   np.testing.assert_allclose(

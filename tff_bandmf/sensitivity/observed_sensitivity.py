@@ -240,7 +240,8 @@ class _Heaviest:
     # PRIVACY: Negative entries of X would cancel in a sum, but contributions
     # are vectors and may point in opposite directions. The sum of |X| is used,
     # and is called exact only if no entry is negative.
-    # Guard: participations_test.test_signs_of_the_gram_matrix_do_not_help.
+    # Guard:
+    # observed_sensitivity_test.test_signs_of_the_gram_matrix_do_not_help.
     if costs is not None:
       squared = self.squared * costs.unit * (1 + 8 * recursion.UNIT)
       unrounded = result.bound(squared, 'cost of the rounds of a client')
@@ -254,7 +255,7 @@ class _Heaviest:
       )
     # PRIVACY: The C of the noise has cut weights, and float64 rounds the sum,
     # so the sensitivity could be larger. Bounds of both are added.
-    # Guard: participations_test.test_observed_is_rounded_up.
+    # Guard: observed_sensitivity_test.test_observed_is_rounded_up.
     cut = most * strategy.recursion().cut_norm
     more = 1 + sensitivity_lib.rounding(strategy, most)
     return dataclasses.replace(unrounded, value=(unrounded.value + cut) * more)
@@ -326,7 +327,7 @@ def _heaviest_of(gram: _Gram, rounds: np.ndarray) -> _Heaviest:
   for j in range(rounds.shape[1]):
     # PRIVACY: X[i, j] and X[j, i] both contribute to the sum, and one of them
     # alone would understate it. Each pair with j > i counts twice.
-    # Guard: participations_test.test_observed_is_brute_force.
+    # Guard: observed_sensitivity_test.test_observed_is_brute_force.
     entries = gram(
       np.broadcast_to(rounds[:, j : j + 1], rounds[:, j:].shape), rounds[:, j:]
     )

@@ -14,18 +14,20 @@ import math
 import numpy as np
 
 from tff_bandmf import accounting, noise, participation, query, strategies
-from tff_bandmf.audit import attacks
+from tff_bandmf.audit import arithmetic_attacks
 from tff_bandmf.noise import generator as generator_lib
 from tff_bandmf.noise import placements
 
 _CLIENTS = 1000
-# Coordinates of the noise that `attacks.inverse` examines.
+# Coordinates of the noise that `arithmetic_attacks.inverse` examines.
 _COMPARED = 64
-# Claim of the round that `attacks.low_bits` examines.
+# Claim of the round that `arithmetic_attacks.low_bits` examines.
 _EPSILON, _DELTA = 2.0, 1e-6
 
 
-def attack(guarantee: accounting.Guarantee) -> tuple[attacks.Attack, ...]:
+def attack(
+  guarantee: accounting.Guarantee,
+) -> tuple[arithmetic_attacks.Attack, ...]:
   """Returns the measurements of all attacks on the arithmetic of a run.
 
   `summing` adds 1,000 records on the lattice of the claim, and `inverse`
@@ -45,10 +47,10 @@ def attack(guarantee: accounting.Guarantee) -> tuple[attacks.Attack, ...]:
     dimension=_COMPARED,
   )
   return (
-    attacks.summing(functools.partial(summed, lattice), _CLIENTS),
-    attacks.tail(
-      functools.partial(attacks.beyond, noise.Key.from_entropy()),
-      attacks.TAIL_DRAWS,
+    arithmetic_attacks.summing(functools.partial(summed, lattice), _CLIENTS),
+    arithmetic_attacks.tail(
+      functools.partial(arithmetic_attacks.beyond, noise.Key.from_entropy()),
+      arithmetic_attacks.TAIL_DRAWS,
     ),
     _low_bits(),
     _inverse(guarantee.strategy, lattice.z_steps),
@@ -69,12 +71,12 @@ def summed(lattice: noise.Lattice, values: np.ndarray) -> float:
   return float(total[0]) / lattice.clip_steps
 
 
-def _low_bits() -> attacks.Attack:
+def _low_bits() -> arithmetic_attacks.Attack:
   """Returns what last bits of releases show."""
-  dimension = attacks.LOW_BITS_DIMENSION
+  dimension = arithmetic_attacks.LOW_BITS_DIMENSION
   mean = query.NoisyMean(
     accounting.Guarantee(
-      strategies.Identity(2 * attacks.LOW_BITS_TRIALS),
+      strategies.Identity(2 * arithmetic_attacks.LOW_BITS_TRIALS),
       participation.Single(),
       accounting.gaussian_noise_multiplier(_EPSILON, _DELTA),
     ),
@@ -86,21 +88,25 @@ def _low_bits() -> attacks.Attack:
   )
   rounds = itertools.count()
   with contextlib.closing(mean):
-    return attacks.low_bits(
+    return arithmetic_attacks.low_bits(
       lambda record: mean.release(next(rounds), [record]).mean,
       _EPSILON,
       _DELTA,
-      attacks.LOW_BITS_TRIALS,
+      arithmetic_attacks.LOW_BITS_TRIALS,
       dimension,
     )
 
 
-def _inverse(strategy: strategies.Strategy, z_steps: float) -> attacks.Attack:
-  """Returns the measurement of `attacks.inverse` on the noise stream."""
+def _inverse(
+  strategy: strategies.Strategy, z_steps: float
+) -> arithmetic_attacks.Attack:
+  """Returns what `arithmetic_attacks.inverse` measures on the noise stream."""
   recursion = strategy.recursion()
   key = noise.Key.from_entropy()
   stream = noise.Stream(recursion, z_steps, _COMPARED, key)
   y = np.stack([row.copy() for row in stream.rows() if row is not None])
   z = generator_lib.Generator(key).rows(0, strategy.rounds, 0, _COMPARED)
   scales = recursion.scales[recursion.phase(np.arange(strategy.rounds))]
-  return attacks.inverse(strategy, y / z_steps, z, 1 / (z_steps * scales))
+  return arithmetic_attacks.inverse(
+    strategy, y / z_steps, z, 1 / (z_steps * scales)
+  )
