@@ -84,6 +84,28 @@ def page(lines: Lines) -> str:
   return '\n\n'.join([*parts, _COMMANDS.strip()]) + '\n'
 
 
+def headline(lines: Lines) -> str:
+  """Returns a sentence on the planted sentences that the attack finds.
+
+  Args:
+    lines: objects that `simulations.attacks` printed, one a run.
+  """
+  planted = {
+    line['run'].split('/')[0]: line['exposure']
+    for line in lines
+    if 'exposure' in line
+  }
+  silent, private = planted['none'], planted['banded_epsilon8']
+  rates = [each['rates'][0] for each in (silent, private)]
+  found = [f'{100 * rate["true_positive_rate"]:.0f} %' for rate in rates]
+  return (
+    f'At {100 * rates[0]["alpha"]:g} % false alarms an [attack]'
+    f'(docs/reference/attacks.md) finds {found[0]} of planted sentences '
+    f'without noise, and {found[1]} with banded noise at epsilon 8, whose '
+    f'guarantee allows {100 * rates[1]["bound"]:.0f} %.'
+  )
+
+
 def _area(line: Mapping[str, Any]) -> float:
   return line['area']
 

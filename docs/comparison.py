@@ -170,11 +170,12 @@ def page(summary: summary_lib.Summary, study: Study = COMPARISON) -> str:
   return '\n\n'.join(part for part in parts if part) + '\n'
 
 
-def readme(summary: summary_lib.Summary) -> str:
+def readme(summary: summary_lib.Summary, attacked: str) -> str:
   """Returns the part of README.md on people; '' without runs.
 
   Args:
     summary: runs of `PEOPLE`.
+    attacked: sentence on attacks on these runs.
   """
   rows = {
     name: [row for row in summary.rows if row['mechanism'] == name]
@@ -211,8 +212,7 @@ def readme(summary: summary_lib.Summary) -> str:
     'Test loss in nats a word of a next-word model that learnt public text, '
     'and then the chats of 837 people; means over seeds, with 95 % intervals '
     'of the differences on the same seeds. (epsilon, 1e-5) holds for each of '
-    'these people: [people](docs/reference/people.md). Attacks on these models '
-    'stay below their bounds: [attacks](docs/reference/attacks.md).',
+    f'these people: [people](docs/reference/people.md). {attacked}',
     88,
   )
   return (

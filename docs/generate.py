@@ -15,7 +15,7 @@ which is committed: what the site shows was computed by the code of that commit
 or of an earlier one, on the machine that the page names. The comparison is made
 of one object, which stays beside it as `evidence.json`. The page of people is
 made of `people.json`, and has a part of README.md. The page of attacks is made
-of `attacks.jsonl`, and the table in `docs/guide/amplified.md` of
+of `attacks.jsonl`, which README.md quotes too, and the table in `docs/guide/amplified.md` of
 `amplified.json`.
 """
 
@@ -103,9 +103,11 @@ def write_comparison(text: str) -> None:
 def write_people(text: str) -> None:
   """Writes the page, its plots, what it is made of and README's part."""
   comparison, summary = _write_study('PEOPLE', text)
-  _put(
-    _FOLDER.parent.parent / 'README.md', 'people', comparison.readme(summary)
-  )
+  import attacks
+
+  lines = (_FOLDER / 'attacks.jsonl').read_text().splitlines()
+  part = comparison.readme(summary, attacks.headline(map(json.loads, lines)))
+  _put(_FOLDER.parent.parent / 'README.md', 'people', part)
 
 
 def write_attacks(text: str) -> None:

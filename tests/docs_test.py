@@ -266,8 +266,10 @@ def test_study_claims_what_its_runs_show(tmp_path, study, data):
   (docs / 'reference').mkdir(parents=True)
   readme = tmp_path / 'README.md'
   readme.write_text('a\n<!-- people -->\noutdated\n<!-- end of people -->\nb\n')
-  for name in ('generate.py', 'comparison.py'):
+  for name in ('generate.py', 'comparison.py', 'attacks.py'):
     (docs / name).write_text((_DOCS / name).read_text())
+  lines = (_DOCS / 'reference' / 'attacks.jsonl').read_text()
+  (docs / 'reference' / 'attacks.jsonl').write_text(lines)
   given = json.dumps(
     {'runs': list(_runs((1, 2, 3))), 'missing': ['x'], 'failed': []}
   )
@@ -341,7 +343,7 @@ def test_comparison_without_runs_says_so(name):
   summary = comparison.summary_lib.Summary((), ('x',), ())
   page = comparison.page(summary, getattr(comparison, name))
   assert '**0 of 1 runs have ended**' in page and '![' not in page
-  assert comparison.readme(summary) == ''
+  assert comparison.readme(summary, '') == ''
 
 
 @pytest.mark.parametrize('name', ['COMPARISON', 'PEOPLE'])
@@ -352,7 +354,10 @@ def test_study_is_made_of_the_runs_beside_it(name):
   summary = comparison.summary_lib.Summary.read(data)
   page = (_DOCS / 'reference' / f'{study.name}.md').read_text()
   assert page == comparison.page(summary, study)
-  part = comparison.readme(summary)
+  lines = (_DOCS / 'reference' / 'attacks.jsonl').read_text().splitlines()
+  part = comparison.readme(
+    summary, _program('attacks').headline(map(json.loads, lines))
+  )
   assert (part in (_ROOT / 'README.md').read_text()) == (name == 'PEOPLE')
 
 
