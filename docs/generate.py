@@ -12,11 +12,10 @@
 
 Reads JSON lines from standard input and writes `docs/reference/<page>.md`,
 which is committed: what the site shows was computed by the code of that commit
-or of an earlier one, on the machine that the page names. The comparison is made
-of one object, which stays beside it as `evidence.json`. The page of people is
-made of `people.json`, and has a part of README.md. The page of attacks is made
-of `attacks.jsonl`, which README.md quotes too, and the table in `docs/guide/amplified.md` of
-`amplified.json`.
+or of an earlier one, on the machine that the page names. The pages of the
+comparison, people and attacks, and the table in `docs/guide/amplified.md`, are
+made of `evidence.json`, `people.json`, `attacks.jsonl` and `amplified.json`,
+which stay beside them. People and attacks have a part of README.md.
 """
 
 from __future__ import annotations
