@@ -32,9 +32,10 @@ _COMMANDS = """\
 ## How it was made
 
     python -m simulations.attacks runs/people_grid/*/seed[1-9] > attacks.jsonl
-    cd runs/people_grid
-    python -m simulations.attacks none/seed1 identity_epsilon8/seed1 \\
-        banded_epsilon8/seed1 --planted=100 --out=../people_planted
+    python -m simulations.attacks runs/people_grid/none/seed1 \\
+        runs/people_grid/identity_epsilon8/seed1 \\
+        runs/people_grid/banded_epsilon8/seed1 \\
+        --planted=100 --out=runs/people_planted
     python docs/generate.py attacks < attacks.jsonl
 
 The lines of the second command follow those of the first in `attacks.jsonl`.

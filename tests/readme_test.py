@@ -48,6 +48,7 @@ _NOT_RUN = {
     'trains for minutes; people_attacks_test runs it on a small file'
   ),
   'python docs/generate.py': 'writes pages; docs_test runs it',
+  'python docs/budget.py': 'reads runs that take minutes',
   'bandmf report runs/demo': (
     'reads what make demo leaves; the tutorial on reports runs it'
   ),
@@ -76,6 +77,8 @@ _SHORTER = {
   ),
 }
 
+# What a program that a page tells its reader to save has in it, and its file.
+_SAVED = "Run('runs/numpy'", 'train.py'
 # The quick start, which runs when the site is built, trains as many clients.
 _FEWER_CLIENTS = {'README.md': ('clients_per_round=10', 'clients_per_round=2')}
 
@@ -236,6 +239,8 @@ def test_code_blocks_run(path, shell, tmp_path, monkeypatch):
   for language, code in _blocks(path):
     if language == 'bash':
       shell.run(filter(None, map(_runnable, _commands(code))))
+    elif language == 'python' and _SAVED[0] in code:
+      (tmp_path / _SAVED[1]).write_text(code)
     elif language == 'python':
       code = code.replace(*_FEWER_CLIENTS.get(str(path), ('', '')))
       run = compile(code, str(path), 'exec')

@@ -1,6 +1,7 @@
 """A ledger of the clients of each round, durable before the round runs."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
 from tff_bandmf.ledger.chain import Attempt
 from tff_bandmf.ledger.counts import Observed
@@ -9,7 +10,7 @@ if TYPE_CHECKING:
   from tff_bandmf.ledger.ledger import Ledger
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
   # Only who opens a ledger waits for SQLAlchemy.
   if name != 'Ledger':
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

@@ -13,7 +13,8 @@
 imported when they are first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+from typing import Any as _Any
 
 from tff_bandmf import errors as _errors
 from tff_bandmf.query.bounds import check_bounds, record_dimension
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 _IN_A_GRAPH = ('CorrelatedNoiseQuery', 'GraphClipping', 'RELEASE_NAME')
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _Any:
   if name not in _IN_A_GRAPH:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   try:
