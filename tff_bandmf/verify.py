@@ -169,13 +169,11 @@ def gaussian_delta(epsilon, mu):  # The last term covers rounding.
   second = math.exp(epsilon) * tail(epsilon / mu + mu / 2)
   return first - second + 1e-12 * (first + second)
 def smallest(holds, low=0.0, high=0.01):  # Where it begins, from above; or inf.
-  while not holds(high):
+  while high <= 700 and not holds(high):
     low, high = high, 1.1 * high
-    if high > 700:
-      return math.inf
-  while high - low > 1e-10 * high:
+  while high <= 700 and high - low > 1e-10 * high:
     low, high = (low, mid) if holds(mid := (low + high) / 2) else (mid, high)
-  return high
+  return high if high <= 700 else math.inf
 # 4. The price of integers and finite words: docs/reference/arithmetic.md.
 def mechanism(c, sens, k, claim):  # `sens`: of one client of k rounds.
   n, back, units = len(c), np.abs(np.linalg.inv(c)), claim['clients_per_unit']
@@ -358,8 +356,7 @@ def check_ledger(folder, run, say):  # Each round is what run.json says.
   say(f'{folder}: {len(events)} rounds held to it; the chain ends with {head}' +
       '; nobody recorded the end: its key may exist' * (not ended))
   return cohorts, {event[0] for each in events.values() for event in each}
-def verify_run(folder, say, known):
-  """Returns what holds of a run; `known` gets its and earlier mechanisms."""
+def verify_run(folder, say, known):  # `known` gets it and earlier runs.
   run, plan, strategy = (read_json(folder / name, f'tff_bandmf.{name[:-5]}')
                          for name in FILES)
   path = folder / 'report.json'
@@ -380,6 +377,9 @@ def verify_run(folder, say, known):
   noise = plan['noise_multiplier'] * few / (request['stands_for'] or few)
   asked = {**planned, **request, 'noise_multiplier': noise,
            'l2_norm_clip': norm, 'dimension': size and size + adapts}
+  if kind == 'budget':  # No more rounds than fit.
+    fit = -(-claim['rounds'] // claim['min_sep'])
+    asked['max_participations'] = min(planned['max_participations'] or fit, fit)
   for key in sorted({*asked} & {*claim} | {*planned}):
     value = asked[key] if asked[key] or key not in OPEN else claim.get(key)
     same(key, claim.get(key), value, 'plan.json has')

@@ -11,7 +11,7 @@ from typing import Optional
 
 MAX_WORDS = 20  # A sentence is cut here, as TFF cuts StackOverflow's.
 _MIN_WORDS = 3
-# A line with a lower share of letters is code or a table.
+# A sentence with a lower share of letters is code or a table.
 _MIN_LETTER_SHARE = 0.7
 
 _PROSE_DIRECTIVES = (

@@ -1,4 +1,4 @@
-"""The record of what a key file makes: which coordinates, in which folder.
+"""The record of the noise made from a key file: its coordinates and folders.
 
 The record FILE.use, mode 0600, is beside the key file FILE. Each of its lines
 holds `tape ID, first coordinate, count, folder` of a server that had the key.
@@ -24,9 +24,10 @@ _LINES = 2**62
 class KeyUse:
   """The right of one process to make some coordinates from a key.
 
-  PRIVACY: Two tapes of one key have the same noise, so the difference of two
-  releases with it has none. The record refuses a second process, another noise
-  and another folder for the same coordinates. Guards:
+  PRIVACY: Two tapes made from the same key hold the same noise, so the noise
+  cancels in the difference of two releases. A process is refused if another
+  one is making one of its coordinates, if the key has made noise of another
+  tape ID, or if one of its coordinates was made in another folder. Guards:
   noise_server_test.test_second_server_of_a_key_is_refused,
   noise_server_test.test_key_of_another_folder_is_refused.
 

@@ -84,9 +84,10 @@ class _Settled:
     T = p'^T s - F . F' + G . G'
 
   with lead = (n + 1) / 2 and h = 1 / n for the mean, n and 0 for the maximum;
-  F = L1^T s, G = L2^T s, and a prime is the derivative by rho. s solves
-  K s = p, but E is stationary in s once y^T (p - K s) is added, where
-  y = -h K^-1 dT/ds.
+  F = L1^T s, G = L2^T s, and a prime is the derivative by rho at fixed s.
+  s solves K s = p. The gradient needs no derivative of s: 2 p^T s - s^T K s
+  stands for p^T s, and y^T (p - K s) with y = -h K^-1 dT/ds is added. The value
+  of E stays the same, and its derivative by s is 0.
   """
 
   def __init__(self, rounds: int, objective: str, h: np.ndarray):

@@ -10,7 +10,7 @@ TFF's `DifferentiallyPrivateFactory` calls it: `preprocess_record` at clients,
 | x_i    | `record`              | update of one client                       |
 | y_t    |                       | noise of round t, correlated across rounds |
 | C, Z   |                       | the strategy, and standard normals         |
-| h      | `Bounds.step`       | unit of the integers                       |
+| h      | `clip.step`           | records, sums and noise are multiples of h |
 """
 
 from __future__ import annotations
@@ -374,8 +374,8 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         [tf.reshape(leaf, [-1]) for leaf in tf.nest.flatten(leaves)], 0
       )
 
-    # PRIVACY: a state on which `begin` was not called belongs to no run, so
-    # that another run could add the same noise to another sum. The release of
+    # PRIVACY: before `begin`, the noise of a state is not reserved for a run,
+    # so two runs could add the same noise to two sums. The release of
     # such a state is zeros, not the sum.
     # Guard: query_test.test_state_that_was_not_begun_releases_nothing.
     released, new_state = tf.cond(

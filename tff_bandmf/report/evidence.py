@@ -76,6 +76,11 @@ def check_plan(
       planned['noise_multiplier'] *= (
         planned['clients_per_round'] / planned['stands_for']
       )
+    if planned.get('participation') == participation.Budget.name:
+      # The run has the largest number of rounds that fits.
+      planned['max_participations'] = participation.MinSep(
+        planned['min_sep'], planned['max_participations']
+      ).participations(run.claim['rounds'])
     if planned['dimension'] is not None:
       planned['dimension'] += clips.indicators(clip)
     same = strategies.from_document(content['strategy'], path).digest()

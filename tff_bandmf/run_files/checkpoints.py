@@ -60,8 +60,9 @@ class Checkpoints:
       self._path(round_index), archive, sealed, digest.digest(), mode=0o600
     )
     for old in map(self._path, sorted(self._rounds())[:-_CHECKPOINTS]):
-      # If the program is killed here, it leaves a file `*.part`, which
-      # `folder.locked` removes, and no checkpoint of zeros.
+      # `wipe` writes zeros over a file. A program that is killed meanwhile
+      # leaves a file `*.part`, which `folder.locked` removes later, and never a
+      # checkpoint of zeros.
       _files.wipe(old.rename(old.with_suffix(_files.PART)))
 
   def load(self, round_index: int, template: _State) -> tuple[_State, str]:

@@ -61,10 +61,11 @@ def release(
     round_index=round_index,
   )
   released = total + y
-  # PRIVACY: The difference of two sums with one y has no noise. A sum is marked
-  # before it leaves, and leaves only if no other sum has a mark. If two sums
-  # are marked at once, at least one reader sees both marks, on two hosts too,
-  # because a host that makes a name in a folder sees the names already there.
+  # PRIVACY: The difference of two sums with the same y has no noise. The mark
+  # of a sum is written before the graph returns the sum, and the sum is
+  # returned only if no other sum of the round has a mark. If two readers write
+  # marks at the same time, at least one of them sees both marks, also on two
+  # hosts: a host that creates a file sees the files created there before.
   # Guards: tape_release_test.test_round_releases_one_sum,
   # late_folder_test.test_sum_of_a_round_that_is_over_elsewhere_is_refused.
   high, low = tf.unstack(fingerprint(released))
@@ -209,9 +210,9 @@ class _Folder:
     """Returns checks that this run may still release the round.
 
     Args:
-      now: a tensor that is known only when the folder is to be listed.
-      owner: run ID and fingerprint of a sum, scalar string; if given, another
-        sum of this run in this round fails too.
+      now: a tensor that is computed just before the folder is to be listed.
+      owner: run ID and fingerprint of the sum to release, scalar string. If
+        given, a check fails if this run has marked another sum of the round.
     """
     numbers, runs, owners = self._marks(now)
     known = self._check(tf.size(numbers) > 0, tape_folder.NOT_THERE)
@@ -219,9 +220,9 @@ class _Folder:
       reached = tf.reduce_max(numbers)
     unused = self._check(reached <= self._round_index, tape_folder.REMOVED)
     here = tf.equal(numbers, self._round_index)
-    # PRIVACY: Two runs with one y would release two sums with the same noise,
-    # even if the second run comes before a later round is read. A round that
-    # has a mark of another run is refused.
+    # PRIVACY: Two runs that read the same y would release two sums with the
+    # same noise. The check above refuses the second run only once a later round
+    # was read, so a round that has a mark of another run is refused too.
     # Guard: tape_release_test.test_round_of_one_run_is_refused_to_another.
     others = here & tf.not_equal(runs, '') & tf.not_equal(runs, self._run)
     own = self._check(~tf.reduce_any(others), tape_folder.OTHER_RUN)
