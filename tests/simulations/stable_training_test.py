@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-import tff_bandmf
 from simulations import fed_avg, models, server_optimizer
 from simulations.sweeps import analysis, grid
 from tff_bandmf import query
@@ -19,15 +18,6 @@ _WORDS = 30
 _LENGTH = 10
 _ROUNDS = 100
 _COHORT = 10
-_PLAN = tff_bandmf.Plan(
-  rounds=_ROUNDS,
-  clients_per_round=_COHORT,
-  cohorts=tff_bandmf.Single(),
-  delta=1e-5,
-  l2_norm_clip=1.0,
-  noise_multiplier=1.0,
-  mechanism='identity',
-)
 
 
 def _sentences(count, seed):
@@ -71,7 +61,7 @@ def _losses(factor, seed):
   specs = tf.nest.map_structure(tf.TensorSpec.from_tensor, weights)
   clipping = query.GraphClipping.of(config.privacy.l2_norm_clip, specs, 20)
   client = tff.learning.optimizers.build_sgdm(training.client_learning_rate)
-  server = server_optimizer.build(training, _PLAN)
+  server = server_optimizer.build(training)
   held = _sentences(100, 10**6)
 
   @tf.function(autograph=False)

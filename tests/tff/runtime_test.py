@@ -154,7 +154,7 @@ def test_block_ends_without_a_traceback(fresh, capfd):
 
 
 def test_worker_that_does_not_start_is_an_error(fresh, monkeypatch, tmp_path):
-  monkeypatch.setattr(runtime_lib.tff, '__file__', str(tmp_path / 'tff.py'))
+  monkeypatch.setattr(runtime_lib.tff, 'folder', lambda: tmp_path)
   binary = tmp_path / 'data' / 'worker_binary'
   binary.parent.mkdir()
   binary.write_text('#!/bin/sh\nexit 3\n')
