@@ -5,8 +5,10 @@
 RUNS is a folder that `run_stackoverflow` wrote. DIR gets
 `adaptive_clipping.json` and `.png`.
 
-With y_t row t of C^-1 Z, Xi_t = y_0 + ... + y_t and S_t the clip of round t,
-the noise of the sum of rounds 0, ..., t is, by Abel's summation,
+C is the strategy, and the entries of Z are independent standard normals. Let
+y_t be row t of C^-1 Z, Xi_t = y_0 + ... + y_t, and S_t the clip of round t.
+Round t has the noise S_t y_t. By Abel's summation the noise of the sum of
+rounds 0 to t is
 
   sum_{s<=t} S_s y_s = S_t Xi_t - sum_{s<t} (S_{s+1} - S_s) Xi_s
 
@@ -34,7 +36,7 @@ _NAME = 'adaptive_clipping'
 def noise_of_sums(
   strategy: strategies.Strategy, path: Sequence[float]
 ) -> dict[str, np.ndarray]:
-  """Returns standard deviations of both terms and their sum, for unit z.
+  """Returns standard deviations of the two terms above and of their sum.
 
   Args:
     strategy: C.
@@ -124,14 +126,14 @@ def draw(runs: Sequence[dict[str, Any]]) -> figure_lib.Figure:
 @click.argument('runs', type=click.Path(path_type=pathlib.Path))
 @click.option('--out', required=True, type=click.Path(path_type=pathlib.Path))
 def main(runs: pathlib.Path, out: pathlib.Path) -> None:
-  """Draws the clips of the runs that have ended, and writes their numbers."""
+  """Draws the clips of the runs that have ended, and writes a JSON file."""
   clip_paths = [
     read(directory)
     for directory in (runs, *sorted((runs / 'compare').glob('*')))
     if (directory / run_json.RESULT_FILE).exists()
   ]
   draw(clip_paths).savefig(out / f'{_NAME}.png', dpi=110)
-  # The figure has the noise of all rounds, the table that of the last round.
+  # The figure shows the noise of every round, the file that of the last round.
   for run in clip_paths:
     run['noise'] = {name: values[-1] for name, values in run['noise'].items()}
     if not run['adaptive']:

@@ -86,13 +86,15 @@ def audit(
   other half no client contributes to the coordinate. These are the two data
   sets that zero-out adjacency compares. The attacker knows C, the pattern and
   every other client, and sees the releases R of all rounds. It makes the noise
-  white, W = C R, and scores a trial with its column w of W by
+  white, W = C R. A trial is a column w of W, and its score is
 
-    s = m^T S^-1 w,  m = sum_{i in pi} s_i C[:, i],
+    m^T S^-1 w,  m = sum_i sign_i C[:, i] over the rounds i of the pattern,
 
-  the best test if columns of W have covariance S. One half of the trials is
-  used to estimate S and the threshold, the other half is scored. So the attack
-  finds noise that is weak in one direction, such as noise that repeats.
+  where sign_i is the sign of the canary's update in round i, so that m is what
+  a canary adds to w. This is the best test if columns of W have covariance S.
+  One half of the trials is used to estimate S and the threshold, the other half
+  is scored. So the attack finds noise that is weak in one direction, such as
+  noise that repeats.
 
   The bounds assume independent trials. Each canary is a client with its own
   clipping norm, and no coordinate has two canaries, so trials are independent
@@ -114,9 +116,9 @@ def audit(
     confidence: probability that both bounds are below the true epsilon.
     make_factory: function that returns the aggregator, called with
       `clients_per_round`, `l2_norm_clip` and `largest_cohort` for each run,
-      which must have noise of its own. None makes the one that the claim is
-      for: `aggregator.dp_aggregator` or `query.NoisyMean` with what `guarantee`
-      says and a key from the operating system.
+      which must have noise of its own. None makes the aggregator that the
+      claim describes: `aggregator.dp_aggregator` or `query.NoisyMean`, with the
+      parameters of `guarantee` and a key from the operating system.
     seed: seed of all randomness but the noise, >= 0; None draws one.
     on_round: function that is called after every round.
 
@@ -141,7 +143,7 @@ def audit(
   claimed = guarantee.epsilon(delta)
   open_run = functools.partial(canaries_lib.in_numpy, guarantee)
   if make_factory is None and has_tff():
-    # TensorFlow Federated takes seconds to import, and bounds do not need it.
+    # TensorFlow Federated takes seconds to import.
     from tff_bandmf import aggregator
 
     make_factory = functools.partial(
@@ -169,11 +171,11 @@ def audit(
     )
     seen.append(whitened[:, :canaries])
     unseen.append(whitened[:, canaries:])
-  # [n, trials]; trials alternate between the two halves.
+  # [n, trials]: even columns estimate S and the threshold, odd ones are scored.
   inside, outside = np.hstack(seen), np.hstack(unseen)
   weights = _filter(moved, inside[:, ::2], outside[:, ::2])
   inside, outside = weights @ inside, weights @ outside
-  # Each of the two bounds may be too large with half of the probability.
+  # Each of the two bounds may exceed epsilon with this probability.
   miss = (1 - confidence) / 2
   threshold = bounds.best_threshold(inside[::2], outside[::2], delta, miss)
   inside, outside = inside[1::2], outside[1::2]

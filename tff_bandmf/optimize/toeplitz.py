@@ -1,9 +1,11 @@
-"""Optimal banded Toeplitz coefficients, exact for any n.
+"""Finds the banded Toeplitz coefficients of least error, for any n.
 
 | symbol | name here | meaning                                                |
 |--------|-----------|--------------------------------------------------------|
+| n, b   |           | number of rounds, of bands                             |
 | c      | `c`       | coefficients, c_0 = 1, c_1 .. c_{b-1} in [0, 1]        |
-| q      | `q`       | c(x) h(x), h of the workload, q_0 .. q_m               |
+| h      | `h`       | polynomial of the workload, A(x) = 1 / ((1 - x) h(x))  |
+| q, m   | `q`       | coefficients q_0 .. q_m of c(x) h(x)                   |
 | w      |           | first column of A C^-1, w(x) = 1 / ((1 - x) q(x))      |
 | W      | `limit`   | limit of w, 1 / q(1)                                   |
 | d      |           | w - W, d(x) = p(x) / q(x)                              |
@@ -14,19 +16,20 @@
 | s      | `s`       | K^-1 p                                                 |
 | T      |           | sum_j j d_j^2                                          |
 
-  minimise log error(c) + log |c|^2
+  minimise log error(c) + log |c|^2, where error is the mean or the maximum:
 
   n mean = sum_{j<n} (n - j) w_j^2
          = n (n + 1) W^2 / 2 + 2 W (n sum d_j - sum j d_j) + n sum d_j^2 - T
   max    = sum_{j<n} w_j^2 = n W^2 + 2 W sum d_j + sum d_j^2
 
-If d vanishes before round n, the sums over d may run to infinity, and their
-closed form costs O(b^3) for every n. K^-1 is the matrix of autocovariances of
-1 / q (Gohberg and Semencul), so sum d_j^2 = p^T s. T is half the derivative by
-rho at 1 of sum rho^2j d_j^2, where q_j and p_j become rho^j q_j and rho^j p_j.
-K is positive definite iff q has all roots outside the unit disc, and the search
-stays in that set. If d does not vanish, all terms are added up. The loss is
-from [BandMF24, Sec 4], the closed form from this project.
+If d_j is negligible from j = n on, the sums over d_j extend to all j >= 0.
+These infinite sums have a closed form that costs O(b^3), whatever n is. K^-1 is
+the matrix of autocovariances of 1 / q (Gohberg and Semencul), so sum d_j^2 =
+p^T s. For T, scale by rho: sum rho^2j d_j^2 has the same closed form with rho^j
+q_j and rho^j p_j for q_j and p_j, and T is half of its derivative by rho at rho
+= 1. K is positive definite iff q has all roots outside the unit disc, and the
+search stays in that set. If d does not vanish, all terms are added up. The loss
+is from [BandMF24, Sec 4], the closed form from this project.
 """
 
 from __future__ import annotations
@@ -41,8 +44,8 @@ import scipy.linalg
 from tff_bandmf import errors, participation, strategies
 from tff_bandmf.optimize import series, solver
 
-# The closed form is tried if n is at least this many times b, and this many
-# times 1 / h(1).
+# The closed form is tried if n >= _ROUNDS_PER_BAND * b and
+# n >= _ROUNDS_PER_DECAY / h(1).
 _ROUNDS_PER_BAND = 64
 _ROUNDS_PER_DECAY = 20
 # Largest relative error of the closed form, compared with the exact loss.

@@ -57,13 +57,15 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
     y_t = round_h(z_stddev * (C^-1 Z)[t])
 
-  The recursion for y_t uses the rounded values y_0 .. y_{t-1}.
+  y_t is computed from z_t and the earlier rows y_0 .. y_{t-1}, by solving
+  C y = z row by row; the earlier rows are taken after rounding.
 
   Records, sums and noise are int32 multiples of the step h. So sums are exact
   in any order, and the release is one integer addition; its result is scaled in
   float64 and cast to the types of the record. If the clip adapts, h is a
   function of earlier releases, and a round also releases the share of records
-  below the clip, with the noise of one more coordinate. A round of more than
+  below the clip, which is one more coordinate with noise like the others. A
+  round of more than
   `largest_cohort` clients fails before its release, so that no sum wraps.
 
   The guarantee of the run is the `accounting.Guarantee` from which
@@ -103,9 +105,9 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
         update and of the mean.
       rounds: n, number of rounds of the run.
       source: gives y_t in steps of the lattice.
-      sums: whether a record is a pair of a sum over clients that was clipped
-        before (int32, in steps) and its number of clients (int32). If not, a
-        record is one update, and the query clips it.
+      sums: whether a record is a pair: the sum of updates that were clipped
+        before (int32, in steps), and their number (int32). If not, a record is
+        one update, and the query clips it.
 
     Raises:
       TypeError: a leaf of the record is not a float.
@@ -195,7 +197,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
 
   @property
   def z_stddev(self) -> float:
-    """Standard deviation of z, in the unit of the first round's sum."""
+    """Standard deviation of z in the unit of updates, at the first clip."""
     return self.lattice.z_steps * self.clip.step
 
   def initial_global_state(self) -> QueryState:
@@ -250,7 +252,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     params: tuple[graph_clipping.Tensors, ...],
     record: graph_clipping.Tensors,
   ) -> tuple[graph_clipping.Tensors, tf.Tensor, tf.Tensor]:
-    """Returns the clipped record, its clients, and how many of them are zero.
+    """Returns the clipped record, and counts of its clients and zero updates.
 
     Returns:
       The clipped record, int32 in steps; its number of clients; and 1 for an
@@ -330,7 +332,7 @@ class CorrelatedNoiseQuery(tfp.SumAggregationDPQuery):
     the presence of one client. With exact real arithmetic the releases are
     post-processing of the adaptive Gaussian mechanism C S + z_steps Z, where
     row t of S is the integer sum of round t; the claim adds the cost of
-    computed numbers (`slack_epsilon`, `slack_delta`).
+    finite precision (`slack_epsilon`, `slack_delta`).
 
     Source: docs/reference/arithmetic.md, Theorems 1 and 2.
 

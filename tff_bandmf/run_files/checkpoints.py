@@ -1,8 +1,8 @@
 """Checkpoints of a run: files with the state before a round.
 
-A file has three parts: an archive of NumPy, the head of the ledger's chain (32
-bytes), and the SHA-256 of both (32 bytes). A reader of ZIP archives ignores the
-bytes behind the archive.
+A file has three parts: an archive of NumPy, the head of the ledger's chain,
+which is the last hash of it (32 bytes), and the SHA-256 of both (32 bytes). A
+reader of ZIP archives ignores the bytes behind the archive.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def read(path: pathlib.Path) -> tuple[bytes, str]:
   """Returns the archive in a checkpoint, and the head of the ledger's chain.
 
   Raises:
-    ValueError: the file is damaged; one line that names it.
+    ValueError: the file is damaged; the message names it in one line.
     OSError: the file cannot be read.
   """
   content = _files.read(path)

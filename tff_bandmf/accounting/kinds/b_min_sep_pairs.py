@@ -1,29 +1,35 @@
 """Draws pairs of b-min-sep round sets of a client, for importance sampling.
 
-S and S' are two copies of the rounds that b-min-sep sampling gives a client.
-Their joint law is tilted by e^t, so that they come close to each other
-(`importance`). Columns of the rounds of one copy share no row, so
+S and S' are two independent draws of the set of rounds that b-min-sep sampling
+gives a client; each is called a copy. Their joint law is weighted by e^t, so
+that pairs whose columns overlap are drawn more often; the module `importance`
+says why. Let c_i be column i of C over the standard deviation s of z, and a the
+factor of the weight. Rounds of one copy are at least b apart, so their columns
+share no row, and
 
   t = sum a (a - 1) |c_i|^2 / 2, over i in S and in S',
       + sum a^2 <c_i, c_k>, over i in S and k in S',
 
-in units of s. In the second sum only rounds less than b apart count: for each
-round of one copy, at most one earlier round of the other. So the mean of e^t
-follows from a recursion over the remaining rounds. Let E_i be the mean over
-rounds from i on if both copies are eligible from round i on. Let F_(i, u),
-0 <= u < b, be the mean after one copy took part in round i, if the other is
-eligible from round i + b - u on. With p the probability of an eligible copy,
-k = i + b - u, w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
+In the second sum, columns of rounds that are b or more apart contribute 0, and
+each round of one copy meets at most one earlier round of the other that is
+closer. So the mean of e^t follows from a recursion over the remaining rounds. A
+copy is eligible in a round if it may take part there; it then does so with
+probability p. Let E_i be the mean of the part of e^t from rounds i and later,
+if both copies are eligible from round i on. Let F_(i, u), 0 <= u < b, be the
+mean of the part from rounds after i, if one copy took part in round i and the
+other is eligible from round k = i + b - u on. With
+w_i = e^(a (a - 1) |c_i|^2 / 2) and g_ik = e^(a^2 <c_i, c_k>),
 
   F_(i, 0) = E_(i + b)
   F_(i, u) = (1 - p) F_(i, u - 1) + p w_k g_ik F_(k, k - i)
   E_i = (1 - p)^2 E_(i + 1) + 2 p (1 - p) w_i F_(i, b - 1)
         + p^2 w_i^2 g_ii F_(i, 0)
 
-and every E and F is 1 past the last round. If both copies are eligible from
-round 0 on, the normalizer is A = E_0. Where they wait, until r and k, the later
-one seems to have taken part b rounds before, in a round whose column is 0: with
-rounds before round 0 whose g and w are 1, and starts of probability P(r),
+Every E and F whose round is past the last one is 1. If both copies are eligible
+from round 0 on, the normalizer is A = E_0. Where they wait, until r and k, the
+later one seems to have taken part b rounds before, in a round whose column is
+0: with rounds before round 0 whose g and w are 1, and starts of probability
+P(r),
 
   A = sum over r and k of P(r) P(k) F_(max(r, k) - b, |r - k|)
 """

@@ -14,7 +14,7 @@ from tff_bandmf import participation as participation_lib
 from tff_bandmf.accounting.kinds import balls_in_bins, sampled_cohorts, samplers
 from tff_bandmf.accounting.methods import accountants
 
-# Default number of samples for a bound of delta.
+# Default number of Monte Carlo samples from which delta is bounded.
 _SAMPLES = 400_000
 
 
@@ -22,7 +22,8 @@ _SAMPLES = 400_000
 class BallsInBins(sampled_cohorts.Sampled):
   """Each client draws one of b bins, once; round t takes bin t mod b.
 
-  The proof needs C >= 0; see `balls_in_bins`.
+  The proof of the guarantee needs a C without negative entries; see
+  `balls_in_bins`.
 
   Attributes:
     bins: b, number of bins and of rounds in an epoch, from 1 to the rounds of

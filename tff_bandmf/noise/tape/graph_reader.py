@@ -1,4 +1,7 @@
-"""`tape.reader` as a part of a round's graph, which any process runs."""
+"""Reads the noise tape inside the TensorFlow graph of a round.
+
+Any process may run the graph. `tape.reader` does the same outside of a graph.
+"""
 
 from __future__ import annotations
 
@@ -24,30 +27,33 @@ def release(
   run: tf.Tensor,
   timeout_seconds: float,
 ) -> tf.Tensor:
-  """Returns S_t + y_t, in a graph of any process; y itself never leaves.
+  """Returns S_t + y_t as an operation of a graph; y_t alone is no output.
 
   The graph waits for the producers if they are behind. Every failed check fails
   the round, so noise is never silently zero, stale, damaged or used twice.
 
   **Formal guarantee.**
-  Assumption: readers share the folders; a reader that makes a name in a folder
-  sees all names made there before, on other hosts too; nobody but the tape's
-  user writes there. Statement: of two different sums S_t with one y_t, of one
-  run or of two, at most one is returned, except where the 64-bit fingerprints
-  of the releases agree. A call that begins after round t was returned cannot
-  return an earlier round. Source: each call lists the marks, writes its own,
-  and lists them again; of two concurrent calls at least one sees the mark of
-  the other and fails.
+  Assumptions: all readers use the same folders. A reader that has created a
+  file in a folder sees every file that was created there before, also by other
+  hosts. Only the user of the tape writes to the folders. Statement: if two
+  different sums, of the same run or of two runs, would get the same y_t, at
+  most one of them is returned, unless their releases have the same 64-bit
+  fingerprint. A call that begins after round t was returned cannot return an
+  earlier round. Source: a mark is an empty file whose name holds the round, the
+  run and the fingerprint of the release. Each call lists the marks, writes its
+  own, and lists them again; of two concurrent calls at least one sees the mark
+  of the other and fails.
 
   Args:
     tape: the tape that has y_t.
     total: [coordinates of all shards] int32, S_t, in lattice steps.
-    tape_id: scalar int64, ID of the noise that the state belongs to.
+    tape_id: scalar int64, ID of the noise of this run; a file with another ID
+      is refused.
     round_index: scalar int64, t.
     run: scalar int64, >= 0, ID of the run; after this call no other run can
       read the round.
-    timeout_seconds: seconds to wait for the producers, > 0; only time asleep
-      counts.
+    timeout_seconds: seconds to wait for the producers, > 0. Only the pauses
+      between two looks at the folder count.
 
   Raises:
     tf.errors.InvalidArgumentError: when the graph runs, if a check fails.
@@ -179,8 +185,8 @@ class _Folder:
       tape_file.DAMAGED,
     )
     with tf.control_dependencies([framed]):
-      # The name tells the cause, because an error of zlib shows it and does not
-      # tell the cause otherwise.
+      # TensorFlow prints the name of the operation in an error of zlib, and
+      # nothing else in that error tells the cause.
       packed = tf.io.decode_compressed(
         contents, 'GZIP', name='noise_tape_the_file_is_damaged'
       )
