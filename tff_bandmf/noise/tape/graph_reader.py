@@ -27,7 +27,7 @@ def release(
   run: tf.Tensor,
   timeout_seconds: float,
 ) -> tf.Tensor:
-  """Returns S_t + y_t as an operation of a graph; y_t alone is no output.
+  """Returns S_t + y_t in a graph that never outputs y_t alone.
 
   The graph waits for the producers if they are behind. Every failed check fails
   the round, so noise is never silently zero, stale, damaged or used twice.
