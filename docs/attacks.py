@@ -98,11 +98,11 @@ def headline(lines: Lines) -> str:
   }
   silent, private = planted['none'], planted['banded_epsilon8']
   rates = [each['rates'][0] for each in (silent, private)]
-  found = [f'{100 * rate["true_positive_rate"]:.0f} %' for rate in rates]
+  shares = [f'{100 * rate["true_positive_rate"]:.0f} %' for rate in rates]
   return (
     f'At {100 * rates[0]["alpha"]:g} % false alarms an [attack]'
-    f'(docs/reference/attacks.md) finds {found[0]} of planted sentences '
-    f'without noise, and {found[1]} with banded noise at epsilon 8, whose '
+    f'(docs/reference/attacks.md) finds {shares[0]} of planted sentences '
+    f'without noise, and {shares[1]} with banded noise at epsilon 8, whose '
     f'guarantee allows {100 * rates[1]["bound"]:.0f} %.'
   )
 
@@ -229,11 +229,11 @@ def figure(lines: Lines) -> figure_lib.Figure:
           rates = run['exposure']['rates'] if exposed else run['membership']
           rate = rates[i]
           height = y + 0.12 * (j - (len(group) - 1) / 2)
-          found = rate['true_positive_rate']
+          share = rate['true_positive_rate']
           panel.errorbar(
-            found,
+            share,
             height,
-            xerr=[[found - rate['low']], [rate['high'] - found]],
+            xerr=[[share - rate['low']], [rate['high'] - share]],
             color='C0',
             marker='o',
             markersize=3,

@@ -258,7 +258,7 @@ def _progress(ended: int, planned: int, failed: int) -> str:
 
 def _seen(summary: summary_lib.Summary) -> list[str]:
   """Returns sentences and tables of what the runs show."""
-  found = _costs(summary)
+  paragraphs = _costs(summary)
   noised = [
     run
     for run in summary.tests
@@ -289,17 +289,17 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
           if curve.stdev < 1.5 * seeds
           else 'so L explains much of it, and not all'
         )
-      found.append(f'{text}.')
+      paragraphs.append(f'{text}.')
   for other, said in (
     (_INDEPENDENT, 'independent noise'),
     (_SILENT, 'training without noise'),
   ):
     differences = summary.against(other)
     if differences:
-      found.append(
+      paragraphs.append(
         f'Loss minus that of {said}, on the same seeds, with 95 % intervals:'
       )
-      found.append(
+      paragraphs.append(
         tabulate.tabulate(
           [
             [
@@ -316,10 +316,10 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
         )
       )
   if summary.pairs:
-    found.append(
+    paragraphs.append(
       'The order, each with the next one; it is claimed where it is shown:'
     )
-    found.append(summary.pairs_table())
+    paragraphs.append(summary.pairs_table())
     noise = {(row['mechanism'], row['epsilon']): row['noise'] for row in rows}
     shown = [
       [
@@ -329,12 +329,12 @@ def _seen(summary: summary_lib.Summary) -> list[str]:
       for pair in summary.pairs
       if pair['shown'] == 'yes'
     ]
-    found.append(
+    paragraphs.append(
       f'{sum(first < second for first, second in shown)} of the {len(shown)} '
       'differences that are shown come in the order of L.'
     )
-  found += _momentum(summary)
-  return found
+  paragraphs += _momentum(summary)
+  return paragraphs
 
 
 def _momentum(summary: summary_lib.Summary) -> list[str]:
@@ -375,7 +375,7 @@ def _momentum(summary: summary_lib.Summary) -> list[str]:
 def _costs(summary: summary_lib.Summary) -> list[str]:
   """Returns a sentence an epsilon: what noise costs, independent and least."""
   costs = summary.against(_SILENT)
-  found = []
+  sentences = []
   for epsilon in sorted({epsilon for _, epsilon in costs}, reverse=True):
     of_all = {
       name: cost for (name, each), cost in costs.items() if each == epsilon
@@ -383,29 +383,29 @@ def _costs(summary: summary_lib.Summary) -> list[str]:
     independent = of_all.pop(_INDEPENDENT, None)
     if independent is not None and of_all:
       least = min(of_all, key=lambda name: of_all[name].mean)
-      found.append(
+      sentences.append(
         f'**At epsilon {epsilon:g} independent noise costs '
         f'{independent.mean:.3f} nats a word, and {least} '
         f'{of_all[least].mean:.3f}**, against training without noise on '
         'the same seeds.'
       )
-  return found
+  return sentences
 
 
 def _unseen(summary: summary_lib.Summary) -> list[str]:
   """Returns items of what the runs are too few for."""
-  found = []
+  items = []
   if summary.pairs:
     seeds = statistics.mode(pair['seeds'] for pair in summary.pairs)
     stdevs = [pair['stdev'] for pair in summary.pairs if pair['seeds'] == seeds]
     least = analysis.least_difference(analysis.pooled(stdevs), seeds)
-    found.append(
+    items.append(
       f'- {seeds} seeds show a difference of {least:.3f} nats a word, and none '
       f'that is smaller: a factor of {math.exp(least):.3f} in perplexity.'
     )
     unshown = [pair for pair in summary.pairs if pair['shown'] == 'no']
     if unshown:
-      found.append(
+      items.append(
         '- Not shown: the order of '
         + ', '.join(
           f'{pair["first"]} and {pair["second"]} at epsilon {pair["epsilon"]:g}'
@@ -421,17 +421,17 @@ def _unseen(summary: summary_lib.Summary) -> list[str]:
     ]
     if single:
       where = '' if epsilon is None else f' at epsilon {epsilon:g}'
-      found.append(
+      items.append(
         f'- One seed says nothing of the order{where}: {", ".join(single)}.'
       )
   taken = [run for run in summary.runs if run['search'] and run['taken']]
   rates = [run['rate'] for run in summary.runs if run['search']]
   if taken and taken[0]['rate'] in (min(rates), max(rates)):
-    found.append(
+    items.append(
       '- The candidate that gave the constant is the last on its side: a '
       'better one may lie beyond.'
     )
-  return found
+  return items
 
 
 def _of(paired: analysis.Paired) -> str:

@@ -18,6 +18,19 @@ def tape(tmp_path):
   tape.close()
 
 
+def _reader(tape):
+  """Returns a graph that reads any round of a tape."""
+
+  @tf.function
+  def read(t, total):
+    return graph_reader.release(
+      tape, total, tape_id=tf.constant(tape.tape_id, tf.int64),
+      round_index=t, run=tf.constant(tapes.RUN, tf.int64),
+      timeout_seconds=60.0)  # fmt: skip
+
+  return read
+
+
 @pytest.mark.parametrize('size', [1, 15, 16, 17, 128, 129, 40_000])
 def test_fingerprint_is_that_of_numpy(size):
   random = np.random.default_rng(size)
@@ -29,13 +42,7 @@ def test_fingerprint_is_that_of_numpy(size):
 @pytest.mark.slow
 def test_graph_reads_every_round_anew(tape):
   # Constant paths would be folded: one graph, several rounds.
-  @tf.function
-  def read(t, total):
-    return graph_reader.release(
-      tape, total, tape_id=tf.constant(tape.tape_id, tf.int64),
-      round_index=t, run=tf.constant(tapes.RUN, tf.int64),
-      timeout_seconds=60.0)  # fmt: skip
-
+  read = _reader(tape)
   total = tf.range(tapes.DIMENSION)
   for t in range(5):
     y = read(tf.constant(t, tf.int64), total).numpy() - total.numpy()
@@ -59,14 +66,7 @@ def test_graph_reads_every_round_anew(tape):
 @pytest.mark.slow
 def test_marks_of_two_sums_at_once_let_none_through_in_a_graph(tape):
   """Threads release two sums of one round; at most one sum comes out."""
-
-  @tf.function
-  def read(t, total):
-    return graph_reader.release(
-      tape, total, tape_id=tf.constant(tape.tape_id, tf.int64),
-      round_index=t, run=tf.constant(tapes.RUN, tf.int64),
-      timeout_seconds=60.0)  # fmt: skip
-
+  read = _reader(tape)
   read(tf.constant(0, tf.int64), tf.zeros([tapes.DIMENSION], tf.int32))
   for t in range(1, 30):
     out = []

@@ -20,7 +20,7 @@ from tff_bandmf import (
 )
 from tff_bandmf.run_files import folder, run_json
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('runtime')]
 
 
 def _kill(folder):

@@ -19,12 +19,9 @@ _Scalar = Union[float, tf.Tensor]
 class GraphClipping(bounds.Bounds):
   """A `Clipping` of tensors, with the bits of `Clipping.clip`.
 
-  PRIVACY: the noise is too small for a record longer than the clip. Every
-  record is measured after rounding, and truncated or zeroed if too long.
-  Guards: query_test.test_norm_is_at_most_the_clip_in_every_dtype,
-  test_crafted_record_that_rounding_makes_longer_is_cut,
-  test_record_that_is_not_finite_becomes_zero and
-  test_norm_of_clips_by_layer_is_at_most_theirs.
+  PRIVACY: another rounding than that of `Clipping.clip` could exceed the clip.
+  Both do the same operations in the same order.
+  Guard: noisy_mean_test.test_bits_are_those_of_tensorflow.
   """
 
   def clip(self, record: Tensors, scale: _Scalar = 1.0) -> Tensors:
